@@ -1,4 +1,4 @@
-"""``credit_convert``: imports published checkpoints, exports ours."""
+"""``credit convert``: import published weights, or export the weights of a run."""
 
 from __future__ import annotations
 
@@ -6,14 +6,18 @@ import argparse
 
 from credit.cli.common import add_config_arguments, path_argument
 
-HELP = """Import published weights as step 0 of the run of CONFIG, or export the run's weights.
+HELP = """Import published weights as step 0 of the run of CONFIG, or export the weights of the run.
 
-Import: credit_convert CONFIG --weights MODEL.pt --mean MEAN.nc --std STD.nc --static STATIC.nc
-  CONFIG (credit_init wxformer_published_6h) holds the rest: the network, the variables, the hybrid levels, the order
-  of the input channels (data.input_order) and the window of the solar radiation (data.solar.window). --levels and
-  --variables replace data.levels and the 3-D prognostic variables. credit_rollout then forecasts with it, and
-  credit_train fine-tunes it.
-Export: credit_convert CONFIG --export WEIGHTS.safetensors [--checkpoint best|latest|PATH]"""
+Import: give --weights, --mean, --std and --static. CONFIG describes the rest: the network, the variables, the hybrid
+levels, the order of the input channels (data.input_order) and the averaging window of the solar radiation
+(data.solar.window). Start from `credit init wxformer_published_6h`. Afterwards `credit rollout` makes forecasts with
+the weights, and `credit train` fine-tunes them.
+
+Export: give --export, and --checkpoint for weights other than the best.
+
+example:
+  credit convert config.yml --weights model.pt --mean mean.nc --std std.nc --static static.nc
+  credit convert config.yml --export weights.safetensors --checkpoint latest"""
 
 __all__ = ["HELP", "add_arguments", "run"]
 
@@ -22,23 +26,43 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the files of an import and of an export."""
     add_config_arguments(parser)
     parser.add_argument(
-        "--weights", metavar="FILE", type=path_argument, help="torch file with model_state_dict or a bare state dict"
+        "--weights",
+        metavar="FILE",
+        type=path_argument,
+        help="torch file with a state dict, or with one as model_state_dict",
     )
-    parser.add_argument("--mean", metavar="FILE", type=path_argument, help="netCDF with the mean of each variable")
-    parser.add_argument("--std", metavar="FILE", type=path_argument, help="netCDF with the scale of each variable")
+    parser.add_argument("--mean", metavar="FILE", type=path_argument, help="netCDF file with the mean of each variable")
     parser.add_argument(
-        "--static", metavar="FILE", type=path_argument, help="netCDF with the static fields and the grid"
-    )
-    parser.add_argument("--levels", metavar="L1,L2,...", help="levels in the weights' order, instead of data.levels")
-    parser.add_argument("--variables", metavar="U,V,...", help="3-D variables in the weights' order")
-    parser.add_argument(
-        "--rename", metavar="OURS=THEIRS", action="append", default=[], help="a variable's name in these files"
-    )
-    parser.add_argument(
-        "--export", metavar="FILE", type=path_argument, help="write the weights that forecast to one safetensors file"
+        "--std",
+        metavar="FILE",
+        type=path_argument,
+        help="netCDF file with the scale (standard deviation) of each variable",
     )
     parser.add_argument(
-        "--checkpoint", default="best", type=path_argument, help="what to export: best (default), latest or a path"
+        "--static", metavar="FILE", type=path_argument, help="netCDF file with the static fields and the grid"
+    )
+    parser.add_argument(
+        "--levels", metavar="L1,L2,...", help="levels in the order of the weights, in place of data.levels"
+    )
+    parser.add_argument("--variables", metavar="U,V,...", help="3-D prognostic variables in the order of the weights")
+    parser.add_argument(
+        "--rename",
+        metavar="OURS=THEIRS",
+        action="append",
+        default=[],
+        help="name of a variable in these files; repeat for several",
+    )
+    parser.add_argument(
+        "--export",
+        metavar="FILE",
+        type=path_argument,
+        help="write the weights that make forecasts to one safetensors file",
+    )
+    parser.add_argument(
+        "--checkpoint",
+        default="best",
+        type=path_argument,
+        help="checkpoint to export: best (default), latest or a path",
     )
 
 
@@ -62,10 +86,12 @@ def run(arguments: argparse.Namespace) -> int:
     missing = [f"--{name}" for name in ("weights", "mean", "std", "static") if getattr(arguments, name) is None]
     if missing:
         raise ConfigError(f"an import needs {', '.join(missing)} as well; --export FILE exports")
-    wrong = [text for text in arguments.rename if "=" not in text]
-    if wrong:
-        raise ConfigError(f'--rename: "{wrong[0]}": write OURS=THEIRS')
-    rename = DEFAULT_RENAME | dict(text.split("=", 1) for text in arguments.rename)
+    rename = dict(DEFAULT_RENAME)
+    for text in arguments.rename:
+        name, equals, published_name = text.partition("=")
+        if not equals:
+            raise ConfigError(f'--rename: "{text}": write OURS=THEIRS')
+        rename[name] = published_name
     paths = {name: Path(getattr(arguments, name)) for name in ("weights", "mean", "std", "static")}
     print(import_checkpoint(config, PublishedFiles(**paths, rename=rename)))
     return 0

@@ -1,4 +1,4 @@
-"""``credit_init``: a starter config on standard output."""
+"""``credit init``: write a starter config to standard output."""
 
 from __future__ import annotations
 
@@ -8,32 +8,36 @@ from importlib import resources
 
 from credit.errors import ConfigError, did_you_mean
 
-HELP = """Write a starter config to standard output: credit_init quickstart > config.yml. Without NAME, list them."""
+HELP = """Write a starter config to standard output. Without NAME, list the configs.
+
+example:
+  credit init quickstart > config.yml"""
 
 
 def templates() -> dict[str, str]:
-    """Return name -> text of the templates in the package."""
+    """Return name -> text of the configs in the package."""
     folder = resources.files("credit.config") / "templates"
-    return {
-        item.name.removesuffix(".yml"): item.read_text(encoding="utf-8")
-        for item in folder.iterdir()
-        if item.name.endswith(".yml")
-    }
+    texts = {}
+    for file in folder.iterdir():
+        if file.name.endswith(".yml"):
+            texts[file.name.removesuffix(".yml")] = file.read_text(encoding="utf-8")
+    return texts
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add NAME."""
-    parser.add_argument("name", nargs="?", metavar="NAME", help="a template's name")
+    parser.add_argument("name", nargs="?", metavar="NAME", help="name of a starter config")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the command."""
-    found = templates()
+    texts = templates()
     if arguments.name is None:
-        for name, text in sorted(found.items()):
-            print(f"{name:24s} {text.splitlines()[0].lstrip('# ')}")
+        for name, text in sorted(texts.items()):
+            first_comment = text.splitlines()[0].lstrip("# ")
+            print(f"{name:24s} {first_comment}")
         return 0
-    if arguments.name not in found:
-        raise ConfigError(f'"{arguments.name}" is no template{did_you_mean(arguments.name, found)}')
-    sys.stdout.write(found[arguments.name])
+    if arguments.name not in texts:
+        raise ConfigError(f'"{arguments.name}" is not a starter config{did_you_mean(arguments.name, texts)}')
+    sys.stdout.write(texts[arguments.name])
     return 0

@@ -16,11 +16,13 @@ INTERRUPTED = 128 + signal.SIGINT
 # asyncio reports the tasks of zarr, and concurrent.futures the work, that an interrupted main thread leaves behind.
 _NOISY_LOGGERS = ("asyncio", "concurrent.futures")
 
+_RETRY_SECONDS = 0.01
+
 
 class InterruptGuard:
     """Context manager that turns SIGINT into a KeyboardInterrupt of the main thread and keeps other threads quiet.
 
-    Python's own handler has three faults in a command like these: a KeyboardInterrupt in a destructor is printed and
+    Python's own handler has three weaknesses for these commands: a KeyboardInterrupt in a destructor is printed and
     forgotten, libraries replace it by errors of their own, and threads that lose their main thread print tracebacks.
 
     A handler other than Python's default, or an ignored SIGINT (``nohup``, background jobs), stays in place.
@@ -63,7 +65,10 @@ class InterruptGuard:
     def _handle_unraisable(self, unraisable: Any) -> None:
         """Raise a KeyboardInterrupt again that came while Python ran a destructor or a callback of C code."""
         if issubclass(unraisable.exc_type, KeyboardInterrupt):
-            _thread.interrupt_main()
+            # Raised here it would be lost again, so another thread raises it after this hook has returned.
+            timer = threading.Timer(_RETRY_SECONDS, _thread.interrupt_main)
+            timer.daemon = True
+            timer.start()
         elif not self.interrupted:
             self._hooks[0](unraisable)
 

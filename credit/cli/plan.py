@@ -1,10 +1,9 @@
-"""``credit_plan``: memory, traffic, time and energy of a run on so many GPUs, without the GPUs and without the data."""
+"""``credit plan``: memory and collectives of a run on N GPUs, and estimates of time and energy, without the GPUs."""
 
 from __future__ import annotations
 
 import argparse
 import copy
-import json
 import logging
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -12,6 +11,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from credit.cli.common import add_config_arguments
+from credit.cli.terminal import print_json
 from credit.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -25,15 +25,22 @@ if TYPE_CHECKING:
     from credit.parallel.mesh import DeviceGrid
     from credit.train.assets import ModelAssets
 
-HELP = """Predict what the training of CONFIG needs on N GPUs: memory a rank by kind, bytes communicated, time and
-energy of the run, for every mesh of the ranks (replicas x shards x tensor parallelism), and recommend one. It needs
-no GPU.
-Grid and times come from the data; without the data give the grid: credit_plan CONFIG --world-size 64 --grid 721x1440
+HELP = """Predict memory and communication of training CONFIG on N GPUs, for every mesh of the ranks (replicas x shards
+x tensor parallelism), and recommend a mesh. It needs no GPU.
 
-The training step itself is run, on tensors without memory. The output says what is exact and what is assumed.
-Exit codes: 0 a mesh fits, 2 none does or the config is wrong."""
+Memory, FLOP and collectives come from the training step itself, which runs on tensors without memory. The output says
+what is exact and what is an upper bound. Every time, speed and energy is an estimate: it is computed from data sheets
+of the GPU (roofline model) and of the links, and was never measured on a GPU.
 
-_COARSE = "8x16"
+The grid and the number of samples come from the data. Without the data, give the size of the grid with --grid.
+
+example:
+  credit plan config.yml --world-size 64 --gpu h100
+  credit plan config.yml --world-size 64 --grid 721x1440
+
+exit status: 0 a mesh fits, 2 no mesh fits, or the config is wrong."""
+
+_COARSE_GRID = "8x16"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -41,12 +48,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     from credit.hpc.planner.gpus import gpu_names
 
     add_config_arguments(parser)
-    parser.add_argument("--world-size", type=int, required=True, metavar="N", help="GPUs, one a rank")
-    parser.add_argument("--gpu", default="h100", metavar="NAME", help=f"one of {', '.join(gpu_names())}")
-    parser.add_argument("--per-node", type=int, metavar="N", help="GPUs a node; default: as usual for the GPU")
-    parser.add_argument("--network", type=float, metavar="GBS", help="GB/s a GPU and direction between nodes")
-    parser.add_argument("--grid", metavar="ROWSxCOLUMNS", help="plan for this global grid, and open no data")
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--world-size", type=int, required=True, metavar="N", help="number of GPUs, one for each rank")
+    parser.add_argument(
+        "--gpu", default="h100", metavar="NAME", help=f"kind of GPU: {', '.join(gpu_names())}; default h100"
+    )
+    parser.add_argument("--per-node", type=int, metavar="N", help="GPUs of a node; default: as usual for the GPU")
+    parser.add_argument(
+        "--network", type=float, metavar="GBS", help="bandwidth between nodes for each GPU and direction, GB/s"
+    )
+    parser.add_argument("--grid", metavar="ROWSxCOLUMNS", help="size of a global grid to plan for; no data is opened")
+    parser.add_argument("--json", action="store_true", help="print the plan as one JSON document")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -58,28 +69,36 @@ def run(arguments: argparse.Namespace) -> int:
 
     gpu = find_gpu(arguments.gpu, arguments.per_node, arguments.network)
     with _only_warnings():
-        config, assets, samples = gather(arguments.config, arguments.overrides, arguments.grid)
+        config, assets, num_samples = build_plan_inputs(arguments.config, arguments.overrides, arguments.grid)
         rollout = config.trainer.forecast_len_from or {0.0: config.data.forecast_len}
-        planned = Run(config.trainer, rollout, samples, TrainingProbe(config, assets))
-        plan = make_plan(planned, arguments.world_size, gpu)
-    print(json.dumps(to_dict(plan, planned), indent=2) if arguments.json else describe(plan, planned))
+        planned_run = Run(config.trainer, rollout, num_samples, TrainingStepBuilder(config, assets))
+        plan = make_plan(planned_run, arguments.world_size, gpu)
+    if arguments.json:
+        print_json(to_dict(plan, planned_run))
+    else:
+        print(describe(plan, planned_run))
     return 0
 
 
 @contextmanager
 def _only_warnings() -> Iterator[None]:
-    """Leave the package's notices out of what is printed."""
+    """Suppress log messages below a warning."""
     logger = logging.getLogger("credit")
-    before = logger.level
+    previous_level = logger.level
     logger.setLevel(logging.WARNING)
     try:
         yield
     finally:
-        logger.setLevel(before)
+        logger.setLevel(previous_level)
 
 
-def gather(path: str, overrides: Sequence[str], grid: str | None) -> tuple[Config, ModelAssets, int]:
-    """Return the config, assets of the right shapes, and the samples of the training period.
+def build_plan_inputs(path: str, overrides: Sequence[str], grid: str | None) -> tuple[Config, ModelAssets, int]:
+    """Return the config, assets of the right shapes, and the number of samples of the training period.
+
+    Args:
+        path: config file.
+        overrides: ``section.key=value``.
+        grid: ``ROWSxCOLUMNS`` of a global grid, None to open the data.
 
     Raises:
         ConfigError: if the data cannot be opened and no grid is given.
@@ -94,44 +113,48 @@ def gather(path: str, overrides: Sequence[str], grid: str | None) -> tuple[Confi
 
     if grid is not None:
         config = load_config_without_paths(path, overrides)
-        calendar, data = Calendar(), config.data
+        calendar = Calendar()
+        data = config.data
         split = build_splits(data, calendar)["train"]
         times = np.arange(split.first, split.last + 1, data.step_minutes)
-        found = require_samples(times, split, calendar, data, data.forecast_len)
-        return config, dummy_assets(config, build_grid(grid), {}), len(found)
+        initial_times = require_samples(times, split, calendar, data, data.forecast_len)
+        return config, dummy_assets(config, build_grid(grid), {}), len(initial_times)
     config = load_config(path, overrides)
     try:
         reader, splits = open_fields(config)
     except DataError as error:
-        raise ConfigError(f"{error}\nwithout the data, give the grid's size: --grid ROWSxCOLUMNS") from error
-    found = require_samples(reader.times, splits["train"], reader.calendar, config.data, config.data.forecast_len)
-    return config, dummy_assets(config, reader.grid, reader.attributes), len(found)
+        raise ConfigError(f"{error}\nwithout the data, give the size of the grid: --grid ROWSxCOLUMNS") from error
+    initial_times = require_samples(
+        reader.times, splits["train"], reader.calendar, config.data, config.data.forecast_len
+    )
+    return config, dummy_assets(config, reader.grid, reader.attributes), len(initial_times)
 
 
 def load_config_without_paths(path: str, overrides: Sequence[str]) -> Config:
-    """Return a config whose paths need not exist, nor the environment variables in them: none is opened."""
+    """Return a config whose paths, and the environment variables in them, need not exist; no path is opened."""
     from credit.config.load import build_config, read_config
 
     raw = read_config(path, overrides)
     raw = {key: value for key, value in raw.items() if key not in ("pbs", "slurm")} | {"save_loc": "."}
     data = raw.get("data")
     if isinstance(data, dict) and isinstance(data.get("sources"), list):
-        sources = [
-            {**source, "path": ".", "type": None, "options": {}} if isinstance(source, dict) else source
-            for source in data["sources"]
-        ]
+        sources = []
+        for source in data["sources"]:
+            if isinstance(source, dict):
+                source = {**source, "path": ".", "type": None, "options": {}}
+            sources.append(source)
         raw["data"] = data | {"sources": sources, "store": None, "coefficients": None}
         if isinstance(data.get("grid"), dict) and "like" in data["grid"]:
             raw["data"]["grid"] = data["grid"] | {"like": "."}
     model = raw.get("model")
     if isinstance(model, dict):
-        # what budgets need of the data, units and coefficients, is not there
+        # Budget fixers need units and coefficients of the data.
         raw["model"] = {key: value for key, value in model.items() if key != "postprocess"}
     return build_config(raw, origin=path)
 
 
 def build_grid(text: str) -> LatLonGrid:
-    """Return the global grid of ``ROWSxCOLUMNS``: an odd number of rows has rows on the poles, an even one has not."""
+    """Return the global grid of ``ROWSxCOLUMNS``; an odd number of rows includes the poles."""
     from credit.grid import LatLonGrid
 
     match = re.fullmatch(r"([0-9]+)x([0-9]+)", text)
@@ -141,8 +164,8 @@ def build_grid(text: str) -> LatLonGrid:
     return LatLonGrid.equiangular(rows, columns, poles=bool(rows % 2))
 
 
-class TrainingProbe:
-    """The run's own network and training step, for `credit.hpc.planner.mesh`."""
+class TrainingStepBuilder:
+    """Builds the network and the training step of a config; see `credit.hpc.planner.mesh.StepBuilder`."""
 
     def __init__(self, config: Config, assets: ModelAssets) -> None:
         import torch
@@ -150,12 +173,14 @@ class TrainingProbe:
         from credit.train.build import build_run_loss
         from credit.train.dry_run import dummy_assets
 
-        self._config, self._assets = config, assets
-        # on the run's own grid its weights would take gigabytes of this machine's memory
-        self._coarse_loss = build_run_loss(config, dummy_assets(config, build_grid(_COARSE), {}), torch.device("cpu"))
+        self._config = config
+        self._assets = assets
+        # The weights of the loss on the run's grid would take gigabytes of this machine's memory.
+        coarse_assets = dummy_assets(config, build_grid(_COARSE_GRID), {})
+        self._coarse_loss = build_run_loss(config, coarse_assets, torch.device("cpu"))
 
     def network(self, mesh: DeviceGrid, sharded: bool, checkpointing: Checkpointing) -> tuple[nn.Module, bool]:
-        """See `credit.hpc.planner.mesh.StepTrace`."""
+        """See `credit.hpc.planner.mesh.StepBuilder`."""
         import torch
 
         from credit.train.build_model import build_parallel_model
@@ -169,7 +194,7 @@ class TrainingProbe:
     def start(
         self, model: nn.Module, autocast: bool, rollout: int, micro_steps: int
     ) -> tuple[torch.optim.Optimizer, Callable[[Callable[[], None]], object]]:
-        """See `credit.hpc.planner.mesh.StepTrace`."""
+        """See `credit.hpc.planner.mesh.StepBuilder`."""
         import torch
 
         from credit.forecast.objectives.base import ObjectiveContext, build_objective
@@ -177,24 +202,31 @@ class TrainingProbe:
         from credit.train.optim import build_optimizer
         from credit.train.step import StepSettings, TrainingStep
 
-        conf = self._config.trainer
+        trainer = self._config.trainer
         stepper = build_stepper(self._config, self._assets, model, torch.device("cpu"), autocast)
-        optimizer = build_optimizer(model, conf)
-        objective = build_objective(conf.objective, ObjectiveContext(stepper, self._loss(), conf.recompute_steps))
+        optimizer = build_optimizer(model, trainer)
+        context = ObjectiveContext(stepper, self._build_loss(), trainer.recompute_steps)
         settings = StepSettings(
-            forecast_len=lambda _: rollout, accumulation=micro_steps, grad_max_norm=conf.grad_max_norm
+            forecast_len=lambda _: rollout, accumulation=micro_steps, grad_max_norm=trainer.grad_max_norm
         )
-        step = TrainingStep(objective, optimizer, None, settings)
-        return optimizer, lambda begin: step(self._batches(rollout, begin), 0, conf.learning_rate)
+        step = TrainingStep(build_objective(trainer.objective, context), optimizer, None, settings)
+        return optimizer, lambda begin: step(self._batches(rollout, begin), 0, trainer.learning_rate)
 
-    def _loss(self) -> nn.Module:
-        """Return the loss with fields of the run's size; called where tensors have no memory."""
-        loss, coarse, cells = copy.copy(self._coarse_loss), build_grid(_COARSE).shape, self._assets.grid.shape
-        loss._buffers = {
-            name: field.new_empty(*field.shape[:-2], *cells) if field.shape[-2:] == coarse else field
-            for name, field in loss.named_buffers()
-        }
-        return loss
+    def _build_loss(self) -> nn.Module:
+        """Return the loss with fields of the run's size; call it where new tensors are fake."""
+        return self._resize_fields(self._coarse_loss)
+
+    def _resize_fields(self, module: nn.Module) -> nn.Module:
+        """Return a copy of a module, and of those inside it, with buffers on the run's grid in place of coarse ones."""
+        coarse_shape = build_grid(_COARSE_GRID).shape
+        resized = copy.copy(module)
+        resized._buffers = {}
+        for name, buffer in module._buffers.items():
+            if buffer is not None and buffer.shape[-2:] == coarse_shape:
+                buffer = buffer.new_empty(*buffer.shape[:-2], *self._assets.grid.shape)
+            resized._buffers[name] = buffer
+        resized._modules = {name: self._resize_fields(child) for name, child in module._modules.items()}
+        return resized
 
     def _batches(self, rollout: int, begin: Callable[[], None]) -> Iterator[Batch]:
         """Yield batches, and call `begin` before each."""
@@ -202,14 +234,17 @@ class TrainingProbe:
 
         from credit.data.samples.batch import Batch
 
-        samples, frames = self._config.trainer.train_batch_size, self._config.data.history_len
-        channels, cells = self._assets.channels, self._assets.grid.shape
-        of = {name: len(channels.group(name)) for name in ("prognostic", "dynamic_forcing")}
+        batch_size = self._config.trainer.train_batch_size
+        history_len = self._config.data.history_len
+        channels = self._assets.channels
+        grid_shape = self._assets.grid.shape
+        num_prognostic = len(channels.group("prognostic"))
+        num_forcing = len(channels.group("dynamic_forcing"))
         while True:
             begin()
             yield Batch(
-                history_BCTHW=torch.zeros(samples, of["prognostic"], frames, *cells),
-                forcing_BCTHW=torch.zeros(samples, of["dynamic_forcing"], frames + rollout - 1, *cells),
-                target_BCTHW=torch.zeros(samples, len(channels.output), rollout, *cells),
-                initial_B=torch.zeros(samples, dtype=torch.int64),
+                history_BCTHW=torch.zeros(batch_size, num_prognostic, history_len, *grid_shape),
+                forcing_BCTHW=torch.zeros(batch_size, num_forcing, history_len + rollout - 1, *grid_shape),
+                target_BCTHW=torch.zeros(batch_size, len(channels.output), rollout, *grid_shape),
+                initial_B=torch.zeros(batch_size, dtype=torch.int64),
             )

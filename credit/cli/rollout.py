@@ -104,7 +104,7 @@ def _make_forecasts(config: Config, part: str | None, process_info: ProcessInfo,
     Collective: if the mesh has several ranks, all of them call it and take the same number of batches, because
     sharded weights are gathered by all ranks.
     """
-    from credit.forecast.initial_times import choose_initial_times, choose_leads, group
+    from credit.forecast.initial_times import choose_initial_times, choose_leads, group_initial_times
     from credit.forecast.io.async_writer import BackgroundWriter
     from credit.forecast.rollout import inference_mode
     from credit.train.build_forecaster import assemble_forecaster, build_products
@@ -122,7 +122,7 @@ def _make_forecasts(config: Config, part: str | None, process_info: ProcessInfo,
     writer = _open_writer(config, forecaster, reader, diagnostics, initial_times, lead_minutes)
 
     members = 1 if inference.ensemble is None else inference.ensemble.members
-    groups = _shard_groups(group(initial_times, members, inference.batch_size), part, process_info, mesh)
+    groups = _shard_groups(group_initial_times(initial_times, members, inference.batch_size), part, process_info, mesh)
     rank_times = [time for group_times in groups for time in group_times]
     incomplete_times = [time for time in rank_times if not writer.is_complete(time)]
     incomplete_times = _sync_incomplete_times(incomplete_times, process_info, mesh)
@@ -275,7 +275,7 @@ def _shard_groups(
     groups: list[list[int]], part: str | None, process_info: ProcessInfo, mesh: DeviceGrid
 ) -> list[list[int]]:
     """Return this rank's groups of initial times, of one part of a job array or of all."""
-    from credit.forecast.initial_times import deal, select_part
+    from credit.forecast.initial_times import round_robin, select_part
 
     if part:
         groups = select_part(groups, part)
@@ -288,7 +288,7 @@ def _shard_groups(
             "inference.batch_size: it makes only %d batches of initial times, so %d of %d ranks are idle; lower it",
             len(groups), ranks - len(groups), ranks,
         )  # fmt: skip
-    return deal(groups, rank, ranks)
+    return round_robin(groups, rank, ranks)
 
 
 def _build_batches(groups: list[list[int]], inference: InferenceConfig) -> list[list[ForecastStart]]:

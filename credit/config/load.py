@@ -16,6 +16,7 @@ from pydantic import BaseModel, ValidationError
 
 from credit.config.renamed_keys import describe_renamed, find_old_key, rename_dotted_key, rename_keys
 from credit.config.schema import Config
+from credit.config.schema_data import DataConfig
 from credit.config.validation_messages import build_error, describe_problem
 from credit.errors import ConfigError
 
@@ -199,6 +200,19 @@ def build_section(section: type[S], raw: Mapping[str, Any], origin: str) -> S:
     except ValidationError as error:
         problems = [describe_problem(section, raw, detail) for detail in error.errors()]
         raise build_error(problems, origin) from error
+
+
+def build_data_config(raw: Mapping[str, Any], origin: str) -> DataConfig:
+    """Validate the section ``data`` of a config whose other sections may be wrong.
+
+    Raises:
+        ConfigError: naming every problem of the section.
+    """
+    problems: list[str] = []
+    expanded = _expand_environment(raw.get("data") or {}, "data", problems)
+    if problems:
+        raise build_error(problems, origin)
+    return build_section(DataConfig, expanded, origin)
 
 
 def dump_config(config: Config) -> str:

@@ -14,12 +14,14 @@ from typing import Any, TypeVar, get_args
 
 from pydantic import GetCoreSchemaHandler
 from pydantic.fields import FieldInfo
-from pydantic_core import core_schema
+from pydantic_core import PydanticCustomError, core_schema
 
 from credit.config.schema_base import StrictModel
 from credit.errors import ConfigError, did_you_mean
 
 Registered = TypeVar("Registered", bound=type)
+# pydantic's type of the error for a kind that is missing or unknown
+WRONG_KIND = "wrong_kind"
 
 
 @dataclass(frozen=True)
@@ -204,13 +206,14 @@ class KindOf:
         if self.default is not None:
             named.setdefault(self.tag, self.default)
         if self.tag not in named:
-            raise ValueError(f"{self.tag}: this key is missing; it names the {self._describe_choices()}")
+            raise self._problem(f"this key is missing; it names the {self._describe_choices()}")
         name = named[self.tag]
         if name not in self.names():
-            raise ValueError(
-                f'{self.tag}: "{name}" is not a {self.registry.noun}{did_you_mean(str(name), self.names())}'
-            )
+            raise self._problem(f'"{name}" is not a {self.registry.noun}{did_you_mean(str(name), self.names())}')
         return self.registry.find_section(name).model_validate(named)
+
+    def _problem(self, text: str) -> PydanticCustomError:
+        return PydanticCustomError(WRONG_KIND, "{text}", {"tag": self.tag, "text": text})
 
     def _describe_choices(self) -> str:
         return f"{self.registry.noun}: {', '.join(self.names())}"

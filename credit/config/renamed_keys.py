@@ -69,6 +69,6 @@ def rename_dotted_key(key: str) -> str:
 def describe_renamed(old_key: str, origin: str) -> str:
     """Return the warning about an old key that a user has written."""
     return (
-        f"{origin}: the key {old_key} is now called {RENAMED_KEYS[old_key]}; the old name is accepted until version "
-        f"{REMOVED_IN}"
+        f"{origin}: the key {old_key} is now called {RENAMED_KEYS[old_key]}; rename it, because version {REMOVED_IN} "
+        "will refuse the old name"
     )

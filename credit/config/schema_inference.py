@@ -91,7 +91,8 @@ class ForecastParallelismConfig(StrictModel):
     tensor: int = Field(
         1,
         ge=1,
-        description="Number of tensor-parallel ranks. It must divide the number of attention heads and of ranks.",
+        description="Number of tensor-parallel ranks. It must divide the number of ranks. Layers whose heads or hidden "
+        "units it does not divide stay whole.",
     )
     shard: bool = Field(
         False, description="Shard the weights over all ranks (FSDP2), for models that do not fit on one device."

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -64,6 +64,8 @@ class SchedulerConfig(StrictModel):
 class PbsConfig(SchedulerConfig):
     """Jobs under PBS; see [on a cluster](hpc.md). A key that is not given is taken from the cluster file."""
 
+    scheduler: ClassVar[str] = "pbs"
+
     queue: Word | None = Field(None, description="Name of the queue.")
     chunk: dict[Name, Word] | None = Field(
         None, description="Further resources of a node in `select`, for example {gpu_type: a100_80gb}."
@@ -75,9 +77,16 @@ class PbsConfig(SchedulerConfig):
         None, description="Launcher of the ranks: torchrun on each node, or mpiexec for all of them."
     )
 
+    @property
+    def queue_name(self) -> str | None:
+        """Name by which a cluster file lists the limits of the job."""
+        return self.queue
+
 
 class SlurmConfig(SchedulerConfig):
     """Jobs under Slurm; see [on a cluster](hpc.md). A key that is not given is taken from the cluster file."""
+
+    scheduler: ClassVar[str] = "slurm"
 
     partition: Word | None = Field(None, description="Name of the partition.")
     qos: Word | None = Field(None, description="Quality of service.")
@@ -91,3 +100,8 @@ class SlurmConfig(SchedulerConfig):
     launch: Literal["torchrun", "srun"] | None = Field(
         None, description="Launcher of the ranks: torchrun on each node, or srun for all of them."
     )
+
+    @property
+    def queue_name(self) -> str | None:
+        """Name by which a cluster file lists the limits of the job."""
+        return self.qos or self.partition

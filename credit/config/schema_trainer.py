@@ -43,8 +43,8 @@ class ParallelismConfig(StrictModel):
     tensor: int = Field(
         1,
         ge=1,
-        description="Number of ranks that share the layers of one sample. It must divide the number of attention "
-        "heads, and these ranks should be on one host.",
+        description="Ranks that share the layers of one sample, best within one host. With `replicate` it must divide "
+        "the number of ranks. Layers whose heads or hidden units it does not divide stay whole.",
     )
     replicate: int = Field(
         1,

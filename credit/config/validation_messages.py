@@ -8,7 +8,7 @@ from typing import Any, get_args, get_origin
 from pydantic import BaseModel
 
 from credit.config.migration import find_replacement
-from credit.config.registry import kinds_in
+from credit.config.registry import WRONG_KIND, kinds_in
 from credit.config.schema import Config
 from credit.config.schema_base import sections_in
 from credit.errors import ConfigError, did_you_mean, find_nearest
@@ -74,6 +74,8 @@ def describe_problem(root: type[BaseModel], raw: Any, detail: Mapping[str, Any])
         return f'{key}.kind: "{tag}" does not exist{did_you_mean(tag, _kinds_of(choices))}'
     if kind == "extra_forbidden":
         return _describe_unknown_key(key, parents[0] if parents else None)
+    if kind == WRONG_KIND:
+        return f"{key}.{detail['ctx']['tag']}: {detail['ctx']['text']}"
     if kind == "missing":
         return f"{key}: this key is missing"
 

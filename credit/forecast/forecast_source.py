@@ -1,4 +1,4 @@
-"""Forecasts: what scoring asks of forecasts, whether they lie on disk or are made while they are scored."""
+"""Interface of forecasts to be scored, whether they are read from files or made by a network while they are scored."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from credit.grid import LatLonGrid
 
 
 class ForecastSource(ABC):
-    """Forecasts of one model with the same lead times and channels.
+    """Forecasts of one model, all with the same lead times and channels.
 
     Attributes:
-        origin: the folder, store, URL or checkpoint that they come from.
-        initial_minutes: initial times, increasing, int64.
-        lead_minutes: lead times, increasing, int64.
-        members: number of an ensemble's members, None for single forecasts.
+        origin: folder, store, URL or checkpoint of the forecasts, for messages.
+        initial_minutes: initial times in minutes, increasing, int64.
+        lead_minutes: lead times in minutes, increasing, int64.
+        members: number of ensemble members, None for single forecasts.
         channel_names: names such as ``z500`` and ``t2m``.
-        flat_names: those of channels without a level.
-        units: variable -> units, where they are known.
-        grid: the grid, in canonical orientation.
-        calendar: the calendar.
-        attributes: what describes the run, as in the global attributes of files.
+        flat_names: names of the channels without a level.
+        units: variable -> units; variables with unknown units are missing.
+        grid: grid in canonical orientation.
+        calendar: calendar of the times.
+        attributes: description of the run, as in the global attributes of forecast files.
     """
 
     origin: Path | str
@@ -41,20 +41,29 @@ class ForecastSource(ABC):
 
     @abstractmethod
     def read_members(self, initial_minutes: int, number: int) -> np.ndarray:
-        """Return all members at one lead time, (M, C, H, W) float32, NaN where missing; M is 1 for a single forecast.
+        """Return all members at one lead time.
 
         Args:
-            initial_minutes: its initial time.
-            number: which of `lead_minutes`.
+            initial_minutes: initial time.
+            number: index of the lead time in `lead_minutes`.
+
+        Returns:
+            (M, C, H, W) float32, NaN where missing; M is 1 for a single forecast.
 
         Raises:
-            DataError: if it cannot be read.
+            DataError: if the forecast cannot be read.
         """
 
     def groups(self) -> list[list[int]]:
-        """Return the initial times in groups, each to be read side by side: lead time after lead time, all of them."""
+        """Return the initial times in groups.
+
+        The forecasts of a group are read side by side: all of them at the first lead time, then at the next one.
+        """
         return [[minutes] for minutes in self.initial_minutes.tolist()]
 
-    def keep_company(self, leads: Sequence[int]) -> None:
-        """Do what a group's forecasts to these lead times ask of all ranks; files ask nothing."""
+    def join_collectives(self, leads: Sequence[int]) -> None:
+        """Take part in the collectives of other ranks that make forecasts up to these lead times (in minutes).
+
+        Only sharded networks have collectives; forecasts in files do not.
+        """
         return

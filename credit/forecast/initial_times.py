@@ -1,4 +1,7 @@
-"""Which initial times a run forecasts from."""
+"""Selection of the initial times and lead times that a run forecasts, and their distribution over ranks and jobs.
+
+Times are minutes of the calendar, and offsets are minutes before an initial time.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import itertools
 import logging
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -23,17 +26,18 @@ from credit.parallel.process_info import read_process_info
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+_KEY = "inference.initial_times"
 
 
 @dataclass(frozen=True)
 class InitialTimes:
-    """The initial times that a config asks for.
+    """The initial times that a config selects.
 
     Attributes:
-        minutes: those that are forecast from, increasing.
-        left_out: how many others of the range were asked for, and why each is left out, in words, or why the last time
-            of the data is; empty where none is.
-        data_lack: whether it is the data that lack something, rather than the test period that ends.
+        minutes: the initial times, increasing.
+        left_out: message about the times of the range that are left out, with the reasons, or about the reason why
+            `latest` is not the last time of the data; empty where there is nothing to report.
+        data_lack: whether missing data are among the reasons, not only the end of the test period.
     """
 
     minutes: list[int]
@@ -44,11 +48,12 @@ class InitialTimes:
 def choose_initial_times(
     conf: InferenceConfig, data: DataConfig, times: np.ndarray, calendar: Calendar, test: Split
 ) -> list[int]:
-    """Return the minutes of `find_initial_times`; the first rank's log says what is left out."""
-    found = find_initial_times(conf, data, times, calendar, test)
-    if found.left_out and read_process_info().is_main:
-        logger.log(logging.WARNING if found.data_lack else logging.INFO, "%s", found.left_out)
-    return found.minutes
+    """Return the minutes of `find_initial_times`; rank 0 logs what is left out."""
+    selection = find_initial_times(conf, data, times, calendar, test)
+    if selection.left_out and read_process_info().is_main:
+        level = logging.WARNING if selection.data_lack else logging.INFO
+        logger.log(level, "%s", selection.left_out)
+    return selection.minutes
 
 
 def find_initial_times(
@@ -56,174 +61,212 @@ def find_initial_times(
 ) -> InitialTimes:
     """Return the initial times of ``inference.initial_times``.
 
-    A range without a given end keeps only those whose truth at every lead lies in the test period, so that all lead
-    times are scored on one set of cases, and whose ensemble's earlier analyses are in the data. A time that is asked
-    for by name needs only its input frames, those analyses, and forcing that the config says is observed.
+    A range without an end keeps only the times with truth at every lead time in the test period, so that all lead
+    times are scored on the same cases, and with the earlier analyses that an ensemble starts from. A time that is named
+    needs only its input frames, those analyses, and forcing that the config takes from observations.
+
+    Args:
+        conf: section inference.
+        data: section data.
+        times: times of the data in minutes, increasing.
+        calendar: calendar of the times.
+        test: the test period.
 
     Raises:
-        ConfigError: if a time is named twice or none is, or a distance is no multiple of the step.
+        ConfigError: if a time is named twice, no time is named, or an interval is not a multiple of the time step.
         DataError: if the data lack what a named time needs, or no time is left.
     """
-    have, step = set(times.tolist()), data.step_minutes
-    frames = [before + k * step for before in lag_offsets(conf.ensemble) for k in range(data.history_len)]
+    step = data.step_minutes
+    lags = lag_offsets(conf.ensemble)
+    # Offsets of all frames that a forecast reads: those of the input, for each analysis.
+    frame_offsets = [lag + number * step for lag in lags for number in range(data.history_len)]
     if conf.initial_times == "latest":
-        ready = [minutes for minutes in have if all(minutes - before in have for before in frames)]
-        if not ready:
-            raise DataError(
-                f"inference.initial_times: latest: no time of the data has what a forecast needs: fields of the last "
-                f"{format_duration(max(frames))} at data.timestep {format_duration(step)}; "
-                f"{describe_span(times, calendar)}; name more files in data.sources"
-            )
-        found = _latest(max(ready), max(have), frames, have, calendar)
+        selection = _select_latest(frame_offsets, times, calendar, step)
     elif isinstance(conf.initial_times, InitialTimesConfig):
-        found = _in_range(conf, conf.initial_times, data, times, calendar, test, frames)
+        selection = _select_range(conf, data, times, calendar, test)
     else:
-        found = InitialTimes(_named(conf.initial_times, calendar))
-    _require_frames(found.minutes, times, calendar, frames)
-    earliest, longest = max(lag_offsets(conf.ensemble)), choose_leads(conf, step)[-1]
-    _require_observed(found.minutes, times, calendar, data, earliest, longest)
-    return found
+        selection = InitialTimes(_parse_named(conf.initial_times, calendar))
+    _require_frames(selection.minutes, times, calendar, frame_offsets)
+    last_lead = choose_leads(conf, step)[-1]
+    _require_observed(selection.minutes, times, calendar, data, max(lags), last_lead)
+    return selection
 
 
-def _latest(chosen: int, last: int, frames: Sequence[int], have: Collection[int], calendar: Calendar) -> InitialTimes:
-    """Return the last time that has all it needs; it is told why it is not the last of the data."""
-    if chosen == last:
-        return InitialTimes([chosen])
-    lacking = next(last - before for before in frames if last - before not in have)
+def _select_latest(frame_offsets: Sequence[int], times: np.ndarray, calendar: Calendar, step: int) -> InitialTimes:
+    """Return the last time whose frames are all in the data, and a message where later times lack frames."""
+    available = set(times.tolist())
+    complete = [minutes for minutes in available if _first_missing(minutes, frame_offsets, available) is None]
+    if not complete:
+        raise DataError(
+            f"{_KEY}: latest: no time of the data has what a forecast needs: fields of the last "
+            f"{format_duration(max(frame_offsets))} at data.timestep {format_duration(step)}; "
+            f"{describe_span(times, calendar)}; name more files in data.sources"
+        )
+    latest = max(complete)
+    last = max(available)
+    if latest == last:
+        return InitialTimes([latest])
+    missing = _first_missing(last, frame_offsets, available)
     return InitialTimes(
-        [chosen],
-        f"inference.initial_times: latest: {calendar.format(chosen)}, not the last time of the data, "
-        f"{calendar.format(last)}, which needs the fields of {calendar.format(lacking)}, and the data do not have them",
+        [latest],
+        f"{_KEY}: latest: {calendar.format(latest)}, not the last time of the data, {calendar.format(last)}, which "
+        f"needs the fields of {calendar.format(missing)}, and the data do not have them",
         data_lack=True,
     )
 
 
-def _named(wanted: Sequence[str], calendar: Calendar) -> list[int]:
-    """Return the times of a list, each once."""
-    key = "inference.initial_times"
-    if not wanted:
-        raise ConfigError(f"{key}: [] has no time; name some, or leave the key out for those of the test period")
-    chosen = sorted(calendar.parse(text, key) for text in wanted)
-    for minutes, after in itertools.pairwise(chosen):
-        if minutes == after:
-            raise ConfigError(f"{key}: {calendar.format(minutes)} is named twice; name each time once")
-    return chosen
+def _first_missing(initial: int, offsets: Sequence[int], available: Collection[int]) -> int | None:
+    """Return the first of the times `initial` - offset that is not available, None where all are."""
+    for offset in offsets:
+        if initial - offset not in available:
+            return initial - offset
+    return None
 
 
-def _in_range(
-    conf: InferenceConfig,
-    wanted: InitialTimesConfig,
-    data: DataConfig,
-    times: np.ndarray,
-    calendar: Calendar,
-    test: Split,
-    frames: Sequence[int],
+def _parse_named(names: Sequence[str], calendar: Calendar) -> list[int]:
+    """Return the times of a list, increasing; a time that is named twice is an error."""
+    if not names:
+        raise ConfigError(f"{_KEY}: [] has no time; name some, or leave the key out for those of the test period")
+    initial_times = sorted(calendar.parse(name, _KEY) for name in names)
+    for minutes, next_minutes in itertools.pairwise(initial_times):
+        if minutes == next_minutes:
+            raise ConfigError(f"{_KEY}: {calendar.format(minutes)} is named twice; name each time once")
+    return initial_times
+
+
+def _select_range(
+    conf: InferenceConfig, data: DataConfig, times: np.ndarray, calendar: Calendar, test: Split
 ) -> InitialTimes:
-    """Return the times of a range; without an end those that have truth and `frames`, minutes before them."""
-    every = every_minutes(wanted, data.step_minutes)
-    key = "inference.initial_times"
-    first = test.first if wanted.start is None else calendar.parse(wanted.start, f"{key}.start")
-    if wanted.end is not None:
-        end = calendar.parse(wanted.end, f"{key}.end")
-        chosen = list(range(first, end + 1, every))
-        if not chosen:
-            raise ConfigError(f"{key}: end {calendar.format(end)} is before start {calendar.format(first)}")
-        return InitialTimes(chosen)
+    """Return the times of a range; without an end, only those that have truth and all frames."""
+    time_range = conf.initial_times
+    assert isinstance(time_range, InitialTimesConfig)
+    every = interval_minutes(time_range, data.step_minutes)
+    first = test.first
+    if time_range.start is not None:
+        first = calendar.parse(time_range.start, f"{_KEY}.start")
+    if time_range.end is not None:
+        end = calendar.parse(time_range.end, f"{_KEY}.end")
+        if end < first:
+            raise ConfigError(f"{_KEY}: end {calendar.format(end)} is before start {calendar.format(first)}")
+        return InitialTimes(list(range(first, end + 1, every)))
     if first > test.last:
         raise ConfigError(
-            f"{key}.start: {wanted.start} is after {test.describe(calendar)}, in which a range without an end lies; "
-            f"give {key}.end, or another data.splits.test"
+            f"{_KEY}.start: {time_range.start} is after {test.describe(calendar)}, in which a range without an end "
+            f"lies; give {_KEY}.end, or another data.splits.test"
         )
-    asked = range(first, test.last + 1, every)
-    why = _find_hindrance(conf, data, times, test, frames)
-    hindered = {minutes: why(minutes) for minutes in asked}
-    chosen = [minutes for minutes, hindrance in hindered.items() if hindrance is None]
-    counted = Counter(hindrance for hindrance in hindered.values() if hindrance is not None)
-    reasons = ", ".join(f"{number} {hindrance.what}" for hindrance, number in counted.items())
-    if not chosen:
+
+    candidates = range(first, test.last + 1, every)
+    obstacles = _Obstacles(conf, data, times, test)
+    initial_times = []
+    counts: Counter[_Obstacle] = Counter()
+    for minutes in candidates:
+        obstacle = obstacles.find(minutes)
+        if obstacle is None:
+            initial_times.append(minutes)
+        else:
+            counts[obstacle] += 1
+    reasons = ", ".join(f"{count} {obstacle.description}" for obstacle, count in counts.items())
+    if not initial_times:
+        most_frequent = counts.most_common(1)[0][0]
         raise DataError(
-            f"{test.describe(calendar)}: no forecast can begin at any of the {len(asked)} times of {key} in this "
-            f"period: {reasons}; {describe_span(times, calendar)}; {counted.most_common(1)[0][0].way_out}"
+            f"{test.describe(calendar)}: no forecast can begin at any of the {len(candidates)} times of {_KEY} in this "
+            f"period: {reasons}; {describe_span(times, calendar)}; {most_frequent.way_out}"
         )
-    if not counted:
-        return InitialTimes(chosen)
-    cover = describe_coverage(times, test, calendar, data.step_minutes)
-    left_out = f"{key}: {counted.total()} of {len(asked)} are left out: {reasons}; {test.describe(calendar)}"
-    return InitialTimes(
-        chosen, f"{left_out}{f': {cover}' if cover else ''}", any(hindrance.of_data for hindrance in counted)
-    )
+    if not counts:
+        return InitialTimes(initial_times)
+    left_out = f"{_KEY}: {counts.total()} of {len(candidates)} are left out: {reasons}; {test.describe(calendar)}"
+    coverage = describe_coverage(times, test, calendar, data.step_minutes)
+    if coverage:
+        left_out = f"{left_out}: {coverage}"
+    return InitialTimes(initial_times, left_out, any(obstacle.is_missing_data for obstacle in counts))
 
 
 @dataclass(frozen=True)
-class _Hindrance:
-    """Why a forecast cannot begin at a time of a range, what helps, and whether it is the data that lack something."""
+class _Obstacle:
+    """A reason why a forecast cannot start at a time of a range.
 
-    what: str
+    Attributes:
+        description: completes "3 times ...".
+        way_out: advice for the user.
+        is_missing_data: whether the data lack something; else the test period is the reason.
+    """
+
+    description: str
     way_out: str
-    of_data: bool = True
+    is_missing_data: bool = True
 
 
-def _find_hindrance(
-    conf: InferenceConfig, data: DataConfig, times: np.ndarray, test: Split, frames: Sequence[int]
-) -> Callable[[int], _Hindrance | None]:
-    """Return initial time -> the first thing that a forecast from it lacks, None where it lacks nothing."""
-    step, have = data.step_minutes, set(times.tolist())
-    steps = range(step, parse_duration(conf.lead_time) // step * step + 1, step)
-    length = f"inference.lead_time {conf.lead_time}"
-    shorter = "shorten inference.lead_time, or list the times in inference.initial_times, which then need no truth"
-    more = "name more files in data.sources"
-    early = _Hindrance("before the period", "give inference.initial_times.start within it", of_data=False)
-    absent = _Hindrance(
-        "at which the data have nothing",
-        "choose times that the data have (inference.initial_times.start, or a list of them; data.splits.test), or "
-        f"{more}",
-    )
-    ends = _Hindrance(
-        f"whose {length} ends after the period", f"{shorter}, or lengthen data.splits.test", of_data=False
-    )
-    truth = _Hindrance(f"without truth in the data at every step of {length}", f"{shorter}, or {more}")
-    past = _Hindrance(
-        f"without the {data.history_len} input frames in the period",
-        f"choose a longer data.splits.test, or {more}",
-        of_data=False,
-    )
-    analyses = _Hindrance(
-        f"without the analyses up to {format_duration(max(frames))} before, from which inference.ensemble starts",
-        f"begin later (data.splits.test), shorten lagged or cycles of inference.ensemble, or {more}",
-    )
+class _Obstacles:
+    """The reasons why a forecast cannot start at a time of a range, and how to find them."""
 
-    def why(minutes: int) -> _Hindrance | None:
-        if minutes < test.first:
-            return early
-        if minutes not in have:
-            return absent
-        if minutes + len(steps) * step > test.last:
-            return ends
-        if any(minutes + lead not in have for lead in steps):
-            return truth
-        if any(minutes - k * step not in have or minutes - k * step < test.first for k in range(data.history_len)):
-            return past
-        return analyses if any(minutes - before not in have for before in frames) else None
+    def __init__(self, conf: InferenceConfig, data: DataConfig, times: np.ndarray, test: Split) -> None:
+        step = data.step_minutes
+        self._test = test
+        self._available = set(times.tolist())
+        last_lead = parse_duration(conf.lead_time) // step * step
+        self._last_lead = last_lead
+        self._lead_times = range(step, last_lead + 1, step)
+        self._input_offsets = [number * step for number in range(data.history_len)]
+        lags = lag_offsets(conf.ensemble)
+        self._frame_offsets = [lag + offset for lag in lags for offset in self._input_offsets]
 
-    return why
+        length = f"inference.lead_time {conf.lead_time}"
+        shorten = f"shorten inference.lead_time, or list the times in {_KEY}, which then need no truth"
+        add_files = "name more files in data.sources"
+        self._before_period = _Obstacle("before the period", f"give {_KEY}.start within it", is_missing_data=False)
+        self._no_data = _Obstacle(
+            "at which the data have nothing",
+            f"choose times that the data have ({_KEY}.start, or a list of them; data.splits.test), or {add_files}",
+        )
+        self._ends_after_period = _Obstacle(
+            f"whose {length} ends after the period", f"{shorten}, or lengthen data.splits.test", is_missing_data=False
+        )
+        self._no_truth = _Obstacle(f"without truth in the data at every step of {length}", f"{shorten}, or {add_files}")
+        self._no_input = _Obstacle(
+            f"without the {data.history_len} input frames in the period",
+            f"choose a longer data.splits.test, or {add_files}",
+            is_missing_data=False,
+        )
+        self._no_analyses = _Obstacle(
+            f"without the analyses up to {format_duration(max(self._frame_offsets))} before, from which "
+            "inference.ensemble starts",
+            f"begin later (data.splits.test), shorten lagged or cycles of inference.ensemble, or {add_files}",
+        )
+
+    def find(self, minutes: int) -> _Obstacle | None:
+        """Return the first obstacle of an initial time, None where a forecast can start."""
+        if minutes < self._test.first:
+            return self._before_period
+        if minutes not in self._available:
+            return self._no_data
+        if minutes + self._last_lead > self._test.last:
+            return self._ends_after_period
+        if any(minutes + lead not in self._available for lead in self._lead_times):
+            return self._no_truth
+        for offset in self._input_offsets:
+            if minutes - offset not in self._available or minutes - offset < self._test.first:
+                return self._no_input
+        if _first_missing(minutes, self._frame_offsets, self._available) is not None:
+            return self._no_analyses
+        return None
 
 
-def every_minutes(wanted: InitialTimesConfig, step: int) -> int:
-    """Return the distance of the initial times of a range.
+def interval_minutes(time_range: InitialTimesConfig, step: int) -> int:
+    """Return the interval between the initial times of a range, in minutes.
 
     Raises:
-        ConfigError: if it is no multiple of the step.
+        ConfigError: if it is not a multiple of `step`, in minutes.
     """
-    every = parse_duration(wanted.every)
+    every = parse_duration(time_range.every)
     if every % step:
         raise ConfigError(
-            f"inference.initial_times.every: {wanted.every} is not a multiple of data.timestep {format_duration(step)}"
+            f"{_KEY}.every: {time_range.every} is not a multiple of data.timestep {format_duration(step)}"
         )
     return every
 
 
 def lag_offsets(conf: EnsembleConfig | None) -> list[int]:
-    """Return how long before an initial time, in minutes, its ensemble's analyses lie."""
+    """Return how long before an initial time the analyses of its ensemble lie, in minutes, increasing."""
     if conf is None:
         return [0]
     lag = lag_minutes(conf)
@@ -234,40 +277,42 @@ def lag_offsets(conf: EnsembleConfig | None) -> list[int]:
     return sorted(offsets)
 
 
-def group(chosen: Sequence[int], members: int, batch_size: int) -> list[list[int]]:
-    """Return groups of initial times of which each fills a batch of starts, or is one time with several batches.
+def group_initial_times(initial_times: Sequence[int], members: int, batch_size: int) -> list[list[int]]:
+    """Return groups of initial times: each fills one batch of forecasts, or is one time with several batches.
 
-    Groups are what ranks and jobs share, so that batches, and with them the rounding of every forecast, do not depend
-    on how many there are.
+    Ranks and jobs share groups, so that the batches, and with them the rounding of every forecast, do not depend on
+    the number of ranks and jobs.
     """
     size = max(1, batch_size // members)
-    return [list(chosen[first : first + size]) for first in range(0, len(chosen), size)]
+    return [list(initial_times[first : first + size]) for first in range(0, len(initial_times), size)]
 
 
-def select_part(chosen: Sequence[T], part: str) -> list[T]:
-    """Return the I-th of N parts, written ``I/N``; the N parts are exactly `chosen`, and none is longer by two.
+def select_part(items: Sequence[T], part: str) -> list[T]:
+    """Return the I-th of N parts of a sequence; the sizes of the parts differ by at most one.
+
+    Args:
+        items: what the parts share.
+        part: ``I/N``, with I from 1 to N.
 
     Raises:
-        ConfigError: if `part` is no such thing.
+        ConfigError: if `part` is not of this form.
     """
     match = re.fullmatch(r"([0-9]+)/([0-9]+)", part)
     if match is None or not 1 <= int(match[1]) <= int(match[2]):
         raise ConfigError(f'--part: "{part}": write I/N with I from 1 to N, for example 2/8')
-    return deal(chosen, int(match[1]) - 1, int(match[2]))
+    return round_robin(items, int(match[1]) - 1, int(match[2]))
 
 
-def deal(chosen: Sequence[T], rank: int, ranks: int) -> list[T]:
-    """Return what falls to `rank`: each to exactly one of the ranks, to none two more than to another."""
-    return list(chosen[rank::ranks])
+def round_robin(items: Sequence[T], rank: int, num_ranks: int) -> list[T]:
+    """Return the items of one rank: every item belongs to one rank, and the counts differ by at most one."""
+    return list(items[rank::num_ranks])
 
 
 def choose_leads(conf: InferenceConfig, step: int) -> list[int]:
-    """Return the lead times in minutes that are written.
-
-    They are ``inference.lead_times``, or every ``output_every`` up to ``lead_time``.
+    """Return the lead times to write, in minutes: ``lead_times``, or every ``output_every`` up to ``lead_time``.
 
     Raises:
-        ConfigError: if they are no multiples of `step`, in minutes, or none is left.
+        ConfigError: if they are not multiples of `step`, in minutes, or none is left.
     """
     if conf.lead_times is not None:
         return [parse_duration(lead) for lead in conf.lead_times]
@@ -284,38 +329,56 @@ def choose_leads(conf: InferenceConfig, step: int) -> list[int]:
     return leads
 
 
-def _require_frames(chosen: Sequence[int], times: np.ndarray, calendar: Calendar, frames: Sequence[int]) -> None:
-    have = set(times.tolist())
-    lacking = {t: next((t - before for before in frames if t - before not in have), None) for t in chosen}
-    lacking = {initial: time for initial, time in lacking.items() if time is not None}
-    if lacking:
-        initial, time = next(iter(lacking.items()))
-        others = f"; so do {len(lacking) - 1} others of {len(chosen)} initial times" if len(lacking) > 1 else ""
-        raise DataError(
-            f"inference.initial_times: {calendar.format(initial)} needs the fields of {calendar.format(time)}, which "
-            f"the data do not have{others}; {describe_span(times, calendar)}; name other times, or more "
-            "files in data.sources"
-        )
+def _require_frames(
+    initial_times: Sequence[int], times: np.ndarray, calendar: Calendar, frame_offsets: Sequence[int]
+) -> None:
+    """Refuse initial times whose input frames or analyses are not in the data."""
+    available = set(times.tolist())
+    missing_times = {}
+    for initial in initial_times:
+        missing = _first_missing(initial, frame_offsets, available)
+        if missing is not None:
+            missing_times[initial] = missing
+    if not missing_times:
+        return
+    initial, missing = next(iter(missing_times.items()))
+    others = ""
+    if len(missing_times) > 1:
+        others = f"; so do {len(missing_times) - 1} others of {len(initial_times)} initial times"
+    raise DataError(
+        f"{_KEY}: {calendar.format(initial)} needs the fields of {calendar.format(missing)}, which the data do not "
+        f"have{others}; {describe_span(times, calendar)}; name other times, or more files in data.sources"
+    )
 
 
 def _require_observed(
-    chosen: Sequence[int], times: np.ndarray, calendar: Calendar, data: DataConfig, earliest: int, longest: int
+    initial_times: Sequence[int],
+    times: np.ndarray,
+    calendar: Calendar,
+    data: DataConfig,
+    longest_lag: int,
+    last_lead: int,
 ) -> None:
-    """A forecast with observed forcing needs data up to its last step, or a step more where its window is the next.
+    """Refuse initial times whose forecast needs observed forcing that the data do not have.
 
-    An ensemble needs them from the first of its analyses on, `earliest` minutes before.
+    A forecast needs it up to its last step, or one step more where the window of the forcing is the next one. An
+    ensemble needs it from the first of its analyses on, `longest_lag` minutes before the initial time.
     """
-    have = set(times.tolist())
+    available = set(times.tolist())
+    step = data.step_minutes
     for channel in data.channel_map().group("dynamic_forcing"):
-        field = data.field(channel.variable)
-        if channel.source != "data" or field.in_forecast != "observed":
+        options = data.field(channel.variable)
+        if channel.source != "data" or options.in_forecast != "observed":
             continue
-        shift = data.step_minutes if field.temporal != "instant" and field.window == "next" else 0
-        for initial, lead in itertools.product(chosen, range(shift - earliest, longest + shift, data.step_minutes)):
-            if initial + lead not in have:
+        uses_next_window = options.temporal != "instant" and options.window == "next"
+        shift = step if uses_next_window else 0
+        for initial in initial_times:
+            for lead in range(shift - longest_lag, last_lead + shift, step):
+                if initial + lead in available:
+                    continue
                 raise DataError(
-                    f"inference.initial_times: the forecast from {calendar.format(initial)} needs {channel.variable} "
-                    f"(in_forecast: observed) at {calendar.format(initial + lead)}, which the data do not have; "
+                    f"{_KEY}: the forecast from {calendar.format(initial)} needs {channel.variable} (in_forecast: "
+                    f"observed) at {calendar.format(initial + lead)}, which the data do not have; "
                     f"{describe_span(times, calendar)}; shorten inference.lead_time, name other times, or set "
                     f"data.variable_options.{channel.variable}.in_forecast: persist"
                 )

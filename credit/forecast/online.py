@@ -1,8 +1,12 @@
-"""OnlineForecasts: forecasts that are made while they are scored, without a file."""
+"""Forecasts that a network makes while they are scored, without a file.
+
+Shapes: B starts of a batch, M members, C channels, H rows, W columns.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -11,38 +15,51 @@ from torch import Tensor
 from credit.calendar import Calendar
 from credit.channels import ChannelMap
 from credit.forecast.forecast_source import ForecastSource
-from credit.forecast.initial_times import group
+from credit.forecast.initial_times import group_initial_times
 from credit.forecast.io.diagnostics import OutputDiagnostics
 from credit.forecast.rollout import ForecastStart, batch_starts, inference_mode
 from credit.grid import LatLonGrid
 from credit.parallel.host_copy import fetched
 
-# starts of a batch and number of steps -> output (B, C, H, W) of each step
+# (starts of a batch, number of steps) -> output (B, C, H, W) of each step
 Run = Callable[[Sequence[ForecastStart], int], Iterator[Tensor]]
 
 
-class OnlineForecasts(ForecastSource):
-    """Forecasts that a network makes as far as they are read.
+@dataclass
+class _PendingLead:
+    """Fields of one initial time at one lead time, until they are read.
 
-    The initial times are grouped as `credit_rollout` groups them, so the numbers are those of its files to the last
-    bit. Of a group one step is held in memory, of lagged members as many as they are apart. A GPU makes the next step
-    of a group that is one batch while the host works on the last.
+    Attributes:
+        fields_MCHW: fields of the members.
+        num_missing: members whose fields are still to be computed.
+    """
+
+    fields_MCHW: np.ndarray
+    num_missing: int
+
+
+class OnlineForecasts(ForecastSource):
+    """Forecasts that a network makes step by step, as far as they are read.
+
+    The initial times are grouped as `credit rollout` groups them, so the values are the same as in its files, bit for
+    bit. One step of a group is in memory at a time, or several with lagged members. If a group is one batch, a GPU
+    computes the next step while the host works on the last one.
 
     Args:
         run: makes the forecasts of a batch.
         initial: initial times in minutes.
-        leads: lead times in minutes, increasing, multiples of `step_minutes`.
-        step_minutes: of the model.
-        batch_size: starts of a batch.
+        leads: lead times in minutes, multiples of `step_minutes`.
+        step_minutes: time step of the model.
+        batch_size: starts in a batch.
         members: number of members, None for single forecasts.
-        lag_minutes: between the members' analyses.
+        lag_minutes: interval between the analyses of lagged members, else 0.
         origin: the checkpoint.
-        channels: of the model's outputs, or of `products`.
-        grid: its grid.
-        calendar: its calendar.
+        channels: channels of the model's output, or of `products`.
+        grid: grid of the model.
+        calendar: calendar of the times.
         attributes: variable -> CF attributes.
-        described: what describes the run.
-        products: what is made of the outputs before they are read; None for the outputs as they are.
+        described: description of the run.
+        products: computes what is read from the model's output; None for the output itself.
         masks: variable -> (H, W) bool, True where it is always missing.
     """
 
@@ -65,94 +82,125 @@ class OnlineForecasts(ForecastSource):
         products: OutputDiagnostics | None = None,
         masks: Mapping[str, np.ndarray] | None = None,
     ) -> None:
-        self.origin, self.grid, self.calendar, self.attributes = origin, grid, calendar, described
-        self.initial_minutes, self.lead_minutes = (np.array(sorted(own), dtype=np.int64) for own in (initial, leads))
+        self.origin = origin
+        self.grid = grid
+        self.calendar = calendar
+        self.attributes = described
+        self.initial_minutes = np.array(sorted(initial), dtype=np.int64)
+        self.lead_minutes = np.array(sorted(leads), dtype=np.int64)
         self.members = members
         self.channel_names = [channel.name for channel in channels.output]
         self.flat_names = frozenset(channel.name for channel in channels.output if channel.level is None)
-        rows = [(row, channel.variable) for row, channel in enumerate(channels.output)]
-        self._masks = [(row, masks[variable]) for row, variable in rows if masks and variable in masks]
         variables = {channel.variable for channel in channels.output}
-        self.units = {name: own["units"] for name, own in attributes.items() if name in variables and "units" in own}
-        self._run, self._step, self._batch_size, self._lag = run, step_minutes, batch_size, lag_minutes
-        self._products = products
-        self._wanted, self._last = frozenset(self.lead_minutes.tolist()), int(self.lead_minutes[-1])
+        self.units = {
+            name: values["units"] for name, values in attributes.items() if name in variables and "units" in values
+        }
+        # Channel index -> mask of its variable.
+        self._channel_masks: dict[int, np.ndarray] = {}
+        for index, channel in enumerate(channels.output):
+            if masks and channel.variable in masks:
+                self._channel_masks[index] = masks[channel.variable]
+        self._run = run
+        self._step_minutes = step_minutes
+        self._batch_size = batch_size
+        self._lag_minutes = lag_minutes
+        self._diagnostics = products
+        self._scored_leads = frozenset(self.lead_minutes.tolist())
+        self._last_lead = int(self.lead_minutes[-1])
+        # State of the current group: its initial times, its batches with their outputs, and the steps made so far.
         self._group: list[int] = []
         self._batches: list[tuple[list[ForecastStart], Iterator[Tensor]]] = []
-        self._taken = 0
-        # initial and lead time -> (M, C, H, W), and how many members are still to come
-        self._made: dict[tuple[int, int], np.ndarray] = {}
-        self._missing: dict[tuple[int, int], int] = {}
+        self._num_steps = 0
+        # (initial time, lead time) -> fields that were computed and not yet read.
+        self._pending: dict[tuple[int, int], _PendingLead] = {}
 
     def groups(self) -> list[list[int]]:
         """Return the initial times that are forecast side by side."""
-        return group(self.initial_minutes.tolist(), self.members or 1, self._batch_size)
+        return group_initial_times(self.initial_minutes.tolist(), self.members or 1, self._batch_size)
 
     def read_members(self, initial_minutes: int, number: int) -> np.ndarray:
         """Return all members at one lead time, (M, C, H, W) float32.
 
-        Reading another group's initial time begins its forecasts; within a group lead times are read in order, each
-        once for an initial time.
+        Reading an initial time of another group starts its forecasts. Within a group lead times are read in order, each
+        one once for an initial time.
         """
         if initial_minutes not in self._group:
-            self._begin(next(own for own in self.groups() if initial_minutes in own))
-        key = initial_minutes, int(self.lead_minutes[number])
-        while self._missing.get(key, 1):
-            self._advance(after=key[1])
-        del self._missing[key]
-        return self._made.pop(key)
+            for group in self.groups():
+                if initial_minutes in group:
+                    self._start_group(group)
+        lead_minutes = int(self.lead_minutes[number])
+        key = (initial_minutes, lead_minutes)
+        while key not in self._pending or self._pending[key].num_missing > 0:
+            self._advance(first_lead=lead_minutes)
+        return self._pending.pop(key).fields_MCHW
 
-    def keep_company(self, leads: Sequence[int]) -> None:
-        """Make the forecasts of a group for nobody, where other ranks need this one's weights for theirs."""
-        initial = int(self.initial_minutes[0])
-        self._begin([initial])
+    def join_collectives(self, leads: Sequence[int]) -> None:
+        """Make forecasts and discard them, so that this rank joins the collectives of a sharded network."""
+        initial_minutes = int(self.initial_minutes[0])
+        self._start_group([initial_minutes])
+        numbers = {lead: number for number, lead in enumerate(self.lead_minutes.tolist())}
         for lead in leads:
-            self.read_members(initial, self.lead_minutes.tolist().index(lead))
+            self.read_members(initial_minutes, numbers[lead])
         self._group = []
 
-    def _begin(self, initial: list[int]) -> None:
-        batches = batch_starts(initial, self._batch_size, self.members or 1, self._lag)
-        self._group, self._made, self._missing, self._taken, self._batches = initial, {}, {}, 0, []
-        if self._products is not None:
-            self._products.begin()
+    def _start_group(self, group: list[int]) -> None:
+        self._group = group
+        self._batches = []
+        self._num_steps = 0
+        self._pending = {}
+        if self._diagnostics is not None:
+            self._diagnostics.reset()
+        batches = batch_starts(group, self._batch_size, self.members or 1, self._lag_minutes)
         for batch in batches:
-            longest = self._last + max(start.initial - start.analysis for start in batch)
-            outputs = inference_mode(self._run(batch, longest // self._step))
-            # several batches keep a GPU busy by themselves, and each would hold a step more in memory
-            self._batches.append((batch, fetched(outputs) if len(batches) == 1 else outputs))
+            longest_lag = max(start.initial - start.analysis for start in batch)
+            outputs = inference_mode(self._run(batch, (self._last_lead + longest_lag) // self._step_minutes))
+            # Prefetching to the host keeps one more step in memory. Several batches keep a GPU busy without it.
+            if len(batches) == 1:
+                outputs = fetched(outputs)
+            self._batches.append((batch, outputs))
 
-    def _advance(self, after: int) -> None:
-        """Make the next step of every batch; lead times before `after` are not asked for any more."""
-        self._taken += 1
-        for key in [key for key in self._made if key[1] < after]:
-            del self._made[key], self._missing[key]
-        made = False
-        for batch, steps in self._batches:
-            output = next(steps, None)
-            if output is not None:  # else its members were at the last lead time before those with a longer lag
-                made = True
-                self._keep(batch, output.cpu().numpy(), after)
-        assert made, (self._group, after)
+    def _advance(self, first_lead: int) -> None:
+        """Make the next step of every batch.
 
-    def _keep(self, batch: Sequence[ForecastStart], fields: np.ndarray, after: int) -> None:
-        """Keep what is wanted of a step of a batch (B, C, H, W)."""
-        members, derived = self.members or 1, self._products
-        # all members of an initial time lie side by side and arrive at once
-        whole = derived is None and self._lag == 0 and len(self._batches) == 1
-        for row, start in enumerate(batch):
-            lead = start.analysis + self._taken * self._step - start.initial
-            key, wanted = (start.initial, lead), lead in self._wanted and lead >= after
-            own = fields[row]
-            if derived is not None and 0 < lead <= self._last and (wanted or derived.needs_every_step):
-                own = derived.make(start, lead, own)
-            if not wanted:
+        Args:
+            first_lead: lead times (in minutes) before this one are not read any more.
+        """
+        self._num_steps += 1
+        for key in list(self._pending):
+            if key[1] < first_lead:
+                del self._pending[key]
+        has_advanced = False
+        for batch, outputs in self._batches:
+            output_BCHW = next(outputs, None)
+            # A batch without members of the longest lag reaches the last lead time before the others.
+            if output_BCHW is not None:
+                has_advanced = True
+                self._collect(batch, output_BCHW.cpu().numpy(), first_lead)
+        assert has_advanced, (self._group, first_lead)
+
+    def _collect(self, batch: Sequence[ForecastStart], fields_BCHW: np.ndarray, first_lead: int) -> None:
+        """Add the fields of one step of a batch to the pending ones, as far as they will be read."""
+        num_members = self.members or 1
+        diagnostics = self._diagnostics
+        # In one batch without lag, the members of an initial time are adjacent and arrive at once: no copy is needed.
+        members_are_adjacent = diagnostics is None and self._lag_minutes == 0 and len(self._batches) == 1
+        for index, start in enumerate(batch):
+            lead = start.analysis + self._num_steps * self._step_minutes - start.initial
+            is_read = lead in self._scored_leads and lead >= first_lead
+            fields_CHW = fields_BCHW[index]
+            if diagnostics is not None and 0 < lead <= self._last_lead and (is_read or diagnostics.needs_every_step):
+                fields_CHW = diagnostics.compute(start, lead, fields_CHW)
+            if not is_read:
                 continue
-            for number, mask in self._masks:
-                own[number, mask] = np.nan
-            if whole and start.member == 0:
-                self._made[key], self._missing[key] = fields[row : row + members], 0
-            elif not whole:
-                if key not in self._made:
-                    self._made[key], self._missing[key] = np.empty((members, *own.shape), own.dtype), members
-                self._made[key][start.member] = own
-                self._missing[key] -= 1
+            for channel_index, mask in self._channel_masks.items():
+                fields_CHW[channel_index, mask] = np.nan
+            key = (start.initial, lead)
+            if members_are_adjacent:
+                if start.member == 0:
+                    self._pending[key] = _PendingLead(fields_BCHW[index : index + num_members], num_missing=0)
+                continue
+            if key not in self._pending:
+                empty_MCHW = np.empty((num_members, *fields_CHW.shape), fields_CHW.dtype)
+                self._pending[key] = _PendingLead(empty_MCHW, num_missing=num_members)
+            self._pending[key].fields_MCHW[start.member] = fields_CHW
+            self._pending[key].num_missing -= 1

@@ -1,7 +1,7 @@
-"""Whether a chain of jobs goes on: what a training job's script asks as it begins, and when the launcher has ended.
+"""Decide whether a chain of jobs continues; training job scripts ask at their start and after the launcher has ended.
 
 ``python -m credit.hpc.chain FOLDER JOB_ID begin|end [SIGNAL]`` prints one word: `go`, `done` or `failed`. The script
-reads the word, not the exit code, so that a helper that cannot even start ends the chain too.
+reads the word and not the exit status, so that a helper that cannot even start ends the chain, too.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ SCHEDULERS: dict[str, ModuleType] = {"pbs": pbs, "slurm": slurm}
 
 
 def begin(folder: Path, job_id: str) -> str:
-    """Return whether a job of the chain has something to do; if not, the jobs after it are deleted.
+    """Return ``go`` if a job of the chain has work to do; else the verdict, and the jobs after it are deleted.
 
-    It has nothing to do if an earlier job of the chain came to an end, or if the two before it made no new step.
+    It has no work if an earlier job of the chain ended the run, or if the two jobs before it made no step.
     """
     _forget_stop(folder)
     ids, status = _chain(folder, job_id), _status(folder)
@@ -44,12 +44,12 @@ def begin(folder: Path, job_id: str) -> str:
 
 
 def end(folder: Path, job_id: str, signal: str = "") -> str:
-    """Return how the run stands after a job; unless it goes on, the jobs after it are deleted.
+    """Return ``go`` if the run continues after a job; else the verdict, and the jobs after it are deleted.
 
     Args:
         folder: the run's folder.
-        job_id: of this job.
-        signal: that the script got and handed on, if any.
+        job_id: id of this job.
+        signal: signal that the script received and passed on, if any.
     """
     _forget_stop(folder)
     ids, status = _chain(folder, job_id), _status(folder)
@@ -67,13 +67,13 @@ def end(folder: Path, job_id: str, signal: str = "") -> str:
 
 
 def record(folder: Path, kind: str, scheduler: str, ids: Sequence[str]) -> None:
-    """Write the ids of what was submitted into ``jobs.json``, in place of those of the same kind."""
+    """Write the ids of submitted jobs into ``jobs.json``, in place of earlier ids of the same kind."""
     jobs = {**read_jobs(folder), kind: {"scheduler": scheduler, "ids": list(ids)}}
     atomic_write_text(folder / JOBS, json.dumps(jobs, indent=2))
 
 
 def read_jobs(folder: Path) -> dict[str, dict[str, Any]]:
-    """Return kind -> scheduler and ids of what was submitted last.
+    """Return kind -> scheduler and ids of the jobs submitted last.
 
     Raises:
         CreditError: if ``jobs.json`` is damaged.
@@ -82,29 +82,32 @@ def read_jobs(folder: Path) -> dict[str, dict[str, Any]]:
     try:
         return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     except ValueError as error:
-        raise CreditError(f"{path}: cannot be read ({error}); look after the jobs by hand and remove it") from error
+        raise CreditError(
+            f"{path}: cannot be read ({error}); check the jobs with the commands of the scheduler, and remove the file"
+        ) from error
 
 
 def delete_all(scheduler: str, ids: Sequence[str]) -> None:
-    """Delete jobs, the last first: a job that waits for another would start as soon as that one is gone."""
+    """Delete jobs, the last first, because a job starts as soon as the one that it depends on is deleted."""
     for job_id in reversed(ids):
         SCHEDULERS[scheduler].delete(job_id)
 
 
 def _chain(folder: Path, job_id: str) -> list[str]:
-    """Return the ids of this job's chain; a script that was submitted by hand is a chain of its own."""
+    """Return the ids of this job's chain; a script submitted by hand is a chain of one job."""
     ids = read_jobs(folder).get("train", {}).get("ids", [])
     return ids if _number(job_id) in map(_number, ids) else [job_id]
 
 
 def _delete_after(folder: Path, ids: Sequence[str], job_id: str) -> None:
-    later = ids[[_number(one) for one in ids].index(_number(job_id)) + 1 :]
-    if not later:
+    numbers = [_number(chain_id) for chain_id in ids]
+    later_ids = ids[numbers.index(_number(job_id)) + 1 :]
+    if not later_ids:
         return
     try:
-        delete_all(read_jobs(folder)["train"]["scheduler"], later)
+        delete_all(read_jobs(folder)["train"]["scheduler"], later_ids)
     except CreditError as error:
-        # each of them will see for itself that it has nothing to do
+        # Each of them finds out at its start that it has no work.
         print(f"credit: {error}", file=sys.stderr)
 
 
@@ -124,7 +127,7 @@ def _starts(folder: Path) -> Path:
 
 
 def _write_start(folder: Path, job_id: str, step: int) -> None:
-    """Note at which step a job found the run: of a job that is killed, this is all that is known."""
+    """Record the step at which a job starts; nothing else remains of a job that is killed."""
     path = _starts(folder)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -133,15 +136,19 @@ def _write_start(folder: Path, job_id: str, step: int) -> None:
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:
-        # a full disk is the run's to deal with
+        # The run itself reports a full disk.
         print(f"credit: {path}: cannot be written ({error.strerror})", file=sys.stderr)
 
 
 def _steps(folder: Path, ids: Sequence[str]) -> list[int]:
-    """Return the steps at which the chain's jobs began so far."""
-    path, numbers, steps = _starts(folder), [_number(one) for one in ids], []
-    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
-        # the disk may have been full in the middle of a line
+    """Return the steps at which the jobs of the chain started so far."""
+    path = _starts(folder)
+    if not path.exists():
+        return []
+    numbers = [_number(job_id) for job_id in ids]
+    steps = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        # The disk may have been full in the middle of a line.
         with suppress(ValueError):
             row = json.loads(line)
             if _number(row["job_id"]) in numbers:
@@ -150,17 +157,17 @@ def _steps(folder: Path, ids: Sequence[str]) -> list[int]:
 
 
 def _stands_still(steps: Sequence[int]) -> bool:
-    """Whether the last two jobs changed nothing."""
+    """Return whether the last two jobs made no step."""
     return len(steps) > 2 and steps[-1] == steps[-2] == steps[-3]
 
 
 def _number(job_id: str) -> str:
-    """PBS adds its server's name to an id, and not everywhere the same."""
+    """Return an id without the name of the server, which PBS appends in different forms."""
     return job_id.split(".")[0]
 
 
 def _forget_stop(folder: Path) -> None:
-    # a request to stop that came too late for one job is not meant for the next
+    # A request to stop that came too late for one job does not concern the next.
     (folder / "STOP").unlink(missing_ok=True)
 
 
@@ -170,5 +177,6 @@ def _say(verdict: str, why: str) -> str:
 
 
 if __name__ == "__main__":
-    place, job, when, *rest = sys.argv[1:]
-    print({"begin": begin, "end": end}[when](Path(place), job, *rest))
+    folder_text, job_id, moment, *signals = sys.argv[1:]
+    decide = {"begin": begin, "end": end}[moment]
+    print(decide(Path(folder_text), job_id, *signals))

@@ -1,4 +1,4 @@
-"""What is particular to a site: queues, limits, modules, networks. One YAML file a site."""
+"""Cluster files: queues, limits, modules and launchers of a site, one YAML file for each."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from credit.errors import ConfigError, did_you_mean
 
 
 class Queue(StrictModel):
-    """What a queue allows."""
+    """Limits of a queue."""
 
     max_walltime: Duration | None = Field(None, description="Longest job.")
 
 
 class _Site(StrictModel):
-    """What cluster files of both schedulers hold."""
+    """Keys of the cluster files of both schedulers."""
 
     title: str = Field(description="The site, in words.")
-    required: list[Name] = Field([], description="Keys that the site asks for and the config must give.")
+    required: list[Name] = Field([], description="Keys that the config must set at this site.")
     queues: dict[Word, Queue] = Field({}, description="Limits by queue, QOS or partition.")
     start: list[str] = Field(
         description="The command that starts processes on the nodes of a job. {ranks} stands for how many, "
@@ -65,17 +65,17 @@ def load_cluster(name: str) -> Cluster:
     """Read a cluster file.
 
     Args:
-        name: of a file in the package, or the path of one, which ends in ``.yml`` or ``.yaml``.
+        name: name of a file in the package, or path of a file that ends in ``.yml`` or ``.yaml``.
 
     Raises:
-        ConfigError: for a name that is none, with the nearest, and for every wrong key of the file.
+        ConfigError: for an unknown name, with the nearest one, and for every wrong key of the file.
     """
     if name.endswith((".yml", ".yaml")):
         return _read(Path(name))
     if name not in cluster_names():
         raise ConfigError(
             f'cluster "{name}": no such site{did_you_mean(name, cluster_names())}; for another site give the path of '
-            "a cluster file that ends in .yml"
+            "a cluster file, which ends in .yml"
         )
     with resources.as_file(resources.files("credit.hpc") / "clusters" / f"{name}.yml") as path:
         return _read(path)
@@ -90,8 +90,21 @@ def _read(path: Path) -> Cluster:
     return build_section(kinds[kind], raw, origin=f"cluster file {path}")
 
 
+def require_section(cluster: Cluster, section: PbsConfig | SlurmConfig) -> None:
+    """Raise if the config names a cluster in the section of another scheduler.
+
+    Raises:
+        ConfigError: naming both sections.
+    """
+    if section.scheduler != cluster.scheduler:
+        raise ConfigError(
+            f"{section.scheduler}.cluster: {section.cluster}: {cluster.title} uses {cluster.scheduler}; set "
+            f"{cluster.scheduler}.cluster instead"
+        )
+
+
 def resolve(cluster: Cluster, section: SchedulerConfig, uses_gpus: bool) -> PbsConfig | SlurmConfig:
-    """Return what a job asks for: the cluster's values, replaced by those of the config's section.
+    """Return the settings of a job: those of the cluster, replaced by those of the config's section.
 
     Mappings are merged key by key.
 
@@ -102,26 +115,27 @@ def resolve(cluster: Cluster, section: SchedulerConfig, uses_gpus: bool) -> PbsC
     values: dict[str, Any] = {}
     for layer in layers:
         for key, value in layer.model_dump(exclude_none=True).items():
-            values[key] = {**values.get(key, {}), **value} if isinstance(value, Mapping) else value
+            if isinstance(value, Mapping):
+                value = {**values.get(key, {}), **value}
+            values[key] = value
     if not uses_gpus:
         values["gpus_per_node"] = 0
     for key in ("walltime", *cluster.required):
         if key not in values:
             raise ConfigError(
-                f"{cluster.scheduler}.{key}: this key is missing; {cluster.title} asks for it. Write it into the "
+                f"{cluster.scheduler}.{key}: this key is missing, and {cluster.title} requires it; write it into the "
                 f"config, or {cluster.scheduler}.{key}=... after the config's name"
             )
-    asked = type(cluster.defaults)(**values)
-    _check_walltime(cluster, asked)
-    return asked
+    settings = type(cluster.defaults)(**values)
+    _require_allowed_walltime(cluster, settings)
+    return settings
 
 
-def _check_walltime(cluster: Cluster, asked: PbsConfig | SlurmConfig) -> None:
-    queue = asked.queue if isinstance(asked, PbsConfig) else asked.qos or asked.partition
-    # a queue that the file does not list may still be there: reservations come and go
-    longest = cluster.queues.get(queue or "", Queue()).max_walltime
-    if longest is not None and parse_duration(asked.walltime) > parse_duration(longest):
+def _require_allowed_walltime(cluster: Cluster, settings: PbsConfig | SlurmConfig) -> None:
+    # A queue that the file does not list may exist all the same: reservations come and go.
+    queue = cluster.queues.get(settings.queue_name or "", Queue())
+    if queue.max_walltime is not None and parse_duration(settings.walltime) > parse_duration(queue.max_walltime):
         raise ConfigError(
-            f"{cluster.scheduler}.walltime: {asked.walltime}: {queue} of {cluster.title} allows {longest}; take less, "
-            "and more links of a chain (--chain)"
+            f"{cluster.scheduler}.walltime: {settings.walltime}: {settings.queue_name} of {cluster.title} allows "
+            f"{queue.max_walltime}; take less, and more links of a chain (--chain)"
         )

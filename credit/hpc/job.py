@@ -1,4 +1,4 @@
-"""One job, or a chain or array of it: what is asked of the scheduler and what runs."""
+"""Description of a job, a chain of jobs or a job array: resources and command."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ from pathlib import Path
 from credit.calendar import parse_duration
 from credit.config.schema_jobs import PbsConfig, SlurmConfig
 from credit.errors import ConfigError
+from credit.hpc import pbs
 from credit.hpc.chain import SCHEDULERS
 from credit.hpc.cluster import Cluster, resolve
 
-# what `credit submit` can send, and which of it uses GPUs; scoring does where the forecasts are made meanwhile
+# Kinds of jobs -> whether they use GPUs. Verification uses them only if it makes the forecasts (--online).
 KINDS = {"train": True, "preprocess": False, "rollout": True, "verify": False}
 
 
 @dataclass(frozen=True)
 class Job:
-    """What a job script is made of.
+    """Resources, command and environment of a job script.
 
     Attributes:
         kind: the command that runs: train, preprocess, rollout or verify.
@@ -49,22 +50,22 @@ class Job:
 
     @property
     def is_collective(self) -> bool:
-        """Whether the processes are ranks that work together."""
+        """Whether the processes are ranks of one process group."""
         return self.kind in ("train", "verify") or self.spread
 
     @property
     def is_array(self) -> bool:
-        """Whether the nodes are jobs of their own, which share the initial times."""
+        """Whether each node is a job of an array; the jobs share the initial times."""
         return not self.is_collective and self.size > 1
 
     @property
     def size(self) -> int:
-        """Nodes, together or one by one."""
+        """Number of nodes, of the job or of the whole array."""
         return self.asked.nodes or 1
 
     @property
     def nodes(self) -> int:
-        """Nodes of one job."""
+        """Number of nodes of one job."""
         return self.size if self.is_collective else 1
 
     @property
@@ -84,18 +85,18 @@ class Job:
 
     @property
     def parts(self) -> int:
-        """Into how many parts the initial times of a rollout are split."""
+        """Number of parts that the initial times of a rollout are split into."""
         return self.size * self.ranks_per_node
 
     @property
     def links(self) -> int:
-        """Jobs of the chain; what is no training goes on where it stopped when it is submitted again."""
+        """Number of jobs of the chain; jobs other than training continue when they are submitted again."""
         return self.asked.chain or 1 if self.kind == "train" else 1
 
     @property
     def seconds(self) -> int:
         """Time of one job."""
-        assert self.asked.walltime is not None, "resolve() has seen to it"
+        assert self.asked.walltime is not None, "resolve() requires it"
         return parse_duration(self.asked.walltime) * 60
 
     @property
@@ -110,7 +111,7 @@ class Job:
 
     @property
     def tasks_per_node(self) -> int:
-        """Processes of a node that Slurm starts itself: ranks only where srun is the launcher."""
+        """Processes of a node that Slurm starts: the ranks if srun is the launcher, else one."""
         return self.ranks_per_node if self.is_collective and self.launch == "srun" else 1
 
     @property
@@ -120,16 +121,12 @@ class Job:
 
     @property
     def select(self) -> str:
-        """Nodes and what each has, in PBS's words."""
-        asked = self.asked
-        assert isinstance(asked, PbsConfig)
-        node = {"ncpus": asked.cpus_per_node, "mpiprocs": self.ranks_per_node, "ngpus": asked.gpus_per_node}
-        node |= {"mem": asked.memory, **(asked.chunk or {})}
-        return ":".join([str(self.nodes), *(f"{name}={value}" for name, value in node.items() if value)])
+        """Nodes and their resources in the words of PBS."""
+        return pbs.select_directive(self)
 
     @property
     def launch(self) -> str:
-        """Who starts ranks that work together: torchrun, mpiexec or srun."""
+        """Launcher of the ranks of one process group: torchrun, mpiexec or srun."""
         return self.asked.launch or "torchrun"
 
     @property
@@ -148,7 +145,7 @@ class Job:
             return [word.format(ranks=ranks, ranks_per_node=ranks_per_node) for word in self.start]
         except (KeyError, IndexError, ValueError) as error:
             raise ConfigError(
-                f"cluster file: start: {list(self.start)}: only {{ranks}} and {{ranks_per_node}} can stand in it"
+                f"cluster file: start: {list(self.start)}: the only placeholders are {{ranks}} and {{ranks_per_node}}"
             ) from error
 
 
@@ -190,14 +187,17 @@ def build_job(
     asked = resolve(cluster, section, KINDS[kind] or online)
     if kind == "preprocess":
         asked = asked.model_copy(update={"nodes": 1, "ranks_per_node": 1})
-    own = [o for o in overrides if not o.startswith(("pbs.", "slurm."))]
-    own += (["--online"] if online else []) + (["--model", str(model.absolute())] if model is not None else [])
+    command_arguments = [text for text in overrides if not text.startswith(("pbs.", "slurm."))]
+    if online:
+        command_arguments.append("--online")
+    if model is not None:
+        command_arguments += ["--model", str(model.absolute())]
     return Job(
         kind=kind,
         name=SCHEDULERS[cluster.scheduler].job_name(experiment if kind == "train" else f"{kind}_{experiment}"),
         folder=folder.absolute(),
         workdir=Path.cwd(),
-        arguments=(kind, str(config.absolute()), *own),
+        arguments=(kind, str(config.absolute()), *command_arguments),
         scheduler=cluster.scheduler,
         asked=asked,
         start=tuple(cluster.start),

@@ -1,4 +1,4 @@
-"""What the two schedulers' commands have in common: how they are called, and what their answers mean."""
+"""Run commands of a scheduler, and make names that schedulers accept."""
 
 from __future__ import annotations
 
@@ -10,35 +10,37 @@ from pathlib import Path
 from credit.errors import CreditError
 
 
-def call(command: Sequence[str], folder: Path | None = None, allowed: Collection[int] = ()) -> tuple[int, str]:
-    """Run a scheduler's command, without a shell, and return its exit code and what it printed.
+def run_command(command: Sequence[str], folder: Path | None = None, allowed: Collection[int] = ()) -> tuple[int, str]:
+    """Run a command of a scheduler without a shell and return its exit status and standard output.
 
     Args:
-        command: its words.
-        folder: where it runs.
-        allowed: exit codes besides 0 that are answers, not failures.
+        command: words of the command.
+        folder: working folder, None for the current one.
+        allowed: exit statuses besides 0 that are not failures.
 
     Raises:
-        CreditError: if it is not there, or fails, with what it said.
+        CreditError: if the command is missing or fails, with its message.
     """
     try:
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
+        completed = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
     except FileNotFoundError as error:
         raise CreditError(
             f"{command[0]} is not on this machine; submit from a login node of the cluster, or look at the script with "
             "--dry-run"
         ) from error
     except subprocess.TimeoutExpired as error:
-        raise CreditError(f"{command[0]} gave no answer in five minutes; is the scheduler well?") from error
-    if done.returncode and done.returncode not in allowed:
-        said = (done.stderr or done.stdout).strip() or "it said nothing"
-        raise CreditError(f"{' '.join(command)}: failed with {done.returncode}: {said}")
-    return done.returncode, done.stdout.strip()
+        raise CreditError(
+            f"{command[0]} gave no answer in five minutes; check whether the scheduler is running"
+        ) from error
+    if completed.returncode and completed.returncode not in allowed:
+        message = (completed.stderr or completed.stdout).strip() or "it printed nothing"
+        raise CreditError(f"{' '.join(command)}: failed with exit status {completed.returncode}: {message}")
+    return completed.returncode, completed.stdout.strip()
 
 
-def plain_name(text: str, longest: int) -> str:
-    """Return `text` as a name for a job: letters, digits, dot, dash and underscore, a letter first."""
+def sanitize_name(text: str, max_length: int) -> str:
+    """Return `text` as a job name: a letter, then letters, digits, dots, dashes and underscores."""
     name = re.sub(r"[^A-Za-z0-9._-]+", "_", text).strip("_.-")
     if not name or not name[0].isalpha():
         name = f"credit_{name}".rstrip("_")
-    return name[:longest]
+    return name[:max_length]

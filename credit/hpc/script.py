@@ -1,7 +1,7 @@
-"""From a job to the text of its script.
+"""Render job scripts from templates.
 
-Whatever a template puts out is quoted for the shell, unless a filter says that it is something else; so a name or path
-cannot end a command or begin another, whatever it holds.
+Values in a template are quoted for the shell unless a filter marks them as something else. So no name or path can end a
+command or begin another.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from credit.hpc.job import Job
 
 
 class _AsIs(str):
-    """Text that is not to be quoted."""
+    """Text that is not quoted."""
 
     def __html__(self) -> str:
-        # the mark by which Jinja2 knows text that is finished: blocks and macros come with it too
+        # Jinja2 recognises finished text, such as blocks and macros, by this method.
         return self
 
 
 def render(job: Job) -> str:
-    """Return the script of a job, from the package's template or the user's.
+    """Return the script of a job, from a template of the package or of the user.
 
-    A template of the user's may extend ours (``{% extends "slurm.sh.j2" %}``) and replace its blocks.
+    A user's template can extend one of the package (``{% extends "slurm.sh.j2" %}``) and replace its blocks.
 
     Raises:
-        ConfigError: if the user's template is not there, or wrong.
+        ConfigError: if the user's template is missing or wrong.
     """
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("credit.hpc", "templates"),
@@ -43,31 +43,31 @@ def render(job: Job) -> str:
         keep_trailing_newline=True,
     )
     environment.filters.update(words=_words, word=_word, line=_line)
-    own = job.asked.template
-    if own is None:
+    user_template = job.asked.template
+    if user_template is None:
         return environment.get_template(f"{job.scheduler}.sh.j2").render(job=job, asked=job.asked)
     try:
-        return environment.from_string(Path(own).read_text(encoding="utf-8")).render(job=job, asked=job.asked)
+        return environment.from_string(Path(user_template).read_text(encoding="utf-8")).render(job=job, asked=job.asked)
     except OSError as error:
-        raise ConfigError(f"{job.scheduler}.template: {own}: cannot be read ({error.strerror})") from error
+        raise ConfigError(f"{job.scheduler}.template: {user_template}: cannot be read ({error.strerror})") from error
     except jinja2.TemplateError as error:
-        raise ConfigError(f"{job.scheduler}.template: {own}: {type(error).__name__}: {error}") from error
+        raise ConfigError(f"{job.scheduler}.template: {user_template}: {type(error).__name__}: {error}") from error
 
 
 def _words(values: Sequence[object]) -> _AsIs:
-    """Words of a command, each of them quoted."""
+    """Return the words of a command, each of them quoted."""
     return _AsIs(shlex.join(str(value) for value in values))
 
 
 def _word(value: object) -> _AsIs:
-    """A word of a directive, which knows no quotes."""
+    """Return one word of a directive, in which quotes are not possible."""
     text = str(value)
-    assert re.fullmatch(r"[^\s#'\"\\$`;<>]+", text), f"{text!r} is no word of a directive"
+    assert re.fullmatch(r"[^\s#'\"\\$`;<>]+", text), f"{text!r} is not a word of a directive"
     return _AsIs(text)
 
 
 def _line(value: object) -> _AsIs:
-    """A line that the user wrote to stand in a script."""
+    """Return a line of shell from the config, unchanged."""
     text = str(value)
-    assert len(text.splitlines()) == 1, f"{text!r} is no single line"
+    assert len(text.splitlines()) == 1, f"{text!r} is not a single line"
     return _AsIs(text)

@@ -6,38 +6,41 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from credit.errors import CreditError
-from credit.hpc.scheduler import call, plain_name
+from credit.hpc.scheduler import run_command, sanitize_name
 
 
 def job_name(text: str) -> str:
-    """Return a name that is easy to read in Slurm's lists."""
-    return plain_name(text, 64)
+    """Return a name of a readable length."""
+    return sanitize_name(text, 64)
 
 
 def commands(script: Path, links: int, after: Sequence[str] = ()) -> list[list[str]]:
-    """Return the command that submits a script; how often it goes back into the queue stands in the script.
+    """Return the command that submits a script; the script itself counts how often it is requeued.
 
-    What waits for a job that ends with an error is deleted, as PBS does by itself.
+    A job that depends on one that fails is deleted, as PBS does by default.
     """
-    wait = [f"--dependency={':'.join(['afterok', *after])}", "--kill-on-invalid-dep=yes"] if after else []
-    return [["sbatch", "--parsable", *wait, str(script)]]
+    words = ["sbatch", "--parsable"]
+    if after:
+        words += [f"--dependency={':'.join(['afterok', *after])}", "--kill-on-invalid-dep=yes"]
+    return [[*words, str(script)]]
 
 
 def submit(script: Path, folder: Path, links: int, after: Sequence[str] = ()) -> list[str]:
-    """Submit a script from `folder`, where its log will lie, and return the job's id."""
+    """Submit a script from `folder`, where Slurm writes the log, and return the id of the job."""
     (command,) = commands(script, links, after)
-    # the cluster's name may follow
-    return [call(command, folder)[1].split(";")[0]]
+    _, output = run_command(command, folder)
+    # The name of the cluster may follow the id.
+    return [output.split(";")[0]]
 
 
 def release(ids: list[str]) -> None:
-    """Nothing is held: no other job waits for this one."""
+    """Do nothing: a chain is a single job, which is never on hold."""
 
 
 def is_alive(job_id: str) -> bool:
-    """Return whether a job waits or runs."""
+    """Return whether a job is queued or running."""
     try:
-        return call(["squeue", "--noheader", "--format=%i", f"--jobs={job_id}"])[1] != ""
+        return run_command(["squeue", "--noheader", "--format=%i", f"--jobs={job_id}"])[1] != ""
     except CreditError as error:
         if "Invalid job id" in str(error):
             return False
@@ -47,4 +50,4 @@ def is_alive(job_id: str) -> bool:
 def delete(job_id: str) -> None:
     """Delete a job; one that has ended already is left alone."""
     if is_alive(job_id):
-        call(["scancel", job_id])
+        run_command(["scancel", job_id])

@@ -1,4 +1,4 @@
-"""Writes a job's script, submits it and remembers its ids; takes them back."""
+"""Write and submit job scripts, record the ids of the jobs, and cancel them."""
 
 from __future__ import annotations
 
@@ -12,26 +12,32 @@ from credit.hpc.script import render
 
 
 def preview(job: Job) -> str:
-    """Return the script, and the commands that would submit it as comments."""
-    wanted = SCHEDULERS[job.scheduler].commands(job.script, job.links, _waits_for(job))
-    commands = "".join("".join(f"# {line}\n" for line in shlex.join(words).splitlines()) for words in wanted)
-    return f"{render(job)}\n# To be submitted from save_loc/logs by\n{commands}"
+    """Return the script, followed by the commands that would submit it, as comments."""
+    lines = [render(job), "# Submit it from save_loc/logs with"]
+    for words in SCHEDULERS[job.scheduler].commands(job.script, job.links, _find_predecessors(job)):
+        # A word may contain line breaks.
+        for line in shlex.join(words).splitlines():
+            lines.append(f"# {line}")
+    return "\n".join([*lines, ""])
 
 
 def submit(job: Job) -> list[str]:
     """Write the script, submit it, and return the ids of the chain's links.
 
     Raises:
-        CreditError: if jobs of the same kind wait or run, those to be waited for do not, or the scheduler refuses.
+        CreditError: if jobs of the same kind are queued or running, if those of ``--after`` are not, or if the
+            scheduler refuses the job.
     """
-    scheduler, text = SCHEDULERS[job.scheduler], render(job)
-    _require_none(job)
-    after = [job_id for job_id in _waits_for(job) if scheduler.is_alive(job_id)]
+    scheduler = SCHEDULERS[job.scheduler]
+    text = render(job)
+    _require_no_active_job(job)
+    predecessors = _find_predecessors(job)
+    after = [job_id for job_id in predecessors if scheduler.is_alive(job_id)]
     if job.after is not None and not after:
-        # a scheduler soon forgets how a job ended
+        # A scheduler soon forgets how a job ended.
         raise CreditError(
-            f"--after {job.after}: {', '.join(_waits_for(job))}: none of these jobs waits or runs any more, and how "
-            f"they ended is not known here; see {job.folder / 'logs'} whether all went well, and leave --after out"
+            f"--after {job.after}: {', '.join(predecessors)}: all of these jobs have ended, and whether they failed is "
+            f"unknown; look at {job.folder / 'logs'}, and leave --after out if they succeeded"
         )
     logs = job.folder / "logs"
     try:
@@ -51,7 +57,7 @@ def submit(job: Job) -> list[str]:
 
 
 def cancel(folder: Path, kind: str) -> list[str]:
-    """Delete what was submitted last of a kind, the last link first, and return the ids.
+    """Delete the jobs of a kind that were submitted last, the last link first, and return their ids.
 
     Raises:
         ConfigError: if nothing was submitted.
@@ -59,33 +65,42 @@ def cancel(folder: Path, kind: str) -> list[str]:
     jobs = read_jobs(folder)
     if kind not in jobs:
         others = ", ".join(jobs) or "none"
-        raise ConfigError(f"{folder}: no job of the kind {kind} was submitted from here; {others} was")
+        raise ConfigError(f"{folder}: no job of the kind {kind} was submitted from here; submitted were: {others}")
     delete_all(jobs[kind]["scheduler"], jobs[kind]["ids"])
     return jobs[kind]["ids"]
 
 
-def _waits_for(job: Job) -> list[str]:
-    """Return the ids of the jobs that must have ended well before.
+def _find_predecessors(job: Job) -> list[str]:
+    """Return the ids of the jobs that must end without an error before this one starts.
 
     Raises:
-        ConfigError: if none was submitted, or to another scheduler.
+        ConfigError: if none was submitted, or only to another scheduler.
     """
     if job.after is None:
         return []
-    known = read_jobs(job.folder).get(job.after)
-    if known is None or known["scheduler"] != job.scheduler:
-        where = "from here" if known is None else f"to {job.scheduler}"
-        raise ConfigError(f"--after {job.after}: {job.folder}: no such job was submitted {where}; leave it out")
-    return known["ids"]
+    submitted = read_jobs(job.folder).get(job.after)
+    if submitted is None:
+        raise ConfigError(f"--after {job.after}: {job.folder}: no such job was submitted from here; leave it out")
+    if submitted["scheduler"] != job.scheduler:
+        raise ConfigError(
+            f"--after {job.after}: {job.folder}: no such job was submitted to {job.scheduler}; leave it out"
+        )
+    return submitted["ids"]
 
 
-def _require_none(job: Job) -> None:
-    """Two jobs of one kind would write the same files, and the ids of the first would be forgotten."""
-    known = read_jobs(job.folder).get(job.kind)
-    if known is None:
+def _require_no_active_job(job: Job) -> None:
+    """Raise if a job of this kind is queued or running: both would write the same files.
+
+    Raises:
+        CreditError: naming the jobs.
+    """
+    submitted = read_jobs(job.folder).get(job.kind)
+    if submitted is None:
         return
-    alive = [job_id for job_id in known["ids"] if SCHEDULERS[known["scheduler"]].is_alive(job_id)]
-    if alive:
+    scheduler = SCHEDULERS[submitted["scheduler"]]
+    active_ids = [job_id for job_id in submitted["ids"] if scheduler.is_alive(job_id)]
+    if active_ids:
         raise CreditError(
-            f"{job.folder}: {job.kind} waits or runs already: {', '.join(alive)}; wait, or remove it with --cancel"
+            f"{job.folder}: {job.kind} is queued or running already: {', '.join(active_ids)}; wait for it, or delete "
+            "it with --cancel"
         )

@@ -1,7 +1,7 @@
-"""Copies between host and GPU for which the host does not wait.
+"""Asynchronous copies between host and GPU.
 
-A copy from ordinary memory, and a plain `.item()`, wait until the GPU has done all that was queued before. Then it
-stands still until the host has queued more. Copies through pinned memory take their turn like everything else.
+A copy from ordinary memory, or a plain `.item()`, blocks the host until the GPU has finished all queued work; the GPU
+then idles until the host has queued more. Copies through pinned memory are queued like any other work.
 """
 
 from __future__ import annotations
@@ -15,39 +15,40 @@ from torch import Tensor
 
 
 def to_device(array: np.ndarray, device: torch.device) -> Tensor:
-    """Return an array's values on `device`; on the CPU in its own memory."""
+    """Return the values of an array on `device`; on the CPU the tensor shares the memory of the array."""
     host = torch.from_numpy(array)
-    # torch gives pinned memory to no one else before the copy is over
+    # torch does not reuse pinned memory before the copy from it has finished.
     return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host.to(device)
 
 
 class AsyncHostCopy:
-    """A tensor on its way to the host; only who asks for its values waits, and for nothing that was queued later.
+    """Copy of a tensor to the host that has been queued; only `get` waits, and only for work queued before it.
 
     Args:
         tensor: on any device; on the CPU it is not copied.
     """
 
     def __init__(self, tensor: Tensor) -> None:
-        self._host, self._there = tensor, None
+        self._host = tensor
+        self._finished: torch.cuda.Event | None = None
         if tensor.device.type == "cuda":
             self._host = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=True)
             self._host.copy_(tensor, non_blocking=True)
-            # of its own device: the current one may be another
-            self._there = torch.cuda.current_stream(tensor.device).record_event()
+            # The stream of the tensor's device, since another device may be the current one.
+            self._finished = torch.cuda.current_stream(tensor.device).record_event()
 
     def get(self) -> Tensor:
-        """Return the tensor on the host, when it is there."""
-        if self._there is not None:
-            self._there.synchronize()
+        """Return the tensor on the host; waits until the copy has finished."""
+        if self._finished is not None:
+            self._finished.synchronize()
         return self._host
 
 
 def fetched(outputs: Iterable[Tensor]) -> Iterator[Tensor]:
-    """Yield the tensors on the host; a GPU is given the next to make before, so that both work at a time."""
-    coming: deque[AsyncHostCopy] = deque()
+    """Yield tensors on the host; the GPU gets the next one to compute before the host waits for the present one."""
+    pending: deque[AsyncHostCopy] = deque()
     for output in outputs:
-        coming.append(AsyncHostCopy(output))
-        if output.device.type == "cpu" or len(coming) > 1:
-            yield coming.popleft().get()
-    yield from (output.get() for output in coming)
+        pending.append(AsyncHostCopy(output))
+        if output.device.type == "cpu" or len(pending) > 1:
+            yield pending.popleft().get()
+    yield from (output.get() for output in pending)

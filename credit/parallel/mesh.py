@@ -16,7 +16,7 @@ _MAX_LISTED_GRIDS = 12
 
 @dataclass(frozen=True)
 class ParallelDims:
-    """How many ranks lie along each axis; their product is the number of ranks.
+    """Number of ranks along each axis of the mesh; their product is the number of all ranks.
 
     Attributes:
         replicate: groups that hold the same shards.

@@ -1,4 +1,7 @@
-"""A failure of one rank is a failure of all, so that no rank waits for the others in vain."""
+"""Collectives of Python objects that share errors: a failure of one rank is raised on all ranks.
+
+Otherwise the ranks without an error would wait in the next collective for the one that failed, until it times out.
+"""
 
 from __future__ import annotations
 
@@ -21,89 +24,103 @@ def rank_of(group: dist.ProcessGroup | None = None) -> int:
     return dist.get_rank(group) if dist.is_initialized() else 0
 
 
-def together(what: Callable[[], T], group: dist.ProcessGroup | None = None) -> list[T]:
-    """Collective: call `what` on every rank and return what each of them returned, in the order of ranks.
+def together(function: Callable[[], T], group: dist.ProcessGroup | None = None) -> list[T]:
+    """Collective: call `function` on every rank and return the results of all ranks, in the order of ranks.
 
     Args:
-        what: has no collectives in it; its result can be pickled.
-        group: ranks that take part, all of the run by default. Without a process group there is this process alone.
+        function: runs no collective; its result can be pickled.
+        group: ranks that take part, all of the run by default. Without a process group this process is the only one.
 
     Raises:
-        CreditError: on every rank, if `what` failed on any: a rank's own error, or the first of the others'. What is no
-            CreditError becomes a CheckpointError.
+        CreditError: on every rank, if `function` failed on any: the error of this rank, or else the first of the
+            others. An error of another kind becomes a CheckpointError.
     """
-    mine, own = None, None
+    result: T | None = None
+    local_error: CreditError | None = None
     try:
-        mine = what()
+        result = function()
     except CreditError as error:
-        own = error
+        local_error = error
     except Exception as error:
-        # the texts of these two are made to be read
-        own = CheckpointError(str(error) if isinstance(error, OSError | SafetensorError) else repr(error))
-        own.__cause__ = error
-    results = [(mine, own)]
+        # The texts of these two kinds are written for users; of others the kind belongs into the message.
+        message = str(error) if isinstance(error, OSError | SafetensorError) else repr(error)
+        local_error = CheckpointError(message)
+        local_error.__cause__ = error
+    outcomes = [(result, local_error)]
     if dist.is_initialized():
-        results *= dist.get_world_size(group)
-        with _connected():
-            dist.all_gather_object(results, (mine, own), group=group)
-    problem = own or next((error for _, error in results if error is not None), None)
-    if problem is not None:
-        raise problem
-    return [value for value, _ in results]
+        outcomes *= dist.get_world_size(group)
+        with _report_lost_ranks():
+            dist.all_gather_object(outcomes, (result, local_error), group=group)
+    if local_error is not None:
+        raise local_error
+    for _, error in outcomes:
+        if error is not None:
+            raise error
+    return [value for value, _ in outcomes]
 
 
-def run_on_rank0(what: Callable[[], T]) -> T:
-    """Collective: call `what` on the main process alone and return its result on every rank.
+def run_on_rank0(function: Callable[[], T]) -> T:
+    """Collective: call `function` on rank 0 only and return its result on every rank.
 
-    What files tell must not differ by rank, and a thousand ranks that ask are a load for a file system. The result may
-    be large: it is sent to each rank once. `together` would give every rank room for the largest times the number of
-    ranks.
+    Use it to read files: the ranks must not disagree on their contents, and a thousand ranks that read at once are a
+    load for a file system. The result may be large, since it is sent to each rank once; `together` would need memory
+    for the largest result times the number of ranks.
 
     Args:
-        what: has no collectives in it; its result can be pickled.
+        function: runs no collective; its result can be pickled.
 
     Raises:
-        CreditError: on every rank, if `what` failed.
+        CreditError: on every rank, if `function` failed.
     """
     if not dist.is_initialized():
-        return what()
+        return function()
     pickled: list[bytes] = []
-    # Pickling here, not in the broadcast, makes a result that cannot be pickled an error of all ranks: there rank 0
-    # alone would raise, and the others would wait for it.
-    together(lambda: pickled.append(pickle.dumps(what())) if rank_of() == 0 else None)
-    box = [pickled[0] if pickled else None]
-    with _connected():
-        dist.broadcast_object_list(box, src=0)
-    return pickle.loads(box[0])
+
+    def run_and_pickle() -> None:
+        # A result that cannot be pickled must be an error of all ranks, so pickling is done before the broadcast.
+        if rank_of() == 0:
+            pickled.append(pickle.dumps(function()))
+
+    together(run_and_pickle)
+    payload = [pickled[0] if pickled else None]
+    with _report_lost_ranks():
+        dist.broadcast_object_list(payload, src=0)
+    return pickle.loads(payload[0])
 
 
-def scatter_from_rank0(offer: T, deal: Callable[[list[T]], list[U]], group: dist.ProcessGroup | None = None) -> U:
-    """Collective: return this rank's part of what rank 0 makes of the offers of all; no other rank sees them.
+def scatter_from_rank0(value: T, transform: Callable[[list[T]], list[U]], group: dist.ProcessGroup | None = None) -> U:
+    """Collective: gather values on rank 0, transform them there, and scatter one result to each rank.
 
     Args:
-        offer: of this rank; can be pickled.
-        deal: turns the offers, in the order of ranks, into as many parts; has no collectives in it.
-        group: ranks that take part, all of the run by default. Without a process group there is this process alone.
+        value: of this rank; can be pickled.
+        transform: turns the values, in the order of ranks, into as many results; runs no collective.
+        group: ranks that take part, all of the run by default. Without a process group this process is the only one.
 
     Raises:
-        CreditError: on every rank, if `deal` failed.
+        CreditError: on every rank, if `transform` failed.
     """
     if not dist.is_initialized():
-        return deal([offer])[0]
-    main = rank_of(group) == 0
-    offers = [offer] * dist.get_world_size(group) if main else None
-    with _connected():
-        dist.gather_object(offer, offers, group=group, group_dst=0)
-    parts: list[U] = []
-    together(lambda: parts.extend(deal(offers)) if main else None, group)
-    mine: list[U | None] = [None]
-    with _connected():
-        dist.scatter_object_list(mine, parts if main else None, group=group, group_src=0)
-    return mine[0]
+        return transform([value])[0]
+    is_main = rank_of(group) == 0
+    values = [value] * dist.get_world_size(group) if is_main else None
+    with _report_lost_ranks():
+        dist.gather_object(value, values, group=group, group_dst=0)
+    results: list[U] = []
+
+    def transform_on_rank0() -> None:
+        if is_main:
+            results.extend(transform(values))
+
+    together(transform_on_rank0, group)
+    received: list[U | None] = [None]
+    with _report_lost_ranks():
+        dist.scatter_object_list(received, results if is_main else None, group=group, group_src=0)
+    return received[0]
 
 
 @contextmanager
-def _connected() -> Iterator[None]:
+def _report_lost_ranks() -> Iterator[None]:
+    """Raise a CheckpointError where a collective fails because another rank has died."""
     try:
         yield
     except RuntimeError as error:

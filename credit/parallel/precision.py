@@ -1,4 +1,4 @@
-"""Mixed precision of a sharded model: the policy that a config asks for, and the buffers that FSDP2 does not cast."""
+"""Mixed precision of a sharded model: the policy of a config, and buffers that FSDP2 does not cast."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _build_mp_policy(conf: Mapping[str, Any]) -> MixedPrecisionPolicy | None:
         return None
     if not isinstance(requested or {}, Mapping):
         raise ConfigError(
-            f"trainer.fsdp2_mp_policy: {requested!r} is no section; its keys are {', '.join(_POLICY_KEYS)}"
+            f"trainer.fsdp2_mp_policy: {requested!r} is not a section; its keys are {', '.join(_POLICY_KEYS)}"
         )
     settings: dict[str, Any] = dict(_DEFAULT_DTYPES)
     for key, value in (requested or {}).items():
@@ -86,14 +86,14 @@ def read_section(conf: Any, name: str, parent: str = "") -> Mapping[str, Any]:
     """
     section = (conf.get(name) if isinstance(conf, Mapping) else conf) or {}
     if not isinstance(section, Mapping):
-        raise ConfigError(f"{parent}{name}: {section!r} is no section; conf is a whole config as nested dicts")
+        raise ConfigError(f"{parent}{name}: {section!r} is not a section; conf is a whole config as nested dicts")
     return section
 
 
 def read_switch(section: Mapping[str, Any], path: str, default: bool) -> bool:
     """Return a switch of a section, `default` where it is missing or None.
 
-    A plain dict was checked by nobody, and the text "false" is true in Python. The numbers 0 and 1 equal the booleans.
+    A plain dict has not been validated, and the text "false" is true in Python. 0 and 1 count as booleans.
 
     Raises:
         ConfigError: if it is neither true nor false.
@@ -113,4 +113,4 @@ def _read_dtype(value: Any, path: str) -> torch.dtype:
     if isinstance(value, str) and value in _DTYPES:
         return _DTYPES[value]
     name = str(value).removeprefix("torch.")
-    raise ConfigError(f"{path}: {value!r} is no dtype{did_you_mean(name, _DTYPES)}")
+    raise ConfigError(f"{path}: {value!r} is not a dtype{did_you_mean(name, _DTYPES)}")

@@ -1,4 +1,4 @@
-"""Rank facts of this process and its process group; the only reader of rank and job variables."""
+"""Rank of this process and the process group of the run; nothing else reads rank and job variables."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from torch.distributed.rendezvous import rendezvous
 
 from credit.errors import ConfigError
 
-# Where each launcher tells rank, world size, rank on the host and ranks on the host; the first complete one counts.
-# MPI comes before Slurm: mpirun starts its daemons with srun, whose variables then count daemons.
+# Variables of each launcher: rank, world size, rank on the host, ranks on the host. The first launcher whose rank and
+# world size are set counts. MPI comes before Slurm: mpirun starts its daemons with srun, whose variables count daemons.
 _LAUNCHERS = {
     "torchrun": ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
     "openmpi": ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
@@ -28,22 +28,24 @@ _LAUNCHERS = {
 }  # fmt: skip
 _ATTEMPT = "TORCHELASTIC_RESTART_COUNT"
 _PORTS = range(20000, 60000)
-# open files of a process beside its connections; groups of all ranks, with some to spare
-_FILES, _GROUPS = 1024, 8
+# Open files that a process needs besides its connections.
+_OTHER_FILES = 1024
+# Groups of all ranks that a run makes, with some to spare.
+_GROUPS = 8
 
 
 @dataclass(frozen=True)
 class ProcessInfo:
-    """Where this process stands among the run's processes.
+    """Position of this process among the processes of the run.
 
     Attributes:
         rank: of this process.
         world: number of processes.
         local_rank: among the processes of this host; selects the GPU.
-        launcher: who started them: torchrun, slurm, openmpi, pals, mpich or none.
+        launcher: program that started them: torchrun, slurm, openmpi, pals, mpich or none.
         job_id: of the scheduler, empty outside one.
-        attempt: how often torchrun has started the ranks again.
-        address: host and port where rank 0 is met, None where the launcher has set MASTER_ADDR and MASTER_PORT.
+        attempt: number of times that torchrun has restarted the ranks.
+        address: host and port of rank 0, None where the launcher has set MASTER_ADDR and MASTER_PORT.
     """
 
     rank: int = 0
@@ -56,75 +58,78 @@ class ProcessInfo:
 
     @property
     def is_main(self) -> bool:
-        """Whether this process writes logs and files."""
+        """True on the process that writes logs and files."""
         return self.rank == 0
 
 
 def read_process_info(environ: Mapping[str, str] = os.environ) -> ProcessInfo:
-    """Return the facts of this process.
+    """Return the position of this process, from the variables of its launcher.
 
     A shell inside a Slurm or PBS allocation is not a launcher: there, one process runs.
 
     Raises:
-        ConfigError: for variables that are no ranks, or where nothing tells where rank 0 is.
+        ConfigError: for variables that are not valid ranks, or if the address of rank 0 cannot be found.
     """
     job_id = environ.get("SLURM_JOB_ID") or environ.get("PBS_JOBID") or ""
-    for launcher, (rank, world, local, on_host) in _LAUNCHERS.items():
-        if rank not in environ or world not in environ:
+    for launcher, (rank_key, world_key, local_rank_key, local_world_key) in _LAUNCHERS.items():
+        if rank_key not in environ or world_key not in environ:
             continue
-        facts = [_whole(environ, name) for name in (rank, world)]
-        if not 0 <= facts[0] < facts[1]:
-            raise ConfigError(f"{rank}={facts[0]} and {world}={facts[1]}: a rank must lie below the number of ranks")
-        here = _whole(environ, local) if local in environ else None
-        if facts[1] > 1 and here is None:
+        rank = _read_int(environ, rank_key)
+        world = _read_int(environ, world_key)
+        if not 0 <= rank < world:
+            raise ConfigError(f"{rank_key}={rank} and {world_key}={world}: a rank must lie below the number of ranks")
+        local_rank = _read_int(environ, local_rank_key) if local_rank_key in environ else None
+        if world > 1 and local_rank is None:
             raise ConfigError(
-                f"{rank} is set by {launcher} but {local} is not, so no GPU can be chosen; export {local}"
+                f"{rank_key} is set by {launcher} but {local_rank_key} is not, so no GPU can be chosen; export "
+                f"{local_rank_key}"
             )
-        one_host = environ.get(on_host) == str(facts[1])
-        address = _address(environ, launcher, facts[1], one_host, job_id)
-        attempt = _whole(environ, _ATTEMPT) if _ATTEMPT in environ else 0
-        return ProcessInfo(facts[0], facts[1], here or 0, launcher, job_id, attempt, address)
+        is_one_host = environ.get(local_world_key) == str(world)
+        address = _find_address(environ, launcher, world, is_one_host, job_id)
+        attempt = _read_int(environ, _ATTEMPT) if _ATTEMPT in environ else 0
+        return ProcessInfo(rank, world, local_rank or 0, launcher, job_id, attempt, address)
     return ProcessInfo(job_id=job_id)
 
 
 def require_one_process(command: str) -> None:
-    """Refuse to run `command` many times over: its processes would write the same files.
+    """Refuse to run `command` on several processes, which would write the same files.
 
     Raises:
         ConfigError: if a launcher has started several processes.
     """
-    launch = read_process_info()
-    if launch.world > 1:
+    process = read_process_info()
+    if process.world > 1:
         raise ConfigError(
-            f"credit {command} runs on one process, and {launch.launcher} has started {launch.world}; start it without"
+            f"credit {command} runs on one process, but {process.launcher} has started {process.world}; start it "
+            f"without {process.launcher}"
         )
 
 
 @contextmanager
 def process_group(launch: ProcessInfo, device: torch.device, timeout_minutes: int) -> Iterator[dist.Store | None]:
-    """Hold the run's process group: gloo for tensors on the CPU, nccl for those on GPUs. One process needs none.
+    """Collective: hold the process group of the run: gloo for tensors on the CPU, nccl for those on GPUs.
 
-    Yields the store that all ranks share, None for one process.
+    Yields the store that all ranks share. One process needs no group, and gets None.
 
     Args:
-        launch: facts of this process.
-        device: where the model lives; of GPUs the current one, which `credit.train.build_model.choose_device` makes it.
-        timeout_minutes: how long a collective waits for the slowest rank before the run fails.
+        launch: position of this process.
+        device: device of the model; a GPU must be the current one (`torch.cuda.set_device`).
+        timeout_minutes: minutes that a collective waits for the slowest rank before the run fails.
     """
     if launch.world == 1:
         yield None
         return
     _allow_open_files(launch.world)
-    # torch's record of the last collectives, which tells who is missing when one does not end
+    # Size of torch's record of the last collectives, which shows the missing ranks when one does not end.
     os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "2000")
     if device.type == "cpu" and hasattr(os, "SCHED_BATCH"):
-        # a thread that gloo wakes must not interrupt one that computes: a small all-reduce takes a quarter of the time
-        # (benchmarks/lab_notes.md); threads that are started from here on inherit it
+        # With this policy a thread that gloo wakes does not interrupt one that computes, and a small all-reduce takes a
+        # quarter of the time (benchmarks/lab_notes.md). Threads that are started later inherit it.
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
-    where = "env://" if launch.address is None else f"tcp://{launch.address[0]}:{launch.address[1]}"
+    url = "env://" if launch.address is None else f"tcp://{launch.address[0]}:{launch.address[1]}"
     timeout = timedelta(minutes=timeout_minutes)
-    store, *_ = next(rendezvous(where, launch.rank, launch.world, timeout=timeout))
-    # torchrun's store outlives a restart (2.13), and the addresses of the ranks that have died with it
+    store, *_ = next(rendezvous(url, launch.rank, launch.world, timeout=timeout))
+    # torchrun's store survives a restart (2.13), with the addresses of ranks that have died, hence a new prefix.
     store = dist.PrefixStore(f"attempt_{launch.attempt}", store)
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
@@ -136,29 +141,31 @@ def process_group(launch: ProcessInfo, device: torch.device, timeout_minutes: in
     )
     try:
         yield store
-        # gloo's threads may still free a tensor while a process that is done early shuts Python down
+        # Without a barrier, gloo's threads may still free a tensor while a process that is done early ends Python.
         dist.barrier()
     finally:
         dist.destroy_process_group()
 
 
 def _allow_open_files(world: int) -> None:
-    """Let this process open as many files as its groups need: gloo connects each rank of a group with every other.
+    """Raise this process's limit of open files: gloo connects each rank of a group with every other.
 
-    The usual limit of a shell, 1024, would end a start on a few hundred ranks.
+    The usual limit of a shell, 1024, would be too low for a few hundred ranks.
     """
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _FILES + _GROUPS * world
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        within = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (within, hard))
+    soft_limit, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    num_files = _OTHER_FILES + _GROUPS * world
+    if soft_limit == resource.RLIM_INFINITY or soft_limit >= num_files:
+        return
+    if hard_limit != resource.RLIM_INFINITY:
+        num_files = min(num_files, hard_limit)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (num_files, hard_limit))
 
 
 @contextmanager
 def fake_process_group(world: int) -> Iterator[None]:
-    """Hold a process group of `world` ranks of which this process is rank 0 and the others do not exist.
+    """Hold a process group of `world` ranks, of which this process is rank 0 and the others do not exist.
 
-    Collectives return at once and communicate nothing. One process needs none.
+    Collectives return at once and communicate nothing. A world of one rank needs no group.
     """
     if world == 1:
         yield
@@ -171,39 +178,42 @@ def fake_process_group(world: int) -> Iterator[None]:
         dist.destroy_process_group()
 
 
-def _whole(environ: Mapping[str, str], name: str) -> int:
+def _read_int(environ: Mapping[str, str], name: str) -> int:
     try:
         return int(environ[name])
     except ValueError as error:
         raise ConfigError(
-            f"{name}={environ[name]!r} is no whole number; the launcher sets it, leave it alone"
+            f"{name}={environ[name]!r} is not a whole number; the launcher sets this variable, do not change it"
         ) from error
 
 
-def _address(
-    environ: Mapping[str, str], launcher: str, world: int, one_host: bool, job_id: str
+def _find_address(
+    environ: Mapping[str, str], launcher: str, world: int, is_one_host: bool, job_id: str
 ) -> tuple[str, int] | None:
-    """Return where rank 0 is met, None where MASTER_ADDR and MASTER_PORT say so."""
+    """Return host and port of rank 0, None where MASTER_ADDR and MASTER_PORT have both."""
     if world == 1 or ("MASTER_ADDR" in environ and "MASTER_PORT" in environ):
         return None
-    digits = "".join(c for c in job_id if c.isdigit())
+    # All ranks must find the same port without communication, so it is derived from the number of the job.
+    digits = "".join(character for character in job_id if character.isdigit())
     port = int(environ.get("MASTER_PORT") or _PORTS[int(digits or 0) % len(_PORTS)])
     if "MASTER_ADDR" in environ:
         return environ["MASTER_ADDR"], port
-    if one_host:
+    if is_one_host:
         return "localhost", port
     if launcher == "slurm" and environ.get("SLURM_STEP_NODELIST"):
         return first_host(environ["SLURM_STEP_NODELIST"]), port
     raise ConfigError(
-        f"{world} ranks of {launcher} on several hosts, and MASTER_ADDR is not set; in the job script: "
+        f"{world} ranks of {launcher} run on several hosts, and MASTER_ADDR is not set; add to the job script: "
         f"export MASTER_ADDR={socket.gethostname()} (the host of rank 0)"
     )
 
 
 def first_host(nodes: str) -> str:
     """Return the first host of a Slurm node list: ``gpu[003-007,9],login1`` -> ``gpu003``."""
-    head, bracket, rest = nodes.partition("[")
-    if not bracket or "," in head:
+    prefix, bracket, remainder = nodes.partition("[")
+    if not bracket or "," in prefix:
         return nodes.split(",")[0]
-    numbers, _, tail = rest.partition("]")
-    return head + numbers.split(",")[0].split("-")[0] + first_host(tail)
+    numbers, _, suffix = remainder.partition("]")
+    first_number = numbers.split(",")[0].split("-")[0]
+    # A name may have several brackets.
+    return prefix + first_number + first_host(suffix)

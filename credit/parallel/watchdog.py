@@ -1,9 +1,9 @@
-"""Names the ranks that a run waits for, long before its collectives give up.
+"""Watchdog that reports which ranks a run waits for, long before its collectives time out.
 
-A rank that is stopped, stuck or dead makes all others wait in a collective, and the error that comes at last says that
-time is up, on the wrong ranks. So each rank tells the run's store every few seconds how far it is. One that makes no
-progress logs where in its code it waits; rank 0 also compares, and logs who is behind and the last collective of each
-group (from torch's flight recorder, where the version has one for the backend).
+A rank that is stopped, stuck or dead makes all others wait in a collective. The error at the time-out then appears on
+the waiting ranks and does not name the missing one. So each rank writes its progress to the run's store every few
+seconds. A rank without progress logs where in its code it waits. Rank 0 also compares the ranks, and logs those that
+are behind and the last collective of each group, from torch's flight recorder where the backend has one.
 """
 
 from __future__ import annotations
@@ -27,30 +27,33 @@ _STACK_LINES = 12
 
 
 class Watchdog:
-    """Watches over the progress of all ranks from a thread of its own; a context manager.
+    """Thread that watches the progress of all ranks; a context manager.
 
     Args:
-        store: of the run's process group, None where there is one process and nothing to watch.
+        store: of the run's process group; None for one process, which is not watched.
         rank: of this process.
         world: number of ranks.
-        patience: seconds without progress after which a rank speaks up; once for each time that it comes to a halt.
-        beat: seconds between signs of life.
+        patience: seconds without progress after which a rank writes a report, one for each halt.
+        beat: seconds between entries in the store.
     """
 
     def __init__(self, store: dist.Store | None, rank: int, world: int, patience: float, beat: float = 10.0) -> None:
-        # a connection of its own: the training's may be held by a call that waits
+        # The connection of the training may be held by a call that waits, so the thread has one of its own.
         self._store = None if store is None else store.clone()
-        self._rank, self._world = rank, world
-        self._patience, self._beat = patience, beat
-        self._count, self._what = 0, "starting"
-        self._main = threading.main_thread().ident
-        self._over = threading.Event()
+        self._rank = rank
+        self._world = world
+        self._patience = patience
+        self._beat = beat
+        self._count = 0
+        self._activity = "starting"
+        self._main_thread = threading.main_thread().ident
+        self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
-    def note(self, what: str) -> None:
-        """Say what this rank begins to do; that is progress."""
+    def note(self, activity: str) -> None:
+        """Record that this rank begins an activity, which counts as progress."""
         self._count += 1
-        self._what = what
+        self._activity = activity
 
     def __enter__(self) -> Watchdog:
         if self._store is not None:
@@ -60,92 +63,100 @@ class Watchdog:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._over.set()
+        self._stop.set()
         if self._thread.is_alive():
             self._thread.join()
 
     def _watch(self) -> None:
-        beats, seen, since, told = 0, -1, time.monotonic(), False
-        while not self._over.wait(self._beat):
-            halted = self._count == seen
-            if not halted:
-                seen, since, told = self._count, time.monotonic(), False
+        beats = 0
+        last_count = -1
+        last_progress = time.monotonic()
+        is_reported = False
+        while not self._stop.wait(self._beat):
+            is_halted = self._count == last_count
+            if not is_halted:
+                last_count = self._count
+                last_progress = time.monotonic()
+                is_reported = False
             beats += 1
+            # Reading the flight recorder costs time, so it is read during a halt only.
+            collectives = last_collectives() if is_halted else {}
             try:
-                # reading the recorder costs something, so only where nothing moves
-                self._store.set(_key(self._rank), json.dumps(self._said(beats, last_collectives() if halted else {})))
-                waited = time.monotonic() - since
-                if halted and not told and waited > self._patience:
-                    told = True
-                    self._report(waited)
+                self._store.set(_key(self._rank), json.dumps(self._status(beats, collectives)))
+                seconds_waited = time.monotonic() - last_progress
+                if is_halted and not is_reported and seconds_waited > self._patience:
+                    is_reported = True
+                    self._report(seconds_waited)
             except (RuntimeError, dist.DistError) as error:
                 logger.error("rank %d has lost the run's store: %s", self._rank, error)
                 return
 
-    def _report(self, waited: float) -> None:
-        lines = [f"rank {self._rank} has made no progress for {waited:.0f} s ({self._what})"]
+    def _report(self, seconds_waited: float) -> None:
+        lines = [f"rank {self._rank} has made no progress for {seconds_waited:.0f} s ({self._activity})"]
         if self._rank == 0:
-            before = self._others()
-            # long enough for every rank that lives to beat
-            self._over.wait(1.5 * self._beat)
-            lines += describe_lag(before, {**self._others(), 0: self._said(beats=-1)})
-        frame = sys._current_frames().get(self._main)
+            before = self._read_statuses()
+            # Every rank that lives writes its status at least once in this time.
+            self._stop.wait(1.5 * self._beat)
+            own_status = self._status(-1, last_collectives())
+            lines += describe_lag(before, {**self._read_statuses(), 0: own_status})
+        frame = sys._current_frames().get(self._main_thread)
         if frame is not None:
             lines.append("it waits here (most recent call last):")
             lines += "".join(traceback.format_stack(frame)[-_STACK_LINES:]).rstrip().splitlines()
         logger.error("%s", "\n".join(lines))
 
-    def _said(self, beats: int, collectives: Mapping[str, tuple[int, str]] | None = None) -> dict[str, Any]:
-        collectives = last_collectives() if collectives is None else collectives
-        return {"beats": beats, "count": self._count, "what": self._what, "collectives": collectives}
+    def _status(self, beats: int, collectives: Mapping[str, tuple[int, str]]) -> dict[str, Any]:
+        return {"beats": beats, "count": self._count, "activity": self._activity, "collectives": collectives}
 
-    def _others(self) -> dict[int, dict[str, Any] | None]:
-        """Return what each rank has said last, None of one that has said nothing."""
-        keys = {rank: _key(rank) for rank in range(self._world)}
-        return {
-            rank: json.loads(self._store.get(key)) if self._store.check([key]) else None for rank, key in keys.items()
-        }
+    def _read_statuses(self) -> dict[int, dict[str, Any] | None]:
+        """Return the last status of each rank, None for a rank that has written none."""
+        statuses = {}
+        for rank in range(self._world):
+            key = _key(rank)
+            statuses[rank] = json.loads(self._store.get(key)) if self._store.check([key]) else None
+        return statuses
 
 
 def describe_lag(
     before: Mapping[int, Mapping[str, Any] | None], now: Mapping[int, Mapping[str, Any] | None]
 ) -> list[str]:
-    """Return in words which ranks are silent or behind, from what all ranks have said at two moments.
+    """Return lines that say which ranks are silent or behind, from the statuses of all ranks at two moments.
 
     Args:
-        before: rank -> what it said last, None for nothing.
+        before: rank -> its last status, None for a rank that has written none.
         now: the same, more than a beat later.
     """
     lines = []
-    silent = [rank for rank, said in now.items() if said is None or said == before[rank]]
-    if silent:
-        lines.append(f"silent, so stopped or dead: {_ranks(silent)}")
-    counts = {rank: said["count"] for rank, said in now.items() if said is not None}
-    furthest = max(counts.values(), default=0)
+    silent_ranks = [rank for rank, status in now.items() if status is None or status == before[rank]]
+    if silent_ranks:
+        lines.append(f"silent, so stopped or dead: {_list_ranks(silent_ranks)}")
+    counts = {rank: status["count"] for rank, status in now.items() if status is not None}
+    highest_count = max(counts.values(), default=0)
     for rank, count in counts.items():
-        if count < furthest and rank not in silent:
-            lines.append(f"behind: rank {rank} ({now[rank]['what']})")
-    # group -> rank -> (number, name) of the last collective that it has begun
-    groups: dict[str, dict[int, list]] = {}
-    for rank, said in now.items():
-        for group, last in (said or {}).get("collectives", {}).items():
-            groups.setdefault(group, {})[rank] = last
-    for group, ranks in groups.items():
-        most = max(number for number, _ in ranks.values())
-        waiting = [rank for rank, (number, _) in ranks.items() if number == most]
-        # all ranks belong to the default group, also those that had no time to say so
-        members = now if "default_pg" in group else ranks
-        missing = [rank for rank in members if rank not in waiting]
-        name = ranks[waiting[0]][1]
-        lines.append(
-            f"group {group}: {_ranks(waiting)} in {name}, number {most}"
-            + (f"; not there yet: {_ranks(missing)}" if missing else "")
-        )
+        if count < highest_count and rank not in silent_ranks:
+            lines.append(f"behind: rank {rank} ({now[rank]['activity']})")
+    # group -> rank -> (number, name) of the last collective that the rank has begun
+    collectives: dict[str, dict[int, tuple[int, str]]] = {}
+    for rank, status in now.items():
+        if status is not None:
+            for group, collective in status["collectives"].items():
+                collectives.setdefault(group, {})[rank] = collective
+    for group, collective_of in collectives.items():
+        highest_number = max(number for number, _ in collective_of.values())
+        waiting_ranks = [rank for rank, (number, _) in collective_of.items() if number == highest_number]
+        # All ranks belong to the default group, also those that had no time to write their status.
+        members = now if "default_pg" in group else collective_of
+        missing_ranks = [rank for rank in members if rank not in waiting_ranks]
+        name = collective_of[waiting_ranks[0]][1]
+        line = f"group {group}: {_list_ranks(waiting_ranks)} in {name}, number {highest_number}"
+        if missing_ranks:
+            line += f"; not there yet: {_list_ranks(missing_ranks)}"
+        lines.append(line)
     return lines
 
 
 def last_collectives() -> dict[str, tuple[int, str]]:
-    """Return number and name of the last collective of each group that this rank has begun, empty where unknown."""
+    """Return (number, name) of the last collective that this rank has begun, by group; empty where unknown."""
     dump = getattr(torch._C._distributed_c10d, "_dump_fr_trace_json", None)
     if dump is None:
         return {}
@@ -165,7 +176,7 @@ def _key(rank: int) -> str:
     return f"watchdog/{rank}"
 
 
-def _ranks(ranks: list[int]) -> str:
+def _list_ranks(ranks: list[int]) -> str:
     """Return ``rank 3`` or ``ranks 0, 1 and 7 more``."""
     shown = ", ".join(map(str, ranks[:16]))
     more = f" and {len(ranks) - 16} more" if len(ranks) > 16 else ""

@@ -3,8 +3,8 @@
 On hybrid levels pressure is a + b times surface pressure; a pressure level is one with b = 0. So one function goes
 between any two sets: hybrid to pressure levels, back, and one model's levels to another's.
 
-Letters of shapes: K are the levels of a source, L those that are wanted, both from the top down; N stands for the axes
-of cells.
+Letters of shapes: K are the levels of a source, L the levels to interpolate to, both from the top down; N stands for
+the axes of cells.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 
 from credit.errors import DataError
 
-# room for float32 pressures between a wanted level and the uppermost one of a source
+# Relative tolerance for float32 pressures, by which a level may lie above the uppermost level of a source.
 _TOLERANCE = 1e-5
 
 
@@ -25,10 +25,10 @@ class HybridLevels:
     """Levels at the pressure a + b * surface pressure.
 
     Attributes:
-        values: (K,) what the levels are called in data: their pressure or number.
+        values: (K,) values of the levels in data: their pressure or number.
         a: (K,) Pa, float64.
         b: (K,) float64.
-        a_bounds: (K, 2) Pa, of the layers' upper and lower edges; None where they are not known.
+        a_bounds: (K, 2) Pa, at the upper and lower edges of the layers; None if they are not known.
         b_bounds: (K, 2).
     """
 
@@ -40,7 +40,7 @@ class HybridLevels:
 
     @classmethod
     def of_pressures(cls, values: Sequence[float] | np.ndarray, pascal: float) -> HybridLevels:
-        """Return pressure levels of values in units of so many Pa."""
+        """Return pressure levels with the given values, in a unit of `pascal` Pa."""
         values = np.asarray(values, dtype=np.float64)
         return cls(values, values * pascal, np.zeros(len(values)))
 
@@ -50,19 +50,23 @@ class HybridLevels:
     def take(self, rows: Sequence[int] | np.ndarray) -> HybridLevels:
         """Return some of the levels."""
         rows = np.asarray(rows, dtype=np.int64)
-        bounds = (None if one is None else one[rows] for one in (self.a_bounds, self.b_bounds))
-        return HybridLevels(self.values[rows], self.a[rows], self.b[rows], *bounds)
+        return HybridLevels(
+            values=self.values[rows],
+            a=self.a[rows],
+            b=self.b[rows],
+            a_bounds=None if self.a_bounds is None else self.a_bounds[rows],
+            b_bounds=None if self.b_bounds is None else self.b_bounds[rows],
+        )
 
     def pressure(self, surface_N: np.ndarray) -> np.ndarray:
-        """Return pressure (K, N...) in Pa over a surface pressure (N...) in Pa."""
+        """Return pressure (K, N...) in Pa for a surface pressure (N...) in Pa."""
         return np.add.outer(self.a, 0.0 * surface_N) + np.multiply.outer(self.b, surface_N)
 
     def lower_edges(self) -> HybridLevels:
         """Return the uppermost level and the lower edges of all layers, as levels."""
         assert self.a_bounds is not None and self.b_bounds is not None
-        a, b = (
-            np.concatenate([full[:1], edge[:, 1]]) for full, edge in ((self.a, self.a_bounds), (self.b, self.b_bounds))
-        )
+        a = np.concatenate([self.a[:1], self.a_bounds[:, 1]])
+        b = np.concatenate([self.b[:1], self.b_bounds[:, 1]])
         return HybridLevels(np.arange(len(a)), a, b)
 
     def lowest(self, surface_N: np.ndarray) -> np.ndarray:
@@ -72,21 +76,19 @@ class HybridLevels:
     def edges(self, surface_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return pressure at the layers' upper and lower edges, (K, N...) each, in Pa."""
         assert self.a_bounds is not None and self.b_bounds is not None
-        upper, lower = (
-            HybridLevels(self.values, self.a_bounds[:, side], self.b_bounds[:, side]).pressure(surface_N)
-            for side in (0, 1)
-        )
-        return upper, lower
+        upper = HybridLevels(self.values, self.a_bounds[:, 0], self.b_bounds[:, 0])
+        lower = HybridLevels(self.values, self.a_bounds[:, 1], self.b_bounds[:, 1])
+        return upper.pressure(surface_N), lower.pressure(surface_N)
 
 
 @dataclass(frozen=True)
 class Column:
-    """From the levels of a file to those of the run.
+    """Vertical interpolation from the levels of a file to those of the run.
 
     Attributes:
-        levels: (K) of the rows that are read, from the top down.
-        wanted: the run's levels, to interpolate to; None where `rows` are the run's as they are.
-        rows: places of the run's levels among `levels`.
+        levels: (K) levels that are read, from the top down.
+        wanted: levels of the run; None if `levels` contains them, so that nothing is interpolated.
+        rows: indices of the run's levels in `levels`, if it contains them.
     """
 
     levels: HybridLevels
@@ -96,13 +98,13 @@ class Column:
 
 @dataclass(frozen=True)
 class VerticalInterpolator:
-    """Where wanted levels lie between those of a source.
+    """Interpolation weights of levels between the levels of a source.
 
     Attributes:
-        upper: (L, N...) the source level above.
-        share: (L, N...) the weight of the one below; more than 1 below the lowest.
-        step: (L, N...) the distance of the two in ln p.
-        pressure: (L, N...) of the wanted levels, Pa.
+        upper: (L, N...) index of the source level above.
+        share: (L, N...) weight of the source level below; more than 1 below the lowest.
+        step: (L, N...) distance of the two source levels in ln p.
+        pressure: (L, N...) pressure of the levels, Pa.
     """
 
     upper: np.ndarray
@@ -112,75 +114,86 @@ class VerticalInterpolator:
 
     @property
     def below(self) -> np.ndarray:
-        """Return where a level is below the lowest of the source, (L, N...) bool."""
+        """Return whether a level is below the lowest level of the source, (L, N...) bool."""
         return self.share > 1.0
 
-    def held(self, fields_KN: np.ndarray) -> np.ndarray:
-        """Return fields (L, N...) linear in ln p; below the lowest level its value."""
+    def constant(self, fields_KN: np.ndarray) -> np.ndarray:
+        """Return fields (L, N...) linear in ln p; below the lowest source level its value."""
         return self._between(fields_KN, np.minimum(self.share, 1.0))
 
-    def continued(self, fields_KN: np.ndarray) -> np.ndarray:
-        """Return fields (L, N...) linear in ln p; below the lowest level with the slope between the last two."""
+    def linear(self, fields_KN: np.ndarray) -> np.ndarray:
+        """Return fields (L, N...) linear in ln p; below the lowest source level with the slope of the last two."""
         return self._between(fields_KN, self.share)
 
     def _between(self, fields_KN: np.ndarray, share: np.ndarray) -> np.ndarray:
         above = np.take_along_axis(fields_KN, self.upper, axis=0)
-        return above + share * (np.take_along_axis(fields_KN, self.upper + 1, axis=0) - above)
+        below = np.take_along_axis(fields_KN, self.upper + 1, axis=0)
+        return above + share * (below - above)
 
-    def curved(self, fields_KN: np.ndarray, slopes_KN: np.ndarray) -> np.ndarray:
-        """Return fields (L, N...) whose derivative by ln p is linear in ln p between levels; held below the lowest.
+    def hydrostatic(self, fields_KN: np.ndarray, slopes_KN: np.ndarray) -> np.ndarray:
+        """Return fields (L, N...) whose derivative by ln p is linear in ln p, such as geopotential.
+
+        Below the lowest source level they have its value.
 
         Args:
-            fields_KN: fields on the source's levels.
+            fields_KN: fields on the levels of the source.
             slopes_KN: their derivatives by ln p there.
         """
         share = np.minimum(self.share, 1.0)
-        steps = np.take_along_axis(slopes_KN, self.upper + 1, axis=0) - np.take_along_axis(
-            slopes_KN, self.upper, axis=0
-        )
-        return self._between(fields_KN, share) - 0.5 * steps * self.step * share * (1.0 - share)
+        slope_above = np.take_along_axis(slopes_KN, self.upper, axis=0)
+        slope_below = np.take_along_axis(slopes_KN, self.upper + 1, axis=0)
+        curvature = slope_below - slope_above
+        return self._between(fields_KN, share) - 0.5 * curvature * self.step * share * (1.0 - share)
 
 
-def place(source: HybridLevels, wanted: HybridLevels, surface_N: np.ndarray) -> VerticalInterpolator:
-    """Find wanted levels between those of a source.
+def interpolation_weights(source: HybridLevels, target: HybridLevels, surface_N: np.ndarray) -> VerticalInterpolator:
+    """Return the interpolation from the levels of a source to target levels.
 
-    Source level k lies above the wanted one where (b_k - b) ps <= a - a_k: how many do is a question to ps alone, so it
-    is looked up among the K thresholds, and no pressure of whole columns is computed.
+    Source level k lies above a target level if (b_k - b) ps <= a - a_k. How many levels do depends on surface pressure
+    ps only, so their number is looked up among K thresholds, and no pressure of whole columns is computed.
 
     Args:
         source: at least two levels, from the top down.
-        wanted: the levels to go to.
-        surface_N: surface pressure in Pa; any where all levels are pressure levels.
+        target: the levels to interpolate to.
+        surface_N: surface pressure in Pa; its values do not matter if all levels are pressure levels.
 
     Raises:
-        DataError: for a wanted level above the uppermost of the source.
+        DataError: for a target level above the uppermost level of the source.
     """
-    upper = np.empty((len(wanted), *surface_N.shape), dtype=np.int64)
-    for row, (a, b) in enumerate(zip(wanted.a, wanted.b, strict=True)):
+    upper = np.empty((len(target), *surface_N.shape), dtype=np.int64)
+    for row, (a, b) in enumerate(zip(target.a, target.b, strict=True)):
         upper[row] = _count_above(source, a, b, surface_N) - 1
-    pressure = wanted.pressure(surface_N)
-    for row in np.flatnonzero((upper < 0).reshape(len(wanted), -1).any(axis=1)):
-        first = source.a[0] + source.b[0] * surface_N
-        if (pressure[row] < first * (1.0 - _TOLERANCE)).any():
+    pressure = target.pressure(surface_N)
+    is_above_source = (upper < 0).reshape(len(target), -1).any(axis=1)
+    for row in np.flatnonzero(is_above_source):
+        uppermost = source.a[0] + source.b[0] * surface_N
+        if (pressure[row] < uppermost * (1.0 - _TOLERANCE)).any():
             raise DataError(
-                f"level {wanted.values[row]:g} ({pressure[row].min() / 100:g} hPa) lies above the uppermost level of "
-                f"the source ({first.max() / 100:g} hPa), and nothing is extrapolated upwards; leave it out"
+                f"level {target.values[row]:g} ({pressure[row].min() / 100:g} hPa) lies above the uppermost level of "
+                f"the source ({uppermost.max() / 100:g} hPa), and nothing is extrapolated upwards; leave it out"
             )
     upper = np.clip(upper, 0, len(source) - 2)
-    above, below = (np.log(source.a[k] + source.b[k] * surface_N) for k in (upper, upper + 1))
+    above = np.log(source.a[upper] + source.b[upper] * surface_N)
+    below = np.log(source.a[upper + 1] + source.b[upper + 1] * surface_N)
     share = np.maximum((np.log(pressure) - above) / (below - above), 0.0)
     return VerticalInterpolator(upper, share, below - above, pressure)
 
 
 def _count_above(source: HybridLevels, a: float, b: float, surface_N: np.ndarray) -> np.ndarray:
-    """Return how many levels of the source lie above or at the level (a, b)."""
-    slope, room = source.b - b, a - source.a
-    count = np.full(surface_N.shape, int(((slope == 0) & (room >= 0)).sum()), dtype=np.int64)
-    steeper, flatter = slope > 0, slope < 0
-    if steeper.any():  # ps is at most the threshold
-        limits = np.sort(room[steeper] / slope[steeper])
-        count += len(limits) - np.searchsorted(limits, surface_N, side="left")
-    if flatter.any():  # ps is at least the threshold
-        limits = np.sort(room[flatter] / slope[flatter])
-        count += np.searchsorted(limits, surface_N, side="right")
-    return count
+    """Return how many levels of the source lie above or at the level (a, b), (N...) int64."""
+    # Level k lies above if slope_k * ps <= difference_k.
+    slope_K = source.b - b
+    difference_K = a - source.a
+    num_always_above = int(((slope_K == 0) & (difference_K >= 0)).sum())
+    count_N = np.full(surface_N.shape, num_always_above, dtype=np.int64)
+    is_positive = slope_K > 0
+    if is_positive.any():
+        # The level lies above if ps is at most the threshold.
+        thresholds = np.sort(difference_K[is_positive] / slope_K[is_positive])
+        count_N += len(thresholds) - np.searchsorted(thresholds, surface_N, side="left")
+    is_negative = slope_K < 0
+    if is_negative.any():
+        # The level lies above if ps is at least the threshold.
+        thresholds = np.sort(difference_K[is_negative] / slope_K[is_negative])
+        count_N += np.searchsorted(thresholds, surface_N, side="right")
+    return count_N

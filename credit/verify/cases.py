@@ -1,4 +1,4 @@
-"""Which forecasts, lead times and initial times are scored together."""
+"""Selection of the forecasts, lead times and initial times that are scored together."""
 
 from __future__ import annotations
 
@@ -24,181 +24,220 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_REAL_CALENDARS = {"standard", "proleptic_gregorian"}  # the same since 1582
+# These two are the same since 1582.
+_REAL_CALENDARS = {"standard", "proleptic_gregorian"}
 
 
-def call(name: str, archive: ForecastSource) -> str:
-    """Return what errors call a forecast: the key of another one, and where it is."""
+def forecast_label(name: str, archive: ForecastSource) -> str:
+    """Return the name of a forecast in error messages: its key in the config, and its path."""
     return str(archive.origin) if name == "model" else f"verification.other_forecasts.{name}: {archive.origin}"
 
 
 def seen_periods(archive: ForecastSource) -> list[tuple[str, str]]:
-    """Return (first, last) of the periods that a forecast's weights were trained or selected on, as far as it tells."""
-    told = [period.partition("/") for period in str(archive.attributes.get(SEEN, "")).split(", ")]
-    return [(first, last) for first, slash, last in told if slash]
+    """Return (first, last) of the periods on which a forecast's weights were trained or selected, if it has them."""
+    periods = []
+    for text in str(archive.attributes.get(SEEN, "")).split(", "):
+        first, slash, last = text.partition("/")
+        if slash:
+            periods.append((first, last))
+    return periods
 
 
 def describe_seen(archives: Mapping[str, ForecastSource], test: Split, calendar: Calendar) -> str:
-    """Return in words which forecasts have seen a part of the test period; nothing where none has."""
-    found = {name: find_overlap(test, seen_periods(own), calendar) for name, own in archives.items()}
-    told = [f"{name} on {' to '.join(period)}" for name, period in found.items() if period]
-    return f"Trained or selected on a part of the test period: {', '.join(told)}" if told else ""
+    """Return a sentence on forecasts whose weights have seen a part of the test period; "" if there are none."""
+    overlaps = []
+    for name, archive in archives.items():
+        period = find_overlap(test, seen_periods(archive), calendar)
+        if period:
+            overlaps.append(f"{name} on {' to '.join(period)}")
+    return f"Trained or selected on a part of the test period: {', '.join(overlaps)}" if overlaps else ""
 
 
-def agree(
+def select_common_cases(
     archives: Mapping[str, ForecastSource], reader: FieldReader, regridded: bool, test: Split, allow_seen: bool = False
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the lead times and the initial times that are scored, and log what each other forecast has of them.
+    """Return the lead times and the initial times that are scored, and log how many each other forecast shares.
 
     Args:
-        archives: name -> forecasts, the run's own as ``model``.
-        reader: the data.
-        regridded: whether all are brought to one grid.
+        archives: name -> forecasts; those of the run as ``model``.
+        reader: reader of the data.
+        regridded: True if all are brought to one grid.
         test: the test period.
-        allow_seen: whether forecasts may have seen a part of it.
+        allow_seen: True if the weights of a forecast may have seen a part of the test period.
 
     Raises:
         DataError: with everything that keeps the forecasts from being scored together.
     """
-    problems, lacking = ErrorCollector(), {}
-    leads, cases = np.zeros(1, dtype=np.int64), np.empty(0, dtype=np.int64)
-    for name, own in archives.items():
-        with problems.collect():
-            require_comparable(name, own, reader, regridded)
-        with problems.collect():
-            require_no_leakage(test, [] if allow_seen else seen_periods(own), call(name, own), reader.calendar)
-        with problems.collect():
-            lacking[name] = lacking_channels(name, own, reader, archives["model"].channel_names)
-    with problems.collect():
+    errors = ErrorCollector()
+    missing = {}
+    leads = np.zeros(1, dtype=np.int64)
+    cases = np.empty(0, dtype=np.int64)
+    # All problems of all forecasts are collected, so that a user can solve them at once.
+    for name, archive in archives.items():
+        with errors.collect():
+            require_comparable(name, archive, reader, regridded)
+        with errors.collect():
+            periods = [] if allow_seen else seen_periods(archive)
+            require_no_leakage(test, periods, forecast_label(name, archive), reader.calendar)
+        with errors.collect():
+            missing[name] = missing_channels(name, archive, reader, archives["model"].channel_names)
+    with errors.collect():
         leads = common_leads(archives)
-    with problems.collect():
+    with errors.collect():
         cases = common_cases(archives, reader, leads, test)
-    problems.raise_any()
-    for name in [name for name in archives if name != "model" and rank_of() == 0]:
-        logger.info(
-            "%s: scored are %d of the model's %d initial times and %d of its %d lead times, which all forecasts have%s",
-            name, len(cases), len(archives["model"].initial_minutes), len(leads), len(archives["model"].lead_minutes),
-            f"; no scores of {', '.join(lacking[name])}, which it does not have" if lacking[name] else "",
-        )  # fmt: skip
+    errors.raise_any()
+    if rank_of() == 0:
+        model = archives["model"]
+        for name in archives:
+            if name == "model":
+                continue
+            logger.info(
+                "%s: scored are %d of the model's %d initial times and %d of its %d lead times, which all forecasts "
+                "have%s",
+                name, len(cases), len(model.initial_minutes), len(leads), len(model.lead_minutes),
+                f"; no scores of {', '.join(missing[name])}, which it does not have" if missing[name] else "",
+            )  # fmt: skip
     return leads, cases
 
 
-def find_unscored(
+def describe_unscored(
     config: Config, archive: ForecastSource, reader: FieldReader, leads: np.ndarray, test: Split
 ) -> tuple[str, list[str]]:
-    """Return in words what was asked for and has no scores.
+    """Return sentences on what was requested and has no scores.
 
     Args:
-        config: of the run.
-        archive: the run's forecasts, of which some may be still to come.
-        reader: the data.
+        config: config of the run.
+        archive: forecasts of the run, of which some may not have been made yet.
+        reader: reader of the data.
         leads: lead times that are scored, minutes.
         test: the test period.
 
     Returns:
-        The lead times of ``inference`` that the forecasts do not have, nothing where they have all; and a line for each
-        thing that the data lack: a part of the test period, truth of some of the forecasts.
+        A sentence on the lead times of ``inference`` that the forecasts lack, "" if they have all. And one for each gap
+        in the data: a part of the test period, or truth for some of the forecasts.
     """
-    step, lines = config.data.step_minutes, []
-    period, initial = test.describe(reader.calendar), archive.initial_minutes.tolist()
-    cover = describe_coverage(reader.times, test, reader.calendar, step)
-    if cover:
-        lines.append(f"{period}: {cover}")
-    whole = len(cases_with_truth({*initial}, reader, leads, test))
-    if whole < len(initial):
-        lines.append(
-            f"{archive.origin}: {len(initial) - whole} of its initial times ({_some_times(archive)}) have no scores: "
-            f"the data have no truth in {period} at every lead time up to {leads[-1] / 60:g} h"
+    gaps = []
+    period = test.describe(reader.calendar)
+    coverage = describe_coverage(reader.times, test, reader.calendar, config.data.step_minutes)
+    if coverage:
+        gaps.append(f"{period}: {coverage}")
+    initial_times = archive.initial_minutes.tolist()
+    num_scored = len(cases_with_truth(set(initial_times), reader, leads, test))
+    if num_scored < len(initial_times):
+        gaps.append(
+            f"{archive.origin}: {len(initial_times) - num_scored} of its initial times ({_describe_times(archive)}) "
+            f"have no scores: the data have no truth in {period} at every lead time up to {leads[-1] / 60:g} h"
         )
-    asked = choose_leads(config.inference, step)
-    lacking = np.setdiff1d(asked, archive.lead_minutes)
-    if not len(lacking):
-        return "", lines
-    keys = "lead_time, output_every, lead_times"
-    return (
-        f"{len(lacking)} of {len(asked)} lead times that inference asks for ({keys}) are not in the forecasts and have "
-        f"no scores: {_some_hours(lacking)}"
-    ), lines
+    requested_leads = choose_leads(config.inference, config.data.step_minutes)
+    missing_leads = np.setdiff1d(requested_leads, archive.lead_minutes)
+    if not len(missing_leads):
+        return "", gaps
+    missing = (
+        f"{len(missing_leads)} of {len(requested_leads)} lead times that inference asks for (lead_time, output_every, "
+        f"lead_times) are not in the forecasts and have no scores: {_describe_hours(missing_leads)}"
+    )
+    return missing, gaps
 
 
-def lacking_channels(name: str, archive: ForecastSource, reader: FieldReader, written: Sequence[str]) -> list[str]:
-    """Return the channels that the run has `written` and a forecast lacks.
+def missing_channels(
+    name: str, archive: ForecastSource, reader: FieldReader, run_channels: Sequence[str]
+) -> list[str]:  # fmt: skip
+    """Return the channels that the run has written and a forecast lacks.
 
     Raises:
-        DataError: if these are all of them although it has others of the outputs.
+        DataError: if it lacks all of them although it has other output channels.
     """
     outputs = [channel.name for channel in reader.channels.output]
-    scored = [channel for channel in outputs if channel in written]
-    lacking = [channel for channel in scored if channel not in archive.channel_names]
-    if scored and len(lacking) == len(scored) and {*outputs} & {*archive.channel_names}:
+    scored = [channel for channel in outputs if channel in run_channels]
+    missing = [channel for channel in scored if channel not in archive.channel_names]
+    if scored and len(missing) == len(scored) and {*outputs} & {*archive.channel_names}:
         raise DataError(
-            f"{call(name, archive)}: has none of the channels that the run writes ({', '.join(scored)}); write others "
-            "(inference.variables, levels), or leave these forecasts out"
+            f"{forecast_label(name, archive)}: has none of the channels that the run writes ({', '.join(scored)}); "
+            "write others (inference.variables, levels), or leave these forecasts out"
         )
-    return lacking
+    return missing
 
 
 def require_comparable(name: str, archive: ForecastSource, reader: FieldReader, regridded: bool) -> None:
-    """Refuse forecasts of other variables, of another calendar, in units that cannot be converted to the data's or,
-    unless all are `regridded`, on another grid.
+    """Require forecasts of the data's variables, calendar, units and, unless they are regridded, grid.
 
     Raises:
-        DataError: with everything that does not fit.
+        DataError: with all differences that forbid scoring.
     """
-    problems, where, outputs = ErrorCollector(), call(name, archive), reader.channels.output
-    if not {channel.name for channel in outputs} & {*archive.channel_names}:
-        problems.add(
-            f"{where}: has none of the outputs of data.variables ({', '.join(channel.name for channel in outputs)}), "
-            f"but {', '.join(archive.channel_names[:20])}; what others call by another name is renamed by "
-            "verification.other_forecasts.NAME.rename"
+    errors = ErrorCollector()
+    forecast = forecast_label(name, archive)
+    outputs = reader.channels.output
+    output_names = [channel.name for channel in outputs]
+    if not {*output_names} & {*archive.channel_names}:
+        errors.add(
+            f"{forecast}: has none of the outputs of data.variables ({', '.join(output_names)}), but "
+            f"{', '.join(archive.channel_names[:20])}; verification.other_forecasts.NAME.rename gives its variables "
+            "the names of the data"
         )
     difference = reader.grid.describe_mismatch(archive.grid)
     if difference and not regridded:
-        problems.add(f"{where}: its grid is not that of the data: {difference}; verification.grid brings both to one")
+        errors.add(
+            f"{forecast}: its grid is not that of the data: {difference}; verification.grid brings both to one grid"
+        )
     if archive.calendar != reader.calendar and not {archive.calendar.name, reader.calendar.name} <= _REAL_CALENDARS:
-        problems.add(
-            f"{where}: calendar {archive.calendar.name}, the data have {reader.calendar.name}; only forecasts in the "
-            "data's calendar can be scored"
+        errors.add(
+            f"{forecast}: calendar {archive.calendar.name}, the data have {reader.calendar.name}; only forecasts in "
+            "the data's calendar can be scored"
         )
     scored = [channel for channel in outputs if channel.name in archive.channel_names]
     for channel in scored:
-        if (channel.level is None) != (channel.name in archive.flat_names):
-            what = "a variable without levels", f"{channel.variable} on a level"
-            theirs, ours = what if channel.level is not None else what[::-1]
-            problems.add(
-                f"{where}: {channel.name} is {theirs} there and {ours} in the data; have both among data.variables and "
-                "what is written (inference.variables), or leave one out of both"
-            )
+        is_flat_in_forecast = channel.name in archive.flat_names
+        is_flat_in_data = channel.level is None
+        if is_flat_in_forecast == is_flat_in_data:
+            continue
+        flat = "a variable without levels"
+        on_level = f"{channel.variable} on a level"
+        in_forecast = flat if is_flat_in_forecast else on_level
+        in_data = flat if is_flat_in_data else on_level
+        errors.add(
+            f"{forecast}: {channel.name} is {in_forecast} there and {in_data} in the data; have both among "
+            "data.variables and what is written (inference.variables), or leave one out of both"
+        )
     for variable in dict.fromkeys(channel.variable for channel in scored):
-        ours = reader.attributes.get(variable, {}).get("units")
-        if ours and archive.units.get(variable) is None:
-            logger.warning("%s: %s has no units and is taken to be in %s, as the data", where, variable, ours)
-        with problems.collect():
-            conversion_of(name, archive, reader, variable)
-    problems.raise_any()
+        units = reader.attributes.get(variable, {}).get("units")
+        if units and archive.units.get(variable) is None:
+            logger.warning("%s: %s has no units and is taken to be in %s, as the data", forecast, variable, units)
+        with errors.collect():
+            unit_conversion(name, archive, reader, variable)
+    errors.raise_any()
 
 
-def conversion_of(name: str, archive: ForecastSource, reader: FieldReader, variable: str) -> Conversion | None:
-    """Return the conversion of a variable of a forecast to the units of the data, None where nothing changes.
+def unit_conversion(name: str, archive: ForecastSource, reader: FieldReader, variable: str) -> Conversion | None:
+    """Return the conversion of a forecast's variable to the units of the data, None if they are equal or unknown.
 
     Raises:
         DataError: if the units measure different quantities.
         ConfigError: if cf-units is needed and not installed.
     """
-    ours, theirs = (units.strip() for units in (reader.attributes.get(variable, {}).get("units", ""),
-                                                archive.units.get(variable, "")))  # fmt: skip
-    key = f"the units of {variable} in the data"
-    return find_conversion(theirs, ours, variable, call(name, archive), key) if ours and theirs else None
+    data_units = reader.attributes.get(variable, {}).get("units", "").strip()
+    forecast_units = archive.units.get(variable, "").strip()
+    if not (data_units and forecast_units):
+        return None
+    target = f"the units of {variable} in the data"
+    return find_conversion(forecast_units, data_units, variable, forecast_label(name, archive), target)
 
 
 def common_leads(archives: Mapping[str, ForecastSource]) -> np.ndarray:
-    """Return the lead times that every archive has, without 0."""
-    common = set.intersection(*(set(own.lead_minutes.tolist()) for own in archives.values()))
+    """Return the lead times that every archive has, without 0.
+
+    Raises:
+        DataError: if there is none.
+    """
+    common = set.intersection(*(set(archive.lead_minutes.tolist()) for archive in archives.values()))
+    # Lead time 0 is the analysis itself.
     leads = np.array(sorted(lead for lead in common if lead > 0), dtype=np.int64)
     if not len(leads):
-        have = (f"{call(name, own)} has {_some_hours(own.lead_minutes)}" for name, own in archives.items())
+        available = [
+            f"{forecast_label(name, archive)} has {_describe_hours(archive.lead_minutes)}"
+            for name, archive in archives.items()
+        ]
         raise DataError(
-            f"{'; '.join(have)}: there is no lead time in common; forecast to some of them (inference.lead_time, "
+            f"{'; '.join(available)}: there is no lead time in common; forecast to some of them (inference.lead_time, "
             "output_every, lead_times)"
         )
     return leads
@@ -212,11 +251,13 @@ def common_cases(
     Raises:
         DataError: if there is none.
     """
-    common = set.intersection(*(set(own.initial_minutes.tolist()) for own in archives.values()))
+    common = set.intersection(*(set(archive.initial_minutes.tolist()) for archive in archives.values()))
     if not common:
-        have = (f"{call(name, own)} has {_some_times(own)}" for name, own in archives.items())
+        available = [
+            f"{forecast_label(name, archive)} has {_describe_times(archive)}" for name, archive in archives.items()
+        ]
         raise DataError(
-            f"{'; '.join(have)}: there is no initial time in common; forecast from some of them "
+            f"{'; '.join(available)}: there is no initial time in common; forecast from some of them "
             "(inference.initial_times)"
         )
     cases = cases_with_truth(common, reader, leads, test)
@@ -229,19 +270,28 @@ def common_cases(
     return cases
 
 
-def cases_with_truth(initial: set[int], reader: FieldReader, leads: np.ndarray, test: Split) -> np.ndarray:
-    """Return which initial times, increasing, have truth in the test period, at every lead too."""
-    truth = set(reader.times[(reader.times >= test.first) & (reader.times <= test.last)].tolist())
-    cases = sorted(t for t in initial if t in truth and all(t + lead in truth for lead in leads.tolist()))
+def cases_with_truth(initial_times: set[int], reader: FieldReader, leads: np.ndarray, test: Split) -> np.ndarray:
+    """Return the initial times, increasing, that have truth in the test period, at every lead too."""
+    is_in_test = (reader.times >= test.first) & (reader.times <= test.last)
+    truth_times = set(reader.times[is_in_test].tolist())
+    cases = []
+    for initial in sorted(initial_times):
+        needed = {initial, *(initial + leads).tolist()}
+        if needed <= truth_times:
+            cases.append(initial)
     return np.array(cases, dtype=np.int64)
 
 
-def _some_hours(minutes: np.ndarray) -> str:
-    """Return lead times in words, the first few and the last."""
+def _describe_hours(minutes: np.ndarray) -> str:
+    """Return lead times in hours, of many the first few and the last."""
     hours = [f"{lead / 60:g}" for lead in minutes.tolist()]
-    return f"{', '.join(hours if len(hours) < 6 else [*hours[:3], '...', hours[-1]])} h"
+    if len(hours) >= 6:
+        hours = [*hours[:3], "...", hours[-1]]
+    return f"{', '.join(hours)} h"
 
 
-def _some_times(archive: ForecastSource) -> str:
-    first, last = (archive.calendar.format(archive.initial_minutes[place]) for place in (0, -1))
+def _describe_times(archive: ForecastSource) -> str:
+    """Return number, first and last of the initial times."""
+    first = archive.calendar.format(archive.initial_minutes[0])
+    last = archive.calendar.format(archive.initial_minutes[-1])
     return f"{len(archive.initial_minutes)}, {first} to {last}"

@@ -1,23 +1,25 @@
-"""Course: the example forecast and its truth over all lead times, as diagrams over time and animations show them.
+"""Evolution of the example forecast and its truth over all lead times, for Hovmoeller diagrams and animations.
 
-Whole fields at all lead times would be gigabytes, so what is kept is means over a band of latitudes and over all
-longitudes, and of channels that are animated at most `_MOST_FRAMES` fields on a grid of one degree or coarser.
+Whole fields at all lead times would be gigabytes. Kept are means over a band of latitudes, means over all longitudes,
+and of animated channels at most `_MAX_FRAMES` fields on a grid of one degree or coarser.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from credit.channels import Channel
+from credit.config.schema_verification import VerificationConfig
 from credit.data.formats.regrid import Regridder
 from credit.grid import LatLonGrid
-from credit.verify.statistics.partial_scores import Pairs, PartialScores
+from credit.verify.partial_scores import FieldsByChannelAndLead, PartialScores
 
-_MOST_FRAMES = 60
-_MOST_COLUMNS = 360  # more than an animation's pixels can show
+_MAX_FRAMES = 60
+# The pixels of an animation cannot show more columns.
+_MAX_COLUMNS = 360
 
 
 @dataclass(frozen=True)
@@ -26,84 +28,96 @@ class ExampleEvolution:
 
     Attributes:
         strips: (figure channel, lead) -> (truth, forecast), each (W,): means over the band.
-        band: south and north in degrees.
+        band: south and north of the band in degrees.
         zonal: (figure channel, lead) -> (truth, forecast), each (H,): means over the longitudes.
         frames: (animated channel, lead) -> (truth, forecast), each on `frame_grid`.
         frame_grid: the grid of the frames.
-        is_ensemble: whether the forecast is the mean of an ensemble.
+        is_ensemble: True if the forecast is the mean of an ensemble.
     """
 
-    strips: Pairs
+    strips: FieldsByChannelAndLead
     band: tuple[float, float]
-    zonal: Pairs
-    frames: Pairs
+    zonal: FieldsByChannelAndLead
+    frames: FieldsByChannelAndLead
     frame_grid: LatLonGrid
     is_ensemble: bool
 
 
 class ExampleCollector:
-    """Takes from the fields of the example what its course is made of."""
+    """Collector of the example's evolution while its fields are scored.
+
+    Args:
+        config: animated channels, and the band of latitudes.
+        grid: of the fields.
+        channels: of the fields.
+        masks: variable -> (H, W) bool, True where missing.
+        leads: (L,) lead times in minutes.
+        figure_channels: channels whose means are kept.
+    """
 
     def __init__(
-        self, grid: LatLonGrid, channels: Sequence[Channel], masks: Mapping[str, np.ndarray], leads: Sequence[int],
-        shown: Sequence[str], animate: Sequence[str], band: tuple[float, float],
+        self, config: VerificationConfig, grid: LatLonGrid, channels: Sequence[Channel],
+        masks: Mapping[str, np.ndarray], leads: Sequence[int], figure_channels: Sequence[str],
     ) -> None:  # fmt: skip
-        """Take what is kept.
+        self._channels = channels
+        self._masks = masks
+        self._figure_channels = set(figure_channels)
+        self._animated_channels = set(config.animate)
+        self._band = config.hovmoeller_band
+        self._row_weights = band_weights(grid, self._band)
+        num_frames = min(len(leads), _MAX_FRAMES)
+        frame_index = np.linspace(0, len(leads) - 1, num_frames).round().astype(int)
+        self._frame_leads = {int(leads[index]) for index in frame_index}
+        self._frame_grid = grid
+        self._frame_regridder = None
+        if len(grid.lon) > _MAX_COLUMNS:
+            self._frame_grid = LatLonGrid.equiangular(180, 360, poles=False)
+            self._frame_regridder = Regridder(grid, self._frame_grid, "conservative")
 
-        Args:
-            grid: of the fields.
-            channels: of the fields.
-            masks: variable -> (H, W), True where it is missing.
-            leads: (L,) lead times in minutes.
-            shown: channels whose means are kept.
-            animate: channels whose fields are kept.
-            band: south and north in degrees.
-        """
-        self._channels, self._masks, self._band = channels, masks, band
-        self._shown, self._animate = set(shown), set(animate)
-        self._weights = band_weights(grid, band)
-        some = np.linspace(0, len(leads) - 1, min(len(leads), _MOST_FRAMES)).round().astype(int)
-        self._frame_leads = {int(leads[number]) for number in some}
-        self._frame_grid = grid if len(grid.lon) <= _MOST_COLUMNS else LatLonGrid.equiangular(180, 360, poles=False)
-        self._coarsen: Callable[[np.ndarray], np.ndarray] = lambda field: field
-        if self._frame_grid is not grid:
-            self._coarsen = Regridder(grid, self._frame_grid, "conservative").apply
-
-    def keep(self, part: PartialScores, lead: int, truth: np.ndarray, members: np.ndarray) -> None:
-        """Keep what is wanted of the truth (C, H, W) and the members (M, C, H, W) at one lead time."""
+    def add(self, scores: PartialScores, lead: int, truth_CHW: np.ndarray, members_MCHW: np.ndarray) -> None:
+        """Add truth and forecast at one lead time to the partial scores."""
         for index, channel in enumerate(self._channels):
-            name, key = channel.name, (channel.name, lead)
-            if name not in self._shown | self._animate:
+            if channel.name not in self._figure_channels | self._animated_channels:
                 continue
-            hidden = self._masks.get(channel.variable, False)
-            fields = [np.where(hidden, np.nan, own) for own in (truth[index], members[:, index].mean(axis=0))]
-            if name in self._shown:
-                part.strips[key] = tuple(self._band_mean(field) for field in fields)
-                part.zonal[key] = tuple(zonal_mean(field) for field in fields)
-            if name in self._animate and lead in self._frame_leads:
-                part.frames[key] = tuple(self._coarsen(field.astype(np.float32)) for field in fields)
+            key = channel.name, lead
+            mask = self._masks.get(channel.variable, False)
+            truth = np.where(mask, np.nan, truth_CHW[index])
+            forecast = np.where(mask, np.nan, members_MCHW[:, index].mean(axis=0))
+            if channel.name in self._figure_channels:
+                scores.strips[key] = self._band_mean(truth), self._band_mean(forecast)
+                scores.zonal[key] = zonal_mean(truth), zonal_mean(forecast)
+            if channel.name in self._animated_channels and lead in self._frame_leads:
+                scores.frames[key] = self._frame(truth), self._frame(forecast)
 
-    def conclude(self, part: PartialScores, members: int) -> ExampleEvolution:
-        """Return the course."""
-        return ExampleEvolution(part.strips, self._band, part.zonal, part.frames, self._frame_grid, members > 1)
+    def result(self, scores: PartialScores, members: int) -> ExampleEvolution:
+        """Return the evolution, given the scores of all cases and the forecast's number of members."""
+        return ExampleEvolution(
+            scores.strips, self._band, scores.zonal, scores.frames, self._frame_grid, is_ensemble=members > 1
+        )
 
-    def _band_mean(self, field: np.ndarray) -> np.ndarray:
-        """Return the area mean over the band's cells that are there, (W,), NaN where there are none."""
-        there = np.isfinite(field)
-        return _over(self._weights @ np.where(there, field, 0.0), self._weights @ there)
+    def _frame(self, field_HW: np.ndarray) -> np.ndarray:
+        field_HW = field_HW.astype(np.float32)
+        return field_HW if self._frame_regridder is None else self._frame_regridder.apply(field_HW)
+
+    def _band_mean(self, field_HW: np.ndarray) -> np.ndarray:
+        """Return the area mean over the band's valid cells, (W,), NaN where there are none."""
+        is_valid = np.isfinite(field_HW)
+        total = self._row_weights @ np.where(is_valid, field_HW, 0.0)
+        return _divide(total, self._row_weights @ is_valid)
 
 
-def zonal_mean(field: np.ndarray) -> np.ndarray:
-    """Return the mean over each row's cells that are there, (H,), NaN where there are none."""
-    there = np.isfinite(field)
-    return _over(np.where(there, field, 0.0).sum(axis=1, dtype=np.float64), there.sum(axis=1))
+def zonal_mean(field_HW: np.ndarray) -> np.ndarray:
+    """Return the mean over the valid cells of each row, (H,), NaN where there are none."""
+    is_valid = np.isfinite(field_HW)
+    total = np.where(is_valid, field_HW, 0.0).sum(axis=1, dtype=np.float64)
+    return _divide(total, is_valid.sum(axis=1))
 
 
-def _over(total: np.ndarray, weight: np.ndarray) -> np.ndarray:
+def _divide(total: np.ndarray, weight: np.ndarray) -> np.ndarray:
     return np.divide(total, weight, out=np.full(len(weight), np.nan), where=weight > 0)
 
 
 def band_weights(grid: LatLonGrid, band: tuple[float, float]) -> np.ndarray:
-    """Return (H,) the area of each row's cells that lies between two latitudes, as fractions of the sphere."""
+    """Return (H,) the area of each row's cells between two latitudes in degrees, as fractions of the sphere."""
     sines = np.sin(np.deg2rad(np.clip(grid.lat_bounds, *band)))
     return -np.diff(sines) / 2.0 / len(grid.lon)

@@ -1,11 +1,11 @@
-"""Which cases a process scores, and what several of them found, put together."""
+"""Partial scores of a subset of cases, the share of cases of a process, and the joining of all of them."""
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import reduce
-from operator import add
 from typing import TypeVar
 
 import numpy as np
@@ -14,101 +14,122 @@ import torch.distributed as dist
 from credit.parallel.object_collectives import together
 from credit.verify.scores.events import EventStatistics
 from credit.verify.scores.rank_histogram import RankHistogram
-from credit.verify.scores.seeps import SeepsSums
-from credit.verify.statistics.case_statistics import CaseStatistics
-from credit.verify.statistics.deterministic import DeterministicStatistics
+from credit.verify.scores.seeps import SeepsStatistics
+from credit.verify.statistics.case_statistics import CaseStatistics, DeterministicStatistics
 
-Sums = TypeVar("Sums", bound=CaseStatistics)
-# (channel, lead time in minutes) -> of the truth, of the forecast, ...
-Pairs = dict[tuple[str, int], tuple[np.ndarray, ...]]
+Statistics = TypeVar("Statistics", bound=CaseStatistics)
+# (channel, lead time in minutes) -> fields of the truth, of the forecast, ...
+FieldsByChannelAndLead = dict[tuple[str, int], tuple[np.ndarray, ...]]
 
 
 @dataclass(frozen=True)
 class WorkShare:
-    """Which of the cases are scored by this process.
+    """Share of the cases that this process scores.
 
     Attributes:
-        number: of this process among those that share the cases.
-        count: how many share them.
-        counts: False for one that makes the same forecasts as another, whose scores count.
-        is_spread: whether the forecasts are made by several ranks together, which meet at every step.
+        number: index of this process among those that share the cases.
+        count: number of processes that share them.
+        is_counted: False for a process that makes the same forecasts as another one, whose scores count.
+        is_sharded: True if several ranks make each forecast together and meet at every step.
     """
 
     number: int = 0
     count: int = 1
-    counts: bool = True
-    is_spread: bool = False
+    is_counted: bool = True
+    is_sharded: bool = False
 
 
 @dataclass(frozen=True)
 class PartialScores:
-    """What the scoring of some cases found.
+    """Scores of some of the cases.
 
     Attributes:
         cases: (N,) initial times, increasing.
-        sums: of every forecast and baseline.
+        statistics: of every forecast and baseline.
         events: of every forecast and baseline but the climatology, whose probability is in all of them.
         seeps: of every forecast and baseline.
-        histograms: of those that are ensembles.
+        histograms: of the ensembles.
         maps: of the example, if it is among the cases.
-        strips, zonal, frames: of the example's course.
-        spectra: (figure channel, lead) -> (N, 1 + F, K) power of the truth and of every forecast, NaN of
-            one that lacks the channel.
+        spectra: (figure channel, lead) -> (N, 1 + F, K) power of the truth and of every forecast, NaN of a forecast
+            that lacks the channel.
+        strips: band means of the example's evolution, see `credit.verify.example`.
+        zonal: zonal means of the example's evolution.
+        frames: fields of the example's animation.
     """
 
     cases: np.ndarray
-    sums: dict[str, DeterministicStatistics]
+    statistics: dict[str, DeterministicStatistics]
     events: dict[str, EventStatistics]
-    seeps: dict[str, SeepsSums]
+    seeps: dict[str, SeepsStatistics]
     histograms: dict[str, RankHistogram]
-    maps: Pairs
-    spectra: dict[tuple[str, int], np.ndarray]
-    strips: Pairs = field(default_factory=dict)
-    zonal: Pairs = field(default_factory=dict)
-    frames: Pairs = field(default_factory=dict)
+    maps: FieldsByChannelAndLead = field(default_factory=dict)
+    spectra: dict[tuple[str, int], np.ndarray] = field(default_factory=dict)
+    strips: FieldsByChannelAndLead = field(default_factory=dict)
+    zonal: FieldsByChannelAndLead = field(default_factory=dict)
+    frames: FieldsByChannelAndLead = field(default_factory=dict)
 
     @classmethod
     def join(cls, parts: Sequence[PartialScores]) -> PartialScores:
-        """Return what all parts found."""
+        """Return the scores of the cases of all parts."""
         cases = np.concatenate([part.cases for part in parts])
         order = np.argsort(cases)
-        some = [part for part in parts if len(part.cases)]
+        histograms = {}
+        for name in parts[0].histograms:
+            histograms[name] = functools.reduce(operator.add, [part.histograms[name] for part in parts])
+        # A process without cases has not seen which channels and lead times have spectra.
+        parts_with_cases = [part for part in parts if len(part.cases)]
+        spectra = {}
+        for key in parts_with_cases[0].spectra:
+            spectra[key] = np.concatenate([part.spectra[key] for part in parts_with_cases])[order]
         return cls(
-            cases[order],
-            _join([part.sums for part in parts]),
-            _join([part.events for part in parts]),
-            _join([part.seeps for part in parts]),
-            {key: reduce(add, [part.histograms[key] for part in parts]) for key in parts[0].histograms},
-            _merge(part.maps for part in parts),
-            {key: np.concatenate([part.spectra[key] for part in some])[order] for key in some[0].spectra},
+            cases=cases[order],
+            statistics=_join_statistics([part.statistics for part in parts]),
+            events=_join_statistics([part.events for part in parts]),
+            seeps=_join_statistics([part.seeps for part in parts]),
+            histograms=histograms,
+            maps=_merge(part.maps for part in parts),
+            spectra=spectra,
             strips=_merge(part.strips for part in parts),
             zonal=_merge(part.zonal for part in parts),
             frames=_merge(part.frames for part in parts),
         )
 
 
-def _join(parts: Sequence[dict[str, Sums]]) -> dict[str, Sums]:
-    return {key: type(own).join([part[key] for part in parts]) for key, own in parts[0].items()}
+def _join_statistics(parts: Sequence[dict[str, Statistics]]) -> dict[str, Statistics]:
+    joined = {}
+    for name, statistics in parts[0].items():
+        joined[name] = type(statistics).join([part[name] for part in parts])
+    return joined
 
 
-def _merge(parts: Iterable[Pairs]) -> Pairs:
-    return {key: fields for part in parts for key, fields in part.items()}
+def _merge(parts: Iterable[FieldsByChannelAndLead]) -> FieldsByChannelAndLead:
+    merged = {}
+    for part in parts:
+        merged |= part
+    return merged
 
 
-def gather(score: Callable[[], PartialScores | None], is_spread: bool) -> PartialScores | None:
-    """Return what `score` finds on all ranks, put together, on the first of them and None on the others; collective.
+def gather(score: Callable[[], PartialScores | None], is_sharded: bool) -> PartialScores | None:
+    """Collective: run `score` on all ranks and return the joined scores on rank 0, None on the others.
+
+    Args:
+        score: scores the share of this rank; None where it is not counted.
+        is_sharded: True if several ranks make each forecast together.
 
     Raises:
-        CreditError: on every rank, if scoring failed on any; where forecasts are spread over ranks on that one alone,
-            whose end the others see in the network, as they wait for it there.
+        CreditError: on every rank, if scoring failed on any. With sharded forecasts it is raised on the failing rank
+            alone, and the others see its end in the collectives of the next step.
     """
     if not dist.is_initialized():
         return score()
-    found: list[PartialScores | None] = []
-    if is_spread:
-        found.append(score())
+    results: list[PartialScores | None] = []
+    if is_sharded:
+        results.append(score())
     else:
-        together(lambda: found.append(score()))
+        # Only a failure is shared here. The scores are large, and rank 0 alone needs those of the others.
+        together(lambda: results.append(score()))
     parts: list[PartialScores | None] | None = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
-    dist.gather_object(found[0], parts)
-    return None if parts is None else PartialScores.join([own for own in parts if own is not None])
+    dist.gather_object(results[0], parts)
+    if parts is None:
+        return None
+    return PartialScores.join([part for part in parts if part is not None])

@@ -1,4 +1,4 @@
-"""Files that are replaced all of them together."""
+"""Replace several files of a folder after all of them have been written."""
 
 from __future__ import annotations
 
@@ -13,94 +13,64 @@ from pathlib import Path
 from credit.errors import CreditError
 from credit.utils.atomic import atomic_write
 
-_UNFINISHED = ".unfinished."
-
 
 @contextmanager
-def replace_files_atomically(folder: Path, last: Iterable[str] = ()) -> Iterator[Path]:
-    """Yield a folder to write into; when all is written, each file takes its place in `folder`, or none does.
+def replace_files(folder: Path, remove: Iterable[str] = ()) -> Iterator[Path]:
+    """Yield a temporary folder to write into. When the block ends, rename its files into `folder` one by one.
 
-    Files that one of the patterns `last` fits and that were not written again are of the last time, and removed. The
-    old files are copied before the first is replaced, and put back if one cannot be. Every run has an own folder
-    ``.unfinished.*`` in `folder`, so two at once leave each other's alone: of a file the last stays. It is removed at
-    the end; that of a run that was killed is left, as none can tell it from one that is being written, or from one with
-    the only copies of old files. It can be deleted when nothing writes there.
+    If the block raises or is interrupted, `folder` is unchanged. Every file is either the old or the new one, never
+    half-written. The renames come last and take milliseconds; if one of them fails, those before it have been done and
+    the error names the file.
+
+    The temporary folder ``.unfinished.*`` lies in `folder` and is removed at the end. A killed process leaves it; it
+    can be deleted.
+
+    Args:
+        folder: the folder whose files are replaced; it is created if necessary.
+        remove: glob patterns of files that are removed from `folder` unless they were written again.
 
     Raises:
-        CreditError: if a folder cannot be made, or a file not be copied or put in its place.
+        CreditError: if a folder or a file cannot be written.
     """
-    with _named_errors(folder):
+    with _describe_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        beside = Path(tempfile.mkdtemp(prefix=_UNFINISHED, dir=folder))
-    new, old = beside / "new", beside / "old"
-    lost: list[Path] = []
+        temporary_folder = Path(tempfile.mkdtemp(prefix=".unfinished.", dir=folder))
     try:
-        with _named_errors(new):
-            new.mkdir()
-        yield new
-        names = sorted(path.relative_to(new) for path in new.rglob("*") if path.is_file())
-        gone = sorted({path.relative_to(folder) for kind in last for path in folder.glob(kind)} - set(names))
-        for name in (*names, *gone):
-            _keep(folder / name, old / name)
-        try:
-            for name in names:
-                _put(new / name, folder / name)
-            for name in gone:
-                with _named_errors(folder / name):
-                    (folder / name).unlink(missing_ok=True)
-        except BaseException as error:
-            # what is no longer among the new has taken its place
-            changed = [name for name in names if not (new / name).exists()]
-            changed += [name for name in gone if not (folder / name).exists()]
-            lost += [folder / name for name in changed if not _undo(old, folder, name)]
-            if lost:
-                raise CreditError(
-                    f"{', '.join(map(str, lost))}: new already, and the old cannot be put back; it is in {old} "
-                    f"(first came: {error or type(error).__name__})"
-                ) from error
-            raise
+        yield temporary_folder
+        names = sorted(path.relative_to(temporary_folder) for path in temporary_folder.rglob("*") if path.is_file())
+        # A folder in the place of a file is found before anything is replaced.
+        for name in names:
+            if (folder / name).is_dir():
+                raise CreditError(f"{folder / name}: cannot be written, it is a folder; rename or remove it")
+        for name in names:
+            with _describe_errors(folder / name):
+                (folder / name).parent.mkdir(exist_ok=True)
+                _rename(temporary_folder / name, folder / name)
+        for pattern in remove:
+            for path in folder.glob(pattern):
+                if path.relative_to(folder) not in names:
+                    with _describe_errors(path):
+                        path.unlink(missing_ok=True)
     finally:
-        if not lost:
-            shutil.rmtree(beside, ignore_errors=True)
+        shutil.rmtree(temporary_folder, ignore_errors=True)
 
 
-def _keep(place: Path, kept: Path) -> None:
-    """Copy what is at `place`, if anything."""
-    with _named_errors(place):
-        place.parent.mkdir(exist_ok=True)
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        if os.path.lexists(place):
-            shutil.copy2(place, kept, follow_symlinks=False)
-
-
-def _put(path: Path, place: Path) -> None:
-    """Let a file take its place, through a copy where that is on another file system."""
-    with _named_errors(place):
-        try:
-            os.replace(path, place)
-        except OSError as error:
-            if error.errno != errno.EXDEV:
-                raise
-            atomic_write(place, lambda part: shutil.copy2(path, part, follow_symlinks=False))
-            path.unlink()
-
-
-def _undo(old: Path, folder: Path, name: Path) -> bool:
-    """Put an old file back, or remove the new one where there was none; return whether that was possible."""
+def _rename(source: Path, target: Path) -> None:
+    """Rename a file, or copy it where the target's folder is a link to another file system."""
     try:
-        if os.path.lexists(old / name):
-            _put(old / name, folder / name)
-        else:
-            (folder / name).unlink(missing_ok=True)
-    except (CreditError, OSError):
-        return False
-    return True
+        os.replace(source, target)
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        atomic_write(target, lambda temporary: shutil.copyfile(source, temporary))
 
 
 @contextmanager
-def _named_errors(name: Path) -> Iterator[None]:
+def _describe_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
         reason = error.strerror or error
-        raise CreditError(f"{name}: cannot be written ({reason}); is the folder yours, the disk full?") from error
+        raise CreditError(
+            f"{path}: cannot be written ({reason}); check that you own the folder and that the disk is not full"
+        ) from error

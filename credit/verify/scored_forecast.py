@@ -1,4 +1,4 @@
-"""Contender: a forecast that is scored, by the channels that it has."""
+"""A forecast under evaluation, with the channels that it has."""
 
 from __future__ import annotations
 
@@ -11,54 +11,61 @@ from credit.channels import take_channels
 from credit.data.formats.units import Conversion
 from credit.forecast.forecast_source import ForecastSource
 from credit.verify.statistics.area_mean import AreaMean
-from credit.verify.statistics.deterministic import DeterministicStatistics
-from credit.verify.statistics.ensemble import EnsembleStatistics
+from credit.verify.statistics.case_statistics import DeterministicStatistics, EnsembleStatistics
 
 
 @dataclass(frozen=True)
 class ScoredForecast:
-    """A forecast to score.
+    """A forecast under evaluation.
 
     Attributes:
-        archive: where it is.
-        has: which of the scored channels it has.
-        places: where they lie in its archive.
-        rows: which rows of the table its sums are: its channels and the winds of which it has both components.
+        archive: source of the forecasts.
+        channels: indices of its channels among the scored channels.
+        archive_channels: indices of these channels in the archive.
+        rows: indices of its rows in the table: its channels, and the winds of which it has both components.
         means: area means of its channels and winds.
-        conversions: number of a channel -> its conversion to the units of the data, of those that are in others.
-        bring: brings its fields to the grid of the scores.
-        is_alike: whether it is single and has all channels, so that the baselines' pass over the cells can take it.
+        conversions: index of a channel -> conversion to the units of the data, of channels in other units.
+        regrid: function that regrids its fields to the grid of the scores.
+        shares_baseline_channels: True for a single forecast that has all channels, so that it can be summed together
+            with the baselines.
     """
 
     archive: ForecastSource
-    has: list[int]
-    places: list[int]
+    channels: list[int]
+    archive_channels: list[int]
     rows: list[int]
     means: AreaMean
     conversions: Mapping[int, Conversion]
-    bring: Callable[[np.ndarray], np.ndarray]
-    is_alike: bool
+    regrid: Callable[[np.ndarray], np.ndarray]
+    shares_baseline_channels: bool
+
+    @property
+    def members(self) -> int:
+        """Number of members, 1 for a single forecast."""
+        return self.archive.members or 1
 
     def read(self, initial: int, lead: int) -> np.ndarray:
-        """Return the members' scored channels, (M, C, H, W) float32, in the data's units; M is 1 of a single one."""
-        number = self.archive.lead_minutes.tolist().index(lead)
-        fields = take_channels(self.archive.read_members(initial, number), self.places)
-        fields = fields.copy() if self.conversions else fields  # it may be the forecast's own memory
-        for channel, conversion in self.conversions.items():
-            fields[:, channel] = conversion.apply(fields[:, channel])
-        return self.bring(fields)
+        """Return the members' scored channels, (M, C, H, W) float32 in the data's units; M is 1 of a single forecast.
 
-    def sums(self, cases: np.ndarray, leads: int) -> DeterministicStatistics:
-        """Return room for its sums."""
+        Args:
+            initial: initial time in minutes.
+            lead: lead time in minutes.
+        """
+        lead_index = self.archive.lead_minutes.tolist().index(lead)
+        fields_MCHW = take_channels(self.archive.read_members(initial, lead_index), self.archive_channels)
+        if self.conversions:
+            # The fields may be the archive's own memory.
+            fields_MCHW = fields_MCHW.copy()
+        for channel, conversion in self.conversions.items():
+            fields_MCHW[:, channel] = conversion.apply(fields_MCHW[:, channel])
+        return self.regrid(fields_MCHW)
+
+    def empty_statistics(self, cases: np.ndarray, leads: int) -> DeterministicStatistics:
+        """Return statistics of the cases, to which fields can be added."""
         if self.members == 1:
             return DeterministicStatistics.empty(cases, leads, self.means)
         return EnsembleStatistics.empty(cases, leads, self.means, self.members)
 
     def describe(self, initial: int, lead: int) -> str:
-        """Return what errors call its fields."""
+        """Return the name of its fields in error messages."""
         return f"{self.archive.origin}: forecast from {self.archive.calendar.format(initial)} at {lead / 60:g} h"
-
-    @property
-    def members(self) -> int:
-        """Number of members, 1 of a single forecast."""
-        return self.archive.members or 1

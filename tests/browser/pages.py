@@ -14,14 +14,13 @@ from credit.channels import Channel
 from credit.config.schema_verification import EventConfig
 from credit.verify.report.report import write_report
 from credit.verify.scores.events import EventStatistics
-from credit.verify.scores.seeps import SeepsSums
+from credit.verify.scores.seeps import SeepsStatistics
 from credit.verify.scores.thresholds import Event, Precipitation
-from credit.verify.statistics.deterministic import DeterministicStatistics
-from credit.verify.statistics.ensemble import EnsembleStatistics
+from credit.verify.statistics.case_statistics import DeterministicStatistics, EnsembleStatistics
 from credit.verify.statistics.seasons import cases_by_season
 from credit.verify.table.event_rows import EventResults
-from credit.verify.table.table import FACTS, ScoreTable
-from credit.verify.table.table_builder import RowIndex, build_table
+from credit.verify.table.table import COMMON_ATTRIBUTES, ScoreTable
+from credit.verify.table.table_builder import RowIndex, TableAxes, build_table
 from tests.unit.analytic_reader import make_grid
 from tests.unit.verify.conftest import make_config
 
@@ -38,7 +37,7 @@ def _make_sums(size: float, seed: int, rows: int, members: int) -> Deterministic
     kind = EnsembleStatistics if members > 1 else DeterministicStatistics
     shape = len(_INITIAL), len(LEADS), rows, len(REGIONS)
     growth = (np.sqrt(LEADS / LEADS[-1])[:, None] * np.arange(1, rows + 1))[..., None]
-    planes = {name: growth * rng.gamma(5.0, 0.2 * size, shape) for name in kind.plane_names()}
+    planes = {name: growth * rng.gamma(5.0, 0.2 * size, shape) for name in kind.array_names()}
     planes["covariance"] = 0.8 * np.sqrt(planes["forecast_variance"] * planes["truth_variance"])
     planes["error"] = planes["error"] - 1.0
     return kind(_INITIAL, **planes, members=members)
@@ -55,7 +54,7 @@ def _make_thresholds(sums: Iterable[str], members: int) -> EventResults:
         occurrences = forecasts * rng.random(forecasts.shape)
         brier, fair, reference = (rng.gamma(5.0, 0.02 * factor, shape) for factor in (1, 0.9, 2))
         events[name] = EventStatistics(_INITIAL, forecasts, occurrences, brier, fair, reference, members=own)
-        rain[name] = SeepsSums(_INITIAL, rng.gamma(5.0, 0.1, shape), np.ones(shape), members=own)
+        rain[name] = SeepsStatistics(_INITIAL, rng.gamma(5.0, 0.1, shape), np.ones(shape), members=own)
     event = Event.build("high", EventConfig(channel="z500", above=5e4), 3, "m2 s-2")
     del events["climatology"]
     return EventResults([event], events, [Precipitation(3, 1.0)], rain)
@@ -72,9 +71,15 @@ def make_table(
         sums[name] = _make_sums(size, seed, count, members if name == "model" else 1), list(range(count))
     if other is not None:
         sums[other] = _make_sums(1.2, 9, count - 1, 1), list(range(count - 1))
-    facts = dict.fromkeys(FACTS, "x") | {"n_cases": len(_INITIAL), "level_units": "hPa", "initial_times": "2001"}
+    facts = dict.fromkeys(COMMON_ATTRIBUTES, "x") | {
+        "n_cases": len(_INITIAL),
+        "level_units": "hPa",
+        "initial_times": "2001",
+    }
     thresholds = _make_thresholds(sums, members) if events else None
-    return build_table(sums, rows, LEADS, cases_by_season(_INITIAL, _CALENDAR), REGIONS, facts, None, thresholds)
+    return build_table(
+        sums, TableAxes(rows, LEADS, cases_by_season(_INITIAL, _CALENDAR), REGIONS), facts, None, thresholds
+    )
 
 
 def without(table: ScoreTable, metric: str) -> ScoreTable:
@@ -85,14 +90,14 @@ def without(table: ScoreTable, metric: str) -> ScoreTable:
 
 def write_page(table: ScoreTable, folder: Path, figures: Sequence[tuple[str, Path]] = ()) -> Path:
     """Write the report of a table with figures, (caption, path) each."""
-    found = SimpleNamespace(
+    verification = SimpleNamespace(
         table=table,
         grid=make_grid(),
         climatology=SimpleNamespace(notice="A <short> notice & more", description="made up"),
-        left_out=0,
+        num_left_out=0,
         cases=_INITIAL,
         figure_channels=table.channels[-1:],
     )
     archive = SimpleNamespace(attributes={}, calendar=_CALENDAR)
     folder.mkdir()
-    return write_report(make_config(folder), found, archive, None, figures, folder)
+    return write_report(make_config(folder), verification, archive, None, figures, folder)

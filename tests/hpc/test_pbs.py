@@ -180,13 +180,13 @@ def test_cancel_takes_the_last_link_first(run: Run, pbs: StandInPbs, capsys: pyt
     # what is gone already is no error
     assert run.submit("--cancel") == 0
     assert run.submit("--cancel", "--job", "rollout") == 2
-    assert "of the kind rollout was submitted from here; train was" in capsys.readouterr().err
+    assert "of the kind rollout was submitted from here; submitted were: train" in capsys.readouterr().err
 
 
 def test_a_second_run_in_the_same_folder_is_refused(run: Run, pbs: StandInPbs, capsys: pytest.CaptureFixture) -> None:
     run.submit("--chain", "2")
     assert run.submit() == 1
-    assert "train waits or runs already: 1.head, 2.head" in capsys.readouterr().err
+    assert "train is queued or running already: 1.head, 2.head" in capsys.readouterr().err
     assert len(pbs.jobs()) == 2
     # other kinds are other jobs
     assert run.submit("--job", "preprocess") == 0
@@ -296,7 +296,7 @@ def test_scoring_waits_for_the_rollout(run: Run, pbs: StandInPbs, capsys: pytest
     capsys.readouterr()
     calls = len([call for call in pbs.calls() if call.startswith("qsub")])
     assert run.submit("--job", "verify", "--after", "rollout") != 0
-    assert "none of these jobs waits or runs any more" in capsys.readouterr().err
+    assert "all of these jobs have ended" in capsys.readouterr().err
     assert len([call for call in pbs.calls() if call.startswith("qsub")]) == calls
 
 

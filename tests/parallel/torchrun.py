@@ -1,4 +1,4 @@
-"""Starts a worker module on several ranks and waits for it, but never for ever."""
+"""Launch of a worker module on several ranks, with a time limit."""
 
 from __future__ import annotations
 

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -50,11 +51,12 @@ def config(tmp_path: Path) -> Path:
     return path
 
 
-def credit(*arguments: str, expected_status: int = 0) -> str:
-    """Run a command in a process of its own and return what it printed."""
+def credit(*arguments: str | Path, folder: Path, expected_status: int = 0) -> str:
+    """Run a command in a process of its own, in a folder, and return what it printed."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)}
     done = subprocess.run(
         [sys.executable, "-m", "credit.cli.main", *map(str, arguments)],
+        cwd=folder,
         env=environment,
         capture_output=True,
         text=True,
@@ -72,19 +74,20 @@ def training_rows(folder: Path) -> list[tuple[int, float]]:
 
 def test_every_command_works_with_plugins(config: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    checked = credit("check", config, f"save_loc={run}")
+    command = partial(credit, folder=tmp_path)
+    checked = command("check", config, f"save_loc={run}")
     assert "window_network" in checked or "parameters" in checked
-    assert "GB" in credit("plan", config, f"save_loc={run}", "--grid", "32x64", "--world-size", "4")
-    credit("doctor", config, f"save_loc={run}")
+    assert "GB" in command("plan", config, f"save_loc={run}", "--grid", "32x64", "--world-size", "4")
+    command("doctor", config, f"save_loc={run}")
 
     # An uninterrupted run, and one that stops after three steps and continues.
-    credit("train", config, f"save_loc={tmp_path / 'whole'}")
-    credit("train", config, f"save_loc={run}", "trainer.max_steps=3")
-    credit("train", config, f"save_loc={run}")
+    command("train", config, f"save_loc={tmp_path / 'whole'}")
+    command("train", config, f"save_loc={run}", "trainer.max_steps=3")
+    command("train", config, f"save_loc={run}")
     assert training_rows(run) == training_rows(tmp_path / "whole")
     assert [step for step, _ in training_rows(run)] == [1, 2, 3, 4, 5, 6]
 
-    credit("rollout", config, f"save_loc={run}")
+    command("rollout", config, f"save_loc={run}")
     forecasts = sorted((run / "forecasts").glob("*.nc"))
     assert forecasts
     with xr.open_dataset(forecasts[0]) as forecast:
@@ -93,22 +96,22 @@ def test_every_command_works_with_plugins(config: Path, tmp_path: Path) -> None:
     # The area weights of the post-process are those of the cells, not of the rows' centres.
     assert np.abs(np.diff(mean)).max() < 0.0101
 
-    credit("verify", config, f"save_loc={run}")
+    command("verify", config, f"save_loc={run}")
     assert "t2m" in (run / "scores.csv").read_text()
 
     exported = tmp_path / "weights.safetensors"
-    credit("convert", config, f"save_loc={run}", "--export", exported)
+    command("convert", config, f"save_loc={run}", "--export", exported)
     assert exported.stat().st_size > 1000
 
 
-def test_a_key_of_a_plugin_is_checked(config: Path) -> None:
+def test_a_key_of_a_plugin_is_checked(config: Path, tmp_path: Path) -> None:
     for override, message in (
         ("model.widht=8", 'model.widht: unknown key; did you mean "width"'),
         ("loss.spread_share=2", "loss.spread_share: 2"),
         ("model.postprocess.0.limt=1", 'model.postprocess.0.limt: unknown key; did you mean "limit"'),
         ("model.postprocess.0.variable=z", 'model.postprocess.0.variable: "z" must be in prognostic.vars_2D'),
     ):
-        assert message in credit("check", config, override, expected_status=2)
+        assert message in credit("check", config, override, folder=tmp_path, expected_status=2)
 
 
 def test_published_weights_of_a_plugin_are_converted(config: Path, tmp_path: Path) -> None:
@@ -125,10 +128,11 @@ def test_published_weights_of_a_plugin_are_converted(config: Path, tmp_path: Pat
 def test_plugins_on_two_by_two_ranks(config: Path, tmp_path: Path) -> None:
     """FSDP2 and tensor parallelism give the losses of one process, and a checkpoint of four ranks goes on in one."""
     one, many = tmp_path / "one", tmp_path / "many"
-    credit("train", config, f"save_loc={one}", "trainer.train_batch_size=8")
+    command = partial(credit, folder=tmp_path)
+    command("train", config, f"save_loc={one}", "trainer.train_batch_size=8")
     split = ("trainer.train_batch_size=4", "trainer.parallelism.tensor=2", "trainer.max_steps=3")
     launch("credit.cli.main", 4, "train", str(config), f"save_loc={many}", *split)
-    credit("train", config, f"save_loc={many}", "trainer.train_batch_size=8")
+    command("train", config, f"save_loc={many}", "trainer.train_batch_size=8")
     for (step, loss), (other_step, other_loss) in zip(training_rows(one), training_rows(many), strict=True):
         assert step == other_step
         assert other_loss == pytest.approx(loss, rel=1e-5)

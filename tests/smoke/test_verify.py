@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -43,7 +44,7 @@ def test_without_files_and_against_another_run(small_run: Path, capsys: pytest.C
     # the first run has no files left, the second is named by its folder
     assert main(["verify", config, str(small_run / "second"), "--online"]) == 0
     said = capsys.readouterr().out
-    assert "Ratio: model over second_try" in said and "against_second_try" in said
+    assert "Ratio: small over second_try" in said and "against_second_try" in said
     assert (run / "scores.csv").read_bytes() == from_files  # as it was
     with xr.open_dataset(run / "against_second_try" / "scores.nc") as scores, xr.open_dataset(run / "scores.nc") as own:
         assert scores["reference"].values.tolist() == ["best_baseline", "second_try"]
@@ -67,16 +68,21 @@ def test_without_files_and_against_another_run(small_run: Path, capsys: pytest.C
     assert main(["verify", config, str(small_run / "second"), "verification.other_forecasts={second_try: x}"]) == 2
     assert "is the name of another forecast here" in capsys.readouterr().err
     namesake = f"experiment={yaml.safe_load((small_run / 'second' / 'config.yml').read_text())['experiment']}"
-    assert main(["verify", config, str(small_run / "second"), "--online", namesake]) == 0
+    capsys.readouterr()
+    assert main(["verify", config, str(small_run / "second"), "--online", "--json", "--quiet", namesake]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["reference"] == "second" and document["files"]["report"].endswith("against_second/report.html")
+    assert all(row["rmse"]["model"] > 0 for row in document["rows"])
     assert (run / "against_second" / "scores.csv").exists()
     assert main(["verify", config, str(small_run / "second" / "made")]) == 2
-    assert "no run's folder" in (said := capsys.readouterr().err) and "verification.other_forecasts" in said
+    said = capsys.readouterr().err
+    assert "is not a run folder: config.yml is missing" in said and "verification.other_forecasts" in said
     times = ", ".join(f"2000-02-{day:02d}T00:00:00" for day in range(9, 25))  # longer than names of files can be
     assert main(["verify", config, f"inference.initial_times=[{times}]", "verification.regions=[nowhere]"]) == 2
     assert "nowhere" in capsys.readouterr().err
     (small_run / "lr=0.1").mkdir()
     assert main(["verify", config, str(small_run / "lr=0.1")]) == 2
-    assert "lr=0.1: has no config.yml" in capsys.readouterr().err
+    assert "lr=0.1: is not a run folder" in capsys.readouterr().err
     assert main(["verify", config, str(small_run / "nowhere.yml")]) == 2
     assert "nowhere.yml" in capsys.readouterr().err
 

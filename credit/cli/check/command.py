@@ -1,12 +1,13 @@
-"""``credit_check``: everything that can be known to go wrong before a job is queued, all at once."""
+"""``credit check``: find everything that would go wrong before a job is queued, in one pass."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from credit.cli.common import add_config_arguments
+from credit.cli.terminal import add_quiet_argument, print_json, wrap
 
 if TYPE_CHECKING:
     from credit.cli.check.data import DataSummary
@@ -15,36 +16,50 @@ if TYPE_CHECKING:
     from credit.parallel.mesh import ParallelDims
     from credit.train.dry_run import DryRunResult
 
-HELP = """Check CONFIG and its data before anything is queued: keys, files, variables, levels, units, times and samples
-of each split, the store, its chunks and statistics, save_loc and the room in it, the checkpoint that a run would go on
-from, the ranks, the time, and a training step without memory (on the meta device). Nothing is written.
+HELP = """Check CONFIG and its data before a job is queued. Nothing is written.
 
-Prints what it looked at, then every problem with what to do about it. Exit codes: 0 no problem, 2 problems."""
+It checks the keys; files, variables, levels, units, times and samples of each split; the store, its chunks and
+statistics; the folder save_loc and the free disk space; the checkpoint that a run would continue from; the ranks and
+the walltime; and it tries a training step without memory (on the meta device).
+
+It prints what it checked, then errors and warnings with what to do about them. Equal messages about several files are
+one entry. The last line counts errors and warnings.
+
+--json prints one document: {"errors": [...], "warnings": [...], "notes": [...], "num_errors": N, "num_warnings": N}.
+An entry of errors and warnings is {"message": TEXT, "count": N, "files": [...]}; files is empty for a single message.
+
+example:
+  credit check config.yml --world-size 16
+
+exit status: 0 no errors, 2 errors, 130 interrupted."""
 
 __all__ = ["HELP", "add_arguments", "check", "run"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add CONFIG, overrides and the number of ranks."""
+    """Add CONFIG, overrides, the number of ranks and the form of the output."""
     add_config_arguments(parser)
     parser.add_argument(
         "--world-size",
         type=int,
         metavar="N",
-        help="ranks of the run; default: the launcher's, those that pbs or slurm ask for, or the least that "
-        "trainer.parallelism allows",
+        help="ranks of the run; default: those of the launcher, else those that pbs or slurm ask for, else the fewest "
+        "that trainer.parallelism allows",
     )
     parser.add_argument(
         "--deep",
         action="store_true",
-        help="also read every field of data.store and compare it with its checksums, which takes as long as reading it",
+        help="also read every field of data.store and compare checksums; takes as long as reading the store",
     )
+    parser.add_argument("--json", action="store_true", help="print one JSON document and nothing else on stdout")
+    add_quiet_argument(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the command."""
     from contextlib import suppress
 
+    from credit.cli.check.report import CheckReport
     from credit.config.load import build_config, read_config
     from credit.errors import ConfigError
     from credit.parallel.process_info import read_process_info
@@ -54,113 +69,103 @@ def run(arguments: argparse.Namespace) -> int:
     with suppress(ConfigError):
         if not read_process_info().is_main:
             return 0
+    show_notes = not (arguments.json or arguments.quiet)
+    report = CheckReport(_print_note) if show_notes else CheckReport()
     raw: dict[str, Any] = {}
-    try:
-        raw = read_config(arguments.config, arguments.overrides)
-        config = build_config(raw, origin=arguments.config)
-    except ConfigError as error:
-        problems = [str(error), *_check_data(raw.get("data"))]
-    else:
-        problems = check(config, print, arguments.world_size, arguments.deep)
-    for problem in problems:
-        print(f"PROBLEM: {problem}")
-    if not problems:
-        print("no problem found")
-    return 2 if problems else 0
+    with report.collect_log():
+        try:
+            raw = read_config(arguments.config, arguments.overrides)
+            config = build_config(raw, origin=arguments.config)
+        except ConfigError as error:
+            report.add(str(error))
+            _check_data_alone(raw, report)
+        else:
+            check(config, report, arguments.world_size, arguments.deep)
+    if arguments.json:
+        print_json(report.to_document())
+    elif show_notes or report.messages or report.warnings:
+        print(report.format())
+    return report.exit_status
 
 
-def check(
-    config: Config,
-    say: Callable[[str], None] = lambda line: None,
-    world_size: int | None = None,
-    deep: bool = False,
-) -> list[str]:
-    """Return every problem of a config, its data and its folder, each with its fix.
+def _print_note(note: str) -> None:
+    print(wrap(note, indent="  "))
+
+
+def check(config: Config, report: CheckReport, world_size: int | None = None, deep: bool = False) -> None:
+    """Check a config, its data and its folder.
 
     Args:
         config: a valid config.
-        say: receives a line for each thing that was looked at.
-        world_size: ranks that the run will have.
+        report: receives errors, warnings and notes.
+        world_size: ranks of the run.
         deep: read every field of the store and compare checksums.
     """
     from credit.cli.check.data import inspect_data
-    from credit.cli.check.job import (
-        check_disk_space,
-        check_folder,
-        check_resume,
-        check_run_length,
-        check_walltime,
-        plan_ranks,
-        render_job,
-    )
-    from credit.cli.check.other_forecasts import open_others
-    from credit.cli.check.report import CheckReport
+    from credit.cli.check.disk import check_disk_space, check_folder
+    from credit.cli.check.job import check_run_length, check_walltime, plan_ranks, render_job
+    from credit.cli.check.other_forecasts import open_other_archives
+    from credit.cli.check.resume import check_resume
     from credit.cli.check.settings import check_ensemble, check_forecasts, check_training
 
-    findings = CheckReport(say)
-    check_folder(config, findings)
-    job = render_job(config, findings)
-    degrees = plan_ranks(config, world_size, job, findings)
-    found, tried, forecast_bytes, steps = inspect_data(config.data, findings, deep), None, 0, 0
-    if found is None:
-        open_others(config, findings)
+    check_folder(config, report)
+    job = render_job(config, report)
+    degrees = plan_ranks(config, world_size, job, report)
+    data = inspect_data(config.data, report, deep)
+    dry_run = None
+    forecast_bytes = 0
+    if data is None:
+        open_other_archives(config, report)
     else:
-        check_training(config, found, findings)
-        forecast_bytes = check_forecasts(config, found, findings)
-        tried = _try_network(config, found, degrees, findings)
-    if tried is not None:
-        check_ensemble(config, tried.model, findings)
-    as_run, step = check_resume(config, found, tried, degrees, findings)
-    if found is not None and "train" in found.samples:
-        steps, samples = check_run_length(as_run, found, degrees, findings)
-        if steps:
-            check_walltime(config, job, steps - step, samples, findings)
-    if found is not None:
-        check_disk_space(config, found, tried, forecast_bytes, steps, findings)
-    return findings.messages
+        check_training(config, data, report)
+        forecast_bytes = check_forecasts(config, data, report)
+        dry_run = _try_network(config, data, degrees, report)
+    if dry_run is not None:
+        check_ensemble(config, dry_run.model, report)
+    resumed_config, first_step = check_resume(config, data, dry_run, degrees, report)
+    if data is None:
+        return
+    num_steps = 0
+    if "train" in data.samples:
+        num_steps, samples_per_step = check_run_length(resumed_config, data, degrees, report)
+        if num_steps:
+            check_walltime(config, job, num_steps - first_step, samples_per_step, report)
+    check_disk_space(config, data, dry_run, forecast_bytes, num_steps, report)
 
 
-def _check_data(data: Any) -> list[str]:
-    """Check the data of a config that has wrong keys elsewhere, which are known already.
-
-    Args:
-        data: the ``data`` section as it was written; nothing is checked where it is not valid.
-    """
+def _check_data_alone(raw: Mapping[str, Any], report: CheckReport) -> None:
+    """Check the data section of a config that has wrong keys elsewhere; these are in the report already."""
     from credit.cli.check.data import inspect_data
-    from credit.cli.check.report import CheckReport
-    from credit.config.load import build_section
-    from credit.config.schema_data import DataConfig
+    from credit.config.load import build_data_config
     from credit.errors import ConfigError
 
     try:
-        data_config = build_section(DataConfig, data, "data")
+        data_config = build_data_config(raw, origin="data")
     except ConfigError:
-        return []
-    findings = CheckReport(print)
-    inspect_data(data_config, findings)
-    return findings.messages
+        return
+    inspect_data(data_config, report)
 
 
-def _try_network(
-    config: Config, found: DataSummary, degrees: ParallelDims, findings: CheckReport
-) -> DryRunResult | None:
-    """Build the model without memory for its weights and take a step, then split it as on the run's ranks."""
+def _try_network(config: Config, data: DataSummary, degrees: ParallelDims, report: CheckReport) -> DryRunResult | None:
+    """Take a training step without memory for weights and fields, then split the model as on the run's ranks."""
     from credit.train.dry_run import dummy_assets, try_bfloat16, try_mesh, try_step
 
-    tried = None
-    with findings.collect():
-        assets = dummy_assets(config, found.grid, found.attributes, found.masks)
-        tried = try_step(config, assets)
-        findings.say(
-            f"model: {config.model.type}, {tried.parameters:,} parameters, {tried.trained_parameters:,} of them train, "
-            f"{len(found.channels.input)} channels in, {len(found.channels.output)} out"
+    dry_run = None
+    with report.collect():
+        assets = dummy_assets(config, data.grid, data.attributes, data.masks)
+        dry_run = try_step(config, assets)
+        report.say(
+            f"model: {config.model.type}, {dry_run.parameters:,} parameters, {dry_run.trained_parameters:,} of them "
+            f"trained, {len(data.channels.input)} input channels, {len(data.channels.output)} output channels"
         )
-        if tried.untried:
-            findings.say(f"model: a step could not be tried without values ({tried.untried})")
-    if tried is not None and (config.trainer.amp or config.inference.amp):
-        with findings.collect():
+        if dry_run.untried:
+            report.say(f"model: a step could not be tried without values ({dry_run.untried})")
+    if dry_run is None:
+        return None
+    if config.trainer.amp or config.inference.amp:
+        with report.collect():
             try_bfloat16(config, assets)
-    if tried is not None and degrees.world > 1:
-        with findings.collect():
+    if degrees.world > 1:
+        with report.collect():
             try_mesh(config, assets, degrees)
-    return tried
+    return dry_run

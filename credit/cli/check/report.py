@@ -1,30 +1,163 @@
-"""What a check has found: problems, and lines about what is in order."""
+"""The result of ``credit check``: errors, warnings and notes, as text for people or as JSON for programs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import logging
+import re
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
 
+from credit.cli.terminal import style, wrap
 from credit.data.error_collector import ErrorCollector
 from credit.errors import CreditError
 
+# A file name with an extension that data files have, with its folders.
+_FILE = re.compile(r"[^\s'\",;:()\[\]]+\.(?:nc4?|cdf|grib2?|grb2?|zarr|h5|hdf5)(?![\w.])")
+_MAX_FILES_SHOWN = 3
+
 
 class CheckReport(ErrorCollector):
-    """Problems of every kind that a command addresses to the user.
+    """Collects errors, warnings and notes; an error inside `collect` is added instead of ending the check.
 
     Args:
-        say: receives a line for each thing that was looked at.
+        say: receives each note as soon as it is known.
+
+    Attributes:
+        messages: errors, each once.
+        warnings: findings that a run survives, each once.
+        notes: what was checked and is in order.
     """
 
-    def __init__(self, say: Callable[[str], None]) -> None:
+    def __init__(self, say: Callable[[str], None] = lambda line: None) -> None:
         super().__init__()
-        self.say = say
+        self.warnings: list[str] = []
+        self.notes: list[str] = []
+        self._show_note = say
+
+    def say(self, note: str) -> None:
+        """Add a note."""
+        self.notes.append(note)
+        self._show_note(note)
+
+    def warn(self, message: str) -> None:
+        """Add a warning."""
+        if message not in self.warnings:
+            self.warnings.append(message)
 
     @contextmanager
     def collect(self) -> Iterator[None]:
-        """Note what the block raises for the user and go on behind the block."""
+        """Add the errors that the block raises for the user, and continue after the block."""
         try:
             with super().collect():
                 yield
         except CreditError as error:
             self.add(str(error))
+
+    @contextmanager
+    def collect_log(self) -> Iterator[None]:
+        """Turn warnings that the package logs inside the block into warnings of this report."""
+        logger = logging.getLogger("credit")
+        handler = _WarningHandler(self)
+        logger.addHandler(handler)
+        propagate, logger.propagate = logger.propagate, False
+        try:
+            yield
+        finally:
+            logger.propagate = propagate
+            logger.removeHandler(handler)
+
+    @property
+    def exit_status(self) -> int:
+        """Exit status of the command: 2 if there are errors, else 0."""
+        return 2 if self.messages else 0
+
+    def format(self) -> str:
+        """Return errors and warnings as text, equal ones grouped, with their number at the end."""
+        lines = []
+        for level, color, messages in (("ERROR", "red", self.messages), ("WARNING", "yellow", self.warnings)):
+            for group in group_messages(messages):
+                text = wrap(f"{level}: {group.describe()}", indent="  ")
+                lines.append(style(f"{level}:", color) + text.removeprefix(f"{level}:"))
+        if not lines:
+            return style("no problem found", "green")
+        counts = f"{_count(self.messages, 'error')}, {_count(self.warnings, 'warning')}"
+        return "\n".join([*lines, style(counts, "bold")])
+
+    def to_document(self) -> dict[str, Any]:
+        """Return the report for JSON; the help of ``--json`` describes it."""
+        return {
+            "errors": [group.to_document() for group in group_messages(self.messages)],
+            "warnings": [group.to_document() for group in group_messages(self.warnings)],
+            "notes": list(self.notes),
+            "num_errors": len(self.messages),
+            "num_warnings": len(self.warnings),
+        }
+
+
+@dataclass(frozen=True)
+class MessageGroup:
+    """Messages that are equal but for the file that they name.
+
+    Attributes:
+        message: the message of the first.
+        files: the files, one a message; empty for a single message.
+    """
+
+    message: str
+    files: tuple[str, ...] = ()
+
+    def describe(self) -> str:
+        """Return one text for the whole group."""
+        if not self.files:
+            return self.message
+        first_file = self.files[0]
+        if self.message.startswith(f"{first_file}: "):
+            shared_text = self.message.removeprefix(f"{first_file}: ")
+        else:
+            shared_text = self.message.replace(first_file, "FILE")
+        shown_files = ", ".join(self.files[:_MAX_FILES_SHOWN])
+        num_hidden = len(self.files) - _MAX_FILES_SHOWN
+        if num_hidden > 0:
+            shown_files += f" and {num_hidden} more"
+        return f"{len(self.files)} files: {shared_text}\n  {shown_files}"
+
+    def to_document(self) -> dict[str, Any]:
+        """Return the group for JSON."""
+        return {"message": self.message, "count": max(1, len(self.files)), "files": list(self.files)}
+
+
+def group_messages(messages: Sequence[str]) -> list[MessageGroup]:
+    """Return messages in their order, with those that differ only in one file name as one group."""
+    members: dict[tuple[str, ...], list[tuple[str, str]]] = {}
+    for message in messages:
+        file_names = set(_FILE.findall(message))
+        # A message about two files says something about this pair.
+        file_name = file_names.pop() if len(file_names) == 1 else ""
+        key = tuple(message.split(file_name)) if file_name else (message,)
+        members.setdefault(key, []).append((message, file_name))
+    groups = []
+    for group in members.values():
+        first_message = group[0][0]
+        files = tuple(file_name for _, file_name in group) if len(group) > 1 else ()
+        groups.append(MessageGroup(first_message, files))
+    return groups
+
+
+class _WarningHandler(logging.Handler):
+    """Adds warnings to a report and hands other records to the handlers of the root logger."""
+
+    def __init__(self, report: CheckReport) -> None:
+        super().__init__()
+        self._report = report
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.levelno >= logging.WARNING:
+            self._report.warn(record.getMessage())
+        else:
+            logging.getLogger().handle(record)
+
+
+def _count(messages: Sequence[str], noun: str) -> str:
+    return f"{len(messages)} {noun}{'' if len(messages) == 1 else 's'}"

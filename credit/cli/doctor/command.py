@@ -1,4 +1,4 @@
-"""``credit_doctor``: what a bug report needs, in one text file."""
+"""``credit doctor``: collect the facts that a bug report needs in one text file."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ import argparse
 
 from credit.cli.common import add_config_arguments, path_argument
 
-HELP = """Collect what a bug report needs in one text file: installation, versions, machine, ranks, environment, the
-resolved config, and of the run in save_loc STATUS, heartbeat, newest checkpoints, last metrics, last error and the ends
-of its logs.
+HELP = """Collect the facts that a bug report needs in one text file: installation, versions, machine, ranks,
+environment and the resolved config; of the run in save_loc its STATUS, heartbeat, newest checkpoints, last metrics,
+last error and the ends of its logs.
 
-It only reads, also while the run is at work, and a broken config gets a report, too. Values of names that look like
-secrets, credentials in URLs and the name of your home are left out; read the file before you send it nevertheless."""
+It only reads, so it is safe while the run is at work. It works with a wrong config, too. Values whose names look like
+secrets, credentials in URLs and the path of your home folder are hidden. Read the file all the same before you send it.
+
+example:
+  credit doctor config.yml --output report.txt"""
 
 __all__ = ["HELP", "add_arguments", "run"]
 
@@ -23,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--output",
         metavar="FILE",
         type=path_argument,
-        help="where it goes, - for the terminal; default: doctor.txt in save_loc",
+        help="file to write, - for standard output; default: doctor.txt in save_loc",
     )
 
 
@@ -44,16 +47,20 @@ def run(arguments: argparse.Namespace) -> int:
             return 0
     for conflict in find_conflicts():
         print(f"credit doctor: {conflict}", file=sys.stderr)
-    patient = DiagnosticContext.find(arguments.config, arguments.overrides, os.environ)
-    text = write_report(patient)
+    context = DiagnosticContext.from_config(arguments.config, arguments.overrides, os.environ)
+    text = write_report(context)
     if arguments.output == "-":
         encoding = sys.stdout.encoding or "utf-8"
         print(text.encode(encoding, "backslashreplace").decode(encoding), end="")
         return 0
-    folder = patient.folder if patient.folder is not None and patient.folder.is_dir() else Path()
-    path = folder / "doctor.txt" if arguments.output is None else Path(arguments.output)
+    if arguments.output is not None:
+        path = Path(arguments.output)
+    elif context.folder is not None and context.folder.is_dir():
+        path = context.folder / "doctor.txt"
+    else:
+        path = Path("doctor.txt")
     try:
-        # names of files that are not text in this locale are shown by their bytes
+        # File names that are not valid text in this locale are shown by their bytes.
         path.write_text(text, encoding="utf-8", errors="backslashreplace")
     except OSError as error:
         raise ConfigError(

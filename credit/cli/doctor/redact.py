@@ -1,7 +1,7 @@
-"""Takes out of a text what is nobody else's business: secrets, by their names and by their looks, and the user's home.
+"""Redact secrets and the path of the home folder from a text.
 
-A secret that was found by its name is taken out wherever else it stands. A word that looks like nothing special in a
-place that says nothing cannot be told from text; so reports say that they should be read before they are sent.
+Secrets are found by the name before them or by their form, and a value found once is hidden everywhere. A secret
+without a telling name or form looks like any word, so reports ask their readers to check before they send them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 HIDDEN = "***"
-# not pwd alone, which is where a shell stands
+# Not "pwd" alone, which is the folder of a shell.
 _WORDS = r"token|secret|passw|passphrase|_pwd|credential|cookie|jwt|signature|authorization|authkey"
 _SECRET_NAME = re.compile(rf"{_WORDS}|key(?!board)|\bauth\b|_auth|\bsig\b", re.IGNORECASE)
 _NAME = rf"[\w.-]*(?:{_WORDS})[\w.-]*|[\w.-]*key(?:s|_?id)?|(?:[\w.-]*[_.-])?(?:auth|sig)"
@@ -29,45 +29,45 @@ _LOOKS = re.compile(
     r"|-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)",
     re.DOTALL,
 )
-# a shorter value may be a word that the text needs
-_SHORTEST = 6
+# A shorter value may be an ordinary word of the text.
+_MIN_LENGTH = 6
 
 
 def is_secret(name: str) -> bool:
-    """Whether a variable or key of this name may hold a secret."""
+    """Return whether a variable or key of this name may hold a secret."""
     return bool(_SECRET_NAME.search(name))
 
 
-def mask(text: str, environ: Mapping[str, str], secrets: Iterable[str] = ()) -> str:
-    """Return `text` without secrets, and with ``~`` for the user's home.
+def redact(text: str, environ: Mapping[str, str], secrets: Iterable[str] = ()) -> str:
+    """Return `text` with secrets hidden and ``~`` for the home folder.
 
     Args:
-        text: of a report.
-        environ: its secret values are taken out wherever they stand.
-        secrets: further values.
+        text: text of a report.
+        environ: environment variables; values of those with secret names are hidden.
+        secrets: further values to hide.
     """
-    known = {value for name, value in environ.items() if is_secret(name)} | set(secrets)
+    secret_values = {value for name, value in environ.items() if is_secret(name)} | set(secrets)
     for pattern in (_HEADER, _USERINFO, _ASSIGNED, _OPTION):
         values = {match["value"].strip("\"'") for match in pattern.finditer(text)}
         values |= {value.partition(":")[2] for value in values} if pattern is _USERINFO else set()
-        # "token: missing" says a word that others may need
-        known |= {value for value in values if not value.isalpha()}
+        # In "token: missing" the value is an ordinary word.
+        secret_values |= {value for value in values if not value.isalpha()}
         text = pattern.sub(lambda match: match["before"] + HIDDEN, text)
     text = _LOOKS.sub(HIDDEN, text)
-    for value in sorted(known, key=len, reverse=True):
-        if len(value) >= _SHORTEST:
+    for value in sorted(secret_values, key=len, reverse=True):
+        if len(value) >= _MIN_LENGTH:
             text = text.replace(value, HIDDEN)
     for home in {environ.get("HOME", ""), str(Path.home()), os.path.realpath(Path.home())} - {"", "/"}:
         text = re.sub(rf"(?<![\w.-]){re.escape(home)}(?![\w.-])", "~", text)
     return text
 
 
-def mask_values(value: Any, secrets: set[str], hidden: bool = False) -> Any:
-    """Return plain data with the values of secret names hidden, whatever they are; `secrets` receives them."""
+def redact_values(value: Any, secrets: set[str], hidden: bool = False) -> Any:
+    """Return plain data with the values under secret names hidden; the hidden values are added to `secrets`."""
     if isinstance(value, Mapping):
-        return {key: mask_values(item, secrets, hidden or is_secret(str(key))) for key, item in value.items()}
+        return {key: redact_values(item, secrets, hidden or is_secret(str(key))) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [mask_values(item, secrets, hidden) for item in value]
+        return [redact_values(item, secrets, hidden) for item in value]
     if not hidden or value is None:
         return value
     secrets.add(str(value))

@@ -1,4 +1,4 @@
-"""The sections of ``credit_doctor``'s report. Each stands for itself: what cannot be found out spoils no other."""
+"""Sections of the report of ``credit doctor``. Sections are independent; a failing one does not affect the others."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ import torch
 import yaml
 
 from credit import __version__
-from credit.cli.doctor.redact import HIDDEN, is_secret, mask, mask_values
+from credit.cli.doctor.redact import HIDDEN, is_secret, redact, redact_values
 from credit.config import Config, build_config
 from credit.config.load import read_config
 from credit.errors import ConfigError, CreditError
@@ -35,35 +35,40 @@ from credit.utils.installation import describe_installation, find_conflicts
 
 _PACKAGES = ("torch", "numpy", "xarray", "zarr", "netCDF4", "cftime", "dask", "pydantic", "safetensors", "einops",
              "triton", "nvidia-nccl-cu12", "nvidia-cudnn-cu12")  # fmt: skip
-# of all variables, only those that tell how the run was started and on what
+# Variables that tell how and on what the run was started; all others stay out of the report.
 _VARIABLES = re.compile(
     r"(SLURM_|PBS_|PALS_|PMI_|OMPI_|MPI_|NCCL_|GLOO_|FI_|UCX_|TORCH|PYTORCH_|CUDA_|OMP_|MKL_|MASTER_|LOCAL_|CREDIT_)\w+"
     r"|RANK|WORLD_SIZE|PYTHONPATH|HDF5_USE_FILE_LOCKING|TMPDIR"
 )
-_MOST_LOGS, _LOG_LINES, _ERROR_LINES, _ROWS, _ROW_LENGTH, _CHECKPOINTS = 8, 40, 60, 5, 2000, 2
+_MAX_LOGS = 8
+_LOG_LINES = 40
+_ERROR_LINES = 60
+_METRICS_ROWS = 5
+_ROW_LENGTH = 2000
+_NUM_CHECKPOINTS = 2
 _ERROR = re.compile(r"^Traceback \(most recent call last\)|\bERROR\b|\bCRITICAL\b")
 
 
 @dataclass(frozen=True)
 class DiagnosticContext:
-    """Whose report it is.
+    """The run that a report is about.
 
     Attributes:
-        config: the resolved config, None where it is not valid.
-        complaint: why not, else empty.
-        raw: what the file holds, where it can be read at all.
-        folder: the run's folder, None where the file does not name it.
-        environ: variables.
+        config: the resolved config, None if it is not valid.
+        config_error: the reason, empty for a valid config.
+        raw: contents of the file, empty if it cannot be read.
+        folder: the run's folder, None if the file does not name it.
+        environ: environment variables.
     """
 
     config: Config | None
-    complaint: str
+    config_error: str
     raw: Mapping[str, Any]
     folder: Path | None
     environ: Mapping[str, str] = field(repr=False)
 
     @classmethod
-    def find(cls, path: str, overrides: Sequence[str], environ: Mapping[str, str]) -> DiagnosticContext:
+    def from_config(cls, path: str, overrides: Sequence[str], environ: Mapping[str, str]) -> DiagnosticContext:
         """Read a config as far as it can be read."""
         raw: Mapping[str, Any] = {}
         try:
@@ -71,51 +76,51 @@ class DiagnosticContext:
             config = build_config(raw, origin=str(path))
             return cls(config, "", raw, Path(config.save_loc), environ)
         except Exception as error:
-            # whatever a plugin raises, too: a report is wanted then more than ever
-            complaint = str(error) if isinstance(error, ConfigError) else f"{type(error).__name__}: {error}"
-        place = raw.get("save_loc")
-        folder = Path(os.path.expandvars(place)) if isinstance(place, str) else None
-        return cls(None, complaint, raw, folder, environ)
+            # A plugin may raise anything, and its author needs the report most.
+            config_error = str(error) if isinstance(error, ConfigError) else f"{type(error).__name__}: {error}"
+        save_loc = raw.get("save_loc")
+        folder = Path(os.path.expandvars(save_loc)) if isinstance(save_loc, str) else None
+        return cls(None, config_error, raw, folder, environ)
 
 
-def write_report(patient: DiagnosticContext) -> str:
+def write_report(context: DiagnosticContext) -> str:
     """Return the report."""
     secrets: set[str] = set()
     parts = []
     for title, section in SECTIONS.items():
         try:
-            text = section(patient, secrets)
+            text = section(context, secrets)
         except CreditError as error:
             text = str(error)
         except Exception as error:
-            text = f"cannot be found out: {type(error).__name__}: {error}"
+            text = f"not available: {type(error).__name__}: {error}"
         parts.append(f"==== {title} ====\n{text.rstrip()}\n")
-    return mask("\n".join(parts), patient.environ, secrets)
+    return redact("\n".join(parts), context.environ, secrets)
 
 
-def _report(patient: DiagnosticContext, secrets: set[str]) -> str:
+def _report(context: DiagnosticContext, secrets: set[str]) -> str:
     now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     return f"credit {__version__}, {now}\ncommand {' '.join(sys.argv)}\nin {Path.cwd()}"
 
 
-def _installation(patient: DiagnosticContext, secrets: set[str]) -> str:
+def _installation(context: DiagnosticContext, secrets: set[str]) -> str:
     conflicts = [f"CONFLICT: {conflict}" for conflict in find_conflicts()]
     return "\n".join([describe_installation(), *conflicts])
 
 
-def _versions(patient: DiagnosticContext, secrets: set[str]) -> str:
+def _versions(context: DiagnosticContext, secrets: set[str]) -> str:
     lines = [f"python {sys.version.split()[0]} ({sys.executable})"]
     for name in _PACKAGES:
         with suppress(PackageNotFoundError):
             lines.append(f"{name} {version(name)}")
-    # nothing here touches a GPU: that would take memory which the run may need
+    # Nothing here uses a GPU, which would take memory that the run may need.
     lines.append(f"torch was built for CUDA {torch.version.cuda}, HIP {torch.version.hip}")
     if torch.version.cuda is not None:
         lines.append(f"cuDNN {torch.backends.cudnn.version()}, NCCL {torch.cuda.nccl.version()}")
     return "\n".join(lines)
 
 
-def _machine(patient: DiagnosticContext, secrets: set[str]) -> str:
+def _machine(context: DiagnosticContext, secrets: set[str]) -> str:
     lines = [f"{platform.platform()} on {socket.gethostname()}"]
     for path, key in (("/proc/cpuinfo", "model name"), ("/proc/meminfo", "MemTotal"), ("/proc/meminfo", "MemAvail")):
         with suppress(OSError, StopIteration):
@@ -123,8 +128,8 @@ def _machine(patient: DiagnosticContext, secrets: set[str]) -> str:
     lines.append(f"{os.cpu_count()} CPUs; torch computes on {torch.get_num_threads()}")
     if hasattr(os, "sched_getaffinity"):
         lines[-1] += f", this process may use {len(os.sched_getaffinity(0))}"
-    if patient.folder is not None and patient.folder.is_dir():
-        disk = shutil.disk_usage(patient.folder)
+    if context.folder is not None and context.folder.is_dir():
+        disk = shutil.disk_usage(context.folder)
         lines.append(f"disk of save_loc: {disk.free / 2**30:.1f} of {disk.total / 2**30:.1f} GiB are free")
     query = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total,memory.used", "--format=csv,noheader"]
     try:
@@ -135,28 +140,28 @@ def _machine(patient: DiagnosticContext, secrets: set[str]) -> str:
     return "\n".join(lines)
 
 
-def _ranks(patient: DiagnosticContext, secrets: set[str]) -> str:
-    launch = read_process_info(patient.environ)
+def _ranks(context: DiagnosticContext, secrets: set[str]) -> str:
+    launch = read_process_info(context.environ)
     lines = [str(launch)]
-    if patient.config is not None:
-        degrees = plan_degrees(patient.config.trainer.parallelism, launch.world)
+    if context.config is not None:
+        degrees = plan_degrees(context.config.trainer.parallelism, launch.world)
         lines.append(f"mesh: {DeviceGrid(degrees, launch.rank).describe()}")
     return "\n".join(lines)
 
 
-def _environment(patient: DiagnosticContext, secrets: set[str]) -> str:
-    chosen = {name: value for name, value in patient.environ.items() if _VARIABLES.fullmatch(name)}
+def _environment(context: DiagnosticContext, secrets: set[str]) -> str:
+    chosen = {name: value for name, value in context.environ.items() if _VARIABLES.fullmatch(name)}
     return "\n".join(f"{name}={HIDDEN if is_secret(name) else value}" for name, value in sorted(chosen.items()))
 
 
-def _config(patient: DiagnosticContext, secrets: set[str]) -> str:
-    plain = patient.raw if patient.config is None else patient.config.model_dump(mode="json")
-    shown = yaml.safe_dump(mask_values(plain, secrets), sort_keys=False, width=110)
-    return f"{patient.complaint}\n\nas it was read:\n{shown}" if patient.config is None else shown
+def _config(context: DiagnosticContext, secrets: set[str]) -> str:
+    plain = context.raw if context.config is None else context.config.model_dump(mode="json")
+    shown = yaml.safe_dump(redact_values(plain, secrets), sort_keys=False, width=110)
+    return f"{context.config_error}\n\nas it was read:\n{shown}" if context.config is None else shown
 
 
-def _run(patient: DiagnosticContext, secrets: set[str]) -> str:
-    folder = _folder(patient)
+def _run(context: DiagnosticContext, secrets: set[str]) -> str:
+    folder = _folder(context)
     lines = []
     for name in ("STATUS", "heartbeat.json", "jobs.json"):
         with suppress(OSError):
@@ -168,58 +173,61 @@ def _run(patient: DiagnosticContext, secrets: set[str]) -> str:
     return "\n".join(lines)
 
 
-def _checkpoints(patient: DiagnosticContext, secrets: set[str]) -> str:
-    folder = _folder(patient) / "checkpoints"
-    found = checkpoint.list_checkpoints(folder)
-    lines = [f"{len(found)} in {folder}"]
+def _checkpoints(context: DiagnosticContext, secrets: set[str]) -> str:
+    folder = _folder(context) / "checkpoints"
+    paths = checkpoint.list_checkpoints(folder)
+    lines = [f"{len(paths)} in {folder}"]
     for name in ("latest", "best"):
         with suppress(OSError):
             lines.append(f"{name} -> {os.readlink(folder / name)}")
-    for path in reversed(found[-_CHECKPOINTS:]):
+    for path in reversed(paths[-_NUM_CHECKPOINTS:]):
         with suppress(OSError):
-            age, damage = _age(path), checkpoint.verify_checkpoint(path)
-            # a run that is at work may have removed it meanwhile
-            state = (damage or "whole") if path.exists() else "removed just now"
+            age = _age(path)
+            state = checkpoint.verify_checkpoint(path) or "intact"
+            if not path.exists():
+                # A run at work removes checkpoints.
+                state = "removed just now"
             lines.append(f"{path.name}: {state}, {age}")
     return "\n".join(lines)
 
 
-def _metrics(patient: DiagnosticContext, secrets: set[str]) -> str:
-    rows = read_last_metrics(_folder(patient))
-    of_steps = [row for row in rows if not row.keys() & {"valid", "early"}][-_ROWS:]
-    chosen = of_steps + [row for row in rows if "valid" in row][-1:]
-    return "\n".join(json.dumps(row)[:_ROW_LENGTH] for row in chosen) or "no rows"
+def _metrics(context: DiagnosticContext, secrets: set[str]) -> str:
+    rows = read_last_metrics(_folder(context))
+    training_rows = [row for row in rows if not row.keys() & {"valid", "early"}]
+    validation_rows = [row for row in rows if "valid" in row]
+    shown_rows = training_rows[-_METRICS_ROWS:] + validation_rows[-1:]
+    return "\n".join(json.dumps(row)[:_ROW_LENGTH] for row in shown_rows) or "no rows"
 
 
-def _last_error(patient: DiagnosticContext, secrets: set[str]) -> str:
-    for path in _logs(patient):
+def _last_error(context: DiagnosticContext, secrets: set[str]) -> str:
+    for path in _logs(context):
         lines = tail(path)
-        where = [number for number, line in enumerate(lines) if _ERROR.search(line)]
-        if where:
-            first = where[-1]
-            # a traceback belongs to the message before it
-            first -= first - 1 in where
-            return "\n".join([f"{path.name}:", *lines[first : first + _ERROR_LINES]])
+        error_lines = [number for number, line in enumerate(lines) if _ERROR.search(line)]
+        if error_lines:
+            start = error_lines[-1]
+            if start - 1 in error_lines:
+                # A traceback belongs to the message before it.
+                start -= 1
+            return "\n".join([f"{path.name}:", *lines[start : start + _ERROR_LINES]])
     return "none in the logs"
 
 
-def _log_tails(patient: DiagnosticContext, secrets: set[str]) -> str:
+def _log_tails(context: DiagnosticContext, secrets: set[str]) -> str:
     parts = [
-        "\n".join([f"---- {path.name}, {_age(path)}", *tail(path)[-_LOG_LINES:]])
-        for path in _logs(patient)[:_MOST_LOGS]
+        "\n".join([f"---- {path.name}, {_age(path)}", *tail(path)[-_LOG_LINES:]]) for path in _logs(context)[:_MAX_LOGS]
     ]
     return "\n\n".join(parts) or "no logs"
 
 
-def _folder(patient: DiagnosticContext) -> Path:
-    if patient.folder is None or not patient.folder.is_dir():
-        raise ConfigError(f"save_loc: {patient.folder} is not there")
-    return patient.folder
+def _folder(context: DiagnosticContext) -> Path:
+    if context.folder is None or not context.folder.is_dir():
+        raise ConfigError(f"save_loc: {context.folder} does not exist")
+    return context.folder
 
 
-def _logs(patient: DiagnosticContext) -> list[Path]:
-    """Return the files in ``logs/``, that which was written last first."""
-    folder = _folder(patient) / "logs"
+def _logs(context: DiagnosticContext) -> list[Path]:
+    """Return the files in ``logs/``, the last written one first."""
+    folder = _folder(context) / "logs"
     files = [path for path in folder.iterdir() if path.is_file()] if folder.is_dir() else []
     return sorted(files, key=lambda path: path.stat().st_mtime, reverse=True)
 

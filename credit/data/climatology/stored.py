@@ -4,10 +4,9 @@ It is the array ``fields`` of the zarr group ``climatology`` in the store: (time
 longitude) float32, with the channels ``channels.stored``; see `Climatology` for times of the day and parts.
 
 A chunk is one part of the year and at most 4 MiB of channels. It ends with a CRC32C that zarr verifies at every read.
-The array is written block by block: each block is fitted by itself, in as much memory as `BLOCK_BYTES` says, under a
-lock file beside the store. zarr renames each chunk to its place once it is written, so a block is written if all its
-chunk files are there. The group's attribute ``credit`` holds the settings, the period, and ``complete``, which is set
-when all blocks are written.
+The array is written block by block (see `credit.data.climatology.blocks`), each under a lock file beside the store.
+zarr renames each chunk to its place once it is written, so a block is written if all its chunk files are there. The
+group's attribute ``credit`` holds the settings, the period, and ``complete``, which is set when all blocks are written.
 """
 
 from __future__ import annotations
@@ -28,6 +27,7 @@ from zarr.codecs import BloscCodec, Crc32cCodec
 
 from credit.config.schema_data import DataConfig, PreprocessConfig
 from credit.config.schema_verification import ClimatologyConfig
+from credit.data.climatology.blocks import block_shape, channels_per_chunk, estimate_bytes
 from credit.data.climatology.climatology import Climatology, LazyFields
 from credit.data.climatology.fit import ClimatologyPlan, fit_climatology, fit_fields, plan_fit
 from credit.data.splits import Split, build_splits
@@ -48,11 +48,6 @@ logger = logging.getLogger(__name__)
 FORMAT = 2
 # Windows of format 1 averaged other times. Its harmonics are those of format 2.
 _FORMAT_OF_OTHER_WINDOWS = 1
-# Memory for the sums and fields of a block while it is fitted.
-BLOCK_BYTES = 4 * 2**30
-_CHUNK_BYTES = 4 * 2**20
-# A float64 sum and the float32 field that it becomes.
-_BYTES_PER_VALUE = 8 + 4
 _ADVICE = "run credit_preprocess again"
 
 # Times of the day, parts of the year and channels.
@@ -201,17 +196,6 @@ def find_damaged_blocks(path: Path, deep: bool = False) -> list[int]:
     return sorted(damaged_blocks)
 
 
-def estimate_bytes(plan: ClimatologyPlan, num_channels: int, grid_shape: tuple[int, int]) -> tuple[int, int]:
-    """Return the most bytes that a climatology takes in a store, and in the memory of a process that fits a block."""
-    times_of_day, num_parts = plan.shape
-    cells = math.prod(grid_shape)
-    _, block_parts, block_channels = _block_shape(plan, num_channels, cells)
-    disk_bytes = 4 * times_of_day * num_parts * num_channels * cells
-    # Besides the block there are two float32 copies of the fields of one time.
-    memory_bytes = cells * (_BYTES_PER_VALUE * block_parts * block_channels + 8 * num_channels)
-    return disk_bytes, memory_bytes
-
-
 def fit_block(task: FitTask, number: int) -> int:
     """Fit and write a block, unless it is written already or another process is fitting it.
 
@@ -282,26 +266,6 @@ def _is_begun(task: FitTask) -> bool:
     return is_same_period and description["settings"] == _relevant_settings(task.conf)
 
 
-def _block_shape(plan: ClimatologyPlan, num_channels: int, cells: int) -> tuple[int, int, int]:
-    """Return how many times of the day, parts of the year and channels are fitted at once.
-
-    Neighbouring parts of the year need mostly the same times, and a read brings all channels. So a block has all
-    channels and as many parts as the memory allows, and fewer channels only where one part is too large.
-    """
-    max_fields = BLOCK_BYTES // (_BYTES_PER_VALUE * cells)
-    min_parts = plan.shape[1] if plan.kind == "harmonic" else 1
-    chunk_channels = _chunk_channels(num_channels, cells)
-    # Blocks consist of whole chunks, so that no two processes write the same chunk.
-    block_chunks = max(1, max_fields // min_parts // chunk_channels)
-    block_channels = min(num_channels, block_chunks * chunk_channels)
-    block_parts = max(min_parts, min(plan.shape[1], max_fields // block_channels))
-    return 1, block_parts, block_channels
-
-
-def _chunk_channels(num_channels: int, cells: int) -> int:
-    return max(1, min(num_channels, _CHUNK_BYTES // (4 * cells)))
-
-
 def _list_blocks(path: Path) -> list[Block]:
     """Return the blocks of a store's climatology as slices of the first three axes of its fields."""
     slices_of_axis = []
@@ -360,7 +324,7 @@ def _create(task: FitTask, plan: ClimatologyPlan, reader: StoreReader) -> None:
         group.create_array(
             "fields",
             shape=(*plan.shape, len(names), *grid_shape),
-            chunks=(1, 1, _chunk_channels(len(names), cells), *grid_shape),
+            chunks=(1, 1, channels_per_chunk(len(names), cells), *grid_shape),
             dtype=np.float32,
             fill_value=np.nan,
             compressors=[BloscCodec(cname="lz4", clevel=1, shuffle="shuffle"), Crc32cCodec()],
@@ -379,7 +343,7 @@ def _create(task: FitTask, plan: ClimatologyPlan, reader: StoreReader) -> None:
             "day_minutes": plan.day_minutes.tolist(),
             "description": plan.description,
             "years": plan.years,
-            "block": list(_block_shape(plan, len(names), cells)),
+            "block": list(block_shape(plan, len(names), cells)),
         }
 
 

@@ -1,4 +1,4 @@
-"""Reads CF conventions: which coordinate is which, level units, and how a variable lies in its file."""
+"""CF conventions: roles of coordinates, units of levels, and the layout of a variable in its file."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _STANDARD_NAMES = {
     "atmosphere_hybrid_sigma_pressure_coordinate": "level",
     "atmosphere_sigma_coordinate": "level",
 }
-# these look like one of ours by their units, but are something else
+# Coordinates with the units of one of the roles, but another meaning.
 _OTHER_STANDARD_NAMES = ("forecast_reference_time", "forecast_period", "grid_latitude", "grid_longitude")
 _NAMES = {
     "time": ("time", "valid_time", "date"),
@@ -43,37 +43,37 @@ _DEGREES = {
 _ROLE_WORDS = {"time": "time", "lat": "latitude", "lon": "longitude", "level": "level"}
 _AXES = {"T": "time", "Y": "lat", "X": "lon", "Z": "level"}
 PRESSURE_IN_HPA = {"hpa": 1.0, "millibar": 1.0, "millibars": 1.0, "mbar": 1.0, "mb": 1.0, "pa": 0.01, "pascal": 0.01}
-# room for float32 and for Pa against hPa, far below the distance of any two levels
+# Relative tolerance for float32 and for Pa against hPa, far below the distance of any two levels.
 _LEVEL_TOLERANCE = 1e-5
 _HIGHEST_HPA = 1100.0
-# files made from GRIB have the initial time as dimension time, and this beside it; both say that they are time
+# Files converted from GRIB have the initial time as dimension `time` and this coordinate; both claim to be time.
 _VALID_TIME = "valid_time"
-# of columns, of one time or several; packed values are float64 while they are unpacked
+# Fields that are unpacked at once. While they are unpacked, packed values are float64.
 _FIELDS_AT_ONCE = 16
 
 
 @dataclass(frozen=True)
 class VariableLayout:
-    """How one variable lies in one file.
+    """Layout of one variable in one file.
 
     Attributes:
         name: the variable's name in the file.
         dims: role (``time``, ``level``, ``lat``, ``lon``) -> dimension; other dimensions have length 1.
-        level_rows: for each wanted level its row in the file; None for a 2-D variable.
-        column: how the run's levels are made of these rows; None where they are the run's.
-        grid: of the file.
-        orientation: brings the file's fields into the package's order.
-        regridder: brings them to the run's grid; None where they are on it.
-        conversion: to the units of the config; None where they are those of the fields.
-        to_si: from the file's units to those of formulas; None where they are, or no formula needs it.
-        times: (N,) int64 minutes of the positions along time; None where the file gives no time.
-        window_bounds: (N, 2) int64 minutes of the time bounds, where the file gives them.
-        attributes: units (converted), standard_name, long_name, cell_methods where given.
-        packing_step: the step of packed integers in these units, 0 where the variable is not packed.
-        chunk_times: how many times a chunk of the file spans, which are unpacked together; 1 without chunks.
-        rules: what the values may be.
-        where: the file and the variable, for messages.
-        calendar: the calendar of `times`, for messages; None where no file has had a time yet.
+        level_rows: row in the file of each level that is read; None for a 2-D variable.
+        column: vertical interpolation from these rows to the levels of the run; None if they are those of the run.
+        grid: grid of the file.
+        orientation: brings the fields of the file into the order of the grid.
+        regridder: brings them to the grid of the run; None if the file is on it.
+        conversion: to the units of the config; None if the fields have them.
+        to_si: from the units of the file to those of formulas; None if the file has them, or no formula needs it.
+        times: (N,) int64 minutes along the time dimension; None if the file has no time.
+        window_bounds: (N, 2) int64 minutes of the time bounds; None if the file has none.
+        attributes: units (converted), standard_name, long_name and cell_methods, if the file has them.
+        packing_step: step of packed integers in these units, 0 if the variable is not packed.
+        chunk_times: number of times in a chunk of the file, which are unpacked together; 1 without chunks.
+        rules: checks of the values.
+        where: file and variable, for messages.
+        calendar: calendar of `times`, for messages; None if no file has had a time yet.
     """
 
     name: str
@@ -95,11 +95,11 @@ class VariableLayout:
     calendar: Calendar | None
 
     def read(self, dataset: xr.Dataset, position: int | slice) -> np.ndarray:
-        """Return fields on the run's grid and in its units, missing ones NaN.
+        """Return fields on the grid and in the units of the run, missing values as NaN.
 
         Args:
             dataset: the file.
-            position: of one time, for (levels or 1, H, W), or of T times, for (T, levels or 1, H, W).
+            position: index of one time, for (levels or 1, H, W), or a slice of T times, for (T, levels or 1, H, W).
 
         Raises:
             DataError: for values that cannot be right, see `credit.data.formats.unit_checks`.
@@ -107,18 +107,20 @@ class VariableLayout:
         return self.to_run(self.orientation.apply(self._values(dataset, position)))
 
     def read_raw(self, dataset: xr.Dataset, position: int | slice) -> np.ndarray:
-        """Return fields for formulas, ([T,] levels or 1, h, w), on the file's grid, in `to_si`'s units; see `read`."""
+        """Return fields for formulas, ([T,] levels or 1, h, w), on the grid of the file and in SI units; see `read`."""
         rows = self.level_rows
         if rows is None or "level" not in self.dims:
             return self._raw(dataset, position)
         times = (position.stop - position.start,) if isinstance(position, slice) else ()
-        chunk = dataset.variables[self.name].encoding.get("preferred_chunks", {}).get(self.dims["level"], 1)
-        # a few fields at once are unpacked in the same memory; for all of them the system would give new memory
-        at_once = -(-_FIELDS_AT_ONCE // (chunk * math.prod(times))) * chunk
+        chunks = dataset.variables[self.name].encoding.get("preferred_chunks", {})
+        chunk_levels = chunks.get(self.dims["level"], 1)
+        # A few fields at once are unpacked in memory that is used again; unpacking all would need new memory.
+        chunks_at_once = math.ceil(_FIELDS_AT_ONCE / (chunk_levels * math.prod(times)))
+        levels_at_once = chunks_at_once * chunk_levels
         fields = np.empty((*times, len(rows), *self.grid.shape), dtype=np.float32)
-        for first in range(0, len(rows), at_once):
-            part = slice(first, first + at_once)
-            fields[..., part, :, :] = self._raw(dataset, position, part)
+        for start in range(0, len(rows), levels_at_once):
+            levels = slice(start, start + levels_at_once)
+            fields[..., levels, :, :] = self._raw(dataset, position, levels)
         return fields
 
     def _raw(self, dataset: xr.Dataset, position: int | slice, levels: slice = slice(None)) -> np.ndarray:
@@ -126,20 +128,20 @@ class VariableLayout:
         return values if self.to_si is None else self.to_si.apply(values)
 
     def to_run(self, fields: np.ndarray) -> np.ndarray:
-        """Return fields of the file's grid (..., h, w) on the run's and in the units of the config."""
+        """Return fields on the grid of the file (..., h, w) on that of the run and in the units of the config."""
         if self.regridder is not None:
             fields = self.regridder.apply(fields)
         return fields if self.conversion is None else self.conversion.apply(fields)
 
     def _values(self, dataset: xr.Dataset, position: int | slice, levels: slice = slice(None)) -> np.ndarray:
-        """Return values on some of the wanted levels as they lie in the file; each is checked here, once."""
+        """Return checked values on some of the levels, in the order of the file."""
         values, implausible = self.rules.apply(self._stored_values(dataset, position, levels), levels)
         if implausible is not None:
             raise DataError(self._describe(implausible, position))
         return values
 
     def _describe(self, implausible: Implausible, position: int | slice) -> str:
-        """Return what is wrong with values, with their time and the place of the first."""
+        """Return the problem with some values, with their level and time and the location of the first."""
         levels = self.rules.levels
         when = "" if len(levels) == 1 and levels[0] is None else f", level {levels[implausible.row]:g}"
         if self.times is not None and self.calendar is not None:
@@ -148,38 +150,45 @@ class VariableLayout:
                 number = position.start + implausible.index[0] if isinstance(position, slice) else position
             when += f" at {self.calendar.format(self.times[number])}"
         row, column = np.argwhere(self.orientation.apply(implausible.cells))[0]
-        place = f"latitude {self.grid.lat[row]:g}, longitude {self.grid.lon[column]:g}"
-        return f"{self.where}{when}: {self.rules.describe(implausible, place)}"
+        location = f"latitude {self.grid.lat[row]:g}, longitude {self.grid.lon[column]:g}"
+        return f"{self.where}{when}: {self.rules.describe(implausible, location)}"
 
     def _stored_values(self, dataset: xr.Dataset, position: int | slice, levels: slice) -> np.ndarray:
         variable = dataset.variables[self.name]
         level_rows = None if self.level_rows is None else self.level_rows[levels]
+        # Dimensions without a role have length 1.
         index: dict[str, object] = {dim: 0 for dim in variable.dims if dim not in self.dims.values()}
         if "time" in self.dims:
             index[self.dims["time"]] = position
-        on_levels = level_rows is not None and "level" in self.dims
-        if on_levels:
-            # file access wants increasing rows
-            rows, inverse = np.unique(level_rows, return_inverse=True)
-            index[self.dims["level"]] = rows
-        part = variable.isel(index)
-        order = (self.dims[role] for role in ("time", "level", "lat", "lon") if role in self.dims)
-        values = part.transpose(*filter(part.dims.__contains__, order)).values
-        values = values[..., inverse, :, :] if on_levels else values[..., None, :, :]
-        return values[None] if isinstance(position, slice) and "time" not in self.dims else values
+        has_levels = level_rows is not None and "level" in self.dims
+        if has_levels:
+            # netCDF reads increasing rows only.
+            increasing_rows, inverse = np.unique(level_rows, return_inverse=True)
+            index[self.dims["level"]] = increasing_rows
+        selected = variable.isel(index)
+        ordered_dims = [self.dims[role] for role in ("time", "level", "lat", "lon") if role in self.dims]
+        values = selected.transpose(*[dim for dim in ordered_dims if dim in selected.dims]).values
+        values = values[..., inverse, :, :] if has_levels else values[..., None, :, :]
+        if isinstance(position, slice) and "time" not in self.dims:
+            return values[None]
+        return values
 
 
 class Coordinates:
-    """The coordinates of a file by role.
+    """Coordinates of a file by role.
 
     Args:
-        dataset: the file, times not decoded.
+        dataset: the file, with times not decoded.
+
+    Attributes:
+        of_dim: dimension -> (role, name of the coordinate).
+        scalar: role -> name of a scalar coordinate.
     """
 
     def __init__(self, dataset: xr.Dataset) -> None:
         self._dataset = dataset
-        self.of_dim: dict[str, tuple[str, str]] = {}  # dimension -> role, coordinate's name
-        self.scalar: dict[str, str] = {}  # role -> coordinate's name
+        self.of_dim: dict[str, tuple[str, str]] = {}
+        self.scalar: dict[str, str] = {}
         for name, variable in dataset.variables.items():
             role = role_of(str(name), variable) if variable.ndim <= 1 else None
             if role is None:
@@ -191,8 +200,10 @@ class Coordinates:
                 self.of_dim[str(variable.dims[0])] = (role, str(name))
 
     def _is_better(self, name: str, dim: str) -> bool:
-        """Whether `name` is the coordinate of `dim` rather than what was found before."""
-        return dim not in self.of_dim or name == _VALID_TIME or (name == dim and self.of_dim[dim][1] != _VALID_TIME)
+        """Return whether `name` replaces the coordinate of `dim` that was found before."""
+        if dim not in self.of_dim or name == _VALID_TIME:
+            return True
+        return name == dim and self.of_dim[dim][1] != _VALID_TIME
 
     def roles(self, name: str, where: str, level_units: str | None = None) -> dict[str, str]:
         """Return role -> dimension of a variable.
@@ -200,43 +211,43 @@ class Coordinates:
         Args:
             name: the variable.
             where: the file, for messages.
-            level_units: ``data.level_units`` where the variable is wanted on levels, else None.
+            level_units: ``data.level_units`` for a variable on levels, else None.
 
         Raises:
-            DataError: where a dimension is none of time, level, latitude and longitude, or the last two are lacking.
+            DataError: if a dimension is not time, level, latitude or longitude, or one of the last two is missing.
         """
         variable = self._dataset.variables[name]
         if UNREADABLE in variable.encoding:
             raise DataError(f"{where}: {name} {variable.encoding[UNREADABLE].describe(level_units)}")
-        for used in (name, *(coordinate for _, coordinate in self.of_dim.values()), *self.scalar.values()):
-            require_packing(used, self._dataset.variables[used].encoding, where)
+        coordinates = [coordinate for _, coordinate in self.of_dim.values()]
+        for used_name in (name, *coordinates, *self.scalar.values()):
+            require_packing(used_name, self._dataset.variables[used_name].encoding, where)
         dims_of_role: dict[str, list[str]] = {}
-        unknown = []
+        unknown_dims = []
         for dim in variable.dims:
             role = self.of_dim.get(dim, (None, None))[0]
             if role is not None:
                 dims_of_role.setdefault(role, []).append(dim)
             elif variable.sizes[dim] > 1:
-                unknown.append(dim)
-        found = {role: self._choose_dim(name, role, dims, where) for role, dims in dims_of_role.items()}
-        if not {"lat", "lon"} <= set(found):
+                unknown_dims.append(dim)
+        dim_of_role = {role: self._choose_dim(name, role, dims, where) for role, dims in dims_of_role.items()}
+        if not {"lat", "lon"} <= set(dim_of_role):
             dims = ", ".join(map(str, variable.dims))
             raise DataError(
                 f"{where}: {name} has no latitude and longitude (its dimensions are {dims}); only fields on a "
                 "latitude-longitude grid with 1-D coordinates can be read: interpolate the file to one first, or add "
                 "its coordinates"
             )
-        if unknown:
-            raise DataError(
-                f"{where}: dimension {unknown[0]} ({variable.sizes[unknown[0]]}) of {name} "
-                f"{self._describe_unknown(unknown[0])}"
-            )
-        return found
+        if unknown_dims:
+            dim = unknown_dims[0]
+            raise DataError(f"{where}: dimension {dim} ({variable.sizes[dim]}) of {name} {self._describe_unknown(dim)}")
+        return dim_of_role
 
     def _choose_dim(self, name: str, role: str, dims: Sequence[str], where: str) -> str:
-        """Return the dimension that stands for a role.
+        """Return the dimension of a role.
 
-        Of several, all but one must have length 1, as the time at which a forecast began has beside its valid times.
+        If there are several, all but one must have length 1, for example the initial time of a forecast, which is a
+        dimension besides its valid times.
         """
         sizes = self._dataset.variables[name].sizes
         longer = [dim for dim in dims if sizes[dim] > 1]
@@ -249,7 +260,7 @@ class Coordinates:
         return (longer or dims)[0]
 
     def _describe_unknown(self, dim: str) -> str:
-        """Return why a dimension has no role, and a way out, in words that follow its name."""
+        """Return why a dimension has no role, and what to do, as a text that follows its name."""
         coordinate = self._dataset.variables.get(dim)
         if coordinate is None:
             return (
@@ -259,7 +270,7 @@ class Coordinates:
         standard_name = coordinate.attrs.get("standard_name")
         if standard_name in _OTHER_STANDARD_NAMES:
             return (
-                f"has the standard_name {standard_name}, which is none of time, level, latitude and longitude; correct "
+                f"has the standard_name {standard_name}, which is not time, level, latitude or longitude; correct "
                 f"it in the file, or {self._how_to_choose(dim)}"
             )
         is_numeric = coordinate.ndim == 1 and coordinate.dtype.kind in "iuf"
@@ -268,7 +279,7 @@ class Coordinates:
                 "has a coordinate that holds text; a time axis holds numbers whose units are, for example, hours since "
                 f"a date: rewrite it so, or {self._how_to_choose(dim)}"
             )
-        return f"is none of time, level, latitude and longitude; {self._how_to_choose(dim)}"
+        return f"is not time, level, latitude or longitude; {self._how_to_choose(dim)}"
 
     def _how_to_choose(self, dim: str) -> str:
         values = self._dataset.variables[dim].values
@@ -279,14 +290,16 @@ class Coordinates:
         return self._dataset.variables[self.of_dim[dim][1]].values
 
     def grid(self, lat: str, lon: str, where: str) -> tuple[LatLonGrid, AxisOrder]:
-        """Return the grid of two dimensions and what brings fields on them into its order."""
+        """Return the grid of two dimensions and the order of rows and columns of its fields."""
         bounds = self.bounds(self.of_dim[lat][1])
         return LatLonGrid.from_coords(self.values(lat), self.values(lon), bounds, where)
 
     def bounds(self, name: str) -> np.ndarray | None:
-        """Return the bounds (N, 2) of a coordinate where the file has them."""
-        bounds = self._dataset.variables[name].attrs.get("bounds")
-        return self._dataset.variables[bounds].values if bounds in self._dataset.variables else None
+        """Return the bounds (N, 2) of a coordinate, None if the file has none."""
+        bounds_name = self._dataset.variables[name].attrs.get("bounds")
+        if bounds_name not in self._dataset.variables:
+            return None
+        return self._dataset.variables[bounds_name].values
 
 
 def role_of(name: str, variable: xr.Variable) -> str | None:

@@ -1,7 +1,7 @@
-"""Sources of a user's own, by name: a plugin's class, shown to everything else as the dataset of a file would be.
+"""Sources of plugins, which the rest of the package sees as the dataset of a file.
 
-What a source says of itself is asked once, on the main process. Fields are read wherever they are needed: each process
-that does so makes the source anew, from the options of the config.
+The main process asks a source once for its description. Fields are read wherever they are needed, and each process that
+reads creates the source anew from the options of the config.
 """
 
 from __future__ import annotations
@@ -16,23 +16,20 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
-import cftime
 import numpy as np
 import xarray as xr
-from xarray.backends import BackendArray
 from xarray.core import indexing
 
 from credit.calendar import EPOCH
 from credit.config.schema_base import StrictModel
 from credit.config.schema_source import SourceConfig, register_source_type
 from credit.data.formats.cf import PRESSURE_IN_HPA
+from credit.data.formats.plugin_fields import PluginFields, encode_times
 from credit.errors import ConfigError, DataError
 
 SourceClass = TypeVar("SourceClass", bound=type)
 _SOURCES: dict[str, type] = {}
 _GIVEN = ("latitude", "longitude", "times", "variables")
-_MINUTE = np.timedelta64(1, "m")
-_EPOCH = np.datetime64(EPOCH.removeprefix("minutes since ").replace(" ", "T"), "us")
 
 
 @dataclass(frozen=True)
@@ -40,14 +37,14 @@ class SourceVariable:
     """Description of one variable of a plugin's source; only `units` must be given.
 
     Attributes:
-        units: as in CF, ``K``.
-        levels: the values of its levels, in any order; None where it has none.
+        units: as in CF, for example ``K``.
+        levels: the values of its levels, in any order; None without levels.
         level_units: ``hPa`` or ``Pa``; ``1`` for numbers of model levels.
-        standard_name: of CF; by this components of vectors are known, too.
-        long_name: for people.
-        cell_methods: of CF, ``time: mean``, where values are not instantaneous.
-        is_static: it does not vary in time.
-        packing_step: what its values were rounded to before they came here, in its units.
+        standard_name: CF standard name, which also tells components of vectors.
+        long_name: description for people.
+        cell_methods: CF cell methods, for example ``time: mean``, if values are not instantaneous.
+        is_static: whether it does not vary in time.
+        packing_step: step, in its units, to which its values were rounded before.
     """
 
     units: str
@@ -108,7 +105,7 @@ def open_plugin_source(source: SourceConfig, where: str) -> xr.Dataset:
     Raises:
         DataError: if it cannot be created, or does not describe its contents.
     """
-    factory = _SourceFactory(where, _SOURCES[source.type], source.options)
+    factory = SourceFactory(where, _SOURCES[source.type], source.options)
     factory.require_importable()
     metadata = factory.describe()
     variables = {
@@ -136,12 +133,14 @@ def open_plugin_source(source: SourceConfig, where: str) -> xr.Dataset:
     for name, variable in metadata.variables.items():
         dims = []
         times = None
+        levels = None
         if not variable.is_static:
             dims.append("time")
             times = metadata.times
         if variable.levels is not None:
             dims.append(axes[_axis_of(variable)])
-        fields = _PluginFields(factory, name, variable, times, metadata.shape)
+            levels, _ = _axis_of(variable)
+        fields = PluginFields(factory, name, levels, times, metadata.shape)
         attributes = {key: getattr(variable, key) for key in ("units", "standard_name", "long_name", "cell_methods")}
         encoding: dict[str, object] = {}
         if variable.packing_step:
@@ -201,7 +200,7 @@ class _SourceMetadata:
         return [len(text), zlib.crc32(text)]
 
 
-class _SourceFactory:
+class SourceFactory:
     """Factory of a source that creates it anew in each process, because open files must not be shared.
 
     Args:
@@ -286,7 +285,7 @@ class _SourceFactory:
             raise self.error(f"attributes must map names to texts; is {attributes!r}")
         with self.calling("times"):
             times = np.asarray(given["times"])
-            minutes, calendar = _encode(times)
+            minutes, calendar = encode_times(times)
         if len(minutes) == 0 or not (minutes == np.rint(minutes)).all():
             first_wrong = times[minutes != np.rint(minutes)][:1].tolist()
             raise self.error(f"times must be at least one date of whole minutes; is {first_wrong or 'empty'}")
@@ -332,86 +331,3 @@ class _SourceFactory:
 
     def __getstate__(self) -> dict[str, object]:
         return self.__dict__ | {"_source": None, "_source_of_parent": None, "_owner": -1}
-
-
-def _encode(times: np.ndarray) -> tuple[np.ndarray, str]:
-    """Return minutes of dates, float64, NaN for missing ones, and the name of their calendar."""
-    if times.ndim == 1 and times.size and isinstance(times[0], cftime.datetime):
-        return np.asarray(cftime.date2num(times, EPOCH, times[0].calendar), dtype=np.float64), times[0].calendar
-    if times.ndim != 1 or (times.size and times.dtype.kind not in "MO"):
-        raise TypeError(f"must be a list of dates, is of type {times.dtype} and shape {times.shape}")
-    return (times.astype("datetime64[us]") - _EPOCH) / _MINUTE, "proleptic_gregorian"
-
-
-class _PluginFields(BackendArray):
-    """Lazily read values of one variable of a source.
-
-    Args:
-        factory: creates the source.
-        name: the variable.
-        variable: its description.
-        times: (N,) as the source gives them; None for a static variable.
-        grid_shape: rows and columns.
-    """
-
-    def __init__(
-        self,
-        factory: _SourceFactory,
-        name: str,
-        variable: SourceVariable,
-        times: np.ndarray | None,
-        grid_shape: tuple[int, int],
-    ) -> None:
-        self._factory = factory
-        self._name = name
-        self._times = times
-        self._grid_shape = grid_shape
-        self._levels = None if variable.levels is None else np.array(_axis_of(variable)[0])
-        axes = [axis for axis in (times, self._levels) if axis is not None]
-        self.shape = (*map(len, axes), *grid_shape)
-        self.dtype = np.dtype(np.float32)
-
-    def __getitem__(self, key: indexing.ExplicitIndexer) -> np.ndarray:
-        return indexing.explicit_indexing_adapter(key, self.shape, indexing.IndexingSupport.OUTER, self._read)
-
-    def _read(self, key: tuple[int | slice | np.ndarray, ...]) -> np.ndarray:
-        """Return the values at indices of times, levels, rows and columns, each applied to its own axis."""
-        *leading, rows, columns = key
-        level_index = None
-        requested_levels = None
-        if self._levels is not None:
-            level_index = leading[-1]
-            requested_levels = tuple(np.atleast_1d(self._levels[level_index]).tolist())
-        if self._times is None:
-            fields = self._read_time(None, requested_levels)
-        elif isinstance(leading[0], int | np.integer):
-            fields = self._read_time(self._times[leading[0]], requested_levels)
-        else:
-            fields = np.stack([self._read_time(time, requested_levels) for time in self._times[leading[0]]])
-        if self._levels is not None and np.ndim(self._levels[level_index]) == 0:
-            fields = fields[..., 0, :, :]
-        return fields[..., rows, :][..., columns]
-
-    def _read_time(self, time: Any, levels: tuple[float, ...] | None) -> np.ndarray:
-        """Return the checked field of one time, float32."""
-        call = f"read({self._name!r}, {time}, {levels})"
-        source = self._factory.get()
-        with self._factory.calling(call):
-            result = source.read(self._name, time, levels)
-            if isinstance(result, xr.DataArray):
-                # A DataArray may carry its time, which reveals a field of another time.
-                result_time = result.coords.get("time") if time is not None else None
-                if result_time is not None:
-                    result_minutes, _ = _encode(result_time.values.reshape(-1))
-                    requested_minutes, _ = _encode(np.array([time]))
-                    if result_minutes.tolist() != requested_minutes.tolist():
-                        raise ValueError(f"it returns the field of {result_time.values}")
-                result = result.values
-            values = np.ma.asarray(result)
-        shape = self._grid_shape if levels is None else (len(levels), *self._grid_shape)
-        if values.shape != shape or values.dtype.kind not in "fiub":
-            returned = f"{values.dtype} of shape {values.shape}"
-            raise self._factory.error(f"{call} must return numbers of shape {shape}; it returned {returned}")
-        # A value beyond float32 becomes infinite, which is refused later.
-        with np.errstate(over="ignore"):
-            return values.astype(np.float32).filled(np.nan)

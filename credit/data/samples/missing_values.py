@@ -1,4 +1,4 @@
-"""Missing values: allowed where declared and always in the same cells; others stop with name, time and place."""
+"""Checks of missing values, which are allowed for declared variables and always in the same cells."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ def find_masks(fields: np.ndarray, channels: Sequence[Channel], declared: Sequen
         if channel.variable not in declared:
             continue
         missing = np.isnan(field)
-        other = masks.setdefault(channel.variable, missing)
-        if not np.array_equal(missing, other):
+        mask = masks.setdefault(channel.variable, missing)
+        if not np.array_equal(missing, mask):
             raise DataError(
-                f"{channel.variable}: {missing.sum()} cells are missing at level {channel.level:g}, {other.sum()} at "
-                "another; one mask must do for all levels: list fewer levels, or fill the values beforehand"
+                f"{channel.variable}: {missing.sum()} cells are missing at level {channel.level:g}, {mask.sum()} at "
+                "another; all levels must have the same mask: list fewer levels, or fill the values beforehand"
             )
         if missing.all():
             raise DataError(
@@ -44,20 +44,20 @@ def find_masks(fields: np.ndarray, channels: Sequence[Channel], declared: Sequen
 def check_values(
     fields: np.ndarray, channels: Sequence[Channel], masks: Mapping[str, np.ndarray], grid: LatLonGrid, when: str
 ) -> None:
-    """Stop at values that are missing or infinite where they must not be.
+    """Refuse values that are infinite, or missing outside of the mask.
 
     Args:
         fields: (C, H, W) float32 of one time.
         channels: the C channels.
         masks: variable -> cells that are always missing.
-        grid: for the place in the message.
-        when: the time and the file, for the message.
+        grid: for the location in the message.
+        when: time and file, for the message.
 
     Raises:
-        DataError: naming the first channel that is wrong, the count and the place of the first cell.
+        DataError: naming the first channel with such values, their number and the location of the first one.
     """
     finite = np.isfinite(fields)
-    # nearly always all is well: one look at everything
+    # Nearly always all values are finite, and this single check suffices.
     if not masks and finite.all():
         return
     for field, good, channel in zip(fields, finite, channels, strict=True):
@@ -96,5 +96,5 @@ def _describe(field: np.ndarray, wrong: np.ndarray, channel: Channel, grid: LatL
 
 
 def _describe_channel(channel: Channel) -> str:
-    """Return a variable and its level in words."""
+    """Return a variable and its level as text."""
     return channel.variable if channel.level is None else f"{channel.variable}, level {channel.level:g}"

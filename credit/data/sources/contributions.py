@@ -1,4 +1,4 @@
-"""Account of what each source and its files give to a run, so that a file without effect does not go unseen."""
+"""Contributions of the sources and their files to a run, so that files without effect are reported."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from credit.data.sources.source_index import FileVariable, SourceIndex
 logger = logging.getLogger(__name__)
 
 # A pattern that is too wide may match thousands of files; these are named, the others counted.
-_MOST_NAMED = 5
+_MAX_NAMED_FILES = 5
 
 
 @dataclass(frozen=True)
 class Contribution:
-    """Account of one source.
+    """Contribution of one source.
 
     Attributes:
         source: its number in the config.
-        num_files: of all its files.
-        variables: for each variable that it gives, in words, with the names in the files where these are others.
-        times: (N,) distinct minutes of the time-varying ones.
+        num_files: number of its files.
+        variables: description of each variable that it gives, with the names in the files if they differ.
+        times: (N,) distinct minutes of the time-varying variables.
         idle: file -> why nothing is read from it.
     """
 
@@ -42,7 +42,7 @@ class Contribution:
     idle: dict[Path | str, str]
 
     def describe(self, conf: DataConfig, calendar: Calendar) -> str:
-        """Return the account in one line."""
+        """Return a description in one line."""
         files = f"{self.num_files} file{'' if self.num_files == 1 else 's'}"
         if self.idle:
             files += f" ({len(self.idle)} of them give nothing)"
@@ -53,24 +53,24 @@ class Contribution:
         return f"data.sources.{self.source} ({_address(conf.sources[self.source])}): {files}; {span}; {variables}"
 
     def describe_idle(self) -> list[str]:
-        """Return a line for each file that gives nothing, of many for the first ones."""
+        """Return a line for each file that gives nothing, or for the first ones if there are many."""
         lines = [f"{path} gives nothing: {reason}" for path, reason in self.idle.items()]
-        rest = len(lines) - _MOST_NAMED
-        if rest > 0:
-            lines = [*lines[:_MOST_NAMED], f"{rest} more files of data.sources.{self.source} give nothing"]
+        num_more = len(lines) - _MAX_NAMED_FILES
+        if num_more > 0:
+            lines = [*lines[:_MAX_NAMED_FILES], f"{num_more} more files of data.sources.{self.source} give nothing"]
         return lines
 
 
 def list_contributions(
     conf: DataConfig, scan: SourceIndex, series: Mapping[str, VariableSeries] | None = None
 ) -> list[Contribution]:
-    """Return what each source gives.
+    """Return the contribution of each source.
 
     Args:
         conf: the data section.
-        scan: what the files hold.
-        series: variable -> its times and files, of the time-varying ones; None where the sources are not in order, so
-            that it is not known which of two files with the same fields is read.
+        scan: contents of the files.
+        series: variable -> its times and files, for time-varying variables; None if the sources have problems, so that
+            it is not known which of two files with the same fields is read.
     """
     num_idle = [sum(source == number for source, _ in scan.idle) for number in range(len(scan.files))]
     static = {channel.variable for channel in conf.channel_map().static_stored}
@@ -108,7 +108,7 @@ def warn_of_idle_files(contributions: Sequence[Contribution]) -> None:
 
 
 def _labelled(conf: DataConfig, scan: SourceIndex) -> list[tuple[tuple[str, str], list[FileVariable]]]:
-    """Return the files of everything that is read, with the variable's name and the purpose where it is another's."""
+    """Return the files of every variable that is read, with its name and, if it is an input, its purpose."""
     labelled = []
     for name, file_variables in scan.file_variables.items():
         purpose = "" if conf.field(name).derive is None else f"derived ({conf.field(name).derive})"
@@ -119,12 +119,12 @@ def _labelled(conf: DataConfig, scan: SourceIndex) -> list[tuple[tuple[str, str]
 
 
 def _describe_variable(label: tuple[str, str], file_variables: list[FileVariable], num_files: int) -> str:
-    """Return a variable in words: its names in the files where these are others, and how many files have it.
+    """Return a description of a variable: its names in the files, if they differ, and how many files have it.
 
     Args:
-        label: its name, and its purpose where it serves another.
+        label: its name, and its purpose if it is an input of another.
         file_variables: its files.
-        num_files: that have any variable.
+        num_files: number of files that have any variable.
     """
     name, purpose = label
     notes = [purpose] if purpose else []
@@ -156,7 +156,7 @@ def _used_paths(scan: SourceIndex, series: Mapping[str, VariableSeries]) -> set[
             for number in np.unique(part.file_index)
         }
     for name, file_variables in scan.file_variables.items():
-        # of a static field the first file of each source is read
+        # Of a static field only the first file of each source is read.
         if name not in series:
             first_of_source = {file_variable.source: file_variable for file_variable in reversed(file_variables)}
             used |= {(file_variable.source, file_variable.path) for file_variable in first_of_source.values()}

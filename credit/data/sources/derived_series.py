@@ -1,4 +1,4 @@
-"""A variable along time that is made of others: interpolated from a file's levels, or derived."""
+"""Variables along time that are computed from others: interpolated from the levels of a file, or derived."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from credit.config.schema_data import DataConfig
 from credit.data.formats.cf import VariableLayout
 from credit.data.formats.files import OpenFiles, file_key
 from credit.data.formats.units import Conversion
-from credit.data.sources.derived_variables import interpolation_kind, make
+from credit.data.sources.derived_variables import compute_derived, interpolation_kind
 from credit.data.sources.required_variables import FIELD, SURFACE_GEOPOTENTIAL, SURFACE_PRESSURE
 from credit.data.sources.series import VariableSeries, build_series, by_source, join_series, read_constant
 from credit.data.sources.source_index import FileVariable, SourceIndex
@@ -24,14 +24,14 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class DerivedSeries(VariableSeries):
-    """A variable whose fields are made when they are read.
+    """Variable whose fields are computed when they are read.
 
     Attributes:
         name: the variable.
-        kind: what is derived; None for an interpolated variable.
-        inputs: role -> what is read beside, and the place of each of our times in it.
-        ground: geopotential of the ground (h, w), where it is known.
-        ground_file: where it is read from.
+        kind: the derived quantity; None for an interpolated variable.
+        inputs: role -> series of another input, and (N,) index in it of each time.
+        ground: geopotential of the ground (h, w); None if it is not known.
+        ground_file: the file that it is read from.
     """
 
     name: str
@@ -41,32 +41,34 @@ class DerivedSeries(VariableSeries):
     ground_file: FileVariable | None
 
     def comes_from(self, keys: Collection[str]) -> np.ndarray:
-        """Return for each time whether it is made of one of some files; see `VariableSeries.comes_from`."""
-        touched = super().comes_from(keys)
-        for series, theirs in self.inputs.values():
-            touched = touched | series.comes_from(keys)[theirs]
+        """Return for each time whether an input comes from one of the given files; see `VariableSeries.comes_from`."""
+        is_given = super().comes_from(keys)
+        for series, input_index in self.inputs.values():
+            is_given = is_given | series.comes_from(keys)[input_index]
         if self.ground_file is not None and file_key(self.ground_file.path) in keys:
-            touched = np.ones_like(touched)
-        return touched
+            is_given = np.ones_like(is_given)
+        return is_given
 
-    def read(self, files: OpenFiles, places: np.ndarray) -> Iterator[np.ndarray]:
-        """Yield the fields of each of `places`, (levels or 1, H, W), on the run's grid and levels.
+    def read(self, files: OpenFiles, indices: np.ndarray) -> Iterator[np.ndarray]:
+        """Yield the fields (levels or 1, H, W), on the grid and levels of the run, at each of some indices in `times`.
 
         Raises:
-            DataError: see `credit.data.sources.derived_variables.make`.
+            DataError: see `credit.data.sources.derived_variables.compute_derived`.
         """
-        parts = {FIELD: self.read_raw(files, places)}
-        for role, (series, theirs) in self.inputs.items():
-            parts[role] = series.read_raw(files, theirs[places])
-        for place, *fields in zip(places, *parts.values(), strict=True):
-            yield self._make(self.file_variables[self.file_index[place]], dict(zip(parts, fields, strict=True)))
+        # Role -> iterator over the fields of this input, read in step with each other.
+        fields_of_role = {FIELD: self.read_raw(files, indices)}
+        for role, (series, input_index) in self.inputs.items():
+            fields_of_role[role] = series.read_raw(files, input_index[indices])
+        for index, *fields in zip(indices, *fields_of_role.values(), strict=True):
+            file_variable = self.file_variables[self.file_index[index]]
+            yield self._compute(file_variable, dict(zip(fields_of_role, fields, strict=True)))
 
-    def _make(self, file_variable: FileVariable, fields: dict[str, np.ndarray]) -> np.ndarray:
+    def _compute(self, file_variable: FileVariable, fields: dict[str, np.ndarray]) -> np.ndarray:
         """Return the fields of one time.
 
         Args:
             file_variable: the main input in its file.
-            fields: role -> what was read of it.
+            fields: role -> fields of this input.
         """
         layout = file_variable.layout
         if SURFACE_PRESSURE in fields:
@@ -76,20 +78,20 @@ class DerivedSeries(VariableSeries):
         back = layout.to_si if self.kind is None and isinstance(layout.to_si, Conversion) else None
         quantity = interpolation_kind(self.name, layout.attributes.get("standard_name", ""))
         try:
-            return layout.to_run(make(self.kind, quantity, layout.column, fields, back))
+            return layout.to_run(compute_derived(self.kind, quantity, layout.column, fields, back))
         except DataError as error:
             raise DataError(f"{file_variable.path}: {self.name}: {error}") from error
 
 
 def is_derived(name: str, file_variables: list[FileVariable], conf: DataConfig) -> bool:
-    """Whether a variable is made of others, not read as it is."""
+    """Return whether a variable is derived or interpolated, not read as it is in the files."""
     return conf.field(name).derive is not None or any(
         file_variable.layout.column is not None for file_variable in file_variables
     )
 
 
 def build_variable(name: str, scan: SourceIndex, conf: DataConfig, files: OpenFiles) -> VariableSeries:
-    """Put the times of a variable together, which may come from several sources that follow each other.
+    """Build the series of a variable, which may come from several sources that follow each other in time.
 
     Raises:
         DataError: for a time in two sources; else see `build_series` and `build_derived`.
@@ -106,59 +108,62 @@ def build_variable(name: str, scan: SourceIndex, conf: DataConfig, files: OpenFi
 def build_derived(
     name: str, main_variables: list[FileVariable], scan: SourceIndex, conf: DataConfig, files: OpenFiles
 ) -> DerivedSeries:
-    """Put a variable together that is interpolated or derived; its times are those of its main input.
+    """Build the series of an interpolated or derived variable; its times are those of its main input.
 
     Args:
         name: the variable.
-        main_variables: the files of its main input, of one source.
-        scan: what the sources hold.
+        main_variables: its main input in the files of one source.
+        scan: contents of the sources.
         conf: the data section.
         files: opens the files.
 
     Raises:
-        DataError: where an input is lacking at a time, or is on another grid.
+        DataError: if an input is missing at a time, or is on another grid.
     """
     main = build_series(name, main_variables, files, scan.calendar, raw=True)
-    number, first = main.file_variables[0].source, main.file_variables[0].layout
+    number = main.file_variables[0].source
+    first = main.file_variables[0].layout
+    # Role -> variable of the inputs besides the main one, which is the first.
     roles = dict(list(conf.field(name).derived_from.items())[1:])
-    file_variables = {role: scan.inputs[name, variable] for role, variable in roles.items()}
-    vertical, ground, ground_file = conf.sources[number].vertical, None, None
+    variables_of_role = {role: scan.inputs[name, variable] for role, variable in roles.items()}
+    vertical = conf.sources[number].vertical
+    ground = None
+    ground_file = None
     if vertical is not None and first.column is not None:
         roles[SURFACE_PRESSURE] = vertical.surface_pressure
-        file_variables[SURFACE_PRESSURE] = scan.inputs["", vertical.surface_pressure]
+        variables_of_role[SURFACE_PRESSURE] = scan.inputs["", vertical.surface_pressure]
         if vertical.surface_geopotential is not None:
             origin = _of_source(scan.inputs["", vertical.surface_geopotential], number)
             _require_grid(name, main.file_variables, origin[:1])
             ground_file = origin[0]
             ground = read_constant(files, vertical.surface_geopotential, ground_file, raw=True)[0].astype(np.float64)
     inputs = {}
-    for role, found in file_variables.items():
-        parts = by_source(_of_source(found, number))
-        parts = [
-            build_series(roles[role], source_variables, files, scan.calendar, raw=True) for source_variables in parts
-        ]
+    for role, input_variables in variables_of_role.items():
+        parts = []
+        for source_variables in by_source(_of_source(input_variables, number)):
+            parts.append(build_series(roles[role], source_variables, files, scan.calendar, raw=True))
         series = join_series(roles[role], parts, scan.calendar)
         _require_grid(name, main.file_variables, series.file_variables)
         _require_levels(name, main.file_variables, series.file_variables)
-        inputs[role] = series, _match(name, main, roles[role], series, scan.calendar)
-    _say(name, conf.field(name).derive, first)
+        inputs[role] = series, _match_times(name, main, roles[role], series, scan.calendar)
+    _log_interpolation(name, conf.field(name).derive, first)
     kind = conf.field(name).derive
     return DerivedSeries(
         main.file_variables, main.times, main.file_index, main.position, name, kind, inputs, ground, ground_file
     )
 
 
-def _say(name: str, kind: str | None, layout: VariableLayout) -> None:
-    """Log what is done to a variable, below the ground above all."""
+def _log_interpolation(name: str, kind: str | None, layout: VariableLayout) -> None:
+    """Log how a variable is interpolated, and how it continues below the ground."""
     if layout.column is None or layout.column.wanted is None:
         return
     extrapolated = kind == "geopotential" or interpolation_kind(name, layout.attributes.get("standard_name", ""))
-    below = "extrapolated" if extrapolated else "held"
+    below = "extrapolated" if extrapolated else "kept constant"
     logger.info("%s: from %d levels, linearly in ln p; %s below the lowest", name, len(layout.column.levels), below)
 
 
 def _of_source(file_variables: list[FileVariable], number: int) -> list[FileVariable]:
-    """Return the files of an input that are in the source of the main one, else all."""
+    """Return the files of an input that are in the source of the main input, or all if there are none."""
     return [file_variable for file_variable in file_variables if file_variable.source == number] or file_variables
 
 
@@ -173,7 +178,7 @@ def _require_grid(name: str, main: list[FileVariable], others: list[FileVariable
 
 
 def _require_levels(name: str, main: list[FileVariable], others: list[FileVariable]) -> None:
-    """Stop where two variables of one formula do not lie on the same levels."""
+    """Stop if two variables of one formula are not on the same levels."""
     columns = [file_variable.layout.column for file_variable in others]
     if None in columns:
         return
@@ -187,15 +192,15 @@ def _require_levels(name: str, main: list[FileVariable], others: list[FileVariab
             )
 
 
-def _match(name: str, main: VariableSeries, role: str, series: VariableSeries, calendar: Calendar) -> np.ndarray:
-    """Return the place of each time of the main input in another one."""
-    places = np.searchsorted(series.times, main.times)
-    there = series.times[np.minimum(places, len(series.times) - 1)] == main.times
-    if not there.all():
-        lacking = np.flatnonzero(~there)
+def _match_times(name: str, main: VariableSeries, role: str, series: VariableSeries, calendar: Calendar) -> np.ndarray:
+    """Return the index in another input of each time of the main input."""
+    index = np.searchsorted(series.times, main.times)
+    is_present = series.times[np.minimum(index, len(series.times) - 1)] == main.times
+    if not is_present.all():
+        missing = np.flatnonzero(~is_present)
         raise DataError(
-            f"{name} needs {role} at the same times, but {role} is not there at {len(lacking)} of {len(there)}, the "
-            f"first is {calendar.format(main.times[lacking[0]])}; add the files that have it, or name only files with "
-            "both"
+            f"{name} needs {role} at the same times, but {role} is not there at {len(missing)} of {len(main.times)}, "
+            f"the first is {calendar.format(main.times[missing[0]])}; add the files that have it, or name only files "
+            "with both"
         )
-    return places
+    return index

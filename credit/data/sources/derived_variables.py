@@ -22,7 +22,7 @@ from credit.data.formats.units import Conversion, ExpConversion, plain
 from credit.data.sources.required_variables import FIELD, SURFACE_GEOPOTENTIAL, SURFACE_PRESSURE
 from credit.errors import DataError
 from credit.physics import thermodynamics
-from credit.physics.vertical import Column, VerticalInterpolator, place
+from credit.physics.vertical import Column, VerticalInterpolator, interpolation_weights
 
 _ATTRIBUTES = {
     "geopotential": ("m2 s-2", "geopotential", "Geopotential"),
@@ -60,48 +60,56 @@ def derived_attributes(kind: str) -> dict[str, str]:
 
 
 def interpolation_kind(name: str, standard_name: str) -> str:
-    """Return ``temperature`` or ``geopotential`` for what is not simply held below the ground, else an empty text."""
-    called = standard_name or name.lower()
-    return next((quantity for quantity, names in _EXTRAPOLATED.items() if called in names), "")
+    """Return ``temperature`` or ``geopotential`` for variables that are extrapolated below the ground, else ""."""
+    for quantity, names in _EXTRAPOLATED.items():
+        if (standard_name or name.lower()) in names:
+            return quantity
+    return ""
 
 
 def si_conversion(role: str, name: str, attributes: Mapping[str, str], where: str) -> Conversion | ExpConversion | None:
-    """Return what brings an input of a formula to its unit; None where it has it.
+    """Return the conversion of an input of a formula to SI units; None if it has them.
 
     Args:
-        role: what it is in the formula.
+        role: its role in the formula.
         name: its name in the file.
-        attributes: there.
+        attributes: its attributes in the file.
         where: the file, for messages.
 
     Raises:
-        DataError: for no units, or others than are known.
+        DataError: for missing or unknown units.
     """
     units = plain(attributes.get("units", ""))
     about = f"{name} {attributes.get('long_name', '')}".lower()
     if role == SURFACE_PRESSURE and units not in _UNITS[role] and ("lnsp" in about or "logarithm" in about):
         return ExpConversion()
     if units not in _UNITS[role]:
-        known = " or ".join(_UNITS[role])
-        raise DataError(f'{where}: {name} is in "{units}", but as {role} it must be in {known}; correct its units')
+        known_units = " or ".join(_UNITS[role])
+        raise DataError(
+            f'{where}: {name} is in "{units}", but as {role} it must be in {known_units}; correct its units'
+        )
     scale, offset = _UNITS[role][units]
-    return None if (scale, offset) == (1.0, 0.0) else Conversion(scale, offset)
+    if (scale, offset) == (1.0, 0.0):
+        return None
+    return Conversion(scale, offset)
 
 
-def make(
+def compute_derived(
     kind: str | None, quantity: str, column: Column | None, inputs: Mapping[str, np.ndarray], back: Conversion | None
 ) -> np.ndarray:
-    """Return fields (L, h, w) float32 of one time on a file's grid, in blocks of rows.
+    """Compute a derived or interpolated variable at one time, (L, h, w) float32 on the grid of the file.
+
+    It is computed in blocks of rows, which stay in the processor's cache.
 
     Args:
-        kind: what is derived; None for a variable that is interpolated.
-        quantity: of such a variable, see `interpolation_kind`.
-        column: from the file's levels to the run's; None where the levels are the run's, or there are none.
-        inputs: role -> (K, h, w) or, of the ground, (h, w); in SI where a formula uses them.
-        back: the conversion to SI that was applied to an interpolated variable, to be undone.
+        kind: the derived quantity; None for a variable that is interpolated.
+        quantity: kind of interpolation, see `interpolation_kind`.
+        column: from the levels of the file to those of the run; None if they are the same, or there are none.
+        inputs: role -> (K, h, w) or, for the ground, (h, w); in SI units if a formula uses them.
+        back: the conversion to SI units that was applied to an interpolated variable and is inverted here.
 
     Raises:
-        DataError: for levels above the top, a surface pressure that is none, or what is missing to extrapolate.
+        DataError: for levels above the top, an impossible surface pressure, or a missing input of an extrapolation.
     """
     levels, height, width = inputs[FIELD].shape
     pressure = inputs.get(SURFACE_PRESSURE)
@@ -112,10 +120,10 @@ def make(
             f"surface pressure runs from {np.nanmin(pressure):g} to {np.nanmax(pressure):g} Pa; look at the units of "
             "what data.sources.N.vertical.surface_pressure names, in a forecast inference.surface_pressure"
         )
-    at_once = max(1, _BLOCK_VALUES // (levels * width))
+    rows_at_once = max(1, _BLOCK_VALUES // (levels * width))
     blocks = []
-    for first in range(0, height, at_once):
-        rows = slice(first, first + at_once)
+    for start in range(0, height, rows_at_once):
+        rows = slice(start, start + rows_at_once)
         block = {role: field[..., rows, :] for role, field in inputs.items()}
         values = _derive(kind, column, block) if kind else _interpolate(quantity, column, block)
         if back is not None:
@@ -125,27 +133,29 @@ def make(
 
 
 def _interpolate(quantity: str, column: Column, block: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Return an own variable of a source on the run's levels."""
-    placement = _place(column, block)
-    if not quantity or not placement.below.any():
-        return placement.held(block[FIELD])
+    """Return a variable of the source on the levels of the run."""
+    interpolator = _interpolator(column, block)
+    if not quantity or not interpolator.below.any():
+        return interpolator.constant(block[FIELD])
     if quantity == "temperature":
-        return _temperature(column, placement, block)
+        return _temperature(column, interpolator, block)
     if column.levels.b.any():
-        below = _names(column, placement.below)
+        level_names = _describe_levels(column, interpolator.below)
         raise DataError(
-            f"{below} is below the lowest level of the source in some cells, where geopotential needs a temperature: "
-            "derive it (data.variable_options.NAME.derive: geopotential)"
+            f"{level_names} is below the lowest level of the source in some cells, where geopotential needs a "
+            "temperature: derive it (data.variable_options.NAME.derive: geopotential)"
         )
-    return placement.continued(block[FIELD])
+    return interpolator.linear(block[FIELD])
 
 
 def _derive(kind: str, column: Column | None, block: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Return a derived variable on the run's levels."""
+    """Return a derived variable on the levels of the run."""
     if kind == "mean_sea_level_pressure":
-        surface, lowest = block[SURFACE_PRESSURE], block[FIELD][0]
-        below = column.levels.lowest(surface)
-        return thermodynamics.sea_level_pressure(surface, lowest, below, block[SURFACE_GEOPOTENTIAL])[None]
+        surface_pressure = block[SURFACE_PRESSURE]
+        lowest_pressure = column.levels.lowest(surface_pressure)
+        return thermodynamics.sea_level_pressure(
+            surface_pressure, block[FIELD][0], lowest_pressure, block[SURFACE_GEOPOTENTIAL]
+        )[None]
     if kind == "geopotential":
         return _geopotential(column, block)
     if kind == "wind_speed":
@@ -156,67 +166,78 @@ def _derive(kind: str, column: Column | None, block: Mapping[str, np.ndarray]) -
         values = thermodynamics.relative_humidity(block["specific_humidity"], pressure, saturation)
     if column is None:
         return values
-    return values[list(column.rows)] if column.wanted is None else _place(column, block).held(values)
+    if column.wanted is None:
+        return values[list(column.rows)]
+    return _interpolator(column, block).constant(values)
 
 
 def _geopotential(column: Column, block: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Return geopotential on the run's levels.
+    """Return geopotential on the levels of the run.
 
-    To levels of pressure it is brought from the edges of the layers, where it is exact for the layers' temperatures,
-    with a temperature that is linear in ln p from edge to edge.
+    To pressure levels it is interpolated from the edges of the layers, where it is exact for the temperatures of the
+    layers, with a temperature that is linear in ln p from edge to edge.
     """
-    levels, surface, ground = column.levels, block[SURFACE_PRESSURE], block[SURFACE_GEOPOTENTIAL]
+    levels = column.levels
+    surface = block[SURFACE_PRESSURE]
+    ground = block[SURFACE_GEOPOTENTIAL]
     lowest = block[FIELD][-1].astype(np.float64)
     virtual = thermodynamics.virtual_temperature(block[FIELD].astype(np.float64), block["specific_humidity"])
     upper, lower = levels.edges(surface)
     at_levels, at_edges = thermodynamics.geopotential(virtual, upper, lower, ground)
     if column.wanted is None:
         return at_levels[list(column.rows)]
-    # the uppermost level, then every lower edge; the last is the ground
+    # Values at the uppermost level, then at the lower edge of every layer; the last edge is the ground.
     top = thermodynamics.R_DRY * virtual[:1] * np.log(lower[0] / levels.take([0]).lowest(surface))
     values = np.concatenate([at_edges[:1] + top, at_edges])
     temperature = np.concatenate([virtual[:1], 0.5 * (virtual[:-1] + virtual[1:]), virtual[-1:]])
-    placement = place(levels.lower_edges(), column.wanted, surface)
-    found = placement.curved(values, -thermodynamics.R_DRY * temperature)
-    bottom = levels.lowest(surface)
-    for row, below in enumerate(placement.below):
-        if below.any():
-            deep = thermodynamics.extrapolate_geopotential(placement.pressure[row], surface, lowest, bottom, ground)
-            found[row] = np.where(below, deep, found[row])
-    return found
+    interpolator = interpolation_weights(levels.lower_edges(), column.wanted, surface)
+    geopotential = interpolator.hydrostatic(values, -thermodynamics.R_DRY * temperature)
+    lowest_pressure = levels.lowest(surface)
+    for row, is_below in enumerate(interpolator.below):
+        if is_below.any():
+            extrapolated = thermodynamics.extrapolate_geopotential(
+                interpolator.pressure[row], surface, lowest, lowest_pressure, ground
+            )
+            geopotential[row] = np.where(is_below, extrapolated, geopotential[row])
+    return geopotential
 
 
-def _temperature(column: Column, placement: VerticalInterpolator, block: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Return temperature with what lies below the lowest level."""
-    found = placement.held(block[FIELD])
-    surface, lowest, bottom = _surface(block), block[FIELD][-1], column.levels.lowest(_surface(block))
+def _temperature(column: Column, interpolator: VerticalInterpolator, block: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Return temperature on the levels of the run, extrapolated below the lowest level of the source."""
+    temperature = interpolator.constant(block[FIELD])
+    surface = _surface(block)
+    lowest = block[FIELD][-1]
+    lowest_pressure = column.levels.lowest(surface)
     if not column.levels.b.any():
-        standard = lowest * (placement.pressure / bottom) ** thermodynamics.ALPHA
-        return np.where(placement.below, standard, found)
-    under_ground = placement.pressure > surface
-    if under_ground.any() and SURFACE_GEOPOTENTIAL not in block:
+        # On pressure levels the ground is not known, so the standard lapse rate continues from the lowest level.
+        standard = lowest * (interpolator.pressure / lowest_pressure) ** thermodynamics.ALPHA
+        return np.where(interpolator.below, standard, temperature)
+    is_below_ground = interpolator.pressure > surface
+    if is_below_ground.any() and SURFACE_GEOPOTENTIAL not in block:
         raise DataError(
-            f"{_names(column, under_ground)} is below the ground in some cells, where temperature is extrapolated with "
-            "the height of the ground: set data.sources.N.vertical.surface_geopotential"
+            f"{_describe_levels(column, is_below_ground)} is below the ground in some cells, where temperature is "
+            "extrapolated with the height of the ground: set data.sources.N.vertical.surface_geopotential"
         )
     ground = block.get(SURFACE_GEOPOTENTIAL, np.zeros_like(surface))
-    for row, below in enumerate(placement.below):
-        if below.any():
-            deep = thermodynamics.extrapolate_temperature(placement.pressure[row], surface, lowest, bottom, ground)
-            found[row] = np.where(below, deep, found[row])
-    return found
+    for row, is_below in enumerate(interpolator.below):
+        if is_below.any():
+            extrapolated = thermodynamics.extrapolate_temperature(
+                interpolator.pressure[row], surface, lowest, lowest_pressure, ground
+            )
+            temperature[row] = np.where(is_below, extrapolated, temperature[row])
+    return temperature
 
 
 def _surface(block: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Return surface pressure, or anything of its shape where pressure levels do without."""
+    """Return surface pressure, or zeros of its shape for pressure levels, which do not need it."""
     return block.get(SURFACE_PRESSURE, np.zeros(block[FIELD].shape[1:]))
 
 
-def _place(column: Column, block: Mapping[str, np.ndarray]) -> VerticalInterpolator:
-    return place(column.levels, column.wanted, _surface(block))
+def _interpolator(column: Column, block: Mapping[str, np.ndarray]) -> VerticalInterpolator:
+    return interpolation_weights(column.levels, column.wanted, _surface(block))
 
 
-def _names(column: Column, where: np.ndarray) -> str:
-    """Return the wanted levels, in words, of which a mask (L, N...) has some cell."""
-    rows = np.flatnonzero(where.reshape(len(where), -1).any(axis=1))
+def _describe_levels(column: Column, mask_LN: np.ndarray) -> str:
+    """Return the values of the levels of the run for which a mask is true in some cell."""
+    rows = np.flatnonzero(mask_LN.reshape(len(mask_LN), -1).any(axis=1))
     return f"level {', '.join(f'{value:g}' for value in column.wanted.values[rows])}"

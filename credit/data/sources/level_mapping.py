@@ -12,7 +12,7 @@ from credit.data.formats.cf import match_levels
 from credit.data.sources.hybrid_coefficients import MEAN_SURFACE_PA, load_coefficients, read_levels
 from credit.data.sources.required_variables import VariableRequest
 from credit.errors import DataError
-from credit.physics.vertical import Column, HybridLevels, place
+from credit.physics.vertical import Column, HybridLevels, interpolation_weights
 
 _PASCAL = {"hPa": 100.0, "Pa": 1.0}
 _ROUNDING = 1e-6
@@ -90,7 +90,7 @@ class LevelResolver:
             raise DataError(f"{where}: {request.name} has one level, between which nothing can be interpolated")
         wanted = self._wanted(request)
         try:
-            place(levels, wanted, np.array(MEAN_SURFACE_PA))
+            interpolation_weights(levels, wanted, np.array(MEAN_SURFACE_PA))
         except DataError as error:
             raise DataError(
                 f"{where}: {request.name}: {error}: data.levels or data.variable_options.{request.serves}.levels"

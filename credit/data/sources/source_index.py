@@ -1,4 +1,4 @@
-"""Looks once at every source file: what of the wanted variables it holds, where, on which grid and at which times."""
+"""Index of the source files: the variables that each has, and their layout, grid and times."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from credit.data.error_collector import ErrorCollector
 from credit.data.formats.cf import Coordinates, VariableLayout, is_vector_component, level_values, match_levels
 from credit.data.formats.files import OpenFiles, expand_paths
 from credit.data.formats.grib import ABSENT
-from credit.data.formats.regrid import Regridder
 from credit.data.formats.run_grid import load_grid
 from credit.data.formats.unit_checks import build_rules, read_file_range, require_units
 from credit.data.formats.units import find_conversion
@@ -31,16 +30,15 @@ from credit.data.sources.required_variables import (
     report_missing,
     variables_in_source,
 )
+from credit.data.sources.shared_coordinates import SharedCoordinates
 from credit.errors import ConfigError, DataError
-from credit.grid import AxisOrder, LatLonGrid
+from credit.grid import LatLonGrid
 from credit.physics.vertical import Column
 from credit.utils.progress import ProgressBar
 
 logger = logging.getLogger(__name__)
 
 _KEPT_ATTRIBUTES = ("units", "standard_name", "long_name", "cell_methods")
-_WESTERN = {"standard", "proleptic_gregorian"}  # they differ only before October 1582
-_FIRST_GREGORIAN_YEAR = 1583
 _FILES_WITH_BAR = 50
 
 
@@ -50,9 +48,9 @@ class FileVariable:
 
     Attributes:
         path: the file; a URL as text.
-        source: the number of its source in the config.
-        layout: how the variable lies in it.
-        positions: of the times that count, those in the period of the source; None where the file gives no time.
+        source: number of its source in the config.
+        layout: layout of the variable in the file.
+        positions: indices in the file of the times in the period of the source; None if the file has no time.
     """
 
     path: Path | str
@@ -62,22 +60,23 @@ class FileVariable:
 
     @property
     def times(self) -> np.ndarray | None:
-        """Minutes of the times that count; None where the file gives no time."""
+        """Return the minutes of the times in the period of the source; None if the file has no time."""
         return None if self.positions is None else self.layout.times[self.positions]
 
 
 @dataclass(frozen=True)
 class SourceIndex:
-    """What the sources hold.
+    """Contents of the sources.
 
     Attributes:
-        grid: the run's grid.
-        calendar: the calendar that all files share.
-        file_variables: variable -> its files, in the order of the config; of what is derived, those of its first input.
-        inputs: (variable, input) -> files of the other inputs; the variable is empty for what belongs to the ground.
-        files: of each source.
-        tables: the files with coefficients of levels.
-        idle: (source, file) -> why the file gives nothing, where it has none of the variables.
+        grid: grid of the run.
+        calendar: calendar that all files share.
+        file_variables: variable -> its files, in the order of the config; for a derived variable, those of its first
+            input.
+        inputs: (variable, input) -> files of the other inputs; the variable is empty for fields of the ground.
+        files: files of each source.
+        tables: files with coefficients of levels.
+        idle: (source, file) -> why the file gives nothing, for files with none of the variables.
     """
 
     grid: LatLonGrid
@@ -90,24 +89,24 @@ class SourceIndex:
 
     @property
     def paths(self) -> dict[Path | str, int]:
-        """Every file, with the number of the first source that has it."""
-        every: dict[Path | str, int] = {}
+        """Return file -> number of the first source that has it."""
+        first_source: dict[Path | str, int] = {}
         for number, files in enumerate(self.files):
             for path in files:
-                every.setdefault(path, number)
-        return every
+                first_source.setdefault(path, number)
+        return first_source
 
 
 def scan_sources(conf: DataConfig, files: OpenFiles, problems: ErrorCollector) -> SourceIndex | None:
-    """Look at all files of all sources.
+    """Inspect all files of all sources.
 
     Args:
         conf: the data section.
         files: opens them.
-        problems: receives what is wrong, file by file.
+        problems: receives the problems of each file.
 
     Returns:
-        What was found, perhaps not all; None without a grid or a time.
+        The index, which may be incomplete if there are problems; None without a grid or a time.
     """
     requests = list_required_variables(conf)
     grid = tables = None
@@ -116,7 +115,7 @@ def scan_sources(conf: DataConfig, files: OpenFiles, problems: ErrorCollector) -
         tables = LevelResolver(conf)
     if tables is None:
         return None
-    shared = _Shared(grid)
+    shared = SharedCoordinates(grid)
     file_variables: dict[str, list[FileVariable]] = {request.serves: [] for request in requests if request.serves}
     inputs: dict[tuple[str, str], list[FileVariable]] = {(request.serves, request.name): [] for request in requests}
     files_of: list[list[Path | str]] = [[] for _ in conf.sources]
@@ -124,19 +123,20 @@ def scan_sources(conf: DataConfig, files: OpenFiles, problems: ErrorCollector) -
     present: list[set[str]] = [set() for _ in conf.sources]
     unusable: list[dict[str, str]] = [{} for _ in conf.sources]
     faulty: set[VariableRequest] = set()
-    unread = 0
+    num_unread = 0
     for number, source in enumerate(conf.sources):
         with problems.collect():
             files_of[number] = expand_paths(source, f"data.sources.{number}")
-        found = files_of[number]
-        unread += not found
+        paths = files_of[number]
+        if not paths:
+            num_unread += 1
         offers = list(variables_in_source(source, requests))
-        for path in ProgressBar(found, "looking at files", unit="file", disable=len(found) < _FILES_WITH_BAR or None):
+        for path in ProgressBar(paths, "looking at files", unit="file", disable=len(paths) < _FILES_WITH_BAR or None):
             scanner = None
             with problems.collect():
                 scanner = _FileScanner(path, files.get(path, number), number, conf, shared, tables)
             if scanner is None:
-                unread += 1
+                num_unread += 1
                 continue
             present[number] |= scanner.names
             unusable[number] |= scanner.unusable
@@ -144,7 +144,7 @@ def scan_sources(conf: DataConfig, files: OpenFiles, problems: ErrorCollector) -
             if not in_file:
                 idle[number, path] = describe_lack(offers, scanner.names)
             for request, name_in_file in in_file.items():
-                # what is wrong in one file is mostly wrong in all
+                # A problem in one file mostly is in all of them, so it is reported once.
                 if request in faulty:
                     continue
                 faulty.add(request)
@@ -157,93 +157,21 @@ def scan_sources(conf: DataConfig, files: OpenFiles, problems: ErrorCollector) -
                     )
                     of_want.append(file_variable)
                     faulty.discard(request)
-    # what a file may hold that could not be read is not known to be missing
-    if not unread:
+    # A file that could not be read may have the variables that are missing.
+    if not num_unread:
         report_missing(conf, requests, present, unusable, problems)
     if shared.calendar is None and not problems.messages:
         problems.add(
             f"no file of data.sources has a time axis (standard_name time), {files_of[0][0]} neither; prognostic "
             "variables need one: add it, for example with cdo settaxis,2000-01-01,00:00,6hour IN OUT"
         )
-    known = shared.grid is not None and shared.calendar is not None
-    return (
-        SourceIndex(shared.grid, shared.calendar, file_variables, inputs, files_of, tables.paths, idle)
-        if known
-        else None
-    )
-
-
-class _Shared:
-    """The grid and the calendar of all files; the first file decides, of the grid only where none is given.
-
-    Args:
-        grid: the grid that all files are brought to; None if they must share one.
-    """
-
-    def __init__(self, grid: LatLonGrid | None = None) -> None:
-        self.grid = grid
-        self.calendar: Calendar | None = None
-        self._regrids = grid is not None
-        self._grid_origin = self._calendar_origin = ""
-        self._grids: dict[tuple[bytes, ...], tuple[LatLonGrid, AxisOrder, bool]] = {}
-        self._regridders: dict[tuple, Regridder] = {}
-
-    def way(
-        self, coordinates: Coordinates, dims: dict[str, str], method: str, vector: bool, where: str
-    ) -> tuple[LatLonGrid, AxisOrder, Regridder | None]:
-        """Return a file's grid and what brings its fields to the run's; equal coordinates are looked at once."""
-        lat, lon = dims["lat"], dims["lon"]
-        bounds = coordinates.bounds(coordinates.of_dim[lat][1])
-        arrays = (coordinates.values(lat), coordinates.values(lon), *(() if bounds is None else (bounds,)))
-        key = tuple(array.tobytes() for array in arrays)
-        if key not in self._grids:
-            grid, orientation = coordinates.grid(lat, lon, where)
-            self._grids[key] = grid, orientation, self._is_the_runs(grid, where)
-        grid, orientation, same = self._grids[key]
-        if same:
-            return grid, orientation, None
-        if (key, method, vector) not in self._regridders:
-            self._regridders[key, method, vector] = Regridder(grid, self.grid, method, vector)
-        return grid, orientation, self._regridders[key, method, vector]
-
-    def _is_the_runs(self, grid: LatLonGrid, where: str) -> bool:
-        if self.grid is None:
-            self.grid, self._grid_origin = grid, where
-        difference = self.grid.describe_mismatch(grid)
-        if difference and not self._regrids:
-            raise DataError(
-                f"{self._grid_origin} and {where} are on different grids: {difference}; set data.grid to the one that "
-                "all are to be brought to"
-            )
-        if difference:
-            logger.info("%s and files like it are brought to the grid of data.grid: %s", where, difference)
-        return difference is None
-
-    def minutes(self, coordinate: xr.Variable, values: np.ndarray, where: str) -> np.ndarray:
-        """Return minutes of encoded times."""
-        if values.size == 0:
-            raise DataError(f"{where}: the time axis has no time; leave the file out")
-        if not np.isfinite(np.asarray(values, dtype=np.float64)).all():
-            raise DataError(f"{where}: the time coordinate has missing values")
-        try:
-            calendar = Calendar(str(coordinate.attrs.get("calendar", "standard")))
-            minutes = calendar.from_cf(values, str(coordinate.attrs.get("units", "")))
-        except DataError as error:
-            raise DataError(f"{where}: {error}; rewrite the time axis, for example as hours since a date") from error
-        if self.calendar is None:
-            self.calendar, self._calendar_origin = calendar, where
-        both = {calendar.name, self.calendar.name}
-        alike = both <= _WESTERN and calendar.datetime(minutes.min()).year >= _FIRST_GREGORIAN_YEAR
-        if len(both) > 1 and not alike:
-            raise DataError(
-                f"{where} has the calendar {calendar.name}, {self._calendar_origin} has {self.calendar.name}; all "
-                "files must share one"
-            )
-        return minutes
+    if shared.grid is None or shared.calendar is None:
+        return None
+    return SourceIndex(shared.grid, shared.calendar, file_variables, inputs, files_of, tables.paths, idle)
 
 
 class _FileScanner:
-    """Finds how variables lie in one file."""
+    """Inspection of one file."""
 
     def __init__(
         self,
@@ -251,7 +179,7 @@ class _FileScanner:
         dataset: xr.Dataset,
         number: int,
         conf: DataConfig,
-        shared: _Shared,
+        shared: SharedCoordinates,
         tables: LevelResolver,
     ) -> None:
         self.names = {str(name) for name, variable in dataset.variables.items() if variable.ndim >= 2}
@@ -271,37 +199,38 @@ class _FileScanner:
 
         Raises:
             DataError: see `layout`.
-            ConfigError: for a period that is none.
+            ConfigError: for a period that ends before it begins.
         """
         layout = self.layout(request, name_in_file)
         if layout.times is None:
             return FileVariable(self._path, self._number, layout, None)
-        counts = np.ones(len(layout.times), dtype=bool)
-        period, key = self._conf.sources[self._number].period, f"data.sources.{self._number}.period"
+        is_used = np.ones(len(layout.times), dtype=bool)
+        period = self._conf.sources[self._number].period
+        key = f"data.sources.{self._number}.period"
         if period is not None:
             first = self._shared.calendar.parse(period[0], key)
             last = self._shared.calendar.parse_period_end(period[1], key)
             if last < first:
                 raise ConfigError(f"{key}: {period[1]} is before {period[0]}; write [first, last]")
-            counts &= (layout.times >= first) & (layout.times <= last)
+            is_used &= (layout.times >= first) & (layout.times <= last)
         absent = self._dataset.variables[name_in_file].encoding.get(ABSENT)
         if absent is not None and layout.level_rows is not None:
-            # levels that are not wanted may be absent
-            lacking = counts & absent[:, list(layout.level_rows)].any(axis=1)
-            counts &= ~lacking
-            if lacking.any():
-                first_time = self._shared.calendar.format(layout.times[lacking][0])
+            # Only absence of the levels that are read matters.
+            is_incomplete = is_used & absent[:, list(layout.level_rows)].any(axis=1)
+            is_used &= ~is_incomplete
+            if is_incomplete.any():
+                first_time = self._shared.calendar.format(layout.times[is_incomplete][0])
                 logger.warning(
                     "%s: %s lacks levels at %d of %d times, the first is %s; these times are left out",
-                    *(self._where, request.name, lacking.sum(), len(lacking), first_time),
+                    *(self._where, request.name, is_incomplete.sum(), len(is_incomplete), first_time),
                 )
-        return FileVariable(self._path, self._number, layout, np.flatnonzero(counts))
+        return FileVariable(self._path, self._number, layout, np.flatnonzero(is_used))
 
     def layout(self, request: VariableRequest, name_in_file: str) -> VariableLayout:
-        """Return how a variable lies in the file.
+        """Return the layout of a variable in the file.
 
         Raises:
-            DataError: for a missing level; a grid, a calendar or units that do not fit; dimensions not known; levels
+            DataError: for a missing level; a grid, a calendar or units that do not fit; unknown dimensions; levels
                 without coefficients.
         """
         variable = self._dataset.variables[name_in_file]
@@ -310,48 +239,46 @@ class _FileScanner:
                 f"{self._where}: {name_in_file} has values of type {variable.dtype}, not numbers; write numbers, "
                 f"or name another variable (data.sources.N.rename: {{{request.name}: NAME}})"
             )
-        level_units = None if request.levels is None else self._conf.level_units
-        dims = self._coordinates.roles(name_in_file, self._where, level_units)
+        dims = self._coordinates.roles(name_in_file, self._where, self._conf.level_units if request.levels else None)
         kind = self._conf.field(request.serves).derive
         is_field = request.role == FIELD
-        # what belongs to other inputs is not the variable's
+        # The options of a variable do not apply to its further inputs.
         field = self._conf.field(request.serves) if is_field else VariableOptions()
-        kept = {key: str(variable.attrs[key]) for key in _KEPT_ATTRIBUTES if key in variable.attrs}
+        attributes = {key: str(variable.attrs[key]) for key in _KEPT_ATTRIBUTES if key in variable.attrs}
         rows, column = self._rows(request, kind, dims)
         role = next(iter(field.derived_from), None) if is_field else request.role
         if role is None and column is not None:
-            role = interpolation_kind(request.serves, kept.get("standard_name", ""))
-        # the one quantity that needs its formula's unit to be interpolated
-        to_si = (
-            si_conversion(role, name_in_file, kept, self._where)
-            if kind or not is_field or role == "temperature"
-            else None
-        )
-        packed = np.dtype(variable.encoding.get("dtype", float)).kind in "iu"
-        step = abs(float(variable.encoding.get("scale_factor", 0.0))) if packed else 0.0
-        read, step_in_file = kept.copy(), step
+            role = interpolation_kind(request.serves, attributes.get("standard_name", ""))
+        # Temperature is the only quantity that must be in SI units to be interpolated.
+        to_si = None
+        if kind or not is_field or role == "temperature":
+            to_si = si_conversion(role, name_in_file, attributes, self._where)
+        attributes_in_file = attributes.copy()
+        step = step_in_file = _packing_step(variable)
         if kind and is_field:
-            kept, step = derived_attributes(kind), 0.0
-        vector = is_vector_component(field.vector, kept.get("standard_name", ""))
+            # A derived variable has attributes of its own, and values that are not packed.
+            attributes = derived_attributes(kind)
+            step = 0.0
+        vector = is_vector_component(field.vector, attributes.get("standard_name", ""))
         method = field.regrid or self._conf.regrid
-        grid, orientation, regridder = self._shared.way(self._coordinates, dims, method, vector, self._where)
+        grid, orientation, regridder = self._shared.regridder(self._coordinates, dims, method, vector, self._where)
         times, window_bounds = self._times(dims)
         conversion = None
         if field.units is not None:
-            conversion = find_conversion(kept.get("units", ""), field.units, request.serves, self._where)
-            kept["units"] = field.units
+            conversion = find_conversion(attributes.get("units", ""), field.units, request.serves, self._where)
+            attributes["units"] = field.units
             step *= abs(conversion.scale) if conversion else 1.0
         is_read = is_field and kind is None
-        # who declares a variable's range takes it as it is
+        # A declared range means that the units are to be accepted as they are.
         if is_read and field.valid_range is None:
-            require_units(request.serves, read, self._where)
+            require_units(request.serves, attributes_in_file, self._where)
         packing = (step_in_file, float(variable.encoding.get("add_offset", 0.0))) if step_in_file else None
-        # xarray moves to the encoding what it has decoded
+        # xarray moves attributes that it has decoded to the encoding.
         declared = variable.encoding | variable.attrs
         has_fill_value = not declared.keys().isdisjoint(("_FillValue", "missing_value"))
         rules = build_rules(
             request.name,
-            read,
+            attributes_in_file,
             levels=request.levels if request.levels is not None and column is None else (None,),
             level_units=self._conf.level_units,
             packing=None if has_fill_value else packing,
@@ -361,41 +288,55 @@ class _FileScanner:
             has_options=is_read,
         )
         return VariableLayout(
-            name_in_file, dims, rows, column, grid, orientation, regridder, conversion, to_si, times, window_bounds,
-            kept, step, variable.encoding.get("preferred_chunks", {}).get(dims.get("time"), 1),
-            rules, f"{self._where}: {request.name}", self._shared.calendar,
-        )  # fmt: skip
+            name=name_in_file,
+            dims=dims,
+            level_rows=rows,
+            column=column,
+            grid=grid,
+            orientation=orientation,
+            regridder=regridder,
+            conversion=conversion,
+            to_si=to_si,
+            times=times,
+            window_bounds=window_bounds,
+            attributes=attributes,
+            packing_step=step,
+            chunk_times=variable.encoding.get("preferred_chunks", {}).get(dims.get("time"), 1),
+            rules=rules,
+            where=f"{self._where}: {request.name}",
+            calendar=self._shared.calendar,
+        )
 
     def _rows(
         self, request: VariableRequest, kind: str | None, dims: dict[str, str]
     ) -> tuple[tuple[int, ...] | None, Column | None]:
-        """Return which rows of the levels are read, and how the run's levels are made of them where they are not."""
+        """Return the rows of the levels to read, and their interpolation to the run's levels (None if not needed)."""
         coordinates = self._coordinates
         lowest = kind == "mean_sea_level_pressure"
         if request.levels is None and not lowest:
             return self._rows_2d(request.name, dims, request.role == FIELD), None
         name = coordinates.of_dim[dims["level"]][1] if "level" in dims else coordinates.scalar.get("level")
         if name is None:
-            way_out = "" if kind else "; list it in vars_2D"
-            raise DataError(f"{self._where}: {request.name} is in vars_3D but has no levels there{way_out}")
+            advice = "" if kind else "; list it in vars_2D"
+            raise DataError(f"{self._where}: {request.name} is in vars_3D but has no levels there{advice}")
         rows, column = self._tables.find_column(self._dataset, name, request, self._number, self._where)
         if rows is None:
             have = level_values(self._dataset.variables[name], name, self._conf.level_units, self._where)
             rows = match_levels(have, request.levels, request.name, self._conf.level_units, self._where)
         return rows, column
 
-    def _rows_2d(self, ours: str, dims: dict[str, str], is_field: bool) -> tuple[int, ...] | None:
+    def _rows_2d(self, name: str, dims: dict[str, str], is_field: bool) -> tuple[int, ...] | None:
         length = self._dataset.sizes[dims["level"]] if "level" in dims else 0
         if length > 1 and is_field:
             raise DataError(
-                f"{self._where}: {ours} is in vars_2D but lies on {length} levels there; list it in vars_3D"
+                f"{self._where}: {name} is in vars_2D but lies on {length} levels there; list it in vars_3D"
             )
         if length > 1:
-            raise DataError(f"{self._where}: {ours} lies on {length} levels there, but it must be a field on none")
+            raise DataError(f"{self._where}: {name} lies on {length} levels there, but it must have no levels")
         return (0,) if length else None
 
     def _times(self, dims: dict[str, str]) -> tuple[np.ndarray | None, np.ndarray | None]:
-        """Return minutes of the times and of their bounds; a scalar time stands for one field."""
+        """Return the minutes of the times and of their bounds; a scalar time is the time of a single field."""
         coordinates = self._coordinates
         name = coordinates.of_dim[dims["time"]][1] if "time" in dims else coordinates.scalar.get("time")
         if name is None:
@@ -408,3 +349,9 @@ class _FileScanner:
                 bounds = self._shared.minutes(coordinate, bounds, self._where).reshape(-1, 2)
             self._decoded[name] = times, bounds
         return self._decoded[name]
+
+
+def _packing_step(variable: xr.Variable) -> float:
+    """Return the step of packed integers in the units of the file, 0 if the variable is not packed."""
+    is_packed = np.dtype(variable.encoding.get("dtype", float)).kind in "iu"
+    return abs(float(variable.encoding.get("scale_factor", 0.0))) if is_packed else 0.0

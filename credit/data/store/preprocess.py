@@ -37,6 +37,7 @@ from credit.data.store.repair import (
     require_few_bad,
 )
 from credit.data.store.statistics import Statistics, fit_statistics, summarise
+from credit.data.store.statistics_settings import describe_statistics, describe_statistics_changes, describe_transforms
 from credit.errors import DataError
 from credit.grid import LatLonGrid
 from credit.utils.atomic import atomic_folder
@@ -60,8 +61,7 @@ def preprocess(
 ) -> Path:
     """Write the training store of a config, finish one that was begun, or repair one that is damaged.
 
-    In a complete store only parts that are lost or damaged are written again. Several processes may do this at once;
-    each writes parts that no other process is writing.
+    In a complete store only lost or damaged parts are written again. Several processes may do this at once.
 
     Args:
         conf: the data section; `store` must be set.
@@ -74,8 +74,7 @@ def preprocess(
         The store's path.
 
     Raises:
-        DataError: for bad sources, a store of another config, or a full disk. An unfinished store is never taken for a
-            finished one, and the next call continues it.
+        DataError: for bad sources, a store of another config, or a full disk; the next call continues.
     """
     if conf.store is None:
         raise DataError("data.store: not set; name the store to write, for example data.store=runs/my_run/store.zarr")
@@ -157,7 +156,7 @@ def _create(
             "period": list(store_reader.splits_span(splits)),
             "statistics": None,
             "statistics_period": None,
-            "moments_transforms": store_reader.describe_transforms(conf),
+            "moments_transforms": describe_transforms(conf),
         }
     return zarr.open_group(path, mode="r+")
 
@@ -294,10 +293,10 @@ def _close(path: Path, group: zarr.Group, conf: DataConfig, train: Split, progre
     Raises:
         DataError: for outliers that are not to be skipped, or more bad times than may be skipped.
     """
-    statistics_settings = store_reader.describe_statistics(conf, train)
+    statistics_settings = describe_statistics(conf, train)
     with file_lock(store_writer.lock_folder(path) / "close.lock"):
         meta = dict(zarr.open_group(path, mode="r").attrs)["credit"]
-        if meta["complete"] and not store_reader.describe_statistics_changes(meta, statistics_settings):
+        if meta["complete"] and not describe_statistics_changes(meta, statistics_settings):
             logger.info("%s is complete", path)
         else:
             if not meta["complete"]:
@@ -328,7 +327,7 @@ def _fit(
     period = (train.first, train.last)
     step = conf.step_minutes
     packing = meta["packing_steps"]
-    if meta.get("moments_transforms") != store_reader.describe_transforms(conf):
+    if meta.get("moments_transforms") != describe_transforms(conf):
         # Outliers were searched when the fields were written, so every variable is accepted here.
         variables = {channel.variable for channel in reader.channels.stored}
         return fit_statistics(reader, *period, step, packing, progress, conf.transforms, accepted=variables)
@@ -399,6 +398,4 @@ def _format_span(sources: SourceReader, times: np.ndarray) -> str:
 
 
 def _format_size(num_bytes: int) -> str:
-    if num_bytes >= 2**30:
-        return f"{num_bytes / 2**30:.1f} GiB"
-    return f"{num_bytes / 2**20:.1f} MiB"
+    return f"{num_bytes / 2**30:.1f} GiB" if num_bytes >= 2**30 else f"{num_bytes / 2**20:.1f} MiB"

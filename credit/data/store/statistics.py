@@ -1,7 +1,7 @@
 """Mean, standard deviation and range of every channel and of its change over a step, in one pass.
 
-Each field's sums are merged by Chan's formula (Chan, Golub and LeVeque 1983) in float64, so that parts of a period can
-be done apart and put together. Cells count equally; missing cells of masked variables do not count.
+The sums of single fields are merged by Chan's formula (Chan, Golub and LeVeque 1983) in float64, so the parts of a
+period can be computed separately. Cells count equally; missing cells of masked variables do not count.
 """
 
 from __future__ import annotations
@@ -66,10 +66,10 @@ class Statistics:
 
     def select(self, names: Iterable[str]) -> Statistics:
         """Return the statistics of some channels, in the given order."""
-        wanted = tuple(names)
-        rows = [self.names.index(name) for name in wanted]
-        arrays = {f.name: getattr(self, f.name)[rows] for f in fields(self) if f.name != "names"}
-        return Statistics(names=wanted, **arrays)
+        names = tuple(names)
+        rows = [self.names.index(name) for name in names]
+        arrays = {field.name: getattr(self, field.name)[rows] for field in fields(self) if field.name != "names"}
+        return Statistics(names=names, **arrays)
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class Moments:
 
     @classmethod
     def empty(cls, channels: int) -> Moments:
-        """Return the moments of nothing."""
+        """Return the moments of no values."""
         zero = np.zeros(channels)
         return cls(zero.astype(np.int64), zero, zero, np.full(channels, np.inf), np.full(channels, -np.inf))
 
@@ -92,7 +92,7 @@ class Moments:
     def of_fields(cls, fields_CHW: np.ndarray, valid_CHW: np.ndarray, before_CHW: np.ndarray | None = None) -> Moments:
         """Return the moments of the valid cells of fields, or of their change since `before_CHW`, in float64."""
         rows = np.zeros((5, len(fields_CHW)))
-        # a channel at a time stays in the processor's cache
+        # One channel at a time stays in the processor's cache.
         for channel, (field, valid) in enumerate(zip(fields_CHW, valid_CHW, strict=True)):
             values = field.astype(np.float64)
             if before_CHW is not None:
@@ -115,7 +115,7 @@ class Moments:
         return cls(rows[0].astype(np.int64), *rows[1:])
 
     def merge(self, other: Moments) -> Moments:
-        """Return the moments of both together."""
+        """Return the moments of the values of both."""
         total = self.count + other.count
         share = np.divide(other.count, total, out=np.zeros(len(total)), where=total > 0)
         gap = other.mean - self.mean
@@ -149,10 +149,10 @@ def fit_statistics(
         first_minutes: the period's first time.
         last_minutes: its last time, included.
         step_minutes: the time step; changes are taken over pairs of times exactly so far apart.
-        packing_steps: variable -> step of its packed integers; warns where rounding is a good part of a change.
-        progress: show a bar on a terminal.
+        packing_steps: variable -> step of its packed integers; warns if rounding is a large part of a change.
+        progress: show a progress bar on a terminal.
         transforms: variable -> its transform, where it has one.
-        accepted: variables that are not looked at for outliers, as those whose range the config declares.
+        accepted: variables in which no outliers are searched, for example those whose range the config declares.
 
     Raises:
         DataError: if the period has no pair of times one step apart, an output channel is constant, or a value is a
@@ -197,10 +197,10 @@ def summarise(
     packing_steps: Mapping[str, float] | None,
     transforms: Mapping[str, TransformConfig],
 ) -> Statistics:
-    """Return the statistics of a period of which the moments are known; see `fit_statistics`.
+    """Return the statistics of a period from its moments; see `fit_statistics`.
 
     Args:
-        reader: gives static fields, masks and names.
+        reader: reads static fields, masks and names.
         state: moments of the fields.
         tendency: moments of their changes over one time step.
         period: first and last minutes.
@@ -218,7 +218,7 @@ def summarise(
     fixed = transform_channels(reader.static(), reader.channels.static_stored, transforms)
     static = Moments.of_fields(fixed, valid_cells(reader, reader.channels.static_stored))
     _refuse_constant(reader, state)
-    # a step of the packing is no step of transformed values
+    # Transformed values are not packed with a constant step.
     steps = {name: step for name, step in (packing_steps or {}).items() if name not in transforms}
     for line in find_coarse_packing(reader.channels.stored, tendency.std(), steps):
         logger.warning(line)
@@ -239,8 +239,8 @@ def _refuse_constant(reader: FieldReader, state: Moments) -> None:
     names = [channel.name for channel, same in zip(reader.channels.output, constant, strict=False) if same]
     if names:
         raise DataError(
-            f"{', '.join(names)}: the same value everywhere in the whole training period; there is nothing to learn: "
-            "take it out of data.variables, or look at the files"
+            f"{', '.join(names)}: the same value everywhere in the whole training period; there is nothing to "
+            "learn: take it out of data.variables, or check the files"
         )
 
 
@@ -263,12 +263,12 @@ def _join(reader: FieldReader, state: Moments, tendency: Moments, static: Moment
 
 
 def find_coarse_packing(channels: Sequence[Channel], tendency_std: np.ndarray, steps: Mapping[str, float]) -> list[str]:
-    """Return a line for each prognostic channel whose rounding is a good part of its change over a time step.
+    """Return a warning for each prognostic channel for which rounding is a large part of its change over a time step.
 
-    Nothing else is predicted as a change: a forcing, or a diagnostic variable, may be rounded.
+    Only prognostic variables are predicted as a change; a forcing or a diagnostic variable may be rounded.
 
     A change is the difference of two rounded values, so rounding adds step / sqrt(6) to it (two uniform errors). Above
-    0.3 of the change's standard deviation a model would train on rounding.
+    0.3 of the standard deviation of the change a model would train on rounding.
 
     Args:
         channels: (C,) those that vary in time.

@@ -45,6 +45,7 @@ from credit.data.splits import Split, build_splits
 from credit.data.store.chunk_cache import ChunkCache
 from credit.data.store.chunk_reader import ChunkReader
 from credit.data.store.statistics import Statistics
+from credit.data.store.statistics_settings import describe_statistics, describe_statistics_changes, format_period
 from credit.errors import DataError
 from credit.grid import LatLonGrid
 
@@ -245,8 +246,8 @@ def open_configured_store(conf: DataConfig) -> StoreReader:
     first, last = splits_span(splits)
     if first < meta["period"][0] or last > meta["period"][1]:
         raise DataError(
-            f"data.store: {path} holds {_format_period(meta, meta['period'])}, data.splits need "
-            f"{_format_period(meta, (first, last))}; {WAY_OUT}"
+            f"data.store: {path} holds {format_period(meta, meta['period'])}, data.splits need "
+            f"{format_period(meta, (first, last))}; {WAY_OUT}"
         )
     changes = describe_statistics_changes(meta, describe_statistics(conf, splits["train"]))
     if changes:
@@ -264,40 +265,6 @@ def splits_span(splits: Mapping[str, Split]) -> tuple[int, int]:
     first = min(split.first for split in splits.values())
     last = max(split.last for split in splits.values())
     return first, last
-
-
-def describe_statistics(conf: DataConfig, train: Split) -> dict[str, Any]:
-    """Return what the statistics of a store depend on besides its fields, as the description of a store holds it."""
-    return {
-        "statistics_period": [train.first, train.last],
-        "statistics_transforms": describe_transforms(conf),
-    }
-
-
-def describe_transforms(conf: DataConfig) -> dict[str, Any]:
-    """Return variable -> its transform, as the description of a store holds them."""
-    return {name: transform.model_dump(mode="json") for name, transform in sorted(conf.transforms.items())}
-
-
-def describe_statistics_changes(meta: Mapping[str, Any], required: Mapping[str, Any]) -> list[str]:
-    """Return in which respects the statistics of a store are not those that `describe_statistics` requires."""
-    changes = []
-    stored_period = meta["statistics_period"]
-    required_period = required["statistics_period"]
-    if stored_period != required_period:
-        changes.append(
-            f"they are of {_format_period(meta, stored_period)}, data.splits.train is "
-            f"{_format_period(meta, required_period)}"
-        )
-    # Stores that were written before there were transforms do not mention any.
-    stored_transforms = meta.get("statistics_transforms", {})
-    required_transforms = required["statistics_transforms"]
-    if stored_transforms != required_transforms:
-        changes.append(
-            f"they are with data.transforms {stored_transforms or 'none'}, the config has "
-            f"{required_transforms or 'none'}"
-        )
-    return changes
 
 
 def identity(conf: DataConfig) -> dict[str, Any]:
@@ -415,9 +382,3 @@ def _format_value(value: object) -> str:
         settings = {key: setting for key, setting in source.items() if setting not in (None, {}, "auto")}
         texts.append(str(settings))
     return ", ".join(texts)
-
-
-def _format_period(meta: Mapping[str, Any], period: Sequence[int]) -> str:
-    """Return a period as text, in the calendar of a store."""
-    calendar = Calendar(meta["calendar"])
-    return f"{calendar.format(period[0])}..{calendar.format(period[1])}"

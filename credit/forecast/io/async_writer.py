@@ -1,10 +1,14 @@
-"""BackgroundWriter: finished steps are brought to the host and written while the model computes the next ones."""
+"""Asynchronous writer: steps are copied to the host and written while the model computes the next ones.
+
+Shapes: B forecasts of a batch, C channels, H rows, W columns.
+"""
 
 from __future__ import annotations
 
 import queue
 import threading
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from types import TracebackType
 
 import numpy as np
@@ -16,24 +20,40 @@ from credit.forecast.io.forecast_writer import ForecastWriter
 from credit.forecast.rollout import ForecastStart
 from credit.parallel.host_copy import AsyncHostCopy
 
-_WAITING = 2  # steps between the model and the disk; each is a batch of fields
+# Steps that may wait between the model and the disk; each one is a batch of fields.
+_MAX_WAITING_STEPS = 2
+
+
+@dataclass(frozen=True)
+class _BatchItem:
+    """A forecast of a batch whose step is to be written or accumulated.
+
+    Attributes:
+        index: its place in the batch.
+        lead: lead time of the step in minutes.
+        start: initial time, analysis and member.
+    """
+
+    index: int
+    lead: int
+    start: ForecastStart
 
 
 class BackgroundWriter:
-    """Hands a batch's steps to a thread that writes them; memory is bounded by the steps that wait.
+    """Passes the steps of a batch to a thread that writes them; a bounded queue limits the memory.
 
-    Used as a context manager, it ends when everything is on disk, or removes what is half written after an error.
+    As a context manager it ends when everything is on disk; after an error it removes what is incomplete.
 
     Args:
-        writer: what it writes with.
-        numbers: lead time in minutes -> its number in the files; other steps are not kept.
-        step_minutes: of the model.
-        origin: how to call the forecasts in messages.
-        wanted: initial times to write; others may be in a batch, too.
-        products: what is made of the outputs before they are written; None for the outputs as they are.
+        writer: writes the files.
+        numbers: lead time in minutes -> its index in the files; other steps are not written.
+        step_minutes: time step of the model.
+        origin: name of the forecasts in messages.
+        wanted: initial times to write; a batch may contain others.
+        products: computes what is written from the output; None for the output itself.
 
     Attributes:
-        reading: to be held while source files are read, as netCDF's library is not safe for two threads.
+        reading: lock to hold while source files are read, because the netCDF library is not safe for two threads.
     """
 
     def __init__(
@@ -46,36 +66,40 @@ class BackgroundWriter:
         products: OutputDiagnostics | None = None,
     ) -> None:
         self.reading = threading.Lock()
-        self._writer, self._numbers, self._step, self._origin = writer, numbers, step_minutes, origin
-        self._wanted, self._products = frozenset(wanted), products
-        self._last = max(numbers)
-        self._queue: queue.Queue[tuple[list[tuple[int, int, ForecastStart]], AsyncHostCopy] | None] = queue.Queue(
-            _WAITING
-        )
+        self._writer = writer
+        self._numbers = numbers
+        self._step_minutes = step_minutes
+        self._origin = origin
+        self._initial_times = frozenset(wanted)
+        self._diagnostics = products
+        self._last_lead = max(numbers)
+        # None tells the thread to end.
+        self._queue: queue.Queue[tuple[list[_BatchItem], AsyncHostCopy] | None] = queue.Queue(_MAX_WAITING_STEPS)
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._write_all, name="writer", daemon=True)
 
     def put(self, starts: Sequence[ForecastStart], step: int, output: Tensor) -> None:
-        """Take a step's output (B, C_out, H, W) in physical units; waits where the disk is behind.
+        """Queue the output of a step for writing; wait where the disk is slower than the model.
 
         Args:
-            starts: of the batch.
-            step: number from 1, counted from the analyses.
-            output: on any device; not changed afterwards.
+            starts: forecasts of the batch.
+            step: number of the step, from 1, counted from the analyses.
+            output: (B, C, H, W) in physical units, on any device; must not be changed afterwards.
 
         Raises:
-            CreditError: that writing an earlier step ended in, naming the file; or for a forecast that is not finite.
+            CreditError: the error of writing an earlier step, which names the file, or that a forecast is not finite.
         """
-        self._raise()
-        kept = []
-        for row, start in enumerate(starts):
-            lead = start.analysis + step * self._step - start.initial
-            if start.initial not in self._wanted or not 0 < lead <= self._last:
+        self._raise_error()
+        needs_every_step = self._diagnostics is not None and self._diagnostics.needs_every_step
+        items = []
+        for index, start in enumerate(starts):
+            lead = start.analysis + step * self._step_minutes - start.initial
+            if start.initial not in self._initial_times or not 0 < lead <= self._last_lead:
                 continue
-            if lead in self._numbers or (self._products is not None and self._products.needs_every_step):
-                kept.append((row, lead, start))
-        if kept:
-            self._queue.put((kept, AsyncHostCopy(output)))
+            if lead in self._numbers or needs_every_step:
+                items.append(_BatchItem(index, lead, start))
+        if items:
+            self._queue.put((items, AsyncHostCopy(output)))
 
     def __enter__(self) -> BackgroundWriter:
         self._thread.start()
@@ -88,38 +112,42 @@ class BackgroundWriter:
         self._thread.join()
         self._writer.close()
         if kind is None:
-            self._raise()
+            self._raise_error()
 
-    def _raise(self) -> None:
+    def _raise_error(self) -> None:
         if self._error is not None:
             raise self._error
 
     def _write_all(self) -> None:
-        """Run the thread: after an error take what comes, so that nobody waits, and do nothing with it."""
-        while (item := self._queue.get()) is not None:
-            if self._error is None:
-                try:
-                    self._write(*item)
-                except BaseException as error:
-                    self._error = error
+        """Run in the thread. After an error, empty the queue without writing, so that `put` does not block."""
+        while (entry := self._queue.get()) is not None:
+            if self._error is not None:
+                continue
+            items, output = entry
+            try:
+                self._write(items, output)
+            except BaseException as error:
+                self._error = error
 
-    def _write(self, kept: list[tuple[int, int, ForecastStart]], output: AsyncHostCopy) -> None:
-        fields = output.get().numpy()
-        for row, lead, start in kept:
-            self._require_finite(fields[row], lead, start)
-            made = fields[row] if self._products is None else self._products.make(start, lead, fields[row])
-            if lead in self._numbers:
+    def _write(self, items: Sequence[_BatchItem], output: AsyncHostCopy) -> None:
+        fields_BCHW = output.get().numpy()
+        for item in items:
+            fields_CHW = fields_BCHW[item.index]
+            self._require_finite(fields_CHW, item)
+            if self._diagnostics is not None:
+                fields_CHW = self._diagnostics.compute(item.start, item.lead, fields_CHW)
+            if item.lead in self._numbers:
                 with self.reading:
-                    self._writer.put(start.initial, self._numbers[lead], made, start.member)
+                    self._writer.put(item.start.initial, self._numbers[item.lead], fields_CHW, item.start.member)
 
-    def _require_finite(self, fields: np.ndarray, lead: int, start: ForecastStart) -> None:
-        """Stop before a forecast that has blown up passes for one; nothing of it is left."""
-        if np.isfinite(fields).all():
+    def _require_finite(self, fields_CHW: np.ndarray, item: _BatchItem) -> None:
+        """Refuse a forecast that has become unstable, so that no incomplete file passes for a forecast."""
+        if np.isfinite(fields_CHW).all():
             return
         layout = self._writer.layout
-        member = "" if layout.members is None else f", member {start.member}"
+        member = "" if layout.members is None else f", member {item.start.member}"
         raise CreditError(
-            f"{self._origin}: forecast from {layout.calendar.format(start.initial)}{member}: not finite at "
-            f"{lead / 60:g} h; not written. Forecast a shorter inference.lead_time, or train on longer "
+            f"{self._origin}: forecast from {layout.calendar.format(item.start.initial)}{member}: not finite at "
+            f"{item.lead / 60:g} h; not written. Forecast a shorter inference.lead_time, or train on longer "
             "rollouts (data.forecast_len)"
         )

@@ -1,8 +1,9 @@
-"""Products: what is written of a forecast beside, or instead of, the network's outputs.
+"""Output diagnostics: variables that are computed from the network's output before a forecast is written.
 
-Variables on model levels are brought to pressure levels, others are derived, sums over hours are added up; all on the
-host, in float64 inside, by the formulas that read data (`credit.data.sources.derived_variables`).
-Shapes: C channels, K levels from the top down, L wanted levels, H rows, W columns.
+Variables on model levels are interpolated to pressure levels, others are derived, and sums over hours are accumulated.
+All of this runs on the host, in float64 inside, with the formulas that also derive variables of the data
+(`credit.data.sources.derived_variables`).
+Shapes: C channels, K levels from the top down, L levels that are written, H rows, W columns.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 
@@ -19,78 +19,74 @@ from credit.channels import Channel, ChannelMap
 from credit.config.schema_data import DataConfig
 from credit.config.schema_inference import InferenceConfig
 from credit.config.schema_output import ACCUMULATION, DerivedVariableConfig
-from credit.data.formats.cf import match_levels
-from credit.data.formats.units import Conversion
-from credit.data.sources.derived_variables import derived_attributes, interpolation_kind, make, si_conversion
-from credit.data.sources.hybrid_coefficients import MEAN_SURFACE_PA, load_coefficients
+from credit.data.sources.derived_variables import compute_derived, derived_attributes, interpolation_kind
 from credit.data.sources.level_mapping import require_full_column
 from credit.data.sources.required_variables import FIELD, SURFACE_GEOPOTENTIAL, SURFACE_PRESSURE
-from credit.errors import ConfigError, did_you_mean
+from credit.errors import ConfigError
+from credit.forecast.io.output_inputs import OutputInputs, RecipeInput
 from credit.forecast.io.schema import SINCE_START
 from credit.forecast.rollout import ForecastStart
-from credit.physics.vertical import Column, HybridLevels
+from credit.physics.vertical import Column
 
-_PASCAL = {"hPa": 100.0, "Pa": 1.0}
-_GROUND_NAMES = {
-    SURFACE_PRESSURE: ("surface_air_pressure",),
-    SURFACE_GEOPOTENTIAL: ("surface_geopotential", "geopotential", "surface_altitude"),
-}
+# Derived variables that need the whole column down to the ground, and others that need pressure.
 _NEEDS_GROUND = ("geopotential", "mean_sea_level_pressure")
 _NEEDS_PRESSURE = ("relative_humidity", "relative_humidity_water")
 
 
 @dataclass(frozen=True)
-class _Input:
-    """A variable that something is made of: its output channels from the top down, and what brings it to SI."""
+class _Copy:
+    """Channels of the output that are written as they are."""
 
-    rows: list[int]
-    si: Conversion | None
-
-    def of(self, fields_CHW: np.ndarray) -> np.ndarray:
-        fields = fields_CHW[self.rows]
-        return fields if self.si is None else self.si.apply(fields)
+    channel_index: list[int]
 
 
 @dataclass(frozen=True)
 class _Recipe:
-    """How a variable is made, (L, H, W) of the outputs; `kind` None is interpolation."""
+    """How a variable (L, H, W) is computed from one step's output.
+
+    Attributes:
+        kind: of the derived variable, None for interpolation to pressure levels.
+        quantity: of the interpolation, which decides the method below the ground.
+        column: levels and vertical interpolation, None for a variable without levels.
+        inputs: role -> input.
+    """
 
     kind: str | None
     quantity: str
     column: Column | None
-    inputs: Mapping[str, _Input]
+    inputs: Mapping[str, RecipeInput]
 
 
 @dataclass(frozen=True)
-class _Sum:
-    """A sum over hours: of which channel, and over how many steps, None for all since the initial time."""
+class _RunningSum:
+    """A sum of one channel over steps; `num_steps` None means since the initial time."""
 
-    row: int
-    steps: int | None
+    channel_index: int
+    num_steps: int | None
 
 
 class OutputDiagnostics:
-    """Turns a step's outputs into what is written.
+    """Computes what is written from the network's output of a step.
 
     Args:
         conf: section inference.
         data: section data.
-        channels: of the model.
+        channels: channels of the model.
         attributes: variable -> ``units``, ``standard_name``, ``temporal``.
-        static_CHW: the static channels that come from data, in physical units.
-        last_lead: the last lead time in minutes, after which a forecast's sums are forgotten.
+        static_CHW: static channels that come from data, in physical units.
+        last_lead: last lead time in minutes; the sums of a forecast are dropped after it.
         masks: variable -> (H, W) bool, True where it is always missing.
 
     Attributes:
-        channels: whose outputs are what is written.
-        attributes: of these, too.
-        level_units: of their levels.
-        masks: of what is written; a derived variable is missing where one of its inputs is.
-        windows: variable -> minutes that it is a sum over, `credit.forecast.io.schema.SINCE_START` for all since the
-            initial time; those that are not named are over a step.
+        channels: a channel map whose output channels are written.
+        attributes: variable that is written -> attributes.
+        level_units: units of the levels that are written.
+        masks: masks of the variables that are written; a derived variable is missing where one of its inputs is.
+        windows: variable -> minutes that it is a sum over, `credit.forecast.io.schema.SINCE_START` for a sum since the
+            initial time. Sums that are not in it are over a step.
 
     Raises:
-        ConfigError: for a product that cannot be made of the outputs, naming the key.
+        ConfigError: for a variable that cannot be computed from the output, naming the key.
     """
 
     def __init__(
@@ -103,272 +99,253 @@ class OutputDiagnostics:
         last_lead: int,
         masks: Mapping[str, np.ndarray] | None = None,
     ) -> None:
-        self._conf, self._data, self._model, self._static_CHW = conf, data, channels, static_CHW
-        self._known = attributes
-        self._step, self._last, self._ground = data.step_minutes, last_lead, None
+        self._conf = conf
+        self._level_units = data.level_units
+        self._model = channels
+        self._inputs = OutputInputs(conf, data, channels, attributes, static_CHW)
+        self._step_minutes = data.step_minutes
+        self._last_lead = last_lead
+        # Geopotential of the ground (H, W), where an interpolation or a derived variable uses it.
+        self._ground_HW: np.ndarray | None = None
         self.level_units = "hPa" if conf.pressure_levels is not None else data.level_units
-        self.attributes = {name: dict(own) for name, own in attributes.items()}
+        self.attributes = {name: dict(values) for name, values in attributes.items()}
         self.masks = dict(masks or {})
         self.windows: dict[str, int] = {}
-        self._recipes: list[_Recipe | _Sum | list[int]] = []  # channels that are kept as they are: their rows
-        made: list[Channel] = []
+
+        # One entry for each variable that is written, in the order of the channels.
+        self._recipes: list[_Copy | _Recipe | _RunningSum] = []
+        written: list[Channel] = []
         variables = list(dict.fromkeys(channel.variable for channel in channels.output))
         for name in variables:
-            made += self._add_output(name)
-        for name, own in conf.derive.items():
+            written += self._add_output(name)
+        for name, derived_config in conf.derive.items():
             if name in variables:
                 raise ConfigError(f"inference.derive.{name}: {name} is an output already; choose another name")
-            made += self._add_derived(name, own)
+            written += self._add_derived(name, derived_config)
+        # A variable without levels may have the name of a channel on levels: u10 is a wind at 10 m and u at 10 hPa.
+        # `ChannelMap.build` tells them apart in the same way.
+        names_2d = {channel.variable for channel in written if channel.level is None}
+        for index, channel in enumerate(written):
+            if channel.level is not None and channel.name in names_2d:
+                written[index] = replace(channel, name=f"{channel.name}{self.level_units}")
         self._is_plain = conf.pressure_levels is None and not conf.derive
-        flat = {channel.variable for channel in made if channel.level is None}
-        # as ChannelMap.build tells u at 10 hPa from u10
-        made = [
-            replace(c, name=f"{c.name}{self.level_units}") if c.level is not None and c.name in flat else c
-            for c in made
-        ]
-        self.channels = channels if self._is_plain else ChannelMap(made)
-        self._earlier: dict[tuple[int, int], list[deque[np.ndarray]]] = {}  # initial time, member -> fields of each sum
+        self.channels = channels if self._is_plain else ChannelMap(written)
+        # (initial time, member) -> earlier fields of each running sum.
+        self._earlier_fields: dict[tuple[int, int], list[deque[np.ndarray]]] = {}
 
     @property
     def described(self) -> dict[str, str]:
-        """What was made, in words, for the files' global attributes; it tells these from other files."""
-        found = {}
+        """Description for the global attributes of the files; files with other diagnostics differ in it."""
+        description = {}
         if self._conf.pressure_levels is not None:
-            found["pressure_levels"] = f"{', '.join(f'{level:g}' for level in self._conf.pressure_levels)} hPa"
-        if self._conf.derive:
-            made = {
-                name: f"{own.kind} of {', '.join(own.input_variables.values())}"
-                for name, own in self._conf.derive.items()
-            }
-            over = {name: f" over {own.over}" for name, own in self._conf.derive.items() if own.over is not None}
-            found["derived"] = "; ".join(f"{name}: {what}{over.get(name, '')}" for name, what in made.items())
-        return found
+            levels = ", ".join(f"{level:g}" for level in self._conf.pressure_levels)
+            description["pressure_levels"] = f"{levels} hPa"
+        variables = []
+        for name, derived_config in self._conf.derive.items():
+            text = f"{name}: {derived_config.kind} of {', '.join(derived_config.input_variables.values())}"
+            if derived_config.over is not None:
+                text += f" over {derived_config.over}"
+            variables.append(text)
+        if variables:
+            description["derived"] = "; ".join(variables)
+        return description
 
     @property
     def needs_every_step(self) -> bool:
-        """Whether steps matter that are not written."""
-        return any(isinstance(own, _Sum) for own in self._recipes)
+        """Whether `compute` must also be called for steps that are not written."""
+        return any(isinstance(recipe, _RunningSum) for recipe in self._recipes)
 
-    def begin(self) -> None:
-        """Forget the sums of forecasts that were not made to their end."""
-        self._earlier.clear()
+    def reset(self) -> None:
+        """Drop the sums of forecasts that were not completed."""
+        self._earlier_fields.clear()
 
-    def make(self, start: ForecastStart, lead_minutes: int, fields_CHW: np.ndarray) -> np.ndarray:
+    def compute(self, start: ForecastStart, lead_minutes: int, fields_CHW: np.ndarray) -> np.ndarray:
         """Return what is written at a lead time, (C', H, W) float32.
 
-        Sums need every step of a start, in order.
+        Sums need every step of a forecast, in order.
 
         Args:
             start: of the forecast.
             lead_minutes: lead time.
-            fields_CHW: the outputs in physical units.
+            fields_CHW: the network's output in physical units.
         """
         if self._is_plain:
             return fields_CHW
-        parts, sums = [], iter(self._sums(start, lead_minutes, fields_CHW))
-        for own in self._recipes:
-            if isinstance(own, list):
-                parts.append(fields_CHW[own])
-            elif isinstance(own, _Sum):
-                parts.append(next(sums))
+        sums = iter(self._accumulate(start, lead_minutes, fields_CHW))
+        written = []
+        for recipe in self._recipes:
+            if isinstance(recipe, _Copy):
+                written.append(fields_CHW[recipe.channel_index])
+            elif isinstance(recipe, _RunningSum):
+                written.append(next(sums))
             else:
-                inputs = {role: one.of(fields_CHW) for role, one in own.inputs.items()}
-                if SURFACE_PRESSURE in inputs:
-                    inputs[SURFACE_PRESSURE] = inputs[SURFACE_PRESSURE][0]
-                if self._ground is not None:
-                    inputs[SURFACE_GEOPOTENTIAL] = self._ground
-                back = own.inputs[FIELD].si if own.kind is None else None
-                parts.append(make(own.kind, own.quantity, own.column, inputs, back))
-        return np.concatenate(parts)
+                written.append(self._derive(recipe, fields_CHW))
+        return np.concatenate(written)
 
-    def _sums(self, start: ForecastStart, lead_minutes: int, fields_CHW: np.ndarray) -> list[np.ndarray]:
-        sums = [own for own in self._recipes if isinstance(own, _Sum)]
-        if not sums:
+    def _derive(self, recipe: _Recipe, fields_CHW: np.ndarray) -> np.ndarray:
+        inputs = {role: recipe_input.select(fields_CHW) for role, recipe_input in recipe.inputs.items()}
+        if SURFACE_PRESSURE in inputs:
+            inputs[SURFACE_PRESSURE] = inputs[SURFACE_PRESSURE][0]
+        if self._ground_HW is not None:
+            inputs[SURFACE_GEOPOTENTIAL] = self._ground_HW
+        # An interpolated variable goes back to its own units; a derived one stays in SI units.
+        from_si = recipe.inputs[FIELD].si if recipe.kind is None else None
+        return compute_derived(recipe.kind, recipe.quantity, recipe.column, inputs, from_si)
+
+    def _accumulate(self, start: ForecastStart, lead_minutes: int, fields_CHW: np.ndarray) -> list[np.ndarray]:
+        """Return the running sums at a lead time, each (1, H, W); NaN until the window has passed."""
+        running_sums = [recipe for recipe in self._recipes if isinstance(recipe, _RunningSum)]
+        if not running_sums:
             return []
-        key = start.initial, start.member
-        kept = self._earlier.setdefault(key, [deque(maxlen=own.steps or 1) for own in sums])
-        found = []
-        for own, earlier in zip(sums, kept, strict=True):
-            field = fields_CHW[own.row].astype(np.float64)
-            if own.steps is None:
-                earlier.append(field + earlier[0] if earlier else field)
-                total = earlier[0]
+        key = (start.initial, start.member)
+        if key not in self._earlier_fields:
+            self._earlier_fields[key] = [deque(maxlen=running_sum.num_steps or 1) for running_sum in running_sums]
+        totals = []
+        for running_sum, earlier in zip(running_sums, self._earlier_fields[key], strict=True):
+            field_HW = fields_CHW[running_sum.channel_index].astype(np.float64)
+            if running_sum.num_steps is None:
+                total_HW = field_HW + earlier[0] if earlier else field_HW
+                earlier.append(total_HW)
             else:
-                earlier.append(field)
-                total = sum(earlier) if len(earlier) == own.steps else np.full_like(field, np.nan)
-            found.append(total.astype(np.float32)[None])
-        if lead_minutes >= self._last:
-            del self._earlier[key]
-        return found
+                earlier.append(field_HW)
+                is_complete = len(earlier) == running_sum.num_steps
+                total_HW = sum(earlier) if is_complete else np.full_like(field_HW, np.nan)
+            totals.append(total_HW.astype(np.float32)[None])
+        if lead_minutes >= self._last_lead:
+            del self._earlier_fields[key]
+        return totals
 
     def _add_output(self, name: str) -> list[Channel]:
-        """Keep an output as it is, or bring it to pressure levels."""
-        rows = self._rows(name)
-        channels = [self._model.output[row] for row in rows]
-        wanted = self._conf.pressure_levels
-        if wanted is None or channels[0].level is None:
-            self._recipes.append(rows)
-            return [Channel(c.name, name, c.level, "diagnostic") for c in channels]
-        here = "inference.pressure_levels"
-        column, order = self._column(here, name, wanted)
-        quantity = interpolation_kind(name, self._known.get(name, {}).get("standard_name", ""))
-        si = self._si(here, "temperature", name) if quantity == "temperature" else None
-        inputs = {FIELD: _Input([rows[k] for k in order], si), SURFACE_PRESSURE: self._pressure(here)}
-        self._find_ground(here, required=quantity == "temperature")
+        """Plan an output, which is written as it is or interpolated to pressure levels; return its channels."""
+        key = "inference.pressure_levels"
+        channel_index = self._inputs.channel_index(name, key)
+        channels = [self._model.output[index] for index in channel_index]
+        pressures = self._conf.pressure_levels
+        if pressures is None or channels[0].level is None:
+            self._recipes.append(_Copy(channel_index))
+            return [Channel(channel.name, name, channel.level, "diagnostic") for channel in channels]
+        column, order = self._inputs.column(key, name, pressures)
+        quantity = interpolation_kind(name, self._inputs.attributes_of(name).get("standard_name", ""))
+        is_temperature = quantity == "temperature"
+        si = self._inputs.si(key, "temperature", name) if is_temperature else None
+        inputs = {
+            FIELD: RecipeInput([channel_index[position] for position in order], si),
+            SURFACE_PRESSURE: self._inputs.surface_pressure(key),
+        }
+        self._find_ground(key, required=is_temperature)
         self._recipes.append(_Recipe(None, quantity, column, inputs))
-        return self._channels(name, wanted)
+        return _build_channels(name, pressures)
 
-    def _add_derived(self, name: str, own: DerivedVariableConfig) -> list[Channel]:
-        """Plan a derived variable."""
-        here = f"inference.derive.{name}"
-        if own.kind in _NEEDS_GROUND and not self._is_hybrid:
+    def _add_derived(self, name: str, derived_config: DerivedVariableConfig) -> list[Channel]:
+        """Plan a derived variable; return its channels."""
+        key = f"inference.derive.{name}"
+        kind = derived_config.kind
+        needs_ground = kind in _NEEDS_GROUND
+        if needs_ground and not self._inputs.is_hybrid:
             raise ConfigError(
-                f"{here}: {own.kind} is computed on model levels, down to the ground; data.level_units is "
-                f"{self._data.level_units}, levels of pressure: leave it out"
+                f"{key}: {kind} is computed on model levels, down to the ground; data.level_units is "
+                f"{self._level_units}, levels of pressure: leave it out"
             )
-        for variable in own.input_variables.values():
-            self._rows(variable, here)
-        missing = [self.masks[variable] for variable in own.input_variables.values() if variable in self.masks]
-        if missing:
-            self.masks[name] = np.logical_or.reduce(missing)
-        if own.kind == ACCUMULATION:
-            return self._add_sum(here, name, own)
-        self.attributes[name] = derived_attributes(own.kind)
-        roles = list(own.input_variables.items())
-        field = roles[0][1]
-        levels = [self._model.output[row].level for row in self._rows(field)]
-        if levels[0] is None and own.kind in (*_NEEDS_GROUND, *_NEEDS_PRESSURE):
-            raise ConfigError(
-                f"{here}: {field} has no levels, and {own.kind} is made of variables that have; name others in inputs"
-            )
-        inputs: dict[str, _Input] = {}
-        column, order, wanted = None, [0], None
-        if levels[0] is not None:
-            wanted = self._conf.pressure_levels if own.kind != "mean_sea_level_pressure" else None
-            if own.kind in (*_NEEDS_GROUND, *_NEEDS_PRESSURE) or wanted is not None:
-                column, order = self._column(here, field, wanted)
-            else:
-                order = list(range(len(levels)))
-        if own.kind in _NEEDS_GROUND:
-            require_full_column(column.levels, name, field, here)
-            self._find_ground(here, required=True)
-        if own.kind == "mean_sea_level_pressure":
-            order, column = order[-1:], Column(column.levels.take([-1]), None)
-        for number, (role, variable) in enumerate(roles):
-            rows = self._rows(variable)
-            if [self._model.output[row].level for row in rows] != levels:
-                raise ConfigError(f"{here}: {variable} and {field} are not on the same levels")
-            inputs[FIELD if number == 0 else role] = _Input([rows[k] for k in order], self._si(here, role, variable))
-        if column is not None and (own.kind in _NEEDS_GROUND or self._is_hybrid):
-            inputs[SURFACE_PRESSURE] = self._pressure(here)
-        self._recipes.append(_Recipe(own.kind, "", column, inputs))
-        if own.kind == "mean_sea_level_pressure":
-            return self._channels(name, [None])
-        return self._channels(name, levels if wanted is None else wanted)
+        roles = derived_config.input_variables
+        for variable in roles.values():
+            self._inputs.channel_index(variable, key)
+        input_masks = [self.masks[variable] for variable in roles.values() if variable in self.masks]
+        if input_masks:
+            self.masks[name] = np.logical_or.reduce(input_masks)
+        if kind == ACCUMULATION:
+            return self._add_sum(key, name, derived_config)
 
-    def _add_sum(self, here: str, name: str, own: DerivedVariableConfig) -> list[Channel]:
-        rows, known = self._rows(own.of), self._known.get(own.of, {})
-        if known.get("temporal") != "accumulate":
+        self.attributes[name] = derived_attributes(kind)
+        # The first input has the levels of the derived variable.
+        first_variable = next(iter(roles.values()))
+        levels = self._inputs.levels_of(first_variable, key)
+        has_levels = levels[0] is not None
+        needs_column = needs_ground or kind in _NEEDS_PRESSURE
+        if needs_column and not has_levels:
             raise ConfigError(
-                f"{here}.of: {own.of} is no sum over the step (data.variable_options.{own.of}.temporal: accumulate or "
-                "deaccumulate); only such can be added up"
+                f"{key}: {first_variable} has no levels, and {kind} is made of variables that have; name others in "
+                "inputs"
             )
-        if len(rows) > 1:
-            raise ConfigError(f"{here}.of: {own.of} has levels; only a variable without can be added up")
-        steps, self.windows[name] = None, SINCE_START
-        if own.over is not None:
-            self.windows[name] = parse_duration(own.over)
-            steps, rest = divmod(self.windows[name], self._step)
-            if rest:
+        column = None
+        order = list(range(len(levels)))
+        pressures = None
+        if has_levels:
+            if kind != "mean_sea_level_pressure":
+                pressures = self._conf.pressure_levels
+            if needs_column or pressures is not None:
+                column, order = self._inputs.column(key, first_variable, pressures)
+        if needs_ground:
+            require_full_column(column.levels, name, first_variable, key)
+            self._find_ground(key, required=True)
+        if kind == "mean_sea_level_pressure":
+            # It is extrapolated from the lowest level.
+            order = order[-1:]
+            column = Column(column.levels.take([-1]), None)
+        inputs: dict[str, RecipeInput] = {}
+        for role, variable in roles.items():
+            channel_index = self._inputs.channel_index(variable, key)
+            if self._inputs.levels_of(variable, key) != levels:
+                raise ConfigError(f"{key}: {variable} and {first_variable} are not on the same levels")
+            input_role = role if inputs else FIELD
+            si = self._inputs.si(key, role, variable)
+            inputs[input_role] = RecipeInput([channel_index[position] for position in order], si)
+        if column is not None and (needs_ground or self._inputs.is_hybrid):
+            inputs[SURFACE_PRESSURE] = self._inputs.surface_pressure(key)
+        self._recipes.append(_Recipe(kind, "", column, inputs))
+        if kind == "mean_sea_level_pressure":
+            return _build_channels(name, [None])
+        return _build_channels(name, levels if pressures is None else pressures)
+
+    def _add_sum(self, key: str, name: str, derived_config: DerivedVariableConfig) -> list[Channel]:
+        """Plan a sum over steps; return its channel."""
+        variable = derived_config.of
+        over = derived_config.over
+        channel_index = self._inputs.channel_index(variable, key)
+        attributes = self._inputs.attributes_of(variable)
+        if attributes.get("temporal") != "accumulate":
+            raise ConfigError(
+                f"{key}.of: {variable} is no sum over the step (data.variable_options.{variable}.temporal: accumulate "
+                "or deaccumulate); only such can be added up"
+            )
+        if len(channel_index) > 1:
+            raise ConfigError(f"{key}.of: {variable} has levels; only a variable without can be added up")
+        num_steps = None
+        self.windows[name] = SINCE_START
+        if over is not None:
+            window = parse_duration(over)
+            num_steps, remainder = divmod(window, self._step_minutes)
+            if remainder:
                 raise ConfigError(
-                    f"{here}.over: {own.over} is not a multiple of data.timestep {format_duration(self._step)}"
+                    f"{key}.over: {over} is not a multiple of data.timestep {format_duration(self._step_minutes)}"
                 )
-            if self.windows[name] > self._last:
+            if window > self._last_lead:
                 raise ConfigError(
-                    f"{here}.over: {own.over} is longer than the last lead time that is written, "
-                    f"{format_duration(self._last)}, so that {name} would be missing everywhere; make it shorter, or "
-                    "the forecast longer (inference.lead_time, lead_times)"
+                    f"{key}.over: {over} is longer than the last lead time that is written, "
+                    f"{format_duration(self._last_lead)}, so that {name} would be missing everywhere; make it shorter, "
+                    "or the forecast longer (inference.lead_time, lead_times)"
                 )
-        when = "since the initial time" if own.over is None else f"over the {own.over} before"
+            self.windows[name] = window
+        period = "since the initial time" if over is None else f"over the {over} before"
         self.attributes[name] = {
-            "units": known.get("units", ""),
-            "long_name": f"{own.of} {when}",
+            "units": attributes.get("units", ""),
+            "long_name": f"{variable} {period}",
             "temporal": "accumulate",
         }
-        if known.get("standard_name"):
-            self.attributes[name]["standard_name"] = known["standard_name"]
-        self._recipes.append(_Sum(rows[0], steps))
-        return self._channels(name, [None])
+        if attributes.get("standard_name"):
+            self.attributes[name]["standard_name"] = attributes["standard_name"]
+        self._recipes.append(_RunningSum(channel_index[0], num_steps))
+        return _build_channels(name, [None])
 
-    @property
-    def _is_hybrid(self) -> bool:
-        return self._data.level_units == "model_level"
+    def _find_ground(self, key: str, required: bool) -> None:
+        """Find the geopotential of the ground, which all variables share."""
+        ground_HW = self._inputs.ground_geopotential(key, required)
+        if ground_HW is not None:
+            self._ground_HW = ground_HW
 
-    def _column(self, here: str, name: str, wanted: Sequence[float] | None) -> tuple[Column, list[int]]:
-        """Return how `wanted` levels are made of a variable's, and the order of its levels from the top down."""
-        values = [self._model.output[row].level for row in self._rows(name)]
-        if self._is_hybrid:
-            levels = self._run_levels(here).take(match_levels(self._run_levels(here).values, values, name, "", here))
-        elif wanted is not None:
-            raise ConfigError(f"{here}: data.levels are pressure levels already; inference.levels chooses among them")
-        else:
-            levels = HybridLevels.of_pressures(values, _PASCAL[self._data.level_units])
-        order = np.argsort(levels.pressure(np.array(MEAN_SURFACE_PA)), kind="stable")
-        top = levels.take(order[:1]).pressure(np.array(MEAN_SURFACE_PA))[0] / _PASCAL["hPa"]
-        if wanted is not None and min(wanted) < 0.999 * top:
-            raise ConfigError(
-                f"{here}: {min(wanted):g} hPa lies above the uppermost level of {name} ({top:g} hPa), and nothing is "
-                "extrapolated upwards; leave it out"
-            )
-        onto = None if wanted is None else HybridLevels.of_pressures(wanted, _PASCAL["hPa"])
-        return Column(levels.take(order), onto, tuple(np.argsort(order).tolist())), order.tolist()
 
-    def _run_levels(self, here: str) -> HybridLevels:
-        if self._data.coefficients is None:
-            raise ConfigError(
-                f"{here}: the pressure of data.levels, which are model levels, is not known; set data.coefficients"
-            )
-        return load_coefficients(Path(self._data.coefficients), "data.coefficients")
-
-    def _pressure(self, here: str) -> _Input:
-        candidates = list(dict.fromkeys(c.variable for c in self._model.output if c.level is None))
-        name = self._of_ground(here, SURFACE_PRESSURE, self._conf.surface_pressure, candidates)
-        return _Input(self._rows(name, here), self._si(here, SURFACE_PRESSURE, name))
-
-    def _find_ground(self, here: str, required: bool) -> None:
-        """Find the geopotential of the ground, (H, W)."""
-        names = [channel.variable for channel in self._model.static_stored]
-        if not required and self._conf.surface_geopotential is None and not self._matching(SURFACE_GEOPOTENTIAL, names):
-            return
-        name = self._of_ground(here, SURFACE_GEOPOTENTIAL, self._conf.surface_geopotential, names)
-        si, field = self._si(here, SURFACE_GEOPOTENTIAL, name), self._static_CHW[names.index(name)]
-        self._ground = field if si is None else si.apply(field)
-
-    def _of_ground(self, here: str, role: str, asked: str | None, names: Sequence[str]) -> str:
-        found = [asked] if asked in names else self._matching(role, names) if asked is None else []
-        if len(found) != 1:
-            what = f'"{asked}" is not among' if asked is not None else f"{here} needs it, and it is not clear which of"
-            raise ConfigError(
-                f"inference.{role}: {what} {', '.join(names) or 'no variable'}{did_you_mean(asked or '', names)}; name "
-                f"{'an output' if role == SURFACE_PRESSURE else 'a static variable of the data'}"
-            )
-        return found[0]
-
-    def _matching(self, role: str, names: Sequence[str]) -> list[str]:
-        return [n for n in names if self._known.get(n, {}).get("standard_name") in _GROUND_NAMES[role]]
-
-    def _si(self, here: str, role: str, name: str) -> Conversion | None:
-        return si_conversion(role, name, self._known.get(name, {}), here)
-
-    def _rows(self, name: str, here: str = "") -> list[int]:
-        rows = [row for row, channel in enumerate(self._model.output) if channel.variable == name]
-        if not rows:
-            outputs = sorted({channel.variable for channel in self._model.output})
-            raise ConfigError(
-                f"{here}: {name} is no output{did_you_mean(name, outputs)}; inputs names what to make it of"
-            )
-        return rows
-
-    @staticmethod
-    def _channels(name: str, levels: Sequence[float | None]) -> list[Channel]:
-        return [Channel(name if level is None else f"{name}{level:g}", name, level, "diagnostic") for level in levels]
+def _build_channels(name: str, levels: Sequence[float | None]) -> list[Channel]:
+    channels = []
+    for level in levels:
+        channel_name = name if level is None else f"{name}{level:g}"
+        channels.append(Channel(channel_name, name, level, "diagnostic"))
+    return channels

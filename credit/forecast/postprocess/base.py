@@ -38,7 +38,6 @@ class PostprocessContext:
         normalizer: between physical units and normalised space.
         device: of the fields.
         key: of the entry, for messages: ``model.postprocess.0``.
-        corrected_later: rows of the output that an entry after this one corrects.
         entries: all entries of the list, in order.
     """
 
@@ -52,7 +51,6 @@ class PostprocessContext:
     normalizer: Normalizer
     device: torch.device
     key: str = "model.postprocess"
-    corrected_later: frozenset[int] = frozenset()
     entries: tuple[PostprocessSection, ...] = ()
 
 
@@ -95,6 +93,9 @@ class Postprocess:
     def limit_physical(self, output_BCHW: Tensor) -> Tensor:
         """Return an output in physical units within what this entry allows, where decoding has rounded it."""
         return output_BCHW
+
+    def set_corrected_later(self, rows: frozenset[int]) -> None:
+        """Receive the rows of the output that a later entry corrects; called once, before the first step."""
 
     def merge(self, following: Postprocess) -> Postprocess | None:
         """Return one post-process that does the work of this one and the next, None where they stay two."""
@@ -166,18 +167,20 @@ def build_postprocess(entries: Mapping[str, PostprocessSection], context: Postpr
     entries = with_data_bounds(entries, context.data, context.channels)
     context = replace(context, entries=tuple(entries.values()))
     built: list[Postprocess] = []
+    for key, section in entries.items():
+        built.append(POSTPROCESSES.find_class(section.kind)(replace(context, key=key), section))
+    # From the last to the first: a bound does not hold for what a later entry corrects.
+    chain: list[Postprocess] = []
     corrected_later: frozenset[int] = frozenset()
-    # From the last to the first, because a bound does not hold for what a later entry corrects.
-    for key, section in reversed(entries.items()):
-        entry_context = replace(context, key=key, corrected_later=corrected_later)
-        entry = POSTPROCESSES.find_class(section.kind)(entry_context, section)
+    for entry in reversed(built):
+        entry.set_corrected_later(corrected_later)
         corrected_later |= frozenset(entry.corrected_rows)
-        merged = entry.merge(built[0]) if built else None
+        merged = entry.merge(chain[0]) if chain else None
         if merged is not None:
-            built[0] = merged
+            chain[0] = merged
         else:
-            built.insert(0, entry)
-    return PostprocessChain(built)
+            chain.insert(0, entry)
+    return PostprocessChain(chain)
 
 
 def with_data_bounds(

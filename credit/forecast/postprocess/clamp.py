@@ -55,6 +55,7 @@ class Clamp(Postprocess):
         minimum = -math.inf if section.minimum is None else section.minimum
         maximum = math.inf if section.maximum is None else section.maximum
         self._context = context
+        self._corrected_later: frozenset[int] = frozenset()
         # row of the output -> (least value, largest value) in physical units
         self._bounds = {
             row: (minimum, maximum)
@@ -76,7 +77,7 @@ class Clamp(Postprocess):
         self._normalized_bounds = ChannelBounds(rows, *encoded)
         self._state_bounds = ChannelBounds([row for row in rows if row < num_prognostic], *encoded)
         # A later correction has the last word, but its factor cannot take a value below 0.
-        corrected = sorted(context.corrected_later)
+        corrected = sorted(self._corrected_later)
         minimum_C[corrected] = minimum_C[corrected].clamp(max=0)
         maximum_C[corrected] = torch.inf
         self._physical_bounds = ChannelBounds(rows, minimum_C, maximum_C)
@@ -93,9 +94,14 @@ class Clamp(Postprocess):
         """See the base class."""
         return self._physical_bounds.apply(output_BCHW)
 
+    def set_corrected_later(self, rows: frozenset[int]) -> None:
+        """See the base class; these rows keep their physical values but for a minimum of 0."""
+        self._corrected_later = rows
+        self._build()
+
     def merge(self, following: Postprocess) -> Postprocess | None:
         """See the base class; bounds of one variable do not stand in two entries, so the order does not matter."""
-        if type(following) is not Clamp or following._context.corrected_later != self._context.corrected_later:
+        if type(following) is not Clamp or following._corrected_later != self._corrected_later:
             return None
         for row, (minimum, maximum) in following._bounds.items():
             own_minimum, own_maximum = self._bounds.get(row, (-math.inf, math.inf))

@@ -115,5 +115,5 @@ def find_gpu(name: str, per_node: int | None = None, network_gbs: float | None =
     for option, value in (("--per-node", per_node), ("--network", network_gbs)):
         if value is not None and value <= 0:
             raise ConfigError(f"{option}: {value} must be more than 0")
-    known = _GPUS[name]
-    return replace(known, per_node=per_node or known.per_node, network_gbs=network_gbs or known.network_gbs)
+    gpu = _GPUS[name]
+    return replace(gpu, per_node=per_node or gpu.per_node, network_gbs=network_gbs or gpu.network_gbs)

@@ -44,7 +44,7 @@ class Weight:
 
 
 @dataclass(frozen=True)
-class Unit:
+class ShardUnit:
     """What FSDP2 gathers and reduces together.
 
     Attributes:
@@ -147,7 +147,7 @@ class Memory:
         return others + (0 if self.host else self.states)
 
 
-def read_units(model: nn.Module, reshard_after_forward: bool) -> tuple[Unit, ...]:
+def read_units(model: nn.Module, reshard_after_forward: bool) -> tuple[ShardUnit, ...]:
     """Return the sharding units of a model on its ranks, late before early; one unit where it is not sharded.
 
     Args:
@@ -156,16 +156,20 @@ def read_units(model: nn.Module, reshard_after_forward: bool) -> tuple[Unit, ...
             their weights in any case.
     """
     sharded = [module for module in model.modules() if isinstance(module, FSDPModule)]
-    units, taken = [], set()
+    units: list[ShardUnit] = []
+    assigned_ids: set[int] = set()
     for number, module in enumerate(reversed(sharded or [model])):
-        own = [p for p in module.parameters() if id(p) not in taken]
-        taken.update(map(id, own))
-        kept = not reshard_after_forward or number == 0 or module is model
-        units.append(Unit(tuple(map(_read_weight, own)), any(_split_axis(p) is not None for p in own), kept))
+        parameters = [p for p in module.parameters() if id(p) not in assigned_ids]
+        assigned_ids.update(map(id, parameters))
+        stays_gathered = not reshard_after_forward or number == 0 or module is model
+        is_split = any(_split_axis(p) is not None for p in parameters)
+        units.append(ShardUnit(tuple(map(_read_weight, parameters)), is_split, stays_gathered))
     return tuple(units)
 
 
-def states(units: Sequence[Unit], degrees: ParallelDims, buffers: int, *, average: bool, host: bool = False) -> Memory:
+def states(
+    units: Sequence[ShardUnit], degrees: ParallelDims, buffers: int, *, average: bool, host: bool = False
+) -> Memory:
     """Return what stays with the fullest rank from step to step.
 
     Args:
@@ -195,7 +199,7 @@ def states(units: Sequence[Unit], degrees: ParallelDims, buffers: int, *, averag
 
 
 def in_flight(
-    units: Sequence[Unit], degrees: ParallelDims, precision: Precision, schedule: Schedule
+    units: Sequence[ShardUnit], degrees: ParallelDims, precision: Precision, schedule: Schedule
 ) -> tuple[int, int]:
     """Return the most bytes of whole weights and of whole gradients that FSDP2 holds at once.
 

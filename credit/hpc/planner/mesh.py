@@ -1,7 +1,7 @@
-"""A run on one mesh of GPUs: what each rank holds, computes and sends, and how long that takes.
+"""A run on one mesh of GPUs: memory and collectives of a rank, and an estimate of the time.
 
-The training step is traced once for each degree of tensor parallelism; what replicas and shards change follows from
-the sharding units, so thousands of ranks cost no more than a few.
+The training step is traced once for each degree of tensor parallelism. The effect of replicas and shards follows from
+the sharding units, so that planning thousands of ranks costs no more than planning a few.
 """
 
 from __future__ import annotations
@@ -21,111 +21,114 @@ from credit.hpc.planner.memory import (
     Memory,
     Precision,
     Schedule,
-    Unit,
+    ShardUnit,
     buffer_bytes,
     in_flight,
     read_units,
     states,
 )
-from credit.hpc.planner.trace import Trace, extend, trace_step
+from credit.hpc.planner.trace import Collective, Trace, extrapolate, trace_step
 from credit.hpc.planner.traffic import (
-    Message,
-    iteration_messages,
+    estimate_seconds,
+    iteration_collectives,
     read_iterated_bytes,
-    seconds,
-    sharding_messages,
-    traced_messages,
+    sharding_collectives,
 )
 from credit.parallel.mesh import DeviceGrid, ParallelDims, build_mesh
 
 Checkpointing = bool | Literal["selective"]
 CHECKPOINTING: tuple[Checkpointing, ...] = (False, "selective", True)
-# reads and writes of an element of a rank's part: AdamW with clipping 8, the norm 1, the average 3
+# Reads and writes of each element of a rank's weights in an update: AdamW with clipping 8, the norm 1, the average 3.
 _UPDATE_MOVES = 12
 
 
-class StepTrace(Protocol):
-    """What the run is made of; the plan does not know how it is put together."""
+class StepBuilder(Protocol):
+    """Builds the network and the training step of a run; the planner knows no config and no model."""
 
     def network(self, mesh: DeviceGrid, sharded: bool, checkpointing: Checkpointing) -> tuple[nn.Module, bool]:
-        """Return the network on the meta device on its ranks, and whether it runs under autocast."""
+        """Return the network, parallelized on the meta device, and whether it runs under autocast."""
         ...
 
     def start(
         self, model: nn.Module, autocast: bool, rollout: int, micro_steps: int
     ) -> tuple[torch.optim.Optimizer, Callable[[Callable[[], None]], object]]:
-        """Return the optimizer and the step of a network that has memory; see `credit.hpc.planner.trace.Start`."""
+        """Return the optimizer and the step of a materialised network; see `credit.hpc.planner.trace.Start`."""
         ...
 
 
 @dataclass(frozen=True)
 class Run:
-    """What of a config decides about the plan.
+    """The facts of a config that a plan depends on.
 
     Attributes:
-        trainer: the section.
+        trainer: the section ``trainer``.
         rollout: share of the run -> steps of the training rollout from there on.
-        samples: initial times of the training period.
-        rehearsal: builds its network and its training step.
+        samples: number of initial times of the training period.
+        step_builder: builds the network and the training step.
     """
 
     trainer: TrainerConfig
     rollout: Mapping[float, int]
     samples: int
-    rehearsal: StepTrace
+    step_builder: StepBuilder
 
     @property
     def schedule(self) -> Schedule:
-        """How the run's longest optimizer step goes through the model."""
-        longest = max(self.rollout.values())
-        return Schedule(self.trainer.grad_accum_every, longest, self.trainer.recompute_steps)
+        """Passes through the model of the run's longest optimizer step."""
+        longest_rollout = max(self.rollout.values())
+        return Schedule(self.trainer.grad_accum_every, longest_rollout, self.trainer.recompute_steps)
 
     @property
     def mean_rollout(self) -> float:
-        """Mean of the rollout's steps over the run, as a share of the longest."""
-        begins = [*sorted(self.rollout), 1.0]
-        lengths = [(end - begin) * self.rollout[begin] for begin, end in zip(begins, begins[1:], strict=False)]
-        return sum(lengths) / max(self.rollout.values())
+        """Mean number of rollout steps over the run, as a share of the longest rollout."""
+        starts = sorted(self.rollout)
+        ends = [*starts[1:], 1.0]
+        mean_steps = 0.0
+        for start, end in zip(starts, ends, strict=True):
+            mean_steps += (end - start) * self.rollout[start]
+        return mean_steps / max(self.rollout.values())
 
     def batch(self, degrees: ParallelDims) -> int:
         """Return the samples of an optimizer step."""
-        conf = self.trainer
-        return degrees.replicate * degrees.shard * conf.train_batch_size * conf.grad_accum_every
+        trainer = self.trainer
+        return degrees.replicate * degrees.shard * trainer.train_batch_size * trainer.grad_accum_every
 
     def steps(self, degrees: ParallelDims) -> int:
-        """Return the optimizer steps of the run, 0 where the samples do not fill a single one."""
-        per_epoch = self.samples // self.batch(degrees)
-        return (self.trainer.max_steps or self.trainer.num_epoch * per_epoch) if per_epoch else 0
+        """Return the optimizer steps of the run, 0 if the samples do not fill a single one."""
+        steps_per_epoch = self.samples // self.batch(degrees)
+        if not steps_per_epoch:
+            return 0
+        return self.trainer.max_steps or self.trainer.num_epoch * steps_per_epoch
 
 
 @dataclass(frozen=True)
 class MeshPlan:
-    """The run on one mesh.
+    """The run on one mesh. Memory, collectives and FLOP follow from the traced step; all times are estimates.
 
     Attributes:
         data: as in ``trainer.parallelism``.
         degrees: the mesh.
-        memory: of the fullest rank.
-        messages: collectives of an optimizer step.
-        flops: of an optimizer step on a rank.
-        compute: seconds of an optimizer step that its kernels take.
-        waiting: seconds of collectives that the kernels wait for.
-        hidden: seconds of collectives that run beside the kernels as far as those last.
-        samples: of an optimizer step, over all ranks.
-        steps: optimizer steps of the run; 0 where the training period does not fill one.
-        hours: of the run.
-        megawatt_hours: of the run.
-        fits: whether the memory does.
+        memory: memory of the fullest rank.
+        collectives: number of each collective of an optimizer step.
+        flops: FLOP of an optimizer step on a rank.
+        kernel_seconds: estimated time of the kernels of an optimizer step.
+        blocking_seconds: estimated time of the collectives that the kernels wait for.
+        overlapped_seconds: estimated time of the collectives that run beside the kernels, as far as those last.
+        samples: samples of an optimizer step, over all ranks.
+        steps: optimizer steps of the run; 0 if the training period does not fill one.
+        hours: estimated time of the run.
+        megawatt_hours: estimated energy of the run.
+        fits: whether the memory fits into the GPU.
     """
 
     data: str
     degrees: ParallelDims
     memory: Memory
-    messages: Mapping[Message, int]
+    collectives: Mapping[Collective, int]
     flops: int
-    compute: float
-    waiting: float
-    hidden: float
+    kernel_seconds: float
+    blocking_seconds: float
+    overlapped_seconds: float
     samples: int
     steps: int
     hours: float
@@ -134,34 +137,34 @@ class MeshPlan:
 
     @property
     def step_seconds(self) -> float:
-        """Seconds of an optimizer step with the longest rollout."""
-        return self.waiting + max(self.compute, self.hidden)
+        """Estimated time of an optimizer step with the longest rollout."""
+        return self.blocking_seconds + max(self.kernel_seconds, self.overlapped_seconds)
 
     @property
     def samples_per_second(self) -> float:
-        """Samples a second, over all ranks."""
+        """Estimated samples per second, over all ranks."""
         return self.samples / self.step_seconds
 
     @property
     def works(self) -> bool:
-        """Whether the run can be made so."""
+        """Whether the run can use this mesh."""
         return self.fits and self.steps > 0
 
 
 @dataclass(frozen=True)
 class _Network:
-    """What the network is on some degree of tensor parallelism, whatever the other degrees.
+    """The network at one degree of tensor parallelism; it does not depend on the other degrees.
 
     Attributes:
-        units: of sharding.
-        buffers: bytes of its buffers on a rank.
+        units: sharding units.
+        buffers: bytes of the buffers on a rank.
         iterated: bytes that power iterations sum over ranks, see `read_iterated_bytes`.
         autocast: whether it runs under autocast.
-        precision: of what FSDP2 exchanges.
-        dtypes: of weights and activations, and of the output, under FSDP2's mixed precision; empty without.
+        precision: element sizes of FSDP2's collectives.
+        dtypes: dtypes of weights and activations, and of the output, under FSDP2's mixed precision; else empty.
     """
 
-    units: tuple[Unit, ...]
+    units: tuple[ShardUnit, ...]
     buffers: int
     iterated: Mapping[str, tuple[int, int]]
     autocast: bool
@@ -170,113 +173,133 @@ class _Network:
 
 
 class Planner:
-    """Plans meshes of one run; traces each degree of tensor parallelism and way of checkpointing once.
+    """Plans meshes of one run; traces each degree of tensor parallelism and kind of checkpointing once.
 
     Args:
-        run: what is planned.
-        world: GPUs; there is a process group of so many ranks, a fake one as a rule.
-        gpu: their kind.
-        kernels: whose kernels are traced: `gpu`, or `cpu` to compare with what can be measured there.
+        run: the run.
+        world: number of GPUs; a process group of as many ranks must exist, usually a fake one.
+        gpu: kind of GPU.
+        kernels: trace the kernels of a ``gpu``, or those of a ``cpu`` to compare them with measurements there.
     """
 
     def __init__(self, run: Run, world: int, gpu: Gpu, kernels: Literal["gpu", "cpu"] = "gpu") -> None:
-        self._run, self._world, self._gpu, self._on_gpu = run, world, gpu, kernels == "gpu"
+        self._run = run
+        self._world = world
+        self._gpu = gpu
+        self._on_gpu = kernels == "gpu"
         self._networks: dict[tuple[bool, int], _Network] = {}
         self._traces: dict[tuple[bool, int, Checkpointing], Trace] = {}
         self.parameters = 0
 
     def search(self) -> Iterator[MeshPlan]:
-        """Yield the meshes of rising degree of tensor parallelism."""
+        """Yield meshes of rising degree of tensor parallelism, until a degree brings no more samples per second."""
         if self._world == 1:
             yield self.mesh("none", ParallelDims(), self._run.trainer.activation_checkpoint)
             return
-        fastest = 0.0
+        best_speed = 0.0
         for tensor in _divisors(self._world):
             if tensor > self._gpu.per_node:
                 return
             if not self._run.steps(ParallelDims(1, self._world // tensor, tensor)):
-                continue  # a step would take more samples than there are
+                # A step would take more samples than there are.
+                continue
             try:
-                found = [*self._of_tensor(tensor)]
+                meshes = self._plan_tensor_degree(tensor)
             except ConfigError:
                 if tensor == 1:
                     raise
-                return  # so many ranks split nothing of this network
-            yield from found
-            now = max((mesh.samples_per_second for mesh in found if mesh.works), default=0.0)
-            if now < fastest:
+                # No layer of this network can be split over so many ranks.
                 return
-            fastest = now
+            yield from meshes
+            speed = max((mesh.samples_per_second for mesh in meshes if mesh.works), default=0.0)
+            if speed < best_speed:
+                return
+            best_speed = speed
 
-    def _of_tensor(self, tensor: int) -> Iterator[MeshPlan]:
-        rest = self._world // tensor
-        for replicate in _divisors(rest):
-            # whole replicas on all ranks are what ddp is
+    def _plan_tensor_degree(self, tensor: int) -> list[MeshPlan]:
+        data_ranks = self._world // tensor
+        meshes = []
+        for replicate in _divisors(data_ranks):
+            # With a whole replica on each rank FSDP2 would be DDP.
             data = "ddp" if replicate == self._world else "fsdp2"
-            degrees = ParallelDims(replicate, rest // replicate, tensor)
-            yield self.mesh(data, degrees, self._run.trainer.activation_checkpoint)
+            degrees = ParallelDims(replicate, data_ranks // replicate, tensor)
+            meshes.append(self.mesh(data, degrees, self._run.trainer.activation_checkpoint))
+        return meshes
 
     def mesh(self, data: str, degrees: ParallelDims, checkpointing: Checkpointing) -> MeshPlan:
         """Return the plan of one mesh."""
-        run, gpu, conf = self._run, self._gpu, self._run.trainer
+        run = self._run
+        gpu = self._gpu
+        trainer = run.trainer
         sharded = data != "none"
         network = self._network(sharded, degrees.tensor)
         trace = self._trace(sharded, degrees.tensor, checkpointing)
-        host = sharded and conf.parallelism.cpu_offload
-        memory = states(network.units, degrees, network.buffers, average=conf.use_ema, host=host)
+        on_host = sharded and trainer.parallelism.cpu_offload
+        memory = states(network.units, degrees, network.buffers, average=trainer.use_ema, host=on_host)
         memory = replace(memory, fields=trace.constants, activations=trace.activations)
-        messages = traced_messages(trace) + iteration_messages(network.iterated, degrees)
+        collectives = trace.collectives + iteration_collectives(network.iterated, degrees)
         if sharded:
             gathered, reduced = in_flight(network.units, degrees, network.precision, run.schedule)
             memory = replace(memory, gathered=gathered, reduced=reduced)
-            messages += sharding_messages(network.units, degrees, network.precision, run.schedule)
-        kernels = sum(gpu.kernel_seconds(*kernel) * count for kernel, count in trace.kernels.items())
-        update = memory.parameters * _UPDATE_MOVES / (gpu.memory_gbs * 1e9 * MEMORY_SHARE)
-        made = MeshPlan(
+            collectives += sharding_collectives(network.units, degrees, network.precision, run.schedule)
+        kernel_seconds = sum(gpu.kernel_seconds(*kernel) * count for kernel, count in trace.kernels.items())
+        update_seconds = memory.parameters * _UPDATE_MOVES / (gpu.memory_gbs * 1e9 * MEMORY_SHARE)
+        blocking_seconds = 0.0
+        overlapped_seconds = 0.0
+        for collective, count in collectives.items():
+            if collective.blocks:
+                blocking_seconds += estimate_seconds(collective, gpu) * count
+            else:
+                overlapped_seconds += estimate_seconds(collective, gpu) * count
+        plan = MeshPlan(
             data=data,
             degrees=degrees,
             memory=memory,
-            messages=messages,
+            collectives=collectives,
             flops=trace.flops,
-            compute=kernels + update,
-            waiting=sum(seconds(m, gpu) * count for m, count in messages.items() if m.waits),
-            hidden=sum(seconds(m, gpu) * count for m, count in messages.items() if not m.waits),
+            kernel_seconds=kernel_seconds + update_seconds,
+            blocking_seconds=blocking_seconds,
+            overlapped_seconds=overlapped_seconds,
             samples=run.batch(degrees),
             steps=run.steps(degrees),
             hours=0.0,
             megawatt_hours=0.0,
             fits=memory.device <= gpu.usable,
         )
-        hours = made.steps * made.step_seconds * run.mean_rollout / 3600
-        return replace(made, hours=hours, megawatt_hours=hours * degrees.world * gpu.watts / 1e6)
+        hours = plan.steps * plan.step_seconds * run.mean_rollout / 3600
+        return replace(plan, hours=hours, megawatt_hours=hours * degrees.world * gpu.watts / 1e6)
 
     def _network(self, sharded: bool, tensor: int) -> _Network:
         if (sharded, tensor) not in self._networks:
-            conf = self._run.trainer
-            model, autocast = self._run.rehearsal.network(self._ranks(tensor), sharded, conf.activation_checkpoint)
+            trainer = self._run.trainer
+            model, autocast = self._run.step_builder.network(
+                self._smallest_mesh(tensor), sharded, trainer.activation_checkpoint
+            )
             self.parameters = sum(p.numel() for p in model.parameters())
-            precision, dtypes = Precision(), ()
-            if conf.amp and not autocast:
-                policy = conf.fsdp2_mp_policy or MixedPrecisionConfig()
-                weights, reduced, output = (
-                    getattr(torch, name) for name in (policy.param_dtype, policy.reduce_dtype, policy.output_dtype)
-                )
-                precision, dtypes = Precision(weights.itemsize, reduced.itemsize), (weights, output)
-            units = read_units(model, conf.parallelism.reshard_after_forward)
+            precision = Precision()
+            dtypes: tuple[torch.dtype, ...] = ()
+            if trainer.amp and not autocast:
+                policy = trainer.fsdp2_mp_policy or MixedPrecisionConfig()
+                param_dtype = getattr(torch, policy.param_dtype)
+                reduce_dtype = getattr(torch, policy.reduce_dtype)
+                precision = Precision(param_dtype.itemsize, reduce_dtype.itemsize)
+                dtypes = (param_dtype, getattr(torch, policy.output_dtype))
+            units = read_units(model, trainer.parallelism.reshard_after_forward)
             self._networks[sharded, tensor] = _Network(
                 units, buffer_bytes(model), read_iterated_bytes(model), autocast, precision, dtypes
             )
         return self._networks[sharded, tensor]
 
     def _trace(self, sharded: bool, tensor: int, checkpointing: Checkpointing) -> Trace:
-        """Return the trace of an optimizer step, without FSDP2, whose part follows from the units."""
-        network, build = self._network(sharded, tensor), self._run.rehearsal
+        """Return the trace of an optimizer step without FSDP2, whose cost follows from the units."""
+        network = self._network(sharded, tensor)
+        step_builder = self._run.step_builder
 
-        def of(rollout: int) -> Trace:
-            model, _ = build.network(self._ranks(tensor), False, checkpointing)
+        def trace_rollout(rollout: int) -> Trace:
+            model, _ = step_builder.network(self._smallest_mesh(tensor), False, checkpointing)
             return trace_step(
                 model,
-                functools.partial(build.start, model, network.autocast, rollout),
+                functools.partial(step_builder.start, model, network.autocast, rollout),
                 micro_steps=self._run.schedule.micro_steps,
                 gpu=self._on_gpu,
                 autocast=network.autocast,
@@ -286,13 +309,16 @@ class Planner:
 
         key = (sharded, tensor, checkpointing)
         if key not in self._traces:
-            longest = self._run.schedule.rollout
-            # one step alone is another matter than a rollout, as it is not computed again
-            self._traces[key] = of(longest) if longest <= 3 else extend(of(2), of(3), longest - 3)
+            rollout = self._run.schedule.rollout
+            if rollout <= 3:
+                self._traces[key] = trace_rollout(rollout)
+            else:
+                # A rollout of one step is no basis: it is not recomputed.
+                self._traces[key] = extrapolate(trace_rollout(2), trace_rollout(3), rollout - 3)
         return self._traces[key]
 
-    def _ranks(self, tensor: int) -> DeviceGrid:
-        """Return the fewest ranks that show how the network is split and what its sharding units are."""
+    def _smallest_mesh(self, tensor: int) -> DeviceGrid:
+        """Return the smallest mesh on which the network is split and sharded as on the run's own."""
         return build_mesh(ParallelDims(1, min(2, self._world // tensor), tensor), 0, "cpu")
 
 

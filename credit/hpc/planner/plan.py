@@ -1,4 +1,4 @@
-"""Which mesh a run should take on a number of GPUs: every one that they can form is planned, and one recommended."""
+"""Plan every mesh that a number of GPUs can form, and recommend one."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ from credit.hpc.planner.mesh import CHECKPOINTING, Checkpointing, MeshPlan, Plan
 from credit.parallel.mesh import plan_degrees
 from credit.parallel.process_info import fake_process_group
 
-# differences of speed below this share say nothing
+# Estimated speeds that differ by less than this share count as equal.
 _TIE = 0.02
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Every mesh that was looked at.
+    """Plans of all meshes.
 
     Attributes:
-        gpu: the kind of GPU.
-        parameters: of the network.
-        meshes: the recommended one, those that work, fastest first, then those that do not.
-        asked: the mesh that the config asks for.
-        checkpointing: the recommended mesh with each kind of activation checkpointing.
+        gpu: kind of GPU.
+        parameters: number of parameters of the network.
+        meshes: the recommended one first, then those that work, fastest first, then those that do not.
+        configured: the mesh of the config.
+        checkpointing: the recommended mesh with each kind of activation checkpointing that the network supports.
     """
 
     gpu: Gpu
     parameters: int
     meshes: tuple[MeshPlan, ...]
-    asked: MeshPlan
+    configured: MeshPlan
     checkpointing: Mapping[Checkpointing, MeshPlan]
 
     @property
     def best(self) -> MeshPlan:
-        """The recommended mesh: the most samples a second, or so few less that it is a tie, see `_rank`."""
+        """The recommended mesh: the fastest, or one that is as fast within `_TIE`."""
         return self.meshes[0]
 
 
@@ -55,55 +55,62 @@ def make_plan(run: Run, world: int, gpu: Gpu) -> Plan:
             f"--world-size: {world} GPUs do not fill nodes of {gpu.per_node}; {below} and {below + gpu.per_node} do, "
             "and --per-node says how many a node has"
         )
-    asked = plan_degrees(run.trainer.parallelism, world)
+    configured_degrees = plan_degrees(run.trainer.parallelism, world)
     with fake_process_group(world):
         planner = Planner(run, world, gpu)
         meshes = {(mesh.data, mesh.degrees): mesh for mesh in planner.search()}
-        if not any(map(_has_steps, meshes.values())):
+        if not any(mesh.steps for mesh in meshes.values()):
             raise ConfigError(
                 f"--world-size: with {world} GPUs a step takes more samples than the {run.samples} of the training "
-                "period, whatever the mesh; take fewer, or lower trainer.train_batch_size or grad_accum_every"
+                "period on every mesh; use fewer GPUs, or lower trainer.train_batch_size or grad_accum_every"
             )
-        key = (run.trainer.parallelism.data if world > 1 else "none", asked)
-        if key not in meshes:
-            meshes[key] = planner.mesh(*key, run.trainer.activation_checkpoint)
-        ordered = _rank([*meshes.values()])
-        # where none fits, what would help is asked of the mesh that needs least
-        best = ordered[0] if ordered[0].works else min(filter(_has_steps, ordered), key=lambda m: m.memory.device)
-        checkpointing = {way: planner.mesh(best.data, best.degrees, way) for way in CHECKPOINTING}
+        configured_key = (run.trainer.parallelism.data if world > 1 else "none", configured_degrees)
+        if configured_key not in meshes:
+            meshes[configured_key] = planner.mesh(*configured_key, run.trainer.activation_checkpoint)
+        ordered_meshes = _rank([*meshes.values()])
+        best = ordered_meshes[0]
+        if not best.works:
+            # If no mesh fits, the message suggests changes for the one that needs the least memory.
+            best = min((mesh for mesh in ordered_meshes if mesh.steps), key=lambda mesh: mesh.memory.device)
+        checkpointing = {}
+        for kind in CHECKPOINTING:
+            try:
+                checkpointing[kind] = planner.mesh(best.data, best.degrees, kind)
+            except ConfigError:
+                # A network that marks no blocks cannot recompute them; only the configured kind has to work.
+                if kind == run.trainer.activation_checkpoint:
+                    raise
     if not best.works:
-        raise ConfigError(_nothing_fits(run, best, checkpointing, gpu))
-    return Plan(gpu, planner.parameters, tuple(ordered), meshes[key], checkpointing)
+        raise ConfigError(_describe_misfit(run, best, checkpointing, gpu))
+    return Plan(gpu, planner.parameters, tuple(ordered_meshes), meshes[configured_key], checkpointing)
 
 
 def _rank(meshes: list[MeshPlan]) -> list[MeshPlan]:
-    """Return the meshes, those that work first and the fastest of them first of all.
+    """Return the meshes that work, fastest first, before those that do not.
 
-    Of those that are as good as the fastest, the one with the shortest collectives leads: it depends least on their
-    hiding behind the kernels.
+    Among those that are as fast as the first, the one with the shortest collectives leads: its speed depends least on
+    the assumption that collectives run beside the kernels.
     """
     ordered = sorted(meshes, key=lambda mesh: (not mesh.works, -mesh.samples_per_second))
-    fast = [m for m in ordered if m.works and m.samples_per_second > (1 - _TIE) * ordered[0].samples_per_second]
-    leader = min(fast or ordered[:1], key=lambda mesh: mesh.waiting + mesh.hidden)
+    least_speed = (1 - _TIE) * ordered[0].samples_per_second
+    ties = [mesh for mesh in ordered if mesh.works and mesh.samples_per_second > least_speed]
+    leader = min(ties or ordered[:1], key=lambda mesh: mesh.blocking_seconds + mesh.overlapped_seconds)
     return [leader, *(mesh for mesh in ordered if mesh is not leader)]
 
 
-def _has_steps(mesh: MeshPlan) -> bool:
-    return mesh.steps > 0
-
-
-def _nothing_fits(run: Run, least: MeshPlan, checkpointing: Mapping[Checkpointing, MeshPlan], gpu: Gpu) -> str:
-    """Return that not even the mesh that needs `least` fits, and what would."""
-    ways = [
-        f"trainer.activation_checkpoint: {str(way).lower()}"
-        for way, mesh in checkpointing.items()
-        if mesh.fits and way != run.trainer.activation_checkpoint
-    ]
-    ways += [f"--gpu {other.name}" for other in map(find_gpu, gpu_names()) if least.memory.device <= other.usable]
+def _describe_misfit(run: Run, smallest: MeshPlan, checkpointing: Mapping[Checkpointing, MeshPlan], gpu: Gpu) -> str:
+    """Return the message that not even the mesh that needs the least memory fits, and what would."""
+    remedies = []
+    for kind, mesh in checkpointing.items():
+        if mesh.fits and kind != run.trainer.activation_checkpoint:
+            remedies.append(f"trainer.activation_checkpoint: {str(kind).lower()}")
+    for name in gpu_names():
+        if smallest.memory.device <= find_gpu(name).usable:
+            remedies.append(f"--gpu {name}")
     if run.trainer.train_batch_size > 1:
-        ways.append("a smaller trainer.train_batch_size")
+        remedies.append("a smaller trainer.train_batch_size")
+    remedies = remedies or ["a smaller model or grid"]
     return (
-        f"--gpu: a run may use {gpu.usable / 2**30:.1f} GiB of {gpu.name}, and every mesh of {least.degrees.world} "
-        f"needs more, {least.memory.device / 2**30:.1f} GiB at least; what would work: "
-        + ("; ".join(ways) or "a smaller model or grid")
+        f"--gpu: a run may use {gpu.usable / 2**30:.1f} GiB of {gpu.name}, and every mesh of {smallest.degrees.world} "
+        f"needs at least {smallest.memory.device / 2**30:.1f} GiB; what would work: {'; '.join(remedies)}"
     )

@@ -1,7 +1,8 @@
-"""A plan in words and as JSON: what is exact, what is an upper bound and what is assumed is said beside the figures."""
+"""A plan as text and as JSON. Memory is exact or an upper bound, as each line says; every time is an estimate."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict
 from typing import Any
 
@@ -16,11 +17,11 @@ from credit.hpc.planner.gpus import (
 )
 from credit.hpc.planner.mesh import MeshPlan, Run
 from credit.hpc.planner.plan import Plan
-from credit.hpc.planner.traffic import bytes_by_kind, calls_by_kind, sent_by_kind
+from credit.hpc.planner.traffic import bytes_by_kind, calls_by_kind, ring_bytes_by_kind
 
-_SHOWN = 10
-# field of Memory -> what it is and how well it is known
-_KINDS = {
+_MAX_MESHES_SHOWN = 10
+# Field of `Memory` -> its meaning, and how well it is known.
+_MEMORY_KINDS = {
     "parameters": "weights, this rank's part (exact)",
     "gradients": "gradients, this rank's part (exact)",
     "optimizer": "AdamW's state, this rank's part (exact)",
@@ -31,130 +32,164 @@ _KINDS = {
     "gathered": "whole weights in flight (upper bound)",
     "reduced": "whole gradients in flight (upper bound)",
 }
+_HOW_ESTIMATED = (
+    "All times, and the energy that follows from them, are estimates from data sheets: no GPU was measured. A kernel "
+    "takes the longest of its arithmetic, its memory traffic and its launch (roofline model); a collective takes its "
+    "bytes over the slowest link plus the latency of its hops."
+)
 
 
 def describe(plan: Plan, run: Run) -> str:
     """Return the plan as text with tables in Markdown."""
-    best, gpu, world = plan.best, plan.gpu, plan.best.degrees.world
+    best = plan.best
+    gpu = plan.gpu
+    world = best.degrees.world
     lines = [
-        f"{plan.parameters / 1e6:.1f} million parameters on {world} x {gpu.name} ({_nodes(gpu, world)})",
+        f"{plan.parameters / 1e6:.1f} million parameters on {world} x {gpu.name} ({_describe_nodes(gpu, world)})",
         "",
-        *_meshes(plan),
+        *_format_meshes(plan),
         "",
         f"recommended: {settings(best)}; of the fastest that fit, the one with the shortest collectives",
-        f"  {best.samples} samples a step, {best.steps} steps; {best.hours:.3g} hours, "
-        f"{best.megawatt_hours:.3g} MWh at the boards' full power",
-        f"  a step: {best.step_seconds:.3f} s = max(kernels {best.compute:.3f}, gathers and reductions "
-        f"{best.hidden:.3f}) + sums that the kernels wait for {best.waiting:.3f}",
-        f"  {best.flops / 1e12:.1f} TFLOP a GPU and step",
+        f"  {best.samples} samples a step, {best.steps} steps, {best.flops / 1e12:.1f} TFLOP a GPU and step",
+        f"  estimate of the run: {best.hours:.3g} hours, {best.megawatt_hours:.3g} MWh at the boards' full power",
+        f"  estimate of a step: {best.step_seconds:.3f} s = max(kernels {best.kernel_seconds:.3f}, collectives beside "
+        f"them {best.overlapped_seconds:.3f}) + collectives that the kernels wait for {best.blocking_seconds:.3f}",
         "",
-        *_memory(best, gpu),
+        *_format_memory(best, gpu),
         "",
-        *_traffic(best),
+        *_format_collectives(best),
         "",
-        *_checkpointing(plan, run),
+        *_format_checkpointing(plan, run),
+        "",
+        _HOW_ESTIMATED,
         "",
         "assumed:",
-        *(f"- {line}" for line in assumptions(run, gpu)),
     ]
+    lines += [f"- {assumption}" for assumption in assumptions(run, gpu)]
     if best.steps and run.trainer.num_epoch and best.steps < 1000:
-        lines += ["", f"beware: {best.steps} optimizer steps are few for {run.trainer.num_epoch} epochs"]
+        lines += ["", f"note: {best.steps} optimizer steps are few for {run.trainer.num_epoch} epochs"]
     return "\n".join(lines)
 
 
 def to_dict(plan: Plan, run: Run) -> dict[str, Any]:
-    """Return the plan for JSON; bytes, seconds, hours."""
+    """Return the plan for JSON; bytes, seconds, hours. All that is estimated stands under ``estimate``."""
     return {
         "parameters": plan.parameters,
         "gpu": asdict(plan.gpu),
         "usable_bytes": plan.gpu.usable,
         "recommended": _mesh_dict(plan.best),
-        "asked": _mesh_dict(plan.asked),
+        "configured": _mesh_dict(plan.configured),
         "meshes": [_mesh_dict(mesh) for mesh in plan.meshes],
-        "checkpointing": {str(way).lower(): _mesh_dict(mesh) for way, mesh in plan.checkpointing.items()},
+        "checkpointing": {str(kind).lower(): _mesh_dict(mesh) for kind, mesh in plan.checkpointing.items()},
+        "estimated_how": _HOW_ESTIMATED,
         "assumed": assumptions(run, plan.gpu),
     }
 
 
 def settings(mesh: MeshPlan) -> str:
-    """Return the keys of ``trainer.parallelism`` that give a mesh."""
-    if mesh.degrees.world == 1:
+    """Return the keys of ``trainer.parallelism`` that select a mesh."""
+    degrees = mesh.degrees
+    if degrees.world == 1:
         return "one GPU"
-    d = mesh.degrees
-    if mesh.data != "fsdp2":
-        return f"{{data: {mesh.data}, tensor: {d.tensor}}}" if mesh.data == "none" else "{data: ddp}"
-    return f"{{data: fsdp2, replicate: {d.replicate}, tensor: {d.tensor}}}"
+    if mesh.data == "fsdp2":
+        return f"{{data: fsdp2, replicate: {degrees.replicate}, tensor: {degrees.tensor}}}"
+    if mesh.data == "none":
+        return f"{{data: none, tensor: {degrees.tensor}}}"
+    return "{data: ddp}"
 
 
 def assumptions(run: Run, gpu: Gpu) -> list[str]:
-    """Return what the figures rest on, in sentences."""
-    conf = run.trainer
+    """Return the assumptions behind the figures, as sentences."""
+    trainer = run.trainer
     lines = [
         f"kernels reach {COMPUTE_SHARE:.0%} of the peak rate or {MEMORY_SHARE:.0%} of the memory bandwidth and take at "
         f"least {KERNEL_SECONDS * 1e6:.0f} us; never measured on a GPU",
         f"links reach {LINK_SHARE:.0%} of {gpu.node_gbs:g} GB/s in a node and {gpu.network_gbs:g} GB/s a GPU between "
-        "nodes, hops the latency of NCCL's own model; gathers and reductions hide behind the kernels",
-        f"{RESERVED_GIB:g} GiB and {RESERVED_SHARE:.0%} of the memory are CUDA's, NCCL's, the libraries' and lost to "
+        "nodes; hops have the latency of NCCL's own model; FSDP2's collectives run beside the kernels",
+        f"{RESERVED_GIB:g} GiB and {RESERVED_SHARE:.0%} of the memory are taken by CUDA, NCCL, the libraries and "
         "fragmentation",
         f"{run.samples} samples in the training period; loading, validation and checkpoints take no time",
     ]
-    if conf.compile:
-        lines.append("the step is traced as it runs without trainer.compile, which needs less memory and time")
-    if conf.parallelism.cpu_offload:
+    if trainer.compile:
+        lines.append("the step is traced without trainer.compile, which needs less memory and time")
+    if trainer.parallelism.cpu_offload:
         lines.append("transfers between host and GPU and the update in host memory take no time")
     if len(run.rollout) > 1:
-        lines.append("a shorter rollout takes time in proportion")
+        lines.append("the time of a shorter rollout is proportional to its length")
     return lines
 
 
-def _nodes(gpu: Gpu, world: int) -> str:
-    nodes = -(-world // gpu.per_node)
+def _describe_nodes(gpu: Gpu, world: int) -> str:
+    nodes = math.ceil(world / gpu.per_node)
     return f"{nodes} node{'s' if nodes > 1 else ''} of {gpu.per_node}"
 
 
-def _meshes(plan: Plan) -> list[str]:
-    rows = ["| data | replicate x shard x tensor | GiB a GPU | s a step | samples/s | hours | MWh | |"]
-    rows.append("|---|---|---|---|---|---|---|---|")
-    shown = [*plan.meshes[:_SHOWN], *(mesh for mesh in (plan.asked,) if mesh not in plan.meshes[:_SHOWN])]
-    for mesh in shown:
-        d = mesh.degrees
-        notes = ["recommended"] if mesh is plan.best else []
-        notes += ["the config's"] if mesh is plan.asked else []
-        notes += [] if mesh.fits else ["does not fit"]
-        notes += [] if mesh.steps else ["more samples a step than there are"]
+def _format_meshes(plan: Plan) -> list[str]:
+    rows = [
+        "| data | replicate x shard x tensor | GiB a GPU | estimate: s a step | estimate: samples/s | estimate: hours "
+        "| estimate: MWh | |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    shown_meshes = list(plan.meshes[:_MAX_MESHES_SHOWN])
+    if plan.configured not in shown_meshes:
+        shown_meshes.append(plan.configured)
+    for mesh in shown_meshes:
+        degrees = mesh.degrees
+        notes = []
+        if mesh is plan.best:
+            notes.append("recommended")
+        if mesh is plan.configured:
+            notes.append("the config's")
+        if not mesh.fits:
+            notes.append("does not fit")
+        if not mesh.steps:
+            notes.append("more samples a step than there are")
         rows.append(
-            f"| {mesh.data} | {d.replicate} x {d.shard} x {d.tensor} | {mesh.memory.device / 2**30:.1f} | "
-            f"{mesh.step_seconds:.3f} | {mesh.samples_per_second:.1f} | {mesh.hours:.3g} | {mesh.megawatt_hours:.3g} | "
-            f"{', '.join(notes)} |"
+            f"| {mesh.data} | {degrees.replicate} x {degrees.shard} x {degrees.tensor} "
+            f"| {mesh.memory.device / 2**30:.1f} | {mesh.step_seconds:.3f} | {mesh.samples_per_second:.1f} "
+            f"| {mesh.hours:.3g} | {mesh.megawatt_hours:.3g} | {', '.join(notes)} |"
         )
-    return [*rows, *([f"{len(plan.meshes)} meshes in all"] if len(plan.meshes) > len(shown) else [])]
+    if len(plan.meshes) > len(shown_meshes):
+        rows.append(f"{len(plan.meshes)} meshes in all")
+    return rows
 
 
-def _memory(mesh: MeshPlan, gpu: Gpu) -> list[str]:
-    fields = asdict(mesh.memory)
+def _format_memory(mesh: MeshPlan, gpu: Gpu) -> list[str]:
+    sizes = asdict(mesh.memory)
+    fields_on_host = ("parameters", "gradients", "optimizer", "average") if mesh.memory.host else ()
     rows = ["| memory of the fullest rank | MiB |", "|---|---|"]
-    on_host = ("parameters", "gradients", "optimizer", "average") if mesh.memory.host else ()
-    for name, text in _KINDS.items():
-        where = ", in host memory" if name in on_host else ""
-        rows.append(f"| {text}{where} | {fields[name] / 2**20:.1f} |")
-    return [*rows, f"| on the GPU, of {gpu.usable / 2**20:.0f} that a run may use | {mesh.memory.device / 2**20:.1f} |"]
+    for field, text in _MEMORY_KINDS.items():
+        suffix = ", in host memory" if field in fields_on_host else ""
+        rows.append(f"| {text}{suffix} | {sizes[field] / 2**20:.1f} |")
+    device_mib = mesh.memory.device / 2**20
+    rows.append(f"| on the GPU, of {gpu.usable / 2**20:.0f} that a run may use | {device_mib:.1f} |")
+    return rows
 
 
-def _traffic(mesh: MeshPlan) -> list[str]:
-    calls, results = calls_by_kind(mesh.messages), bytes_by_kind(mesh.messages)
+def _format_collectives(mesh: MeshPlan) -> list[str]:
+    if not mesh.collectives:
+        return ["no collectives"]
+    calls = calls_by_kind(mesh.collectives)
+    result_bytes = bytes_by_kind(mesh.collectives)
     rows = ["| collectives of a step, on each rank | calls | MB of results | MB sent in rings |", "|---|---|---|---|"]
-    for kind, size in sent_by_kind(mesh.messages).items():
-        rows.append(f"| {kind} | {calls[kind]} | {results[kind] / 1e6:.1f} | {size / 1e6:.1f} |")
-    return rows if mesh.messages else ["no collectives"]
+    for kind, sent_bytes in ring_bytes_by_kind(mesh.collectives).items():
+        rows.append(f"| {kind} | {calls[kind]} | {result_bytes[kind] / 1e6:.1f} | {sent_bytes / 1e6:.1f} |")
+    return rows
 
 
-def _checkpointing(plan: Plan, run: Run) -> list[str]:
-    rows = ["| trainer.activation_checkpoint | activations, GiB | all, GiB | s a step | |", "|---|---|---|---|---|"]
-    for way, mesh in plan.checkpointing.items():
-        notes = ["the config's"] if way == run.trainer.activation_checkpoint else []
-        notes += [] if mesh.fits else ["does not fit"]
+def _format_checkpointing(plan: Plan, run: Run) -> list[str]:
+    rows = [
+        "| trainer.activation_checkpoint | activations, GiB | all, GiB | estimate: s a step | |",
+        "|---|---|---|---|---|",
+    ]
+    for kind, mesh in plan.checkpointing.items():
+        notes = []
+        if kind == run.trainer.activation_checkpoint:
+            notes.append("the config's")
+        if not mesh.fits:
+            notes.append("does not fit")
         rows.append(
-            f"| {str(way).lower()} | {mesh.memory.activations / 2**30:.2f} | {mesh.memory.device / 2**30:.2f} | "
+            f"| {str(kind).lower()} | {mesh.memory.activations / 2**30:.2f} | {mesh.memory.device / 2**30:.2f} | "
             f"{mesh.step_seconds:.3f} | {', '.join(notes)} |"
         )
     return rows
@@ -167,19 +202,19 @@ def _mesh_dict(mesh: MeshPlan) -> dict[str, Any]:
         "works": mesh.works,
         "fits": mesh.fits,
         "memory": {**asdict(mesh.memory), "device": mesh.memory.device},
-        "calls": calls_by_kind(mesh.messages),
-        "bytes": bytes_by_kind(mesh.messages),
-        "sent": sent_by_kind(mesh.messages),
+        "calls": calls_by_kind(mesh.collectives),
+        "bytes": bytes_by_kind(mesh.collectives),
+        "sent": ring_bytes_by_kind(mesh.collectives),
         "flops": mesh.flops,
-        "seconds": {
-            "step": mesh.step_seconds,
-            "kernels": mesh.compute,
-            "waiting": mesh.waiting,
-            "hidden": mesh.hidden,
-        },
         "samples": mesh.samples,
-        "samples_per_second": mesh.samples_per_second,
         "steps": mesh.steps,
-        "hours": mesh.hours,
-        "megawatt_hours": mesh.megawatt_hours,
+        "estimate": {
+            "step_seconds": mesh.step_seconds,
+            "kernel_seconds": mesh.kernel_seconds,
+            "blocking_seconds": mesh.blocking_seconds,
+            "overlapped_seconds": mesh.overlapped_seconds,
+            "samples_per_second": mesh.samples_per_second,
+            "hours": mesh.hours,
+            "megawatt_hours": mesh.megawatt_hours,
+        },
     }

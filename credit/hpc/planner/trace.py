@@ -1,7 +1,7 @@
-"""One training step run without memory: what it would keep, compute and send.
+"""Run one training step without memory, to count its bytes, kernels and collectives.
 
 The step is the run's own, with every tensor a `FakeTensor`: shapes, dtypes and storages are real, values are not. A
-dispatch mode sees each kernel. What a kernel needs inside itself (cuDNN's workspaces, say) it does not see.
+dispatch mode sees each kernel, but not the workspace inside a kernel, such as cuDNN's.
 """
 
 from __future__ import annotations
@@ -26,73 +26,97 @@ from credit.models.kernels.dispatch import force_gpu_path
 from credit.parallel.dtensor import local
 from credit.parallel.state.materialise import allocate_
 
-# torch names collectives differently from release to release
+# Names of collectives differ between releases of torch.
 _COLLECTIVES = {"allgather": "all-gather", "all_gather": "all-gather", "reduce_scatter": "reduce-scatter",
                 "allreduce": "all-reduce", "all_reduce": "all-reduce", "broadcast": "broadcast"}  # fmt: skip
 
 
 class Kernel(NamedTuple):
-    """What a kernel does: its rate is a field of `credit.hpc.planner.gpus.Gpu`; bytes are read and written."""
+    """Cost of a kernel: the field of `credit.hpc.planner.gpus.Gpu` with its peak rate, FLOP, and bytes moved."""
 
     rate: str
     flops: int
     bytes: int
 
 
-class Call(NamedTuple):
-    """A collective: its kind, the ranks that take part, and the bytes of its result on each."""
+class Collective(NamedTuple):
+    """A collective among every `stride`-th rank.
+
+    Attributes:
+        kind: all-gather, reduce-scatter, all-reduce or broadcast.
+        ranks: number of ranks that take part.
+        bytes: size of the result on each rank.
+        stride: distance between the ranks' numbers; neighbouring ranks share a node.
+        blocks: whether the kernels wait for it, instead of running beside it.
+    """
 
     kind: str
     ranks: int
     bytes: int
+    stride: int = 1
+    blocks: bool = True
 
 
 @dataclass(frozen=True)
 class Trace:
-    """What an optimizer step costs a rank, up to the end of the backward pass.
+    """Cost of an optimizer step on one rank, up to the end of the backward pass.
+
+    The ranks of its collectives are neighbours: tensor-parallel peers, or all ranks for the norm of the gradients.
 
     Attributes:
-        activations: most bytes alive at once besides weights and gradients, the samples included.
-        constants: bytes of fields that the step reads and that are neither weights nor samples.
-        kernels: how often each kernel runs.
-        calls: how often each collective of the forward and backward pass runs.
-        closing: the collective after the backward pass, which brings the norm of the gradients; None for one process.
+        activations: most bytes alive at once besides weights and gradients, including the samples.
+        constants: bytes of the fields that the step reads and that are neither weights nor samples.
+        kernels: number of runs of each kernel.
+        pass_collectives: number of each collective of the forward and backward pass.
+        norm_collective: the collective after the backward pass, for the norm of the gradients; None for one process.
     """
 
     activations: int
     constants: int
     kernels: Mapping[Kernel, int]
-    calls: Mapping[Call, int]
-    closing: Call | None
+    pass_collectives: Mapping[Collective, int]
+    norm_collective: Collective | None
 
     @property
     def flops(self) -> int:
         """Floating point operations of matrix products and convolutions."""
         return sum(kernel.flops * count for kernel, count in self.kernels.items())
 
+    @property
+    def collectives(self) -> Counter[Collective]:
+        """Number of each collective of the step."""
+        collectives = Counter(self.pass_collectives)
+        if self.norm_collective is not None:
+            collectives[self.norm_collective] += 1
+        return collectives
 
-# number of micro-steps -> the optimizer, and what takes a step and calls back as it begins a micro-step
+
+# Takes the number of micro-steps. Returns the optimizer, and a function that takes a step and calls its argument at the
+# beginning of each micro-step.
 Start = Callable[[int], tuple[torch.optim.Optimizer, Callable[[Callable[[], None]], object]]]
 
 
-def extend(shorter: Trace, longer: Trace, further: int) -> Trace:
-    """Return the trace of a step that has, `further` times more, what `longer` has more than `shorter`.
+def extrapolate(shorter: Trace, longer: Trace, num_further: int) -> Trace:
+    """Return the trace of a step that adds to `longer`, `num_further` times, what `longer` adds to `shorter`.
 
-    A kernel whose size grows with the step may be counted less than never; the sums are right.
+    Counts of a single kernel whose size grows with the step may be negative; totals are correct.
     """
 
-    def at(a: int, b: int) -> int:
-        return b + (b - a) * further
+    def extrapolate_value(short_value: int, long_value: int) -> int:
+        return long_value + (long_value - short_value) * num_further
 
-    def counts(a: Mapping, b: Mapping) -> dict:
-        return {key: at(a.get(key, 0), b.get(key, 0)) for key in a.keys() | b.keys()}
+    def extrapolate_counts(short_counts: Mapping, long_counts: Mapping) -> dict:
+        counts = {}
+        for key in short_counts.keys() | long_counts.keys():
+            counts[key] = extrapolate_value(short_counts.get(key, 0), long_counts.get(key, 0))
+        return counts
 
     return Trace(
-        at(shorter.activations, longer.activations),
-        max(shorter.constants, longer.constants),
-        counts(shorter.kernels, longer.kernels),
-        counts(shorter.calls, longer.calls),
-        longer.closing,
+        activations=extrapolate_value(shorter.activations, longer.activations),
+        constants=max(shorter.constants, longer.constants),
+        kernels=extrapolate_counts(shorter.kernels, longer.kernels),
+        pass_collectives=extrapolate_counts(shorter.pass_collectives, longer.pass_collectives),
+        norm_collective=longer.norm_collective,
     )
 
 
@@ -106,13 +130,13 @@ def trace_step(
     dtypes: Sequence[torch.dtype] = (),
     tf32: bool = True,
 ) -> Trace:
-    """Run one training step of a model on the meta device, in a model of this machine's memory.
+    """Run one training step of a model on fake tensors and return its trace.
 
     Args:
         model: on the meta device; its weights may be split over tensor-parallel ranks, not sharded by FSDP2.
-        start: called when the model has (fake) memory, with the number of micro-steps.
-        micro_steps: of the step; the second one stands for all that follow it.
-        gpu: whether the kernels are those of a GPU; else those of this machine's CPU.
+        start: called with the number of micro-steps once the model has (fake) memory.
+        micro_steps: number of micro-steps; the second one stands for all that follow it.
+        gpu: trace the kernels of a GPU instead of those of this machine's CPU.
         autocast: whether the step runs under autocast.
         dtypes: of weights and activations, and of the output, under FSDP2's mixed precision; empty without.
         tf32: whether float32 products and convolutions run in TF32.
@@ -127,7 +151,7 @@ def trace_step(
         watch = _Watch([*model.parameters(), *model.buffers()], tf32)
         for parameter in filter(lambda p: p.requires_grad, model.parameters()):
             parameter.register_post_accumulate_grad_hook(lambda p: watch.note_gradient(p.grad))
-        # what comes after the backward pass works on the shards; it is counted from their sizes
+        # The update works on the shards; its cost follows from their sizes.
         optimizer.register_step_pre_hook(lambda *_: watch.stop())
         stack.enter_context(watch)
         if gpu:
@@ -147,59 +171,65 @@ def collective_of(func: Any, result: Any) -> tuple[str, int] | None:
 
 
 class _Watch(TorchDispatchMode):
-    """Follows storages from birth to death and counts kernels and collectives, until it is stopped.
+    """Dispatch mode that follows storages from allocation to release and counts kernels and collectives.
 
     Args:
-        held: weights and buffers, which are not counted.
+        held: weights and buffers, whose bytes are not counted.
         tf32: whether float32 products and convolutions run in TF32.
     """
 
     def __init__(self, held: Iterable[Tensor], tf32: bool) -> None:
         super().__init__()
-        self._wide = "tf32" if tf32 else "float32"
-        self.most = self.constants = 0
+        self._float32_rate = "tf32" if tf32 else "float32"
+        self.peak_bytes = 0
+        self.constants = 0
         self.kernels: Counter[Kernel] = Counter()
-        self.calls: list[Call] = []
-        self._kept = [local(tensor).untyped_storage() for tensor in held]
-        self._known = {storage._cdata for storage in self._kept}
-        self._alive: dict[int, tuple[int, weakref.ref]] = {}
-        self._now = 0
+        self.collectives: list[Collective] = []
+        self._held_storages = [local(tensor).untyped_storage() for tensor in held]
+        self._counted_keys = {storage._cdata for storage in self._held_storages}
+        self._live_storages: dict[int, tuple[int, weakref.ref]] = {}
+        self._live_bytes = 0
         self._running = True
-        self._begun: list[tuple[Counter[Kernel], int]] = []
+        self._micro_step_starts: list[tuple[Counter[Kernel], int]] = []
 
     def begin_micro_step(self) -> None:
-        self._begun.append((self.kernels.copy(), len(self.calls)))
+        self._micro_step_starts.append((self.kernels.copy(), len(self.collectives)))
 
     def stop(self) -> None:
         self._running = False
 
     def trace(self, micro_steps: int) -> Trace:
-        """Return what was seen, the last micro-step as often as there are more than one."""
+        """Return the trace of the whole step, in which the second micro-step stands for all that follow it."""
+        kernels = self.kernels
         # The power iterations before the first micro-step are counted by mesh, see `credit.hpc.planner.traffic`.
-        first = self._begun[0][1] if self._begun else 0
-        *calls, closing = self.calls[first:] or [None]
-        kernels, sums = self.kernels, Counter(calls)
+        num_before = self._micro_step_starts[0][1] if self._micro_step_starts else 0
+        collectives = self.collectives[num_before:]
+        # The norm of the gradients is the last collective of a step.
+        norm_collective = collectives[-1] if collectives else None
+        pass_collectives = Counter(collectives[:-1])
         if micro_steps > 1:
-            earlier, number = self._begun[-1]
-            for counts, before in ((kernels, earlier), (sums, Counter(calls[: number - first]))):
+            first_kernels, num_first_collectives = self._micro_step_starts[-1]
+            first_collectives = Counter(collectives[:-1][: num_first_collectives - num_before])
+            for counts, first_counts in ((kernels, first_kernels), (pass_collectives, first_collectives)):
                 for key in counts:
-                    counts[key] += (counts[key] - before[key]) * (micro_steps - 2)
-        return Trace(self.most, self.constants, kernels, sums, closing)
+                    counts[key] += (counts[key] - first_counts[key]) * (micro_steps - 2)
+        return Trace(self.peak_bytes, self.constants, kernels, pass_collectives, norm_collective)
 
     def note_gradient(self, gradient: Tensor) -> None:
-        """Take a gradient that has become a parameter's out of the activations."""
+        """Stop counting a gradient as an activation: it belongs to its parameter now."""
         storage = local(gradient).untyped_storage()
-        if storage._cdata in self._alive:
-            self._now -= self._alive.pop(storage._cdata)[0]
-            self._known.add(storage._cdata)
-            self._kept.append(storage)
+        if storage._cdata in self._live_storages:
+            self._live_bytes -= self._live_storages.pop(storage._cdata)[0]
+            self._counted_keys.add(storage._cdata)
+            self._held_storages.append(storage)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
         if func is torch.ops.prim.device.default and isinstance(args[0], FakeTensor):
             return args[0].fake_device
         if func is torch.ops.aten._local_scalar_dense.default:
-            return 1  # a value that Python asks for: a seed, say; nothing that shapes depend on
+            # Python asks for a value, such as a seed; shapes do not depend on it.
+            return 1
         result = func(*args, **kwargs)
         if self._running:
             self._count(func, args, kwargs, result)
@@ -209,19 +239,21 @@ class _Watch(TorchDispatchMode):
         collective = collective_of(func, result)
         if collective is not None:
             group = next(arg for arg in args if isinstance(arg, torch.ScriptObject))
-            self.calls.append(Call(collective[0], dist.ProcessGroup.unbox(group).size(), collective[1]))
+            kind, num_bytes = collective
+            self.collectives.append(Collective(kind, dist.ProcessGroup.unbox(group).size(), num_bytes))
         inputs = {t.untyped_storage()._cdata: t for t in _tensors((args, kwargs))}
         outputs = {t.untyped_storage()._cdata: t for t in _tensors(result)}
         for key, tensor in inputs.items():
-            if key not in self._alive and key not in self._known:
+            if key not in self._live_storages and key not in self._counted_keys:
                 self.constants += tensor.untyped_storage().nbytes()
-                self._known.add(key)
-                self._kept.append(tensor.untyped_storage())
+                self._counted_keys.add(key)
+                self._held_storages.append(tensor.untyped_storage())
         for key, tensor in outputs.items():
-            if key not in self._alive and key not in self._known:
+            if key not in self._live_storages and key not in self._counted_keys:
                 self._follow(key, tensor)
-        looks = outputs.keys() <= inputs.keys() and not func._schema.is_mutable
-        if collective is None and not looks and not func._schema.name.startswith(("aten::empty", "aten::new_empty")):
+        is_view = outputs.keys() <= inputs.keys() and not func._schema.is_mutable
+        is_allocation = func._schema.name.startswith(("aten::empty", "aten::new_empty"))
+        if collective is None and not is_view and not is_allocation:
             formula = flop_registry.get(func.overloadpacket)
             flops = formula(*args, **kwargs, out_val=result) if formula else 0
             moved = sum(_size(t) for t in (*inputs.values(), *outputs.values()))
@@ -229,27 +261,27 @@ class _Watch(TorchDispatchMode):
 
     def _rate(self, inputs: Iterable[Tensor]) -> str:
         dtype = next((t.dtype for t in inputs if t.is_floating_point()), torch.float32)
-        return "bfloat16" if dtype in (torch.bfloat16, torch.float16) else self._wide
+        return "bfloat16" if dtype in (torch.bfloat16, torch.float16) else self._float32_rate
 
     def _follow(self, key: int, tensor: Tensor) -> None:
         storage = tensor.untyped_storage()
         size = storage.nbytes()
 
         def end(_: object) -> None:
-            if key in self._alive:
-                self._now -= self._alive.pop(key)[0]
+            if key in self._live_storages:
+                self._live_bytes -= self._live_storages.pop(key)[0]
 
-        self._alive[key] = (size, weakref.ref(storage, end))
-        self._now += size
-        self.most = max(self.most, self._now)
+        self._live_storages[key] = (size, weakref.ref(storage, end))
+        self._live_bytes += size
+        self.peak_bytes = max(self.peak_bytes, self._live_bytes)
 
 
 @contextmanager
 def _gpu_kernels(autocast: bool) -> Iterator[None]:
-    """Take the way that a GPU takes where this machine's CPU, whose tensors are traced, goes another one.
+    """Trace the kernels of a GPU where the CPU, on which the traced tensors lie, uses others.
 
-    Attention with a bias that trains runs in the memory-efficient kernel. Under autocast norms are float32 on a GPU. A
-    `TorchFunctionMode` would not do: it is off in the backward pass, where blocks run again.
+    On a GPU attention with a trained bias runs in the memory-efficient kernel, and norms are float32 under autocast. A
+    `TorchFunctionMode` cannot replace them: it is off in the backward pass, where checkpointed blocks run again.
     """
     names = ("scaled_dot_product_attention", "layer_norm", "group_norm")
     originals = {name: getattr(F, name) for name in names}

@@ -158,6 +158,7 @@ def normalized_weights(module: nn.Module) -> dict[SpectralNorm, Chain]:
         if isinstance(descendant, parametrize.ParametrizationList):
             for link in descendant:
                 if isinstance(link, SpectralNorm):
+                    assert link is descendant[-1], "nothing may come after spectral norm"
                     chains[link] = descendant
         elif descendant is not None:
             stack.extend(descendant._modules.values())
@@ -310,15 +311,15 @@ def _embed_part_of(tensor: Tensor) -> Tensor:
 
 def _adapters(chain: Chain) -> list[nn.Module]:
     """Return the parametrizations before spectral norm, which add something to the weight."""
-    *adapters, norm = chain
-    assert isinstance(norm, SpectralNorm), "nothing may come after spectral norm"
-    return adapters
+    return list(chain)[:-1]
 
 
 def _before_norm(chain: Chain) -> Tensor:
     """Return the weight that spectral norm is given, or this rank's part of it."""
-    weight = local(chain.original)
-    for adapter in _adapters(chain):
+    weight = chain.original
+    if isinstance(weight, DTensor):
+        weight = weight.to_local()
+    for adapter in list(chain)[:-1]:
         weight = adapter(weight)
     return weight
 

@@ -22,12 +22,12 @@ def keep_dtensors_outside(model: nn.Module) -> None:
             first, so the parts are those of gathered weights.
     """
     for block in _outermost_marked(model):
-        split: list[tuple[nn.Module, str]] = []
+        split_tensors: list[tuple[nn.Module, str]] = []
         for module in block.modules():
             tensors = module._parameters | module._buffers
-            split += [(module, name) for name, tensor in tensors.items() if isinstance(tensor, DTensor)]
-        if split:
-            _take_parts_before_forward(block, split)
+            split_tensors += [(module, name) for name, tensor in tensors.items() if isinstance(tensor, DTensor)]
+        if split_tensors:
+            _take_parts_before_forward(block, split_tensors)
 
 
 def _outermost_marked(model: nn.Module) -> Iterator[nn.Module]:
@@ -39,17 +39,17 @@ def _outermost_marked(model: nn.Module) -> Iterator[nn.Module]:
             yield from _outermost_marked(child)
 
 
-def _take_parts_before_forward(block: nn.Module, split: list[tuple[nn.Module, str]]) -> None:
+def _take_parts_before_forward(block: nn.Module, split_tensors: list[tuple[nn.Module, str]]) -> None:
     def take_parts(block: nn.Module, args: tuple) -> None:
-        for module, name in split:
+        for module, name in split_tensors:
             tensors = module._parameters if name in module._parameters else module._buffers
-            # An instance attribute hides the parameter of the same name without taking it out of the module.
+            # An instance attribute hides the parameter of the same name, which stays registered in the module.
             vars(module)[name] = local(tensors[name])
 
     def forget_parts(block: nn.Module, args: tuple, output: object) -> None:
-        for module, name in split:
+        for module, name in split_tensors:
             vars(module).pop(name, None)
 
     block.register_forward_pre_hook(take_parts)
-    # also after an exception
+    # Parts are forgotten after an exception as well.
     block.register_forward_hook(forget_parts, always_call=True)

@@ -1,4 +1,4 @@
-"""Sharding units: which modules of a model FSDP2 shards as a whole, and what it cannot shard."""
+"""Sharding units: the modules of a model that FSDP2 shards as a whole, and checks for what it cannot shard."""
 
 from __future__ import annotations
 
@@ -30,30 +30,30 @@ def _is_shardable(module: nn.Module, ac_enabled: bool) -> bool:
 
 
 def fsdp2_is_applied(model: nn.Module) -> bool:
-    """Return True if ``fully_shard`` was applied to `model`; the config may ask for it and a caller skip it."""
+    """Return True if ``fully_shard`` was applied to `model`."""
     return any(isinstance(module, FSDPModule) for module in model.modules())
 
 
 def find_units(model: nn.Module) -> list[nn.Module]:
     """Return the sharding units, inner before outer and late before early; the last one is the model."""
-    inside = wrapped_modules(model)
-    units = [
-        module
-        for module in model.modules()
-        if module is not model and _is_shardable(module, isinstance(module, CheckpointWrapper) or id(module) in inside)
-    ]
+    inside_wrapper = wrapped_modules(model)
+    units = []
+    for module in model.modules():
+        is_checkpointed = isinstance(module, CheckpointWrapper) or id(module) in inside_wrapper
+        if module is not model and _is_shardable(module, is_checkpointed):
+            units.append(module)
     return [*reversed(units), model]
 
 
 def split_by_dtype(unit: nn.Module, taken: set[int]) -> list[nn.Module]:
-    """Return the modules that are sharded in place of a unit, inner before outer; the unit is the last.
+    """Return the modules of a unit that are sharded apart, inner before outer; the last is the unit itself.
 
-    FSDP2 reduces the gradients of what it shards together in one dtype. So a module inside whose own trainable
-    weights are of another dtype than those around it is sharded by itself.
+    FSDP2 reduces the gradients of a sharded module in one dtype. So a module whose trainable weights are of another
+    dtype than those around it is sharded by itself.
 
     Args:
         unit: its modules have trainable weights of one dtype each, see `require_shardable`.
-        taken: ids of the parameters of units inside, which count no longer.
+        taken: ids of the parameters of units inside, which are sharded with those.
 
     Raises:
         ConfigError: if such a module is a container, whose forward is never called.
@@ -80,7 +80,7 @@ def split_by_dtype(unit: nn.Module, taken: set[int]) -> list[nn.Module]:
 
 
 def require_shardable(model: nn.Module) -> None:
-    """Refuse what FSDP2 would fail on, some of it not before the first forward.
+    """Refuse models on which FSDP2 would fail, in some cases only in the first forward.
 
     Raises:
         ConfigError: naming the modules or parameters.
@@ -93,17 +93,18 @@ def require_shardable(model: nn.Module) -> None:
     for unit in find_units(model):
         split_by_dtype(unit, taken)
         taken.update(map(id, unit.parameters()))
-    unit_of: dict[int, int] = {}
-    inside: set[int] = set()
+    unit_of_parameter: dict[int, int] = {}
+    modules_of_inner_units: set[int] = set()
     for number, unit in enumerate(find_units(model)):
-        unit_modules = [m for m in unit.modules() if id(m) not in inside]
-        inside.update(map(id, unit_modules))
-        for parameter in (p for module in unit_modules for p in module.parameters(recurse=False)):
-            if unit_of.setdefault(id(parameter), number) != number:
-                raise ConfigError(
-                    f"{_names_of(model, parameter)}: one parameter in two units of sharding, but each must have its "
-                    "own; call one module from both blocks, or do not mark them with _fsdp2_shard"
-                )
+        unit_modules = [module for module in unit.modules() if id(module) not in modules_of_inner_units]
+        modules_of_inner_units.update(map(id, unit_modules))
+        for module in unit_modules:
+            for parameter in module.parameters(recurse=False):
+                if unit_of_parameter.setdefault(id(parameter), number) != number:
+                    raise ConfigError(
+                        f"{_names_of(model, parameter)}: one parameter in two units of sharding, but each must have "
+                        "its own; call one module from both blocks, or do not mark them with _fsdp2_shard"
+                    )
     for name, parameter in model.named_parameters():
         if not parameter.dim():
             raise ConfigError(f"{plain_name(name)}: FSDP2 cannot shard a scalar; give it one dimension, torch.ones(1)")
@@ -115,7 +116,7 @@ def require_shardable(model: nn.Module) -> None:
 
 
 def require_unwrapped(path: str, module: nn.Module) -> None:
-    """Refuse a module of DistributedDataParallel and its like: their buckets hold parameters that get replaced.
+    """Refuse a module in DistributedDataParallel or a similar wrapper, whose buckets hold parameters to be replaced.
 
     Raises:
         ConfigError: naming the module.
@@ -128,7 +129,7 @@ def require_unwrapped(path: str, module: nn.Module) -> None:
 
 
 def _require_module(path: str, module: nn.Module, is_root: bool) -> None:
-    """Refuse one module of a model for what it is.
+    """Refuse a module that is in another wrapper, is a marked container, or has trainable weights of two dtypes.
 
     Raises:
         ConfigError: naming the module.
@@ -139,12 +140,12 @@ def _require_module(path: str, module: nn.Module, is_root: bool) -> None:
             f"{path}: a {type(module).__name__} cannot be a unit of sharding: its forward is never called, so FSDP2 "
             "could not gather its weights; mark the blocks inside with _fsdp2_shard, or give it a forward"
         )
-    own_dtypes: dict[torch.dtype, str] = {}
+    dtypes: dict[torch.dtype, str] = {}
     for name, parameter in module.named_parameters(recurse=False):
         if parameter.requires_grad:
-            own_dtypes.setdefault(parameter.dtype, name)
-    if len(own_dtypes) > 1:
-        listed = ", ".join(f"{name} is {dtype}" for dtype, name in own_dtypes.items())
+            dtypes.setdefault(parameter.dtype, name)
+    if len(dtypes) > 1:
+        listed = ", ".join(f"{name} is {dtype}" for dtype, name in dtypes.items())
         raise ConfigError(
             f"{path} ({type(module).__name__}): trainable parameters of two dtypes in one module: {listed}; FSDP2 "
             "reduces a module's gradients in one dtype; give them one dtype, or move one into a module of its own"
@@ -156,7 +157,7 @@ def _is_container(module: nn.Module) -> bool:
 
 
 def _dtype_of(module: nn.Module, taken: set[int]) -> torch.dtype | None:
-    """Return the dtype of a module's trainable weights, those of modules inside excepted; None without any."""
+    """Return the dtype of a module's own trainable weights, without those of its children; None without any."""
     for parameter in module.parameters(recurse=False):
         if parameter.requires_grad and id(parameter) not in taken:
             return parameter.dtype
@@ -165,17 +166,23 @@ def _dtype_of(module: nn.Module, taken: set[int]) -> torch.dtype | None:
 
 def _main_dtype(unit: nn.Module, taken: set[int]) -> torch.dtype | None:
     """Return the dtype of a unit's own trainable weights, or else of most weights inside."""
-    counts: Counter[torch.dtype] = Counter()
+    num_weights: Counter[torch.dtype] = Counter()
     for parameter in unit.parameters():
         if parameter.requires_grad and id(parameter) not in taken:
-            counts[parameter.dtype] += parameter.numel()
-    inside = wrapped_modules(unit)
-    # a wrapper of checkpointing or compilation has no weights; those of the block in it count as its own
-    unit_modules = (module for module in unit.modules() if module is unit or id(module) in inside)
-    own_dtype = next(filter(None, (_dtype_of(module, taken) for module in unit_modules)), None)
-    return own_dtype or next((dtype for dtype, _ in counts.most_common(1)), None)
+            num_weights[parameter.dtype] += parameter.numel()
+    # A wrapper of checkpointing or compilation has no weights; those of the block in it count as its own.
+    inside_wrapper = wrapped_modules(unit)
+    for module in unit.modules():
+        if module is unit or id(module) in inside_wrapper:
+            dtype = _dtype_of(module, taken)
+            if dtype is not None:
+                return dtype
+    return max(num_weights, key=num_weights.get, default=None)
 
 
 def _names_of(model: nn.Module, parameter: nn.Parameter) -> str:
-    names = [plain_name(n) for n, p in model.named_parameters(remove_duplicate=False) if p is parameter]
+    names = []
+    for name, other in model.named_parameters(remove_duplicate=False):
+        if other is parameter:
+            names.append(plain_name(name))
     return " and ".join(names)

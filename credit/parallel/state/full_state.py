@@ -1,12 +1,15 @@
-"""State dicts of weights and of an optimizer: whole on rank 0 and by plain name, and back to the ranks' parts.
+"""Whole state dicts of weights and of an optimizer on rank 0, gathered from the ranks' parts and scattered to them.
 
-What rank 0 is given to load is checked there alone, in one place and before any tensor is sent, and the verdict is that
-of all ranks. A failure of rank 0 between two collectives would leave the others waiting until the group's timeout.
+Names are plain, without the prefixes of wrappers. State to be loaded is checked on rank 0 before any tensor is sent,
+and all ranks share the result: an error on rank 0 between two collectives would leave the others waiting.
 
-torch's own functions (`torch.distributed.checkpoint.state_dict`, 2.13) gather the weights. They would not do for the
-rest. Loading fails on rank 0 alone for a value that cannot be sent. Optimizer state that does not exist yet they make
-by a step with zero gradients, which then counts as a step of Adam; into an optimizer that has state for some parameters
-only they load plain tensors beside DTensors; an optimizer without any state (SGD) they cannot load.
+torch's own functions (`torch.distributed.checkpoint.state_dict`, 2.13) gather the weights. They are not used for the
+rest, because
+
+- loading fails on rank 0 alone for a value that cannot be sent,
+- missing optimizer state is made by a step with zero gradients, which then counts as a step of Adam,
+- if the optimizer has state for some parameters only, plain tensors are loaded beside DTensors,
+- an optimizer without any state (SGD) cannot be loaded.
 """
 
 from __future__ import annotations
@@ -27,49 +30,52 @@ from credit.parallel.dtensor import local_shard
 from credit.parallel.object_collectives import rank_of, run_on_rank0
 from credit.parallel.state.materialise import scatter_from_main
 
-# FSDP1 puts this anywhere into a name; DDP and DataParallel put the other at its beginning, once for each wrapper
-_FSDP1_WRAPPER, _DDP_WRAPPER = "_fsdp_wrapped_module", "module."
+# FSDP1 puts this prefix anywhere into a name.
+_FSDP1_PREFIX = "_fsdp_wrapped_module."
+# DDP and DataParallel put this one at the beginning, once for each wrapper.
+_DDP_PREFIX = "module."
+_MAX_LISTED_PROBLEMS = 5
 
 
 def gather_weights(model: nn.Module) -> dict[str, Any]:
-    """Collective: return a copy of the whole state dict on the CPU of rank 0, an empty dict elsewhere."""
+    """Collective: return a copy of the whole state dict on the CPU of rank 0, an empty dict on other ranks."""
     state = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
-    # what is not sharded, a buffer say, would be the live one where the model is on the CPU
-    live = {_memory(tensor) for tensor in (*model.parameters(), *model.buffers())}
-    return {
-        name: value.clone() if isinstance(value, Tensor) and _memory(value) in live else value
-        for name, value in state.items()
-    }
+    # Of a model on the CPU, torch returns the model's own memory for tensors that are not sharded, such as buffers.
+    model_memory = {_memory_address(tensor) for tensor in (*model.parameters(), *model.buffers())}
+    for name, value in state.items():
+        if isinstance(value, Tensor) and _memory_address(value) in model_memory:
+            state[name] = value.clone()
+    return state
 
 
 def scatter_weights(model: nn.Module, state_dict: Any) -> None:
-    """Collective: load a whole state dict that rank 0 has; the other ranks' `state_dict` is not read.
+    """Collective: load a whole state dict from rank 0; the `state_dict` of other ranks is not read.
 
-    Names may carry what wrappers put into them (``module.``, also repeated, ``_orig_mod.``, and so on).
+    Names may contain the prefixes of wrappers (``module.``, also repeated, ``_orig_mod.``, and so on).
 
     Raises:
         CheckpointError: on every rank, if the state dict does not fit; the model is as it was.
     """
     model = unwrap(model)
     target = model.state_dict()
-    target_name = {plain_name(name): name for name in target}
-    given: dict[str, Any] = {}
+    target_names = {plain_name(name): name for name in target}
+    full_values: dict[str, Any] = {}
 
-    def outline_on_main() -> dict[str, Any]:
-        given.update(_by_plain_name(state_dict, target_name, "state dict"))
-        problems = _differences({plain: target[name] for plain, name in target_name.items()}, given)
+    def check_on_rank0() -> dict[str, Any]:
+        full_values.update(_by_plain_name(state_dict, target_names, "state dict"))
+        problems = _find_differences({plain: target[name] for plain, name in target_names.items()}, full_values)
         if problems:
-            raise CheckpointError(f"state dict: {_listed(problems)}; is it of this model?")
-        # a module's extra state may be anything and is sent as it is
-        return {name: None if isinstance(value, Tensor) else value for name, value in given.items()}
+            raise CheckpointError(f"state dict: {_join_problems(problems)}; is it of this model?")
+        # The extra state of a module may be any object and is sent as it is.
+        return {name: None if isinstance(value, Tensor) else value for name, value in full_values.items()}
 
-    outline = run_on_rank0(outline_on_main)
+    extra_state = run_on_rank0(check_on_rank0)
     state = {}
-    for plain, name in target_name.items():
+    for plain, name in target_names.items():
         if isinstance(target[name], Tensor):
-            state[name] = scatter_from_main(given.get(plain), target[name])
+            state[name] = scatter_from_main(full_values.get(plain), target[name])
         else:
-            state[name] = outline[plain]
+            state[name] = extra_state[plain]
     on_meta = any(isinstance(value, Tensor) and value.is_meta for value in target.values())
     model.load_state_dict(state, strict=True, assign=on_meta)
 
@@ -82,99 +88,107 @@ def unwrap(model: nn.Module) -> nn.Module:
 
 
 def gather_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Collective: return the whole optimizer state on rank 0, an empty dict elsewhere.
+    """Collective: return the whole optimizer state on rank 0, an empty dict on other ranks.
 
-    It is ``{"state": {name: {key: value}}, "param_groups": [...]}``, whose tensors are copies on the CPU.
+    Returns:
+        ``{"state": {name: {key: value}}, "param_groups": [...]}``, whose tensors are copies on the CPU.
 
     Raises:
-        ConfigError: if the optimizer has other parameters than the model.
+        ConfigError: if the optimizer has parameters that are not the model's.
     """
-    names = _names(unwrap(model), optimizer)
-    state = {
-        name: {key: _whole_on_main(value) for key, value in optimizer.state[parameter].items()}
-        for parameter, name in names.items()
-        if optimizer.state.get(parameter)
-    }
-    groups = [
-        {**copy.deepcopy(_settings(group)), "params": [names[p] for p in group["params"]]}
-        for group in optimizer.param_groups
-    ]
+    names = _name_parameters(unwrap(model), optimizer)
+    state = {}
+    for parameter, name in names.items():
+        if optimizer.state.get(parameter):
+            state[name] = {key: _gather_value(value) for key, value in optimizer.state[parameter].items()}
+    groups = []
+    for group in optimizer.param_groups:
+        parameter_names = [names[parameter] for parameter in group["params"]]
+        groups.append({**copy.deepcopy(_group_settings(group)), "params": parameter_names})
     return {"state": state, "param_groups": groups} if rank_of() == 0 else {}
 
 
 def scatter_state(model: nn.Module, optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> None:
-    """Collective: load what `gather_state` returned and rank 0 has; the other ranks' `saved` is not read.
+    """Collective: load what `gather_state` has returned on rank 0; the `saved` of other ranks is not read.
 
     Settings go to the parameters that had them, however the optimizer groups them now.
 
     Raises:
-        ConfigError: if the optimizer has other parameters than the model.
-        CheckpointError: on every rank, if the state is of other parameters or not whole.
+        ConfigError: if the optimizer has parameters that are not the model's.
+        CheckpointError: on every rank, if the state belongs to other parameters or is not whole.
     """
-    names = _names(unwrap(model), optimizer)
+    names = _name_parameters(unwrap(model), optimizer)
     state_on_rank0: dict[Any, Mapping[str, Any]] = {}
 
-    def outline_on_main() -> tuple[dict[Any, dict[str, Any]], list[dict[str, Any]]]:
-        state, groups = _plain_optimizer_state(saved, set(names.values()))
+    def check_on_rank0() -> tuple[dict[Any, dict[str, Any]], list[dict[str, Any]]]:
+        state, groups = _read_optimizer_state(saved, set(names.values()))
         state_on_rank0.update(state)
-        return {name: {key: _outline(value) for key, value in entry.items()} for name, entry in state.items()}, groups
+        outlines = {}
+        for name, entry in state.items():
+            outlines[name] = {key: _outline(value) for key, value in entry.items()}
+        return outlines, groups
 
-    entries, saved_groups = run_on_rank0(outline_on_main)
-    _require_same(entries, saved_groups, names)
-    pattern = next(iter(entries.values()), {})
+    outlines, saved_groups = run_on_rank0(check_on_rank0)
+    _require_same_parameters(outlines, saved_groups, names)
+    first_outline = next(iter(outlines.values()), {})
     state = {}
     for index, (parameter, name) in enumerate(names.items()):
-        if name in entries:
+        if name in outlines:
             full_values = state_on_rank0.get(name, {})
-            state[index] = {key: _part(value, full_values.get(key), parameter) for key, value in entries[name].items()}
+            state[index] = {
+                key: _scatter_value(outline, full_values.get(key), parameter) for key, outline in outlines[name].items()
+            }
         else:
-            state[index] = {key: _zero(value, parameter) for key, value in pattern.items()}
+            state[index] = {key: _initial_value(outline, parameter) for key, outline in first_outline.items()}
     index_of = {parameter: index for index, parameter in enumerate(names)}
-    settings_of = {name: _settings(group) for group in saved_groups for name in group["params"]}
+    settings_of = {name: _group_settings(group) for group in saved_groups for name in group["params"]}
     groups = []
     for group in optimizer.param_groups:
-        settings = settings_of[names[group["params"][0]]] if group["params"] else _settings(group)
-        # some formats of files know no tuples
-        settings = {key: tuple(v) if isinstance(group.get(key), tuple) else v for key, v in settings.items()}
-        groups.append({**settings, "params": [index_of[p] for p in group["params"]]})
+        settings = settings_of[names[group["params"][0]]] if group["params"] else _group_settings(group)
+        for key, value in settings.items():
+            # Some file formats store tuples as lists.
+            if isinstance(group.get(key), tuple):
+                settings = {**settings, key: tuple(value)}
+        groups.append({**settings, "params": [index_of[parameter] for parameter in group["params"]]})
     optimizer.load_state_dict({"state": state, "param_groups": groups})
 
 
-def _names(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[nn.Parameter, str]:
+def _name_parameters(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[nn.Parameter, str]:
     """Return the plain names of the optimizer's parameters, in its order."""
     names = {parameter: plain_name(name) for name, parameter in model.named_parameters()}
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    num_foreign = sum(p not in names for p in parameters)
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    num_foreign = sum(parameter not in names for parameter in parameters)
     if num_foreign:
         raise ConfigError(
             f"optimizer: {num_foreign} of its {len(parameters)} parameters are not the model's; build it after the "
             "model has been sharded"
         )
-    return {p: names[p] for p in parameters}
+    return {parameter: names[parameter] for parameter in parameters}
 
 
-def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
+def _group_settings(group: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in group.items() if key != "params"}
 
 
-def _plain_optimizer_state(
+def _read_optimizer_state(
     saved: Any, names: Collection[str]
 ) -> tuple[dict[Any, Mapping[str, Any]], list[dict[str, Any]]]:
-    """Return state and groups of what rank 0 was given, by plain name.
+    """Return state and groups of a saved optimizer state by plain names, checked.
 
     Raises:
-        CheckpointError: if it is no optimizer state, or one whose values cannot be sent.
+        CheckpointError: if it is not an optimizer state, or has values that cannot be sent.
     """
     if not (isinstance(saved, Mapping) and {"state", "param_groups"} <= saved.keys()):
         raise CheckpointError("optimizer state: rank 0 has no dict with state and param_groups")
-    state, groups = saved["state"], saved["param_groups"]
+    state = saved["state"]
+    groups = saved["param_groups"]
     if not isinstance(state, Mapping):
         raise CheckpointError(f"optimizer state: state is a {type(state).__name__} in place of a dict by parameter")
     if not (isinstance(groups, list | tuple) and all(isinstance(g, Mapping) and "params" in g for g in groups)):
-        raise CheckpointError("optimizer state: param_groups is no list of dicts that name their params")
-    wrong = [name for name, entry in state.items() if not isinstance(entry, Mapping)]
-    if wrong:
-        raise CheckpointError(f"optimizer state: {wrong[0]} has a {type(state[wrong[0]]).__name__} in place of a dict")
+        raise CheckpointError("optimizer state: param_groups is not a list of dicts that name their params")
+    for name, entry in state.items():
+        if not isinstance(entry, Mapping):
+            raise CheckpointError(f"optimizer state: {name} has a {type(entry).__name__} in place of a dict")
     if any(isinstance(name, int) for group in groups for name in group["params"]):
         raise CheckpointError(
             "optimizer state: its parameters are numbers, as optimizer.state_dict() has them, which under FSDP2 is one "
@@ -182,12 +196,12 @@ def _plain_optimizer_state(
         )
     for name, entry in state.items():
         for key, value in entry.items():
-            problem = _unsendable(value, "fsdp2_optimizer_state_dict")
+            problem = _describe_unsendable(value, "fsdp2_optimizer_state_dict")
             if problem:
                 raise CheckpointError(f"optimizer state: {name}/{key} {problem}")
-    plain_groups = [
-        {**group, "params": list(_plain_names(group["params"], names, "optimizer state"))} for group in groups
-    ]
+    plain_groups = []
+    for group in groups:
+        plain_groups.append({**group, "params": _plain_names(group["params"], names, "optimizer state")})
     return _by_plain_name(state, names, "optimizer state"), plain_groups
 
 
@@ -196,83 +210,81 @@ def _outline(value: Any) -> Any:
     return value.detach().to("meta") if isinstance(value, Tensor) and value.dim() else value
 
 
-def _require_same(
-    entries: Mapping[Any, Mapping[str, Any]], groups: list[Mapping[str, Any]], names: Mapping[nn.Parameter, str]
+def _require_same_parameters(
+    outlines: Mapping[Any, Mapping[str, Any]], groups: list[Mapping[str, Any]], names: Mapping[nn.Parameter, str]
 ) -> None:
     shapes = {name: parameter.shape for parameter, name in names.items()}
-    grouped = {name for group in groups for name in group["params"]}
-    wrong = [f"{name} is not optimized here" for name in entries if name not in shapes]
-    wrong += [f"{name} is in none of its groups" for name in shapes if name not in grouped]
-    wrong += [
-        f"{name}/{key} is {tuple(value.shape)}, here {tuple(shapes[name])}"
-        for name, entry in entries.items()
-        for key, value in entry.items()
-        if name in shapes and isinstance(value, Tensor) and value.is_meta and value.shape != shapes[name]
-    ]
-    if wrong:
+    grouped_names = {name for group in groups for name in group["params"]}
+    problems = [f"{name} is not optimized here" for name in outlines if name not in shapes]
+    problems += [f"{name} is in none of its groups" for name in shapes if name not in grouped_names]
+    for name, entry in outlines.items():
+        if name not in shapes:
+            continue
+        for key, value in entry.items():
+            if isinstance(value, Tensor) and value.is_meta and value.shape != shapes[name]:
+                problems.append(f"{name}/{key} is {tuple(value.shape)}, here {tuple(shapes[name])}")
+    if problems:
         raise CheckpointError(
-            f"optimizer state: {_listed(wrong)}; it is of another model or of other trainable parameters"
+            f"optimizer state: {_join_problems(problems)}; it is of another model or of other trainable parameters"
         )
 
 
-def _whole_on_main(value: Any) -> Any:
-    """Return a copy of a whole value on the CPU of rank 0, None elsewhere; collective for a DTensor."""
+def _gather_value(value: Any) -> Any:
+    """Collective for a DTensor: return a copy of a whole value on the CPU of rank 0, None on other ranks."""
     if isinstance(value, DTensor):
-        # state in host memory is gathered where the mesh is
+        # State in host memory is gathered on the device of the mesh.
         value = value.to(value.device_mesh.device_type).full_tensor()
     if rank_of() > 0:
         return None
     return value.detach().to("cpu", copy=True) if isinstance(value, Tensor) else copy.deepcopy(value)
 
 
-def _part(outline: Any, full_value: Tensor | None, parameter: nn.Parameter) -> Any:
-    """Collective: return this rank's part of what rank 0 has as `whole`, cut as `parameter` is."""
+def _scatter_value(outline: Any, full_value: Tensor | None, parameter: nn.Parameter) -> Any:
+    """Collective for a tensor: return this rank's part of a whole value of rank 0, split as `parameter` is."""
     if not (isinstance(outline, Tensor) and outline.is_meta):
         return copy.deepcopy(outline)
     return scatter_from_main(full_value, parameter, outline.dtype)
 
 
-def _zero(value: Any, parameter: nn.Parameter) -> Any:
-    """Return how a value of the kind of `value` starts for a parameter that never had a gradient."""
+def _initial_value(value: Any, parameter: nn.Parameter) -> Any:
+    """Return the zero that optimizer state like `value` starts from, for a parameter that never had a gradient."""
     if not isinstance(value, Tensor):
         return type(value)()
     return torch.zeros_like(parameter, dtype=value.dtype) if value.is_meta else torch.zeros_like(value)
 
 
-def _differences(target: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
-    """Return in words where a whole state dict does not fit that of the model; both are by plain name."""
+def _find_differences(target: Mapping[str, Any], full_values: Mapping[str, Any]) -> list[str]:
+    """Return in words where a whole state dict does not fit the one of the model; both are by plain name."""
     problems = []
-    for name, value in given.items():
+    for name, value in full_values.items():
         if name not in target or not isinstance(target[name], Tensor):
             continue
+        unsendable = _describe_unsendable(value, "fsdp2_state_dict")
         if not isinstance(value, Tensor):
-            problems.append(f"{name} is no tensor")
-        elif _unsendable(value, "fsdp2_state_dict"):
-            problems.append(f"{name} {_unsendable(value, 'fsdp2_state_dict')}")
+            problems.append(f"{name} is not a tensor")
+        elif unsendable:
+            problems.append(f"{name} {unsendable}")
         elif value.is_complex() and not target[name].is_complex():
             problems.append(f"{name} is complex, here real")
     if problems:
         return problems
-    shapes, given_shapes = (
-        {name: tuple(getattr(value, "shape", ())) for name, value in state.items()} for state in (target, given)
-    )
-    return (
-        [f"{name} is missing" for name in target if name not in given]
-        + [f"{name} is unknown" for name in given if name not in target]
-        + [
-            f"{name} is {given_shapes[name]}, here {shape}"
-            for name, shape in shapes.items()
-            if given_shapes.get(name, shape) != shape
-        ]
-    )
+    problems += [f"{name} is missing" for name in target if name not in full_values]
+    problems += [f"{name} is unknown" for name in full_values if name not in target]
+    for name, target_value in target.items():
+        # Extra state has no shape.
+        target_shape = tuple(getattr(target_value, "shape", ()))
+        shape = tuple(getattr(full_values.get(name, target_value), "shape", ()))
+        if shape != target_shape:
+            problems.append(f"{name} is {shape}, here {target_shape}")
+    return problems
 
 
-def _unsendable(value: Any, source: str) -> str | None:
-    """Return why a value cannot be sent to the ranks as a whole tensor, None if it can.
+def _describe_unsendable(value: Any, source: str) -> str | None:
+    """Return the reason why a value cannot be sent to the ranks as a whole tensor, None if it can.
 
     Args:
-        value: as rank 0 was given it.
-        source: the function that returns whole ones.
+        value: of a state that rank 0 loads.
+        source: name of the function that returns whole values.
     """
     if isinstance(value, DTensor):
         return f"is a rank's part (a DTensor), as state_dict() of a sharded model has it; give what {source} returns"
@@ -285,44 +297,47 @@ def _unsendable(value: Any, source: str) -> str | None:
     return None
 
 
-def _by_plain_name(given: Any, names: Collection[str], label: str) -> dict[str, Any]:
-    """Return a dict by names as a model without wrappers has them."""
-    if not isinstance(given, Mapping):
-        raise CheckpointError(f"{label}: {type(given).__name__} in place of a dict from names to tensors")
-    return dict(zip(_plain_names(given, names, label), given.values(), strict=True))
+def _by_plain_name(state: Any, names: Collection[str], label: str) -> dict[str, Any]:
+    """Return a dict by the names that a model without wrappers has."""
+    if not isinstance(state, Mapping):
+        raise CheckpointError(f"{label}: {type(state).__name__} in place of a dict from names to tensors")
+    return dict(zip(_plain_names(state, names, label), state.values(), strict=True))
 
 
-def _plain_names(given: Iterable[Any], names: Collection[str], label: str) -> list[str]:
-    """Return names without what wrappers have put into them.
+def _plain_names(state_names: Iterable[Any], names: Collection[str], label: str) -> list[str]:
+    """Return names without the prefixes of wrappers.
 
     Args:
-        given: names.
-        names: those of the model without wrappers, one of which may begin with ``module.`` by itself.
-        what: is loaded.
+        state_names: names in the state that is loaded.
+        names: names of the model without wrappers, one of which may begin with ``module.`` by itself.
+        label: kind of state, for messages.
 
     Raises:
-        CheckpointError: if a key is no name, or two have one plain name.
+        CheckpointError: if a key is not a name, or two have the same plain name.
     """
-    plain_names: dict[str, str] = {}
-    for name in given:
+    name_of_plain: dict[str, str] = {}
+    for name in state_names:
         if not isinstance(name, str):
-            raise CheckpointError(f"{label}: the key {name!r} is no name")
-        plain = plain_name(name).replace(f"{_FSDP1_WRAPPER}.", "")
-        while plain not in names and plain.startswith(_DDP_WRAPPER):
-            plain = plain.removeprefix(_DDP_WRAPPER)
-        if plain in plain_names:
+            raise CheckpointError(f"{label}: the key {name!r} is not a name")
+        plain = plain_name(name).replace(_FSDP1_PREFIX, "")
+        while plain not in names and plain.startswith(_DDP_PREFIX):
+            plain = plain.removeprefix(_DDP_PREFIX)
+        if plain in name_of_plain:
             raise CheckpointError(
-                f"{label}: {plain_names[plain]} and {name} are one parameter, {plain}, without what wrappers put into "
-                "names; leave one out"
+                f"{label}: {name_of_plain[plain]} and {name} are one parameter, {plain}, without the prefixes of "
+                "wrappers; leave one out"
             )
-        plain_names[plain] = name
-    return list(plain_names)
+        name_of_plain[plain] = name
+    return list(name_of_plain)
 
 
-def _listed(problems: list[str]) -> str:
-    """Return the first five of many problems in one line."""
-    return "; ".join(problems[:5]) + ("; ..." if problems[5:] else "")
+def _join_problems(problems: list[str]) -> str:
+    """Return the first few problems in one line."""
+    listed = problems[:_MAX_LISTED_PROBLEMS]
+    if len(problems) > len(listed):
+        listed = [*listed, "..."]
+    return "; ".join(listed)
 
 
-def _memory(tensor: Tensor) -> int:
+def _memory_address(tensor: Tensor) -> int:
     return local_shard(tensor).untyped_storage().data_ptr()

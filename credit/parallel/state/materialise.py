@@ -1,4 +1,4 @@
-"""From a model on the meta device, sharded or not, to one with memory and values."""
+"""Memory and values for a model that was built on the meta device, sharded or not."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ def allocate_(model: nn.Module, device: torch.device, host_parameters: bool = Fa
 
 @torch.no_grad()
 def fill_(model: nn.Module, values: Iterable[tuple[str, Tensor]]) -> None:
-    """Copy whole tensors into the model, each rank its own parts; no communication.
+    """Copy whole tensors into the model in place; each rank takes its own parts, without communication.
 
     Args:
         model: allocated.
         values: state-dict names and whole CPU tensors, the same on every rank; read one at a time.
     """
-    own = named_tensors(model)
+    targets = named_tensors(model)
     for name, value in values:
-        target = own[name]
+        target = targets[name]
         assert value.shape == target.shape, f"{name}: {tuple(value.shape)} does not fill {tuple(target.shape)}"
         local_shard(target).copy_(part_of(value, target))
 
@@ -53,11 +53,11 @@ def require_filled(model: nn.Module) -> None:
     Raises:
         ConfigError: naming those that have not.
     """
-    left = [name for name, tensor in named_tensors(model).items() if _is_unset(local_shard(tensor))]
-    if left:
+    unset_names = [name for name, tensor in named_tensors(model).items() if _is_unset(local_shard(tensor))]
+    if unset_names:
         raise ConfigError(
-            f"model.type: {type(model).__name__} leaves {', '.join(left)} without values when it is built on the meta "
-            "device; compute a constant buffer in forward, or draw it in its module's initial_value "
+            f"model.type: {type(model).__name__} leaves {', '.join(unset_names)} without values when built on the "
+            "meta device; compute a constant buffer in forward, or draw it in its module's initial_value "
             "and let it be in the state dict"
         )
 
@@ -67,28 +67,28 @@ def named_tensors(model: nn.Module) -> dict[str, Tensor]:
     return {plain_name(name): t for name, t in (*model.named_parameters(), *model.named_buffers())}
 
 
-def part_of(whole: Tensor, like: Tensor) -> Tensor:
+def part_of(full_value: Tensor, like: Tensor) -> Tensor:
     """Return this rank's part of a whole tensor that every rank has, cut as `like` is."""
-    return whole[tuple(local_bounds(like))]
+    return full_value[tuple(local_bounds(like))]
 
 
-def scatter_from_main(whole: Tensor | None, target: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+def scatter_from_main(full_value: Tensor | None, target: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     """Collective: return this rank's part of a whole tensor that rank 0 has, cut as `target` is and on its device.
 
     Args:
-        whole: of the shape of `target`; None except on rank 0.
+        full_value: of the shape of `target`; None except on rank 0.
         target: a parameter, buffer, or any other tensor, sharded or not.
         dtype: of the result; that of `target` by default. Rank 0 casts, so that all ranks agree on what is sent.
     """
     is_sharded = isinstance(target, DTensor)
-    # Parameters in host memory (CPU offload) are sent where the mesh is; what is on the meta device has no place yet.
+    # Parameters in host memory (CPU offload) are sent on the device of the mesh, those on the meta device on the CPU.
     device = torch.device(target.device_mesh.device_type) if is_sharded else target.device
     device = torch.device("cpu") if device.type == "meta" else device
     value = torch.empty(target.shape, dtype=dtype or target.dtype, device=device)
-    if whole is not None:
-        value.copy_(whole)
+    if full_value is not None:
+        value.copy_(full_value)
     if dist.is_initialized():
-        # gloo does not know every dtype (complex, bool, uint16), but bytes
+        # gloo does not support every dtype (complex, bool, uint16), so bytes are sent.
         dist.broadcast(value.view(-1).view(torch.uint8), src=0)
     part = part_of(value, target).clone()
     if target.device.type != "meta":

@@ -1,4 +1,4 @@
-"""Differentiable collectives of tensor parallelism, traceable by torch.compile."""
+"""Differentiable collectives of tensor parallelism, which torch.compile can trace."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 class SumGradient(torch.autograd.Function):
-    """Identity whose gradient is the sum over the ranks: the input of parts that each rank holds alone."""
+    """Identity whose gradient is summed over the ranks: for the common input of split layers."""
 
     @staticmethod
     def forward(ctx, group: dist.ProcessGroup, x: Tensor) -> Tensor:
@@ -21,15 +21,15 @@ class SumGradient(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, gradient: Tensor) -> tuple[None, Tensor]:
-        return None, _summed(gradient, ctx.group)
+        return None, _sum_over_ranks(gradient, ctx.group)
 
 
 class Sum(torch.autograd.Function):
-    """Sum over the ranks whose gradient is handed to each rank as it is."""
+    """Sum over the ranks whose gradient is passed on unchanged: for the outputs of split layers."""
 
     @staticmethod
     def forward(ctx, x: Tensor, group: dist.ProcessGroup) -> Tensor:
-        return _summed(x, group)
+        return _sum_over_ranks(x, group)
 
     @staticmethod
     def backward(ctx, gradient: Tensor) -> tuple[Tensor, None]:
@@ -37,25 +37,25 @@ class Sum(torch.autograd.Function):
 
 
 class Total(torch.autograd.Function):
-    """Sum over the ranks of which each rank uses the result for its own part: the gradient is summed, too."""
+    """Sum over the ranks whose gradient is summed as well: for a sum that each rank uses for its own part."""
 
     @staticmethod
     def forward(ctx, group: dist.ProcessGroup, x: Tensor) -> Tensor:
         ctx.group = group
-        return _summed(x, group)
+        return _sum_over_ranks(x, group)
 
     @staticmethod
     def backward(ctx, gradient: Tensor) -> tuple[None, Tensor]:
-        return None, _summed(gradient, ctx.group)
+        return None, _sum_over_ranks(gradient, ctx.group)
 
 
 @dataclass(frozen=True)
 class FusedRoutes:
-    """Routes of a fused weight's rows from the ranks that store them to the ranks that compute with them.
+    """Routes of the rows of a fused weight from the ranks that store them to the ranks that compute with them.
 
-    The rows of all ranks together are `parts` equal parts, one behind the other, such as gate and up. Rank r of n holds
-    the r-th of n pieces of the whole. It computes with the r-th of n pieces of every part. So 1 / (n * parts) of the
-    rows, a piece of a part, goes to one rank as a whole.
+    The rows of all ranks are `parts` equal parts, one behind the other, such as gate and up. Rank r of n stores the
+    r-th of n consecutive blocks of all rows, but computes with the r-th of n blocks of every part. Each part of a block
+    is a piece of 1 / (n * parts) of all rows, and a piece goes to one rank as a whole.
 
     Attributes:
         order: this rank's pieces in the order in which they are sent, by destination.
@@ -71,9 +71,16 @@ class FusedRoutes:
 
 
 def plan_fused_routes(rows: int, parts: int, group: dist.ProcessGroup) -> FusedRoutes:
-    """Return the routes of a weight of `rows` rows on all ranks together, which both factors of its pieces divide."""
-    ranks, rank = group.size(), group.rank()
-    # The pieces of all ranks are numbered as they lie in the whole: rank r holds pieces r * parts and following.
+    """Return the routes of a fused weight.
+
+    Args:
+        rows: rows of the whole weight, a multiple of `parts` times the number of ranks.
+        parts: equal parts of the rows.
+        group: the ranks.
+    """
+    ranks = group.size()
+    rank = group.rank()
+    # Pieces are numbered by their position in the whole weight: rank r stores the pieces from r * parts on.
     destinations = [(rank * parts + piece) % ranks for piece in range(parts)]
     sources = [(part * ranks + rank) // parts for part in range(parts)]
     piece_rows = rows // (ranks * parts)
@@ -86,23 +93,23 @@ def plan_fused_routes(rows: int, parts: int, group: dist.ProcessGroup) -> FusedR
 
 
 class DealFusedRows(torch.autograd.Function):
-    """Each rank's share of every fused part of a weight, from the rows that it stores; see `FusedRoutes`."""
+    """Exchange of rows that gives each rank its share of every fused part of a weight; see `FusedRoutes`."""
 
     @staticmethod
     def forward(ctx, rows: Tensor, routes: FusedRoutes) -> Tensor:
         ctx.routes = routes
         pieces = rows.chunk(len(routes.order))
         sent = torch.cat([pieces[piece] for piece in routes.order])
-        return _exchanged(sent, routes.received, routes.sent, routes.group)
+        return _exchange_rows(sent, routes.received, routes.sent, routes.group)
 
     @staticmethod
     def backward(ctx, gradient: Tensor) -> tuple[Tensor, None]:
         routes = ctx.routes
-        pieces = _exchanged(gradient, routes.sent, routes.received, routes.group).chunk(len(routes.order))
+        pieces = _exchange_rows(gradient, routes.sent, routes.received, routes.group).chunk(len(routes.order))
         return torch.cat([pieces[routes.order.index(piece)] for piece in range(len(pieces))]), None
 
 
-def _exchanged(x: Tensor, received: Sequence[int], sent: Sequence[int], group: dist.ProcessGroup) -> Tensor:
+def _exchange_rows(x: Tensor, received: Sequence[int], sent: Sequence[int], group: dist.ProcessGroup) -> Tensor:
     """Return the rows received from all ranks, in the order of ranks."""
     x = x.contiguous()
     if torch.compiler.is_compiling():
@@ -112,10 +119,10 @@ def _exchanged(x: Tensor, received: Sequence[int], sent: Sequence[int], group: d
     return result
 
 
-def _summed(x: Tensor, group: dist.ProcessGroup) -> Tensor:
+def _sum_over_ranks(x: Tensor, group: dist.ProcessGroup) -> Tensor:
     """Return the sum over the ranks, a new tensor."""
     if torch.compiler.is_compiling():
-        # the sum in place is traced, too, but in torch 2.11 every gradient before it is lost, without an error
+        # A sum in place can be traced, too, but in torch 2.11 every gradient before it is lost without an error.
         return functional.wait_tensor(functional.all_reduce(x.contiguous(), "sum", group))
     x = x.contiguous().clone()
     dist.all_reduce(x, group=group)

@@ -109,9 +109,9 @@ def require_splittable(model: nn.Module, layers: list[PlannedLayer]) -> None:
             holders.setdefault(id(parameter), set()).add(module)
     for layer in layers:
         module = layer.module
-        problem = (
-            _describe_weight_problem(module) or _describe_bias_problem(module) or _describe_forward_problem(module)
-        )
+        problem = _describe_weight_problem(module)
+        problem = problem or _describe_bias_problem(module)
+        problem = problem or _describe_forward_problem(module)
         if problem is None:
             if parametrize.is_parametrized(module, "weight"):
                 weight = module.parametrizations.weight.original
@@ -202,10 +202,8 @@ def _count_units(path: str, block: nn.Module, name: str, partner: str | None, en
         return partner_inputs
     raise ConfigError(
         f"{location}: its {outputs} outputs are not the {partner_inputs} inputs of {partner!r}; if they are fused "
-        "parts "
-        f'one behind the other (gate and up), say how many, such as "colwise:2"; if they are ordered hidden unit by '
-        f'hidden unit, write "colwise:1"; attention says its heads in the attribute heads of the module that '
-        "holds the layers"
+        f'parts one behind the other (gate and up), say how many, such as "colwise:2"; if they are ordered hidden unit '
+        'by hidden unit, write "colwise:1"; for attention, set the attribute heads of the module that holds the layers'
     )
 
 
@@ -237,8 +235,7 @@ def _describe_weight_problem(layer: nn.Linear) -> str | None:
                 return (
                     f"the parametrization {type(parametrization).__name__} of its weight has no method share, so it "
                     "cannot treat a part of a weight; use the package's own spectral norm (docs/add_a_model.md), or "
-                    "set "
-                    "trainer.parallelism.tensor to 1"
+                    "set trainer.parallelism.tensor to 1"
                 )
         weight = chain.original
     if weight is None:

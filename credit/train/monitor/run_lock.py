@@ -1,4 +1,4 @@
-"""A run's folder belongs to one job at a time, and shows that the job lives: the file ``heartbeat.json``."""
+"""Lock of a run's folder, with a heartbeat in ``heartbeat.json`` that shows that its job is alive."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ _UNREADABLE: dict[str, Any] = {"host": "", "pid": 0, "started": None, "job_id": 
 
 
 class RunLock:
-    """Holds a run's folder and rewrites ``heartbeat.json`` in it every few seconds; a context manager.
+    """Context manager that locks a run's folder and rewrites ``heartbeat.json`` in it every few seconds.
 
-    The file names host, process and job, counts its beats, and says what the run is doing. A job that finds the file of
-    another on its own host asks whether that process lives; of one on another host, it waits for a beat. A process that
-    is dead or silent has lost the folder. Of two jobs that find it so at the same moment the later wins, and the other
-    notices at its next beat. Clocks of hosts are never compared.
+    The file names host, process and job, counts its beats, and says what the run is doing. If a job finds the file of
+    another job on its own host, it looks whether that process is alive; if on another host, it waits for a beat. A
+    process that is dead or silent has lost the lock. If two jobs find it dead at the same moment, the later one gets
+    the lock, and the other notices at its next beat. Clocks of different hosts are never compared.
 
     Args:
-        folder: the run's.
-        job_id: the scheduler's name of the job, empty for none.
+        folder: the run's folder.
+        job_id: id of the scheduler's job, empty for none.
         beat: seconds between beats.
-        silence: how long a job on another host may be silent before it counts as dead.
+        silence: seconds without a beat after which a job on another host counts as dead.
 
     Raises:
-        ConfigError: on entering, if another job is at work in the folder.
+        ConfigError: on entry, if another job is at work in the folder.
     """
 
     def __init__(
@@ -63,21 +63,22 @@ class RunLock:
         self._thread = threading.Thread(target=self._live, name="heartbeat", daemon=True)
 
     def note(self, step: int, doing: str) -> None:
-        """Say where the run stands; the next beat shows it."""
+        """Set the step and the activity that the next beat shows."""
         self._facts.update(step=step, doing=doing)
 
     def require(self) -> None:
-        """Refuse to go on writing into a folder that was removed, or that another job has taken meanwhile.
+        """Raise if the folder is no longer this run's.
 
         Raises:
-            CheckpointError: if it was, or one has, after this process was silent for long.
+            CheckpointError: if the folder or the file was removed, or if another job took the lock while this process
+                was silent.
         """
         if not self._lost.is_set():
             return
         if not self._path.parent.is_dir():
             raise CheckpointError(
-                f"save_loc: {self._path.parent} was removed while this run was at work, with everything in it; the run "
-                "ends. The same command begins it anew"
+                f"save_loc: {self._path.parent} was removed while this run was at work, with all its files; the run "
+                "ends. The same command starts it anew"
             )
         other = self._read()
         if other is None:
@@ -113,7 +114,7 @@ class RunLock:
                 self._path.unlink(missing_ok=True)
 
     def _take(self) -> bool:
-        """Make the file if there is none; of two jobs that try, one succeeds."""
+        """Create the file and return whether it was absent; of two jobs that try, one succeeds."""
         try:
             with self._path.open("xb") as file:
                 file.write(self._bytes())
@@ -139,30 +140,32 @@ class RunLock:
 
     def _live(self) -> None:
         while not self._over.wait(self._beat):
-            # a file system that fails for a moment ends no beat
+            # A file system that fails for a moment does not end the heartbeat.
             with suppress(OSError):
-                found = self._read()
-                # what a failing file system left of our own cannot be read, and is written again
-                if found is not _UNREADABLE and not self._is_mine(found):
+                contents = self._read()
+                # A failing file system may have damaged our own file; it is written again.
+                if contents is not _UNREADABLE and not self._is_mine(contents):
                     self._lost.set()
                     return
                 self._facts["beat"] += 1
-                # in place and of one length, so that a full disk takes it, too
+                # Rewriting the same bytes in place works on a full disk, too.
                 with self._path.open("r+b") as file:
                     file.write(self._bytes())
 
-    def _is_mine(self, found: dict[str, Any] | None) -> bool:
-        return found is not None and all(found[key] == self._facts[key] for key in ("host", "pid", "started"))
+    def _is_mine(self, contents: dict[str, Any] | None) -> bool:
+        if contents is None:
+            return False
+        return all(contents[key] == self._facts[key] for key in ("host", "pid", "started"))
 
     def _read(self) -> dict[str, Any] | None:
-        """Return what the file says, None where there is none."""
+        """Return the contents of the file, None if it does not exist."""
         for _ in range(5):
             try:
                 return json.loads(self._path.read_bytes())
             except FileNotFoundError:
                 return None
             except ValueError:
-                # caught in the middle of a beat
+                # The file was read in the middle of a beat.
                 time.sleep(0.05)
         return _UNREADABLE
 
@@ -172,7 +175,7 @@ class RunLock:
 
 
 def _start_of(pid: int) -> str | None:
-    """Return when process `pid` of this host started, None if there is none; a number that is used again is told."""
+    """Return the start time of a process of this host, None if it is not alive; ids of processes are reused."""
     if not Path("/proc/self/stat").exists():
         try:
             os.kill(pid, 0)
@@ -182,7 +185,7 @@ def _start_of(pid: int) -> str | None:
             pass
         return "unknown"
     try:
-        # the name in parentheses may hold anything; behind it come the state and, 19 fields on, the start
+        # The name in parentheses may contain anything. After it come the state and, 19 fields later, the start time.
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return None

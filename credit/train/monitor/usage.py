@@ -1,4 +1,4 @@
-"""What a run has used, over all its parts, and how fast it is: time, energy, floating point operations."""
+"""Resource usage of a run over all its parts: time, energy, floating-point operations and speed."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from credit.train.monitor.gpu_energy import EnergyMeter
 
 @dataclass
 class Usage:
-    """What a run has used since it began; saved with every checkpoint.
+    """Resources that a run has used since its start; saved with every checkpoint.
 
     Attributes:
-        since: optimizer step from which on it is counted; above 0 where another run, or a version that did not count,
-            took those before.
-        wall_hours: from the start of each part of the run to its end.
-        gpu_hours: the same times the number of processes, where each has a GPU.
-        process_hours: the same where they have none.
-        energy_kwh: of all GPUs; None where not all of it is known.
+        since: optimizer step at which counting started; above 0 if another run, or a version without counting, took
+            the earlier steps.
+        wall_hours: time from the start of each part of the run to its end.
+        gpu_hours: wall hours times the number of processes, if each has a GPU.
+        process_hours: wall hours times the number of processes, if they have no GPUs.
+        energy_kwh: energy of all GPUs; None if a part of it is unknown.
         step_s: seconds of the steps, without validations and saves.
-        wait_s: of these, waiting for data on the main process.
-        validation_s: seconds of validations and early views.
+        wait_s: seconds of the steps in which the main process waited for data.
+        validation_s: seconds of validations and previews.
         save_s: seconds in which steps waited for checkpoints.
-        samples: of the steps in `step_s`, those among them that were taken again.
-        tflop: of these steps, a process.
-        ideal_s: how long these operations take at the device's peak; None where that is not known.
+        samples: samples of the steps in `step_s`, including steps that were repeated.
+        tflop: operations of these steps on a process, in 1e12.
+        ideal_s: seconds that these operations take at the peak rate of the device; None if that is unknown.
     """
 
     since: int = 0
@@ -54,7 +54,7 @@ class Usage:
 
 
 class UsageMeter:
-    """Measures a run.
+    """Measures the resource usage of a run.
 
     Args:
         device: of this process.
@@ -86,29 +86,31 @@ class UsageMeter:
         self._hours = "gpu_hours" if device.type == "cuda" else "process_hours"
 
     def resume(self, step: int, stored: Mapping[str, Any], rows: Iterable[Mapping[str, Any]]) -> None:
-        """Go on from what a checkpoint says was used before, and from later rows: what was lost was used as well.
+        """Continue from the usage in a checkpoint and in later rows of the log, whose steps are lost but were used.
 
         Args:
             step: of the checkpoint.
-            stored: what `state` has given, empty from an older version.
+            stored: return value of `state`, empty if an older version saved the checkpoint.
             rows: the last of metrics.jsonl, and summary.json.
         """
-        known = {one.name for one in fields(Usage)}
-        self.spent = Usage(**{name: value for name, value in stored.items() if name in known} or {"since": step})
+        field_names = {field.name for field in fields(Usage)}
+        stored_fields = {name: value for name, value in stored.items() if name in field_names}
+        self.spent = Usage(**stored_fields) if stored_fields else Usage(since=step)
         rows = [*rows]
         for name in ("wall_hours", "gpu_hours", "process_hours", "energy_kwh"):
-            before = getattr(self.spent, name)
-            if before is not None:
-                setattr(self.spent, name, max([before, *(row[name] for row in rows if name in row)]))
+            stored_value = getattr(self.spent, name)
+            if stored_value is not None:
+                logged_values = [row[name] for row in rows if name in row]
+                setattr(self.spent, name, max([stored_value, *logged_values]))
 
     def state(self) -> dict[str, Any]:
-        """Return what was used so far, JSON-ready."""
+        """Return the usage so far, ready for JSON."""
         self._pass_time()
         return asdict(self.spent)
 
     @contextmanager
     def timed(self, name: str) -> Iterator[None]:
-        """Count the seconds of what is done inside as `name` of `Usage`."""
+        """Add the seconds of the block to the field `name` of `Usage`."""
         began = time.perf_counter()
         try:
             yield
@@ -116,21 +118,21 @@ class UsageMeter:
             setattr(self.spent, name, getattr(self.spent, name) + time.perf_counter() - began)
 
     def joules(self) -> float:
-        """Return the energy of this process's GPU since the last call; the sum over the ranks is for `add_energy`."""
+        """Return the energy of this process's GPU since the last call; pass the sum over the ranks to `add_energy`."""
         return self._energy.take()
 
     def add_energy(self, joules: float) -> None:
-        """Count the energy of all ranks; not finite where any of them does not know its own."""
+        """Add the energy of all ranks; it is not finite if a rank does not know its own."""
         total = self.spent.energy_kwh
         self.spent.energy_kwh = total + joules / 3.6e6 if total is not None and math.isfinite(joules) else None
 
     def add_steps(self, lengths: Sequence[int], seconds: float, wait: float) -> dict[str, float]:
-        """Count a stretch of steps and return what the rows of metrics.jsonl say of it.
+        """Add consecutive steps and return the fields of their rows in metrics.jsonl.
 
         Args:
-            lengths: how often each step applies the network to a micro-batch.
-            seconds: of all of them.
-            wait: of these, for data.
+            lengths: number of times that each step applies the network to a micro-batch.
+            seconds: duration of all steps.
+            wait: seconds of them spent waiting for data.
         """
         self._pass_time()
         spent, samples = self.spent, len(lengths) * self.samples_a_step
@@ -151,12 +153,12 @@ class UsageMeter:
         return {name: value for name, value in figures.items() if value is not None}
 
     def step_tflop(self, length: int) -> float | None:
-        """Return the operations of a step over all processes, in 1e12; None where they are not counted."""
+        """Return the operations of a step over all processes, in 1e12; None if they cannot be counted."""
         tflop, _ = self._work([length])
         return None if tflop is None else tflop * self.processes
 
     def _work(self, lengths: Sequence[int]) -> tuple[float | None, float | None]:
-        """Return a process's share of the operations of steps, in 1e12, and the seconds they take at its peak."""
+        """Return the operations of steps on one process, in 1e12, and the seconds that they take at its peak rate."""
         rates: Counter[str] = Counter()
         for length, times in Counter(lengths).items():
             counts = self._cost.operations(length)

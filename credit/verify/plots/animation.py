@@ -1,4 +1,4 @@
-"""Animations: truth and forecast side by side over the lead times, as GIF files, which Pillow writes."""
+"""Animations of truth and forecast side by side over the lead times, as GIF files written by Pillow."""
 
 from __future__ import annotations
 
@@ -8,30 +8,35 @@ from pathlib import Path
 import numpy as np
 from matplotlib import colormaps, rc_context
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import to_rgb
 from PIL import Image
 
 from credit.calendar import Calendar
 from credit.utils.atomic import atomic_write
-from credit.verify.plots.maps import FIELD, MISSING, WIDE_BAR, Background, draw_map, limits, map_axes
-from credit.verify.plots.style import STYLE, new_figure, pretty_units
+from credit.verify.plots.maps import FIELD, MISSING, WIDE_BAR, Background, draw_map, map_axes, robust_range
+from credit.verify.plots.style import STYLE, add_title, display_units, new_figure
 
 _DPI = 110
-_MILLISECONDS, _LAST_MILLISECONDS = 250, 1500  # a frame is shown; the last
-_COLOURS, _GREYS = 96, 31  # of the field, and of what is written over it; with one for missing 128, 7 bits
+# Duration of a frame and of the last one.
+_FRAME_MILLISECONDS = 250
+_LAST_FRAME_MILLISECONDS = 1500
+# Colours of the field and greys of lines and letters; with one for missing cells they are 128, 7 bits.
+_FIELD_COLORS = 96
+_GREYS = 31
 
 
 def animate(
     path: Path, channel: str, units: str, frames: Mapping[int, Sequence[np.ndarray]], forecast_name: str,
     initial: int, calendar: Calendar, background: Background,
 ) -> Path:  # fmt: skip
-    """Write an animated GIF: a frame a lead time, colours that stay, the time in the titles.
+    """Write an animated GIF with a frame for each lead time and one colour scale, and return its path.
 
     Args:
-        path: the file, replaced whole.
-        channel: its name.
-        units: its units.
+        path: path of the file.
+        channel: name of the channel.
+        units: units of the fields.
         frames: lead time in minutes -> (truth, forecast), each (H, W).
-        forecast_name: what the forecast is, for the title.
+        forecast_name: name of the forecast for the title.
         initial: initial time in minutes.
         calendar: of the times.
         background: with the grid of the frames.
@@ -40,10 +45,21 @@ def animate(
         CreditError: if it cannot be written.
     """
     with rc_context(STYLE):
-        first, *others = _images(channel, units, frames, forecast_name, initial, calendar, background)
-    durations = [_MILLISECONDS] * len(others) + [_LAST_MILLISECONDS]
-    options = {"append_images": others, "duration": durations, "loop": 0, "optimize": False}
-    return atomic_write(path, lambda beside: first.save(beside, format="GIF", save_all=True, **options))
+        first_image, *other_images = _images(channel, units, frames, forecast_name, initial, calendar, background)
+    durations = [_FRAME_MILLISECONDS] * len(other_images) + [_LAST_FRAME_MILLISECONDS]
+
+    def save(temporary: Path) -> None:
+        first_image.save(
+            temporary,
+            format="GIF",
+            save_all=True,
+            append_images=other_images,
+            duration=durations,
+            loop=0,
+            optimize=False,
+        )
+
+    return atomic_write(path, save)
 
 
 def _images(
@@ -51,40 +67,48 @@ def _images(
     calendar: Calendar, background: Background,
 ) -> Iterator[Image.Image]:  # fmt: skip
     """Yield the frames, all with one palette, so that no colour changes between them."""
-    low, high = limits([field for own in frames.values() for field in own])
+    factor, units = display_units(units)
+    scaled_frames = {lead: [factor * field for field in fields] for lead, fields in frames.items()}
+    low, high = robust_range([field for fields in scaled_frames.values() for field in fields])
     figure = new_figure(8.6, 3.4)
     figure.set_dpi(_DPI)
     canvas = FigureCanvasAgg(figure)
     axes = map_axes(figure, 1, 2)[0]
-    meshes = [draw_map(axis, next(iter(frames.values()))[0], background, FIELD, low, high) for axis in axes]
-    figure.colorbar(meshes[0], ax=axes, label=f"{channel} ({pretty_units(units)})", **WIDE_BAR)
-    figure.suptitle(f"{channel}: forecast from {calendar.format(initial).replace('T', ' ')} UTC")
+    first_truth = next(iter(scaled_frames.values()))[0]
+    meshes = [draw_map(axis, first_truth, background, FIELD, low, high) for axis in axes]
+    figure.colorbar(meshes[0], ax=axes, label=f"{channel} ({units})", **WIDE_BAR)
+    add_title(figure, f"{channel}: {forecast_name} from {calendar.format(initial).replace('T', ' ')} UTC")
     palette = _palette()
-    for number, (lead, fields) in enumerate(frames.items()):
+    for number, (lead, fields) in enumerate(scaled_frames.items()):
         axes[0].set_title(f"Truth, {calendar.format(initial + lead).replace('T', ' ')} UTC")
-        axes[1].set_title(f"{forecast_name} at {lead / 60:g} h")
+        axes[1].set_title(f"Forecast at {lead / 60:g} h")
         for mesh, field in zip(meshes, fields, strict=True):
             mesh.set_array(field[:, background.order])
         canvas.draw()
         if number == 0:
-            figure.set_layout_engine("none")  # nothing moves with the length of a title
-        yield _in_palette(np.asarray(canvas.buffer_rgba())[..., :3], palette)
+            # Later titles of another length must not move the maps.
+            figure.set_layout_engine("none")
+        yield _quantize(np.asarray(canvas.buffer_rgba())[..., :3], palette)
 
 
-def _in_palette(pixels: np.ndarray, palette: np.ndarray) -> Image.Image:
-    """Return an image of pixels (H, W, 3), each in the nearest of the palette's colours (128, 3)."""
+def _quantize(pixels: np.ndarray, palette: np.ndarray) -> Image.Image:
+    """Return an image of pixels (H, W, 3), each in the nearest of the palette's colours (128, 3).
+
+    Distances are computed once for each colour of the frame, of which there are few.
+    """
     codes = pixels.astype(np.int32) @ np.array([65536, 256, 1], dtype=np.int32)
-    known, place = np.unique(codes, return_inverse=True)
-    colours = np.stack([known >> 16, known >> 8 & 255, known & 255], axis=1)
-    distance = sum((colours[:, None, i] - palette[None, :, i].astype(np.int32)) ** 2 for i in range(3))
-    image = Image.fromarray(distance.argmin(axis=1).astype(np.uint8)[place.reshape(codes.shape)])
+    unique_codes, inverse = np.unique(codes, return_inverse=True)
+    colors = np.stack([unique_codes >> 16, unique_codes >> 8 & 255, unique_codes & 255], axis=1)
+    squared_distance = sum((colors[:, None, i] - palette[None, :, i].astype(np.int32)) ** 2 for i in range(3))
+    palette_index = squared_distance.argmin(axis=1).astype(np.uint8)
+    image = Image.fromarray(palette_index[inverse.reshape(codes.shape)])
     image.putpalette(palette.ravel().tolist())
     return image
 
 
 def _palette() -> np.ndarray:
     """Return the 128 colours of the animation, (128, 3) uint8."""
-    field = colormaps[FIELD](np.linspace(0, 1, _COLOURS))[:, :3]
+    field = colormaps[FIELD](np.linspace(0, 1, _FIELD_COLORS))[:, :3]
     greys = np.repeat(np.linspace(0, 1, _GREYS)[:, None], 3, axis=1)
-    missing = [[int(MISSING[place : place + 2], 16) / 255 for place in (1, 3, 5)]]
+    missing = [to_rgb(MISSING)]
     return np.rint(255 * np.concatenate([field, greys, missing])).astype(np.uint8)

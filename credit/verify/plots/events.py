@@ -8,45 +8,54 @@ import numpy as np
 from matplotlib import colormaps
 from matplotlib.figure import Figure
 
-from credit.verify.plots.style import LEAST_WIDTH, add_legend, new_figure
-from credit.verify.scores.reliability import OBSERVED, POINTS
-from credit.verify.significance.bootstrap import ends_of
+from credit.verify.plots.style import MIN_WIDTH, add_legend, add_title, new_figure
+from credit.verify.scores.reliability import OBSERVED, POINT_NAMES
+from credit.verify.significance.bootstrap import interval_names
 from credit.verify.table.table import ScoreTable
 
 
 def reliability_diagrams(table: ScoreTable, leads: Sequence[float]) -> Figure:
-    """Observed frequency by forecast probability of the model (top), and how often that was forecast; global.
+    """Return the figure of observed frequency by forecast probability (top), and how often each was forecast.
 
-    A column an event, a line a lead time (hours), bars the 95 % intervals of the observed frequency.
+    The scores are those of the model for the globe. There is a column for each event and a line for each lead time
+    (hours); bars are the 95 % intervals of the observed frequency.
     """
-    figure = new_figure(max(3.1 * len(table.events) + 0.6, LEAST_WIDTH), 4.9)
+    figure = new_figure(max(3.1 * len(table.events) + 0.6, MIN_WIDTH), 4.9)
     axes = figure.subplots(2, len(table.events), sharex=True, sharey="row", squeeze=False, height_ratios=[3, 1])
-    shades = colormaps["viridis"](np.linspace(0.1, 0.75, len(leads)))
+    colors = colormaps["viridis"](np.linspace(0.1, 0.75, len(leads)))
     data = table.dataset.sel(forecast="model", region="global")
     for column, event in enumerate(table.events):
-        upper, lower = axes[:, column]
-        upper.plot([0, 1], [0, 1], color="black", linewidth=0.8, label="Reliable")
-        own = data.sel(event=event)
-        for lead, colour in zip(leads, shades, strict=True):
-            at = own.sel(lead=lead)
-            p, frequency, observed = (at[name].values for name in POINTS)
-            upper.plot(p, observed, color=colour, marker="o", markersize=3.5, linewidth=1.6, label=f"{lead:g} h")
-            low, high = (at[name].values for name in ends_of([OBSERVED]))
-            upper.vlines(p, low, high, color=colour, linewidth=3.5, alpha=0.45)
-            lower.plot(p, frequency, color=colour, marker="o", markersize=3.5, linewidth=1.2)
-        base = float(np.nansum(frequency * observed))
-        upper.axhline(base, color="#888888", linewidth=0.8, linestyle="--", label="How often it happened")
-        upper.set_title(event, pad=18)
-        upper.annotate(
-            own["event_definition"].item(), (0.5, 1), (0, 4), "axes fraction", "offset points", ha="center", va="bottom"
+        diagram_axis, frequency_axis = axes[:, column]
+        diagram_axis.plot([0, 1], [0, 1], color="black", linewidth=0.8, label="Reliable")
+        event_data = data.sel(event=event)
+        for lead, color in zip(leads, colors, strict=True):
+            lead_data = event_data.sel(lead=lead)
+            probability, frequency, observed = (lead_data[name].values for name in POINT_NAMES)
+            low, high = (lead_data[name].values for name in interval_names([OBSERVED]))
+            diagram_axis.plot(
+                probability, observed, color=color, marker="o", markersize=3.5, linewidth=1.6, label=f"{lead:g} h"
+            )
+            diagram_axis.vlines(probability, low, high, color=color, linewidth=3.5, alpha=0.45)
+            frequency_axis.plot(probability, frequency, color=color, marker="o", markersize=3.5, linewidth=1.2)
+        base_rate = float(np.nansum(frequency * observed))
+        diagram_axis.axhline(base_rate, color="#888888", linewidth=0.8, linestyle="--", label="Base rate")
+        diagram_axis.set_title(event, pad=18)
+        diagram_axis.annotate(
+            event_data["event_definition"].item(),
+            xy=(0.5, 1),
+            xytext=(0, 4),
+            xycoords="axes fraction",
+            textcoords="offset points",
+            ha="center",
+            va="bottom",
         )
-        upper.set_xlim(-0.03, 1.03)
-        upper.set_ylim(-0.03, 1.03)
-        lower.set_ylim(0, 1.03)
-        lower.set_xlabel("Forecast probability")
+        diagram_axis.set_xlim(-0.03, 1.03)
+        diagram_axis.set_ylim(-0.03, 1.03)
+        frequency_axis.set_ylim(0, 1.03)
+        frequency_axis.set_xlabel("Forecast probability")
     axes[0, 0].set_ylabel("Observed frequency")
     axes[1, 0].set_ylabel("Forecast\nfrequency")
     add_legend(figure, axes[0])
     bars = "; bars: 95 % intervals" if np.isfinite(data[f"{OBSERVED}_low"]).any() else ""
-    figure.suptitle(f"Reliability diagrams, global{bars}")
+    add_title(figure, f"Reliability diagrams of {table.display_name('model')}, global{bars}")
     return figure

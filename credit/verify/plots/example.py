@@ -1,4 +1,4 @@
-"""Pictures of the example forecast: maps, Hovmoeller diagrams, animations."""
+"""Figures of the example forecast: maps, Hovmoeller diagrams, animations."""
 
 from __future__ import annotations
 
@@ -7,67 +7,82 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from credit.verify.partial_scores import FieldsByChannelAndLead
 from credit.verify.plots.animation import animate
 from credit.verify.plots.hovmoeller import hovmoeller, latitude_time
 from credit.verify.plots.maps import Background, maps
 from credit.verify.plots.style import draw
-from credit.verify.statistics.partial_scores import Pairs
 
 if TYPE_CHECKING:
     from credit.data.reader import FieldReader
     from credit.verify.scorer import Verification
 
-_LEAST_LEADS = 2  # one time is no diagram over time
+# One time does not make a diagram over time.
+_MIN_LEADS = 2
 
 
-def draw_example(found: Verification, reader: FieldReader, figures: Path) -> list[tuple[str, Path]]:
-    """Draw what `found` has kept of its example into a folder; return (caption, path).
+def draw_example(verification: Verification, reader: FieldReader, folder: Path) -> list[tuple[str, Path]]:
+    """Draw the example of a verification into a folder; return (caption, path) of the figures.
 
     Raises:
         CreditError: if a figure cannot be written.
     """
-    background, course = Background.of(reader, found.grid), found.course
-    at = found.example, reader.calendar
-    forecast_name = "Ensemble mean" if course.is_ensemble else "Forecast"
-    drawn = []
-    for name in found.figure_channels:
-        what = name, found.table.units(name), _fields(found.maps, name), *at, background
-        path = draw(figures / f"maps_{name}.png", maps, *what)
+    evolution = verification.evolution
+    units = verification.table.units
+    start = verification.example, reader.calendar
+    forecast_name = verification.table.display_name("model")
+    if evolution.is_ensemble:
+        forecast_name = f"ensemble mean of {forecast_name}"
+    background = Background.of(reader, verification.grid)
+    figures = []
+    for name in verification.figure_channels:
+        fields = _by_lead(verification.maps, name)
+        path = draw(folder / f"maps_{name}.png", maps, name, units(name), fields, *start, background, forecast_name)
         caption = (
             f"{name}: truth, forecast, error and, of an ensemble, spread; one initial time. Each error has its own "
             "scale."
         )
-        drawn.append((caption, path))
-    south, north = course.band
-    for name in found.figure_channels:
-        strips, zonal = _fields(course.strips, name), _fields(course.zonal, name)
+        figures.append((caption, path))
+    south, north = evolution.band
+    for name in verification.figure_channels:
+        strips = _by_lead(evolution.strips, name)
         if _can_be_drawn(strips):
-            what = name, found.table.units(name), strips, course.band, forecast_name, *at, background
+            path = draw(
+                folder / f"hovmoeller_{name}.png",
+                hovmoeller, name, units(name), strips, evolution.band, forecast_name, *start, background,
+            )  # fmt: skip
             caption = (
                 f"{name}: Hovmoeller diagram of the same forecast, mean over {south:g} to {north:g} degrees north. "
-                "What travels is slanted; where forecast and truth slant alike, waves move at the right speed."
+                "Moving waves are slanted; where forecast and truth have the same slant, their speed is right."
             )
-            drawn.append((caption, draw(figures / f"hovmoeller_{name}.png", hovmoeller, *what)))
+            figures.append((caption, path))
+        zonal = _by_lead(evolution.zonal, name)
         if _can_be_drawn(zonal):
-            what = name, found.table.units(name), zonal, forecast_name, *at, found.grid
+            path = draw(
+                folder / f"hovmoeller_latitude_{name}.png",
+                latitude_time, name, units(name), zonal, forecast_name, *start, verification.grid,
+            )  # fmt: skip
             caption = (
                 f"{name}: zonal mean of the same forecast by lead time and latitude. An error that stays "
                 "and grows to the right is a drift of these latitudes; waves cancel in a zonal mean."
             )
-            drawn.append((caption, draw(figures / f"hovmoeller_latitude_{name}.png", latitude_time, *what)))
-    background = Background.of(reader, course.frame_grid)
-    for name in dict.fromkeys(name for name, _ in course.frames):
-        what = name, found.table.units(name), _fields(course.frames, name), forecast_name, *at, background
-        caption = f"{name}: the same forecast and its truth from lead time to lead time."
-        drawn.append((caption, animate(figures / f"animation_{name}.gif", *what)))
-    return drawn
+            figures.append((caption, path))
+    background = Background.of(reader, evolution.frame_grid)
+    for name in dict.fromkeys(channel for channel, _ in evolution.frames):
+        frames = _by_lead(evolution.frames, name)
+        path = animate(
+            folder / f"animation_{name}.gif", name, units(name), frames, forecast_name, *start, background
+        )  # fmt: skip
+        figures.append((f"{name}: the same forecast and its truth from lead time to lead time.", path))
+    return figures
 
 
-def _can_be_drawn(pairs: dict[int, tuple[np.ndarray, ...]]) -> bool:
-    """Whether there are times enough, and something that is not masked."""
-    return len(pairs) >= _LEAST_LEADS and bool(np.isfinite(list(pairs.values())).any())
+def _can_be_drawn(fields: dict[int, tuple[np.ndarray, ...]]) -> bool:
+    """Return True if there are enough lead times, and a value that is not masked."""
+    return len(fields) >= _MIN_LEADS and bool(np.isfinite(list(fields.values())).any())
 
 
-def _fields(pairs: Pairs, name: str) -> dict[int, tuple[np.ndarray, ...]]:
-    """Return lead time, increasing -> a channel's fields."""
-    return {lead: pairs[name, lead] for lead in sorted(lead for channel, lead in pairs if channel == name)}
+def _by_lead(fields: FieldsByChannelAndLead, name: str) -> dict[int, tuple[np.ndarray, ...]]:
+    """Return lead time, increasing -> fields of one channel."""
+    leads = sorted(lead for channel, lead in fields if channel == name)
+    return {lead: fields[name, lead] for lead in leads}

@@ -1,6 +1,6 @@
-"""Hovmoeller diagrams: what travels is slanted.
+"""Hovmoeller diagrams: longitude and time of a mean over a band of latitudes, and time and latitude of a zonal mean.
 
-Longitude and time of a mean over a band of latitudes; time and latitude of a mean over the longitudes.
+Moving waves are slanted.
 """
 
 from __future__ import annotations
@@ -20,39 +20,41 @@ from credit.verify.plots.maps import (
     MISSING,
     WIDE_BAR,
     Background,
-    degrees_east,
-    degrees_north,
-    largest,
-    limits,
+    format_latitude_axis,
+    format_longitude_axis,
     narrow_bar,
+    robust_range,
+    symmetric_limit,
 )
 from credit.verify.plots.scores import lead_unit
-from credit.verify.plots.style import new_figure, pretty_units
+from credit.verify.plots.style import add_title, display_units, new_figure
 
 
 def hovmoeller(
     channel: str, units: str, strips: Mapping[int, Sequence[np.ndarray]], band: tuple[float, float],
     forecast_name: str, initial: int, calendar: Calendar, background: Background,
 ) -> Figure:  # fmt: skip
-    """Truth, forecast and error of one forecast by longitude; time runs downwards.
+    """Return the figure of truth, forecast and error of one forecast by longitude; time runs downwards.
 
     Args:
-        channel: its name.
-        units: its units.
+        channel: name of the channel.
+        units: units of the fields.
         strips: lead time in minutes -> (truth, forecast), each (W,); at least two lead times, increasing.
         band: south and north of the mean in degrees.
-        forecast_name: what the forecast is, for the title.
+        forecast_name: name of the forecast for the title.
         initial: initial time in minutes.
         calendar: of the times.
         background: with the grid of the strips.
     """
-    edges, unit = _times(strips)
-    between = " to ".join(f"{abs(value):g}°{'S' if value < 0 else 'N' if value > 0 else ''}" for value in band)
-    title = f"{channel}, mean over {between}: forecast from {calendar.format(initial).replace('T', ' ')} UTC"
+    time_axis, unit = _time_edges(strips)
+    south, north = band
+    band_name = f"{_format_latitude(south)} to {_format_latitude(north)}"
+    start = calendar.format(initial).replace("T", " ")
+    title = f"{channel}, mean over {band_name}: {forecast_name} from {start} UTC"
     values = _stack(strips)[..., background.order]
-    figure, axes = _panels(channel, units, background.edges, edges, values, forecast_name, title)
+    figure, axes = _panels(channel, units, background.edges, time_axis, values, title)
     for axis in axes:
-        degrees_east(axis, background)
+        format_longitude_axis(axis, background)
         axis.set_xlabel("Longitude")
     axes[0].set_ylabel(f"Lead time ({unit})")
     axes[0].invert_yaxis()
@@ -63,67 +65,75 @@ def latitude_time(
     channel: str, units: str, zonal: Mapping[int, Sequence[np.ndarray]], forecast_name: str, initial: int,
     calendar: Calendar, grid: LatLonGrid,
 ) -> Figure:  # fmt: skip
-    """Truth, forecast and error of the zonal mean of one forecast by latitude; time runs to the right.
+    """Return the figure of truth, forecast and error of the zonal mean by latitude; time runs to the right.
 
     Args:
-        channel: its name.
-        units: its units.
+        channel: name of the channel.
+        units: units of the fields.
         zonal: lead time in minutes -> (truth, forecast), each (H,); at least two lead times, increasing.
-        forecast_name: what the forecast is, for the title.
+        forecast_name: name of the forecast for the title.
         initial: initial time in minutes.
         calendar: of the times.
         grid: of the rows.
     """
-    edges, unit = _times(zonal)
-    title = f"{channel}, zonal mean: forecast from {calendar.format(initial).replace('T', ' ')} UTC"
+    time_axis, unit = _time_edges(zonal)
+    title = f"{channel}, zonal mean: {forecast_name} from {calendar.format(initial).replace('T', ' ')} UTC"
     values = _stack(zonal).swapaxes(1, 2)
-    figure, axes = _panels(channel, units, edges, grid.lat_bounds, values, forecast_name, title)
+    figure, axes = _panels(channel, units, time_axis, grid.lat_bounds, values, title)
     for axis in axes:
-        degrees_north(axis)
+        format_latitude_axis(axis)
         axis.set_xlabel(f"Lead time ({unit})")
     axes[0].set_ylabel("Latitude")
     return figure
 
 
-def _times(pairs: Mapping[int, Sequence[np.ndarray]]) -> tuple[np.ndarray, str]:
+def _format_latitude(value: float) -> str:
+    side = "S" if value < 0 else "N"
+    return f"{abs(value):g}°{side if value else ''}"
+
+
+def _time_edges(pairs: Mapping[int, Sequence[np.ndarray]]) -> tuple[np.ndarray, str]:
     """Return the edges between lead times and their unit."""
     unit, hours = lead_unit(max(pairs) / 60)
     return time_edges(np.array(list(pairs)) / 60 / hours), unit
 
 
 def time_edges(times: np.ndarray) -> np.ndarray:
-    """Return (L + 1,) edges half way between increasing times (L,), the outermost as far out as the next is in."""
+    """Return (L + 1,) edges half way between increasing times (L,); the first and last intervals are centred."""
     middles = (times[:-1] + times[1:]) / 2
     return np.concatenate([[2 * times[0] - middles[0]], middles, [2 * times[-1] - middles[-1]]])
 
 
 def _stack(pairs: Mapping[int, Sequence[np.ndarray]]) -> np.ndarray:
     """Return truth and forecast, (2, L, N)."""
-    return np.stack([np.stack([own[number] for own in pairs.values()]) for number in range(2)])
+    truth = np.stack([fields[0] for fields in pairs.values()])
+    forecast = np.stack([fields[1] for fields in pairs.values()])
+    return np.stack([truth, forecast])
 
 
 def _panels(
-    channel: str, units: str, x_edges: np.ndarray, y_edges: np.ndarray, values: np.ndarray, forecast_name: str,
-    title: str,
-) -> tuple[Figure, Sequence[Axes]]:  # fmt: skip
-    """Draw truth and forecast, values (2, Y, X), in the same colours, and the error."""
-    units, error = pretty_units(units), values[1] - values[0]
-    low, high = limits(values)
-    widest = largest([error])
+    channel: str, units: str, x_edges: np.ndarray, y_edges: np.ndarray, values: np.ndarray, title: str
+) -> tuple[Figure, Sequence[Axes]]:
+    """Draw truth and forecast, values (2, Y, X), in the same colour scale, and the error."""
+    factor, units = display_units(units)
+    truth, forecast = factor * values
+    error = forecast - truth
+    low, high = robust_range([truth, forecast])
+    error_limit = symmetric_limit([error])
     figure = new_figure(11.0, 4.4)
     axes = figure.subplots(1, 3, sharex=True, sharey=True)
     meshes = []
     panels = [
-        ("Truth", values[0], FIELD, low, high),
-        (forecast_name, values[1], FIELD, low, high),
-        ("Error", error, ERROR, -widest, widest),
+        ("Truth", truth, FIELD, low, high),
+        ("Forecast", forecast, FIELD, low, high),
+        ("Error", error, ERROR, -error_limit, error_limit),
     ]
-    for axis, (name, own, colours, least, most) in zip(axes, panels, strict=True):
-        palette = colormaps[colours].with_extremes(bad=MISSING)
-        meshes.append(axis.pcolormesh(x_edges, y_edges, own, cmap=palette, vmin=least, vmax=most))
+    for axis, (panel_title, field, colormap, smallest, largest) in zip(axes, panels, strict=True):
+        colors = colormaps[colormap].with_extremes(bad=MISSING)
+        meshes.append(axis.pcolormesh(x_edges, y_edges, field, cmap=colors, vmin=smallest, vmax=largest))
         axis.grid(False)
-        axis.set_title(name)
+        axis.set_title(panel_title)
     figure.colorbar(meshes[0], ax=axes[:2], label=f"{channel} ({units})", **WIDE_BAR)
     narrow_bar(figure, meshes[2], axes[2], f"forecast minus truth ({units})")
-    figure.suptitle(title)
+    add_title(figure, title)
     return figure, axes

@@ -1,6 +1,6 @@
 """Maps in the Equal Earth projection.
 
-Areas of Equal Earth are true, so an error takes as much of the picture as it weighs in a score. Nothing is downloaded:
+The projection preserves areas, so an error takes as much of the picture as it weighs in a score. Nothing is downloaded:
 the coastline is the data's own land fraction at one half.
 """
 
@@ -21,21 +21,23 @@ from matplotlib.ticker import MaxNLocator
 from credit.calendar import Calendar
 from credit.data.formats.regrid import Regridder
 from credit.grid import LatLonGrid
-from credit.verify.plots.style import new_figure, pretty_units
+from credit.verify.plots.style import add_title, display_units, new_figure
 
 if TYPE_CHECKING:
     from credit.data.reader import FieldReader
 
 FIELD, ERROR, SPREAD = "viridis", "RdBu_r", "magma_r"
 MISSING = "#CCCCCC"
-# of the error's largest, the least that the spread's is drawn with the same scale
+# The spread is drawn in the scale of the error if its largest value is at least this fraction of the error's.
 _COMMON_SCALE = 1 / 3
 WIDE_BAR = {"orientation": "horizontal", "shrink": 0.7, "aspect": 40, "pad": 0.02, "extend": "both"}
 _NARROW_BAR = WIDE_BAR | {"shrink": 0.85, "aspect": 25}
 _LAND_STANDARD_NAMES = ("land_area_fraction", "land_binary_mask")
-_PARALLELS, _MERIDIANS, _LATITUDES = range(-60, 61, 30), range(-180, 181, 60), range(-90, 91, 30)
-# degrees; columns this near to the dateline lie on it
-_ASIDE = 1e-7
+_PARALLELS = range(-60, 61, 30)
+_MERIDIANS = range(-180, 181, 60)
+_LATITUDE_TICKS = range(-90, 91, 30)
+# Columns this near to the dateline lie on it, in degrees.
+_DATELINE_TOLERANCE = 1e-7
 _GRATICULE = {"color": "black", "linewidth": 0.4, "alpha": 0.25}
 _LABEL = {"fontsize": 6.5, "color": "#444444", "textcoords": "offset points"}
 
@@ -58,7 +60,7 @@ def equal_earth(lon: np.ndarray, lat: np.ndarray) -> tuple[np.ndarray, np.ndarra
 
 @dataclass(frozen=True)
 class Background:
-    """What maps are drawn on: the grid's cells, turned so that Greenwich is in the middle.
+    """Grid and coastline of maps, with the columns rotated so that Greenwich is in the middle.
 
     Attributes:
         grid: the grid.
@@ -79,28 +81,31 @@ class Background:
     @cached_property
     def order(self) -> np.ndarray:
         """(W,) the grid's columns eastward from the dateline, or from the one that lies on it."""
-        return np.roll(np.arange(len(self.grid.lon)), -int(self._beyond.argmax()))
+        return np.roll(np.arange(len(self.grid.lon)), -int(self._is_beyond_dateline.argmax()))
 
     @cached_property
     def edges(self) -> np.ndarray:
         """(W + 1,) edges of the turned columns, degrees east, the last 360 beyond the first."""
-        first, width = self.order[0], 360.0 / len(self.grid.lon)
-        west = self.grid.lon[first] - (360.0 if self._beyond[first] else 0.0)
+        first = self.order[0]
+        width = 360.0 / len(self.grid.lon)
+        west = self.grid.lon[first]
+        if self._is_beyond_dateline[first]:
+            west -= 360.0
         return west + width * (np.arange(len(self.order) + 1) - 0.5)
 
     @cached_property
-    def _beyond(self) -> np.ndarray:
-        """(W,) whether a column reaches beyond the dateline."""
-        return self.grid.lon > 180.0 - 180.0 / len(self.grid.lon) + _ASIDE
+    def _is_beyond_dateline(self) -> np.ndarray:
+        """(W,) bool, True for columns that reach beyond the dateline."""
+        return self.grid.lon > 180.0 - 180.0 / len(self.grid.lon) + _DATELINE_TOLERANCE
 
-    def places(self, lon: np.ndarray, lat: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return where points of longitudes between the outermost edges and latitudes, of one shape, lie on a map."""
-        # cut between two columns of the grid, so that no cell is
+    def project(self, lon: np.ndarray, lat: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return x and y on the map of longitudes between the outermost edges and latitudes, of one shape."""
+        # The map is cut between two columns of the grid, so that no cell is cut.
         return equal_earth(lon - self.edges[0] - 180.0, lat)
 
 
 def _land_fraction(reader: FieldReader) -> np.ndarray | None:
-    """Return the land fraction where a static field of the data is one."""
+    """Return the land fraction if it is among the static fields of the data."""
     for number, channel in enumerate(reader.channels.static_stored):
         if reader.attributes.get(channel.variable, {}).get("standard_name") in _LAND_STANDARD_NAMES:
             return reader.static()[number]
@@ -113,13 +118,12 @@ def map_axes(figure: Figure, rows: int, columns: int) -> np.ndarray:
 
 
 def draw_map(
-    axis: Axes, field: np.ndarray, background: Background, colours: str, low: float, high: float
+    axis: Axes, field: np.ndarray, background: Background, colormap: str, low: float, high: float
 ) -> QuadMesh:  # fmt: skip
     """Draw a field (H, W), each cell in its colour, with the coastline over it; NaN is grey."""
-    grid = background.grid
-    palette = colormaps[colours].with_extremes(bad=MISSING)
-    corners = background.places(*np.meshgrid(background.edges, grid.lat_bounds))
-    mesh = axis.pcolormesh(*corners, field[:, background.order], cmap=palette, vmin=low, vmax=high, rasterized=True)
+    colors = colormaps[colormap].with_extremes(bad=MISSING)
+    x, y = background.project(*np.meshgrid(background.edges, background.grid.lat_bounds))
+    mesh = axis.pcolormesh(x, y, field[:, background.order], cmap=colors, vmin=low, vmax=high, rasterized=True)
     if background.land is not None:
         _draw_coastline(axis, background)
     _draw_graticule(axis, background)
@@ -130,94 +134,118 @@ def draw_map(
 
 def _draw_graticule(axis: Axes, background: Background) -> None:
     """Draw parallels, meridians and the edge of the map, and their degrees on the left and below."""
-    (west, *_, east), along, up = background.edges, np.linspace(0, 1, 61), np.linspace(-90, 90, 61)
+    west = background.edges[0]
+    east = background.edges[-1]
+    longitudes = west + (east - west) * np.linspace(0, 1, 61)
+    latitudes = np.linspace(-90, 90, 61)
     for parallel in _PARALLELS:
-        line = background.places(west + (east - west) * along, np.full(61, float(parallel)))
-        axis.plot(*line, **_GRATICULE)
-        at = line[0][0], line[1][0]
-        axis.annotate(_degrees(parallel, "S", "N"), at, (-2, 0), ha="right", va="center", **_LABEL)
+        x, y = background.project(longitudes, np.full(61, float(parallel)))
+        axis.plot(x, y, **_GRATICULE)
+        label = _format_degrees(parallel, "S", "N")
+        axis.annotate(label, (x[0], y[0]), (-2, 0), ha="right", va="center", **_LABEL)
     for meridian in _MERIDIANS:
         if west < meridian < east:
-            line = background.places(np.full(61, float(meridian)), up)
-            axis.plot(*line, **_GRATICULE)
+            x, y = background.project(np.full(61, float(meridian)), latitudes)
+            axis.plot(x, y, **_GRATICULE)
             if abs(meridian) < 180:
-                at = line[0][0], line[1][0]
-                axis.annotate(_degrees(meridian, "W", "E"), at, (0, -2), ha="center", va="top", **_LABEL)
-    edge = np.concatenate([np.full(61, west), np.full(61, east), [west]]), np.concatenate([up, up[::-1], up[:1]])
-    axis.plot(*background.places(*edge), color="black", linewidth=0.6, clip_on=False)
+                label = _format_degrees(meridian, "W", "E")
+                axis.annotate(label, (x[0], y[0]), (0, -2), ha="center", va="top", **_LABEL)
+    outline_lon = np.concatenate([np.full(61, west), np.full(61, east), [west]])
+    outline_lat = np.concatenate([latitudes, latitudes[::-1], latitudes[:1]])
+    axis.plot(*background.project(outline_lon, outline_lat), color="black", linewidth=0.6, clip_on=False)
 
 
-def degrees_east(axis: Axes, background: Background) -> None:
-    """Make the horizontal axis one of longitude, closed all round."""
-    axis.set_xticks(_MERIDIANS, [_degrees(value, "W", "E") for value in _MERIDIANS])
+def format_longitude_axis(axis: Axes, background: Background) -> None:
+    """Make the horizontal axis one of longitude, with a closed frame."""
+    axis.set_xticks(_MERIDIANS, [_format_degrees(value, "W", "E") for value in _MERIDIANS])
     axis.set_xlim(background.edges[0], background.edges[-1])
     axis.spines[["top", "right"]].set_visible(True)
 
 
-def degrees_north(axis: Axes) -> None:
+def format_latitude_axis(axis: Axes) -> None:
     """Make the vertical axis one of latitude, from pole to pole."""
-    axis.set_yticks(_LATITUDES, [_degrees(value, "S", "N") for value in _LATITUDES])
+    axis.set_yticks(_LATITUDE_TICKS, [_format_degrees(value, "S", "N") for value in _LATITUDE_TICKS])
     axis.set_ylim(-90, 90)
     axis.spines[["top", "right"]].set_visible(True)
 
 
 def _draw_coastline(axis: Axes, background: Background) -> None:
-    """Draw where the land fraction is one half, up to the edges of the map."""
-    land, edges = background.land[:, background.order], background.edges
-    seam = (land[:, :1] + land[:, -1:]) / 2
+    """Draw the line where the land fraction is one half, up to the edges of the map."""
+    land = background.land[:, background.order]
+    edges = background.edges
+    # The first and the last column meet at the edges of the map.
+    land_at_edge = (land[:, :1] + land[:, -1:]) / 2
     lon = np.concatenate([edges[:1], (edges[:-1] + edges[1:]) / 2, edges[-1:]])
-    places = background.places(*np.meshgrid(lon, background.grid.lat))
-    axis.contour(*places, np.hstack([seam, land, seam]), [0.5], colors="black", linewidths=0.6)
+    x, y = background.project(*np.meshgrid(lon, background.grid.lat))
+    land = np.hstack([land_at_edge, land, land_at_edge])
+    axis.contour(x, y, land, [0.5], colors="black", linewidths=0.6)
 
 
-def _degrees(value: int, negative: str, positive: str) -> str:
-    side = "" if value % 180 == 0 else negative if value < 0 else positive
-    return f"{abs(value)}°{side}"
+def _format_degrees(value: int, negative: str, positive: str) -> str:
+    if value % 180 == 0:
+        return f"{abs(value)}°"
+    return f"{abs(value)}°{negative if value < 0 else positive}"
 
 
 def maps(
     channel: str, units: str, fields: Mapping[int, Sequence[np.ndarray]], initial: int, calendar: Calendar,
-    background: Background,
+    background: Background, forecast_name: str = "Forecast",
 ) -> Figure:  # fmt: skip
-    """Truth, forecast, error and, where it is given, spread at one initial time; a row a lead time (minutes).
+    """Return the figure of truth, forecast, error and, if it is given, spread at one initial time.
 
-    Truth and forecast have one scale; each error has its own, so that the first day's is no blank map.
+    There is a row for each lead time. Truth and forecast have one colour scale; each error has its own, because errors
+    of the first day would be invisible in the scale of later ones.
+
+    Args:
+        channel: name of the channel.
+        units: units of the fields; see `credit.verify.plots.style.display_units` for those of the figure.
+        fields: lead time in minutes -> (truth, forecast) or (truth, ensemble mean, spread), each (H, W).
+        initial: initial time in minutes.
+        calendar: of the times.
+        background: with the grid of the fields.
+        forecast_name: name of the forecast for the title.
     """
-    units = pretty_units(units)
-    low, high = limits([field for own in fields.values() for field in own[:2]])
+    factor, units = display_units(units)
+    scaled_fields = {lead: [factor * field for field in lead_fields] for lead, lead_fields in fields.items()}
+    truths_and_forecasts = []
+    for lead_fields in scaled_fields.values():
+        truths_and_forecasts += lead_fields[:2]
+    low, high = robust_range(truths_and_forecasts)
     columns = 1 + len(next(iter(fields.values())))
-    forecast_name = "Forecast" if columns == 3 else "Ensemble mean"
+    has_spread = columns == 4
+    # Maps are twice as wide as high; each error and spread has a colour bar beside it.
     figure = new_figure(11.0 / 3 * columns + 0.8 * (columns - 1), 2.05 * len(fields) + 0.45)
     axes = map_axes(figure, len(fields), columns)
     area = background.grid.area_weights()
-    for row, (lead, own) in enumerate(fields.items()):
-        field = draw_map(axes[row, 0], own[0], background, FIELD, low, high)
-        draw_map(axes[row, 1], own[1], background, FIELD, low, high)
+    for row, (lead, lead_fields) in enumerate(scaled_fields.items()):
+        truth, forecast = lead_fields[:2]
+        field_mesh = draw_map(axes[row, 0], truth, background, FIELD, low, high)
+        draw_map(axes[row, 1], forecast, background, FIELD, low, high)
         axes[row, 0].set_title(f"Truth, {calendar.format(initial + lead).replace('T', ' ')} UTC")
-        axes[row, 1].set_title(f"{forecast_name} at {lead / 60:g} h")
-        error = own[1] - own[0]
-        widest = largest([error])
-        mesh = draw_map(axes[row, 2], error, background, ERROR, -widest, widest)
+        axes[row, 1].set_title(f"{'Ensemble mean' if has_spread else 'Forecast'} at {lead / 60:g} h")
+        error = forecast - truth
+        error_limit = symmetric_limit([error])
+        error_mesh = draw_map(axes[row, 2], error, background, ERROR, -error_limit, error_limit)
         axes[row, 2].set_title(f"Error, RMSE {_root_mean_square(error, area):.3g} {units}")
-        _side_bar(figure, mesh, axes[row, 2], f"forecast \N{MINUS SIGN} truth ({units})")
-        if columns == 4:
-            _draw_spread(figure, axes[row, 3], own[2], widest, background, units)
-    _side_bar(figure, field, axes[:, :2], f"{channel} ({units})")
-    own_scales = "; each error has its own scale" if len(fields) > 1 else ""
-    figure.suptitle(f"{channel}: forecast from {calendar.format(initial).replace('T', ' ')} UTC{own_scales}")
+        _side_bar(figure, error_mesh, axes[row, 2], f"forecast \N{MINUS SIGN} truth ({units})")
+        if has_spread:
+            _draw_spread(figure, axes[row, 3], lead_fields[2], error_limit, background, units)
+    _side_bar(figure, field_mesh, axes[:, :2], f"{channel} ({units})")
+    note = "; each error has its own scale" if len(fields) > 1 else ""
+    add_title(figure, f"{channel}: {forecast_name} from {calendar.format(initial).replace('T', ' ')} UTC{note}")
     return figure
 
 
 def _draw_spread(
-    figure: Figure, axis: Axes, spread: np.ndarray, widest: float, background: Background, units: str
+    figure: Figure, axis: Axes, spread: np.ndarray, error_limit: float, background: Background, units: str
 ) -> None:
-    """Draw a spread in the scale of the error beside it, which goes as far as `widest`; one far below it in its own."""
-    most = largest([spread])
-    # in the error's colours a spread far below it would be a blank map
-    common = most >= _COMMON_SCALE * widest
-    mesh = draw_map(axis, spread, background, SPREAD, 0.0, widest if common else most)
+    """Draw a spread in the scale of the error, which ends at `error_limit`; one far below it in a scale of its own."""
+    spread_limit = symmetric_limit([spread])
+    # A spread far below the error would be invisible in its scale.
+    has_common_scale = spread_limit >= _COMMON_SCALE * error_limit
+    mesh = draw_map(axis, spread, background, SPREAD, 0.0, error_limit if has_common_scale else spread_limit)
     axis.set_title(f"Spread, {_root_mean_square(spread, background.grid.area_weights()):.3g} {units}")
-    scale = "" if common else f"\nown scale: {most / widest:.2g} of the error's"
+    scale = "" if has_common_scale else f"\nown scale: {spread_limit / error_limit:.2g} of the error's"
     _side_bar(figure, mesh, axis, f"standard deviation ({units}){scale}", extend="max")
 
 
@@ -230,33 +258,38 @@ def _side_bar(figure: Figure, mesh: QuadMesh, axes: Axes | np.ndarray, label: st
 
 
 def narrow_bar(figure: Figure, mesh: QuadMesh, axis: Axes, label: str) -> None:
-    """Draw a colour bar below one of several axes, with so few ticks that their labels stay apart."""
+    """Draw a colour bar below one of several axes, with few ticks, so that their labels do not overlap."""
     figure.colorbar(mesh, ax=axis, label=label, ticks=MaxNLocator(5), **_NARROW_BAR)
 
 
 def _root_mean_square(field: np.ndarray, area: np.ndarray) -> float:
-    seen = np.isfinite(field)
-    return float(np.sqrt((field[seen] ** 2 * area[seen]).sum() / area[seen].sum()))
+    is_valid = np.isfinite(field)
+    return float(np.sqrt((field[is_valid] ** 2 * area[is_valid]).sum() / area[is_valid].sum()))
 
 
-def portrait(field: np.ndarray, values: np.ndarray, background: Background, units: str) -> Figure:
-    """A field (H, W) as a map, and how often each of `values` occurs, with a logarithmic count."""
+def map_and_histogram(field: np.ndarray, values: np.ndarray, background: Background, units: str) -> Figure:
+    """Return the figure of a field (H, W) as a map, and of the histogram of `values` with a logarithmic count."""
+    factor, units = display_units(units)
+    field = factor * field
+    values = factor * values
     figure = new_figure(9.6, 2.9)
     left, right = figure.subplots(1, 2, width_ratios=[5, 3])
-    mesh = draw_map(left, field, background, FIELD, *limits([field]))
+    mesh = draw_map(left, field, background, FIELD, *robust_range([field]))
     figure.colorbar(mesh, ax=left, shrink=0.9, pad=0.02)
     right.hist(values[np.isfinite(values)].ravel(), bins=60, color="#0072B2", log=True)
-    right.set_xlabel(pretty_units(units))
+    right.set_xlabel(units)
     right.set_ylabel("cells")
     return figure
 
 
-def limits(fields: Sequence[np.ndarray]) -> tuple[float, float]:
-    """Return the range of all but the outermost half percent."""
+def robust_range(fields: Sequence[np.ndarray]) -> tuple[float, float]:
+    """Return the range of all values but the lowest and highest half percent."""
     low, high = np.nanpercentile(np.stack(fields), [0.5, 99.5])
-    return float(low), float(high) if high > low else float(low) + 1.0
+    if high <= low:
+        high = low + 1.0
+    return float(low), float(high)
 
 
-def largest(errors: Sequence[np.ndarray]) -> float:
-    """Return what all but half a percent of the absolute errors of each field stay below, for symmetric colours."""
+def symmetric_limit(errors: Sequence[np.ndarray]) -> float:
+    """Return the limit of a symmetric colour scale: half a percent of the absolute errors of a field exceed it."""
     return max(float(np.nanpercentile(np.abs(error), 99.5)) for error in errors) or 1.0

@@ -1,4 +1,4 @@
-"""Figures of a run that is still training: RMSE by lead time at each view so far, and maps of one forecast."""
+"""Preview figures of a run that is still training: RMSE by lead time at each preview, and maps of one forecast."""
 
 from __future__ import annotations
 
@@ -11,25 +11,29 @@ from matplotlib.figure import Figure
 
 from credit.data.reader import FieldReader
 from credit.verify.plots.maps import Background, maps
-from credit.verify.plots.scores import lead_unit, tick_leads
-from credit.verify.plots.style import LEAST_WIDTH, add_legend, add_title, draw, new_figure, pretty_units
+from credit.verify.plots.scores import lead_unit, set_lead_ticks
+from credit.verify.plots.style import MIN_WIDTH, add_legend, add_title, draw, new_figure, pretty_units
 
 Scores = Mapping[str, float | None]
-_MOST_EARLIER = 6  # curves of a panel that can be told apart
-# ends of the axis over persistence's largest: errors of a young network would press the rest flat
-_ROOM, _MOST_ROOM = 1.3, 2.5
+# More curves of earlier previews cannot be distinguished.
+_MAX_EARLIER = 6
+# The axis ends between these multiples of persistence's largest RMSE. Errors of an untrained network would flatten all
+# other curves.
+_MIN_AXIS_FACTOR = 1.3
+_MAX_AXIS_FACTOR = 2.5
 
 
 def draw_preview(
     folder: Path, reader: FieldReader, history: Mapping[int, Scores], fields: Mapping[str, Sequence[np.ndarray]],
     initial: Sequence[int], lead: int,
 ) -> list[Path]:  # fmt: skip
-    """Replace ``figures/early_rmse.png`` and ``figures/early_map_CHANNEL.png`` in the run's folder, and return them.
+    """Replace ``figures/early_rmse.png`` and ``figures/early_map_CHANNEL.png`` of a run, and return their paths.
 
     Args:
-        folder: the run's.
-        reader: of its data.
-        history: step -> ``rmse/z500/24h`` and ``persistence/z500/24h`` of each view, the last one now.
+        folder: folder of the run.
+        reader: reader of its data.
+        history: step -> scores of each preview by name (``rmse/z500/24h``, ``persistence/z500/24h``), the current one
+            last.
         fields: channel -> (truth, forecast), each (H, W), at `lead`.
         initial: initial times in minutes; the maps are of the first.
         lead: lead time of the maps in minutes.
@@ -41,64 +45,71 @@ def draw_preview(
     figures.mkdir(exist_ok=True)
     variables = {channel.name: channel.variable for channel in reader.channels.output}
     units = {name: str(reader.attributes.get(variables[name], {}).get("units", "1")) for name in fields}
-    drawn = [draw(figures / "early_rmse.png", rmse_history, history, units, len(initial))]
-    background, step = Background.of(reader), max(history)
+    paths = [draw(figures / "early_rmse.png", rmse_history, history, units, len(initial))]
+    background = Background.of(reader)
+    forecast_name = f"forecast at step {max(history)}"
     for name, (truth, forecast) in fields.items():
-        # a network that has only begun may run away
-        shown = {lead: (truth, np.where(np.isfinite(forecast), forecast, np.nan))}
-        if not np.isfinite(shown[lead][1]).any():
+        # The forecast of an untrained network may become unstable.
+        forecast = np.where(np.isfinite(forecast), forecast, np.nan)
+        if not np.isfinite(forecast).any():
             continue
-        arguments = (step, name, units[name], shown, initial[0], reader.calendar, background)
-        drawn.append(draw(figures / f"early_map_{name}.png", _map_at, *arguments))
-    return drawn
+        path = draw(
+            figures / f"early_map_{name}.png",
+            maps, name, units[name], {lead: (truth, forecast)}, initial[0], reader.calendar, background, forecast_name,
+        )  # fmt: skip
+        paths.append(path)
+    return paths
 
 
-def rmse_history(history: Mapping[int, Scores], units: Mapping[str, str], cases: int) -> Figure:
-    """RMSE by lead time, a panel a channel: the latest view bold, earlier ones paler, persistence dashed."""
-    steps = sorted(history)
-    latest, earlier = steps[-1], steps[:-1]
-    if len(earlier) > _MOST_EARLIER:
-        earlier = [earlier[i] for i in np.linspace(0, len(earlier) - 1, _MOST_EARLIER).round().astype(int)]
-    longest = max(float(key.rpartition("/")[2][:-1]) for key in history[latest])
-    unit_of_time, hours = lead_unit(longest)
-    shades = colormaps["Blues"](np.linspace(0.3, 0.6, len(earlier)))
-    figure = new_figure(max(2.9 * len(units) + 0.6, LEAST_WIDTH), 3.4)
+def rmse_history(history: Mapping[int, Scores], units: Mapping[str, str], num_cases: int) -> Figure:
+    """Return the figure of RMSE by lead time, with a panel for each channel.
+
+    The latest preview is bold, earlier ones are paler, persistence is dashed.
+
+    Args:
+        history: see `draw_early_view`.
+        units: channel -> units.
+        num_cases: number of forecasts.
+    """
+    *earlier_steps, latest_step = sorted(history)
+    if len(earlier_steps) > _MAX_EARLIER:
+        selected = np.linspace(0, len(earlier_steps) - 1, _MAX_EARLIER).round().astype(int)
+        earlier_steps = [earlier_steps[index] for index in selected]
+    longest = max(float(key.rpartition("/")[2][:-1]) for key in history[latest_step])
+    time_unit, hours = lead_unit(longest)
+    colors = colormaps["Blues"](np.linspace(0.3, 0.6, len(earlier_steps)))
+    figure = new_figure(max(2.9 * len(units) + 0.6, MIN_WIDTH), 3.4)
     axes = figure.subplots(1, len(units), sharex=True, squeeze=False)[0]
     for axis, (channel, unit) in zip(axes, units.items(), strict=True):
-        _, persistence = _curve(history[latest], "persistence", channel, hours)
-        highest = np.nanmax(persistence, initial=0.0)
-        for step, shade in zip(earlier, shades, strict=True):
-            axis.plot(*_curve(history[step], "rmse", channel, hours), color=shade, linewidth=1.2, label=f"Step {step}")
-        leads, rmse = _curve(history[latest], "rmse", channel, hours)
+        _, persistence = _curve(history[latest_step], "persistence", channel, hours)
+        largest_persistence = np.nanmax(persistence, initial=0.0)
+        for step, color in zip(earlier_steps, colors, strict=True):
+            axis.plot(*_curve(history[step], "rmse", channel, hours), color=color, linewidth=1.2, label=f"Step {step}")
+        leads, rmse = _curve(history[latest_step], "rmse", channel, hours)
         style = {"color": "#08306B", "linewidth": 2.4, "marker": "o", "markersize": 3.5, "zorder": 5}
-        axis.plot(leads, rmse, label=f"Step {latest}", **style)
+        axis.plot(leads, rmse, label=f"Step {latest_step}", **style)
         axis.plot(leads, persistence, color="#D55E00", linewidth=1.4, linestyle="--", label="Persistence")
-        if highest > 0:
-            top = min(1.05 * np.nanmax(rmse, initial=0.0), _MOST_ROOM * highest)
-            axis.set_ylim(0, max(top, min(1.05 * axis.dataLim.y1, _ROOM * highest)))
+        if largest_persistence > 0:
+            latest_top = min(1.05 * np.nanmax(rmse, initial=0.0), _MAX_AXIS_FACTOR * largest_persistence)
+            all_top = min(1.05 * axis.dataLim.y1, _MIN_AXIS_FACTOR * largest_persistence)
+            axis.set_ylim(0, max(latest_top, all_top))
         axis.set_xlim(0, longest / hours * 1.03)
         axis.set_title(channel)
-        axis.set_xlabel(f"Lead time ({unit_of_time})")
-        tick_leads(axis, longest / hours, unit_of_time)
+        axis.set_xlabel(f"Lead time ({time_unit})")
+        set_lead_ticks(axis, longest / hours, time_unit)
         axis.set_ylabel(f"RMSE ({pretty_units(unit)})")
     add_legend(figure, axes)
-    of = "one forecast" if cases == 1 else f"{cases} forecasts"
-    add_title(figure, f"Early view at step {latest}: RMSE of {of} from the validation period")
+    forecasts = "one forecast" if num_cases == 1 else f"{num_cases} forecasts"
+    add_title(figure, f"Preview at step {latest_step}: RMSE of {forecasts} from the validation period")
     return figure
 
 
 def _curve(scores: Scores, name: str, channel: str, hours: float) -> tuple[np.ndarray, np.ndarray]:
     """Return lead times in units of `hours` and values, NaN where not finite; empty where there is no such channel."""
-    found = {}
+    value_by_hour = {}
     for key, value in scores.items():
-        what, of, hour = key.split("/")
-        if (what, of) == (name, channel):
-            found[float(hour.removesuffix("h"))] = np.nan if value is None else value
-    return np.array(sorted(found)) / hours, np.array([found[hour] for hour in sorted(found)])
-
-
-def _map_at(step: int, *arguments: object) -> Figure:
-    """Maps of one forecast, with the step in their title."""
-    figure = maps(*arguments)
-    figure.suptitle(f"{figure.get_suptitle()}, step {step}")
-    return figure
+        score, score_channel, lead = key.split("/")
+        if score == name and score_channel == channel:
+            value_by_hour[float(lead.removesuffix("h"))] = np.nan if value is None else value
+    lead_hours = sorted(value_by_hour)
+    return np.array(lead_hours) / hours, np.array([value_by_hour[lead] for lead in lead_hours])

@@ -14,15 +14,14 @@ from matplotlib.ticker import MultipleLocator
 
 from credit.config.schema_verification import BEST_BASELINE
 from credit.verify.plots.style import (
-    LEAST_WIDTH,
-    LETTERS_AN_INCH,
+    LETTERS_PER_INCH,
+    MIN_WIDTH,
     add_legend,
     add_title,
-    broken,
     draw,
-    label,
     new_figure,
     pretty_units,
+    wrap_text,
 )
 from credit.verify.table.scorecard import scorecard_rows, scorecard_values
 from credit.verify.table.table import ScoreTable
@@ -33,53 +32,63 @@ _STYLES = {
     "damped_persistence": {"color": "#E69F00", "linewidth": 1.6, "linestyle": "-."},
     "climatology": {"color": "#555555", "linewidth": 1.4, "linestyle": ":"},
 }
-_OTHER_COLOURS = ("#009E73", "#CC79A7", "#56B4E9")
+_OTHER_COLORS = ("#009E73", "#CC79A7", "#56B4E9")
 _OTHER_LINES = ("-", "--", ":")
-_OTHER = {"linewidth": 1.1, "zorder": 6}  # thinner than the model and above it: runs that hardly differ are both seen
-# blue, white, orange: the scorecard of the page has them too, in scores.css.j2, so pale that black is read on them
-_BETTER, _WORSE = "#4D9DC9", "#E28E4D"
-_MISSING = "#CCCCCC"
-_CARD = LinearSegmentedColormap.from_list("scorecard", [_BETTER, "white", _WORSE]).with_extremes(bad=_MISSING)
-_MOST_PANELS = 5  # side by side
-_TALLEST = 20.0  # inches of a figure
-_LONGEST_TITLE = 28  # letters of a panel's
+# Thinner than the model and drawn above it, so that both curves of runs that hardly differ are seen.
+_OTHER_STYLE = {"linewidth": 1.1, "zorder": 6}
+# Blue, white, orange. The scorecard of the report has them too, in scores.css.j2; black is readable on both ends.
+_BETTER_COLOR = "#4D9DC9"
+_WORSE_COLOR = "#E28E4D"
+_MISSING_COLOR = "#CCCCCC"
+_SCORECARD_COLORS = LinearSegmentedColormap.from_list(
+    "scorecard", [_BETTER_COLOR, "white", _WORSE_COLOR]
+).with_extremes(bad=_MISSING_COLOR)
+# Panels of a scorecard side by side, height of a figure in inches, letters of a panel's title.
+_MAX_COLUMNS = 5
+_MAX_HEIGHT = 20.0
+_PANEL_TITLE_LETTERS = 28
 
 
 def skill_curves(table: ScoreTable, channels: Sequence[str]) -> Figure:
-    """RMSE (top) and anomaly correlation (bottom) by lead time, with 95 % intervals; a column a channel.
+    """Return the figure of RMSE (top) and anomaly correlation (bottom) by lead time, one column for each channel.
 
-    All correlations have one axis, from 0, or the least that is drawn, to 1.
+    Shaded are 95 % intervals. All correlations have one axis, from 0, or the smallest value shown, to 1.
     """
-    figure = new_figure(max(2.9 * len(channels) + 0.6, LEAST_WIDTH), 5.4)
+    figure = new_figure(max(2.9 * len(channels) + 0.6, MIN_WIDTH), 5.4)
     axes = figure.subplots(2, len(channels), sharex=True, squeeze=False)
     leads, unit = lead_axis(table)
-    styles = styles_of(table)
+    styles = forecast_styles(table)
     for column, channel in enumerate(channels):
-        for row, metric in enumerate(("rmse", "acc")):
-            for name in table.forecasts:
-                draw_curve(axes[row, column], leads, table, name, channel, metric, styles[name])
-            axes[row, column].set_xlim(0, leads[-1] * 1.02)
-        axes[0, column].set_title(channel)
-        axes[0, column].set_ylim(bottom=0)
-        axes[0, column].set_ylabel(f"RMSE ({pretty_units(table.units(channel))})")
-        axes[1, column].set_ylabel("Anomaly correlation")
-        axes[1, column].set_xlabel(f"Lead time ({unit})")
-        tick_leads(axes[1, column], leads[-1], unit)
-    least = min(0.0, *(axis.dataLim.y0 for axis in axes[1]))
+        rmse_axis, acc_axis = axes[:, column]
+        for name in table.forecasts:
+            draw_curve(rmse_axis, leads, table, name, channel, "rmse", styles[name])
+            draw_curve(acc_axis, leads, table, name, channel, "acc", styles[name])
+        rmse_axis.set_xlim(0, leads[-1] * 1.02)
+        rmse_axis.set_title(channel)
+        rmse_axis.set_ylim(bottom=0)
+        rmse_axis.set_ylabel(f"RMSE ({pretty_units(table.units(channel))})")
+        acc_axis.set_ylabel("Anomaly correlation")
+        acc_axis.set_xlabel(f"Lead time ({unit})")
+        set_lead_ticks(acc_axis, leads[-1], unit)
+    # A correlation below 0 must not be cut off, but an axis from 0 makes channels comparable.
+    smallest = min(0.0, *(axis.dataLim.y0 for axis in axes[1]))
     for axis in axes[1]:
-        axis.set_ylim(least, 1.005)
+        axis.set_ylim(smallest, 1.005)
     add_legend(figure, axes[0])
     add_title(figure, f"Global scores of {table.n_cases} forecasts from {table.dataset.attrs['initial_times']}")
     return figure
 
 
-def styles_of(table: ScoreTable) -> dict[str, dict]:
-    """Return forecast -> how its curves look in every figure."""
-    others = cycle(product(_OTHER_LINES, _OTHER_COLOURS))
+def forecast_styles(table: ScoreTable) -> dict[str, dict]:
+    """Return forecast -> style of its curves in every figure."""
+    other_styles = cycle(product(_OTHER_LINES, _OTHER_COLORS))
     styles = {}
     for name in table.forecasts:
-        line, colour = ("", "") if name in _STYLES else next(others)
-        styles[name] = _STYLES.get(name) or {"color": colour, "linestyle": line, **_OTHER}
+        if name in _STYLES:
+            styles[name] = _STYLES[name]
+        else:
+            line, color = next(other_styles)
+            styles[name] = {"color": color, "linestyle": line, **_OTHER_STYLE}
     return styles
 
 
@@ -89,13 +98,13 @@ def lead_axis(table: ScoreTable) -> tuple[np.ndarray, str]:
     return np.array(table.lead_hours) / hours, unit
 
 
-def lead_unit(longest: float) -> tuple[str, float]:
-    """Return the unit that suits lead times up to `longest` hours, and its length in hours."""
-    return ("days", 24.0) if longest > 48 else ("hours", 1.0)
+def lead_unit(longest_hours: float) -> tuple[str, float]:
+    """Return the unit that suits lead times up to `longest_hours`, and its length in hours."""
+    return ("days", 24.0) if longest_hours > 48 else ("hours", 1.0)
 
 
-def tick_leads(axis: Axes, longest: float, unit: str) -> None:
-    """Put the ticks of lead times in hours where a day is divided evenly; days are divided as other numbers are."""
+def set_lead_ticks(axis: Axes, longest: float, unit: str) -> None:
+    """Set the ticks of lead times in hours to multiples that divide a day; days have the ticks of other numbers."""
     if unit == "hours":
         step = next(step for step in (1, 2, 3, 6) if longest <= 8 * step)
         axis.xaxis.set_major_locator(MultipleLocator(step))
@@ -104,18 +113,19 @@ def tick_leads(axis: Axes, longest: float, unit: str) -> None:
 def draw_curve(
     axis: Axes, leads: np.ndarray, table: ScoreTable, forecast: str, channel: str, metric: str, style: dict
 ) -> None:
-    """Draw one score by lead time and, where there is one, its interval."""
+    """Draw one score by lead time and, if there is one, its interval."""
     curve = table.curve(forecast, channel, metric)
     if not np.isfinite(curve).any():
         return
-    axis.plot(leads, curve, label=label(forecast), **style)
-    low, high = (table.curve(forecast, channel, f"{metric}_{end}") for end in ("low", "high"))
+    axis.plot(leads, curve, label=table.display_name(forecast), **style)
+    low = table.curve(forecast, channel, f"{metric}_low")
     if np.isfinite(low).any():
+        high = table.curve(forecast, channel, f"{metric}_high")
         axis.fill_between(leads, low, high, color=style["color"], alpha=0.15, linewidth=0)
 
 
-def draw_scorecards(table: ScoreTable, figures: Path) -> list[tuple[str, Path]]:
-    """Draw the model against each reference into a folder, in several files where one were too tall.
+def draw_scorecards(table: ScoreTable, folder: Path) -> list[tuple[str, Path]]:
+    """Draw the model against each reference into a folder, in several files if one would be too tall.
 
     Returns:
         (caption, path) of ``scorecard.png``, ``scorecard_page2.png``, ..., and ``scorecard_1.png``, ... of the second
@@ -124,80 +134,109 @@ def draw_scorecards(table: ScoreTable, figures: Path) -> list[tuple[str, Path]]:
     Raises:
         CreditError: if a figure cannot be written.
     """
-    drawn = []
+    figures = []
     for number, reference in enumerate(table.dataset["reference"].values.tolist()):
-        against = "the best of the three baselines" if reference == BEST_BASELINE else reference
+        opponent = "the best of the three baselines"
+        if reference != BEST_BASELINE:
+            opponent = table.display_name(reference)
         caption = (
-            f"Scorecard: the model against {against}, by channel and lead time, RMSE or the score that a row names; "
-            f"blue is better. {table.explain_significance(reference)}"
+            f"Scorecard: {table.display_name('model')} against {opponent}, by channel and lead time, RMSE or the score "
+            f"that a row names; blue is better. {table.describe_significance(reference)}"
         )
-        for page, regions in enumerate(card_pages(table)):
-            name = f"scorecard{f'_{number}' if number else ''}{f'_page{page + 1}' if page else ''}.png"
-            drawn.append((caption, draw(figures / name, scorecard, table, reference, regions)))
-    return drawn
+        for page, regions in enumerate(scorecard_pages(table)):
+            reference_suffix = f"_{number}" if number else ""
+            page_suffix = f"_page{page + 1}" if page else ""
+            path = folder / f"scorecard{reference_suffix}{page_suffix}.png"
+            figures.append((caption, draw(path, scorecard, table, reference, regions)))
+    return figures
 
 
-def card_pages(table: ScoreTable) -> list[list[str]]:
-    """Return the regions that each figure of a scorecard shows; all of them in one unless it were too tall."""
-    count = len(table.regions)
-    rows = -(-count // _MOST_PANELS)
-    rows_of_a_page = max(1, int(_TALLEST // _panel_height(table)))
-    own = -(-count // rows) * min(rows, rows_of_a_page)
-    return [table.regions[first : first + own] for first in range(0, count, own)]
+def scorecard_pages(table: ScoreTable) -> list[list[str]]:
+    """Return the regions that each figure of a scorecard shows; all of them in one unless it would be too tall."""
+    num_regions = len(table.regions)
+    num_rows = -(-num_regions // _MAX_COLUMNS)
+    rows_per_page = max(1, int(_MAX_HEIGHT // _panel_height(table)))
+    regions_per_row = -(-num_regions // num_rows)
+    regions_per_page = regions_per_row * min(num_rows, rows_per_page)
+    return [table.regions[start : start + regions_per_page] for start in range(0, num_regions, regions_per_page)]
 
 
 def scorecard(table: ScoreTable, reference: str, regions: Sequence[str]) -> Figure:
-    """Relative difference of the model's RMSE to that of a reference, a row a channel or wind, a column a lead time.
+    """Return the figure of the relative difference of the model's RMSE to that of a reference.
 
-    Below stand CRPS where a forecast is an ensemble, SEEPS of precipitation and Brier scores of events, where there are
-    any. Hatched where it is significant; a panel a region. Colours reach as far as all regions of the table need.
+    There is a panel for each region, a row for each channel or wind, a column for each lead time. Below are CRPS if a
+    forecast is an ensemble, SEEPS of precipitation and Brier scores of events, if there are any. Significant
+    differences are hatched. The colour scale covers all regions of the table.
     """
-    rows, place = scorecard_rows(table), (table.dataset["reference"].values.tolist().index(reference), 0)
-    names = [row.name for row in rows]
-    differences, significant = (scorecard_values(table, rows, what)[place] for what in ("difference", "significant"))
-    down = -(-len(regions) // _MOST_PANELS)
-    across = -(-len(regions) // down)
-    height = _panel_height(table) * down + 0.5
-    width = max(2.5 * across + 1.6, LEAST_WIDTH)
+    rows = scorecard_rows(table)
+    reference_index = table.dataset["reference"].values.tolist().index(reference)
+    percent = 100 * scorecard_values(table, rows, "difference")[reference_index, 0]
+    significant = scorecard_values(table, rows, "significant")[reference_index, 0]
+    panel_rows = -(-len(regions) // _MAX_COLUMNS)
+    panel_columns = -(-len(regions) // panel_rows)
+    height = _panel_height(table) * panel_rows + 0.5
+    width = max(2.5 * panel_columns + 1.6, MIN_WIDTH)
     figure = new_figure(width, height)
-    axes = figure.subplots(down, across, sharey=True, squeeze=False)
-    seen = np.abs(differences[np.isfinite(differences)])
-    widest = float(np.clip(seen.max(initial=0.0), 0.01, 0.5)) * 100
-    edges, lines = np.arange(len(table.lead_hours) + 1), np.arange(len(names) + 1)
+    axes = figure.subplots(panel_rows, panel_columns, sharey=True, squeeze=False)
+    # At least 1 % and at most 50 %: rounding must not look like a difference, nor one cell hide all others.
+    largest = np.abs(percent[np.isfinite(percent)]).max(initial=0.0)
+    color_limit = float(np.clip(largest, 1.0, 50.0))
+    x_edges = np.arange(len(table.lead_hours) + 1)
+    y_edges = np.arange(len(rows) + 1)
     for axis, region in zip(axes.flat, regions, strict=False):
-        number = table.regions.index(region)
-        own = np.ma.masked_invalid(differences[..., number] * 100)
-        mesh = axis.pcolormesh(edges, lines, own, cmap=_CARD, vmin=-widest, vmax=widest, rasterized=True)
-        hatched = np.ma.masked_where(significant[..., number] == 0, own)
-        axis.pcolor(edges, lines, hatched, hatch="///", facecolor="none", edgecolor="black", linewidth=0)
-        axis.set_title(broken(label(region), _LONGEST_TITLE))
+        region_index = table.regions.index(region)
+        values = np.ma.masked_invalid(percent[..., region_index])
+        mesh = axis.pcolormesh(
+            x_edges, y_edges, values, cmap=_SCORECARD_COLORS, vmin=-color_limit, vmax=color_limit, rasterized=True
+        )
+        hatched = np.ma.masked_where(significant[..., region_index] == 0, values)
+        axis.pcolor(x_edges, y_edges, hatched, hatch="///", facecolor="none", edgecolor="black", linewidth=0)
+        axis.set_title(wrap_text(table.display_name(region), _PANEL_TITLE_LETTERS))
         _label_leads(axis, table.lead_hours)
         axis.grid(False)
         axis.spines[["top", "right"]].set_visible(True)
     for axis in axes.flat[len(regions) :]:
         axis.set_visible(False)
-    axes[0, 0].set_yticks(lines[:-1] + 0.5, names)
+    axes[0, 0].set_yticks(y_edges[:-1] + 0.5, [row.name for row in rows])
     axes[0, 0].invert_yaxis()
-    what = "RMSE" if rows[-1].score == "rmse" else "RMSE or score named"
-    bar = {"extend": "both", "pad": 0.01, "shrink": min(1.0, 5 / height), "aspect": 7 * min(height, 5.0)}
-    figure.colorbar(mesh, ax=axes, label=f"{what}, difference (%)", anchor=(0.0, 1.0), **bar)
+    score = "RMSE" if rows[-1].score == "rmse" else "RMSE or score named"
+    figure.colorbar(
+        mesh,
+        ax=axes,
+        label=f"{score}, difference (%)",
+        anchor=(0.0, 1.0),
+        extend="both",
+        pad=0.01,
+        shrink=min(1.0, 5 / height),
+        aspect=7 * min(height, 5.0),
+    )
+    opponent = "best baseline" if reference == BEST_BASELINE else table.display_name(reference)
+    title = f"{table.display_name('model')} against {opponent}"
     hatching = "hatched: significant" if significant.any() else "nothing is significant"
-    against = "best baseline" if reference == BEST_BASELINE else label(reference)
-    title, note = f"Model against {against}", f"(blue: better, orange: worse; {hatching})"
-    most = int(LETTERS_AN_INCH * width)
-    figure.suptitle(f"{title} {note}" if len(title) + len(note) < most else f"{broken(title, most)}\n{note}")
+    note = f"(blue: better, orange: worse; {hatching})"
+    max_letters = int(LETTERS_PER_INCH * width)
+    if len(title) + len(note) < max_letters:
+        figure.suptitle(f"{title} {note}")
+    else:
+        figure.suptitle(f"{wrap_text(title, max_letters)}\n{note}")
     return figure
 
 
 def _panel_height(table: ScoreTable) -> float:
-    """Return the height of a panel of a scorecard with its title and its lead times, inches."""
+    """Return the height in inches of a panel of a scorecard with its title and its lead times."""
     return 0.24 * len(scorecard_rows(table)) + 1.2
 
 
-def _label_leads(axis: Axes, hours: Sequence[float]) -> None:
-    """Name the columns of a scorecard by lead time: whole days where there are several, else about six."""
-    days = [number for number, lead in enumerate(hours) if lead % 24 == 0]
-    chosen, unit = (days, 24.0) if len(days) > 1 else (range(len(hours)), 1.0)
-    chosen = chosen[:: -(-len(chosen) // 6)]
-    axis.set_xticks([number + 0.5 for number in chosen], [f"{hours[number] / unit:g}" for number in chosen])
-    axis.set_xlabel(f"Lead time ({'days' if unit == 24 else 'hours'})")
+def _label_leads(axis: Axes, lead_hours: Sequence[float]) -> None:
+    """Label the columns of a scorecard: whole days if there are several, else about six lead times."""
+    columns = [column for column, hours in enumerate(lead_hours) if hours % 24 == 0]
+    unit = "days"
+    unit_hours = 24.0
+    if len(columns) < 2:
+        columns = list(range(len(lead_hours)))
+        unit = "hours"
+        unit_hours = 1.0
+    columns = columns[:: -(-len(columns) // 6)]
+    labels = [f"{lead_hours[column] / unit_hours:g}" for column in columns]
+    axis.set_xticks([column + 0.5 for column in columns], labels)
+    axis.set_xlabel(f"Lead time ({unit})")

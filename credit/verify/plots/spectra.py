@@ -1,4 +1,4 @@
-"""Figure of power spectra: the truth's, the model's and those of other forecasts."""
+"""Figure of power spectra: those of the truth, the model and other forecasts."""
 
 from __future__ import annotations
 
@@ -7,49 +7,57 @@ from collections.abc import Sequence
 import numpy as np
 from matplotlib.figure import Figure
 
-from credit.verify.plots.scores import styles_of
-from credit.verify.plots.style import LEAST_WIDTH, add_legend, label, new_figure, pretty_units
+from credit.verify.plots.scores import forecast_styles
+from credit.verify.plots.style import MIN_WIDTH, add_legend, new_figure, pretty_units
 from credit.verify.table.table import ScoreTable
 
-_TRUTH = {"color": "black", "linewidth": 2.2}
-_RATIOS = 1.6, 3.0  # the axes of ratios go at least, at most so far
+_TRUTH_STYLE = {"color": "black", "linewidth": 2.2}
+# The axes of ratios end between these two.
+_MIN_RATIO_LIMIT = 1.6
+_MAX_RATIO_LIMIT = 3.0
 
 
 def spectra(table: ScoreTable, channels: Sequence[str]) -> Figure:
-    """Power by total wavenumber at the last lead time (top); over the truth's, a row a lead time; a column a channel.
+    """Return the figure of power by total wavenumber at the last lead time (top), and over the truth's (below).
 
-    Forecasts have the colours and lines of other figures.
+    There is a column for each channel and a row of ratios for each lead time. Forecasts have the colours and lines of
+    other figures.
     """
-    data, styles = table.dataset, {name: {**own, "marker": ""} for name, own in styles_of(table).items()}
+    data = table.dataset
     channels = [name for name in channels if name in data["spectrum_channel"]]
-    # the mean, wavenumber 0, would set the scale
+    # Wavenumber 0, the mean, would set the scale.
     data = data[["power", "power_ratio", "power_truth"]].isel(wavenumber=slice(1, None))
-    number, leads = data["wavenumber"].values, data["spectrum_lead"].values
-    figure = new_figure(max(2.9 * len(channels) + 0.6, LEAST_WIDTH), 3.7 + 1.4 * len(leads))
-    heights = [2, *[1] * len(leads)]
+    wavenumbers = data["wavenumber"].values
+    leads = data["spectrum_lead"].values
+    styles = {name: {**style, "marker": ""} for name, style in forecast_styles(table).items()}
+    figure = new_figure(max(2.9 * len(channels) + 0.6, MIN_WIDTH), 3.7 + 1.4 * len(leads))
+    heights = [2] + [1] * len(leads)
     axes = figure.subplots(len(heights), len(channels), sharex=True, squeeze=False, height_ratios=heights)
-    for (upper, *lower), channel in zip(axes.T, channels, strict=True):
-        own = data.sel(spectrum_channel=channel)
-        ratios = own["power_ratio"].values
-        # where the truth has no waves, as rain where it is dry everywhere, there is no ratio
-        last, largest = own.isel(spectrum_lead=-1), ratios[np.isfinite(ratios)].max(initial=0.0)
-        upper.loglog(number, last["power_truth"], label="Truth", **_TRUTH)
+    for (power_axis, *ratio_axes), channel in zip(axes.T, channels, strict=True):
+        channel_data = data.sel(spectrum_channel=channel)
+        last_data = channel_data.isel(spectrum_lead=-1)
+        # There is no ratio where the truth has no waves, as rain where it is dry everywhere.
+        ratios = channel_data["power_ratio"].values
+        largest_ratio = ratios[np.isfinite(ratios)].max(initial=0.0)
+        power_axis.loglog(wavenumbers, last_data["power_truth"], label="Truth", **_TRUTH_STYLE)
         for name in table.forecasts:
-            if not np.isfinite(own["power"].sel(forecast=name)).any():
+            if not np.isfinite(channel_data["power"].sel(forecast=name)).any():
                 continue
-            upper.loglog(number, last["power"].sel(forecast=name), label=label(name), **styles[name])
-            for axis, lead in zip(lower, leads, strict=True):
-                axis.semilogx(number, own["power_ratio"].sel(forecast=name, spectrum_lead=lead), **styles[name])
-        upper.set_title(channel)
-        upper.set_ylabel(f"Power at {leads[-1]:g} h ({pretty_units(table.units(channel), 2)})")
-        for axis, lead in zip(lower, leads, strict=True):
+            power = last_data["power"].sel(forecast=name)
+            power_axis.loglog(wavenumbers, power, label=table.display_name(name), **styles[name])
+            for axis, lead in zip(ratio_axes, leads, strict=True):
+                ratio = channel_data["power_ratio"].sel(forecast=name, spectrum_lead=lead)
+                axis.semilogx(wavenumbers, ratio, **styles[name])
+        power_axis.set_title(channel)
+        power_axis.set_ylabel(f"Power at {leads[-1]:g} h ({pretty_units(table.units(channel), 2)})")
+        for axis, lead in zip(ratio_axes, leads, strict=True):
             axis.axhline(1.0, color="black", linewidth=0.8)
-            axis.set_ylim(0, np.clip(1.05 * largest, *_RATIOS))
+            axis.set_ylim(0, np.clip(1.05 * largest_ratio, _MIN_RATIO_LIMIT, _MAX_RATIO_LIMIT))
             axis.set_ylabel(f"Over truth, {lead:g} h")
-        ticks = [tick for tick in (1, 2, 5, 10, 20, 50, 100, 200) if tick <= number[-1]]
-        lower[-1].set_xticks(ticks, [str(tick) for tick in ticks], minor=False)
-        lower[-1].tick_params(axis="x", which="minor", labelbottom=False)
-        lower[-1].set_xlabel("Total wavenumber")
+        ticks = [tick for tick in (1, 2, 5, 10, 20, 50, 100, 200) if tick <= wavenumbers[-1]]
+        ratio_axes[-1].set_xticks(ticks, [str(tick) for tick in ticks], minor=False)
+        ratio_axes[-1].tick_params(axis="x", which="minor", labelbottom=False)
+        ratio_axes[-1].set_xlabel("Total wavenumber")
     add_legend(figure, axes[0])
     figure.suptitle(f"Power spectra, mean over {table.n_cases} forecasts")
     return figure

@@ -1,7 +1,7 @@
-"""Figures of a verification: how they are written, and loss. Colours are Okabe and Ito's, safe for the
-colour-blind.
+"""Style, units and files of all figures, and the loss curve.
 
-Nothing but the files plots*.py imports matplotlib, so that commands that draw nothing start fast.
+Colours are those of Okabe and Ito, which colour-blind readers can tell apart. Only this folder imports matplotlib, so
+commands that draw nothing start fast.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
 
-from credit.config.schema_verification import OWN_NAMES, REGIONS
 from credit.data.formats.units import plain
 from credit.utils.atomic import atomic_write
 
@@ -34,72 +33,78 @@ STYLE = {
     "legend.frameon": False,
     "hatch.linewidth": 0.6,
     "axes.formatter.useoffset": False,
-    "axes.formatter.limits": (-4, 5),
+    # Ticks are written in full; a factor like 1e5 at the end of an axis is easily overlooked.
+    "axes.formatter.limits": (-7, 9),
 }
-_PROPER_NAMES = {
-    "ausnz": "Australia and New Zealand",
-    "east_asia": "East Asia",
-    "north_america": "North America",
-    "north_atlantic": "North Atlantic",
-    "north_pacific": "North Pacific",
+# Units of data -> factor and units that give short tick labels of fields.
+_DISPLAY_UNITS = {
+    "Pa": (0.01, "hPa"),
+    "kg kg-1": (1000.0, "g kg-1"),
+    "J m-2": (1e-6, "MJ m-2"),
 }
 _DPI = 150
-LEAST_WIDTH = 6.4  # inches
-_LONGEST_NAME = 44  # letters of a line of a legend
-_LEGEND_ROW = 0.2  # inches, by which figures with further ones are taller
-LETTERS_AN_INCH = 9  # of the title of a figure
+# Smallest width of a figure in inches.
+MIN_WIDTH = 6.4
+# Letters of a line of a legend, and inches by which a further row of the legend makes a figure taller.
+_LEGEND_LETTERS = 44
+_LEGEND_ROW_INCHES = 0.2
+# Letters of the title of a figure that fit into an inch.
+LETTERS_PER_INCH = 9
 
 
-def draw(path: Path, maker: Callable[..., Figure], *arguments: object) -> Path:
-    """Write the figure that ``maker(*arguments)`` returns as a PNG.
+def draw(path: Path, build_figure: Callable[..., Figure], *arguments: object) -> Path:
+    """Write the figure that ``build_figure(*arguments)`` returns as a PNG, and return its path.
 
     Raises:
         CreditError: if it cannot be written.
     """
     with rc_context(STYLE):
-        figure = maker(*arguments)
-        return atomic_write(path, lambda beside: FigureCanvasAgg(figure).print_png(str(beside)))
+        figure = build_figure(*arguments)
+        return atomic_write(path, lambda temporary: FigureCanvasAgg(figure).print_png(str(temporary)))
 
 
 def pretty_units(units: str, power: int = 1) -> str:
     """Return units, all of them to `power`, with raised exponents: ``m2 s-2`` or ``m**2 s**-2`` is m$^2$ s$^{-2}$."""
-    parts, units = [], plain(units)
-    for part in units.split():
-        match = re.fullmatch(r"([A-Za-z%]+)(-?\d*)", part)
+    units = plain(units)
+    factors = []
+    for factor in units.split():
+        match = re.fullmatch(r"([A-Za-z%]+)(-?\d*)", factor)
         if match is None:
             return units if power == 1 else f"({units})$^{power}$"
         exponent = int(match[2] or 1) * power
-        parts.append(match[1] if exponent == 1 else f"{match[1]}$^{{{exponent}}}$")
-    return " ".join(parts)
+        factors.append(match[1] if exponent == 1 else f"{match[1]}$^{{{exponent}}}$")
+    return " ".join(factors)
 
 
-def label(name: str) -> str:
-    """Return the name of a forecast or region for people: ours in words, a user's as it was written."""
-    if name in OWN_NAMES or name in REGIONS:
-        return _PROPER_NAMES.get(name) or name.replace("_", " ").capitalize()
-    return name
+def display_units(units: str) -> tuple[float, str]:
+    """Return the factor from the units of a field to those of its figures, and these with raised exponents.
+
+    Pressure is shown in hPa, specific humidity in g/kg, radiation in MJ per square metre; other units are unchanged.
+    """
+    factor, name = _DISPLAY_UNITS.get(plain(units), (1.0, units))
+    return factor, pretty_units(name)
 
 
 def loss_curve(train: Sequence[tuple[int, float]], valid: Sequence[tuple[int, float]]) -> Figure:
-    """Training and validation loss by optimizer step; each is a list of (step, loss)."""
+    """Return the figure of training and validation loss by optimizer step; each is a list of (step, loss)."""
     figure = new_figure(6.4, 3.4)
     axis = figure.subplots()
     steps, losses = np.array(train, dtype=np.float64).T
     axis.plot(steps, losses, color="#56B4E9", linewidth=0.8, alpha=0.6, label="Training, each step")
-    width = max(1, len(losses) // 50)
-    if width > 1:
-        smooth = np.convolve(losses, np.ones(width) / width, mode="valid")
-        centre = width // 2
+    window = max(1, len(losses) // 50)
+    if window > 1:
+        smooth = np.convolve(losses, np.ones(window) / window, mode="valid")
+        center = window // 2
         axis.plot(
-            steps[centre : centre + len(smooth)],
+            steps[center : center + len(smooth)],
             smooth,
             color="#0072B2",
             linewidth=2.0,
-            label=f"Training, mean of {width} steps",
+            label=f"Training, mean of {window} steps",
         )
     if valid:
-        where, values = np.array(valid, dtype=np.float64).T
-        axis.plot(where, values, color="#D55E00", marker="o", linewidth=1.6, label="Validation")
+        valid_steps, valid_losses = np.array(valid, dtype=np.float64).T
+        axis.plot(valid_steps, valid_losses, color="#D55E00", marker="o", linewidth=1.6, label="Validation")
     axis.set_yscale("log")
     axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 3, 5)))
     axis.yaxis.set_minor_locator(NullLocator())
@@ -119,23 +124,27 @@ def new_figure(width: float, height: float) -> Figure:
 
 
 def add_legend(figure: Figure, axes: Iterable[Axes]) -> None:
-    """Put one legend below all panels: what any of `axes` shows, in as many columns as are not cut off."""
-    named = {name: line for axis in axes for line, name in zip(*axis.get_legend_handles_labels(), strict=True)}
-    names = [broken(name, _LONGEST_NAME) for name in named]
-    renderer, room = FigureCanvasAgg(figure).get_renderer(), figure.bbox.width
+    """Put one legend of the lines of all `axes` below the panels, in as many columns as fit."""
+    lines_by_name = {}
+    for axis in axes:
+        for line, name in zip(*axis.get_legend_handles_labels(), strict=True):
+            lines_by_name[name] = line
+    names = [wrap_text(name, _LEGEND_LETTERS) for name in lines_by_name]
+    renderer = FigureCanvasAgg(figure).get_renderer()
     for columns in range(len(names), 0, -1):
-        legend = figure.legend(named.values(), names, loc="outside lower center", ncols=columns)
-        if columns == 1 or legend.get_window_extent(renderer).width <= room:
-            figure.set_figheight(figure.get_figheight() + _LEGEND_ROW * (-(-len(names) // columns) - 1))
+        legend = figure.legend(lines_by_name.values(), names, loc="outside lower center", ncols=columns)
+        if columns == 1 or legend.get_window_extent(renderer).width <= figure.bbox.width:
+            rows = -(-len(names) // columns)
+            figure.set_figheight(figure.get_figheight() + _LEGEND_ROW_INCHES * (rows - 1))
             return
         legend.remove()
 
 
 def add_title(figure: Figure, text: str) -> None:
-    """Put a title over all panels, in lines that are not cut off."""
-    figure.suptitle(broken(text, int(LETTERS_AN_INCH * figure.get_figwidth())))
+    """Put a title over all panels, wrapped to the width of the figure."""
+    figure.suptitle(wrap_text(text, int(LETTERS_PER_INCH * figure.get_figwidth())))
 
 
-def broken(text: str, most: int) -> str:
-    """Return text in lines of at most so many letters, broken behind blanks or underscores where there are any."""
-    return fill(text.replace("_", "_ "), most).replace("_ ", "_")
+def wrap_text(text: str, max_letters: int) -> str:
+    """Return text in lines of at most so many letters, broken after spaces or underscores if there are any."""
+    return fill(text.replace("_", "_ "), max_letters).replace("_ ", "_")

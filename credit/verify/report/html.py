@@ -1,4 +1,4 @@
-"""Self-contained HTML pages: templates of this folder, figures inside, replaced whole."""
+"""Self-contained HTML pages from the templates of this folder, with embedded figures."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from PIL import Image
 
 from credit.utils.atomic import atomic_write
 
-# CSS pixels a pixel of a figure; at 150 dpi letters of 9.5 points are 10 pixels high
-_LEAST_SCALE = 0.5
+# CSS pixels for a pixel of a figure at least; at 150 dpi letters of 9.5 points are then 10 pixels high.
+_MIN_SCALE = 0.5
 
 
 def render(template: str, **values: Any) -> str:
@@ -25,19 +25,19 @@ def render(template: str, **values: Any) -> str:
 
 
 def embed(figures: Sequence[tuple[str, Path]]) -> list[tuple[str, str, int]]:
-    """Return (caption, base64 of the file, least width to be read at, CSS pixels) of (caption, path)."""
-    return [(caption, base64.b64encode(path.read_bytes()).decode(), _least_width(path)) for caption, path in figures]
-
-
-def _least_width(path: Path) -> int:
-    with Image.open(path) as image:
-        return round(_LEAST_SCALE * image.width)
+    """Return (caption, base64 of the file, smallest readable width in CSS pixels) of (caption, path)."""
+    embedded = []
+    for caption, path in figures:
+        with Image.open(path) as image:
+            min_width = round(_MIN_SCALE * image.width)
+        embedded.append((caption, base64.b64encode(path.read_bytes()).decode(), min_width))
+    return embedded
 
 
 def write_page(path: Path, text: str) -> Path:
-    """Write a page, replaced whole.
+    """Write a page atomically and return its path.
 
     Raises:
         CreditError: if it cannot be written.
     """
-    return atomic_write(path, lambda beside: beside.write_text(text, encoding="utf-8"))
+    return atomic_write(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))

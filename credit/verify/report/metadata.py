@@ -1,4 +1,4 @@
-"""What a report says beside the scores: training, data, notices."""
+"""Metadata of a report: training log, data, attributes of the forecasts."""
 
 from __future__ import annotations
 
@@ -14,14 +14,16 @@ from credit.data.formats.files import expand_paths, open_file
 from credit.errors import CreditError
 from credit.grid import LatLonGrid
 
-_NONE, _UNKNOWN = "none", "unknown"  # forcing; files of other programs need not tell theirs
-_TOLD = ("ensemble", "experiment", "checkpoint_step", "weights", "seen_periods")
+# Values of forcing attributes; files of other programs may lack them.
+_NONE = "none"
+_UNKNOWN = "unknown"
+_FORECAST_ATTRIBUTES = ("ensemble", "experiment", "checkpoint_step", "weights", "seen_periods")
 _DATA_ATTRIBUTES = ("title", "comment", "source", "institution")
 
 
 @dataclass(frozen=True)
 class TrainingLog:
-    """What metrics.jsonl tells.
+    """Losses of a training run, from metrics.jsonl.
 
     Attributes:
         train: (step, loss) of each training row whose loss is finite.
@@ -33,43 +35,51 @@ class TrainingLog:
 
 
 def read_training_log(path: Path) -> TrainingLog | None:
-    """Return what ``metrics.jsonl`` tells, None where there is none; a torn last line is left out."""
+    """Return the losses in ``metrics.jsonl``, None if there are none; an incomplete last line is ignored."""
     if not path.exists():
         return None
-    train, valid = [], []
+    train = []
+    valid = []
     for line in path.read_text(encoding="utf-8").splitlines():
         try:
             row = json.loads(line)
         except ValueError:
             continue
-        for own, losses in ((row, train), (row.get("valid", {}), valid)):
-            loss = own.get("loss")
+        for metrics, losses in ((row, train), (row.get("valid", {}), valid)):
+            loss = metrics.get("loss")
             if loss is not None and math.isfinite(loss):
                 losses.append((row["step"], loss))
     return TrainingLog(train, valid) if train else None
 
 
 def describe_data(conf: DataConfig) -> list[str]:
-    """Return what the sources' files say of themselves (title, source, comment), each once.
+    """Return the titles, comments, sources and institutions of the source files, each once.
 
-    Sources that are not at hand, because training reads a store, say nothing.
+    Sources that cannot be read are skipped: where training reads a store they need not be present.
     """
-    said: dict[str, None] = {}
+    texts: dict[str, None] = {}
     for number, source in enumerate(conf.sources):
         try:
             path = expand_paths(source, f"data.sources.{number}")[0]
             with open_file(path, source) as dataset:
-                said |= dict.fromkeys(str(dataset.attrs[k]) for k in _DATA_ATTRIBUTES if dataset.attrs.get(k))
+                for attribute in _DATA_ATTRIBUTES:
+                    if dataset.attrs.get(attribute):
+                        texts[str(dataset.attrs[attribute])] = None
         except CreditError:
             continue
-    return list(said)
+    return list(texts)
 
 
 def describe_truth(conf: DataConfig) -> str:
     """Return the paths of the sources, and the types of those of plugins, as the config has them."""
-    named = [source.type or source.path for source in conf.sources]
-    paths = [[one] if isinstance(one, str) else one for one in named]
-    return "; ".join(path for own in paths for path in own)
+    names = []
+    for source in conf.sources:
+        name = source.type or source.path
+        if isinstance(name, str):
+            names.append(name)
+        else:
+            names += name
+    return "; ".join(names)
 
 
 def describe_grid(grid: LatLonGrid) -> str:
@@ -81,29 +91,38 @@ def describe_grid(grid: LatLonGrid) -> str:
 def describe_forecasts(
     members: Mapping[str, int], attributes: Mapping[str, Mapping[str, object]]
 ) -> dict[str, list[str] | list[int]]:
-    """Return what is told of each forecast, in the order of `members`, by the names of scores.nc.
+    """Return the attributes of each forecast, in the order of `members`, by the names of scores.nc.
 
     Args:
         members: name of every forecast and baseline -> number of members.
-        attributes: name -> global attributes, of the forecasts that are no baselines.
+        attributes: name -> global attributes, of the forecasts that are not baselines.
     """
-    said = [attributes.get(name, {"forcing": _NONE} if name in BASELINES else {}) for name in members]
-    return {
+    forecasts = []
+    for name in members:
+        default = {"forcing": _NONE} if name in BASELINES else {}
+        forecasts.append(attributes.get(name, default))
+    described: dict[str, list] = {
         "members": list(members.values()),
-        "forcing": [str(own.get("forcing", _UNKNOWN)) for own in said],
-        "prescribed_forcing": [_prescribed(own.get("forcing")) for own in said],
-        **{name: [str(own.get(name, "")) for own in said] for name in _TOLD},
+        "forcing": [str(forecast.get("forcing", _UNKNOWN)) for forecast in forecasts],
+        "prescribed_forcing": [_prescribed_forcing(forecast.get("forcing")) for forecast in forecasts],
     }
+    for attribute in _FORECAST_ATTRIBUTES:
+        described[attribute] = [str(forecast.get(attribute, "")) for forecast in forecasts]
+    return described
 
 
 def is_prescribed(forcing: str) -> bool:
-    """Return whether a ``prescribed_forcing`` of `describe_forecasts` names any."""
+    """Return True if a ``prescribed_forcing`` of `describe_forecasts` names any variable."""
     return forcing not in (_NONE, _UNKNOWN)
 
 
-def _prescribed(forcing: object) -> str:
-    """Return the forcing that was read from the future, of ``sst: observed; sin_year: computed``."""
+def _prescribed_forcing(forcing: object) -> str:
+    """Return the variables that were read from the future, ``sst`` of ``sst: observed; sin_year: computed``."""
     if forcing is None:
         return _UNKNOWN
-    parts = [part.split(": ") for part in str(forcing).split("; ")]
-    return ", ".join(part[0] for part in parts if part[-1] == "observed") or _NONE
+    observed = []
+    for entry in str(forcing).split("; "):
+        fields = entry.split(": ")
+        if fields[-1] == "observed":
+            observed.append(fields[0])
+    return ", ".join(observed) or _NONE

@@ -1,4 +1,4 @@
-"""Published scores of other systems, shown only beside scores on the same grid and of the same whole years."""
+"""Published scores of other systems, for comparison with scores on the same grid and of the same whole years."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ from credit.data.formats.units import plain
 from credit.verify.table.table import ScoreTable
 
 _UNITS = {"z500": "m2 s-2", "t850": "K", "t2m": "K"}
-_SAME_GRID = 0.01  # relative
-_LONGEST_GAP = 5 * 1440  # minutes between initial times: weather lasts about as long, so nothing of a year is missed
+# Relative difference of the spacing of two grids that count as one.
+_GRID_TOLERANCE = 0.01
+# Minutes between initial times. Weather systems last about as long, so none of a year is missed.
+_MAX_GAP = 5 * 1440
 
 
 @dataclass(frozen=True)
@@ -24,10 +26,10 @@ class Published:
 
     Attributes:
         system: its name.
-        source: where the numbers were read.
-        grid_degrees: spacing of the grid that they are of.
-        years: first and last year of the initial times; which hours of the day these have no source says.
-        truth: what they were scored against.
+        source: publication with the numbers.
+        grid_degrees: spacing of their grid.
+        years: first and last year of the initial times; the sources do not name their hours of the day.
+        truth: name of the reanalysis they were scored against.
         rmse: channel -> lead time in hours -> RMSE, in the units of `_UNITS`.
     """
 
@@ -41,14 +43,16 @@ class Published:
 
 @cache
 def published_scores() -> tuple[Published, ...]:
-    """Return everything in ``credit/verify/report/reference``."""
-    folder = files("credit.verify.report") / "reference"
-    texts = [path.read_text(encoding="utf-8") for path in folder.iterdir() if path.name.endswith(".yml")]
-    return tuple(Published(**entry) for text in texts for entry in yaml.safe_load(text))
+    """Return all scores in ``credit/verify/report/reference``."""
+    scores = []
+    for path in (files("credit.verify.report") / "reference").iterdir():
+        if path.name.endswith(".yml"):
+            scores += [Published(**entry) for entry in yaml.safe_load(path.read_text(encoding="utf-8"))]
+    return tuple(scores)
 
 
-def comparable(table: ScoreTable, degrees: float, cases: np.ndarray, calendar: Calendar) -> list[Published]:
-    """Return the published scores that the table's may stand beside, as far as its facts tell.
+def select_comparable(table: ScoreTable, degrees: float, cases: np.ndarray, calendar: Calendar) -> list[Published]:
+    """Return the published scores on the grid, of the years and against the truth of a table.
 
     Args:
         table: the scores.
@@ -56,33 +60,38 @@ def comparable(table: ScoreTable, degrees: float, cases: np.ndarray, calendar: C
         cases: (N,) initial times in minutes, increasing.
         calendar: their calendar.
     """
-    truth, lead = str(table.dataset.attrs["truth"]).lower(), int(60 * table.lead_hours[-1])
-    return [
-        own
-        for own in published_scores()
-        if abs(own.grid_degrees / degrees - 1) < _SAME_GRID
-        and own.truth.lower() in truth
-        and _cover(cases, *own.years, lead, calendar)
-    ]
+    truth = str(table.dataset.attrs["truth"]).lower()
+    longest_lead = int(60 * table.lead_hours[-1])
+    comparable = []
+    for published in published_scores():
+        has_same_grid = abs(published.grid_degrees / degrees - 1) < _GRID_TOLERANCE
+        has_same_truth = published.truth.lower() in truth
+        if has_same_grid and has_same_truth and _covers_years(cases, *published.years, longest_lead, calendar):
+            comparable.append(published)
+    return comparable
 
 
-def _cover(cases: np.ndarray, first: int, last: int, lead: int, calendar: Calendar) -> bool:
-    """Return whether initial times are of these years and leave no longer gap in them than `_LONGEST_GAP`.
+def _covers_years(cases: np.ndarray, first: int, last: int, lead: int, calendar: Calendar) -> bool:
+    """Return True if all initial times are in these years, without a gap longer than `_MAX_GAP`.
 
-    The last may be `lead` minutes earlier than that, as the forecasts from the last days leave the years.
+    The gap at the end of the years may be longer by `lead` minutes, as forecasts from the last days end after them.
     """
-    begin, end = (calendar.parse(f"{year}-01-01") for year in (first, last + 1))
-    inside = begin <= cases[0] and cases[-1] < end
-    return inside and bool((np.diff([begin, *cases, end - lead]) <= _LONGEST_GAP).all())
+    start = calendar.parse(f"{first}-01-01")
+    end = calendar.parse(f"{last + 1}-01-01")
+    is_inside = start <= cases[0] and cases[-1] < end
+    gaps = np.diff([start, *cases, end - lead])
+    return is_inside and bool((gaps <= _MAX_GAP).all())
 
 
-def rows_of(found: list[Published], table: ScoreTable) -> list[tuple[str, str, float, float, float, str]]:
+def comparison_rows(comparable: list[Published], table: ScoreTable) -> list[tuple[str, str, float, float, float, str]]:
     """Return (system, channel, lead in hours, published RMSE, the model's RMSE, source) where both have a score."""
-    return [
-        (own.system, channel, lead, score, table.value("model", channel, lead), own.source)
-        for own in found
-        for channel, scores in own.rmse.items()
-        if channel in table.channels and plain(table.units(channel)) == _UNITS[channel]
-        for lead, score in scores.items()
-        if lead in table.lead_hours
-    ]
+    rows = []
+    for published in comparable:
+        for channel, scores in published.rmse.items():
+            if channel not in table.channels or plain(table.units(channel)) != _UNITS[channel]:
+                continue
+            for lead, score in scores.items():
+                if lead in table.lead_hours:
+                    model = table.value("model", channel, lead)
+                    rows.append((published.system, channel, lead, score, model, published.source))
+    return rows

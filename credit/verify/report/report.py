@@ -1,7 +1,8 @@
-"""report.html: one self-contained file with the scores, the figures and what they rest on."""
+"""Write report.html: one self-contained file with the scores, the figures and their metadata."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,17 +11,17 @@ from credit import __version__
 from credit.config import Config, dump_config
 from credit.config.schema_verification import BEST_BASELINE
 from credit.forecast.forecast_source import ForecastSource
-from credit.verify.plots.style import label
 from credit.verify.report.html import embed, render, write_page
 from credit.verify.report.metadata import TrainingLog, describe_data, describe_truth
-from credit.verify.report.reference_scores import comparable, rows_of
+from credit.verify.report.reference_scores import comparison_rows, select_comparable
 from credit.verify.report.report_data import encode, page_scores, superscript_units
-from credit.verify.report.score_descriptions import BASELINE_MEANINGS, TERMS
+from credit.verify.report.score_descriptions import BASELINE_DESCRIPTIONS, TERMS
 from credit.verify.scorer import Verification
 from credit.verify.table.spectra_rows import shortest_third
 from credit.verify.table.table import SHORT_WAVES, ScoreTable
 
-_TOLD = (
+# Name in the report -> attribute of a forecast.
+_FORECAST_ATTRIBUTES = (
     ("Run", "experiment"),
     ("Checkpoint step", "checkpoint_step"),
     ("Fingerprint of the weights", "weights"),
@@ -29,53 +30,62 @@ _TOLD = (
     ("Ensemble", "ensemble"),
     ("Forcing in the forecast", "forcing"),
 )
-_OF_EVENTS = (("Events", "events"), ("Climate of events and SEEPS", "climate_of_events"))
-_DRAWN_IN_THE_PAGE = ("skill", "spread", "scorecard")  # figures that the page would show twice
-_LARGEST_ANIMATION = 3_000_000  # bytes of a file that the page holds
+_EVENT_ATTRIBUTES = (("Events", "events"), ("Climate of events and SEEPS", "climate_of_events"))
+# The page draws these itself, so their figures are not embedded.
+_INTERACTIVE_FIGURES = ("skill", "spread", "scorecard")
+# Larger animations are not embedded.
+_MAX_ANIMATION_BYTES = 3_000_000
 
 
 def write_report(
     config: Config,
-    found: Verification,
+    verification: Verification,
     archive: ForecastSource,
     log: TrainingLog | None,
     figures: Sequence[tuple[str, Path]],
     folder: Path,
     notice: str | None = None,
 ) -> Path:
-    """Write ``report.html`` into `folder`, replaced whole.
+    """Write ``report.html`` into `folder` atomically, and return its path.
 
     Args:
-        config: the run's config.
-        found: the scores.
-        archive: the model's forecasts.
-        log: of the model's training.
+        config: config of the run.
+        verification: the scores.
+        archive: forecasts of the model.
+        log: training log of the model.
         figures: (caption, path of a PNG or a GIF).
-        folder: where it goes.
-        notice: what else a reader is to know.
+        folder: the folder.
+        notice: a further remark for the readers.
 
     Raises:
         CreditError: if it cannot be written.
     """
-    against = found.table.dataset.attrs.get("compared_with")
-    page, left_out = page_scores(found.table, found.figure_channels[0])
+    table = verification.table
+    attributes = table.dataset.attrs
+    against = attributes.get("compared_with")
+    title = config.experiment if against is None else f"{config.experiment} against {against}"
+    notices = _notices(verification)
+    if notice:
+        notices.insert(0, notice)
+    page, left_out = page_scores(table, verification.figure_channels[0])
     text = render(
         "report.html.j2",
-        title=config.experiment if against is None else f"{config.experiment} against {against}",
+        title=title,
         version=__version__,
-        cases=f"{found.table.n_cases} forecasts from {found.table.dataset.attrs['initial_times']}",
-        notices=[*([notice] if notice else []), *_notices(found)],
+        model_name=table.display_name("model"),
+        cases=f"{table.n_cases} forecasts from {attributes['initial_times']}",
+        notices=notices,
         data_notes=describe_data(config.data),
-        facts=_facts(config, found, archive, log),
-        blurring=_blurring(found),
-        hours=found.table.dataset.attrs["initial_hours"],
-        published=_published(found, archive),
+        facts=_facts(config, verification, archive, log),
+        blurring=_blurring(table),
+        hours=attributes["initial_hours"],
+        published=_published(verification, archive),
         packed=encode(page),
         left_out=left_out,
-        significance=found.table.explain_significance(against or BEST_BASELINE),
+        significance=table.describe_significance(against or BEST_BASELINE),
         terms=_terms(page),
-        forecasts=[label(name) for name in found.table.forecasts],
-        plain=_plain(found.table),
+        forecasts=[table.display_name(name) for name in table.forecasts],
+        plain=_plain_rows(table),
         figures=embed([(caption, path) for caption, path in figures if _is_embedded(path)]),
         animations=_animations(figures),
         config=dump_config(config),
@@ -83,116 +93,131 @@ def write_report(
     return write_page(folder / "report.html", text)
 
 
-def _published(found: Verification, archive: ForecastSource) -> list[tuple[str, str, float, float, float, str]]:
-    degrees = 360.0 / found.grid.shape[1]
-    return rows_of(comparable(found.table, degrees, found.cases, archive.calendar), found.table)
+def _published(verification: Verification, archive: ForecastSource) -> list[tuple[str, str, float, float, float, str]]:
+    grid_degrees = 360.0 / verification.grid.shape[1]
+    comparable = select_comparable(verification.table, grid_degrees, verification.cases, archive.calendar)
+    return comparison_rows(comparable, verification.table)
 
 
 def _is_embedded(path: Path) -> bool:
-    return path.suffix == ".png" and not path.stem.startswith(_DRAWN_IN_THE_PAGE)
+    return path.suffix == ".png" and not path.stem.startswith(_INTERACTIVE_FIGURES)
 
 
 def _animations(figures: Sequence[tuple[str, Path]]) -> list[tuple[str, str, str | None, int]]:
-    """Return (caption, name, base64, least width) of the animations; None for what would make the page too large."""
-    found = []
+    """Return (caption, name, base64, smallest width) of the animations; None for one that is too large to embed."""
+    animations = []
     for caption, path in figures:
-        if path.suffix == ".gif":
-            small = path.stat().st_size <= _LARGEST_ANIMATION
-            ((_, image, width),) = embed([(caption, path)]) if small else ((caption, None, 0),)
-            found.append((caption, path.name, image, width))
-    return found
+        if path.suffix != ".gif":
+            continue
+        image = None
+        width = 0
+        if path.stat().st_size <= _MAX_ANIMATION_BYTES:
+            ((_, image, width),) = embed([(caption, path)])
+        animations.append((caption, path.name, image, width))
+    return animations
 
 
-def _notices(found: Verification) -> list[str]:
-    notices = found.table.caveats()
-    if found.climatology.short_period_warning:
-        notices.append(found.climatology.short_period_warning)
-    if found.left_out:
+def _notices(verification: Verification) -> list[str]:
+    notices = verification.table.warnings()
+    if verification.climatology.short_period_warning:
+        notices.append(verification.climatology.short_period_warning)
+    if verification.num_left_out:
         notices.append(
-            f"{found.left_out} of the forecasts were left out: the test period lacks truth at one of their lead times, "
-            "or another forecast that is scored lacks them."
+            f"{verification.num_left_out} of the forecasts were left out: the test period lacks truth at one of their "
+            "lead times, or another forecast that is scored lacks them."
         )
     return notices
 
 
 def _facts(
-    config: Config, found: Verification, archive: ForecastSource, log: TrainingLog | None
+    config: Config, verification: Verification, archive: ForecastSource, log: TrainingLog | None
 ) -> list[tuple[str, str]]:
-    """Return what the scores rest on as (name, value)."""
-    attributes, splits = archive.attributes, config.data.splits
+    """Return the metadata of the scores as (name, value)."""
+    table = verification.table
+    attributes = archive.attributes
+    splits = config.data.splits
     facts = [("Model", str(attributes.get("model", config.model.type)))]
     if "parameters" in attributes:
         facts.append(("Parameters", f"{int(attributes['parameters']):,}"))
-    for name in found.table.contenders:
-        whose = "" if name == "model" else f" of {name}"
-        told = ((what, found.table.told(key, name)) for what, key in _TOLD)
-        facts += [(f"{what}{whose}", value) for what, value in told if value]
+    for forecast in table.candidates:
+        suffix = "" if forecast == "model" else f" of {forecast}"
+        for name, attribute in _FORECAST_ATTRIBUTES:
+            value = table.forecast_attribute(attribute, forecast)
+            if value:
+                facts.append((f"{name}{suffix}", value))
     if log is not None:
         step, loss = log.train[-1]
         facts.append(("Training", f"{step} steps, last loss {loss:.4g}"))
         if log.valid:
             best = min(log.valid, key=lambda row: row[1])
             facts.append(("Validation loss", f"lowest {best[1]:.4g} at step {best[0]}"))
-    leads = found.table.lead_hours
-    return facts + [
+    leads = table.lead_hours
+    facts += [
         ("Test period", " to ".join(splits.test)),
         ("Period of climatology and damping", " to ".join(splits.train)),
         ("Truth", describe_truth(config.data)),
-        ("Grid of the scores", found.table.dataset.attrs["grid"]),
+        ("Grid of the scores", table.dataset.attrs["grid"]),
         ("Time step", config.data.timestep),
-        ("Cases", f"{found.table.n_cases} initial times, {found.table.dataset.attrs['initial_times']}"),
-        ("Hours of the initial times", f"{found.table.dataset.attrs['initial_hours']} UTC"),
+        ("Cases", f"{table.n_cases} initial times, {table.dataset.attrs['initial_times']}"),
+        ("Hours of the initial times", f"{table.dataset.attrs['initial_hours']} UTC"),
         ("Lead times", f"{leads[0]:g} h to {leads[-1]:g} h"),
-        ("Climatology", found.climatology.description),
+        ("Climatology", verification.climatology.description),
         ("Damped persistence", "climatology plus r(lead) times the anomaly, r fitted on the training period"),
-        *((name, found.table.dataset.attrs[key]) for name, key in _OF_EVENTS if key in found.table.dataset.attrs),
     ]
+    for name, attribute in _EVENT_ATTRIBUTES:
+        if attribute in table.dataset.attrs:
+            facts.append((name, table.dataset.attrs[attribute]))
+    return facts
 
 
 def _terms(page: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return (what, explanation) of the scores of a page and of what belongs to them."""
+    """Return (term, explanation) of the scores of a page, of statistical terms and of the baselines."""
     terms = []
-    for own in page["metrics"]:
-        winds = f" Of wind vectors: {own['wind']}" if own["wind"] else ""
-        terms.append((own["label"], f"{own['what']} {own['good']}{winds}"))
-    numbers = {"least": page["least_blocks"], "enough": page["enough_blocks"]}
-    return [*terms, *((name, text.format(**numbers)) for name, text in TERMS), *BASELINE_MEANINGS]
+    for score in page["metrics"]:
+        explanation = f"{score['what']} {score['good']}"
+        if score["wind"]:
+            explanation += f" Of wind vectors: {score['wind']}"
+        terms.append((score["label"], explanation))
+    for term, text in TERMS:
+        terms.append((term, text.format(least=page["least_blocks"], enough=page["enough_blocks"])))
+    return [*terms, *BASELINE_DESCRIPTIONS]
 
 
-def _plain(table: ScoreTable) -> list[tuple[str, str, str, list[str], list[str]]]:
-    """Return (channel, units, lead, RMSE by forecast, ACC by forecast)."""
-    return [
-        (
-            channel,
-            table.units(channel),
-            f"{hours:g} h",
-            [_number(table.value(name, channel, hours)) for name in table.forecasts],
-            [_number(table.value(name, channel, hours, "acc"), ".3f") for name in table.forecasts],
-        )
-        for channel in table.channels
-        for hours in table.shown_leads()
-    ]
+def _plain_rows(table: ScoreTable) -> list[tuple[str, str, str, list[str], list[str]]]:
+    """Return (channel, units, lead, RMSE by forecast, ACC by forecast) of the page without JavaScript."""
+    rows = []
+    for channel in table.channels:
+        for hours in table.summary_leads():
+            rmse = [_format_number(table.value(name, channel, hours)) for name in table.forecasts]
+            acc = [_format_number(table.value(name, channel, hours, "acc"), ".3f") for name in table.forecasts]
+            rows.append((channel, table.units(channel), f"{hours:g} h", rmse, acc))
+    return rows
 
 
-def _blurring(found: Verification) -> dict[str, Any] | None:
+def _blurring(table: ScoreTable) -> dict[str, Any] | None:
     """Return the wavenumbers, the forecasts and the rows (channel, units, lead, RMSE and power by forecast)."""
-    table = found.table
     if SHORT_WAVES not in table.dataset:
         return None
-    number = table.dataset["wavenumber"].values
-    short = number[shortest_third(number)]
-    if not len(short):
+    wavenumbers = table.dataset["wavenumber"].values
+    short_waves = wavenumbers[shortest_third(wavenumbers)]
+    if not len(short_waves):
         return None
-    rows = [
-        (channel, superscript_units(table.units(channel)), f"{hours:g} h", [
-            (_number(table.value(name, channel, hours)), _number(table.value(name, channel, hours, SHORT_WAVES), ".2f"))
-            for name in table.contenders
-        ])
-        for channel in table.dataset["spectrum_channel"].values.tolist()
-        for hours in table.dataset["spectrum_lead"].values.tolist()
-    ]  # fmt: skip
-    return {"first": short[0], "last": short[-1], "forecasts": [label(name) for name in table.contenders], "rows": rows}
+    rows = []
+    for channel in table.dataset["spectrum_channel"].values.tolist():
+        for hours in table.dataset["spectrum_lead"].values.tolist():
+            scores = []
+            for name in table.candidates:
+                rmse = _format_number(table.value(name, channel, hours))
+                power = _format_number(table.value(name, channel, hours, SHORT_WAVES), ".2f")
+                scores.append((rmse, power))
+            rows.append((channel, superscript_units(table.units(channel)), f"{hours:g} h", scores))
+    return {
+        "first": short_waves[0],
+        "last": short_waves[-1],
+        "forecasts": [table.display_name(name) for name in table.candidates],
+        "rows": rows,
+    }
 
 
-def _number(value: float, form: str = ".4g") -> str:
-    return "" if value != value else format(value, form)
+def _format_number(value: float, format_spec: str = ".4g") -> str:
+    return "" if math.isnan(value) else format(value, format_spec)

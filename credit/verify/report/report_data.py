@@ -1,7 +1,7 @@
-"""The scores as report.html holds them: rounded, compressed, and no more of them than a page can carry.
+"""Scores as report.html holds them: rounded, compressed, and not more than a page can carry.
 
-A curve is a score by lead time, kept as ``[power, first, step, step, ...]``: whole numbers that, summed up to a lead
-and times ten to the power, are the values there; null where a value is missing, and for a curve without values.
+A curve is a score by lead time, stored as ``[power, first, step, step, ...]``. The whole numbers, summed up to a lead
+time and multiplied by ten to the power, are the values. A missing value, and a curve without values, is null.
 """
 
 from __future__ import annotations
@@ -17,272 +17,320 @@ from typing import Any
 import numpy as np
 
 from credit.data.formats.units import plain
-from credit.verify.plots.scores import styles_of
-from credit.verify.plots.style import label
-from credit.verify.report.score_descriptions import EVENT_MEANINGS, MEANINGS, SEEPS_MEANING, ScoreDescription
-from credit.verify.significance.bootstrap import ENDS, LEAST_BLOCKS, WITH_INTERVAL
-from credit.verify.significance.comparison import ENOUGH_BLOCKS
+from credit.verify.plots.scores import forecast_styles
+from credit.verify.report.score_descriptions import (
+    EVENT_DESCRIPTIONS,
+    SCORE_DESCRIPTIONS,
+    SEEPS_DESCRIPTION,
+    ScoreDescription,
+)
+from credit.verify.significance.bootstrap import INTERVAL_SUFFIXES, METRICS_WITH_INTERVAL, MIN_BLOCKS
+from credit.verify.significance.comparison import MIN_BLOCKS_FOR_SIGNIFICANCE
 from credit.verify.statistics.seasons import ALL
 from credit.verify.table.scorecard import scorecard_rows, scorecard_values
 from credit.verify.table.table import SEEPS, SHORT_WAVES, WIND_NAMES, ScoreTable
 
-MOST_VALUES = 2_300_000  # measured: 2.1 bytes each, so less than 5 MB
-_LEAST_LEADS = 10  # before anything else is left out
-_DIGITS = 5  # of the largest value of a curve
+# Values of a page. Each takes 2.1 bytes (measured), so a page has less than 5 MB.
+MAX_VALUES = 2_300_000
+# Lead times are thinned to this number before anything else is left out.
+_MIN_LEADS = 10
+# Digits of the largest value of a curve.
+_DIGITS = 5
 _DASHES = {"-": "", "--": "7 4", "-.": "9 3 2 3", ":": "2 4"}
-_INTERVALS = ("rmse", "bias", "acc", "crps", "spread_skill", SEEPS, *EVENT_MEANINGS)
-_RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+_SCORES_WITH_INTERVAL = ("rmse", "bias", "acc", "crps", "spread_skill", SEEPS, *EVENT_DESCRIPTIONS)
+_SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 @dataclass(frozen=True)
 class PageBudget:
-    """What a page holds of a table.
+    """Part of a table that a page holds.
 
     Attributes:
-        every: every how many-th lead time, the first and the last in any case.
-        seasons: whether single seasons, too.
-        season_intervals: whether intervals of single seasons.
+        lead_stride: every how many-th lead time; the first and the last are always kept.
+        seasons: True if the page has single seasons.
+        season_intervals: True if it has their intervals.
     """
 
-    every: int = 1
+    lead_stride: int = 1
     seasons: bool = True
     season_intervals: bool = True
 
-    def leads(self, count: int) -> list[int]:
-        """Return which of `count` lead times."""
-        return sorted({0, *range(count - 1, -1, -self.every)})
+    def leads(self, num_leads: int) -> list[int]:
+        """Return the indices of the lead times that are kept."""
+        return sorted({0, *range(num_leads - 1, -1, -self.lead_stride)})
 
 
 @dataclass(frozen=True)
 class ReportScore:
-    """A score that can be chosen in the page.
+    """A score that can be selected in the page.
 
     Attributes:
-        variable: of the table's dataset.
-        meaning: in words.
-        name: in the page and in scores.csv.
-        rows: of the page that have it; None for all.
-        event: number of its event, None for a score of channels.
+        variable: its name in the table's dataset.
+        description: texts for people.
+        name: its name in the page and in scores.csv.
+        rows: rows of the page that have it; None for all.
+        event: index of its event, None for a score of channels.
     """
 
     variable: str
-    meaning: ScoreDescription
+    description: ScoreDescription
     name: str
     rows: Sequence[int] | None = None
     event: int | None = None
 
-    def plane(self, end: str = "") -> str:
+    def curve_name(self, suffix: str = "") -> str:
         """Return the name of the score or of an end of its interval: ``rmse_low``, ``brier_low:EVENT``."""
         metric, colon, event = self.name.partition(":")
-        return f"{metric}{end}{colon}{event}"
+        return f"{metric}{suffix}{colon}{event}"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as the page has it."""
-        return {"name": self.name, "rows": self.rows, **asdict(self.meaning)}
+        """Return the entry of the page's list of scores."""
+        return {"name": self.name, "rows": self.rows, **asdict(self.description)}
 
 
-def shown_scores(table: ScoreTable) -> list[ReportScore]:
-    """Return the scores that can be chosen in the page."""
+def report_scores(table: ScoreTable) -> list[ReportScore]:
+    """Return the scores that can be selected in the page."""
     data = table.dataset
-    shown = [ReportScore(name, meaning, name) for name, meaning in MEANINGS.items() if name in data]
+    scores = []
+    for name, description in SCORE_DESCRIPTIONS.items():
+        if name in data:
+            scores.append(ReportScore(name, description, name))
     if SEEPS in data:
-        known = np.isfinite(data[SEEPS].values).any(axis=(0, 1, 3, 4))
-        shown.append(ReportScore(SEEPS, SEEPS_MEANING, SEEPS, np.flatnonzero(known).tolist()))
+        has_seeps = np.isfinite(data[SEEPS].values).any(axis=(0, 1, 3, 4))
+        scores.append(ReportScore(SEEPS, SEEPS_DESCRIPTION, SEEPS, np.flatnonzero(has_seeps).tolist()))
     for number, event in enumerate(table.events):
         row = table.channels.index(str(data["event_channel"].values[number]))
         definition = str(data["event_definition"].values[number])
-        for name, meaning in EVENT_MEANINGS.items():
-            own = replace(meaning, label=f"{meaning.label}: {event}", what=f"The event: {definition}. {meaning.what}")
-            shown.append(ReportScore(name, own, f"{name}:{event}", [row], number))
-    return shown
+        for name, description in EVENT_DESCRIPTIONS.items():
+            event_description = replace(
+                description,
+                label=f"{description.label}: {event}",
+                what=f"The event: {definition}. {description.what}",
+            )
+            scores.append(ReportScore(name, event_description, f"{name}:{event}", [row], number))
+    return scores
 
 
 def encode(scores: dict[str, Any]) -> str:
-    """Return what `page_scores` found as base64 of deflated JSON: safe in any HTML."""
+    """Return the result of `page_scores` as base64 of deflated JSON, which is safe in any HTML."""
     text = json.dumps(scores, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     return base64.b64encode(zlib.compress(text.encode(), 9)).decode()
 
 
-def page_scores(table: ScoreTable, channel: str, most_values: int = MOST_VALUES) -> tuple[dict[str, Any], str]:
-    """Return what the page holds, for `encode`, and in words what it leaves out.
+def page_scores(table: ScoreTable, channel: str, max_values: int = MAX_VALUES) -> tuple[dict[str, Any], str]:
+    """Return the data of the page, for `encode`, and a sentence on the scores it leaves out.
 
     Args:
         table: the scores.
         channel: name of the channel that the page shows first.
-        most_values: as many numbers it may have about.
+        max_values: approximate limit of the number of values.
     """
-    extent = _choose_extent(table, most_values)
-    leads = extent.leads(len(table.lead_hours))
-    seasons = range(len(table.seasons) if extent.seasons else 1)
-    data, shown = table.dataset, shown_scores(table)
-    curves = {
-        own.plane(end): [None if bare and season else _nested(table, own, end, season, leads) for season in seasons]
-        for own, end, bare in _planes(shown, extent)
-    }
-    card = scorecard_rows(table)
-    compared = {
-        what: [_pack_nested(own[:, season][:, :, leads] * scale) for season in seasons]
-        for what, own, scale in (
-            (what, scorecard_values(table, card, what), scale)
-            for what, scale in (("difference", 100.0), ("significant", 1.0))
-        )
-    }
-    return {
-        "forecasts": _forecasts(table),
-        "references": [{"name": name, "label": label(name)} for name in data["reference"].values.tolist()],
-        "regions": [{"name": name, "label": label(name)} for name in table.regions],
-        "seasons": [
+    data = table.dataset
+    scores = report_scores(table)
+    budget = _choose_budget(table, max_values)
+    leads = budget.leads(len(table.lead_hours))
+    season_index = range(len(table.seasons) if budget.seasons else 1)
+    curves = {}
+    for score, suffix, all_seasons_only in _curve_sets(scores, budget):
+        curves_by_season = []
+        for season in season_index:
+            is_left_out = all_seasons_only and season > 0
+            curves_by_season.append(None if is_left_out else _score_curves(table, score, suffix, season, leads))
+        curves[score.curve_name(suffix)] = curves_by_season
+    card_rows = scorecard_rows(table)
+    for result, factor in (("difference", 100.0), ("significant", 1.0)):
+        values = scorecard_values(table, card_rows, result)
+        curves[result] = [_pack_nested(values[:, season][:, :, leads] * factor) for season in season_index]
+    seasons = []
+    for season in season_index:
+        seasons.append(
             {
                 "name": table.seasons[season],
                 "cases": int(data["n_cases"][season]),
                 "blocks": data["n_blocks"].values[season, leads].tolist(),
             }
-            for season in seasons
-        ],
+        )
+    references = data["reference"].values.tolist()
+    page = {
+        "forecasts": _forecast_entries(table),
+        "references": [{"name": name, "label": table.display_name(name)} for name in references],
+        "regions": [{"name": name, "label": table.display_name(name)} for name in table.regions],
+        "seasons": seasons,
         "leads": [table.lead_hours[lead] for lead in leads],
-        "rows": list(_rows(table)),
-        "card": [{"name": own.name, "score": own.score, "row": own.row} for own in card],
+        "rows": list(_row_entries(table)),
+        "card": [{"name": row.name, "score": row.score, "row": row.row} for row in card_rows],
         "level_units": str(data.attrs["level_units"]),
-        "metrics": [own.to_dict() for own in shown],
-        "least_blocks": LEAST_BLOCKS,
-        "enough_blocks": ENOUGH_BLOCKS,
-        "first_reference": str(data.attrs.get("compared_with", data["reference"].values[0])),
+        "metrics": [score.to_dict() for score in scores],
+        "least_blocks": MIN_BLOCKS,
+        "enough_blocks": MIN_BLOCKS_FOR_SIGNIFICANCE,
+        "first_reference": str(data.attrs.get("compared_with", references[0])),
         "first_row": table.channels.index(channel),
-        "curves": curves | compared,
-    }, _left_out(table, extent, sorted({own.variable for own in shown}))
+        "curves": curves,
+    }
+    return page, _describe_left_out(table, budget, sorted({score.variable for score in scores}))
 
 
-def _planes(shown: Sequence[ReportScore], extent: PageBudget) -> Iterator[tuple[ReportScore, str, bool]]:
-    """Yield scores and the ends of their intervals, as "" or what a name ends in; and whether seasons have none."""
-    for own in shown:
-        yield own, "", False
-        if own.variable in _INTERVALS:
-            yield from ((own, end, not extent.season_intervals) for end in ENDS)
+def _curve_sets(scores: Sequence[ReportScore], budget: PageBudget) -> Iterator[tuple[ReportScore, str, bool]]:
+    """Yield (score, suffix, True if single seasons lack it) of the scores, and of the ends of their intervals."""
+    for score in scores:
+        yield score, "", False
+        if score.variable in _SCORES_WITH_INTERVAL:
+            for suffix in INTERVAL_SUFFIXES:
+                yield score, suffix, not budget.season_intervals
 
 
-def _choose_extent(table: ScoreTable, most: int) -> PageBudget:
-    """Return the first that is small enough: all, no intervals of seasons, fewer leads, no seasons."""
-    count = len(table.lead_hours)
-    halved = [2**power for power in range(count.bit_length())]
-    thinned = [every for every in halved if len(PageBudget(every).leads(count)) >= min(_LEAST_LEADS, count)]
-    choices = [PageBudget(), *(PageBudget(every, True, False) for every in thinned)]
-    choices += [PageBudget(every, False, False) for every in halved]
-    return next((own for own in choices if _count(table, own) <= most), choices[-1])
+def _choose_budget(table: ScoreTable, max_values: int) -> PageBudget:
+    """Return the first budget that is small enough: all, no intervals of seasons, fewer leads, no seasons."""
+    num_leads = len(table.lead_hours)
+    strides = [2**power for power in range(num_leads.bit_length())]
+    budgets = [PageBudget()]
+    for stride in strides:
+        if len(PageBudget(stride).leads(num_leads)) >= min(_MIN_LEADS, num_leads):
+            budgets.append(PageBudget(stride, seasons=True, season_intervals=False))
+    budgets += [PageBudget(stride, seasons=False, season_intervals=False) for stride in strides]
+    for budget in budgets:
+        if _count_values(table, budget) <= max_values:
+            return budget
+    return budgets[-1]
 
 
-def _count(table: ScoreTable, extent: PageBudget) -> int:
-    """Return about how many numbers a page would hold."""
-    data = table.dataset
-    rows = data.sizes["channel"] + data.sizes.get("wind", 0)
-    others = len(table.seasons) - 1 if extent.seasons else 0
-    curves = (1 + others) * 2 * data.sizes["reference"] * len(scorecard_rows(table))
-    for own, _, bare in _planes(shown_scores(table), extent):
-        number = rows if own.rows is None else len(own.rows)
-        curves += (1 if bare else 1 + others) * len(table.forecasts) * number
-    return curves * len(table.regions) * len(extent.leads(len(table.lead_hours)))
+def _count_values(table: ScoreTable, budget: PageBudget) -> int:
+    """Return the approximate number of values of a page."""
+    num_rows = _num_rows(table)
+    single_seasons = len(table.seasons) - 1 if budget.seasons else 0
+    num_curves = (1 + single_seasons) * 2 * table.dataset.sizes["reference"] * len(scorecard_rows(table))
+    for score, _, all_seasons_only in _curve_sets(report_scores(table), budget):
+        num_seasons = 1 if all_seasons_only else 1 + single_seasons
+        num_score_rows = num_rows if score.rows is None else len(score.rows)
+        num_curves += num_seasons * len(table.forecasts) * num_score_rows
+    return num_curves * len(table.regions) * len(budget.leads(len(table.lead_hours)))
 
 
-def _nested(table: ScoreTable, shown: ReportScore, end: str, season: int, leads: Sequence[int]) -> list:
+def _num_rows(table: ScoreTable) -> int:
+    """Return the number of channels and winds."""
+    return table.dataset.sizes["channel"] + table.dataset.sizes.get("wind", 0)
+
+
+def _score_curves(table: ScoreTable, score: ReportScore, suffix: str, season: int, leads: Sequence[int]) -> list:
     """Return the curves of a score, or of an end of its interval, by forecast, row and region."""
-    name = shown.variable + end
-    if shown.rows is None:
-        return _curves_of_rows(table, name, season, leads)
-    places = shown.rows if shown.event is None else [shown.event]
-    count = table.dataset.sizes["channel"] + table.dataset.sizes.get("wind", 0)
-    packed = _pack_nested(table.dataset[name].values[:, season, places][:, :, leads])
-    by_forecast = (dict(zip(shown.rows, own, strict=True)) for own in packed)
-    return [[own.get(row) for row in range(count)] for own in by_forecast]
-
-
-def _curves_of_rows(table: ScoreTable, name: str, season: int, leads: Sequence[int]) -> list:
-    """Return the curves of what all rows have, by forecast, row and region."""
     data = table.dataset
-    parts = [data[name].values[:, season]]
-    wind = WIND_NAMES[name]
-    if wind in data:
-        parts.append(data[wind].values[:, season])
-    return _pack_nested(np.concatenate(parts, axis=1)[:, :, leads].astype(np.float64))
+    variable = score.variable + suffix
+    if score.rows is None:
+        values = [data[variable].values[:, season]]
+        wind_variable = WIND_NAMES[variable]
+        if wind_variable in data:
+            values.append(data[wind_variable].values[:, season])
+        return _pack_nested(np.concatenate(values, axis=1)[:, :, leads].astype(np.float64))
+    index = score.rows if score.event is None else [score.event]
+    packed = _pack_nested(data[variable].values[:, season, index][:, :, leads])
+    curves = []
+    for forecast_curves in packed:
+        curves_by_row = dict(zip(score.rows, forecast_curves, strict=True))
+        curves.append([curves_by_row.get(row) for row in range(_num_rows(table))])
+    return curves
 
 
-def _pack_nested(values: np.ndarray) -> list:
-    """Return the packed curves of values (F, X, L, R) in nested lists by F, X and R."""
-    values = np.moveaxis(values, 2, -1)
-    curves = pack_curves(values.reshape(-1, values.shape[-1]))
-    first, rows, regions = values.shape[:-1]
-    by_row = [curves[start : start + regions] for start in range(0, len(curves), regions)]
-    return [by_row[start : start + rows] for start in range(0, first * rows, rows)]
+def _pack_nested(values_FXLR: np.ndarray) -> list:
+    """Return the packed curves of values in nested lists by forecast, row and region."""
+    values_FXRL = np.moveaxis(values_FXLR, 2, -1)
+    num_forecasts, num_rows, num_regions, num_leads = values_FXRL.shape
+    curves = iter(pack_curves(values_FXRL.reshape(-1, num_leads)))
+    nested = []
+    for _ in range(num_forecasts):
+        nested.append([[next(curves) for _ in range(num_regions)] for _ in range(num_rows)])
+    return nested
 
 
-def pack_curves(curves: np.ndarray) -> list[list[int | None] | None]:
-    """Return curves, given as (N, L) with NaN where a value is missing, as the page has them."""
-    known = np.isfinite(curves)
-    values = np.where(known, curves, 0.0)
+def pack_curves(curves_NL: np.ndarray) -> list[list[int | None] | None]:
+    """Return curves, with NaN for missing values, in the format of the page (see the top of this file)."""
+    num_leads = curves_NL.shape[1]
+    is_finite = np.isfinite(curves_NL)
+    values = np.where(is_finite, curves_NL, 0.0)
     largest = np.abs(values).max(axis=1, initial=0.0)
     power = np.floor(np.log10(np.where(largest > 0, largest, 1.0))).astype(int) - _DIGITS + 1
-    power = np.where((values % 1.0).any(axis=1), power, np.maximum(power, 0))  # whole numbers need no more
-    whole = np.rint(values * 10.0 ** -power[:, None]).astype(np.int64)
-    # a missing value repeats the one before it, so that the step to the next is right
-    before = np.maximum.accumulate(np.where(known, np.arange(curves.shape[1]), -1), axis=1)
-    filled = np.where(before >= 0, np.take_along_axis(whole, np.maximum(before, 0), axis=1), 0)
-    packed = np.concatenate([power[:, None], np.diff(filled, axis=1, prepend=0)], axis=1).tolist()
-    for number in np.flatnonzero(~known.all(axis=1)).tolist():
-        own = packed[number]
-        steps = [step if there else None for step, there in zip(own[1:], known[number].tolist(), strict=True)]
-        packed[number] = [own[0], *steps] if known[number].any() else None
+    # Curves of whole numbers need no digits after the point.
+    power = np.where((values % 1.0).any(axis=1), power, np.maximum(power, 0))
+    integers = np.rint(values * 10.0 ** -power[:, None]).astype(np.int64)
+    # A missing value repeats the one before it, so that the step to the next value is right.
+    last_finite = np.maximum.accumulate(np.where(is_finite, np.arange(num_leads), -1), axis=1)
+    filled = np.take_along_axis(integers, np.maximum(last_finite, 0), axis=1)
+    filled = np.where(last_finite >= 0, filled, 0)
+    steps = np.diff(filled, axis=1, prepend=0)
+    packed = np.concatenate([power[:, None], steps], axis=1).tolist()
+    for number in np.flatnonzero(~is_finite.all(axis=1)).tolist():
+        if not is_finite[number].any():
+            packed[number] = None
+            continue
+        for lead in np.flatnonzero(~is_finite[number]).tolist():
+            packed[number][1 + lead] = None
     return packed
 
 
-def _forecasts(table: ScoreTable) -> list[dict[str, Any]]:
-    return [
-        {
+def _forecast_entries(table: ScoreTable) -> list[dict[str, Any]]:
+    """Return names and styles of the forecasts."""
+    entries = []
+    for name, style in forecast_styles(table).items():
+        entry = {
             "name": name,
-            "label": label(name),
+            "label": table.display_name(name),
             "colour": style["color"],
             "dash": _DASHES[style.get("linestyle", "-")],
             "width": style["linewidth"],
             "layer": style.get("zorder", 2),
         }
-        for name, style in styles_of(table).items()
-    ]
+        entries.append(entry)
+    return entries
 
 
-def _rows(table: ScoreTable) -> Iterator[dict[str, Any]]:
+def _row_entries(table: ScoreTable) -> Iterator[dict[str, Any]]:
     """Yield the channels and the wind vectors."""
     data = table.dataset
     for prefix in ("", "wind_"):
         if f"{prefix}variable" not in data:
             continue
-        columns = (data[prefix + what].values.tolist() for what in ("variable", "level", "units"))
-        for number, (variable, level, units) in enumerate(zip(*columns, strict=True)):
-            there = level == level
+        is_wind = prefix == "wind_"
+        variables, levels, units = (data[prefix + name].values.tolist() for name in ("variable", "level", "units"))
+        for number, (variable, level, row_units) in enumerate(zip(variables, levels, units, strict=True)):
+            level_text = "" if np.isnan(level) else f"{level:g}"
+            name = f"{variable} {level_text}".rstrip() if is_wind else table.channels[number]
             yield {
-                "name": f"{variable} {level:g}" if prefix and there else variable if prefix else table.channels[number],
-                "variable": f"{variable} (vector)" if prefix else variable,
-                "level": f"{level:g}" if there else "",
-                "units": "" if plain(units) == "1" else superscript_units(units),
-                "wind": bool(prefix),
+                "name": name,
+                "variable": f"{variable} (vector)" if is_wind else variable,
+                "level": level_text,
+                "units": "" if plain(row_units) == "1" else superscript_units(row_units),
+                "wind": is_wind,
             }
 
 
 def superscript_units(units: str) -> str:
     """Return units with raised exponents: ``m2 s-2``, also ``m**2 s**-2``, becomes m² s⁻²."""
-    return re.sub(r"(?<=[A-Za-z])(?<!\d[eE])-?\d+", lambda found: found[0].translate(_RAISED), plain(units))
+    return re.sub(r"(?<=[A-Za-z])(?<!\d[eE])-?\d+", lambda match: match[0].translate(_SUPERSCRIPTS), plain(units))
 
 
-def _left_out(table: ScoreTable, extent: PageBudget, metrics: Sequence[str]) -> str:
-    """Return a sentence on what is only in scores.nc."""
-    kept = (*metrics, *WIND_NAMES.values())
-    # of spectra the page has a figure and a table
-    has = [name for name, own in table.dataset.data_vars.items() if own.dims[0] == "forecast" and own.ndim > 1]
-    has = [name for name in has if name != SHORT_WAVES and "wavenumber" not in table.dataset[name].dims]
-    more = [name for name in has if name not in kept and not name.endswith(ENDS)]
-    parts = [f"the scores {', '.join(more)}"] if more else []
-    count = len(table.lead_hours)
-    if len(extent.leads(count)) < count:
-        parts.append(f"{count - len(extent.leads(count))} of the {count} lead times")
-    parts += [f"the intervals of {name}" for name in metrics if name in WITH_INTERVAL and name not in _INTERVALS]
-    if len(table.seasons) > 1 and not extent.seasons:
-        parts.append(f"single seasons ({', '.join(name for name in table.seasons if name != ALL)})")
-    elif len(table.seasons) > 1 and not extent.season_intervals:
-        parts.append("the intervals of single seasons")
-    return f"Not on this page, but in scores.nc and scores.csv beside it: {'; '.join([*parts, 'more digits'])}."
+def _describe_left_out(table: ScoreTable, budget: PageBudget, metrics: Sequence[str]) -> str:
+    """Return a sentence on the scores that only the files have."""
+    data = table.dataset
+    page_variables = (*metrics, *WIND_NAMES.values(), SHORT_WAVES)
+    left_out_scores = []
+    for name, variable in data.data_vars.items():
+        is_score = variable.dims[0] == "forecast" and variable.ndim > 1
+        # The page has a figure and a table of spectra.
+        is_spectrum = "wavenumber" in variable.dims
+        if is_score and not is_spectrum and name not in page_variables and not name.endswith(INTERVAL_SUFFIXES):
+            left_out_scores.append(name)
+    left_out = []
+    if left_out_scores:
+        left_out.append(f"the scores {', '.join(left_out_scores)}")
+    num_leads = len(table.lead_hours)
+    num_missing_leads = num_leads - len(budget.leads(num_leads))
+    if num_missing_leads:
+        left_out.append(f"{num_missing_leads} of the {num_leads} lead times")
+    for name in metrics:
+        if name in METRICS_WITH_INTERVAL and name not in _SCORES_WITH_INTERVAL:
+            left_out.append(f"the intervals of {name}")
+    if len(table.seasons) > 1 and not budget.seasons:
+        left_out.append(f"single seasons ({', '.join(name for name in table.seasons if name != ALL)})")
+    elif len(table.seasons) > 1 and not budget.season_intervals:
+        left_out.append("the intervals of single seasons")
+    left_out.append("more digits")
+    return f"Only in scores.nc and scores.csv: {'; '.join(left_out)}."

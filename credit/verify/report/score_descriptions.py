@@ -1,4 +1,4 @@
-"""What the scores of report.html mean, in a sentence or two each; the page on scores of the docs says more."""
+"""Short descriptions of the scores in report.html; the page on scores of the documentation has the details."""
 
 from __future__ import annotations
 
@@ -7,16 +7,18 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class ScoreDescription:
-    """A score in words.
+    """Description of a score.
+
+    The script of the page reads these fields by their names.
 
     Attributes:
-        label: its name for people.
-        what: what it is.
-        good: what a good value is.
-        wind_label: its name where the row is a wind vector.
-        wind: how it is taken of wind vectors, "" where as of any other.
-        has_units: whether it has those of the variable.
-        line: the value that charts mark, None for none.
+        label: name for people.
+        what: definition in a sentence.
+        good: sentence on good values.
+        wind_label: name for a wind vector, "" if it is the same.
+        wind: sentence on its computation for wind vectors, "" if it is the same.
+        has_units: True if it has the units of the variable.
+        line: value that charts mark, None for none.
     """
 
     label: str
@@ -28,10 +30,10 @@ class ScoreDescription:
     line: float | None = None
 
 
-MEANINGS = {
+SCORE_DESCRIPTIONS = {
     "rmse": ScoreDescription(
         "Root-mean-square error (RMSE)",
-        "Root of the squared error's mean over cells, weighted by area, and cases; of an ensemble that of its mean.",
+        "Root of the squared error's area-weighted mean over cells and cases; of an ensemble that of its mean.",
         "Smaller is better; 0 is perfect. Large errors count more than in the mean absolute error, so smooth forecasts "
         "do well.",
         wind_label="RMSE of the wind vector",
@@ -56,7 +58,7 @@ MEANINGS = {
     ),
     "acc": ScoreDescription(
         "Anomaly correlation",
-        "Correlation of forecast and truth as departures from the climatology, all cases in one.",
+        "Correlation of the anomalies of forecast and truth from the climatology, of all cases together.",
         "1 is perfect, 0 is no better than the climatology, which has none itself. At 500 hPa 0.6 is often taken as "
         "the end of what is useful.",
         wind="Products and squares of both components are added.",
@@ -65,7 +67,7 @@ MEANINGS = {
     ),
     "activity_ratio": ScoreDescription(
         "Activity, forecast over truth",
-        "How much the departures from the climatology vary in space, in the forecast over the truth.",
+        "Standard deviation in space of the anomalies, of the forecast over that of the truth.",
         "1 is good; below 1 the forecast is too smooth, which flatters its RMSE, above 1 it is too rough.",
         has_units=False,
         line=1.0,
@@ -89,28 +91,28 @@ MEANINGS = {
     "spread_skill": ScoreDescription(
         "Spread over error",
         "Spread of the members over the RMSE of their mean, corrected for the number of members.",
-        "1 is good; below 1 the ensemble is too sure of itself, above 1 not sure enough.",
+        "1 is good; below 1 the ensemble is overconfident, above 1 underconfident.",
         has_units=False,
         line=1.0,
     ),
 }
 
-# of single channels
-SEEPS_MEANING = ScoreDescription(
+# Of single channels.
+SEEPS_DESCRIPTION = ScoreDescription(
     "SEEPS (precipitation)",
-    "Whether it is dry, rains lightly or heavily, after the climate of each cell and season; what is rare counts more. "
+    "Error in the categories dry, light and heavy rain of the climate of each cell and season; rare ones count more. "
     "Of an ensemble the mean over members.",
-    "Smaller is better: 0 is perfect, 1 is what every constant forecast gets on average. Cells that are nearly always "
+    "Smaller is better: 0 is perfect, 1 is the average of every constant forecast. Cells that are nearly always "
     "or nearly never dry are left out.",
     has_units=False,
     line=1.0,
 )
-# of events, whose name goes behind the label and whose definition before the rest
-EVENT_MEANINGS = {
+# Of events: their name is appended to the label, and their definition put before the rest.
+EVENT_DESCRIPTIONS = {
     "brier": ScoreDescription(
         "Brier score",
-        "Mean squared difference of the forecast probability, which is the share of the members, and what happened "
-        "(0 or 1); the climatology forecasts how often the event happens at that place and season.",
+        "Mean squared difference of the forecast probability, which is the share of the members, and the outcome (0 or "
+        "1); the climatology forecasts the frequency of the event at that place and season.",
         "Smaller is better; 0 is perfect.",
         has_units=False,
         line=0.0,
@@ -125,10 +127,10 @@ EVENT_MEANINGS = {
     ),
 }
 
-BASELINE_MEANINGS = (
+BASELINE_DESCRIPTIONS = (
     ("Persistence", "the weather of the initial time, unchanged"),
     ("Damped persistence", "the climatology plus the departure of the initial time, which fades with lead time"),
-    ("Climatology", "what is usual at that time of the year, whatever the weather of the initial time"),
+    ("Climatology", "the average weather of that time of the year"),
 )
 
 TERMS = (
@@ -139,9 +141,9 @@ TERMS = (
     ),
     (
         "Shaded: 95 % intervals",
-        "Where the score would probably lie had other days been scored. Forecasts that start a day apart err alike, so "
-        "whole blocks of days are drawn at random again and again. They say how far to trust a curve, not whether two "
-        "differ: forecasts of the same days may differ surely although their intervals overlap.",
+        "Range of the score on other days of the same climate. Forecasts that start a day apart have similar errors, "
+        "so whole blocks of days are resampled. Overlapping intervals do not mean that two forecasts are equal: "
+        "forecasts of the same days may differ significantly although their intervals overlap.",
     ),
     (
         "Blocks",
@@ -157,11 +159,10 @@ TERMS = (
     (
         "Reliability diagram",
         "How often an event happened where it was forecast with a probability; the diagonal is reliable. A flat line "
-        "is a forecast that cannot tell days apart, a line flatter than the diagonal one that is too sure.",
+        "is a forecast that does not distinguish days, a line flatter than the diagonal is overconfident.",
     ),
     (
         "Best baseline",
-        "At each place of the scorecard the best of persistence, damped persistence and climatology: to be better than "
-        "one of them is easy.",
+        "For each cell of the scorecard the best of persistence, damped persistence and climatology.",
     ),
 )

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,123 +19,167 @@ from credit.data.splits import Split
 from credit.grid import LatLonGrid
 from credit.parallel.object_collectives import together
 from credit.utils.progress import ProgressBar
-from credit.verify.scores.baseline_state import BaselineState
 from credit.verify.statistics.area_mean import AreaMean
-from credit.verify.statistics.row_kernels import product_sums
+from credit.verify.statistics.error_moments import BaselineState, ReferenceFields
+from credit.verify.statistics.kernels import product_sums
 
 if TYPE_CHECKING:
     from credit.data.reader import FieldReader
 
-_DAMPING_SAMPLES = 200  # initial times spread over the training period; r then has an error of about 0.01
-_HELD_BYTES = 1 << 30  # of anomalies, while damping is fitted
+# Initial times spread over the training period; the damping factor then has an error of about 0.01.
+_DAMPING_SAMPLES = 200
+# Memory for anomalies while damping is fitted.
+_ANOMALY_BYTES = 1 << 30
 
 
 def build_climatology(
-    conf: VerificationConfig, data: DataConfig, reader: FieldReader, names: Sequence[str], train: Split
+    config: VerificationConfig, data: DataConfig, reader: FieldReader, names: Sequence[str], train: Split
 ) -> tuple[Climatology, LatLonGrid]:
-    """Return the climatology of the channels `names`, a file's, the store's or fitted, and the grid that it is on.
+    """Return the climatology of the channels `names`, and its grid.
+
+    It is read from a file, taken from the training store, or fitted to the training period.
 
     Raises:
-        ConfigError: if the training period cannot carry it.
-        DataError: if the file is not what is needed.
+        ConfigError: if the training period is too short for it.
+        DataError: if the file is not as required.
     """
-    if conf.climatology.method != "file":
-        return load_or_fit_climatology(reader, names, train, conf.climatology), reader.grid
-    by_name = {channel.name: channel for channel in reader.channels.stored}
-    channels = [by_name[name] for name in names]
-    grid = reader.grid if conf.grid is None else None
-    return load_climatology(conf.climatology, data, channels, reader.calendar, reader.attributes, grid)
+    if config.climatology.method != "file":
+        return load_or_fit_climatology(reader, names, train, config.climatology), reader.grid
+    channels_by_name = {channel.name: channel for channel in reader.channels.stored}
+    channels = [channels_by_name[name] for name in names]
+    grid = reader.grid if config.grid is None else None
+    return load_climatology(config.climatology, data, channels, reader.calendar, reader.attributes, grid)
 
 
 def fit_damping(
     fields: Callable[[int], np.ndarray],
     times: np.ndarray,
-    normal: Callable[[int], Fields],
+    climatology: Callable[[int], Fields],
     train: Split,
     leads: np.ndarray,
     means: AreaMean,
 ) -> np.ndarray:
-    """Return r of damped persistence: the least-squares slope of the anomaly at t + lead on that at t; collective.
+    """Collective: return the factor of damped persistence, the least-squares slope of the anomaly on the initial one.
 
-    Ranks share the training data, and each adds up what all have found in the order of one process. Times are gone
-    through in order, with the anomalies of the initial times that some lead time still reaches beyond; there are as
-    many in a group of initial times as a gibibyte holds, and what two groups need is read twice.
+    Ranks share the initial times, and each adds up the sums of all ranks in the order of a single process, so the
+    result does not depend on their number.
 
     Args:
         fields: minutes -> (C, H, W) truth.
-        times: (N,) times that the data have.
-        normal: minutes -> (C, H, W) climatology, what anomalies are taken from.
-        train: the period; both ends of a pair lie in it.
+        times: (N,) times of the data.
+        climatology: minutes -> (C, H, W), from which anomalies are taken.
+        train: the period; both times of a pair lie in it.
         leads: (L,) lead times in minutes.
         means: area weights of the globe alone, and masks.
 
     Returns:
         (L, C) float64, pooled over cells and times; 0, which is climatology, where the period has no pair of times.
     """
-    inside = times[(times >= train.first) & (times <= train.last)]
-    chosen = inside[np.unique(np.linspace(0, len(inside) - 1, _DAMPING_SAMPLES).astype(int))]
-    known = set(inside.tolist())
+    train_times = times[(times >= train.first) & (times <= train.last)]
+    sample = np.unique(np.linspace(0, len(train_times) - 1, _DAMPING_SAMPLES).astype(int))
+    initial_times = train_times[sample]
+    fit = _DampingFit(fields, climatology, set(train_times.tolist()), leads.tolist(), means)
 
-    def pair_sums(starts: list[int], hidden: bool | None) -> dict[int, np.ndarray]:
-        """Return for each start the products and the square of the anomalies, (2, L, C)."""
-        found = {start: np.zeros((2, len(leads), len(means.names))) for start in starts}
-        ends: dict[int, list[tuple[int, int]]] = defaultdict(list)
-        for start, (number, lead) in itertools.product(starts, enumerate(leads.tolist())):
-            if start + lead in known:
-                ends[start + lead].append((start, number))
-        last = {start: minutes for minutes in sorted(ends) for start, _ in ends[minutes]}
-        begun: dict[int, tuple[np.ndarray, np.ndarray]] = {}  # anomaly, means of its square
-        for minutes in ProgressBar(sorted({*last, *ends}), "damping", disable=hidden):
-            given = {"training data": fields(minutes), "climatology": np.asarray(normal(minutes))}
-            if minutes in ends:
-                products = _products(means, [begun[start][0] for start, _ in ends[minutes]], given)
-                for (start, number), product in zip(ends[minutes], products, strict=True):
-                    found[start][:, number] = product, begun[start][1]
-            begun = {start: own for start, own in begun.items() if last[start] > minutes}
-            if minutes in last:
-                own = BaselineState.of(means, given)
-                begun[minutes] = own.anomaly, own.variance[:, 0]
-        return found
+    def fit_share(rank: int, num_ranks: int) -> dict[int, np.ndarray]:
+        share = np.array_split(initial_times, num_ranks)[rank]
+        # As many initial times are processed together as fit in memory; times that two groups need are read twice.
+        group_size = max(1, _ANOMALY_BYTES // (4 * means.valid_CP.size))
+        sums = {}
+        for group in np.split(share, range(group_size, len(share), group_size)):
+            sums |= fit.anomaly_sums(group.tolist(), hide_progress=rank > 0)
+        return sums
 
-    def fit(rank: int, ranks: int) -> dict[int, np.ndarray]:
-        mine = np.array_split(chosen, ranks)[rank]
-        size = max(1, _HELD_BYTES // (4 * means.valid_CP.size))
-        groups = np.split(mine, range(size, len(mine), size))
-        return {start: sums for group in groups for start, sums in pair_sums(group.tolist(), rank > 0 or None).items()}
-
-    parts = together(lambda: fit(dist.get_rank(), dist.get_world_size())) if dist.is_initialized() else [fit(0, 1)]
-    by_start = {start: found for part in parts for start, found in part.items()}
-    product, square = sum(by_start[start] for start in chosen.tolist())
+    if dist.is_initialized():
+        shares = together(lambda: fit_share(dist.get_rank(), dist.get_world_size()))
+    else:
+        shares = [fit_share(0, 1)]
+    sums_by_time = {}
+    for share in shares:
+        sums_by_time |= share
+    product, square = sum(sums_by_time[minutes] for minutes in initial_times.tolist())
     return np.divide(product, square, out=np.zeros_like(product), where=square > 0)
 
 
-def _products(means: AreaMean, firsts: Sequence[np.ndarray], given: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Return the means of the products of anomalies (C, H, W) with a later one, in the first region, (len(firsts), C).
+@dataclass(frozen=True)
+class _DampingFit:
+    """Products of anomalies with those at later times.
 
-    Args:
-        means: of the C channels.
-        firsts: the anomalies, 0 where masked.
-        given: what the later one is of, and the climatology that it is taken from, by what errors call them.
+    Attributes:
+        fields: minutes -> (C, H, W) truth.
+        climatology: minutes -> (C, H, W).
+        train_times: times of the training period.
+        leads: lead times in minutes.
+        means: area weights of the globe alone, and masks.
     """
-    later, normal = given.values()
 
-    def add_up(channel: int, out_KS: np.ndarray) -> None:
-        anomaly = means.cells(later, channel) - means.cells(normal, channel)
-        for number, first in enumerate(firsts):
-            product_sums(first[channel].reshape(-1), anomaly, *means.stretches, out_KS[number : number + 1])
+    fields: Callable[[int], np.ndarray]
+    climatology: Callable[[int], Fields]
+    train_times: set[int]
+    leads: Sequence[int]
+    means: AreaMean
 
-    return means.of_channels(len(firsts), add_up, given)[:, :, 0]
+    def anomaly_sums(self, initial_times: Sequence[int], hide_progress: bool) -> dict[int, np.ndarray]:
+        """Return for each initial time the means of the anomalies' product and of the initial square, (2, L, C).
+
+        Times are read in order. An initial anomaly is kept until its last lead time has been read.
+        """
+        shape = 2, len(self.leads), len(self.means.names)
+        sums = {initial: np.zeros(shape) for initial in initial_times}
+        pairs_by_valid_time: dict[int, list[tuple[int, int]]] = defaultdict(list)
+        for initial in initial_times:
+            for number, lead in enumerate(self.leads):
+                if initial + lead in self.train_times:
+                    pairs_by_valid_time[initial + lead].append((initial, number))
+        last_valid_time = {}
+        for minutes in sorted(pairs_by_valid_time):
+            for initial, _ in pairs_by_valid_time[minutes]:
+                last_valid_time[initial] = minutes
+
+        states: dict[int, BaselineState] = {}
+        times = sorted({*last_valid_time, *pairs_by_valid_time})
+        for minutes in ProgressBar(times, "damping", disable=True if hide_progress else None):
+            reference = ReferenceFields(
+                self.fields(minutes), np.asarray(self.climatology(minutes)), "training data", "climatology"
+            )
+            if minutes in pairs_by_valid_time:
+                pairs = pairs_by_valid_time[minutes]
+                products = self._products([states[initial].anomaly for initial, _ in pairs], reference)
+                for (initial, number), product_C in zip(pairs, products, strict=True):
+                    sums[initial][0, number] = product_C
+                    sums[initial][1, number] = states[initial].variance[:, 0]
+            states = {initial: state for initial, state in states.items() if last_valid_time[initial] > minutes}
+            if minutes in last_valid_time:
+                states[minutes] = BaselineState.build(self.means, reference)
+        return sums
+
+    def _products(self, initial_anomalies: Sequence[np.ndarray], reference: ReferenceFields) -> np.ndarray:
+        """Return the global means of the products of initial anomalies (C, H, W) with a later one, (N, C)."""
+        means = self.means
+
+        def sum_channel(channel: int, out_KS: np.ndarray) -> None:
+            truth_P = means.channel_values(reference.truth, channel)
+            anomaly_P = truth_P - means.channel_values(reference.climatology, channel)
+            for number, initial_anomaly in enumerate(initial_anomalies):
+                product_sums(
+                    initial_anomaly[channel].reshape(-1), anomaly_P, *means.segments, out_KS[number : number + 1]
+                )
+
+        return means.reduce_channels(len(initial_anomalies), sum_channel, reference.by_description())[:, :, 0]
 
 
 def baseline_fields(
-    initial: np.ndarray, anomaly: np.ndarray, normal: np.ndarray, damping: np.ndarray | float
-) -> dict[str, np.ndarray]:
+    initial: np.ndarray, anomaly: np.ndarray, climatology: np.ndarray, damping: np.ndarray | float
+) -> Mapping[str, np.ndarray]:
     """Return baseline -> forecast for one lead time, in fields of any shape.
 
     Args:
         initial: truth at the initial time.
-        anomaly: its anomaly.
-        normal: climatology at the valid time.
-        damping: r of this lead time, for each field.
+        anomaly: anomaly at the initial time.
+        climatology: climatology at the valid time.
+        damping: factor of this lead time, for each field.
     """
-    return {"persistence": initial, "damped_persistence": normal + damping * anomaly, "climatology": normal}
+    return {
+        "persistence": initial,
+        "damped_persistence": climatology + damping * anomaly,
+        "climatology": climatology,
+    }

@@ -1,7 +1,7 @@
-"""Climate: what values each cell has at a time of the year, from times spread evenly over the training period.
+"""A sample of the climate of each cell at a time of the year, from times spread evenly over the training period.
 
-The times within 30 days of the time of the year, of all years of the period, make it. Over the whole year the events
-"warmer than usual" would be those of summer, and skill that of knowing the season.
+The sample of a season has the times within 30 days of that time of the year, of all years of the period. Over the whole
+year the event "warmer than usual" would be summer, and skill the knowledge of the season.
 
 Shapes: C channels, K times, P cells.
 """
@@ -16,30 +16,33 @@ import numpy as np
 from credit.calendar import Calendar
 from credit.data.splits import Split
 
-LEAST_TIMES = 20
+MIN_TIMES = 20
 WITHIN_DAYS = 30
-_TIMES = 400  # of the period, so that 30 days on both sides have 67: a frequency of 0.1 then has an error of 0.04
-_MOST_BYTES = 1 << 30  # of fields that are kept
-_PARTS = 73  # of the year, five days each, whose times have one climate
-_GOLDEN = (np.sqrt(5.0) - 1.0) / 2.0
+# Times of the period. Then 30 days on both sides have 67, and a frequency of 0.1 has an error of 0.04.
+_MAX_TIMES = 400
+# Memory for fields that are kept.
+_CACHE_BYTES = 1 << 30
+# Number of seasons of a year; the times of five days share one sample.
+_SEASONS = 73
+_GOLDEN_RATIO = (np.sqrt(5.0) - 1.0) / 2.0
 
-# part of the year, and minute of the day where times of the day are told apart
+# Number of the season, and minute of the day where hours of the day have samples of their own.
 Season = tuple[int, int | None]
 
 
 class ClimatologicalSample:
     """A sample of the training period's fields.
 
-    Which times it is made of depends on the training period alone, not on the cases that are scored: two verifications
-    of different cases have the same thresholds. It keeps at most 1 GB of what it has read, and where the fields are so
-    large that those of one season would take more, a season has fewer times.
+    Its times depend on the training period alone, not on the cases that are scored: two verifications of different
+    cases have the same thresholds. It caches at most 1 GB of fields. Where the fields of one season would take more, a
+    season has fewer times.
 
     Args:
         fields: minutes -> (C, P) of the training data.
-        times: (N,) times that the data have.
+        times: (N,) times of the data.
         train: the training period.
         calendar: of the times.
-        by_hour: whether times of the day are told apart.
+        by_hour: True if each hour of the day has a sample of its own.
         field_bytes: size of the fields of one time, float32.
     """
 
@@ -52,42 +55,56 @@ class ClimatologicalSample:
         by_hour: bool,
         field_bytes: int,
     ) -> None:
-        self._calendar, self._by_hour = calendar, by_hour
-        self._most = max(_MOST_BYTES // field_bytes, LEAST_TIMES)
-        # seasons that follow one another share most of their times
-        self._fields = lru_cache(maxsize=self._most)(lambda minutes: fields(minutes).astype(np.float32))
-        inside = times[(times >= train.first) & (times <= train.last)]
-        hours = [inside[inside % 1440 == minute] for minute in np.unique(inside % 1440)] if by_hour else [inside]
-        self._minutes = np.sort(np.concatenate([_spread(own, _TIMES) for own in hours] or [inside]))
-        self._fractions = calendar.year_fraction(self._minutes)
+        self._calendar = calendar
+        self._by_hour = by_hour
+        self._max_season_times = max(_CACHE_BYTES // field_bytes, MIN_TIMES)
+        # Consecutive seasons share most of their times, so a cache of one season's size serves them.
+        cache = lru_cache(maxsize=self._max_season_times)
+        self._read_cached = cache(lambda minutes: fields(minutes).astype(np.float32))
+        train_times = times[(times >= train.first) & (times <= train.last)]
+        self._minutes = self._sample_times(train_times)
+        self._year_fractions = calendar.year_fraction(self._minutes)
+
+    def _sample_times(self, train_times: np.ndarray) -> np.ndarray:
+        """Return the times of the sample, of each hour of the day as many where hours are separate."""
+        if not self._by_hour or not len(train_times):
+            return _spread(train_times, _MAX_TIMES)
+        minutes_of_day = train_times % 1440
+        samples = [_spread(train_times[minutes_of_day == minute], _MAX_TIMES) for minute in np.unique(minutes_of_day)]
+        return np.sort(np.concatenate(samples))
 
     def season(self, minutes: int) -> Season:
-        """Return the season that a valid time belongs to."""
+        """Return the season of a valid time."""
         fraction = float(self._calendar.year_fraction(np.array(minutes)))
-        return int(fraction * _PARTS), minutes % 1440 if self._by_hour else None
+        minute_of_day = minutes % 1440 if self._by_hour else None
+        return int(fraction * _SEASONS), minute_of_day
 
     def times(self, season: Season) -> np.ndarray:
         """Return the times of a season, (K,) minutes."""
-        part, minute = season
-        apart = np.abs(self._fractions - (part + 0.5) / _PARTS)
-        chosen = np.minimum(apart, 1.0 - apart) <= WITHIN_DAYS / 365.0
-        if minute is not None:
-            chosen &= self._minutes % 1440 == minute
-        return _spread(self._minutes[chosen], self._most)
+        number, minute_of_day = season
+        distance = np.abs(self._year_fractions - (number + 0.5) / _SEASONS)
+        is_near = np.minimum(distance, 1.0 - distance) <= WITHIN_DAYS / 365.0
+        if minute_of_day is not None:
+            is_near &= self._minutes % 1440 == minute_of_day
+        return _spread(self._minutes[is_near], self._max_season_times)
 
     def read(self, season: Season) -> np.ndarray:
         """Return the fields of a season, (C, K, P) float32."""
-        return np.stack([self._fields(minutes) for minutes in self.times(season).tolist()], axis=1)
+        return np.stack([self._read_cached(minutes) for minutes in self.times(season).tolist()], axis=1)
 
-    def fewest(self, valid_times: np.ndarray) -> tuple[int, int]:
-        """Return the fewest times that a season of these has, and one of these times with so few."""
-        seasons = {self.season(minutes): minutes for minutes in valid_times.tolist()}
-        return min((len(self.times(season)), minutes) for season, minutes in seasons.items())
+    def smallest_season(self, valid_times: np.ndarray) -> tuple[int, int]:
+        """Return the smallest number of times in a season of `valid_times`, and one of these valid times."""
+        valid_time_by_season = {self.season(minutes): minutes for minutes in valid_times.tolist()}
+        return min((len(self.times(season)), minutes) for season, minutes in valid_time_by_season.items())
 
 
-def _spread(times: np.ndarray, most: int) -> np.ndarray:
-    """Return one of each of `most` equal stretches of `times`, at changing places, so that no hour is preferred."""
-    if len(times) <= most:
+def _spread(times: np.ndarray, max_times: int) -> np.ndarray:
+    """Return one of each of `max_times` equal stretches of `times`.
+
+    Its position within the stretch follows the golden ratio, so that no hour of the day is preferred.
+    """
+    if len(times) <= max_times:
         return times
-    number = np.arange(most)
-    return times[np.unique(((number + number * _GOLDEN % 1.0) * len(times) / most).astype(int))]
+    number = np.arange(max_times)
+    position = (number + number * _GOLDEN_RATIO % 1.0) * len(times) / max_times
+    return times[np.unique(position.astype(int))]

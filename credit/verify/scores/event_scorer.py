@@ -1,42 +1,58 @@
-"""ThresholdScorer: scores of events and of categories of precipitation, whose limits come from the climate."""
+"""Scoring of events and of categories of precipitation, whose thresholds come from the climate."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from credit.channels import Channel
 from credit.config.schema_verification import VerificationConfig
 from credit.data.splits import Split
+from credit.verify.partial_scores import PartialScores
 from credit.verify.regridded_reader import RegriddedReader
 from credit.verify.scores.climatological_sample import WITHIN_DAYS, ClimatologicalSample
 from credit.verify.scores.events import EventStatistics
-from credit.verify.scores.seeps import SeepsSums
-from credit.verify.scores.thresholds import EventThresholds, find_events, find_precipitation, require_climate
+from credit.verify.scores.seeps import SeepsStatistics
+from credit.verify.scores.thresholds import EventThresholds, find_events, find_precipitation, has_climate
 from credit.verify.statistics.area_mean import AreaMean
-from credit.verify.statistics.partial_scores import PartialScores
 
 logger = logging.getLogger(__name__)
 
 
-class EventScorer:
-    """What is scored of events and precipitation, and how a field is added to the sums.
+@dataclass(frozen=True)
+class CommonSample:
+    """The sample on which all forecasts are scored.
 
     Attributes:
-        channels: numbers of the channels that it needs.
+        cases: (N,) initial times in minutes, of all processes.
+        leads: (L,) lead times in minutes.
+        groups: the cases that are scored side by side, lead time after lead time.
+    """
+
+    cases: np.ndarray
+    leads: np.ndarray
+    groups: Sequence[Sequence[int]]
+
+
+class EventScorer:
+    """Scorer of events and precipitation.
+
+    Attributes:
+        events: the scored events.
+        precipitation: the channels of SEEPS.
+        channels: indices of the channels that are needed.
 
     Args:
-        conf: events, precipitation, whether the climate has hours.
+        config: events, channels of precipitation, and whether the climate differs by hour of the day.
         reader: of the data, on the grid of the scores.
-        channels: the C channels that are scored.
+        channels: the C scored channels.
         means: area means of them.
         truth: minutes -> (C, H, W) of the data.
         train: the training period.
-        cases: (N,) initial times in minutes, all of them, whoever scores them.
-        leads: (L,) lead times in minutes.
-        groups: the cases that are scored side by side, lead time after lead time.
+        sample: cases and lead times.
 
     Raises:
         ConfigError: if an event or a channel of precipitation cannot be scored.
@@ -44,112 +60,150 @@ class EventScorer:
 
     def __init__(
         self,
-        conf: VerificationConfig,
+        config: VerificationConfig,
         reader: RegriddedReader,
         channels: Sequence[Channel],
         means: AreaMean,
         truth: Callable[[int], np.ndarray],
         train: Split,
-        cases: np.ndarray,
-        leads: np.ndarray,
-        groups: Sequence[Sequence[int]],
+        sample: CommonSample,
     ) -> None:
-        self.events = find_events(conf.events, channels, reader.attributes)
-        self.precipitation = find_precipitation(conf.seeps, channels, reader.attributes)
-        self._means, self._names = means, [channel.name for channel in channels]
-        self._limits: EventThresholds | None = None
-        used = self.channels = sorted({own.channel for own in (*self.events, *self.precipitation)})
-        if not used:
+        self.events = find_events(config.events, channels, reader.attributes)
+        self.precipitation = find_precipitation(config.seeps, channels, reader.attributes)
+        self.channels = sorted({scored.channel for scored in (*self.events, *self.precipitation)})
+        self._means = means
+        self._names = [channel.name for channel in channels]
+        self._thresholds: EventThresholds | None = None
+        if not self.channels:
             return
+
+        def read_training_fields(minutes: int) -> np.ndarray:
+            description = f"training data at {reader.calendar.format(minutes)}"
+            return means.flatten(truth(minutes), description)[self.channels]
+
         cells = means.valid_CP.shape[1]
         climate = ClimatologicalSample(
-            lambda minutes: means.flatten(truth(minutes), f"training data at {reader.calendar.format(minutes)}")[used],
-            reader.times, train, reader.calendar, conf.climatology.by_hour, 4 * len(used) * cells,
-        )  # fmt: skip
-        valid_times = np.unique(cases[:, None] + leads)
-        known = require_climate(self.events, climate, valid_times, train.describe(reader.calendar), reader.calendar)
+            read_training_fields,
+            reader.times,
+            train,
+            reader.calendar,
+            config.climatology.by_hour,
+            field_bytes=4 * len(self.channels) * cells,
+        )
+        valid_times = np.unique(sample.cases[:, None] + sample.leads)
+        self._has_climate = has_climate(
+            self.events, climate, valid_times, train.describe(reader.calendar), reader.calendar
+        )
         self._climate_description = "not known"
-        if known:
-            hour = ", at the same hour of the day" if conf.climatology.by_hour else ""
+        if self._has_climate:
+            num_times, _ = climate.smallest_season(valid_times)
+            hour = ", at the same hour of the day" if config.climatology.by_hour else ""
             self._climate_description = (
-                f"at least {climate.fewest(valid_times)[0]} times of the training period within {WITHIN_DAYS} days of "
-                f"the time of the year{hour}"
+                f"at least {num_times} times of the training period within {WITHIN_DAYS} days of the time of the "
+                f"year{hour}"
             )
-        kept = 1 + max(len({climate.season(t + lead) for t in own for lead in leads.tolist()}) for own in groups)
-        self._is_known = known
-        self._limits = EventThresholds(
-            self.events, self.precipitation, climate if known else None, {c: i for i, c in enumerate(used)}, cells, kept
+        # Forecasts of a group are scored side by side, so the seasons of all of them are in use at once.
+        seasons_of_groups = []
+        for group in sample.groups:
+            group_times = (np.array(group)[:, None] + sample.leads).ravel()
+            seasons_of_groups.append(len({climate.season(minutes) for minutes in group_times.tolist()}))
+        self._thresholds = EventThresholds(
+            self.events,
+            self.precipitation,
+            climate if self._has_climate else None,
+            {channel: index for index, channel in enumerate(self.channels)},
+            cells,
+            cached_seasons=1 + max(seasons_of_groups),
         )
 
     def empty(
         self, cases: np.ndarray, leads: int, members: Mapping[str, int]
-    ) -> tuple[dict[str, EventStatistics], dict[str, SeepsSums]]:
-        """Return room for the sums of forecasts of so many members each; nothing where nothing is scored.
+    ) -> tuple[dict[str, EventStatistics], dict[str, SeepsStatistics]]:
+        """Return statistics of forecasts with the given numbers of members; none where nothing is scored.
 
-        The climatology's probability of an event is in the sums of every forecast, so it has none of its own.
+        The climatology's probability of an event is in the statistics of every forecast, so it has none of its own.
         """
         regions = self._means.shape[1]
-        events, rain = len(self.events), len(self.precipitation)
-        return (
-            {
-                key: EventStatistics.empty(cases, leads, events, regions, own)
-                for key, own in members.items()
-                if events and key != "climatology"
-            },
-            {key: SeepsSums.empty(cases, leads, rain, regions, own) for key, own in members.items() if rain},
-        )
+        event_statistics = {}
+        seeps_statistics = {}
+        for name, num_members in members.items():
+            if self.events and name != "climatology":
+                event_statistics[name] = EventStatistics.empty(cases, leads, len(self.events), regions, num_members)
+            if self.precipitation:
+                seeps_statistics[name] = SeepsStatistics.empty(
+                    cases, leads, len(self.precipitation), regions, num_members
+                )
+        return event_statistics, seeps_statistics
 
     def add(
         self,
-        part: PartialScores,
-        key: str,
-        place: tuple[int, int],
-        valid: int,
+        scores: PartialScores,
+        name: str,
+        index: tuple[int, int],
+        valid_time: int,
         members_MCHW: np.ndarray,
         truth_CHW: np.ndarray,
-        has: Sequence[int],
+        channels: Sequence[int],
     ) -> None:
-        """Enter one field; of channels that the forecast lacks the sums stay NaN.
+        """Add one field; statistics of channels that the forecast lacks stay NaN.
 
         Args:
-            part: has the sums.
-            key: name of the forecast.
-            place: numbers of the case and of the lead time.
-            valid: the valid time in minutes.
-            members_MCHW: the members' channels, whatever where masked.
-            truth_CHW: of all channels that are scored, likewise.
-            has: which of these the forecast's channels are.
+            scores: partial scores with the statistics.
+            name: name of the forecast.
+            index: indices of the case and of the lead time.
+            valid_time: in minutes.
+            members_MCHW: the members' channels, any value where masked.
+            truth_CHW: truth of all scored channels, likewise.
+            channels: indices of the forecast's channels among these.
         """
-        if self._limits is None:
+        if self._thresholds is None:
             return
-        of_events, of_precipitation = self._limits.at(valid)
-        members_MCP, truth_CP = (own.reshape(*own.shape[:-2], -1) for own in (members_MCHW, truth_CHW))
-        for number, (own, limits) in enumerate(zip(self.events, of_events, strict=True)):
-            if own.channel in has and key in part.events:
-                members_MP, truth_P = members_MCP[:, has.index(own.channel)], truth_CP[own.channel]
-                sign = own.sign
-                part.events[key].add(
-                    (*place, number), self._means, own.channel, sign * members_MP, sign * truth_P, *limits
-                )
-        for number, (own, limits) in enumerate(zip(self.precipitation, of_precipitation, strict=True)):
-            if own.channel in has:
-                members_MP = members_MCP[:, has.index(own.channel)].astype(np.float64) * own.to_mm
-                truth_P = truth_CP[own.channel].astype(np.float64) * own.to_mm
-                part.seeps[key].add((*place, number), self._means, own.channel, members_MP, truth_P, *limits)
+        event_pairs, seeps_pairs = self._thresholds.at(valid_time)
+        members_MCP = members_MCHW.reshape(*members_MCHW.shape[:-2], -1)
+        truth_CP = truth_CHW.reshape(*truth_CHW.shape[:-2], -1)
+        for number, (event, thresholds) in enumerate(zip(self.events, event_pairs, strict=True)):
+            if event.channel not in channels or name not in scores.events:
+                continue
+            members_MP = members_MCP[:, channels.index(event.channel)]
+            scores.events[name].add(
+                (*index, number),
+                self._means,
+                event.channel,
+                event.sign * members_MP,
+                event.sign * truth_CP[event.channel],
+                *thresholds,
+            )
+        for number, (precipitation, thresholds) in enumerate(zip(self.precipitation, seeps_pairs, strict=True)):
+            if precipitation.channel not in channels:
+                continue
+            members_MP = members_MCP[:, channels.index(precipitation.channel)]
+            scores.seeps[name].add(
+                (*index, number),
+                self._means,
+                precipitation.channel,
+                members_MP.astype(np.float64) * precipitation.to_mm,
+                truth_CP[precipitation.channel].astype(np.float64) * precipitation.to_mm,
+                *thresholds,
+            )
 
-    def facts(self) -> dict[str, str]:
-        """Return what the limits rest on, for the files of scores; nothing where nothing is scored."""
-        if self._limits is None:
+    def attributes(self) -> dict[str, str]:
+        """Return global attributes of the files of scores that describe events and climate; none if none is scored."""
+        if self._thresholds is None:
             return {}
-        events = "; ".join(f"{own.name}: {own.definition}" for own in self.events)
-        return ({"events": events} if events else {}) | {"climate_of_events": self._climate_description}
+        attributes = {}
+        if self.events:
+            attributes["events"] = "; ".join(f"{event.name}: {event.definition}" for event in self.events)
+        attributes["climate_of_events"] = self._climate_description
+        return attributes
 
-    def log_unscored(self, seeps: SeepsSums | None) -> None:
-        """Say which precipitation has no SEEPS because its climate is nowhere between dry and wet."""
-        for number, own in enumerate(self.precipitation):
-            if seeps is not None and self._is_known and not (seeps.area[:, :, number] > 0).any():
+    def warn_of_missing_seeps(self, seeps: SeepsStatistics | None) -> None:
+        """Log which precipitation has no SEEPS because its climate is everywhere too dry or too wet."""
+        if seeps is None or not self._has_climate:
+            return
+        for number, precipitation in enumerate(self.precipitation):
+            if not (seeps.area[:, :, number] > 0).any():
                 logger.warning(
                     "%s: no SEEPS, as no cell of the training period is dry (below 0.25 mm) with a frequency of 0.1 to "
                     "0.85",
-                    self._names[own.channel],
+                    self._names[precipitation.channel],
                 )

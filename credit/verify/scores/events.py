@@ -1,10 +1,10 @@
-"""EventSums: Brier score, its parts and the reliability diagram of threshold exceedances, kept case by case.
+"""Brier score, its parts and the reliability diagram of threshold exceedances, kept case by case.
 
-Shapes: N cases, L lead times, E events, R regions, M members, K = M + 1 probabilities, P cells.
-
-An ensemble of M members has M + 1 possible probabilities k / M, a single forecast 0 and 1. So how often each was
+An ensemble of M members has M + 1 possible probabilities k / M, a single forecast 0 and 1. How often each of them was
 forecast, and how often the event then happened, is all that the Brier score, its fair version and its decomposition
 need.
+
+Shapes: N cases, L lead times, E events, R regions, M members, K = M + 1 probabilities, P cells.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from credit.verify.statistics.case_statistics import CaseStatistics
 
 @dataclass
 class EventStatistics(CaseStatistics):
-    """Area means of each case of the events "the value exceeds a threshold".
+    """Area means of each case of events "the value exceeds a threshold".
 
     Attributes:
         forecasts: (N, L, E, R, K) frequency of cells where k members exceed the threshold, adding up to 1.
-        occurrences: (N, L, E, R, K) frequency of those among them where the truth does, too.
-        brier: (N, L, E, R) squared difference of k / M and what happened (0 or 1).
+        occurrences: (N, L, E, R, K) frequency of cells where k members and the truth exceed it.
+        brier: (N, L, E, R) squared difference of k / M and the outcome (0 or 1).
         brier_fair: (N, L, E, R) the fair version; NaN of one member.
         reference: (N, L, E, R) squared error of the climatological probability.
     """
@@ -39,15 +39,21 @@ class EventStatistics(CaseStatistics):
 
     @classmethod
     def empty(cls, initial: np.ndarray, leads: int, events: int, regions: int, members: int = 1) -> Self:
-        """Return room for the cases that start at `initial`; NaN until they are added."""
+        """Return statistics of the cases that start at `initial`, NaN until they are added."""
         shape = len(initial), leads, events, regions
-        counts = (np.full((*shape, members + 1), np.nan) for _ in range(2))
-        scores = (np.full(shape, np.nan) for _ in range(3))
-        return cls(np.asarray(initial, dtype=np.int64), *counts, *scores, members=members)
+        return cls(
+            np.asarray(initial, dtype=np.int64),
+            forecasts=np.full((*shape, members + 1), np.nan),
+            occurrences=np.full((*shape, members + 1), np.nan),
+            brier=np.full(shape, np.nan),
+            brier_fair=np.full(shape, np.nan),
+            reference=np.full(shape, np.nan),
+            members=members,
+        )
 
     def add(
         self,
-        place: tuple[int, int, int],
+        index: tuple[int, int, int],
         means: AreaMean,
         channel: int,
         members_MP: np.ndarray,
@@ -55,37 +61,43 @@ class EventStatistics(CaseStatistics):
         threshold_P: np.ndarray,
         climatology_P: np.ndarray,
     ) -> None:
-        """Enter one event of one case at one lead time.
+        """Add one event of one case at one lead time.
 
         Args:
-            place: numbers of the case, the lead time and the event.
+            index: indices of the case, the lead time and the event.
             means: area means.
-            channel: which of their channels the event is of; for its mask.
-            members_MP: the members, whatever where masked.
-            truth_P: the truth, likewise.
-            threshold_P: in the channel's units, one for all cells (1,) or one for each; the event is a value above it.
-            climatology_P: climatological probability of the event, likewise: what skill is measured against. One
-                probability for cells whose climates differ makes skill of knowing the climate (Hamill and Juras 2006).
+            channel: index in `means` of the event's channel, for its mask.
+            members_MP: the members, any value where masked.
+            truth_P: the truth, any value where masked.
+            threshold_P: in the channel's units, (P,) or one for all cells (1,); the event is a value above it.
+            climatology_P: climatological probability of the event, likewise, against which skill is measured. One
+                probability for cells with different climates would give skill for knowing the climate (Hamill and Juras
+                2006).
 
         Raises:
-            DataError: if there are not as many members as the sums are for.
+            DataError: if the number of members differs from other cases.
         """
-        self._require_members(len(members_MP))
-        valid = means.valid_CP[channel]
-        happened = valid & (truth_P > threshold_P)
-        count = np.zeros(truth_P.shape, dtype=np.int32)
+        self.require_members(len(members_MP))
+        valid_P = means.valid_CP[channel]
+        occurred_P = valid_P & (truth_P > threshold_P)
+        members_above_P = np.zeros(truth_P.shape, dtype=np.int32)
         for member_P in members_MP:
-            count += member_P > threshold_P
+            members_above_P += member_P > threshold_P
         for k in range(self.members + 1):
-            forecast = (count == k) & valid
-            both = means.means_of_channel(np.stack([forecast, forecast & happened]), channel)
-            self.forecasts[(*place, slice(None), k)], self.occurrences[(*place, slice(None), k)] = both
-        p, forecast, occurred = self.probabilities, self.forecasts[place], self.occurrences[place]
-        self.brier[place] = ((forecast - occurred) * p**2 + occurred * (1 - p) ** 2).sum(axis=-1)
+            forecast_P = (members_above_P == k) & valid_P
+            forecast_R, occurred_R = means.means_of_channel(np.stack([forecast_P, forecast_P & occurred_P]), channel)
+            self.forecasts[(*index, slice(None), k)] = forecast_R
+            self.occurrences[(*index, slice(None), k)] = occurred_R
+        probability_K = self.probabilities
+        forecast_RK = self.forecasts[index]
+        occurred_RK = self.occurrences[index]
+        miss_and_hit = (forecast_RK - occurred_RK) * probability_K**2 + occurred_RK * (1 - probability_K) ** 2
+        self.brier[index] = miss_and_hit.sum(axis=-1)
         if self.members > 1:
-            self.brier_fair[place] = self.brier[place] - (forecast * p * (1 - p)).sum(axis=-1) / (self.members - 1)
-        error = np.where(valid, (climatology_P - happened) ** 2, 0.0)
-        self.reference[place] = means.means_of_channel(error[None], channel)[0]
+            spread = (forecast_RK * probability_K * (1 - probability_K)).sum(axis=-1)
+            self.brier_fair[index] = self.brier[index] - spread / (self.members - 1)
+        reference_error_P = np.where(valid_P, (climatology_P - occurred_P) ** 2, 0.0)
+        self.reference[index] = means.means_of_channel(reference_error_P[None], channel)[0]
 
     @property
     def probabilities(self) -> np.ndarray:
@@ -93,13 +105,17 @@ class EventStatistics(CaseStatistics):
         return np.arange(self.members + 1) / self.members
 
     def of_climatology(self) -> EventStatistics:
-        """Return the sums of the climatological probability as the forecast; it has no bins, hence no diagram.
+        """Return the statistics of the climatological probability as the forecast.
 
-        It is no share of a few members, so beside an ensemble its fair score is the other.
+        It has no bins, hence no diagram. It is not the share of a few members, so beside an ensemble its fair score is
+        its Brier score.
         """
-        unknown = {name: np.full_like(own, np.nan) for name, own in self.planes().items()}
-        known = ("brier", "reference") if self.members == 1 else ("brier", "brier_fair", "reference")
-        return replace(self, **unknown | dict.fromkeys(known, self.reference))
+        arrays = {name: np.full_like(values, np.nan) for name, values in self.arrays().items()}
+        arrays["brier"] = self.reference
+        arrays["reference"] = self.reference
+        if self.members > 1:
+            arrays["brier_fair"] = self.reference
+        return replace(self, **arrays)
 
     def diagram(self) -> tuple[np.ndarray, np.ndarray]:
         """Return the reliability diagram over all cases.
@@ -108,7 +124,8 @@ class EventStatistics(CaseStatistics):
             How often each of `probabilities` was forecast, (L, E, R, K), adding up to 1; how often the event then
             happened, (L, E, R, K), NaN for a probability never forecast.
         """
-        forecast, occurred = self.forecasts.mean(axis=0), self.occurrences.mean(axis=0)
+        forecast = self.forecasts.mean(axis=0)
+        occurred = self.occurrences.mean(axis=0)
         with np.errstate(invalid="ignore"):
             return forecast, occurred / forecast
 
@@ -124,25 +141,26 @@ class EventStatistics(CaseStatistics):
         base rate (1 - base rate). ``brier`` = reliability - resolution + uncertainty exactly, as each p has its own bin
         (Murphy 1973, J. Appl. Meteor. 12, 595-600).
         """
-        p, forecast, occurred = self.probabilities, self.forecasts.mean(axis=0), self.occurrences.mean(axis=0)
-        base = occurred.sum(axis=-1)
+        forecast = self.forecasts.mean(axis=0)
+        occurred = self.occurrences.mean(axis=0)
+        base_rate = occurred.sum(axis=-1)
         with np.errstate(invalid="ignore", divide="ignore"):
             weight = np.where(forecast == 0, 0.0, 1.0 / forecast)
         return {
-            **self.metrics_of({name: own.mean(axis=0) for name, own in self.resampled().items()}),
-            "reliability": (weight * (forecast * p - occurred) ** 2).sum(axis=-1),
-            "resolution": (weight * (occurred - forecast * base[..., None]) ** 2).sum(axis=-1),
-            "uncertainty": base * (1 - base),
+            **self.metrics_of(self.case_means()),
+            "reliability": (weight * (forecast * self.probabilities - occurred) ** 2).sum(axis=-1),
+            "resolution": (weight * (occurred - forecast * base_rate[..., None]) ** 2).sum(axis=-1),
+            "uncertainty": base_rate * (1 - base_rate),
         }
 
     def metrics_of(self, means: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Return what is a function of means over cases.
+        """Return the metrics that are functions of means over cases.
 
         - ``brier``: mean of (p - o)^2.
-        - ``brier_fair``: less the mean of p (1 - p) / (M - 1), so that its expectation does not depend on M (Ferro
-          2014, doi:10.1002/qj.2270); NaN of one member.
+        - ``brier_fair``: less the mean of p (1 - p) / (M - 1), so its expectation does not depend on M (Ferro 2014,
+          doi:10.1002/qj.2270); NaN of one member.
         - ``brier_skill``, ``brier_skill_fair``: 1 - score / score of the climatological probability; NaN where that is
-          never wrong, as of an event that neither the climate nor the cases have.
+          never wrong, as for an event that neither the climate nor the cases have.
         """
         reference = np.where(means["reference"] > 0, means["reference"], np.nan)
         return {
@@ -156,9 +174,10 @@ class EventStatistics(CaseStatistics):
         self, cases: Mapping[str, np.ndarray], means: Mapping[str, np.ndarray], metrics: Mapping[str, np.ndarray]
     ) -> dict[str, np.ndarray]:
         """See `CaseStatistics.contributions`."""
-        found = {}
+        contributions = {}
         with np.errstate(invalid="ignore", divide="ignore"):
             reference = cases["reference"] / means["reference"]
-            for name, skill in (("brier", "brier_skill"), ("brier_fair", "brier_skill_fair")):
-                found |= {name: cases[name], skill: cases[name] / means[name] - reference}
-        return found
+            for score, skill in (("brier", "brier_skill"), ("brier_fair", "brier_skill_fair")):
+                contributions[score] = cases[score]
+                contributions[skill] = cases[score] / means[score] - reference
+        return contributions

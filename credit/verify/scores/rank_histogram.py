@@ -1,4 +1,4 @@
-"""RankHistogram: how often the truth has which rank among the members, as sums that add up over cases.
+"""Rank histograms of an ensemble: frequencies of the truth's rank among the members, summed over cases.
 
 Shapes: L lead times, C channels, R regions, M members, P cells.
 """
@@ -12,8 +12,8 @@ import numpy as np
 from credit.errors import DataError
 from credit.verify.statistics.area_mean import AreaMean
 
-# each case is rounded to multiples of 1 / this, so that float64 holds sums of 8192 cases exactly
-_PARTS = 2.0**40
+# Each case is rounded to multiples of the inverse, so that float64 holds sums of 8192 cases exactly.
+_ROUNDING = 2.0**40
 
 
 @dataclass
@@ -21,16 +21,16 @@ class RankHistogram:
     """Area-weighted frequency of the truth's rank among the members, summed over cases (Hamill 2001).
 
     Where truth and members are exchangeable every rank is equally likely: the histogram is flat. Rank 0 is a truth
-    below all members. A truth that equals t members (no precipitation) has t + 1 possible ranks and gives each of them
-    1 / (t + 1), which is what drawing one of them at random gives on average, without a random number.
+    below all members. A truth that equals t members (no precipitation) has t + 1 possible ranks and adds 1 / (t + 1) to
+    each of them, the expectation of drawing one of them at random.
 
     Hamill (2001): Interpretation of rank histograms for verifying ensemble forecasts, Mon. Wea. Rev. 129, 550-560.
 
     Attributes:
-        cases: (L,) int64, how many cases were added at each lead time.
+        cases: (L,) int64, number of cases added at each lead time.
         members: number of members M, the same in all cases.
         ranks: (L, C, R, M + 1) float64; each case adds 1 in all, to within (M + 1) 2^-41. Sums are exact, so they do
-            not depend on the order of the cases, or on which rank has scored which.
+            not depend on the order of the cases, or on their distribution over processes.
     """
 
     cases: np.ndarray
@@ -39,13 +39,13 @@ class RankHistogram:
 
     @classmethod
     def zeros(cls, leads: int, means: AreaMean, members: int) -> RankHistogram:
-        """Return empty sums."""
+        """Return the histogram of no case."""
         shape = (leads, *means.valid_CP.shape[:1], means.shape[1], members + 1)
         return cls(np.zeros(leads, dtype=np.int64), members, np.zeros(shape))
 
     def add(self, lead: int, frequency_CRK: np.ndarray) -> None:
-        """Add one case at one lead time: how often the truth has which of the K = M + 1 ranks, adding up to 1."""
-        self.ranks[lead] += np.rint(frequency_CRK * _PARTS) / _PARTS
+        """Add one case at one lead time: the frequency of each of the K = M + 1 ranks, adding up to 1."""
+        self.ranks[lead] += np.rint(frequency_CRK * _ROUNDING) / _ROUNDING
         self.cases[lead] += 1
 
     def __add__(self, other: RankHistogram) -> RankHistogram:
@@ -56,14 +56,14 @@ class RankHistogram:
         """
         if self.members != other.members:
             raise DataError(
-                f"ranks among {self.members} members and among {other.members} do not add up; score ensembles of "
-                "unlike size apart"
+                f"ranks among {self.members} members and among {other.members} cannot be added; score ensembles of "
+                "different size separately"
             )
         assert self.ranks.shape == other.ranks.shape
         return RankHistogram(self.cases + other.cases, self.members, self.ranks + other.ranks)
 
     def frequencies(self) -> np.ndarray:
-        """Return the relative frequency of each rank, (L, C, R, M + 1), adding up to 1; NaN where there is no case."""
+        """Return the relative frequency of each rank, (L, C, R, M + 1), adding up to 1; NaN without a case."""
         with np.errstate(invalid="ignore"):
             return self.ranks / self.cases[:, None, None, None]
 

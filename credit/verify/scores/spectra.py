@@ -1,7 +1,7 @@
 """Power spectra by total wavenumber, from a spherical-harmonic analysis on a latitude-longitude grid.
 
 The powers of a field add up to the mean of its square (Parseval). Degrees above `max_wavenumber`, which the grid does
-not resolve, are left out; so are those that the fields did not have on the grid that they came from.
+not resolve, are left out; so are those that the source grid of a regridded field does not resolve.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ def latitude_quadrature(grid: LatLonGrid) -> np.ndarray:
     colatitude = np.deg2rad(90.0 - grid.lat)
     order = np.arange(len(colatitude))
     integrals = np.zeros(len(order))
-    integrals[::2] = 2.0 / (1.0 - order[::2].astype(np.float64) ** 2)  # of cos(k theta) sin(theta) over 0..pi
+    # Integrals of cos(k theta) sin(theta) over 0..pi; those of odd k are zero.
+    integrals[::2] = 2.0 / (1.0 - order[::2].astype(np.float64) ** 2)
     return np.linalg.solve(np.cos(order[:, None] * colatitude), integrals)
 
 
@@ -34,11 +35,17 @@ class SphericalSpectrum:
     resolved harmonics is analysed exactly on any rows.
     """
 
-    def __init__(self, grid: LatLonGrid, origins: Sequence[LatLonGrid] = ()) -> None:
-        """Analyse fields on `grid`; what is above the wavenumbers that all `origins` of fields resolve is left out."""
-        highest = max_wavenumber(grid)
-        self._analysis = _analysis_matrices(grid, highest)
-        self.wavenumbers = np.arange(min(map(max_wavenumber, (grid, *origins))) + 1)
+    def __init__(self, grid: LatLonGrid, source_grids: Sequence[LatLonGrid] = ()) -> None:
+        """Prepare the analysis of fields on `grid`.
+
+        Args:
+            grid: grid of the fields.
+            source_grids: grids that the fields were regridded from; wavenumbers that one of them does not resolve are
+                left out.
+        """
+        self._analysis = _analysis_matrices(grid, max_wavenumber(grid))
+        highest = min(max_wavenumber(source) for source in (grid, *source_grids))
+        self.wavenumbers = np.arange(highest + 1)
 
     def power(self, fields: np.ndarray) -> np.ndarray:
         """Return the power of `fields` (..., H, W) by total wavenumber, (..., K) float64, of `wavenumbers`."""
@@ -46,15 +53,17 @@ class SphericalSpectrum:
         power = np.zeros((*fields.shape[:-2], len(self._analysis)))
         for m, matrix in enumerate(self._analysis):
             coefficients = waves[..., m] @ matrix.T
-            both_signs = 1.0 if m == 0 else 2.0
-            power[..., m:] += both_signs * np.abs(coefficients) ** 2
+            # A real field has the same power at wavenumber -m.
+            multiplicity = 1.0 if m == 0 else 2.0
+            power[..., m:] += multiplicity * np.abs(coefficients) ** 2
         return power[..., self.wavenumbers]
 
 
 def _analysis_matrices(grid: LatLonGrid, max_degree: int) -> list[np.ndarray]:
     """Return, for each zonal wavenumber m, the matrix (degrees, H) from values on rows to coefficients."""
     sine = np.sin(np.deg2rad(grid.lat))
-    weights = np.maximum(latitude_quadrature(grid), 1e-12)  # very uneven rows can have negative ones
+    # Very uneven rows can have negative weights.
+    weights = np.maximum(latitude_quadrature(grid), 1e-12)
     matrices = []
     for m in range(max_degree + 1):
         functions = legendre(max_degree, m, sine)

@@ -1,6 +1,6 @@
-"""Limits: thresholds and climatological probabilities at each cell, of events and of SEEPS's categories.
+"""Thresholds and climatological probabilities of each cell, for events and for the categories of SEEPS.
 
-Shapes: E events, S channels of precipitation, P cells.
+Shapes: E events, S channels of precipitation, K times of a season, P cells.
 """
 
 from __future__ import annotations
@@ -17,18 +17,19 @@ from credit.channels import Channel
 from credit.config.schema_verification import EventConfig
 from credit.data.formats.units import plain
 from credit.errors import ConfigError, did_you_mean
-from credit.verify.scores.climatological_sample import LEAST_TIMES, WITHIN_DAYS, ClimatologicalSample, Season
+from credit.verify.scores.climatological_sample import MIN_TIMES, WITHIN_DAYS, ClimatologicalSample, Season
 from credit.verify.scores.seeps import DRY_BELOW_MM
 
 logger = logging.getLogger(__name__)
 
-_MM = {"mm": 1.0, "kg m-2": 1.0, "cm": 10.0, "m": 1000.0}
-# what precipitation is called
-_NAMES = ("tp", "total_precipitation")
-_STANDARD_NAMES = ("precipitation_amount", "lwe_thickness_of_precipitation_amount")
+_MM_PER_UNIT = {"mm": 1.0, "kg m-2": 1.0, "cm": 10.0, "m": 1000.0}
+# Names of variables that are accumulated precipitation.
+_PRECIPITATION_NAMES = ("tp", "total_precipitation")
+_PRECIPITATION_STANDARD_NAMES = ("precipitation_amount", "lwe_thickness_of_precipitation_amount")
 
 _SIDES = {1: "above", -1: "below"}
-Limit = tuple[np.ndarray, np.ndarray]
+# Threshold and probability of one event, or probability of dry and heavy threshold of one precipitation channel.
+ThresholdPair = tuple[np.ndarray, np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -36,13 +37,13 @@ class Event:
     """An event that is scored.
 
     Attributes:
-        name: of ``verification.events``.
-        channel: number of its channel among those that are scored.
-        sign: 1 of values above the limit, -1 of values below.
-        threshold: the limit in the units of the data with the digits of fields, which are float32, so that a value that
-            was rounded to it equals it; None where it is a quantile.
-        quantile: the limit as a quantile of the climate, None where it is a number.
-        definition: it in words.
+        name: key in ``verification.events``.
+        channel: index of its channel among the scored channels.
+        sign: 1 for values above the threshold, -1 for values below.
+        threshold: in the units of the data, rounded to float32 as fields are, so that a value that was rounded to it
+            equals it; None if it is a quantile.
+        quantile: the threshold as a quantile of the climate, None if it is a number.
+        definition: description in words.
     """
 
     name: str
@@ -53,14 +54,18 @@ class Event:
     definition: str
 
     @classmethod
-    def build(cls, name: str, conf: EventConfig, channel: int, units: str) -> Event:
-        """Return the event of a config."""
-        sign = -1 if conf.above is None and conf.above_quantile is None else 1
-        threshold = conf.below if conf.above is None else conf.above
-        quantile = conf.below_quantile if conf.above_quantile is None else conf.above_quantile
-        limit = f"quantile {quantile:g} of its season" if threshold is None else f"{threshold:g} {units}".rstrip()
-        threshold = None if threshold is None else float(np.float32(threshold))
-        return cls(name, channel, sign, threshold, quantile, f"{conf.channel} {_SIDES[sign]} {limit}")
+    def build(cls, name: str, config: EventConfig, channel: int, units: str) -> Event:
+        """Return the event of a config section."""
+        is_below = config.above is None and config.above_quantile is None
+        threshold = config.below if is_below else config.above
+        quantile = config.below_quantile if is_below else config.above_quantile
+        sign = -1 if is_below else 1
+        if threshold is None:
+            limit = f"quantile {quantile:g} of its season"
+        else:
+            limit = f"{threshold:g} {units}".rstrip()
+            threshold = float(np.float32(threshold))
+        return cls(name, channel, sign, threshold, quantile, f"{config.channel} {_SIDES[sign]} {limit}")
 
 
 @dataclass(frozen=True)
@@ -68,7 +73,7 @@ class Precipitation:
     """A channel of accumulated precipitation.
 
     Attributes:
-        channel: its number among those that are scored.
+        channel: its index among the scored channels.
         to_mm: factor from its units to mm.
     """
 
@@ -77,105 +82,111 @@ class Precipitation:
 
 
 def find_events(
-    conf: Mapping[str, EventConfig], channels: Sequence[Channel], attributes: Mapping[str, Mapping[str, str]]
+    events: Mapping[str, EventConfig], channels: Sequence[Channel], attributes: Mapping[str, Mapping[str, str]]
 ) -> list[Event]:
     """Return the events of ``verification.events``.
 
     Raises:
-        ConfigError: if the channel of one is not scored.
+        ConfigError: if the channel of an event is not scored.
     """
     names = [channel.name for channel in channels]
-    for name, own in conf.items():
-        if own.channel not in names:
-            where = f'verification.events.{name}.channel: "{own.channel}"'
-            raise ConfigError(f"{where} is not scored{did_you_mean(own.channel, names)}")
-    events = []
-    for name, own in conf.items():
-        number = names.index(own.channel)
-        units = str(attributes.get(channels[number].variable, {}).get("units", ""))
-        events.append(Event.build(name, own, number, units))
-    return events
+    for name, config in events.items():
+        if config.channel not in names:
+            key = f'verification.events.{name}.channel: "{config.channel}"'
+            raise ConfigError(f"{key} is not scored{did_you_mean(config.channel, names)}")
+    scored_events = []
+    for name, config in events.items():
+        index = names.index(config.channel)
+        units = str(attributes.get(channels[index].variable, {}).get("units", ""))
+        scored_events.append(Event.build(name, config, index, units))
+    return scored_events
 
 
 def find_precipitation(
-    wanted: Sequence[str] | None, channels: Sequence[Channel], attributes: Mapping[str, Mapping[str, str]]
+    requested: Sequence[str] | None, channels: Sequence[Channel], attributes: Mapping[str, Mapping[str, str]]
 ) -> list[Precipitation]:
-    """Return the channels that SEEPS is of: ``verification.seeps``, else what is called precipitation.
+    """Return the channels of SEEPS: those of ``verification.seeps``, else those whose name is that of precipitation.
 
     Raises:
-        ConfigError: if one that is asked for is not scored, is no sum over the step, or not in units of depth.
+        ConfigError: if a requested channel is not scored, is not a sum over the step, or not in units of depth.
     """
     names = [channel.name for channel in channels]
-    for name in wanted or ():
+    for name in requested or ():
         if name not in names:
             raise ConfigError(f'verification.seeps: "{name}" is not scored{did_you_mean(name, names)}')
-    found = []
-    for number, channel in enumerate(channels):
-        own = attributes.get(channel.variable, {})
-        units = plain(str(own.get("units", "")))
-        is_sum = own.get("temporal") == "accumulate"
-        if wanted is None:
-            named = channel.variable in _NAMES or own.get("standard_name") in _STANDARD_NAMES
-            if not (named and is_sum and units in _MM):
+    precipitation = []
+    for index, channel in enumerate(channels):
+        variable_attributes = attributes.get(channel.variable, {})
+        units = plain(str(variable_attributes.get("units", "")))
+        is_sum = variable_attributes.get("temporal") == "accumulate"
+        if requested is None:
+            standard_name = variable_attributes.get("standard_name")
+            is_precipitation = (
+                channel.variable in _PRECIPITATION_NAMES or standard_name in _PRECIPITATION_STANDARD_NAMES
+            )
+            if not (is_precipitation and is_sum and units in _MM_PER_UNIT):
                 continue
-        elif channel.name not in wanted:
+        elif channel.name not in requested:
             continue
         elif not is_sum:
             raise ConfigError(
-                f"verification.seeps: {channel.name} is no sum over the step "
-                f"(data.variable_options.{channel.variable}.temporal: "
-                "accumulate or deaccumulate), and SEEPS is not for rates at a time; leave it out"
+                f"verification.seeps: {channel.name} is not a sum over the step "
+                f"(data.variable_options.{channel.variable}"
+                ".temporal: accumulate or deaccumulate), and SEEPS is not defined for rates at a time; leave it out"
             )
-        elif units not in _MM:
+        elif units not in _MM_PER_UNIT:
             raise ConfigError(
-                f'verification.seeps: {channel.name} is in "{units}", but SEEPS needs one of {", ".join(_MM)}; set '
-                f"data.variable_options.{channel.variable}.units"
+                f'verification.seeps: {channel.name} is in "{units}", but SEEPS needs one of '
+                f"{', '.join(_MM_PER_UNIT)}; set data.variable_options.{channel.variable}.units"
             )
-        found.append(Precipitation(number, _MM[units]))
-    return found
+        precipitation.append(Precipitation(index, _MM_PER_UNIT[units]))
+    return precipitation
 
 
-def require_climate(
+def has_climate(
     events: Sequence[Event], climate: ClimatologicalSample, valid_times: np.ndarray, period: str, calendar: Calendar
 ) -> bool:
-    """Return whether the climate is known at every valid time.
+    """Return True if the training period has enough times for the climate of every valid time; else log a warning.
 
     Args:
-        events: those that are scored.
-        climate: of the training period.
+        events: the scored events.
+        climate: sample of the training period.
         valid_times: in minutes.
-        period: names the training period.
+        period: description of the training period.
         calendar: of the times.
 
     Raises:
-        ConfigError: if it is not, and the threshold of an event is a quantile of it.
+        ConfigError: if it has not, and the threshold of an event is a quantile of the climate.
     """
-    count, minutes = climate.fewest(valid_times)
-    if count >= LEAST_TIMES:
+    num_times, minutes = climate.smallest_season(valid_times)
+    if num_times >= MIN_TIMES:
         return True
-    has = f"{period} has {count} times within {WITHIN_DAYS} days of the time of the year of {calendar.format(minutes)}"
+    reason = (
+        f"{period} has {num_times} times within {WITHIN_DAYS} days of the time of the year of "
+        f"{calendar.format(minutes)}"
+    )
     for event in events:
         if event.quantile is not None:
             side = _SIDES[event.sign]
             raise ConfigError(
                 f"verification.events.{event.name}.{side}_quantile: {event.quantile:g} is a quantile of the "
-                f"training period, but {has}, which is scored, and {LEAST_TIMES} are needed: lengthen "
+                f"training period, but {reason}, which is scored, and {MIN_TIMES} are needed: lengthen "
                 f"data.splits.train, or give {side} in the units of the data"
             )
-    logger.warning("%s, fewer than %d: no climate, hence no Brier skill and no SEEPS", has, LEAST_TIMES)
+    logger.warning("%s, fewer than %d: no climate, hence no Brier skill and no SEEPS", reason, MIN_TIMES)
     return False
 
 
 class EventThresholds:
-    """What the climate of a valid time says of events and of precipitation.
+    """Thresholds and climatological probabilities of events and of precipitation at a valid time.
 
     Args:
-        events: those that are scored.
+        events: the scored events.
         precipitation: channels of SEEPS.
-        climate: of the channels `places`; None where it is not known.
-        places: number of a channel among those that are scored -> among those of the climate.
+        climate: sample of the training period; None if it is too small.
+        climate_index: index of a channel among the scored channels -> among those of the climate.
         cells: P.
-        kept: how many seasons are kept, those that forecasts side by side go through.
+        cached_seasons: number of seasons to keep, those that forecasts scored side by side need.
     """
 
     def __init__(
@@ -183,40 +194,50 @@ class EventThresholds:
         events: Sequence[Event],
         precipitation: Sequence[Precipitation],
         climate: ClimatologicalSample | None,
-        places: Mapping[int, int],
+        climate_index: Mapping[int, int],
         cells: int,
-        kept: int,
+        cached_seasons: int,
     ) -> None:
-        self._events, self._precipitation = events, precipitation
-        self._climate, self._places, self._cells = climate, places, cells
-        self._of_season = lru_cache(maxsize=kept)(self._find)
+        self._events = events
+        self._precipitation = precipitation
+        self._climate = climate
+        self._climate_index = climate_index
+        self._cells = cells
+        self._compute_cached = lru_cache(maxsize=cached_seasons)(self._compute)
 
-    def at(self, minutes: int) -> tuple[list[Limit], list[Limit]]:
-        """Return the limits at a valid time.
+    def at(self, minutes: int) -> tuple[list[ThresholdPair], list[ThresholdPair]]:
+        """Return the thresholds at a valid time.
 
         Returns:
-            (threshold, climatological probability) of each event, and (probability of dry, what is heavy in mm) of each
-            channel of precipitation; (P,) or, where it is the same everywhere, (1,). Thresholds of events "below" have
-            the other sign, as their values are to have. NaN where the climate is not known.
+            (threshold, climatological probability) of each event, and (probability of dry, heavy threshold in mm) of
+            each channel of precipitation; (P,), or (1,) if it is the same everywhere. Thresholds of events "below" have
+            the other sign, as their values must have. NaN where the climate is not known.
         """
-        return self._of_season(None if self._climate is None else self._climate.season(minutes))
+        if self._climate is None:
+            return self._compute_cached(None)
+        return self._compute_cached(self._climate.season(minutes))
 
-    def _find(self, season: Season | None) -> tuple[list[Limit], list[Limit]]:
+    def _compute(self, season: Season | None) -> tuple[list[ThresholdPair], list[ThresholdPair]]:
         if self._climate is None or season is None:
             unknown = np.full(self._cells, np.nan)
-            events = [(np.array([own.sign * own.threshold]), unknown) for own in self._events]
-            return events, [(unknown, unknown) for _ in self._precipitation]
+            event_pairs = [(np.array([event.sign * event.threshold]), unknown) for event in self._events]
+            return event_pairs, [(unknown, unknown)] * len(self._precipitation)
         fields_CKP = self._climate.read(season)
-        events = [event_limits(own, fields_CKP[self._places[own.channel]]) for own in self._events]
-        rain = [(fields_CKP[self._places[own.channel]], own.to_mm) for own in self._precipitation]
-        return events, [seeps_thresholds(values.astype(np.float64) * to_mm) for values, to_mm in rain]
+        event_pairs = []
+        for event in self._events:
+            event_pairs.append(event_limits(event, fields_CKP[self._climate_index[event.channel]]))
+        seeps_pairs = []
+        for precipitation in self._precipitation:
+            values_KP = fields_CKP[self._climate_index[precipitation.channel]]
+            seeps_pairs.append(seeps_thresholds(values_KP.astype(np.float64) * precipitation.to_mm))
+        return event_pairs, seeps_pairs
 
 
 def event_limits(event: Event, values_KP: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return threshold and climatological probability of an event, given the climate of its channel.
 
-    The probability is how often the climate exceeds the threshold: 1 - q of a quantile q, but less where many values
-    are equal, as in dry places.
+    The probability is the frequency with which the climate exceeds the threshold: 1 - q of a quantile q, but less where
+    many values are equal, as in dry places.
 
     Returns:
         (P,) or (1,) threshold, with the sign of the event; (P,) probability.
@@ -230,16 +251,21 @@ def event_limits(event: Event, values_KP: np.ndarray) -> tuple[np.ndarray, np.nd
 
 
 def seeps_thresholds(values_KP: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the probability of dry and what a third of the wet values exceed, (P,) each, of precipitation in mm.
+    """Return the probability of dry, and the threshold that a third of the wet values exceed, (P,) each.
 
-    The second is NaN where all is dry. It is the quantile 2/3 of the wet values, linear between the two nearest.
+    The threshold is the quantile 2/3 of the wet values, linear between the two nearest; NaN where all values are dry.
+
+    Args:
+        values_KP: precipitation in mm.
     """
-    ordered = np.sort(values_KP, axis=0)
-    count = len(ordered)
-    dry = (ordered < DRY_BELOW_MM).sum(axis=0)
-    wet = count - dry
-    position = np.minimum(dry, count - 1) + np.maximum(wet - 1, 0) * (2.0 / 3.0)
-    below = np.floor(position).astype(int)
-    above = np.minimum(below + 1, count - 1)
-    low, high = (np.take_along_axis(ordered, at[None], axis=0)[0] for at in (below, above))
-    return dry / count, np.where(wet > 0, low + (high - low) * (position - below), np.nan)
+    sorted_KP = np.sort(values_KP, axis=0)
+    num_times = len(sorted_KP)
+    num_dry_P = (sorted_KP < DRY_BELOW_MM).sum(axis=0)
+    num_wet_P = num_times - num_dry_P
+    position_P = np.minimum(num_dry_P, num_times - 1) + np.maximum(num_wet_P - 1, 0) * (2.0 / 3.0)
+    lower_index_P = np.floor(position_P).astype(int)
+    upper_index_P = np.minimum(lower_index_P + 1, num_times - 1)
+    lower_P = np.take_along_axis(sorted_KP, lower_index_P[None], axis=0)[0]
+    upper_P = np.take_along_axis(sorted_KP, upper_index_P[None], axis=0)[0]
+    heavy_above_P = lower_P + (upper_P - lower_P) * (position_P - lower_index_P)
+    return num_dry_P / num_times, np.where(num_wet_P > 0, heavy_above_P, np.nan)

@@ -1,7 +1,9 @@
-"""Blocks of contiguous initial times, and what they say of the uncertainty of scores.
+"""Uncertainty of scores from blocks of contiguous initial times.
 
 Errors of forecasts that start a day apart are much alike, so cases are not independent, but blocks of days nearly are.
-A block spans at least 5 days, and at least the lead time and 2 days more.
+A block spans at least 5 days, and at least 2 days more than the lead time.
+
+Shapes: N cases, L lead times, X rows, R regions.
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ from credit.verify.statistics.case_statistics import CaseStatistics
 
 RESAMPLES = 1000
 LEVEL = 0.95
-LEAST_BLOCKS = 6  # for intervals and p-values
+# Intervals and p-values need this many blocks.
+MIN_BLOCKS = 6
 _BOUNDS = {
     "rmse": (0.0, np.inf),
     "bias": (-np.inf, np.inf),
@@ -33,70 +36,89 @@ _BOUNDS = {
     "seeps": (0.0, np.inf),
     "diagram_observed": (0.0, 1.0),
 }
-WITH_INTERVAL = tuple(_BOUNDS)
-ENDS = ("_low", "_high")
-_LEAST_MINUTES, _BEYOND_LEAD = 5 * 1440, 2 * 1440
+METRICS_WITH_INTERVAL = tuple(_BOUNDS)
+# Suffixes of the names of the lower and the upper end of an interval.
+INTERVAL_SUFFIXES = ("_low", "_high")
+_MIN_BLOCK_MINUTES = 5 * 1440
+_MINUTES_BEYOND_LEAD = 2 * 1440
 
 
-def ends_of(metrics: Iterable[str]) -> list[str]:
+def interval_names(metrics: Iterable[str]) -> list[str]:
     """Return the names of the ends of the metrics' intervals."""
-    return [f"{metric}{end}" for metric in metrics for end in ENDS]
+    names = []
+    for metric in metrics:
+        names += [f"{metric}{suffix}" for suffix in INTERVAL_SUFFIXES]
+    return names
 
 
 def block_length(initial: np.ndarray, lead_minutes: int) -> int:
-    """Return how many cases make a block: any so many in a row span max(5 days, lead + 2 days) or more."""
-    span = max(_LEAST_MINUTES, lead_minutes + _BEYOND_LEAD)
-    return int((np.searchsorted(initial, initial + span) - np.arange(len(initial))).max())
+    """Return the number of cases of a block: any so many in a row span max(5 days, lead + 2 days) or more."""
+    span = max(_MIN_BLOCK_MINUTES, lead_minutes + _MINUTES_BEYOND_LEAD)
+    cases_within_span = np.searchsorted(initial, initial + span) - np.arange(len(initial))
+    return int(cases_within_span.max())
 
 
 def number_of_blocks(initial: np.ndarray, lead_minutes: int) -> int:
-    """Return how many whole blocks the cases make."""
+    """Return the number of whole blocks of the cases."""
     return len(initial) // block_length(initial, lead_minutes)
 
 
-def intervals(sums: CaseStatistics, lead: int, lead_minutes: int) -> dict[str, np.ndarray]:
-    """Return metric -> (2, X, R), ends of the 95 % interval at one lead; nothing where there are fewer than 6 blocks.
+def confidence_intervals(statistics: CaseStatistics, lead: int, lead_minutes: int) -> dict[str, np.ndarray]:
+    """Return metric -> (2, X, R), ends of the 95 % interval at one lead; empty where there are fewer than 6 blocks.
 
-    A circular block bootstrap (Politis and Romano 1992): blocks that start at any case, the last going on with the
-    first, are drawn with replacement. Two things make its quantiles wider. Few blocks show too little of the spread, so
-    the quantiles lie further out by as much as Student's t exceeds the normal distribution. And what is left of the
-    correlation r of neighbouring blocks widens the interval by the root of (1 + r) / (1 - r).
+    A circular block bootstrap (Politis and Romano 1992): blocks that start at any case, the last one continued with the
+    first case, are drawn with replacement. The quantiles are widened twice. Few blocks underestimate the spread, so the
+    quantiles lie further out by the ratio of Student's t to the normal distribution. And the remaining correlation r of
+    neighbouring blocks widens the interval by the root of (1 + r) / (1 - r).
+
+    Args:
+        statistics: of all cases.
+        lead: index of the lead time.
+        lead_minutes: the lead time.
     """
-    length = block_length(sums.initial, lead_minutes)
-    blocks = len(sums.initial) // length
-    if blocks < LEAST_BLOCKS:
+    num_cases = len(statistics.initial)
+    length = block_length(statistics.initial, lead_minutes)
+    num_blocks = num_cases // length
+    if num_blocks < MIN_BLOCKS:
         return {}
-    cases = {name: own[:, lead] for name, own in sums.resampled().items()}
-    drawn = _drawn(len(sums.initial), blocks)
-    means = {}
-    for name, values in cases.items():
-        block_sums = _circular_block_sums(values.reshape(len(values), -1), length)
-        means[name] = (drawn @ block_sums / (blocks * length)).reshape(RESAMPLES, *values.shape[1:])
-    whole = {name: values.mean(axis=0) for name, values in cases.items()}
-    centre, spread, tail = sums.metrics_of(whole), sums.metrics_of(means), _tail(blocks)
-    found = {}
-    for name, each in sums.contributions(cases, whole, centre).items():
-        wider = np.sqrt(_widening(_block_means(each, blocks)))
-        ends = np.quantile(spread[name], [tail, 1 - tail], axis=0)
-        found[name] = np.clip(centre[name] + wider * (ends - centre[name]), *_BOUNDS[name])
-    return found
+    draw_counts = _draw_counts(num_cases, num_blocks)
+    cases = {}
+    case_means = {}
+    resampled_means = {}
+    for name, values in statistics.resampled().items():
+        values_NXR = values[:, lead]
+        block_sums = _circular_block_sums(values_NXR.reshape(num_cases, -1), length)
+        means = draw_counts @ block_sums / (num_blocks * length)
+        cases[name] = values_NXR
+        case_means[name] = values_NXR.mean(axis=0)
+        resampled_means[name] = means.reshape(RESAMPLES, *values_NXR.shape[1:])
+    # The metrics of all cases are the centre; those of the resamples show their spread.
+    center = statistics.metrics_of(case_means)
+    resampled = statistics.metrics_of(resampled_means)
+    tail = _tail_probability(num_blocks)
+    intervals = {}
+    for name, contributions in statistics.contributions(cases, case_means, center).items():
+        widening = np.sqrt(_variance_inflation(_block_means(contributions, num_blocks)))
+        quantiles = np.quantile(resampled[name], [tail, 1 - tail], axis=0)
+        intervals[name] = np.clip(center[name] + widening * (quantiles - center[name]), *_BOUNDS[name])
+    return intervals
 
 
 def seasonal_scores(
-    sums: Mapping[str, tuple[CaseStatistics, Sequence[int]]],
+    statistics: Mapping[str, tuple[CaseStatistics, Sequence[int]]],
     forecasts: Sequence[str],
-    names: Sequence[str],
-    rows: int,
+    metrics: Sequence[str],
+    num_rows: int,
     leads: np.ndarray,
     seasons: Mapping[str, np.ndarray],
 ) -> dict[str, np.ndarray]:
     """Return scores by season, with their intervals.
 
     Args:
-        sums: forecast -> its sums and which of the rows theirs are; all of the same cases.
-        forecasts: those of the table, of which some may have no sums.
-        names: of the metrics.
-        rows: X, how many there are.
+        statistics: forecast -> its statistics and the indices of their rows; all of the same cases.
+        forecasts: names of the forecasts of the table, of which some may have no statistics.
+        metrics: names of the metrics.
+        num_rows: X.
         leads: (L,) lead times in minutes.
         seasons: name -> (N,) bool.
 
@@ -104,50 +126,56 @@ def seasonal_scores(
         metric, and with ``_low`` and ``_high`` the ends of its interval -> (forecasts, seasons, X, L, R); NaN where
         there is none.
     """
-    regions = next(iter(sums["model"][0].resampled().values())).shape[-1]
-    shape = len(forecasts), len(seasons), rows, len(leads), regions
-    found = {name: np.full(shape, np.nan) for name in (*names, *ends_of(n for n in WITH_INTERVAL if n in names))}
-    for f, (whole, index) in ((forecasts.index(name), own) for name, own in sums.items()):
-        for s, chosen in enumerate(seasons.values()):
-            own = whole.select(chosen)
-            for name, values in own.metrics().items():
-                if name in found:
-                    found[name][f, s][list(index)] = np.moveaxis(values, 1, 0)
-            for number, lead in enumerate(leads.tolist()):
-                for name, ends in intervals(own, number, lead).items():
-                    if name in found:
-                        for end, values in zip(ENDS, ends, strict=True):
-                            found[f"{name}{end}"][f, s][list(index), number] = values
-    return found
+    num_regions = next(iter(statistics["model"][0].resampled().values())).shape[-1]
+    shape = len(forecasts), len(seasons), num_rows, len(leads), num_regions
+    names = [*metrics, *interval_names(metric for metric in METRICS_WITH_INTERVAL if metric in metrics)]
+    scores = {name: np.full(shape, np.nan) for name in names}
+    for forecast, (all_cases, rows) in statistics.items():
+        f = forecasts.index(forecast)
+        for s, is_in_season in enumerate(seasons.values()):
+            season_cases = all_cases.select(is_in_season)
+            for metric, values_LXR in season_cases.metrics().items():
+                if metric in scores:
+                    scores[metric][f, s][list(rows)] = np.moveaxis(values_LXR, 1, 0)
+            for lead, minutes in enumerate(leads.tolist()):
+                for metric, ends in confidence_intervals(season_cases, lead, minutes).items():
+                    if metric not in scores:
+                        continue
+                    for suffix, values_XR in zip(INTERVAL_SUFFIXES, ends, strict=True):
+                        scores[f"{metric}{suffix}"][f, s][list(rows), lead] = values_XR
+    return scores
 
 
 @lru_cache(maxsize=4)
-def _drawn(cases: int, blocks: int) -> np.ndarray:
-    """Return (resamples, cases): how often the block that starts at a case is drawn; the same for every score."""
-    starts = np.random.default_rng([cases, blocks]).integers(cases, size=(RESAMPLES, blocks))
-    counts = np.zeros((RESAMPLES, cases))
+def _draw_counts(num_cases: int, num_blocks: int) -> np.ndarray:
+    """Return (resamples, N): the number of draws of the block that starts at a case; the same for every score."""
+    random = np.random.default_rng([num_cases, num_blocks])
+    # The seed depends on the numbers alone, so scores of equal samples are resampled alike.
+    starts = random.integers(num_cases, size=(RESAMPLES, num_blocks))
+    counts = np.zeros((RESAMPLES, num_cases))
     np.add.at(counts, (np.arange(RESAMPLES)[:, None], starts), 1.0)
     return counts
 
 
-def _circular_block_sums(values: np.ndarray, length: int) -> np.ndarray:
-    """Return (N, K): sums of `length` rows of `values` (N, K) from each row on, the last going on with the first."""
-    total = np.cumsum(np.concatenate([np.zeros_like(values[:1]), values, values[: length - 1]]), axis=0)
-    return total[length:] - total[:-length]
+def _circular_block_sums(values_NK: np.ndarray, length: int) -> np.ndarray:
+    """Return (N, K): sums of `length` rows from each row on, the last row followed by the first."""
+    extended = np.concatenate([np.zeros_like(values_NK[:1]), values_NK, values_NK[: length - 1]])
+    cumulative = np.cumsum(extended, axis=0)
+    return cumulative[length:] - cumulative[:-length]
 
 
 @lru_cache
-def _tail(blocks: int) -> float:
-    """Return the lower quantile's level: that of a normal distribution where it is as far out as Student's t."""
-    quantile = scipy.stats.t.ppf((1 + LEVEL) / 2, blocks - 1)
-    reach = float(quantile * np.sqrt(blocks / (blocks - 1)))
-    return NormalDist().cdf(-reach)
+def _tail_probability(num_blocks: int) -> float:
+    """Return the probability of the lower quantile: the normal one as far out as the quantile of Student's t."""
+    quantile = scipy.stats.t.ppf((1 + LEVEL) / 2, num_blocks - 1)
+    distance = float(quantile * np.sqrt(num_blocks / (num_blocks - 1)))
+    return NormalDist().cdf(-distance)
 
 
 def paired_test(difference: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
     """Test whether a mean difference is 0, from the means over blocks.
 
-    Student's t of the block means, whose variance is widened by what is left of the correlation of neighbouring blocks,
+    Student's t of the block means. Their variance is inflated by the remaining correlation r of neighbouring blocks,
     (1 + r) / (1 - r).
 
     Args:
@@ -158,32 +186,35 @@ def paired_test(difference: np.ndarray, length: int) -> tuple[np.ndarray, np.nda
         The two-sided p-value and n_eff, the number of independent cases whose mean would be as uncertain, at most N;
         both (...), NaN where there are fewer than 6 blocks.
     """
-    cases = len(difference)
-    blocks = cases // length
-    if blocks < LEAST_BLOCKS:
-        nothing = np.full(difference.shape[1:], np.nan)
-        return nothing, nothing
-    means = _block_means(difference, blocks)
-    centre, variance = means.mean(axis=0), means.var(axis=0, ddof=1)
+    num_cases = len(difference)
+    num_blocks = num_cases // length
+    if num_blocks < MIN_BLOCKS:
+        missing = np.full(difference.shape[1:], np.nan)
+        return missing, missing
+    block_means = _block_means(difference, num_blocks)
+    mean = block_means.mean(axis=0)
+    variance = block_means.var(axis=0, ddof=1)
     with np.errstate(invalid="ignore", divide="ignore"):
-        of_mean = variance / blocks * _widening(means)
-        t = np.where(centre == 0, 0.0, centre / np.sqrt(of_mean))  # equal forecasts do not differ
-        n_eff = np.minimum(difference.var(axis=0, ddof=1) / of_mean, cases)
-    return 2 * scipy.stats.t.sf(np.abs(t), blocks - 1), n_eff
+        variance_of_mean = variance / num_blocks * _variance_inflation(block_means)
+        # Equal forecasts do not differ, although their variance is zero.
+        t = np.where(mean == 0, 0.0, mean / np.sqrt(variance_of_mean))
+        n_eff = np.minimum(difference.var(axis=0, ddof=1) / variance_of_mean, num_cases)
+    return 2 * scipy.stats.t.sf(np.abs(t), num_blocks - 1), n_eff
 
 
-def _block_means(values: np.ndarray, blocks: int) -> np.ndarray:
-    """Return (blocks, ...), the means of contiguous cases of `values` (N, ...), which are shared out evenly."""
-    cases = len(values)
-    edges = np.arange(blocks) * cases // blocks
-    sizes = np.diff(np.append(edges, cases)).reshape(-1, *[1] * (values.ndim - 1))
+def _block_means(values: np.ndarray, num_blocks: int) -> np.ndarray:
+    """Return (num_blocks, ...), the means of contiguous cases of `values` (N, ...), which are divided evenly."""
+    num_cases = len(values)
+    edges = np.arange(num_blocks) * num_cases // num_blocks
+    sizes = np.diff(np.append(edges, num_cases)).reshape(-1, *[1] * (values.ndim - 1))
     return np.add.reduceat(values, edges, axis=0) / sizes
 
 
-def _widening(block_means: np.ndarray) -> np.ndarray:
-    """Return by how much the variance of their mean exceeds that of independent ones: (1 + r) / (1 - r), r from 0."""
-    apart = block_means - block_means.mean(axis=0)
-    squares = (apart**2).sum(axis=0)
-    product = (apart[1:] * apart[:-1]).sum(axis=0)
-    r = np.clip(np.divide(product, squares, out=np.zeros_like(squares), where=squares > 0), 0.0, 0.9)
+def _variance_inflation(block_means: np.ndarray) -> np.ndarray:
+    """Return the ratio of the variance of their mean to that of independent blocks: (1 + r) / (1 - r), r from 0."""
+    deviation = block_means - block_means.mean(axis=0)
+    squares = (deviation**2).sum(axis=0)
+    products = (deviation[1:] * deviation[:-1]).sum(axis=0)
+    correlation = np.divide(products, squares, out=np.zeros_like(squares), where=squares > 0)
+    r = np.clip(correlation, 0.0, 0.9)
     return (1 + r) / (1 - r)

@@ -1,4 +1,7 @@
-"""The model against baselines and other forecasts, case by case."""
+"""Paired comparison of the model with baselines and other forecasts, case by case.
+
+Shapes: N cases, L lead times, X rows, R regions.
+"""
 
 from __future__ import annotations
 
@@ -12,23 +15,33 @@ from credit.config.schema_verification import BASELINES, BEST_BASELINE, OWN_NAME
 from credit.verify.significance.bootstrap import block_length, paired_test
 from credit.verify.statistics.case_statistics import CaseStatistics
 
-FALSE_SHARE = 0.05
-ENOUGH_BLOCKS = 20  # nothing is called significant with fewer
-COMPARED = ("difference", "p_value", "n_eff")
-JUDGED = ("p_adjusted", "significant")
+FALSE_DISCOVERY_RATE = 0.05
+# With fewer blocks no difference is called significant.
+MIN_BLOCKS_FOR_SIGNIFICANCE = 20
+# Names of the results of `compare`, and of those of `adjust_scorecard`.
+COMPARISON_NAMES = ("difference", "p_value", "n_eff")
+SIGNIFICANCE_NAMES = ("p_adjusted", "significant")
 
-Sums = TypeVar("Sums", bound=CaseStatistics)
+Statistics = TypeVar("Statistics", bound=CaseStatistics)
 
 
-def comparison_name(score: str, what: str) -> str:
-    """Return what scores.nc calls one of `COMPARED` or `JUDGED` of a score: of RMSE only the difference names it."""
-    return what if score == "rmse" and what != "difference" else f"{score}_{what}"
+def comparison_name(score: str, result: str) -> str:
+    """Return the name in scores.nc of a result of the comparison by a score.
+
+    Of RMSE only ``rmse_difference`` names the score; the others are ``p_value``, ``n_eff``, ...
+    """
+    if score == "rmse" and result != "difference":
+        return result
+    return f"{score}_{result}"
 
 
 def references(forecasts: Sequence[str]) -> dict[str, tuple[str, ...]]:
     """Return reference -> the forecasts of which the best, score by score, is the model's opponent."""
-    others = [name for name in forecasts if name not in OWN_NAMES]
-    return {BEST_BASELINE: BASELINES} | {name: (name,) for name in others}
+    opponents = {BEST_BASELINE: tuple(BASELINES)}
+    for name in forecasts:
+        if name not in OWN_NAMES:
+            opponents[name] = (name,)
+    return opponents
 
 
 def compare(
@@ -42,81 +55,97 @@ def compare(
 
     Args:
         initial: (N,) initial times in minutes.
-        model: (N, L, X, R) what each case contributes; the score is its mean to the power of `power`.
-        opponents: those of the same cases, and which rows of the model's theirs are.
+        model: (N, L, X, R) contribution of each case; the score is their mean to the power of `power`.
+        opponents: contributions of the same cases, and the indices of their rows among the model's.
         leads: (L,) lead times in minutes.
-        power: 1/2 for a root-mean-square error, of whose squares `model` is.
+        power: 1/2 for a root-mean-square error, whose contributions are squared errors.
 
     Returns:
-        `COMPARED`, arrays of the shape (X, L, R), NaN where no opponent has a row. ``difference`` is the model's score
-        over the opponent's, less 1; ``p_value`` and ``n_eff`` are of
+        `COMPARISON_NAMES`, arrays of the shape (X, L, R), NaN where no opponent has a row. ``difference`` is the
+        model's score over the opponent's, less 1; ``p_value`` and ``n_eff`` are those of
         `credit.verify.significance.bootstrap.paired_test`.
     """
-    cases, _, rows, regions = model.shape
-    found = {name: np.full((rows, len(leads), regions), np.nan) for name in COMPARED}
-    for number, lead in enumerate(leads.tolist()):
-        theirs = np.full((len(opponents), cases, rows, regions), np.inf)
-        for place, (own, index) in enumerate(opponents):
-            theirs[place][:, list(index)] = own[:, number]
-        best = np.nan_to_num(theirs.mean(axis=1), nan=np.inf).argmin(axis=0)
-        opponent = np.take_along_axis(theirs, best[None, None], axis=0)[0]
+    num_cases, _, num_rows, num_regions = model.shape
+    results = {name: np.full((num_rows, len(leads), num_regions), np.nan) for name in COMPARISON_NAMES}
+    for lead, minutes in enumerate(leads.tolist()):
+        # An opponent without a row must not be the best one there.
+        candidates = np.full((len(opponents), num_cases, num_rows, num_regions), np.inf)
+        for number, (contributions, rows) in enumerate(opponents):
+            candidates[number][:, list(rows)] = contributions[:, lead]
+        best = np.nan_to_num(candidates.mean(axis=1), nan=np.inf).argmin(axis=0)
+        opponent = np.take_along_axis(candidates, best[None, None], axis=0)[0]
         opponent[np.isinf(opponent)] = np.nan
-        ours = model[:, number]
-        p, n_eff = paired_test(ours - opponent, block_length(initial, lead))
+        model_at_lead = model[:, lead]
+        p_value, n_eff = paired_test(model_at_lead - opponent, block_length(initial, minutes))
         with np.errstate(invalid="ignore", divide="ignore"):
-            ratio = (ours.mean(axis=0) / opponent.mean(axis=0)) ** power
-        found["difference"][:, number] = np.where(np.isfinite(ratio), ratio - 1.0, np.nan)
-        found["p_value"][:, number], found["n_eff"][:, number] = p, n_eff
-    return found
+            ratio = (model_at_lead.mean(axis=0) / opponent.mean(axis=0)) ** power
+        results["difference"][:, lead] = np.where(np.isfinite(ratio), ratio - 1.0, np.nan)
+        results["p_value"][:, lead] = p_value
+        results["n_eff"][:, lead] = n_eff
+    return results
 
 
 def compare_all(
-    sums: Mapping[str, tuple[Sums, Sequence[int]]],
+    statistics: Mapping[str, tuple[Statistics, Sequence[int]]],
     seasons: Mapping[str, np.ndarray],
     leads: np.ndarray,
-    contribution: Callable[[Sums, np.ndarray], np.ndarray],
+    contribution: Callable[[Statistics, np.ndarray], np.ndarray],
     power: float = 1.0,
 ) -> dict[str, np.ndarray]:
-    """Return what `compare` finds for every reference and season, each (references, seasons, X, L, R).
+    """Return the results of `compare` for every reference and season, each (references, seasons, X, L, R).
 
     Args:
-        sums: forecast -> its sums and which of the model's rows theirs are; all of the same cases.
+        statistics: forecast -> its statistics and the indices of their rows among the model's; all of the same cases.
         seasons: name -> (N,) bool.
         leads: (L,) lead times in minutes.
-        contribution: sums and the chosen cases, (N,) bool -> what these contribute, see `compare`.
+        contribution: function of statistics and the selected cases, (N,) bool, that returns their contributions, see
+            `compare`.
         power: see `compare`.
     """
-    pairs = []
-    for names in references(list(sums)).values():
-        for chosen in seasons.values():
-            opponents = [(contribution(sums[name][0], chosen), sums[name][1]) for name in names]
-            model = sums["model"][0]
-            pairs.append(compare(model.initial[chosen], contribution(model, chosen), opponents, leads, power))
-    return {
-        name: np.stack([pair[name] for pair in pairs]).reshape(-1, len(seasons), *pairs[0][name].shape)
-        for name in COMPARED
-    }
+    model, _ = statistics["model"]
+    comparisons = []
+    for names in references(list(statistics)).values():
+        for is_in_season in seasons.values():
+            opponents = []
+            for name in names:
+                opponent, rows = statistics[name]
+                opponents.append((contribution(opponent, is_in_season), rows))
+            comparisons.append(
+                compare(model.initial[is_in_season], contribution(model, is_in_season), opponents, leads, power)
+            )
+    results = {}
+    for name in COMPARISON_NAMES:
+        values = np.stack([comparison[name] for comparison in comparisons])
+        results[name] = values.reshape(-1, len(seasons), *values.shape[1:])
+    return results
 
 
-def judge(p_values: Sequence[np.ndarray], n_blocks: np.ndarray) -> list[dict[str, np.ndarray]]:
-    """Return `JUDGED` of each of several sets of tests, which make one scorecard.
+def adjust_scorecard(p_values: Sequence[np.ndarray], n_blocks: np.ndarray) -> list[dict[str, np.ndarray]]:
+    """Return `SIGNIFICANCE_NAMES` of each of several sets of tests, which make one scorecard.
+
+    A scorecard is all rows and lead times with 20 blocks or more of one reference, season and region.
 
     Args:
         p_values: each (references, seasons, X, L, R) with its own X; NaN where nothing was tested.
         n_blocks: (seasons, L) number of blocks.
 
     Returns:
-        For each set ``p_adjusted``, for the false discovery rate over the scorecard, which is all rows and lead times
-        with 20 blocks or more of one reference, season and region; and ``significant`` (bool), where it is at most 5 %.
+        For each set ``p_adjusted``, adjusted for the false discovery rate over the scorecard; and ``significant``
+        (bool), where it is at most 5 %.
     """
-    whole = np.concatenate(p_values, axis=2)
-    whole = np.where((n_blocks >= ENOUGH_BLOCKS)[None, :, None, :, None], whole, np.nan)
-    adjusted = np.empty_like(whole)
-    for reference, season, region in np.ndindex(whole.shape[0], whole.shape[1], whole.shape[4]):
-        place = reference, season, slice(None), slice(None), region
-        adjusted[place] = adjust_p_values(whole[place])
-    ends = np.cumsum([own.shape[2] for own in p_values])[:-1]
-    return [{"p_adjusted": own, "significant": own <= FALSE_SHARE} for own in np.split(adjusted, ends, axis=2)]
+    all_p_values = np.concatenate(p_values, axis=2)
+    has_blocks = (n_blocks >= MIN_BLOCKS_FOR_SIGNIFICANCE)[None, :, None, :, None]
+    all_p_values = np.where(has_blocks, all_p_values, np.nan)
+    adjusted = np.empty_like(all_p_values)
+    num_references, num_seasons, _, _, num_regions = all_p_values.shape
+    for reference, season, region in np.ndindex(num_references, num_seasons, num_regions):
+        scorecard = reference, season, slice(None), slice(None), region
+        adjusted[scorecard] = adjust_p_values(all_p_values[scorecard])
+    set_ends = np.cumsum([values.shape[2] for values in p_values])[:-1]
+    return [
+        {"p_adjusted": p_adjusted, "significant": p_adjusted <= FALSE_DISCOVERY_RATE}
+        for p_adjusted in np.split(adjusted, set_ends, axis=2)
+    ]
 
 
 def adjust_p_values(p_values: np.ndarray) -> np.ndarray:

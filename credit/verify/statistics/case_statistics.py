@@ -1,23 +1,39 @@
-"""CaseSums: sums that are kept case by case, so that parts join and seasons and resampling choose among the cases."""
+"""Statistics that are kept for every case: all that scores need to know of the fields.
+
+A score is a function of means over cases: the mean comes first, a root last. As every case keeps its own area means,
+partial results of several processes can be joined, and seasons, resampling and paired tests select among the cases
+without a second pass over the fields. All statistics are float64.
+
+Shapes: N cases, L lead times, C channels, V wind vectors, X = C + V rows, R regions, M members, P cells.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field
 from typing import Self
 
 import numpy as np
 
 from credit.errors import DataError
+from credit.verify.statistics.area_mean import AreaMean
+from credit.verify.statistics.ensemble_kernels import (
+    MEMBER_SUMS,
+    crps_from_sums,
+    member_sums,
+    vector_member_sums,
+)
+from credit.verify.statistics.error_moments import ErrorMoments, ReferenceFields, error_moments, scale_to_unity
 
 
 @dataclass
 class CaseStatistics:
-    """Area means of each case of one forecast, float64 arrays whose first two dimensions are cases and lead times.
+    """Area means of each case of one forecast: float64 arrays whose first two dimensions are cases and lead times.
 
     Attributes:
         initial: (N,) initial times in minutes, increasing.
-        members: number of members of an ensemble; 1 of a single forecast.
+        members: number of members of an ensemble; 1 for a single forecast.
     """
 
     initial: np.ndarray
@@ -37,54 +53,324 @@ class CaseStatistics:
         members = {part.members for part in parts}
         if len(members) > 1:
             raise DataError(f"scores of ensembles of {members} members cannot be joined: they depend on the number")
-        planes = {name: np.concatenate([getattr(part, name) for part in parts])[order] for name in cls.plane_names()}
-        return cls(initial[order], **planes, members=members.pop())
+        arrays = {}
+        for name in cls.array_names():
+            arrays[name] = np.concatenate([getattr(part, name) for part in parts])[order]
+        return cls(initial[order], **arrays, members=members.pop())
 
-    def select(self, cases: np.ndarray) -> Self:
-        """Return the chosen cases; `cases` is (N,) bool."""
-        return replace(self, initial=self.initial[cases], **{name: own[cases] for name, own in self.planes().items()})
+    def select(self, is_selected: np.ndarray) -> Self:
+        """Return the statistics of some cases; `is_selected` is (N,) bool."""
+        arrays = {name: values[is_selected] for name, values in self.arrays().items()}
+        return dataclasses.replace(self, initial=self.initial[is_selected], **arrays)
 
-    def _require_members(self, found: int) -> None:
-        """Refuse a case whose number of members is not that of the others.
+    def require_members(self, num_members: int) -> None:
+        """Require the number of members that all other cases have.
 
         Raises:
             DataError: if the two numbers differ, or there is no member.
         """
-        if self.members < 1 or found != self.members:
+        if self.members < 1 or num_members != self.members:
             raise DataError(
-                f"a forecast has {found} members, the sums are for {self.members}: corrections for a finite ensemble "
-                "need one number for all cases; score forecasts with other numbers apart"
+                f"a forecast has {num_members} members, the statistics are for {self.members}: corrections for a "
+                "finite ensemble need one number for all cases; score forecasts with other numbers separately"
             )
 
     @classmethod
-    def plane_names(cls) -> list[str]:
-        """Return the names of what is summed."""
-        return [own.name for own in fields(cls) if own.name not in ("initial", "members")]
+    def array_names(cls) -> list[str]:
+        """Return the names of the statistics."""
+        return [item.name for item in dataclasses.fields(cls) if item.name not in ("initial", "members")]
 
-    def planes(self) -> dict[str, np.ndarray]:
-        """Return what is summed by name, each (N, L, ...)."""
-        return {name: getattr(self, name) for name in self.plane_names()}
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Return the statistics by name, each (N, L, ...)."""
+        return {name: getattr(self, name) for name in self.array_names()}
+
+    def case_means(self) -> dict[str, np.ndarray]:
+        """Return the means over all cases of the `resampled` statistics, each (L, X, R)."""
+        return {name: values.mean(axis=0) for name, values in self.resampled().items()}
 
     def resampled(self) -> dict[str, np.ndarray]:
-        """Return the planes that intervals are made of, each (N, L, X, R)."""
-        return self.planes()
+        """Return the statistics that confidence intervals are made of, each (N, L, X, R)."""
+        return self.arrays()
 
     def metrics(self) -> dict[str, np.ndarray]:
         """Return metric -> (L, X, R)."""
-        raise NotImplementedError
+        return self.metrics_of(self.case_means())
 
     def metrics_of(self, means: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Return the metrics that are functions of means over cases of the `resampled` planes, of any shape."""
+        """Return the metrics that are functions of means over cases of the `resampled` statistics, of any shape."""
         raise NotImplementedError
 
     def contributions(
         self, cases: Mapping[str, np.ndarray], means: Mapping[str, np.ndarray], metrics: Mapping[str, np.ndarray]
     ) -> dict[str, np.ndarray]:
-        """Return metric -> (N, X, R), what each case contributes to it, to first order and up to a factor.
+        """Return metric -> (N, X, R): the contribution of each case to a metric, to first order and up to a factor.
 
         Args:
-            cases: the `resampled` planes at one lead time, each (N, X, R).
+            cases: the `resampled` statistics at one lead time, each (N, X, R).
             means: their means over cases.
-            metrics: `metrics_of` these.
+            metrics: `metrics_of` these means.
         """
         raise NotImplementedError
+
+
+@dataclass
+class DeterministicStatistics(CaseStatistics):
+    """Area means of each case of one forecast, of an ensemble of its mean; each (N, L, X, R).
+
+    The rows are the channels, then the wind vectors, whose squares and products are sums over both components.
+
+    Attributes:
+        error: forecast minus truth; of a vector: of its length.
+        absolute: the absolute error; of a vector: the length of the vector error.
+        squared: the squared error.
+        forecast_variance: square of the forecast's anomaly to the climatology.
+        truth_variance: square of the truth's anomaly.
+        covariance: product of the two anomalies.
+        forecast_activity: variance of the forecast's anomaly about its area mean.
+        truth_activity: variance of the truth's anomaly about its area mean.
+    """
+
+    error: np.ndarray
+    absolute: np.ndarray
+    squared: np.ndarray
+    forecast_variance: np.ndarray
+    truth_variance: np.ndarray
+    covariance: np.ndarray
+    forecast_activity: np.ndarray
+    truth_activity: np.ndarray
+
+    @classmethod
+    def empty(cls, initial: np.ndarray, leads: int, means: AreaMean, members: int = 1) -> Self:
+        """Return statistics of the cases that start at `initial`, NaN until they are added."""
+        shape = len(initial), leads, *means.shape
+        arrays = {name: np.full(shape, np.nan) for name in cls.array_names()}
+        return cls(np.asarray(initial, dtype=np.int64), **arrays, members=members)
+
+    def add(
+        self, case: int, lead: int, means: AreaMean, forecast: np.ndarray, reference: ReferenceFields,
+        description: str = "forecast",
+    ) -> None:  # fmt: skip
+        """Add one field.
+
+        Args:
+            case: index of the case.
+            lead: index of the lead time.
+            means: area means of the C channels.
+            forecast: (C, H, W) or (C, P), any value where masked.
+            reference: truth and climatology at the valid time, of the same shape.
+            description: name of the forecast in error messages.
+
+        Raises:
+            DataError: if a value outside the mask is missing.
+        """
+        moments = error_moments(means, reference, {description: forecast})
+        self.add_moments(case, lead, means, moments[description])
+
+    def add_moments(self, case: int, lead: int, means: AreaMean, moments: ErrorMoments) -> None:
+        """Add the moments of one field."""
+        index = case, lead
+        self.error[index] = np.concatenate([moments.error, moments.vector_error])
+        self.absolute[index] = np.concatenate([moments.absolute, moments.vector_absolute])
+        self.squared[index] = means.append_vectors(moments.squared)
+        self.forecast_variance[index] = means.append_vectors(moments.forecast_variance)
+        self.truth_variance[index] = means.append_vectors(moments.truth_variance)
+        self.covariance[index] = means.append_vectors(moments.covariance)
+        # Rounding may leave a little less than zero.
+        forecast_anomaly = moments.truth_anomaly + moments.error
+        forecast_activity = np.maximum(moments.forecast_variance - forecast_anomaly**2, 0.0)
+        truth_activity = np.maximum(moments.truth_variance - moments.truth_anomaly**2, 0.0)
+        self.forecast_activity[index] = means.append_vectors(forecast_activity)
+        self.truth_activity[index] = means.append_vectors(truth_activity)
+
+    def metrics(self) -> dict[str, np.ndarray]:
+        """Return metric -> (L, X, R): those of `metrics_of`, ``acc_wb2`` and the activities.
+
+        ``acc_wb2`` is the mean of each case's correlation (WeatherBench 2, Rasp et al. 2024, eq. 6). ``activity`` is
+        the standard deviation in space of the forecast's anomaly, ``activity_truth`` that of the truth's. Variances are
+        averaged over cases before the root is taken.
+        """
+        means = self.case_means()
+        correlation = _correlation(self.covariance, self.forecast_variance * self.truth_variance)
+        activity = np.sqrt(means["forecast_activity"])
+        truth_activity = np.sqrt(means["truth_activity"])
+        with np.errstate(invalid="ignore", divide="ignore"):
+            activity_ratio = np.where(truth_activity > 0, activity / truth_activity, np.nan)
+        return {
+            **self.metrics_of(means),
+            "acc_wb2": correlation.mean(axis=0),
+            "activity": activity,
+            "activity_truth": truth_activity,
+            "activity_ratio": activity_ratio,
+        }
+
+    def metrics_of(self, means: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Return metric -> values, from means over cases of any shape.
+
+        - ``rmse``: root of the mean over cases; ``bias``, ``mae``.
+        - ``acc``: the anomaly correlation of all cases pooled, without subtracting the mean anomaly.
+        - ``crps``: of a single forecast the absolute error (of a vector: the energy score).
+        """
+        return {
+            "rmse": np.sqrt(means["squared"]),
+            "bias": means["error"],
+            "mae": means["absolute"],
+            "acc": _correlation(means["covariance"], means["forecast_variance"] * means["truth_variance"]),
+            "crps": means["absolute"],
+        }
+
+    def crps_of_cases(self) -> np.ndarray:
+        """Return the CRPS of each case, (N, L, X, R): the absolute error of a single forecast."""
+        return self.absolute
+
+    def crps_fair_of_cases(self) -> np.ndarray:
+        """Return the fair CRPS of each case, (N, L, X, R): NaN of a single forecast, which has none."""
+        return np.full_like(self.absolute, np.nan)
+
+    def contributions(
+        self, cases: Mapping[str, np.ndarray], means: Mapping[str, np.ndarray], metrics: Mapping[str, np.ndarray]
+    ) -> dict[str, np.ndarray]:
+        """See `CaseStatistics.contributions`."""
+        with np.errstate(invalid="ignore", divide="ignore"):
+            product = cases["covariance"] / np.sqrt(means["forecast_variance"] * means["truth_variance"])
+            forecast_variance = cases["forecast_variance"] / means["forecast_variance"]
+            truth_variance = cases["truth_variance"] / means["truth_variance"]
+            # The derivative of covariance / sqrt(forecast variance x truth variance).
+            correlation = product - metrics["acc"] / 2 * (forecast_variance + truth_variance)
+        return {
+            "rmse": cases["squared"],
+            "bias": cases["error"],
+            "mae": cases["absolute"],
+            "acc": correlation,
+            "crps": cases["absolute"],
+        }
+
+
+@dataclass
+class EnsembleStatistics(DeterministicStatistics):
+    """Statistics of an ensemble's mean, and area means of its members' scores for each case, (N, L, X, R) each.
+
+    Attributes:
+        variance: unbiased variance over members (divided by M - 1); of a vector: summed over both components.
+        crps: standard CRPS (`credit.verify.statistics.ensemble_kernels`); of a vector: energy score.
+        crps_fair: fair CRPS; of a vector: fair energy score.
+    """
+
+    variance: np.ndarray
+    crps: np.ndarray
+    crps_fair: np.ndarray
+
+    def crps_of_cases(self) -> np.ndarray:
+        """See `DeterministicStatistics.crps_of_cases`."""
+        return self.crps
+
+    def crps_fair_of_cases(self) -> np.ndarray:
+        """See `DeterministicStatistics.crps_fair_of_cases`."""
+        return self.crps_fair
+
+    def add_members(
+        self, case: int, lead: int, means: AreaMean, members_MCP: np.ndarray, truth_CP: np.ndarray, description: str
+    ) -> np.ndarray:
+        """Add the members of one field, whose mean goes to `add`.
+
+        Members that are not contiguous in memory are copied, one channel or wind at a time in each thread.
+
+        Args:
+            case: index of the case.
+            lead: index of the lead time.
+            means: area means of the C channels.
+            members_MCP: the members, any value where masked.
+            truth_CP: the truth, any value where masked.
+            description: names the forecast and its time in error messages.
+
+        Returns:
+            The frequency of each of the truth's ranks among the members, (C, R, M + 1), for `RankHistogram`.
+
+        Raises:
+            DataError: if a value outside the mask is missing, or if the number of members differs from other cases.
+        """
+        num_members = len(members_MCP)
+        if num_members != self.members:
+            raise DataError(f"{description}: has {num_members} members, other forecasts have {self.members}")
+        fields = {f"{description}, member {number}": member_CP for number, member_CP in enumerate(members_MCP)}
+
+        def sum_vector(members: np.ndarray, index: tuple[int, int], pair: np.ndarray, out: np.ndarray) -> None:
+            truth = [means.channel_values(truth_CP, channel) for channel in pair]
+            valid = means.valid_CP[pair[0]]
+            vector_member_sums(members, index, *truth, valid, scale_to_unity(truth), *means.segments, out)
+            # Squares of very large or very small winds do not fit float32; such winds are summed again in float64.
+            if not np.isfinite(out).all():
+                members = members[:, list(index)].astype(np.float64)
+                truth = [component.astype(np.float64) for component in truth]
+                vector_member_sums(members, (0, 1), *truth, valid, scale_to_unity(truth), *means.segments, out)
+
+        def sum_unit(channels: np.ndarray, channel_sums: np.ndarray, vector_sums: np.ndarray) -> None:
+            pair = channels.tolist()
+            for channel, out in zip(pair, channel_sums, strict=True):
+                members, (index,) = _contiguous(members_MCP, [channel])
+                member_sums(members, index, truth_CP[channel], means.valid_CP[channel], *means.segments, out)
+            if len(vector_sums):
+                members, index = _contiguous(members_MCP, pair)
+                sum_vector(members, index, pair, vector_sums)
+
+        counts = MEMBER_SUMS + 1 + num_members, 2
+        channel_means, vector_means = means.reduce_channels_and_winds(counts, sum_unit, fields)
+        crps, crps_fair = crps_from_sums(channel_means, num_members)
+        energy_score, energy_score_fair = crps_from_sums(vector_means, num_members)
+        self.crps[case, lead] = np.concatenate([crps, energy_score])
+        self.crps_fair[case, lead] = np.concatenate([crps_fair, energy_score_fair])
+        self.variance[case, lead] = means.append_vectors(channel_means[2])
+        return np.moveaxis(channel_means[MEMBER_SUMS:], 0, -1)
+
+    def metrics_of(self, means: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Return those of `DeterministicStatistics.metrics_of`, which are of the ensemble's mean, and:
+
+        - ``crps``, ``crps_fair``: `credit.verify.statistics.ensemble_kernels`.
+        - ``spread``: root of the mean variance over members.
+        - ``spread_skill``: sqrt((M + 1) / M) spread / rmse, 1 for an ensemble that is statistically consistent with the
+          truth, below 1 for one with too little spread (Fortin et al. 2014, doi:10.1175/JHM-D-14-0008.1).
+        - ``rmse_member``: root of the mean squared error of single members.
+
+        The factor of ``spread_skill``: let truth and members be independent draws of one distribution with variance V,
+        which differs between cells and cases. The squared error of the ensemble mean has the expectation V (M + 1) / M,
+        the unbiased variance over members V. Both are linear in V, so they hold for means over cells and cases, and the
+        root of their ratio is taken last: the mean of roots is smaller than the root of the mean.
+
+        The squared error of members needs no statistic of its own. Averaged over members it is the squared error of
+        their mean plus the variance about it, which is (M - 1) / M of the unbiased one.
+        """
+        squared = means["squared"]
+        variance = means["variance"]
+        with np.errstate(invalid="ignore", divide="ignore"):
+            return super().metrics_of(means) | {
+                "crps": means["crps"],
+                "crps_fair": means["crps_fair"],
+                "spread": np.sqrt(variance),
+                "spread_skill": np.sqrt((self.members + 1) / self.members * variance / squared),
+                "rmse_member": np.sqrt(squared + variance * (self.members - 1) / self.members),
+            }
+
+    def contributions(
+        self, cases: Mapping[str, np.ndarray], means: Mapping[str, np.ndarray], metrics: Mapping[str, np.ndarray]
+    ) -> dict[str, np.ndarray]:
+        """See `CaseStatistics.contributions`."""
+        with np.errstate(invalid="ignore", divide="ignore"):
+            spread_skill = cases["variance"] / means["variance"] - cases["squared"] / means["squared"]
+        return super().contributions(cases, means, metrics) | {
+            "crps": cases["crps"],
+            "crps_fair": cases["crps_fair"],
+            "spread_skill": spread_skill,
+        }
+
+
+def _contiguous(members_MCP: np.ndarray, channels: Sequence[int]) -> tuple[np.ndarray, tuple[int, ...]]:
+    """Return contiguous members, a copy of `channels` alone where they are not, and the indices of `channels` there."""
+    if members_MCP.flags.c_contiguous:
+        return members_MCP, tuple(channels)
+    copies = np.stack([members_MCP[:, channel] for channel in channels], axis=1)
+    return np.ascontiguousarray(copies), tuple(range(len(channels)))
+
+
+def _correlation(covariance: np.ndarray, variance_product: np.ndarray) -> np.ndarray:
+    """Return covariance / sqrt(variance_product), NaN where there is no variance."""
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return covariance / np.sqrt(variance_product)

@@ -1,4 +1,4 @@
-"""Continuous ranked probability score, variance and the truth's rank of an ensemble, summed over stretches of cells.
+"""Compiled sums of the CRPS and the energy score of an ensemble over segments of cells.
 
 With the members x_i, i = 1 .. M, and the truth y, the kernel form (Gneiting and Raftery 2007,
 doi:10.1198/016214506000001437) is::
@@ -9,7 +9,10 @@ This is the score of the ensemble's own empirical distribution. Its expectation 
 the distribution F scores worse than F by 1 / (2 M) of the mean distance of two draws. The fair score (Ferro 2014,
 doi:10.1002/qj.2270) takes D / (M (M - 1)) instead, whose expectation is that of F for every M.
 
-Of sorted values, D = sum over k = 1 .. M of (2 k - M - 1) x_(k), so that no pair is ever formed.
+Of sorted values, D = sum over k = 1 .. M of (2 k - M - 1) x_(k), so no pair is ever formed. The energy score of wind
+vectors is the same formula with norms for absolute values. Vectors have no order, so its time is O(M^2).
+
+Segments, options and outputs are those of `credit.verify.statistics.kernels`.
 """
 
 from __future__ import annotations
@@ -17,103 +20,173 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from credit.verify.statistics.row_kernels import OPTIONS, compiled
+from credit.verify.statistics.kernels import OPTIONS, compiled
 
-OF_MEMBERS = 3  # sums before those of the ranks
-_CELLS = 64  # that are sorted side by side; of 50 members they are 26 kB
+# Number of sums of `member_sums` before those of the ranks.
+MEMBER_SUMS = 3
+# Cells that are sorted together; of 50 members they are 26 kB, which stays in the processor's first cache.
+_BLOCK_CELLS = 64
 
 
 @compiled
 def member_sums(
-    members: np.ndarray, channel: int, truth: np.ndarray, valid: np.ndarray, firsts: np.ndarray, lasts: np.ndarray,
-    out: np.ndarray,
+    members_MCP: np.ndarray, channel: int, truth_P: np.ndarray, valid_P: np.ndarray, segment_starts: np.ndarray,
+    segment_stops: np.ndarray, out: np.ndarray,
 ) -> None:  # fmt: skip
-    """Write what is needed of the members of one channel, in time O(M log^2 M).
-
-    See `credit.verify.statistics.row_kernels` for the arguments.
+    """Write the sums of one channel's members, in time O(M log^2 M).
 
     A truth that equals t members has t + 1 possible ranks, each of which gets 1 / (t + 1).
 
     Args:
-        members: (M, C, P), in the order of memory.
-        channel: which of C.
-        truth: (P,) of that channel.
-        valid: (P,) bool; other cells count nothing, whatever their values.
-        firsts, lasts: the stretches.
-        out: (4 + M, S): sums over the members' distance to the truth, D, the unbiased variance over members, and the
+        members_MCP: the members, contiguous in memory.
+        channel: index of the channel among C.
+        truth_P: the truth of that channel.
+        valid_P: bool; other cells do not count, whatever their values.
+        segment_starts, segment_stops: (S,) the segments.
+        out: (4 + M, S): sums of the members' absolute errors, of D, of the unbiased variance over members, and the
             frequency of each of the truth's ranks 0 to M.
     """
-    count = members.shape[0]
-    room, mean = np.empty((count, _CELLS)), np.empty(_CELLS)
-    below, equal = np.empty(_CELLS), np.empty(_CELLS)
-    for s in range(len(firsts)):
+    num_members = members_MCP.shape[0]
+    errors = np.empty((num_members, _BLOCK_CELLS))
+    mean_error = np.empty(_BLOCK_CELLS)
+    members_below = np.empty(_BLOCK_CELLS)
+    members_equal = np.empty(_BLOCK_CELLS)
+    for s in range(len(segment_starts)):
         out[:, s] = 0.0
-        for first in range(firsts[s], lasts[s], _CELLS):
-            cells = min(_CELLS, lasts[s] - first)
-            y, there = truth[first : first + cells], valid[first : first + cells]
-            below[:], equal[:], mean[:] = 0.0, 0.0, 0.0
-            error = square = distances = 0.0
-            for m in range(count):
-                x, row = members[m, channel, first : first + cells], room[m]
+        for start in range(segment_starts[s], segment_stops[s], _BLOCK_CELLS):
+            cells = min(_BLOCK_CELLS, segment_stops[s] - start)
+            y = truth_P[start : start + cells]
+            is_valid = valid_P[start : start + cells]
+            members_below[:] = 0.0
+            members_equal[:] = 0.0
+            mean_error[:] = 0.0
+            absolute = square = distances = 0.0
+            for m in range(num_members):
+                x = members_MCP[m, channel, start : start + cells]
+                row = errors[m]
                 for i in range(cells):
-                    apart = np.float64(x[i]) - np.float64(y[i]) if there[i] else 0.0
-                    row[i] = apart
-                    error += abs(apart)
-                    mean[i] += apart / count
-                    below[i] += 1.0 if apart < 0.0 else 0.0
-                    equal[i] += 1.0 if apart == 0.0 else 0.0
-            _sort_columns(room, cells)
-            for m in range(count):
-                row, factor = room[m], 2.0 * m + 1.0 - count
+                    error = np.float64(x[i]) - np.float64(y[i]) if is_valid[i] else 0.0
+                    row[i] = error
+                    absolute += abs(error)
+                    mean_error[i] += error / num_members
+                    members_below[i] += 1.0 if error < 0.0 else 0.0
+                    members_equal[i] += 1.0 if error == 0.0 else 0.0
+            _sort_columns(errors, cells)
+            for m in range(num_members):
+                row = errors[m]
+                factor = 2.0 * m + 1.0 - num_members
                 for i in range(cells):
                     distances += factor * row[i]
-                    square += (row[i] - mean[i]) ** 2
-            out[0, s] += error
+                    square += (row[i] - mean_error[i]) ** 2
+            out[0, s] += absolute
             out[1, s] += distances
-            out[2, s] += square / (count - 1)
+            out[2, s] += square / (num_members - 1)
             for i in range(cells):
-                if there[i]:
-                    rank, ties = int(below[i]), int(equal[i])
+                if is_valid[i]:
+                    rank = int(members_below[i])
+                    ties = int(members_equal[i])
                     for k in range(rank, rank + ties + 1):
                         out[3 + k, s] += 1.0 / (ties + 1)
 
 
-# Inlining makes it slower. It moves values and adds up nothing, so its result cannot depend on how it is compiled
-# (see `credit.verify.statistics.error_kernel`).
+# Inlining makes this function slower. It moves values and adds up nothing, so its result does not depend on how it was
+# compiled.
 @njit(**OPTIONS)
 def _sort_columns(values: np.ndarray, cells: int) -> None:
     """Sort the first columns of `values` (M, N), by Batcher's merge exchange (Knuth, vol. 3, 5.2.2, algorithm M).
 
-    Which rows it compares does not depend on the values, so that the columns go through the processor's vectors.
+    Which rows it compares does not depend on the values, so the columns go through the processor's vectors.
     """
-    count = len(values)
+    num_rows = len(values)
     top = 1
-    while 2 * top < count:
+    while 2 * top < num_rows:
         top *= 2
-    width = top if count > 1 else 0
+    width = top if num_rows > 1 else 0
     while width > 0:
-        reach, offset, apart = top, 0, width
+        reach = top
+        offset = 0
+        distance = width
         while True:
-            for m in range(count - apart):
+            for m in range(num_rows - distance):
                 if m & width == offset:
-                    low, high = values[m], values[m + apart]
+                    low = values[m]
+                    high = values[m + distance]
                     for i in range(cells):
-                        one, other = low[i], high[i]
-                        low[i] = other if one > other else one
-                        high[i] = one if one > other else other
+                        a = low[i]
+                        b = high[i]
+                        low[i] = b if a > b else a
+                        high[i] = a if a > b else b
             if reach == width:
                 break
-            apart, reach, offset = reach - width, reach // 2, width
+            distance = reach - width
+            reach = reach // 2
+            offset = width
         width //= 2
 
 
-def crps_of(sums: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
+@compiled
+def vector_member_sums(
+    members_MCP: np.ndarray, pair: tuple[int, int], truth_u: np.ndarray, truth_v: np.ndarray, valid_P: np.ndarray,
+    scale: np.float32, segment_starts: np.ndarray, segment_stops: np.ndarray, out: np.ndarray,
+) -> None:  # fmt: skip
+    """Write the sums of the lengths of the members' vector errors and of D.
+
+    Args:
+        members_MCP: the members, contiguous in memory; lengths have their precision.
+        pair: channel indices of the two components.
+        truth_u, truth_v: (P,) the true components.
+        valid_P: bool; other cells do not count, whatever their values.
+        scale: see `credit.verify.statistics.kernels.error_sums`.
+        segment_starts, segment_stops: (S,) the segments.
+        out: (2, S).
+    """
+    num_members = members_MCP.shape[0]
+    zero = np.float32(0.0)
+    # The values themselves are kept rather than their errors: a small difference of two values is exact.
+    scaled_u = np.zeros((num_members, _BLOCK_CELLS), members_MCP.dtype)
+    scaled_v = np.zeros((num_members, _BLOCK_CELLS), members_MCP.dtype)
+    for s in range(len(segment_starts)):
+        error = distances = 0.0
+        for start in range(segment_starts[s], segment_stops[s], _BLOCK_CELLS):
+            cells = min(_BLOCK_CELLS, segment_stops[s] - start)
+            true_u = truth_u[start : start + cells]
+            true_v = truth_v[start : start + cells]
+            is_valid = valid_P[start : start + cells]
+            for m in range(num_members):
+                u = members_MCP[m, pair[0], start : start + cells]
+                v = members_MCP[m, pair[1], start : start + cells]
+                x = scaled_u[m]
+                y = scaled_v[m]
+                for i in range(cells):
+                    x[i] = scale * u[i] if is_valid[i] else zero
+                    y[i] = scale * v[i] if is_valid[i] else zero
+                    error_x = x[i] - (scale * true_u[i] if is_valid[i] else zero)
+                    error_y = y[i] - (scale * true_v[i] if is_valid[i] else zero)
+                    error += np.float64(np.sqrt(error_x * error_x + error_y * error_y))
+            for m in range(1, num_members):
+                for k in range(m):
+                    x = scaled_u[m]
+                    y = scaled_v[m]
+                    other_x = scaled_u[k]
+                    other_y = scaled_v[k]
+                    for i in range(cells):
+                        distance_x = x[i] - other_x[i]
+                        distance_y = y[i] - other_y[i]
+                        distances += np.float64(np.sqrt(distance_x * distance_x + distance_y * distance_y))
+        out[0, s] = error / scale
+        out[1, s] = distances / scale
+
+
+def crps_from_sums(sums: np.ndarray, num_members: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the standard and the fair CRPS, or of vectors the energy scores, of the first two sums or their means.
 
     Args:
-        sums: (2 or more, ...).
-        count: M; of one member the fair score is NaN.
+        sums: (2 or more, ...) from `member_sums` or `vector_member_sums`.
+        num_members: M; of one member the fair score is NaN.
     """
-    error, distances = sums[0] / count, sums[1]
-    fair = error - distances / (count * (count - 1)) if count > 1 else np.full_like(error, np.nan)
-    return error - distances / count**2, fair
+    error = sums[0] / num_members
+    distances = sums[1]
+    fair = np.full_like(error, np.nan)
+    if num_members > 1:
+        fair = error - distances / (num_members * (num_members - 1))
+    return error - distances / num_members**2, fair

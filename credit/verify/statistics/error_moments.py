@@ -1,4 +1,4 @@
-"""What is added up of forecasts and baselines at one lead time.
+"""Area means of the errors of several forecasts and of the baselines at one valid time, in one pass over the fields.
 
 Shapes: C channels, V wind vectors, R regions, P cells.
 """
@@ -7,154 +7,292 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 import numpy as np
 
 from credit.config.schema_verification import BASELINES
 from credit.data.climatology.climatology import Fields, LazyWeightedSum
-from credit.verify.scores.baseline_state import BaselineState
 from credit.verify.statistics.area_mean import AreaMean
-from credit.verify.statistics.error_kernel import OF_DAMPED, OF_FORECAST, OF_TRUTH, OF_VECTOR, unit_sums
+from credit.verify.statistics.kernels import (
+    DAMPED_SUMS,
+    FORECAST_SUMS,
+    LENGTH_SUMS,
+    TRUTH_SUMS,
+    anomaly_sums,
+    error_sums,
+)
 
-_PERSISTENCE, _DAMPED, _CLIMATOLOGY = BASELINES
+_PERSISTENCE, _DAMPED_PERSISTENCE, _CLIMATOLOGY = BASELINES
 
 
 @dataclass(frozen=True)
-class Moments:
-    """Area means of one field, of which its planes in `DeterministicStatistics` are made.
+class ReferenceFields:
+    """Truth and climatology at one time, (C, H, W) or (C, P) with any value where masked.
 
     Attributes:
-        truth: mean, mean square and mean size of the truth's anomaly, each (C, R).
-        channels: mean error, absolute and squared error, mean square of the forecast's anomaly and its product with the
-            truth's, each (C, R).
-        vectors: mean error of the length and length of the error, each (V, R).
+        truth: the truth.
+        climatology: the climatology, in the truth's type.
+        truth_description: name of the truth in error messages.
+        climatology_description: name of the climatology in error messages.
     """
 
-    truth: Sequence[np.ndarray]
-    channels: Sequence[np.ndarray]
-    vectors: Sequence[np.ndarray]
+    truth: np.ndarray
+    climatology: Fields
+    truth_description: str = "truth"
+    climatology_description: str = "climatology"
+
+    def by_description(self) -> dict[str, Fields]:
+        """Return description -> fields, for error messages."""
+        return {self.truth_description: self.truth, self.climatology_description: self.climatology}
+
+
+@dataclass(frozen=True)
+class BaselineState:
+    """Truth and anomaly at the initial time of a case, of which its baselines are made at every lead time.
+
+    Attributes:
+        fields: (C, H, W) truth at the initial time, any value where masked.
+        anomaly: (C, H, W) its anomaly to the climatology, 0 where masked.
+        mean: (C, R) area means of the anomaly.
+        variance: (C, R) area means of its square.
+    """
+
+    fields: np.ndarray
+    anomaly: np.ndarray
+    mean: np.ndarray
+    variance: np.ndarray
 
     @classmethod
-    def of_error(cls, truth: Sequence[np.ndarray], own: Sequence[np.ndarray], vectors: Sequence[np.ndarray]) -> Self:
-        """Return those of a field given the means of its error, the error's square, its product with the truth's
-        anomaly and its size; exact for small errors.
-        """
-        error, squared, product, absolute = own
-        return cls(
-            truth,
-            (error, absolute, squared, truth[1] + 2 * product + squared, truth[1] + product),
-            vectors,
-        )
+    def build(cls, means: AreaMean, initial: ReferenceFields) -> BaselineState:
+        """Return the state of truth and climatology at the initial time, each (C, H, W).
 
-    @classmethod
-    def of_anomaly(cls, truth: Sequence[np.ndarray], own: Sequence[np.ndarray], vectors: Sequence[np.ndarray]) -> Self:
-        """Return those of a field given the means of its anomaly, the anomaly's square, its product with the truth's,
-        the error's square and its size; exact for small anomalies.
+        Raises:
+            DataError: if a value outside the mask is missing.
         """
-        anomaly, variance, product, squared, absolute = own
-        return cls(truth, (anomaly - truth[0], absolute, squared, variance, product), vectors)
+        truth = initial.truth
+        anomaly = np.empty(truth.shape, truth.dtype)
+
+        def sum_channel(channel: int, out_KS: np.ndarray) -> None:
+            truth_P = means.channel_values(truth, channel)
+            climatology_P = means.channel_values(initial.climatology, channel)
+            np.subtract(truth_P, climatology_P, out=anomaly[channel].reshape(-1))
+            anomaly_sums(truth_P, climatology_P, *means.segments, out_KS)
+
+        mean, variance = means.reduce_channels(2, sum_channel, initial.by_description())
+        return cls(truth, anomaly, mean, variance)
+
+
+@dataclass(frozen=True)
+class ErrorMoments:
+    """Area means of one forecast's errors at one valid time, from which all its deterministic scores follow.
+
+    Attributes:
+        error: (C, R) mean of forecast minus truth.
+        absolute: (C, R) mean absolute error.
+        squared: (C, R) mean squared error.
+        forecast_variance: (C, R) mean square of the forecast's anomaly.
+        covariance: (C, R) mean product of the anomalies of forecast and truth.
+        truth_anomaly: (C, R) mean anomaly of the truth.
+        truth_variance: (C, R) mean square of the truth's anomaly.
+        vector_error: (V, R) mean error of the length of wind vectors.
+        vector_absolute: (V, R) mean length of the vector error.
+    """
+
+    error: np.ndarray
+    absolute: np.ndarray
+    squared: np.ndarray
+    forecast_variance: np.ndarray
+    covariance: np.ndarray
+    truth_anomaly: np.ndarray
+    truth_variance: np.ndarray
+    vector_error: np.ndarray
+    vector_absolute: np.ndarray
 
 
 def error_moments(
     means: AreaMean,
-    truth: np.ndarray,
-    normal: Fields,
+    reference: ReferenceFields,
     forecasts: Mapping[str, np.ndarray],
-    names: Mapping[str, Fields],
+    descriptions: Mapping[str, str] | None = None,
     baselines: tuple[BaselineState, np.ndarray] | None = None,
-) -> dict[str, Moments]:
-    """Return the moments of several forecasts at one valid time, and of the baselines where they are wanted.
+) -> dict[str, ErrorMoments]:
+    """Return the error moments of several forecasts at one valid time, and of the baselines if they are given.
 
-    Fields are (C, H, W) or (C, P), whatever where masked.
+    A forecast is summed by its error, because a small error must not be the difference of large squares. Damped
+    persistence and climatology are summed by their anomalies, which may be small as well.
 
     Args:
-        means: of the C channels.
-        truth: the truth.
-        normal: the climatology, made in the truth's type.
-        forecasts: by name; at least one where there are no baselines.
-        names: what errors call these fields.
-        baselines: what they are made of, and (C,) r of damped persistence.
+        means: area means of the C channels.
+        reference: truth and climatology at the valid time.
+        forecasts: name -> (C, H, W) or (C, P), any value where masked; at least one if there are no baselines.
+        descriptions: name -> what error messages call a forecast; its name by default.
+        baselines: state at the initial time, and (C,) damping factor of damped persistence.
+
+    Returns:
+        Moments by the forecasts' names, and by those of the three baselines.
 
     Raises:
         DataError: if a value outside the mask is missing.
     """
-    beginning, r_C = baselines or (None, np.zeros(len(means.names)))
-    if beginning is not None:
-        forecasts = {_PERSISTENCE: beginning.fields, **forecasts}
-    known = _Known.of(means, truth, normal, list(forecasts.values()), beginning, r_C)
+    descriptions = descriptions or {}
+    fields = {descriptions.get(name, name): values for name, values in forecasts.items()}
+    if baselines is None:
+        state = None
+        damping_C = np.zeros(len(means.names))
+    else:
+        state, damping_C = baselines
+        fields["truth at the initial time"] = state.fields
+        # Persistence is a forecast like any other.
+        forecasts = {_PERSISTENCE: state.fields, **forecasts}
+    fields |= reference.by_description()
+    inputs = _kernel_inputs(means, reference, list(forecasts.values()), state, damping_C)
 
-    def add_up(channels: np.ndarray, rooms: np.ndarray, of_vector: np.ndarray) -> None:
-        scale = scale_of([means.cells(truth, channel) for channel in channels]) if len(of_vector) else np.float32(1)
-        unit_sums(channels, *known, scale, *means.stretches, rooms, of_vector)
-        if not np.isfinite(of_vector).all():  # float32 may not hold it
-            unit_sums(np.arange(2), *known.double(channels), scale, *means.stretches, rooms, of_vector)
+    def sum_unit(channels: np.ndarray, channel_sums: np.ndarray, vector_sums: np.ndarray) -> None:
+        scale = np.float32(1)
+        if len(vector_sums):
+            scale = scale_to_unity([means.channel_values(reference.truth, channel) for channel in channels])
+        error_sums(channels, *inputs, scale, *means.segments, channel_sums, vector_sums)
+        # Squares of very large or very small winds do not fit float32; such winds are summed again in float64.
+        if not np.isfinite(vector_sums).all():
+            inputs_float64 = inputs.to_float64(channels)
+            error_sums(np.arange(2), *inputs_float64, scale, *means.segments, channel_sums, vector_sums)
 
-    count, rows = len(forecasts), OF_TRUTH + OF_FORECAST * len(forecasts)
-    both = (rows + OF_DAMPED, OF_VECTOR * (count + 2)) if beginning is not None else (rows, OF_VECTOR * count)
-    found, vectors = means.of_units(both, add_up, names)
-    true, lengths = found[:OF_TRUTH], vectors.reshape(len(vectors) // OF_VECTOR, OF_VECTOR, *vectors.shape[1:])
-    own = found[OF_TRUTH:rows].reshape(count, OF_FORECAST, *found.shape[1:])
-    moments = {name: Moments.of_error(true, own[n], lengths[n]) for n, name in enumerate(forecasts)}
-    if beginning is not None:
-        (product, *errors), r_C1, nothing = found[rows:], r_C[:, None], np.zeros_like(true[0])
-        damped = r_C1 * beginning.mean, r_C1**2 * beginning.variance, r_C1 * product, *errors
-        moments[_DAMPED] = Moments.of_anomaly(true, damped, lengths[count])
-        # its error is the truth's anomaly with the other sign
-        moments[_CLIMATOLOGY] = Moments.of_anomaly(true, (nothing, nothing, nothing, *true[1:]), lengths[count + 1])
+    num_forecasts = len(forecasts)
+    damped_row = TRUTH_SUMS + FORECAST_SUMS * num_forecasts
+    if state is None:
+        counts = damped_row, LENGTH_SUMS * num_forecasts
+    else:
+        counts = damped_row + DAMPED_SUMS, LENGTH_SUMS * (num_forecasts + 2)
+    channel_means, vector_means = means.reduce_channels_and_winds(counts, sum_unit, fields)
+    return _moments_from_means(list(forecasts), channel_means, vector_means, baselines)
+
+
+def _moments_from_means(
+    names: Sequence[str], channel_means: np.ndarray, vector_means: np.ndarray,
+    baselines: tuple[BaselineState, np.ndarray] | None,
+) -> dict[str, ErrorMoments]:  # fmt: skip
+    """Return the moments of the named forecasts and of the baselines, given the means of the kernel's sums."""
+    truth_anomaly, truth_variance, truth_absolute = channel_means[:TRUTH_SUMS]
+    truth_moments = {"truth_anomaly": truth_anomaly, "truth_variance": truth_variance}
+    moments = {}
+    for number, name in enumerate(names):
+        row = TRUTH_SUMS + FORECAST_SUMS * number
+        error, squared, product, absolute = channel_means[row : row + FORECAST_SUMS]
+        moments[name] = ErrorMoments(
+            error=error,
+            absolute=absolute,
+            squared=squared,
+            forecast_variance=truth_variance + 2 * product + squared,
+            covariance=truth_variance + product,
+            **truth_moments,
+            **_vector_moments(vector_means, number),
+        )
+    if baselines is not None:
+        state, damping_C = baselines
+        product, squared, absolute = channel_means[TRUTH_SUMS + FORECAST_SUMS * len(names) :]
+        damping_C1 = damping_C[:, None]
+        moments[_DAMPED_PERSISTENCE] = ErrorMoments(
+            error=damping_C1 * state.mean - truth_anomaly,
+            absolute=absolute,
+            squared=squared,
+            forecast_variance=damping_C1**2 * state.variance,
+            covariance=damping_C1 * product,
+            **truth_moments,
+            **_vector_moments(vector_means, len(names)),
+        )
+        # The error of climatology is the truth's anomaly with the other sign.
+        zeros = np.zeros_like(truth_anomaly)
+        moments[_CLIMATOLOGY] = ErrorMoments(
+            error=zeros - truth_anomaly,
+            absolute=truth_absolute,
+            squared=truth_variance,
+            forecast_variance=zeros,
+            covariance=zeros,
+            **truth_moments,
+            **_vector_moments(vector_means, len(names) + 1),
+        )
     return moments
 
 
-class _Known(NamedTuple):
-    """What `credit.verify.statistics.error_kernel` goes through, see there."""
+def _vector_moments(vector_means: np.ndarray, number: int) -> dict[str, np.ndarray]:
+    """Return the moments of wind vectors of the forecast with this number."""
+    error, absolute = vector_means[LENGTH_SUMS * number : LENGTH_SUMS * (number + 1)]
+    return {"vector_error": error, "vector_absolute": absolute}
+
+
+class _KernelInputs(NamedTuple):
+    """Arguments of `credit.verify.statistics.kernels.error_sums`, in its order."""
 
     truth: np.ndarray
     weights: np.ndarray
-    parts: tuple[np.ndarray, ...]
+    terms: tuple[np.ndarray, ...]
     forecasts: tuple[np.ndarray, ...]
-    first: np.ndarray
-    r: np.ndarray
+    initial_anomaly: np.ndarray
+    damping: np.ndarray
     valid: np.ndarray
     masked: np.ndarray
 
-    @classmethod
-    def of(
-        cls, means: AreaMean, truth: np.ndarray, normal: Fields, forecasts: Sequence[np.ndarray],
-        beginning: BaselineState | None, r_C: np.ndarray,
-    ) -> Self:  # fmt: skip
-        """Return the same of fields of any shape."""
-        weights, parts = np.ones(1, np.float32), [normal]
-        if isinstance(normal, LazyWeightedSum):
-            weights, parts = normal.weights, normal.parts
-        (true,) = _flat([truth])
-        first = true[:0] if beginning is None else _flat([beginning.anomaly])[0]
-        return cls(true, weights, _flat(parts), _flat(forecasts), first, r_C, means.valid_CP, means.masked)
+    def to_float64(self, channels: np.ndarray) -> _KernelInputs:
+        """Return the inputs of some channels in float64."""
 
-    def double(self, channels: np.ndarray) -> Self:
-        """Return some channels in float64."""
+        def select(fields: np.ndarray) -> np.ndarray:
+            return fields[channels].astype(np.float64)
 
-        def take(own: np.ndarray) -> np.ndarray:
-            return own[channels].astype(np.float64)
-
-        parts, forecasts = (tuple(map(take, own)) for own in (self.parts, self.forecasts))
-        first = take(self.first) if len(self.first) else self.first
-        few = (own[channels] for own in (self.r, self.valid, self.masked))
-        return self._make((take(self.truth), self.weights, parts, forecasts, first, *few))
+        return _KernelInputs(
+            truth=select(self.truth),
+            weights=self.weights,
+            terms=tuple(select(term) for term in self.terms),
+            forecasts=tuple(select(forecast) for forecast in self.forecasts),
+            initial_anomaly=select(self.initial_anomaly) if len(self.initial_anomaly) else self.initial_anomaly,
+            damping=self.damping[channels],
+            valid=self.valid[channels],
+            masked=self.masked[channels],
+        )
 
 
-def _flat(fields: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
-    """Return fields as (C, P) of one type, as compiled code wants those that it goes through in a loop."""
+def _kernel_inputs(
+    means: AreaMean, reference: ReferenceFields, forecasts: Sequence[np.ndarray], state: BaselineState | None,
+    damping_C: np.ndarray,
+) -> _KernelInputs:  # fmt: skip
+    """Return the inputs for fields of any shape."""
+    climatology = reference.climatology
+    if isinstance(climatology, LazyWeightedSum):
+        weights = climatology.weights
+        terms = climatology.parts
+    else:
+        weights = np.ones(1, np.float32)
+        terms = [climatology]
+    (truth,) = _flatten([reference.truth])
+    return _KernelInputs(
+        truth=truth,
+        weights=weights,
+        terms=_flatten(terms),
+        forecasts=_flatten(forecasts),
+        initial_anomaly=truth[:0] if state is None else _flatten([state.anomaly])[0],
+        damping=damping_C,
+        valid=means.valid_CP,
+        masked=means.masked,
+    )
+
+
+def _flatten(fields: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
+    """Return fields as contiguous (C, P) of one type, which compiled code requires of a tuple it loops over."""
     dtype = np.result_type(*fields)
-    flat = tuple(np.ascontiguousarray(own, dtype).reshape(len(own), -1).view() for own in fields)
-    for own in flat:
-        own.flags.writeable = False
-    return flat
+    flat = []
+    for values in fields:
+        # A view, so that the flag below does not change the caller's array.
+        values_CP = np.ascontiguousarray(values, dtype).reshape(len(values), -1).view()
+        values_CP.flags.writeable = False
+        flat.append(values_CP)
+    return tuple(flat)
 
 
-def scale_of(components: Sequence[np.ndarray]) -> np.float32:
-    """Return a power of two that brings fields to about 1, by some of their values.
+def scale_to_unity(components: Sequence[np.ndarray]) -> np.float32:
+    """Return a power of two that brings fields to a size of about 1, judged by a sample of their values.
 
-    Where others are so much larger that float32 does not hold their squares, lengths come out infinite.
+    Where other values are so much larger that float32 does not hold their squares, lengths are infinite.
     """
-    largest = max(np.abs(own[::101]).max() for own in components)
-    return np.float32(np.ldexp(1.0, -np.clip(np.frexp(largest)[1], -120, 120)))
+    largest = max(np.abs(values[::101]).max() for values in components)
+    exponent = np.frexp(largest)[1]
+    return np.float32(np.ldexp(1.0, -np.clip(exponent, -120, 120)))

@@ -1,180 +1,319 @@
-"""Sums over cells of one channel, or of a wind and its components, of a forecast and baselines together.
+"""Compiled loops over cells in which scoring spends its time: sums of fields over segments of cells.
 
-What is read of each field is read once: cells go block by block through the processor's cache. The options of the
-compiler and the form of stretches and sums are those of `credit.verify.statistics.row_kernels`.
+A segment is a run of cells that follow one another in memory, from `segment_starts[s]` to before `segment_stops[s]`.
+Fields are native float32 or float64; differences, squares and sums are float64. Each kernel writes its sums into an
+output array whose last dimension is the S segments; values that are not finite make the sums not finite.
+
+The kernels release the interpreter lock, so threads can share the channels. `credit.verify.statistics.area_mean` turns
+the sums of segments into area means; `credit.verify.statistics.ensemble_kernels` has the kernels of ensemble scores.
+
+The result must not depend on whether numba compiled a kernel in this process or loaded it from its cache. The order of
+an addition may change when a compiled function calls another one, so kernels call no other function that adds up,
+unless it is inlined.
+
+Shapes: C channels, P cells, S segments, R regions, K sums.
 """
 
 from __future__ import annotations
 
+import functools
+import logging
+from collections.abc import Callable
+
 import numpy as np
 from numba import njit
 
-from credit.verify.statistics.row_kernels import OPTIONS, compiled
+logger = logging.getLogger(__name__)
 
-# rows of sums: of the truth, of each forecast, of damped persistence; of each one's lengths
-OF_TRUTH, OF_FORECAST, OF_DAMPED, OF_VECTOR = 3, 4, 3, 2
-_CELLS = 1024  # of a block
-# Helpers become part of `unit_sums`. If one stays a function of its own, the process that compiles it runs another
-# version of it than the processes that load the caller from the cache. Their sums then differ in the last digits.
-_inner = njit(forceinline=True, **OPTIONS)
+# Sums may be reordered for the processor's vectors. The flags that assume finite values are left out on purpose.
+OPTIONS = {"nogil": True, "error_model": "numpy", "fastmath": {"reassoc", "contract", "nsz"}}
+
+# Number of sums that `error_sums` writes of the truth, of each forecast, of damped persistence, and of each forecast's
+# vector lengths.
+TRUTH_SUMS = 3
+FORECAST_SUMS = 4
+DAMPED_SUMS = 3
+LENGTH_SUMS = 2
+
+# Cells that go through the processor's cache together.
+_BLOCK_CELLS = 1024
+
+
+def compiled(function: Callable) -> Callable:
+    """Compile `function` at its first call, and cache the code for later processes where a folder can be written."""
+    try:
+        kernel = njit(cache=True, **OPTIONS)(function)
+    except RuntimeError:
+        # Neither the package's folder nor the home folder can be written.
+        kernel = njit(**OPTIONS)(function)
+
+    @functools.wraps(function)
+    def call(*arguments: object) -> None:
+        try:
+            kernel(*arguments)
+        except OSError as error:
+            # The disk is full, but the code was compiled in memory before it could not be saved.
+            logger.debug("%s: compiled for this process only (%s)", function.__name__, error)
+            kernel(*arguments)
+
+    return call
+
+
+# Helpers become part of `error_sums`. As functions of their own they could be compiled in two versions, one in the
+# process that compiles and one in those that load the cache, whose sums differ in the last digits.
+_inlined = njit(forceinline=True, **OPTIONS)
 
 
 @compiled
-def unit_sums(
-    channels: np.ndarray, truth: np.ndarray, weights: np.ndarray, parts: tuple[np.ndarray, ...],
-    forecasts: tuple[np.ndarray, ...], first: np.ndarray, r: np.ndarray, valid: np.ndarray, masked: np.ndarray,
-    scale: np.float32, firsts: np.ndarray, lasts: np.ndarray, out: np.ndarray, of_vector: np.ndarray,
-) -> None:  # fmt: skip
-    """Write the sums of one channel, or of a vector and its two components.
+def weighted_sums(sums_KS: np.ndarray, weights_SR: np.ndarray, out_KR: np.ndarray) -> None:
+    """Write the sums over all segments, each times its weight in each region, in the order of the segments.
 
-    Fields are (C, P) of one float type, whatever where masked; each tuple has arrays of one type.
+    A segment outside a region does not count there, whatever its value. A matrix product of a library is not used, as
+    its last digits depend on K and on the number of threads.
+    """
+    for k in range(len(sums_KS)):
+        total_R = out_KR[k]
+        total_R[:] = 0.0
+        for s in range(len(weights_SR)):
+            value = sums_KS[k, s]
+            weights_R = weights_SR[s]
+            for r in range(len(weights_R)):
+                total_R[r] += value * weights_R[r] if weights_R[r] != 0.0 else 0.0
+
+
+@compiled
+def plain_sums(
+    values_P: np.ndarray, segment_starts: np.ndarray, segment_stops: np.ndarray, out: np.ndarray
+) -> None:  # fmt: skip
+    """Write the sums of `values_P`, which may be bool, into `out` (1, S)."""
+    for s in range(len(segment_starts)):
+        values = values_P[segment_starts[s] : segment_stops[s]]
+        total = 0.0
+        for i in range(len(values)):
+            total += np.float64(values[i])
+        out[0, s] = total
+
+
+@compiled
+def product_sums(
+    x_P: np.ndarray, y_P: np.ndarray, segment_starts: np.ndarray, segment_stops: np.ndarray, out: np.ndarray
+) -> None:
+    """Write the sums of the products of two fields into `out` (1, S)."""
+    for s in range(len(segment_starts)):
+        x = x_P[segment_starts[s] : segment_stops[s]]
+        y = y_P[segment_starts[s] : segment_stops[s]]
+        total = 0.0
+        for i in range(len(x)):
+            total += np.float64(x[i]) * np.float64(y[i])
+        out[0, s] = total
+
+
+@compiled
+def anomaly_sums(
+    field_P: np.ndarray, climatology_P: np.ndarray, segment_starts: np.ndarray, segment_stops: np.ndarray,
+    out: np.ndarray,
+) -> None:  # fmt: skip
+    """Write the sums of the anomaly of `field_P` and of its square into `out` (2, S)."""
+    for s in range(len(segment_starts)):
+        field = field_P[segment_starts[s] : segment_stops[s]]
+        climatology = climatology_P[segment_starts[s] : segment_stops[s]]
+        total = 0.0
+        square = 0.0
+        for i in range(len(field)):
+            anomaly = np.float64(field[i]) - np.float64(climatology[i])
+            total += anomaly
+            square += anomaly * anomaly
+        out[0, s] = total
+        out[1, s] = square
+
+
+@compiled
+def error_sums(
+    channels: np.ndarray, truth: np.ndarray, weights: np.ndarray, terms: tuple[np.ndarray, ...],
+    forecasts: tuple[np.ndarray, ...], initial_anomaly: np.ndarray, damping: np.ndarray, valid: np.ndarray,
+    masked: np.ndarray, scale: np.float32, segment_starts: np.ndarray, segment_stops: np.ndarray, out: np.ndarray,
+    length_out: np.ndarray,
+) -> None:  # fmt: skip
+    """Write the error sums of one channel, or of a wind vector and its two components.
+
+    Several forecasts and the baselines are summed together, so each field is read from memory once. Fields are (C, P)
+    of one float type, with any value where masked; the arrays of a tuple have one type.
 
     Args:
-        channels: (1,) or (2,), their numbers.
+        channels: (1,) or (2,) indices of the channels.
         truth: the truth.
-        weights: (K,) that the climatology has of `parts`.
-        parts: K fields.
+        weights: (K,) weights of `terms` in the climatology.
+        terms: K fields whose weighted sum is the climatology.
         forecasts: F fields, at least one.
-        first: anomaly at the initial time, which damped persistence is `r` times; (0, P) where it is not scored.
-        r: (C,).
-        valid: (C, P) bool; other cells count nothing.
-        masked: (C,) bool, whether there are such cells.
-        scale: power of two that brings winds to where float32 holds their squares. What it does not hold makes the
-            sums of lengths infinite.
-        firsts, lasts: (S,) the stretches, see `credit.verify.statistics.row_kernels`.
-        out: (channels, K, S), the sums of the truth's anomaly, of its square and its size; of each forecast of its
-            error, the square, the product with the truth's anomaly and the size; of damped persistence of the product
-            of `first` with the truth's anomaly, of the square of the error and its size.
-        of_vector: (L, S), of each forecast, then of damped persistence and of the climatology where `first` is given,
-            of its length less the truth's, and of the length of the vector between them; (0, S) for one channel.
+        initial_anomaly: anomaly at the initial time, of which damped persistence is `damping` times; (0, P) where the
+            baselines are not scored.
+        damping: (C,) factor of damped persistence.
+        valid: (C, P) bool; other cells do not count.
+        masked: (C,) bool, True where a channel has cells that are not valid.
+        scale: power of two that brings winds to a size whose squares float32 holds. Values beyond make the sums of
+            lengths infinite.
+        segment_starts, segment_stops: (S,) the segments.
+        out: (channels, K, S). First the sums of the truth's anomaly, its square and its absolute value; then for each
+            forecast those of its error, its squared error, the product of error and the truth's anomaly, and the
+            absolute error; then for damped persistence those of the product of `initial_anomaly` and the truth's
+            anomaly, the squared error and the absolute error.
+        length_out: (L, S). For each forecast, then for damped persistence and the climatology if they are scored: the
+            sum of its length minus the truth's, and of the length of the vector error. (0, S) for one channel.
     """
-    count, damped = len(forecasts), len(first) > 0
-    rows = count + 2 if damped else count
-    true, normal = np.empty((2, _CELLS), truth.dtype), np.empty((2, _CELLS), truth.dtype)
-    values = np.empty((rows, 2, _CELLS), forecasts[0].dtype)
-    length = np.empty(_CELLS, truth.dtype)
-    out[:], of_vector[:] = 0.0, 0.0
-    for s in range(len(firsts)):
-        for begin in range(firsts[s], lasts[s], _CELLS):
-            cells = min(_CELLS, lasts[s] - begin)
+    num_forecasts = len(forecasts)
+    has_baselines = len(initial_anomaly) > 0
+    num_fields = num_forecasts + 2 if has_baselines else num_forecasts
+    truth_block = np.empty((2, _BLOCK_CELLS), truth.dtype)
+    climatology_block = np.empty((2, _BLOCK_CELLS), truth.dtype)
+    forecast_block = np.empty((num_fields, 2, _BLOCK_CELLS), forecasts[0].dtype)
+    truth_length = np.empty(_BLOCK_CELLS, truth.dtype)
+    damped_row = TRUTH_SUMS + FORECAST_SUMS * num_forecasts
+    out[:] = 0.0
+    length_out[:] = 0.0
+    for s in range(len(segment_starts)):
+        for start in range(segment_starts[s], segment_stops[s], _BLOCK_CELLS):
+            cells = min(_BLOCK_CELLS, segment_stops[s] - start)
+            stop = start + cells
             for k, c in enumerate(channels):
-                t, n, there = true[k, :cells], normal[k, :cells], valid[c, begin : begin + cells]
-                _load(truth[c, begin : begin + cells], there, masked[c], t)
-                _weigh_parts(weights, parts, c, begin, there, masked[c], n)
-                _add_anomaly(t, n, out[k, :, s])
-                for f in range(count):
-                    x = values[f, k, :cells]
-                    _load(forecasts[f][c, begin : begin + cells], there, masked[c], x)
-                    _add_error(x, t, n, out[k, OF_TRUTH + OF_FORECAST * f :, s])
-                if damped:
-                    own = first[c, begin : begin + cells]
-                    _add_damped(own, r[c], t, n, values[count, k, :cells], out[k, OF_TRUTH + OF_FORECAST * count :, s])
-                    _load(n, there, False, values[count + 1, k, :cells])
-            if len(of_vector) > 0:
-                u, v = true[0, :cells], true[1, :cells]
-                _set_length(u, v, scale, length[:cells])
-                for f in range(rows):
-                    x, y = values[f, 0, :cells], values[f, 1, :cells]
-                    _add_lengths(x, y, u, v, length[:cells], scale, of_vector[2 * f :, s])
-    of_vector /= scale
+                y = truth_block[k, :cells]
+                climatology = climatology_block[k, :cells]
+                is_valid = valid[c, start:stop]
+                _load(truth[c, start:stop], is_valid, masked[c], y)
+                _load_climatology(weights, terms, c, start, is_valid, masked[c], climatology)
+                _add_anomaly(y, climatology, out[k, :, s])
+                for f in range(num_forecasts):
+                    x = forecast_block[f, k, :cells]
+                    _load(forecasts[f][c, start:stop], is_valid, masked[c], x)
+                    _add_error(x, y, climatology, out[k, TRUTH_SUMS + FORECAST_SUMS * f :, s])
+                if has_baselines:
+                    anomaly = initial_anomaly[c, start:stop]
+                    damped = forecast_block[num_forecasts, k, :cells]
+                    _add_damped(anomaly, damping[c], y, climatology, damped, out[k, damped_row:, s])
+                    _load(climatology, is_valid, False, forecast_block[num_forecasts + 1, k, :cells])
+            if len(length_out) > 0:
+                truth_u = truth_block[0, :cells]
+                truth_v = truth_block[1, :cells]
+                _set_length(truth_u, truth_v, scale, truth_length[:cells])
+                for f in range(num_fields):
+                    u = forecast_block[f, 0, :cells]
+                    v = forecast_block[f, 1, :cells]
+                    lengths = length_out[LENGTH_SUMS * f :, s]
+                    _add_lengths(u, v, truth_u, truth_v, truth_length[:cells], scale, lengths)
+    length_out /= scale
 
 
-@_inner
-def _load(field: np.ndarray, there: np.ndarray, masked: bool, to: np.ndarray) -> None:
-    for i in range(len(to)):
-        to[i] = field[i]
+@_inlined
+def _load(field: np.ndarray, is_valid: np.ndarray, masked: bool, out: np.ndarray) -> None:
+    """Copy a field into `out`, with 0 where it is masked."""
+    for i in range(len(out)):
+        out[i] = field[i]
     if masked:
-        _hide(there, to)
+        _set_masked_to_zero(is_valid, out)
 
 
-@_inner
-def _weigh_parts(
-    weights: np.ndarray, parts: tuple[np.ndarray, ...], c: int, begin: int, there: np.ndarray, masked: bool,
-    to: np.ndarray,
+@_inlined
+def _load_climatology(
+    weights: np.ndarray, terms: tuple[np.ndarray, ...], c: int, start: int, is_valid: np.ndarray, masked: bool,
+    out: np.ndarray,
 ) -> None:  # fmt: skip
-    weight, part = weights[0], parts[0][c, begin : begin + len(to)]
-    for i in range(len(to)):
-        to[i] = weight * part[i]
-    for k in range(1, len(parts)):
-        weight, part = weights[k], parts[k][c, begin : begin + len(to)]
-        for i in range(len(to)):
-            to[i] += weight * part[i]
+    """Write the weighted sum of the terms of channel `c` into `out`, with 0 where it is masked."""
+    weight = weights[0]
+    term = terms[0][c, start : start + len(out)]
+    for i in range(len(out)):
+        out[i] = weight * term[i]
+    for k in range(1, len(terms)):
+        weight = weights[k]
+        term = terms[k][c, start : start + len(out)]
+        for i in range(len(out)):
+            out[i] += weight * term[i]
     if masked:
-        _hide(there, to)
+        _set_masked_to_zero(is_valid, out)
 
 
-@_inner
-def _hide(there: np.ndarray, field: np.ndarray) -> None:
+@_inlined
+def _set_masked_to_zero(is_valid: np.ndarray, field: np.ndarray) -> None:
     for i in range(len(field)):
-        if not there[i]:
+        if not is_valid[i]:
             field[i] = 0.0
 
 
-@_inner
-def _add_anomaly(true: np.ndarray, normal: np.ndarray, out: np.ndarray) -> None:
-    total = square = size = 0.0
-    for i in range(len(true)):
-        anomaly = np.float64(true[i]) - np.float64(normal[i])
+@_inlined
+def _add_anomaly(truth: np.ndarray, climatology: np.ndarray, out: np.ndarray) -> None:
+    """Add the sums of the truth's anomaly, its square and its absolute value."""
+    total = square = absolute = 0.0
+    for i in range(len(truth)):
+        anomaly = np.float64(truth[i]) - np.float64(climatology[i])
         total += anomaly
         square += anomaly * anomaly
-        size += abs(anomaly)
+        absolute += abs(anomaly)
     out[0] += total
     out[1] += square
-    out[2] += size
+    out[2] += absolute
 
 
-@_inner
-def _add_error(x: np.ndarray, true: np.ndarray, normal: np.ndarray, out: np.ndarray) -> None:
-    total = square = product = size = 0.0
-    for i in range(len(x)):
-        here = np.float64(true[i])
-        error = np.float64(x[i]) - here
+@_inlined
+def _add_error(forecast: np.ndarray, truth: np.ndarray, climatology: np.ndarray, out: np.ndarray) -> None:
+    """Add the sums of the error, its square, its product with the truth's anomaly and its absolute value."""
+    total = square = product = absolute = 0.0
+    for i in range(len(forecast)):
+        y = np.float64(truth[i])
+        error = np.float64(forecast[i]) - y
         total += error
         square += error * error
-        product += error * (here - np.float64(normal[i]))
-        size += abs(error)
+        product += error * (y - np.float64(climatology[i]))
+        absolute += abs(error)
     out[0] += total
     out[1] += square
     out[2] += product
-    out[3] += size
+    out[3] += absolute
 
 
-@_inner
+@_inlined
 def _add_damped(
-    first: np.ndarray, r: float, true: np.ndarray, normal: np.ndarray, values: np.ndarray, out: np.ndarray
-) -> None:
-    """Add up the errors of the forecast whose anomaly is r times `first`, and write its values."""
-    product = square = size = 0.0
-    for i in range(len(first)):
-        own, here = np.float64(first[i]), np.float64(true[i]) - np.float64(normal[i])
-        error = r * own - here
-        product += own * here
+    initial_anomaly: np.ndarray, damping: float, truth: np.ndarray, climatology: np.ndarray, damped: np.ndarray,
+    out: np.ndarray,
+) -> None:  # fmt: skip
+    """Add the error sums of damped persistence, and write its values into `damped`."""
+    product = square = absolute = 0.0
+    for i in range(len(initial_anomaly)):
+        first_anomaly = np.float64(initial_anomaly[i])
+        anomaly = np.float64(truth[i]) - np.float64(climatology[i])
+        error = damping * first_anomaly - anomaly
+        product += first_anomaly * anomaly
         square += error * error
-        size += abs(error)
-    for i in range(len(first)):
-        values[i] = r * first[i] + normal[i]
+        absolute += abs(error)
+    for i in range(len(initial_anomaly)):
+        damped[i] = damping * initial_anomaly[i] + climatology[i]
     out[0] += product
     out[1] += square
-    out[2] += size
+    out[2] += absolute
 
 
-@_inner
+@_inlined
 def _set_length(u: np.ndarray, v: np.ndarray, scale: np.float32, length: np.ndarray) -> None:
+    """Write the length of the scaled vectors."""
     for i in range(len(length)):
-        east, north = scale * u[i], scale * v[i]
-        length[i] = np.sqrt(east * east + north * north)
+        scaled_u = scale * u[i]
+        scaled_v = scale * v[i]
+        length[i] = np.sqrt(scaled_u * scaled_u + scaled_v * scaled_v)
 
 
-@_inner
+@_inlined
 def _add_lengths(
-    x: np.ndarray, y: np.ndarray, u: np.ndarray, v: np.ndarray, length: np.ndarray, scale: np.float32, out: np.ndarray
-) -> None:
-    """Add up lengths that have the digits of the fields, as roots of float64 take most of the time."""
-    longer = apart = 0.0
-    for i in range(len(length)):
-        east, north = scale * x[i], scale * y[i]
-        longer += np.float64(np.sqrt(east * east + north * north)) - np.float64(length[i])
-        east, north = east - scale * u[i], north - scale * v[i]
-        apart += np.float64(np.sqrt(east * east + north * north))
+    u: np.ndarray, v: np.ndarray, truth_u: np.ndarray, truth_v: np.ndarray, truth_length: np.ndarray,
+    scale: np.float32, out: np.ndarray,
+) -> None:  # fmt: skip
+    """Add the sums of the difference of the lengths and of the length of the difference.
+
+    Roots are taken in the precision of the fields: in float64 they would take most of the time.
+    """
+    longer = error_length = 0.0
+    for i in range(len(truth_length)):
+        x = scale * u[i]
+        y = scale * v[i]
+        longer += np.float64(np.sqrt(x * x + y * y)) - np.float64(truth_length[i])
+        error_x = x - scale * truth_u[i]
+        error_y = y - scale * truth_v[i]
+        error_length += np.float64(np.sqrt(error_x * error_x + error_y * error_y))
     out[0] += longer
-    out[1] += apart
+    out[1] += error_length

@@ -10,37 +10,42 @@ from credit.config.schema_verification import REGIONS, RegionConfig, Verificatio
 from credit.errors import ConfigError
 from credit.grid import LatLonGrid
 
-_TOLERANCE_DEGREES = 1e-3  # coordinates in files are often float32
+# Coordinates in files are often float32.
+_TOLERANCE_DEGREES = 1e-3
 GLOBE = {"global": REGIONS["global"]}
 
 
-def scored_regions(conf: VerificationConfig) -> dict[str, tuple[RegionConfig, ...]]:
+def scored_regions(config: VerificationConfig) -> dict[str, tuple[RegionConfig, ...]]:
     """Return name -> boxes of ``verification.regions`` and ``verification.boxes``, in their order."""
-    return {name: REGIONS[name] for name in conf.regions} | {name: (box,) for name, box in conf.boxes.items()}
+    regions = {name: REGIONS[name] for name in config.regions}
+    for name, box in config.boxes.items():
+        regions[name] = (box,)
+    return regions
 
 
 def region_weights(grid: LatLonGrid, regions: Mapping[str, Sequence[RegionConfig]]) -> np.ndarray:
-    """Return (R, H, W) area weights, float64, each region's summing to 1; a cell belongs by its centre.
+    """Return (R, H, W) area weights, float64, summing to 1 for each region; a cell belongs by its centre.
 
     Raises:
         ConfigError: if a region has no cell on this grid.
     """
-    area = grid.area_weights()
+    area_HW = grid.area_weights()
     weights = []
     for name, boxes in regions.items():
-        inside = np.any([_is_inside(grid, box) for box in boxes], axis=0)
-        if not inside.any():
+        is_inside = np.any([_cells_in_box(grid, box) for box in boxes], axis=0)
+        if not is_inside.any():
             raise ConfigError(
                 f"verification: region {describe_regions({name: boxes})} has no cell on the grid of "
                 f"{grid.shape[0]} x {grid.shape[1]} cells; leave it out, or make the box larger"
             )
-        weights.append(np.where(inside, area, 0.0) / area[inside].sum())
+        weights.append(np.where(is_inside, area_HW, 0.0) / area_HW[is_inside].sum())
     return np.stack(weights)
 
 
-def _is_inside(grid: LatLonGrid, box: RegionConfig) -> np.ndarray:
-    """Return (H, W): whether a cell's centre lies in the box or on its edge."""
-    (south, north), (west, east) = box.lat, box.lon
+def _cells_in_box(grid: LatLonGrid, box: RegionConfig) -> np.ndarray:
+    """Return (H, W) bool, True for cells whose centre lies in the box or on its edge."""
+    south, north = box.lat
+    west, east = box.lon
     rows = (grid.lat >= south - _TOLERANCE_DEGREES) & (grid.lat <= north + _TOLERANCE_DEGREES)
     width = 360.0 if east - west == 360.0 else np.mod(east - west, 360.0)
     columns = np.mod(grid.lon - west + _TOLERANCE_DEGREES, 360.0) <= width + 2 * _TOLERANCE_DEGREES
@@ -49,8 +54,8 @@ def _is_inside(grid: LatLonGrid, box: RegionConfig) -> np.ndarray:
 
 def describe_regions(regions: Mapping[str, Sequence[RegionConfig]]) -> str:
     """Return the regions and their bounds in words."""
-    return "; ".join(f"{name}: {' and '.join(map(_describe, boxes))}" for name, boxes in regions.items())
-
-
-def _describe(box: RegionConfig) -> str:
-    return f"lat {box.lat[0]:g} to {box.lat[1]:g}, lon {box.lon[0]:g} to {box.lon[1]:g}"
+    descriptions = []
+    for name, boxes in regions.items():
+        bounds = [f"lat {box.lat[0]:g} to {box.lat[1]:g}, lon {box.lon[0]:g} to {box.lon[1]:g}" for box in boxes]
+        descriptions.append(f"{name}: {' and '.join(bounds)}")
+    return "; ".join(descriptions)

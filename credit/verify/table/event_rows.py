@@ -1,4 +1,7 @@
-"""From the sums of events and of SEEPS to their part of the table of scores."""
+"""Variables of the table of scores for events and SEEPS.
+
+Shapes: L lead times, E events, R regions, B points of a diagram.
+"""
 
 from __future__ import annotations
 
@@ -9,144 +12,164 @@ import numpy as np
 
 from credit.channels import Channel
 from credit.verify.scores.events import EventStatistics
-from credit.verify.scores.reliability import OBSERVED, POINTS, ReliabilityStatistics
-from credit.verify.scores.seeps import SeepsSums
+from credit.verify.scores.reliability import OBSERVED, POINT_NAMES, ReliabilityStatistics
+from credit.verify.scores.seeps import SeepsStatistics
 from credit.verify.scores.thresholds import Event, Precipitation
-from credit.verify.significance.bootstrap import ends_of, seasonal_scores
+from credit.verify.significance.bootstrap import interval_names, seasonal_scores
 from credit.verify.significance.comparison import compare_all
 from credit.verify.table.table import EVENT_METRICS, SEEPS
 
+# Name of a variable of scores.nc -> its dimensions and values.
 Variables = dict[str, tuple[tuple[str, ...], np.ndarray]]
 
 
 @dataclass(frozen=True)
 class EventResults:
-    """What was found of events and precipitation.
+    """Results of events and precipitation.
 
     Attributes:
-        events: those that were scored.
-        event_sums: forecast -> their sums, of all but the climatology.
-        precipitation: the channels that were scored.
-        seeps_sums: forecast -> their sums.
+        events: the scored events.
+        event_statistics: forecast -> its statistics, of all but the climatology.
+        precipitation: the scored channels of precipitation.
+        seeps_statistics: forecast -> its statistics.
     """
 
     events: Sequence[Event] = ()
-    event_sums: Mapping[str, EventStatistics] = field(default_factory=dict)
+    event_statistics: Mapping[str, EventStatistics] = field(default_factory=dict)
     precipitation: Sequence[Precipitation] = ()
-    seeps_sums: Mapping[str, SeepsSums] = field(default_factory=dict)
+    seeps_statistics: Mapping[str, SeepsStatistics] = field(default_factory=dict)
 
     def variables(
-        self, forecasts: Sequence[str], channels: int, leads: np.ndarray, seasons: Mapping[str, np.ndarray]
+        self, forecasts: Sequence[str], num_channels: int, leads: np.ndarray, seasons: Mapping[str, np.ndarray]
     ) -> Variables:
-        """Return the variables of scores.nc: `EVENT_METRICS` over event, ``seeps`` over channel, and the diagram."""
-        found: Variables = {}
+        """Return the variables of scores.nc: `EVENT_METRICS` over event, ``seeps`` over channel, and the diagrams."""
+        variables: Variables = {}
         if self.events:
             dims = ("forecast", "season", "event", "lead", "region")
-            scores = seasonal_scores(self._of_events(), forecasts, EVENT_METRICS, len(self.events), leads, seasons)
-            found |= {name: (dims, values) for name, values in scores.items()}
-            found |= self._diagram(forecasts) | self._points(forecasts, leads)
+            scores = seasonal_scores(
+                self._statistics_with_climatology(), forecasts, EVENT_METRICS, len(self.events), leads, seasons
+            )
+            for name, values in scores.items():
+                variables[name] = (dims, values)
+            variables |= self._diagram(forecasts)
+            variables |= self._diagram_points(forecasts, leads)
         if self.precipitation:
-            rows = [own.channel for own in self.precipitation]
-            of_rain = {name: (own, rows) for name, own in self.seeps_sums.items()}
             dims = ("forecast", "season", "channel", "lead", "region")
-            scores = seasonal_scores(of_rain, forecasts, (SEEPS,), channels, leads, seasons)
+            rows = [precipitation.channel for precipitation in self.precipitation]
+            statistics = {name: (seeps, rows) for name, seeps in self.seeps_statistics.items()}
+            scores = seasonal_scores(statistics, forecasts, (SEEPS,), num_channels, leads, seasons)
             if np.isfinite(scores[SEEPS]).any():
-                found |= {name: (dims, values) for name, values in scores.items()}
-        return found
+                for name, values in scores.items():
+                    variables[name] = (dims, values)
+        return variables
 
     def compare(
-        self, forecasts: Sequence[str], channels: int, leads: np.ndarray, seasons: Mapping[str, np.ndarray]
+        self, forecasts: Sequence[str], num_channels: int, leads: np.ndarray, seasons: Mapping[str, np.ndarray]
     ) -> dict[str, tuple[str, dict[str, np.ndarray]]]:
-        """Return score -> dimension and what `credit.verify.significance.comparison.compare_all` finds.
+        """Return score -> dimension and results of `credit.verify.significance.comparison.compare_all`.
 
-        Of events that is the Brier score. Their skill is measured against one climatology, so where one differs the
-        other does. SEEPS is the mean penalty over the mean area, which is of the climate and the same for all
-        forecasts; so differences of the penalties of single cases are those of the score.
+        Of events the Brier score is compared. Their skill is measured against one climatology, so where one differs the
+        other does. SEEPS is the mean penalty over the mean area, which depends on the climate alone and is the same for
+        all forecasts; so differences of the penalties of single cases are those of the score.
         """
-        found = {}
+        comparisons = {}
         if self.events:
-            of_events = self._of_events()
-            own = {name: of_events[name] for name in forecasts}
-            found["brier"] = "event", compare_all(own, seasons, leads, lambda sums, chosen: sums.brier[chosen])
+            with_climatology = self._statistics_with_climatology()
+            statistics = {name: with_climatology[name] for name in forecasts}
+            brier = compare_all(statistics, seasons, leads, lambda cases, is_selected: cases.brier[is_selected])
+            comparisons["brier"] = "event", brier
         if self.precipitation:
             rows = list(range(len(self.precipitation)))
-            own = {name: (self.seeps_sums[name], rows) for name in forecasts}
-            compared = compare_all(own, seasons, leads, _penalty)
-            if np.isfinite(compared["difference"]).any():
-                found[SEEPS] = "channel", {name: self._of_channels(own, channels) for name, own in compared.items()}
-        return found
+            statistics = {name: (self.seeps_statistics[name], rows) for name in forecasts}
+            results = compare_all(statistics, seasons, leads, _seeps_of_cases)
+            if np.isfinite(results["difference"]).any():
+                by_channel = {name: self._to_channels(values, num_channels) for name, values in results.items()}
+                comparisons[SEEPS] = "channel", by_channel
+        return comparisons
 
     def compare_fair(
         self, forecasts: Sequence[str], leads: np.ndarray, seasons: Mapping[str, np.ndarray]
     ) -> dict[str, np.ndarray] | None:
-        """Return what `credit.verify.significance.comparison.compare_all` finds of the fair Brier score, over events.
+        """Return the comparison by the fair Brier score, over events.
 
-        It is for ensembles of different size; of equal size it says what the Brier score says, hence it is no row of
-        the scorecard. Single forecasts have none, so of the baselines the climatology is the only opponent. None where
+        It is for ensembles of different size. Of equal size it says the same as the Brier score, so it is not a row of
+        the scorecard. Single forecasts have none, so of the baselines the climatology is the only opponent. None if
         there are no events, or the model is a single forecast.
         """
-        if not self.events or self.event_sums["model"].members == 1:
+        if not self.events or self.event_statistics["model"].members == 1:
             return None
-        of_events = self._of_events()
-        own = {name: of_events[name] for name in forecasts}
-        return compare_all(own, seasons, leads, lambda sums, chosen: sums.brier_fair[chosen])
+        with_climatology = self._statistics_with_climatology()
+        statistics = {name: with_climatology[name] for name in forecasts}
+        return compare_all(statistics, seasons, leads, lambda cases, is_selected: cases.brier_fair[is_selected])
 
     def coordinates(self, channels: Sequence[Channel]) -> dict[str, tuple[str, list] | list[str]]:
         """Return the coordinates of the dimension event."""
         if not self.events:
             return {}
-        own = [channels[event.channel] for event in self.events]
-        levels = np.array([np.nan if c.level is None else c.level for c in own], dtype=np.float64)
+        event_channels = [channels[event.channel] for event in self.events]
+        levels = [np.nan if channel.level is None else channel.level for channel in event_channels]
         return {
             "event": [event.name for event in self.events],
             "event_definition": ("event", [event.definition for event in self.events]),
-            "event_channel": ("event", [c.name for c in own]),
-            "event_variable": ("event", [c.variable for c in own]),
-            "event_level": ("event", levels),
-            "event_units": ("event", ["1"] * len(own)),
+            "event_channel": ("event", [channel.name for channel in event_channels]),
+            "event_variable": ("event", [channel.variable for channel in event_channels]),
+            "event_level": ("event", np.array(levels, dtype=np.float64)),
+            "event_units": ("event", ["1"] * len(event_channels)),
         }
 
-    def _of_events(self) -> dict[str, tuple[EventStatistics, Sequence[int]]]:
-        # the climatology's forecast is its probability; that of its mean would be a forecast of nothing
-        sums = {**self.event_sums, "climatology": self.event_sums["model"].of_climatology()}
-        return {name: (own, range(len(self.events))) for name, own in sums.items()}
+    def _statistics_with_climatology(self) -> dict[str, tuple[EventStatistics, Sequence[int]]]:
+        # The climatology forecasts its probability. As a field of means it would never forecast a rare event.
+        climatology = self.event_statistics["model"].of_climatology()
+        statistics = {**self.event_statistics, "climatology": climatology}
+        return {name: (events, range(len(self.events))) for name, events in statistics.items()}
 
-    def _of_channels(self, values: np.ndarray, channels: int) -> np.ndarray:
-        """Return (references, seasons, channels, L, R) of values for the channels that are precipitation."""
-        whole = np.full((*values.shape[:2], channels, *values.shape[3:]), np.nan)
-        whole[:, :, [own.channel for own in self.precipitation]] = values
-        return whole
+    def _to_channels(self, values: np.ndarray, num_channels: int) -> np.ndarray:
+        """Return (references, seasons, C, L, R) of values for the channels that are precipitation."""
+        by_channel = np.full((*values.shape[:2], num_channels, *values.shape[3:]), np.nan)
+        by_channel[:, :, [precipitation.channel for precipitation in self.precipitation]] = values
+        return by_channel
 
     def _diagram(self, forecasts: Sequence[str]) -> Variables:
-        """Return the reliability diagrams of all cases; a smaller ensemble than the largest lacks the last places."""
-        most = max(own.members for own in self.event_sums.values()) + 1
-        _, leads, events, regions = self.event_sums["model"].brier.shape
-        shape = len(forecasts), events, leads, regions, most
-        found = {name: np.full(shape, np.nan) for name in ("forecast_frequency", "observed_frequency")}
-        for f, forecast in enumerate(forecasts):
-            own = self.event_sums.get(forecast)
-            for values, diagram in zip(found.values(), own.diagram() if own else (), strict=False):
-                values[f, ..., : own.members + 1] = np.moveaxis(diagram, 1, 0)
+        """Return the reliability diagrams of all cases; smaller ensembles have NaN at the last probabilities."""
+        num_probabilities = max(events.members for events in self.event_statistics.values()) + 1
+        _, num_leads, num_events, num_regions = self.event_statistics["model"].brier.shape
+        shape = len(forecasts), num_events, num_leads, num_regions, num_probabilities
+        forecast_frequency = np.full(shape, np.nan)
+        observed_frequency = np.full(shape, np.nan)
+        for f, name in enumerate(forecasts):
+            if name not in self.event_statistics:
+                continue
+            events = self.event_statistics[name]
+            forecast_LERK, observed_LERK = events.diagram()
+            forecast_frequency[f, ..., : events.members + 1] = np.moveaxis(forecast_LERK, 1, 0)
+            observed_frequency[f, ..., : events.members + 1] = np.moveaxis(observed_LERK, 1, 0)
         dims = ("forecast", "event", "lead", "region", "members_beyond")
-        return {name: (dims, values) for name, values in found.items()}
+        return {
+            "forecast_frequency": (dims, forecast_frequency),
+            "observed_frequency": (dims, observed_frequency),
+        }
 
-    def _points(self, forecasts: Sequence[str], leads: np.ndarray) -> Variables:
-        """Return the diagrams as they are drawn, with intervals; of few members the last points are lacking."""
-        sums = {name: ReliabilityStatistics.build(own) for name, own in self.event_sums.items()}
-        count, (_, _, _, regions, _) = len(self.events), self.event_sums["model"].forecasts.shape
-        most = max(own.frequency.shape[2] for own in sums.values()) // count
-        shape = len(forecasts), count, len(leads), regions, most
-        found = {name: np.full(shape, np.nan) for name in (*POINTS, *ends_of([OBSERVED]))}
-        for name, own in sums.items():
-            values = own.metrics() | dict(zip(ends_of([OBSERVED]), own.observed_intervals(leads), strict=True))
-            for what, plane in values.items():
-                by_event = np.moveaxis(plane.reshape(len(leads), count, -1, regions), (0, 2), (1, 3))
-                found[what][forecasts.index(name), ..., : by_event.shape[-1]] = by_event
+    def _diagram_points(self, forecasts: Sequence[str], leads: np.ndarray) -> Variables:
+        """Return the points of the diagrams as they are drawn, with intervals; of few members the last are NaN."""
+        statistics = {name: ReliabilityStatistics.build(events) for name, events in self.event_statistics.items()}
+        num_events = len(self.events)
+        num_regions = self.event_statistics["model"].brier.shape[-1]
+        num_points = max(points.frequency.shape[2] for points in statistics.values()) // num_events
+        shape = len(forecasts), num_events, len(leads), num_regions, num_points
+        low_name, high_name = interval_names([OBSERVED])
+        arrays = {name: np.full(shape, np.nan) for name in (*POINT_NAMES, low_name, high_name)}
+        for forecast, points in statistics.items():
+            low, high = points.observed_intervals(leads)
+            values_by_name = {**points.metrics(), low_name: low, high_name: high}
+            for name, values in values_by_name.items():
+                values_LEBR = values.reshape(len(leads), num_events, -1, num_regions)
+                values_ELRB = np.moveaxis(values_LEBR, (0, 2), (1, 3))
+                arrays[name][forecasts.index(forecast), ..., : values_ELRB.shape[-1]] = values_ELRB
         dims = ("forecast", "event", "lead", "region", "point")
-        return {name: (dims, values) for name, values in found.items()}
+        return {name: (dims, values) for name, values in arrays.items()}
 
 
-def _penalty(sums: SeepsSums, chosen: np.ndarray) -> np.ndarray:
-    """Return the penalty of the chosen cases over their mean area, (N, L, C, R), whose mean is SEEPS."""
+def _seeps_of_cases(statistics: SeepsStatistics, is_selected: np.ndarray) -> np.ndarray:
+    """Return the penalty of the selected cases over their mean area, (N, L, C, R), whose mean is SEEPS."""
     with np.errstate(invalid="ignore"):
-        return sums.penalty[chosen] / sums.area[chosen].mean(axis=0)
+        return statistics.penalty[is_selected] / statistics.area[is_selected].mean(axis=0)

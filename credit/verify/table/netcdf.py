@@ -1,4 +1,4 @@
-"""scores.nc: the table of scores with the attributes of the CF conventions."""
+"""Write the table of scores as netCDF with the attributes of the CF conventions."""
 
 from __future__ import annotations
 
@@ -7,22 +7,23 @@ from pathlib import Path
 import xarray as xr
 
 from credit import __version__
-from credit.verify.report.score_descriptions import EVENT_MEANINGS, MEANINGS, SEEPS_MEANING
+from credit.verify.report.score_descriptions import EVENT_DESCRIPTIONS, SCORE_DESCRIPTIONS, SEEPS_DESCRIPTION
 
-_ENDS = {
+# Suffixes of variables, which apply to any score.
+_SUFFIXES = {
     "_low": "lower end of the 95 % interval of the",
     "_high": "upper end of the 95 % interval of the",
     "_fair": "fair",
 }
-# of `credit.verify.significance.comparison`, for other scores than RMSE
-_COMPARED = {
+# Results of `credit.verify.significance.comparison`, for other scores than RMSE.
+_COMPARISON_SUFFIXES = {
     "_difference": "of the model over that of the reference, less 1",
     "_p_value": "p-value of the paired difference of the",
     "_n_eff": "number of independent cases whose mean would be as uncertain, by the",
     "_p_adjusted": "p-value adjusted for the false discovery rate of the scorecard, of the",
     "_significant": "whether the difference is significant, of the",
 }
-_MEANINGS = {**MEANINGS, **EVENT_MEANINGS, "seeps": SEEPS_MEANING}
+_DESCRIPTIONS = {**SCORE_DESCRIPTIONS, **EVENT_DESCRIPTIONS, "seeps": SEEPS_DESCRIPTION}
 _LONG_NAMES = {
     "lead": "lead time",
     "acc_wb2": "anomaly correlation of each case, then the mean",
@@ -62,35 +63,44 @@ _LONG_NAMES = {
 
 
 def write_scores(dataset: xr.Dataset, path: Path) -> None:
-    """Write a table's dataset as netCDF, with a long name for whatever has none."""
+    """Write a table's dataset as netCDF, with a long name for every variable that has none."""
     described = dataset.copy().assign_attrs(Conventions="CF-1.8", history=f"credit {__version__}: credit verify")
     for name, variable in described.variables.items():
         variable.attrs.setdefault("long_name", long_name(str(name)))
-    # CF 1.8 has no integers of 64 bits, and no missing values of coordinates
-    encoding = {name: {"dtype": "int32"} for name, own in described.data_vars.items() if own.dtype == "int64"}
-    encoding |= {name: {"_FillValue": None} for name in ("lead", "spectrum_lead") if name in described.coords}
+    # CF 1.8 has no integers of 64 bits, and no missing values of coordinates.
+    encoding = {}
+    for name, variable in described.data_vars.items():
+        if variable.dtype == "int64":
+            encoding[name] = {"dtype": "int32"}
+    for name in ("lead", "spectrum_lead"):
+        if name in described.coords:
+            encoding[name] = {"_FillValue": None}
     described.to_netcdf(path, engine="netcdf4", encoding=encoding)
 
 
 def long_name(name: str) -> str:
-    """Return what a variable of the scores is, in words."""
-    for end, words in _ENDS.items():
-        if name.endswith(end):
-            return f"{words} {_inside(long_name(name.removesuffix(end)))}"
-    if name in _MEANINGS:
-        return _MEANINGS[name].label
+    """Return the long name of a variable of scores.nc."""
+    for suffix, words in _SUFFIXES.items():
+        if name.endswith(suffix):
+            return f"{words} {_lower_first(long_name(name.removesuffix(suffix)))}"
+    if name in _DESCRIPTIONS:
+        return _DESCRIPTIONS[name].label
     if name in _LONG_NAMES:
         return _LONG_NAMES[name]
-    of_wind = name.removeprefix("wind_vector_").removeprefix("wind_")
-    if of_wind != name:
-        return f"{long_name(of_wind.replace('crps', 'energy_score'))}, wind vectors"
-    for end, words in _COMPARED.items():
-        if name.endswith(end):
-            own = long_name(name.removesuffix(end))
-            return f"{own} {words}" if end == "_difference" else f"{words} {_inside(own)}"
+    score = name.removeprefix("wind_vector_").removeprefix("wind_")
+    if score != name:
+        return f"{long_name(score.replace('crps', 'energy_score'))}, wind vectors"
+    for suffix, words in _COMPARISON_SUFFIXES.items():
+        if name.endswith(suffix):
+            score_name = long_name(name.removesuffix(suffix))
+            if suffix == "_difference":
+                return f"{score_name} {words}"
+            return f"{words} {_lower_first(score_name)}"
     return name.replace("_", " ")
 
 
-def _inside(words: str) -> str:
-    """Return words as they stand inside of a phrase: abbreviations and names keep their capitals."""
-    return words if words[1:2].isupper() or words.startswith("Brier") else words[:1].lower() + words[1:]
+def _lower_first(words: str) -> str:
+    """Return words for the middle of a phrase; abbreviations and names keep their capitals."""
+    if words[1:2].isupper() or words.startswith("Brier"):
+        return words
+    return words[:1].lower() + words[1:]

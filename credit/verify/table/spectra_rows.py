@@ -6,61 +6,70 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from credit.verify.statistics.partial_scores import Pairs
+from credit.verify.partial_scores import FieldsByChannelAndLead
 from credit.verify.statistics.regions import GLOBE
 from credit.verify.statistics.seasons import ALL
 from credit.verify.table.table import SHORT_WAVES, ScoreTable
 
 
-def add_spectra(table: ScoreTable, spectra: Pairs, forecasts: Sequence[str]) -> None:
-    """Add power spectra to a table; where there are none it stays as it is.
+def add_spectra(table: ScoreTable, spectra: FieldsByChannelAndLead, forecasts: Sequence[str]) -> None:
+    """Add power spectra to a table; without spectra it stays unchanged.
 
     ``power`` and ``power_ratio`` (over the truth's) are over (forecast, spectrum_channel, spectrum_lead, wavenumber),
     ``power_truth`` lacks forecast; powers are in ``spectrum_units``. `SHORT_WAVES`, the power of the shortest third of
     the wavenumbers over the truth's, is over the dimensions of other scores, NaN where there is no spectrum; its
-    attribute ``wavenumbers`` says which they are.
+    attribute ``wavenumbers`` names them.
 
     Args:
         table: the scores.
         spectra: (channel, lead in minutes) -> powers by total wavenumber, (K,) each, of the truth and then of each of
             `forecasts`, means over all cases; NaN of a forecast without the channel.
-        forecasts: those of the table that have spectra.
+        forecasts: the forecasts of the table that have spectra.
     """
     if not spectra:
         return
     data = table.dataset
-    channels = [name for name in table.channels if any(name == channel for channel, _ in spectra)]
+    channels_with_spectra = {channel for channel, _ in spectra}
+    channels = [name for name in table.channels if name in channels_with_spectra]
     leads = sorted({lead for _, lead in spectra})
-    power = np.array([[spectra[name, lead] for lead in leads] for name in channels])  # (X, L, 1 + F, K)
-    truth, number = power[:, :, 0], np.arange(power.shape[-1], dtype=np.int32)
-    own = np.full((len(table.forecasts), *truth.shape), np.nan)
-    own[[table.forecasts.index(name) for name in forecasts]] = np.moveaxis(power[:, :, 1:], 2, 0)
-    short = shortest_third(number)
-    waves = {"wavenumbers": f"total wavenumbers {number[short][0]} to {number[-1]}"} if short.any() else {}
-    scores = np.full([data.sizes[dim] for dim in ("forecast", "season", "channel", "lead", "region")], np.nan)
+    # Channels, lead times, truth and forecasts, wavenumbers.
+    spectra_CLFK = np.array([[spectra[name, lead] for lead in leads] for name in channels])
+    truth_CLK = spectra_CLFK[:, :, 0]
+    wavenumbers = np.arange(spectra_CLFK.shape[-1], dtype=np.int32)
+    power_FCLK = np.full((len(table.forecasts), *truth_CLK.shape), np.nan)
+    forecast_index = [table.forecasts.index(name) for name in forecasts]
+    power_FCLK[forecast_index] = np.moveaxis(spectra_CLFK[:, :, 1:], 2, 0)
+    is_short = shortest_third(wavenumbers)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratio_FCLK = power_FCLK / truth_CLK
+        short_ratio_FCL = power_FCLK[..., is_short].sum(axis=-1) / truth_CLK[..., is_short].sum(axis=-1)
+
+    short_waves = np.full([data.sizes[dim] for dim in ("forecast", "season", "channel", "lead", "region")], np.nan)
     rows = np.array([table.channels.index(name) for name in channels])[:, None]
     columns = [table.lead_hours.index(lead / 60) for lead in leads]
-    place = table.seasons.index(ALL), rows, columns, table.regions.index(next(iter(GLOBE)))
+    globe = table.regions.index(next(iter(GLOBE)))
+    index = table.seasons.index(ALL), rows, columns, globe
+    short_waves[:, *index] = np.where(np.isfinite(short_ratio_FCL), short_ratio_FCL, np.nan)
+    attributes = {}
+    if is_short.any():
+        attributes["wavenumbers"] = f"total wavenumbers {wavenumbers[is_short][0]} to {wavenumbers[-1]}"
     dims = ("spectrum_channel", "spectrum_lead", "wavenumber")
-    with np.errstate(divide="ignore", invalid="ignore"):
-        ratio, blur = own / truth, own[..., short].sum(axis=-1) / truth[..., short].sum(axis=-1)
-    scores[:, *place] = np.where(np.isfinite(blur), blur, np.nan)
-    table.dataset = data.assign(
-        {
-            "power": (("forecast", *dims), own),
-            "power_truth": (dims, truth),
-            "power_ratio": (("forecast", *dims), np.where(np.isfinite(ratio), ratio, np.nan)),
-            SHORT_WAVES: (("forecast", "season", "channel", "lead", "region"), scores, waves),
-        }
-    ).assign_coords(
-        spectrum_channel=channels,
-        spectrum_units=("spectrum_channel", [f"({table.units(name)})2" for name in channels]),
-        spectrum_lead=("spectrum_lead", np.array(leads) / 60.0, {"units": "hour"}),
-        wavenumber=number,
-    )
+    variables = {
+        "power": (("forecast", *dims), power_FCLK),
+        "power_truth": (dims, truth_CLK),
+        "power_ratio": (("forecast", *dims), np.where(np.isfinite(ratio_FCLK), ratio_FCLK, np.nan)),
+        SHORT_WAVES: (("forecast", "season", "channel", "lead", "region"), short_waves, attributes),
+    }
+    coordinates = {
+        "spectrum_channel": channels,
+        "spectrum_units": ("spectrum_channel", [f"({table.units(name)})2" for name in channels]),
+        "spectrum_lead": ("spectrum_lead", np.array(leads) / 60.0, {"units": "hour"}),
+        "wavenumber": wavenumbers,
+    }
+    table.dataset = data.assign(variables).assign_coords(coordinates)
 
 
-def shortest_third(number: np.ndarray) -> np.ndarray:
-    """Return which of the total wavenumbers 0, 1, 2, ... are the shortest third of the waves: 15 to 21 of 21."""
-    waves = len(number) - 1
-    return number > waves - waves // 3
+def shortest_third(wavenumbers: np.ndarray) -> np.ndarray:
+    """Return a mask of the shortest third of the waves among total wavenumbers 0, 1, 2, ...: 15 to 21 of 21."""
+    num_waves = len(wavenumbers) - 1
+    return wavenumbers > num_waves - num_waves // 3

@@ -1,4 +1,7 @@
-"""From sums to the table of scores."""
+"""Build the table of scores from the statistics of all cases.
+
+Shapes: N cases, X rows (channels, then winds), L lead times, R regions.
+"""
 
 from __future__ import annotations
 
@@ -12,19 +15,24 @@ from credit.channels import Channel
 from credit.verify.report.metadata import describe_forecasts
 from credit.verify.scores.rank_histogram import RankHistogram
 from credit.verify.significance.bootstrap import number_of_blocks, seasonal_scores
-from credit.verify.significance.comparison import compare_all, comparison_name, judge, references
-from credit.verify.statistics.deterministic import DeterministicStatistics
+from credit.verify.significance.comparison import adjust_scorecard, compare_all, comparison_name, references
+from credit.verify.statistics.case_statistics import DeterministicStatistics
 from credit.verify.table.event_rows import EventResults
 from credit.verify.table.table import CORRELATIONS, ENSEMBLE_METRICS, METRICS, RANK_METRICS, WIND_NAMES, ScoreTable
+
+# Name of a variable of scores.nc -> its dimensions and values.
+Variables = dict[str, tuple[tuple[str, ...], np.ndarray]]
+# Forecast -> its statistics and the indices of their rows.
+StatisticsByForecast = Mapping[str, tuple[DeterministicStatistics, Sequence[int]]]
 
 
 @dataclass(frozen=True)
 class RowIndex:
-    """What the rows of the sums are: channels, then wind vectors.
+    """Rows of the statistics: channels, then wind vectors.
 
     Attributes:
         channels: the C channels.
-        winds: from `credit.verify.statistics.area_mean.wind_pairs`.
+        winds: from `credit.verify.statistics.wind_vectors.wind_pairs`.
         attributes: variable -> ``units``.
     """
 
@@ -34,145 +42,186 @@ class RowIndex:
 
     def coordinates(self) -> dict[str, tuple[str, list] | list[str]]:
         """Return the coordinates of the dimensions channel and wind."""
-        units = [str(self.attributes.get(c.variable, {}).get("units", "")) for c in self.channels]
-        of_winds = [self.channels[u] for u, *_ in self.winds]
-        return {
-            "channel": [c.name for c in self.channels],
-            **_labels("channel", "", [c.variable for c in self.channels], self.channels, units),
-            **_labels("wind", "wind_", [n for *_, n in self.winds], of_winds, [units[u] for u, *_ in self.winds]),
+        units = [str(self.attributes.get(channel.variable, {}).get("units", "")) for channel in self.channels]
+        variables = [channel.variable for channel in self.channels]
+        levels = [np.nan if channel.level is None else channel.level for channel in self.channels]
+        coordinates = {
+            "channel": [channel.name for channel in self.channels],
+            "variable": ("channel", variables),
+            "level": ("channel", np.array(levels, dtype=np.float64)),
+            "units": ("channel", units),
         }
+        if self.winds:
+            # Level and units of a wind are those of its first component.
+            u_index = [u for u, _, _ in self.winds]
+            coordinates["wind_variable"] = ("wind", [name for _, _, name in self.winds])
+            coordinates["wind_level"] = ("wind", np.array([levels[u] for u in u_index], dtype=np.float64))
+            coordinates["wind_units"] = ("wind", [units[u] for u in u_index])
+        return coordinates
 
 
-def build_table(
-    sums: Mapping[str, tuple[DeterministicStatistics, Sequence[int]]],
-    rows: RowIndex,
-    leads: np.ndarray,
-    seasons: Mapping[str, np.ndarray],
-    regions: Sequence[str],
-    facts: Mapping[str, str | int],
-    histograms: Mapping[str, RankHistogram] | None = None,
-    thresholds: EventResults | None = None,
-    attributes: Mapping[str, Mapping[str, object]] | None = None,
-) -> ScoreTable:
-    """Turn sums into scores.
+@dataclass(frozen=True)
+class TableAxes:
+    """Axes of a table of scores.
 
-    Args:
-        sums: forecast -> its sums and which of `rows` theirs are; all of the same cases; ``model`` has every row.
-        rows: what the rows are.
+    Attributes:
+        rows: channels and winds.
         leads: (L,) lead times in minutes.
         seasons: from `credit.verify.statistics.seasons.cases_by_season`.
         regions: names of the regions.
-        facts: global attributes: ``n_cases``, ``level_units`` and what else describes the scores.
-        histograms: forecast -> rank histograms of its channels, of those that are ensembles.
-        thresholds: what was found of events and precipitation.
-        attributes: forecast -> what describes its run, see `credit.verify.report.metadata.describe_forecasts`.
     """
-    thresholds = thresholds or EventResults()
-    initial = sums["model"][0].initial
-    names = METRICS + ENSEMBLE_METRICS if any(own.members > 1 for own, _ in sums.values()) else METRICS
-    scores = seasonal_scores(sums, list(sums), names, len(rows.channels) + len(rows.winds), leads, seasons)
+
+    rows: RowIndex
+    leads: np.ndarray
+    seasons: Mapping[str, np.ndarray]
+    regions: Sequence[str]
+
+    @property
+    def num_channels(self) -> int:
+        """Number of channels."""
+        return len(self.rows.channels)
+
+
+def build_table(
+    statistics: StatisticsByForecast,
+    axes: TableAxes,
+    attributes: Mapping[str, str | int],
+    histograms: Mapping[str, RankHistogram] | None = None,
+    events: EventResults | None = None,
+    forecast_attributes: Mapping[str, Mapping[str, object]] | None = None,
+) -> ScoreTable:
+    """Return the table of scores.
+
+    Args:
+        statistics: forecast -> its statistics and the indices of their rows; all of the same cases; ``model`` has every
+            row.
+        axes: rows, lead times, seasons and regions.
+        attributes: global attributes: ``n_cases``, ``level_units`` and others that describe the scores.
+        histograms: forecast -> rank histograms of its channels, of the ensembles.
+        events: results of events and precipitation.
+        forecast_attributes: forecast -> attributes of its run, see `credit.verify.report.metadata.describe_forecasts`.
+    """
+    events = events or EventResults()
+    forecasts = list(statistics)
+    leads = axes.leads
+    initial = statistics["model"][0].initial
+    metrics = METRICS
+    if _has_ensemble(statistics):
+        metrics = METRICS + ENSEMBLE_METRICS
+    num_rows = axes.num_channels + len(axes.rows.winds)
+    scores = seasonal_scores(statistics, forecasts, metrics, num_rows, leads, axes.seasons)
+    # The anomaly of climatology is zero, so it has no correlation; rounding may leave one.
     for name in CORRELATIONS:
-        scores[name][list(sums).index("climatology")] = np.nan
-    blocks = [[number_of_blocks(initial[chosen], lead) for lead in leads.tolist()] for chosen in seasons.values()]
-    channels, winds = slice(len(rows.channels)), slice(len(rows.channels), None)
-    dims = ("season", "channel", "lead", "region")
-    data = {name: (("forecast", *dims), values[:, :, channels]) for name, values in scores.items()}
-    if rows.winds:
-        dims = ("season", "wind", "lead", "region")
-        data |= {WIND_NAMES[name]: (("forecast", *dims), values[:, :, winds]) for name, values in scores.items()}
-    data |= _comparisons(sums, rows, thresholds, leads, seasons, np.array(blocks))
+        scores[name][forecasts.index("climatology")] = np.nan
+    # Blocks are longer at longer lead times, so there are fewer of them.
+    n_blocks = []
+    for is_in_season in axes.seasons.values():
+        n_blocks.append([number_of_blocks(initial[is_in_season], lead) for lead in leads.tolist()])
+
+    variables: Variables = {}
+    for name, values in scores.items():
+        channel_values = values[:, :, : axes.num_channels]
+        variables[name] = (("forecast", "season", "channel", "lead", "region"), channel_values)
+    if axes.rows.winds:
+        for name, values in scores.items():
+            wind_values = values[:, :, axes.num_channels :]
+            variables[WIND_NAMES[name]] = (("forecast", "season", "wind", "lead", "region"), wind_values)
+    variables |= _comparisons(statistics, axes, events, np.array(n_blocks))
     if histograms:
-        data |= _ranks(histograms, sums, len(rows.channels), len(seasons))
-    data |= thresholds.variables(list(sums), len(rows.channels), leads, seasons)
-    told = describe_forecasts({name: own.members for name, (own, _) in sums.items()}, attributes or {})
-    data |= {name: ("forecast", values) for name, values in told.items()}
-    data["n_cases"] = ("season", [int(chosen.sum()) for chosen in seasons.values()])
-    data["n_blocks"] = (("season", "lead"), blocks)
-    coords = {
-        "forecast": list(sums),
-        "reference": list(references(list(sums))),
-        "season": list(seasons),
+        variables |= _rank_variables(histograms, statistics, axes)
+    variables |= events.variables(forecasts, axes.num_channels, leads, axes.seasons)
+    members = {name: forecast_statistics.members for name, (forecast_statistics, _) in statistics.items()}
+    for name, values in describe_forecasts(members, forecast_attributes or {}).items():
+        variables[name] = ("forecast", values)
+    variables["n_cases"] = ("season", [int(is_in_season.sum()) for is_in_season in axes.seasons.values()])
+    variables["n_blocks"] = (("season", "lead"), n_blocks)
+    coordinates = {
+        "forecast": forecasts,
+        "reference": list(references(forecasts)),
+        "season": list(axes.seasons),
         "lead": ("lead", leads / 60.0, {"units": "hour", "standard_name": "forecast_period"}),
-        "region": list(regions),
-        **rows.coordinates(),
-        **thresholds.coordinates(rows.channels),
+        "region": list(axes.regions),
+        **axes.rows.coordinates(),
+        **events.coordinates(axes.rows.channels),
     }
-    return ScoreTable(xr.Dataset(data, coords, dict(facts)))
+    return ScoreTable(xr.Dataset(variables, coordinates, dict(attributes)))
+
+
+def _has_ensemble(statistics: StatisticsByForecast) -> bool:
+    return any(forecast_statistics.members > 1 for forecast_statistics, _ in statistics.values())
 
 
 def _comparisons(
-    sums: Mapping[str, tuple[DeterministicStatistics, Sequence[int]]],
-    rows: RowIndex,
-    thresholds: EventResults,
-    leads: np.ndarray,
-    seasons: Mapping[str, np.ndarray],
-    n_blocks: np.ndarray,
-) -> dict[str, tuple[tuple[str, ...], np.ndarray]]:
-    """Return the paired tests of the model: those of the scorecard, and of the fair scores beside it.
+    statistics: StatisticsByForecast, axes: TableAxes, events: EventResults, n_blocks: np.ndarray
+) -> Variables:  # fmt: skip
+    """Return the paired tests of the model.
 
-    A fair score says of ensembles of equal size what the plain one says, so each has a false discovery rate of its own.
+    RMSE, CRPS, SEEPS and Brier scores make the scorecard and share its false discovery rate. A fair score says the same
+    of ensembles of equal size as the plain one, so each has a false discovery rate of its own.
     """
-    count = len(rows.channels)
-    card = {"rmse": ("row", compare_all(sums, seasons, leads, lambda own, chosen: own.squared[chosen], power=0.5))}
-    beside = {}
-    if any(own.members > 1 for own, _ in sums.values()):
-        card["crps"] = "row", compare_all(sums, seasons, leads, lambda own, chosen: own.crps_of_cases()[chosen])
-        fair = compare_all(sums, seasons, leads, lambda own, chosen: own.crps_fair_of_cases()[chosen])
-        if np.isfinite(fair["difference"]).any():
-            beside["crps_fair"] = "row", fair
-    card |= thresholds.compare(list(sums), count, leads, seasons)
-    brier_fair = thresholds.compare_fair(list(sums), leads, seasons)
+
+    def compare_rows(contribution, power: float = 1.0) -> tuple[str, dict[str, np.ndarray]]:
+        return "row", compare_all(statistics, axes.seasons, axes.leads, contribution, power)
+
+    forecasts = list(statistics)
+    # Score -> dimension of its rows and the results of the comparison.
+    scorecard = {"rmse": compare_rows(lambda cases, is_selected: cases.squared[is_selected], power=0.5)}
+    fair_scores = {}
+    if _has_ensemble(statistics):
+        scorecard["crps"] = compare_rows(lambda cases, is_selected: cases.crps_of_cases()[is_selected])
+        crps_fair = compare_rows(lambda cases, is_selected: cases.crps_fair_of_cases()[is_selected])
+        if np.isfinite(crps_fair[1]["difference"]).any():
+            fair_scores["crps_fair"] = crps_fair
+    scorecard |= events.compare(forecasts, axes.num_channels, axes.leads, axes.seasons)
+    brier_fair = events.compare_fair(forecasts, axes.leads, axes.seasons)
     if brier_fair is not None:
-        beside["brier_fair"] = "event", brier_fair
-    data = {}
-    for together in (card, *({score: own} for score, own in beside.items())):
-        verdicts = judge([found["p_value"] for _, found in together.values()], n_blocks)
-        for (score, (dim, found)), verdict in zip(together.items(), verdicts, strict=True):
-            for name, values in {**found, **verdict}.items():
-                data |= _by_place(comparison_name(score, name), dim, values, count)
-    return data
+        fair_scores["brier_fair"] = "event", brier_fair
+
+    variables: Variables = {}
+    for scores in (scorecard, *({name: comparison} for name, comparison in fair_scores.items())):
+        p_values = [results["p_value"] for _, results in scores.values()]
+        adjusted = adjust_scorecard(p_values, n_blocks)
+        for (score, (dim, results)), significance in zip(scores.items(), adjusted, strict=True):
+            for result, values in {**results, **significance}.items():
+                variables |= _split_rows(comparison_name(score, result), dim, values, axes.num_channels)
+    return variables
 
 
-def _by_place(name: str, dim: str, values: np.ndarray, channels: int) -> dict[str, tuple[tuple[str, ...], np.ndarray]]:
-    """Return the variables that (references, seasons, X, L, R) make; rows are channels, then winds."""
-    parts = {name: (dim, values)}
+def _split_rows(name: str, dim: str, values: np.ndarray, num_channels: int) -> Variables:
+    """Return the variables of (references, seasons, X, L, R); `dim` "row" stands for channels, then winds."""
     if dim == "row":
-        parts = {name: ("channel", values[:, :, :channels]), f"wind_{name}": ("wind", values[:, :, channels:])}
-    return {
-        own: (("reference", "season", along, "lead", "region"), part)
-        for own, (along, part) in parts.items() if part.shape[2]
-    }  # fmt: skip
+        values_by_name = {
+            name: ("channel", values[:, :, :num_channels]),
+            f"wind_{name}": ("wind", values[:, :, num_channels:]),
+        }
+    else:
+        values_by_name = {name: (dim, values)}
+    variables: Variables = {}
+    for variable, (row_dim, row_values) in values_by_name.items():
+        if row_values.shape[2]:
+            variables[variable] = (("reference", "season", row_dim, "lead", "region"), row_values)
+    return variables
 
 
-def _ranks(
-    histograms: Mapping[str, RankHistogram],
-    sums: Mapping[str, tuple[DeterministicStatistics, Sequence[int]]],
-    channels: int,
-    seasons: int,
-) -> dict[str, tuple[tuple[str, ...], np.ndarray]]:
-    """Return what rank histograms say, of all seasons; a smaller ensemble than the largest lacks the last ranks."""
-    most = max(own.members for own in histograms.values()) + 1
-    _, leads, _, regions = sums["model"][0].error.shape
-    frequency = np.full((len(sums), channels, leads, regions, most), np.nan)
-    numbers = {name: np.full((len(sums), seasons, channels, leads, regions), np.nan) for name in RANK_METRICS}
-    for f, (forecast, (_, index)) in enumerate(sums.items()):
-        if forecast in histograms:
-            own, rows = histograms[forecast], [row for row in index if row < channels]
-            frequency[f, rows, :, :, : own.members + 1] = np.moveaxis(own.frequencies(), 1, 0)
-            for name, values in own.metrics().items():
-                numbers[name][f, 0, rows] = np.moveaxis(values, 1, 0)
-    found = {name: (("forecast", "season", "channel", "lead", "region"), values) for name, values in numbers.items()}
-    return {"ranks": (("forecast", "channel", "lead", "region", "rank"), frequency)} | found
-
-
-def _labels(
-    dim: str, prefix: str, variables: list[str], channels: Sequence[Channel], units: list[str]
-) -> dict[str, tuple[str, list]]:
-    if not variables:
-        return {}
-    numbers = [np.nan if c.level is None else c.level for c in channels]
-    return {
-        f"{prefix}variable": (dim, variables),
-        f"{prefix}level": (dim, np.array(numbers, dtype=np.float64)),
-        f"{prefix}units": (dim, units),
-    }
+def _rank_variables(
+    histograms: Mapping[str, RankHistogram], statistics: StatisticsByForecast, axes: TableAxes
+) -> Variables:  # fmt: skip
+    """Return the rank histograms and their metrics, of all seasons; smaller ensembles have NaN at the last ranks."""
+    num_forecasts = len(statistics)
+    num_ranks = max(histogram.members for histogram in histograms.values()) + 1
+    _, num_leads, _, num_regions = statistics["model"][0].error.shape
+    frequency = np.full((num_forecasts, axes.num_channels, num_leads, num_regions, num_ranks), np.nan)
+    shape = num_forecasts, len(axes.seasons), axes.num_channels, num_leads, num_regions
+    metrics = {name: np.full(shape, np.nan) for name in RANK_METRICS}
+    for f, (forecast, (_, rows)) in enumerate(statistics.items()):
+        if forecast not in histograms:
+            continue
+        histogram = histograms[forecast]
+        channels = [row for row in rows if row < axes.num_channels]
+        frequency[f, channels, :, :, : histogram.members + 1] = np.moveaxis(histogram.frequencies(), 1, 0)
+        for name, values in histogram.metrics().items():
+            metrics[name][f, 0, channels] = np.moveaxis(values, 1, 0)
+    variables: Variables = {"ranks": (("forecast", "channel", "lead", "region", "rank"), frequency)}
+    for name, values in metrics.items():
+        variables[name] = (("forecast", "season", "channel", "lead", "region"), values)
+    return variables

@@ -11,8 +11,8 @@ from credit.parallel.object_collectives import rank_of
 from credit.train.monitor import usage
 
 
-class Metered:
-    """In the place of `credit.train.monitor.gpu_energy.EnergyMeter`."""
+class FakeEnergyMeter:
+    """Replacement for `credit.train.monitor.gpu_energy.EnergyMeter`."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -22,4 +22,4 @@ class Metered:
         return 100.0 * (rank_of() + 1)
 
 
-usage.EnergyMeter = Metered
+usage.EnergyMeter = FakeEnergyMeter

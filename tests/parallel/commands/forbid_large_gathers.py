@@ -1,7 +1,7 @@
-"""A plugin (``plugins: [tests.parallel.commands.forbid_large_gathers]``): refuses what a thousand ranks cannot afford.
+"""Plugin (``plugins: [tests.parallel.commands.forbid_large_gathers]``) that fails where a thousand ranks would.
 
-What `all_gather_object` gathers, each rank receives from every rank, in the size of the largest: no fields. Every
-source file and the store's description are opened by rank 0 alone, and it alone lists the checkpoints.
+`all_gather_object` sends the object of every rank to every rank, so no fields may be gathered. Only rank 0 may open
+source files and the description of the store, and list the checkpoints.
 """
 
 from __future__ import annotations
@@ -18,35 +18,36 @@ from credit.data.sources import source_reader
 from credit.data.store import store_reader
 from credit.train.checkpoint import checkpoint
 
-MOST_NUMBERS = 500  # a field of the small world has 512
+# A field of the tests has 512 numbers.
+MAX_NUMBERS = 500
 
-_gather = dist.all_gather_object
+_all_gather_object = dist.all_gather_object
 
 
-class _Looks(pickle.Pickler):
-    def reducer_override(self, found: Any) -> Any:
-        assert not isinstance(found, np.ndarray) or found.size <= MOST_NUMBERS, f"{found.shape} is gathered"
+class _SizeCheckingPickler(pickle.Pickler):
+    def reducer_override(self, obj: Any) -> Any:
+        assert not isinstance(obj, np.ndarray) or obj.size <= MAX_NUMBERS, f"{obj.shape} is gathered"
         return NotImplemented
 
 
-def _gather_objects(gathered: list, mine: Any, group: dist.ProcessGroup | None = None) -> None:
-    _Looks(io.BytesIO()).dump(mine)
-    _gather(gathered, mine, group=group)
+def _checked_all_gather_object(objects: list, obj: Any, group: dist.ProcessGroup | None = None) -> None:
+    _SizeCheckingPickler(io.BytesIO()).dump(obj)
+    _all_gather_object(objects, obj, group=group)
 
 
-dist.all_gather_object = _gather_objects
+dist.all_gather_object = _checked_all_gather_object
 
 
-def _on_main_alone(module: ModuleType, name: str) -> None:
+def _allow_on_rank0_only(module: ModuleType, name: str) -> None:
     function = getattr(module, name)
 
-    def called(*arguments: Any, **named: Any) -> Any:
+    def checked_function(*args: Any, **kwargs: Any) -> Any:
         assert not dist.is_initialized() or dist.get_rank() == 0, f"{name} on rank {dist.get_rank()}"
-        return function(*arguments, **named)
+        return function(*args, **kwargs)
 
-    setattr(module, name, called)
+    setattr(module, name, checked_function)
 
 
-_on_main_alone(source_reader, "scan_sources")
-_on_main_alone(store_reader, "read_description")
-_on_main_alone(checkpoint, "list_checkpoints")
+_allow_on_rank0_only(source_reader, "scan_sources")
+_allow_on_rank0_only(store_reader, "read_description")
+_allow_on_rank0_only(checkpoint, "list_checkpoints")

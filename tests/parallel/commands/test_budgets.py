@@ -1,4 +1,4 @@
-"""Budgets where ranks split the network: every one closes them on the whole fields, as one process does."""
+"""Budget fixers where ranks split the network: every rank closes the budgets of the whole fields."""
 
 from __future__ import annotations
 

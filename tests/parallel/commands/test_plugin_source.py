@@ -1,4 +1,4 @@
-"""A source of a plugin on two ranks: the first one looks at it, both read, and the losses are those of the file."""
+"""A plugin's data source on two ranks: rank 0 inspects it, both read it, and the losses are those of the same file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An early view on two ranks: the scores of one process, whether the ranks share out the forecasts or the network."""
+"""Preview forecasts on two ranks have the scores of one process, with forecasts or the network divided."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""credit_rollout on several ranks: the files of one process, whoever shares what, and after a kill."""
+"""`credit rollout` on several ranks writes the files of one process, however the work is divided, also after a kill."""
 
 from __future__ import annotations
 

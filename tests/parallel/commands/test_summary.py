@@ -1,4 +1,4 @@
-"""What two ranks have used is the sum of both."""
+"""The summary of a run on two ranks has the sum of what both have used."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""credit_train under torchrun: the run of one process, whatever ranks do it, and whatever happens to one of them."""
+"""`credit train` under torchrun equals the run of one process, on any mesh and when a rank fails."""
 
 from __future__ import annotations
 

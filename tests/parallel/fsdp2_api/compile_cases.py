@@ -1,4 +1,4 @@
-"""The same of split layers in blocks that are compiled, and in blocks inside of the one with the plan."""
+"""Cases of split layers in blocks that are compiled, and in sharding units inside the block with the plan."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The same of entry points beside forward, and of what forwards return: views, and results computed again."""
+"""Cases of entry points besides forward, of views that a forward returns, and of recomputed results."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def entry_points_are_computed_again() -> None:
 
 @case
 def hooked_spectral_norm_of_entry_points() -> None:
-    """What is computed again takes the vectors of its call, also behind a second forward."""
+    """A recomputed block uses the vectors of its first pass, also after a second forward."""
 
     def normalised() -> Coders:
         model = Coders()

@@ -1,4 +1,4 @@
-"""Models as another program would bring them: torch alone, marked for sharding, and what is measured on them."""
+"""Models of other programs, in plain torch and marked for sharding, and helpers that compare them."""
 
 from __future__ import annotations
 

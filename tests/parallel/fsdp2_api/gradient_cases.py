@@ -1,4 +1,4 @@
-"""What is proved of credit.parallel.fsdp2 on four ranks, called as another program would: forward and backward."""
+"""Cases of credit.parallel.fsdp2 on four ranks, called as another program would: outputs and gradients."""
 
 from __future__ import annotations
 
@@ -302,7 +302,7 @@ def wrong_plans() -> None:
         ({"upp": "colwise"}, 12, ("Planned._tp_plan['upp']", "no such submodule", "up, down")),
         ({"up": "columns"}, 12, ("Planned._tp_plan['up']", "'columns' is not one of colwise, rowwise")),
         ({"norm": "colwise"}, 12, ("Planned._tp_plan['norm']", "only Linear", "LayerNorm")),
-        ({"up": "colwise", "down": "rowwise"}, 6, ("trainer.parallelism.tensor: 4 splits nothing", "[6]")),
+        ({"up": "colwise", "down": "rowwise"}, 6, ("trainer.parallelism.tensor: 4 splits no layer", "[6]")),
         ({}, 12, ("trainer.parallelism.tensor", "no block has a _tp_plan")),
     ):
         said = raised(lambda plan=plan, hidden=hidden: apply_tensor_parallel(Planned(plan, hidden), mesh))

@@ -1,4 +1,4 @@
-"""Sharding of networks that the package does not know: calls without gradients, dtypes, memory formats, switches."""
+"""Cases of sharding foreign networks: calls without gradients, dtypes, memory formats, switches of the config."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def entered(model: nn.Module, x: Tensor) -> Tensor:
 
 @case
 def optimizer_after_calls_without_gradients() -> None:
-    """Whole weights that a call leaves behind are not those that train."""
+    """Gathered weights that a call leaves are not the parameters that train."""
     for make, call in ((Net, called), (Entries, entered), (Together, entered), (Together, called)):
         for conf in ({}, KEPT):
             model = fsdp2.apply_fsdp2(built(make), None, conf)
@@ -130,7 +130,7 @@ def the_trainers_policy_reaches_its_model() -> None:
         precision = MixedPrecisionConfig(cast_forward_inputs=cast)
         policy = build_policy(TrainerConfig(max_steps=1, amp=True, fsdp2_mp_policy=precision), sharded=True)
         assert policy.cast_forward_inputs == cast and policy.param_dtype == torch.bfloat16
-        model = built(partial(WXFormer, **SETTINGS))
+        model = built(partial(WXFormer.from_kwargs, **SETTINGS))
         fsdp2.shard_units(model, mesh, mesh, policy)
         x = torch.randn(4, *model.spec.in_shape, generator=torch.Generator().manual_seed(2))
         squares(model, mine(x)).backward()

@@ -1,4 +1,4 @@
-"""The same of what is gathered, saved and loaded: weights and optimizer state."""
+"""Cases of gathering, saving and loading weights and optimizer state."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def wrong_state_dicts() -> None:
         ({"head.weight": None}, ("head.weight is missing",)),
         ({"tail": torch.zeros(2)}, ("tail is unknown",)),
         ({"head.weight": torch.zeros(4, 8)}, ("head.weight is (4, 8), here (8, 8)",)),
-        ({3: torch.zeros(2)}, ("the key 3 is no name",)),
+        ({3: torch.zeros(2)}, ("the key 3 is not a name",)),
     ):
         state = {name: value for name, value in (whole_state | changes).items() if value is not None}
         said = raised(lambda state=state: fsdp2.fsdp2_load_state_dict(model, state if dist.get_rank() == 0 else {}))
@@ -210,7 +210,7 @@ def wrong_optimizer_states() -> None:
 
 @case
 def states_that_are_not_whole() -> None:
-    """What rank 0 alone would fail on is refused by all ranks at once."""
+    """State on which rank 0 alone would fail is refused by all ranks at once."""
     model = fsdp2.apply_fsdp2(built(Net), None, {})
     optimizer = torch.optim.AdamW(model.parameters())
     take_step(model, optimizer, 0)
@@ -221,7 +221,7 @@ def states_that_are_not_whole() -> None:
         (whole_state | {"head.weight": torch.empty(WIDTH, WIDTH, device="meta")}, "head.weight has no values"),
         (whole_state | {"head.weight": torch.eye(WIDTH).to_sparse()}, "head.weight is a sparse or quantized tensor"),
         (whole_state | {"head.weight": torch.eye(WIDTH).cfloat()}, "head.weight is complex, here real"),
-        (whole_state | {"scale": lambda: 3}, "scale is no tensor"),
+        (whole_state | {"scale": lambda: 3}, "scale is not a tensor"),
     ):
         message = raised(lambda given=given: fsdp2.fsdp2_load_state_dict(model, given))
         assert message.startswith("CheckpointError: state dict: ") and words in message, message
@@ -231,9 +231,9 @@ def states_that_are_not_whole() -> None:
     for given, words in (
         (optimizer.state_dict(), "its parameters are numbers"),
         ({"state": parts, "param_groups": [{"params": names}]}, "embed.weight/exp_avg is a rank's part (a DTensor)"),
-        ({"state": {}, "param_groups": None}, "param_groups is no list of dicts"),
+        ({"state": {}, "param_groups": None}, "param_groups is not a list of dicts"),
         ({"state": {}, "param_groups": [{"params": names, "lr": lambda: 1.0}]}, "pickle"),
-        ({"state": {3: {}}, "param_groups": [{"params": names}]}, "the key 3 is no name"),
+        ({"state": {3: {}}, "param_groups": [{"params": names}]}, "the key 3 is not a name"),
     ):
         message = raised(lambda given=given: fsdp2.fsdp2_load_optimizer_state_dict(model, optimizer, given))
         assert message.startswith("CheckpointError: ") and words in message, message

@@ -1,4 +1,4 @@
-"""Tensor-parallel plans of networks that the package does not know: what is split computes the same, or is refused."""
+"""Cases of tensor-parallel plans of foreign networks: split layers compute the same, or are refused."""
 
 from __future__ import annotations
 
@@ -226,14 +226,14 @@ def replaced_forward(layer: nn.Linear) -> None:
 
 @case
 def layers_that_cannot_be_split() -> None:
-    """What makes its weight by a hook, or does more than a product, would give wrong sums without an error."""
+    """A layer whose weight a hook makes, or that does more than a product, would give wrong sums without an error."""
     mesh = init_device_mesh("cpu", (4,))
     changes: list[tuple[Callable[[nn.Module], object], str]] = [
         (lambda m: nn.utils.spectral_norm(m.up), "its weight is not a parameter but is made by a hook"),
         (lambda m: nn.utils.weight_norm(m.up), "its weight is not a parameter but is made by a hook"),
         (lambda m: prune.l1_unstructured(m.up, "weight", 0.5), "its weight is not a parameter but is made by a hook"),
-        (lambda m: parametrizations.weight_norm(m.up), "_WeightNorm of its weight does not know"),
-        (lambda m: parametrizations.spectral_norm(m.up), "_SpectralNorm of its weight does not know"),
+        (lambda m: parametrizations.weight_norm(m.up), "_WeightNorm of its weight has no method share"),
+        (lambda m: parametrizations.spectral_norm(m.up), "_SpectralNorm of its weight has no method share"),
         (lambda m: parametrize.register_parametrization(m.up, "bias", nn.Tanh()), "its bias is not a plain parameter"),
         (lambda m: setattr(m, "up", Scaled(WIDTH, HIDDEN)), "Scaled has a forward of its own"),
         (lambda m: replaced_forward(m.up), "its forward was replaced"),

@@ -1,4 +1,4 @@
-"""credit.parallel.fsdp2 as other programs call it, on four ranks; one launch, one verdict a case."""
+"""credit.parallel.fsdp2 as other programs call it: all cases run in one launch of four ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs the cases of the interface on four ranks and writes the verdict of each; started by test_fsdp2_api."""
+"""Worker of test_fsdp2_api: runs the cases on four ranks and writes the error of each, if any."""
 
 from __future__ import annotations
 

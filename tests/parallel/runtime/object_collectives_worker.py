@@ -1,4 +1,4 @@
-"""Two ranks, one of which dies while rank 0's result is on its way; started by test_object_collectives."""
+"""Worker of test_object_collectives: of two ranks one dies while rank 0 sends its result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Makes process groups where few files may be open; started by test_open_files."""
+"""Worker of test_open_files: makes process groups under a low limit of open files."""
 
 from __future__ import annotations
 

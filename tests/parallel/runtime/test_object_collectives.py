@@ -1,4 +1,4 @@
-"""What a rank says when another dies in the middle of a decision."""
+"""A rank whose peer dies during a collective of Python objects ends with an error that says so."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is missing when a step does not end: ranks that are stopped, and ranks that are late."""
+"""The watchdog names the ranks that a step waits for: those that are stopped, and those that are late."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from tests.parallel.torchrun import launch
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["silent", "late"])
 def test_the_missing_rank_is_named(how: str) -> None:
-    said = launch("tests.parallel.runtime.watchdog_worker", 3, how, timeout=120)
-    assert said.count("is through") == 3
-    assert "rank 0 has made no progress for" in said and "(step 3)" in said
-    assert ("silent, so stopped or dead: rank 1\n" in said) == (how == "silent"), said
+    output = launch("tests.parallel.runtime.watchdog_worker", 3, how, timeout=120)
+    assert output.count("is through") == 3
+    assert "rank 0 has made no progress for" in output and "(step 3)" in output
+    assert ("silent, so stopped or dead: rank 1\n" in output) == (how == "silent"), output
     if "_dump_fr_trace_json" in dir(__import__("torch")._C._distributed_c10d):
-        assert "ranks 0, 2 in gloo:all_reduce, number 4; not there yet: rank 1" in said, said
-    assert "dist.all_reduce(torch.ones(3))" in said, "the place in the code"
+        assert "ranks 0, 2 in gloo:all_reduce, number 4; not there yet: rank 1" in output, output
+    assert "dist.all_reduce(torch.ones(3))" in output, "the place in the code"
 
 
-def test_words() -> None:
-    sums = {"0 default_pg": [7, "nccl:all_reduce"], "1 tp": [3, "nccl:all_gather"]}
-    still = {"0 default_pg": [6, "nccl:all_reduce"], "1 tp": [3, "nccl:all_gather"]}
+def test_description_of_the_lag() -> None:
+    collectives_of_rank0 = {"0 default_pg": [7, "nccl:all_reduce"], "1 tp": [3, "nccl:all_gather"]}
+    collectives_of_rank1 = {"0 default_pg": [6, "nccl:all_reduce"], "1 tp": [3, "nccl:all_gather"]}
     before = {
-        0: {"beats": 1, "count": 5, "what": "step 5", "collectives": sums},
-        1: {"beats": 1, "count": 4, "what": "step 4", "collectives": still},
-        2: {"beats": 1, "count": 4, "what": "step 4", "collectives": {}},
+        0: {"beats": 1, "count": 5, "activity": "step 5", "collectives": collectives_of_rank0},
+        1: {"beats": 1, "count": 4, "activity": "step 4", "collectives": collectives_of_rank1},
+        2: {"beats": 1, "count": 4, "activity": "step 4", "collectives": {}},
         3: None,
     }
-    now = {rank: said and {**said, "beats": 2} for rank, said in before.items()} | {2: before[2]}
+    now = {rank: status and {**status, "beats": 2} for rank, status in before.items()} | {2: before[2]}
     assert describe_lag(before, now) == [
         "silent, so stopped or dead: ranks 2, 3",
         "behind: rank 1 (step 4)",

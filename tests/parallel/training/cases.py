@@ -1,4 +1,4 @@
-"""What is compared between one process and many: the network in all its variants, trained by the real training step."""
+"""Cases that are compared between one process and many: variants of the network, trained by the real training step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every rank of test_checkpoint.py does; started by torchrun with the test's folder."""
+"""Worker of test_checkpoint.py: each rank saves and loads; started by torchrun with the folder of the test."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs every case on every mesh of four ranks and writes what came out; started by test_equality."""
+"""Worker of test_equality: runs the cases on every mesh of four ranks and writes the results."""
 
 from __future__ import annotations
 

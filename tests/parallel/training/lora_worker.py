@@ -1,4 +1,4 @@
-"""Trains adapters on several meshes of four ranks and writes what came out; started by test_lora."""
+"""Worker of test_lora: trains adapters on several meshes of four ranks and writes the results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two ranks train longer: started by test_many_steps."""
+"""Worker of test_many_steps: two ranks train for many steps."""
 
 from __future__ import annotations
 

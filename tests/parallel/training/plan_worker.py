@@ -24,7 +24,7 @@ from credit.train.optim import build_optimizer
 from credit.train.step import StepSettings, TrainingStep
 from tests.parallel.training.cases import MESHES, parallelism
 from tests.parallel.training.test_plan import CASES, config_of
-from tests.unit.hpc.measured import allocations, rehearsal_of
+from tests.unit.hpc.measured import allocations, step_builder_of
 
 
 def held(tensors: Any) -> int:
@@ -37,21 +37,21 @@ def held(tensors: Any) -> int:
 def measure(mesh: DeviceGrid, data: str, overrides: list[str]) -> dict[str, Any]:
     """Return bytes by kind, collectives of a step, and the most that a step's allocations came to."""
     config = config_of(data, overrides)
-    conf, rehearsal, rollout = config.trainer, rehearsal_of(config), config.data.forecast_len
-    model, autocast = rehearsal.network(mesh, data != "none", conf.activation_checkpoint)
+    conf, step_builder, rollout = config.trainer, step_builder_of(config), config.data.forecast_len
+    model, autocast = step_builder.network(mesh, data != "none", conf.activation_checkpoint)
     allocate_(model, torch.device("cpu"))
     fill_(model, initial_values(model, seed=0))
     model.train()
-    stepper = build_stepper(config, rehearsal._assets, model, torch.device("cpu"), autocast)
+    stepper = build_stepper(config, step_builder._assets, model, torch.device("cpu"), autocast)
     optimizer, average = build_optimizer(model, conf), EMA(model, conf.ema_decay)
     gradients: list[int] = []
     optimizer.register_step_pre_hook(lambda *_: gradients.append(held(p.grad for p in model.parameters())))
-    context = ObjectiveContext(stepper, rehearsal._loss(), conf.recompute_steps)
+    context = ObjectiveContext(stepper, step_builder._build_loss(), conf.recompute_steps)
     settings = StepSettings(lambda _: rollout, 0, conf.grad_accum_every, conf.grad_max_norm, data_rank=mesh.data_rank)
     step = TrainingStep(build_objective(conf.objective, context), optimizer, average, settings)
 
     def take(number: int) -> None:
-        step(rehearsal._batches(rollout, lambda: None), number, 1e-3)
+        step(step_builder._batches(rollout, lambda: None), number, 1e-3)
 
     take(0)
     optimizer._optimizer_step_pre_hooks.clear()

@@ -1,4 +1,4 @@
-"""What is saved on any mesh is loaded on any other and on one process, bit by bit; all ranks share every verdict."""
+"""Checkpoints of any mesh load on any other and on one process, bit for bit; all ranks raise the same errors."""
 
 from __future__ import annotations
 

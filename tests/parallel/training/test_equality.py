@@ -30,7 +30,7 @@ def four_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def one_process() -> dict[int, dict[str, torch.Tensor]]:
-    """What one process has computed, by case."""
+    """Results of one process, by case."""
     return {number: cases.train(case, DeviceGrid()) for number, case in enumerate(cases.CASES)}
 
 
@@ -82,7 +82,7 @@ def test_tensor_parallel_layers_talk_as_often_as_their_plan_asks(four_ranks: Pat
 
 
 def facts(folder: Path) -> dict:
-    """What the ranks counted."""
+    """Return the collectives that the ranks counted."""
     return json.loads((folder / "facts.json").read_text())
 
 

@@ -1,4 +1,4 @@
-"""What shows only over many steps: bfloat16 follows float32 as on one process, and tensor peers never drift apart."""
+"""Properties that only many steps show: bfloat16 follows float32 as on one process; tensor peers stay equal."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What two ranks have found."""
+    """Results of two ranks."""
     folder = tmp_path_factory.mktemp("long")
     launch("tests.parallel.training.many_steps_worker", 2, str(folder))
     return json.loads((folder / "facts.json").read_text())

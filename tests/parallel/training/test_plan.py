@@ -1,4 +1,4 @@
-"""What `credit_plan` predicts of meshes of four ranks against what four ranks hold and send."""
+"""Predictions of `credit plan` for meshes of four ranks, compared with the memory and traffic of four ranks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from credit.parallel.mesh import plan_degrees
 from credit.parallel.process_info import fake_process_group
 from tests.parallel.torchrun import launch
 from tests.parallel.training.cases import MESHES, parallelism
-from tests.unit.hpc.measured import rehearsal_of, small_config
+from tests.unit.hpc.measured import small_config, step_builder_of
 
 RANKS = 4
 ROLLOUT = ["trainer.grad_accum_every=2", "data.forecast_len=2"]
@@ -52,7 +52,7 @@ def planned() -> list[MeshPlan]:
 def plan_of(name: str, overrides: list[str]) -> MeshPlan:
     """Return the plan of a mesh, as if its kernels were the CPU's."""
     config = config_of(MESHES[name]["data"], overrides)
-    run = Run(config.trainer, {0.0: config.data.forecast_len}, 100, rehearsal_of(config))
+    run = Run(config.trainer, {0.0: config.data.forecast_len}, 100, step_builder_of(config))
     planner = Planner(run, RANKS, find_gpu("h100"), kernels="cpu")
     degrees = plan_degrees(parallelism(name), RANKS)
     return planner.mesh(MESHES[name]["data"], degrees, config.trainer.activation_checkpoint)
@@ -67,8 +67,8 @@ def test_states_are_exact(number: int, measured: dict, planned: list[MeshPlan]) 
 @pytest.mark.parametrize("number", range(len(CASES)), ids=IDS)
 def test_collectives_are_exact(number: int, measured: dict, planned: list[MeshPlan]) -> None:
     mesh, facts = planned[number], measured[str(number)]
-    assert calls_by_kind(mesh.messages) == facts["calls"]
-    assert bytes_by_kind(mesh.messages) == facts["bytes"]
+    assert calls_by_kind(mesh.collectives) == facts["calls"]
+    assert bytes_by_kind(mesh.collectives) == facts["bytes"]
 
 
 @pytest.mark.parametrize("number", range(len(CASES)), ids=IDS)

@@ -16,9 +16,9 @@ from credit.forecast.initial_times import (
     InitialTimes,
     choose_initial_times,
     choose_leads,
-    deal,
     find_initial_times,
-    group,
+    group_initial_times,
+    round_robin,
     select_part,
 )
 
@@ -42,9 +42,9 @@ def test_what_is_no_part(part: str) -> None:
 
 @pytest.mark.parametrize(("members", "batch_size", "sizes"), [(1, 3, [3, 3, 1]), (2, 5, [2, 2, 2, 1]), (9, 4, [1] * 7)])
 def test_groups_fill_batches_whatever_shares_them(members: int, batch_size: int, sizes: list[int]) -> None:
-    groups = group(range(7), members, batch_size)
+    groups = group_initial_times(range(7), members, batch_size)
     assert [len(own) for own in groups] == sizes and sum(groups, []) == list(range(7))
-    assert sorted(sum((deal(groups, rank, 3) for rank in range(3)), [])) == groups
+    assert sorted(sum((round_robin(groups, rank, 3) for rank in range(3)), [])) == groups
 
 
 CALENDAR = Calendar()

@@ -80,7 +80,7 @@ def test_a_batch_is_that_of_the_files_whatever_is_read() -> None:
     forecasts = online(runs)
     read_all(forecasts, [[1440]])
     assert [start.initial for start in runs.batches[0][0]] == [0, 1440]
-    assert set(forecasts._made) == {(0, 1440)}
+    assert set(forecasts._pending) == {(0, 1440)}
 
 
 @pytest.mark.parametrize("batch_size", [1, 2, 3, 8])
@@ -110,7 +110,7 @@ def test_sums_are_of_all_steps(batch_size: int) -> None:
     )
     forecasts = online(Runs(), members=3, lag=720, batch_size=batch_size, products=products)
     assert forecasts.channel_names == ["t2m", "tp", "total"]
-    forecasts.keep_company([720])
+    forecasts.join_collectives([720])
     for (_, lead), fields in read_all(forecasts, forecasts.groups()).items():
         # a member's number at each step
         assert fields[:, 2, 0, 0].tolist() == [lead // STEP * member for member in range(3)]
@@ -121,7 +121,7 @@ def test_sums_are_of_all_steps(batch_size: int) -> None:
 def test_company_takes_as_many_steps() -> None:
     scored, idle = Runs(), Runs()
     read_all(online(scored, members=3), [[1440]])
-    online(idle, members=3).keep_company([720, 1440])
+    online(idle, members=3).join_collectives([720, 1440])
     assert idle.steps == scored.steps == 2 * 4  # two batches
 
 

@@ -85,7 +85,7 @@ def test_names_tell_levels_from_variables_without(tmp_path: Path) -> None:
 def test_without_products_nothing_changes(tmp_path: Path) -> None:
     made = products(tmp_path)
     fields = fields_of(made)
-    assert made.make(START, 360, fields) is fields and made.channels is made._model and not made.needs_every_step
+    assert made.compute(START, 360, fields) is fields and made.channels is made._model and not made.needs_every_step
 
 
 def test_wind_speed_and_humidity_on_pressure_levels(tmp_path: Path) -> None:
@@ -98,7 +98,7 @@ def test_wind_speed_and_humidity_on_pressure_levels(tmp_path: Path) -> None:
         },
     )
     fields = fields_of(made, u=[3, 5, 8], v=[4, 12, 15], u10=6, v10=8, t=[280, 260, 290], q=[5, 1, 8])
-    out = made.make(START, 360, fields)
+    out = made.compute(START, 360, fields)
     assert [find(made, out, f"wind{level:g}")[0, 0] for level in PRESSURES] == [5, 13, 17]
     assert find(made, out, "wind10")[0, 0] == 10
     for level, t, q in zip(PRESSURES, (280, 260, 290), (5e-3, 1e-3, 8e-3), strict=True):
@@ -130,7 +130,7 @@ def test_sums_over_hours(tmp_path: Path) -> None:
     found: dict[tuple[int, str], list[float]] = {}
     for lead in (360, 720, 1080, 1440):
         for member in (0, 1):  # side by side
-            out = made.make(
+            out = made.compute(
                 ForecastStart(0, member, 0), lead, fields_of(made, tp=(member + 1) * lead / 360, u10=3, v10=4)
             )
             for name in ("total", "tp12", "wind10"):
@@ -138,7 +138,7 @@ def test_sums_over_hours(tmp_path: Path) -> None:
     assert found[0, "total"] == [1, 3, 6, 10] and found[1, "total"] == [2, 6, 12, 20]
     assert np.isnan(found[0, "tp12"][0]) and found[0, "tp12"][1:] == [3, 5, 7] and found[1, "tp12"][1:] == [6, 10, 14]
     assert found[0, "wind10"] == [5] * 4
-    assert not made._earlier, "a forecast that is over is forgotten"
+    assert not made._earlier_fields, "a forecast that is over is forgotten"
     assert made.windows == {"total": 0, "tp12": 720}
     assert made.attributes["tp12"] == {
         "units": "mm", "long_name": "tp over the 12h before", "temporal": "accumulate",
@@ -155,7 +155,7 @@ def test_an_isothermal_dry_column(tmp_path: Path) -> None:
     )  # fmt: skip
     half = HALF_A + HALF_B * surface
     full = 0.5 * (half[1:] + half[:-1])
-    out = made.make(START, 360, fields_of(made, t=temperature, q=0.0, sp=surface / 100, u=np.log(full), v=2.0))
+    out = made.compute(START, 360, fields_of(made, t=temperature, q=0.0, sp=surface / 100, u=np.log(full), v=2.0))
     for pressure in (50000.0, 80000.0):
         name = f"{pressure / 100:g}"
         expected = thermodynamics.GRAVITY * 300.0 + thermodynamics.R_DRY * temperature * np.log(surface / pressure)
@@ -246,7 +246,7 @@ def test_levels_of_the_files_themselves_need_coefficients_for_products_alone(tmp
     "name", ["time", "level_2", "level_t", "latitude", "time_6h", "valid_time_bnds", "written", "a/b", ""]
 )
 def test_names_that_files_cannot_hold(name: str) -> None:
-    with pytest.raises(ValueError, match=f'"{name}" is (no name of a variable|the name of a coordinate)'):
+    with pytest.raises(ValueError, match=f'"{name}" is (not a name for a variable|the name of a coordinate)'):
         InferenceConfig(derive={name: {"kind": "wind_speed"}})
 
 

@@ -13,7 +13,7 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 
 from credit.cli.init import templates
-from credit.cli.plan import TrainingProbe, build_grid
+from credit.cli.plan import TrainingStepBuilder, build_grid
 from credit.config import Config, build_config
 from credit.config.load import _StrictLoader, apply_overrides
 from credit.hpc.planner.trace import Trace, trace_step
@@ -37,27 +37,27 @@ def small_config(*overrides: str) -> Config:
     return build_config(apply_overrides(raw, [*SMALL, *overrides]))
 
 
-def rehearsal_of(config: Config, grid: str = GRID) -> TrainingProbe:
+def step_builder_of(config: Config, grid: str = GRID) -> TrainingStepBuilder:
     """Return what plans `config` on a grid."""
-    return TrainingProbe(config, dummy_assets(config, build_grid(grid), {}))
+    return TrainingStepBuilder(config, dummy_assets(config, build_grid(grid), {}))
 
 
 def traced(config: Config, rollout: int = 1, gpu: bool = False, grid: str = GRID) -> Trace:
     """Return the trace of a micro-step on one process."""
-    rehearsal = rehearsal_of(config, grid)
-    model, autocast = rehearsal.network(DeviceGrid(), False, config.trainer.activation_checkpoint)
-    start = functools.partial(rehearsal.start, model, autocast, rollout)
+    step_builder = step_builder_of(config, grid)
+    model, autocast = step_builder.network(DeviceGrid(), False, config.trainer.activation_checkpoint)
+    start = functools.partial(step_builder.start, model, autocast, rollout)
     return trace_step(model, start, gpu=gpu, autocast=autocast)
 
 
 def real(config: Config, rollout: int = 1, grid: str = GRID) -> tuple[nn.Module, Any]:
     """Return the filled network and what takes a step with it."""
-    rehearsal = rehearsal_of(config, grid)
-    model, autocast = rehearsal.network(DeviceGrid(), False, config.trainer.activation_checkpoint)
+    step_builder = step_builder_of(config, grid)
+    model, autocast = step_builder.network(DeviceGrid(), False, config.trainer.activation_checkpoint)
     allocate_(model, torch.device("cpu"))
     fill_(model, initial_values(model, seed=0))
     model.train()
-    _, step = rehearsal.start(model, autocast, rollout, 1)
+    _, step = step_builder.start(model, autocast, rollout, 1)
     return model, lambda: step(lambda: None)
 
 

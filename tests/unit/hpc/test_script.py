@@ -145,7 +145,7 @@ def test_a_template_of_one_s_own(tmp_path: Path) -> None:
 def test_a_start_that_cannot_be_filled_in(tmp_path: Path) -> None:
     text = Path(__file__).parents[3].joinpath("credit/hpc/clusters/pbs.yml").read_text()
     (tmp_path / "here.yml").write_text(text.replace("{ranks_per_node}", "{ppn}"))
-    with pytest.raises(ConfigError, match=r"only \{ranks\} and \{ranks_per_node\} can stand in it"):
+    with pytest.raises(ConfigError, match=r"the only placeholders are \{ranks\} and \{ranks_per_node\}"):
         render(job(str(tmp_path / "here.yml"), nodes=2))
 
 

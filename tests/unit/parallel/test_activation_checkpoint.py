@@ -44,7 +44,7 @@ def test_same_gradients_more_forwards(mode: bool | str) -> None:
 
 
 def test_nothing_is_computed_three_times() -> None:
-    """What blocks compute again by themselves to save memory, they do not once they are checkpointed."""
+    """Blocks that recompute something by themselves to save memory stop doing so once they are checkpointed."""
 
     def operations() -> int:
         # large kernels take fewer operations on a CPU

@@ -182,10 +182,10 @@ def test_policy(conf: dict, dtypes: tuple | None) -> None:
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
-        ({"param_dtype": "bfloat"}, r'param_dtype: .bfloat. is no dtype; did you mean "bfloat16"'),
+        ({"param_dtype": "bfloat"}, r'param_dtype: .bfloat. is not a dtype; did you mean "bfloat16"'),
         ({"parm_dtype": "bfloat16"}, r'parm_dtype: there is no such key; did you mean "param_dtype"'),
-        ("bfloat16", "is no section; its keys are param_dtype"),
-        ({"param_dtype": torch.int8}, r"param_dtype: torch\.int8 is no dtype"),
+        ("bfloat16", "is not a section; its keys are param_dtype"),
+        ({"param_dtype": torch.int8}, r"param_dtype: torch\.int8 is not a dtype"),
         ({"cast_forward_inputs": "false"}, r"cast_forward_inputs: .false. is not a boolean; write true or false"),
     ],
 )
@@ -222,7 +222,7 @@ def test_parametrized_spectral_norm_buffers() -> None:
         ({"trainer": {"amp": True}, "model": {"use_spectral_norm": "no"}}, r"model\.use_spectral_norm: 'no' is not"),
         ({"trainer": {"parallelism": {"cpu_offload": "true"}}}, r"trainer\.parallelism\.cpu_offload: 'true' is not"),
         ({"trainer": {"parallelism": {"reshard_after_forward": "false"}}}, r"reshard_after_forward: 'false' is not"),
-        ({"trainer": {"parallelism": [1]}}, r"trainer\.parallelism: \[1\] is no section"),
+        ({"trainer": {"parallelism": [1]}}, r"trainer\.parallelism: \[1\] is not a section"),
         ({"trainer": {"activation_checkpoint": "false"}}, "activation_checkpoint: 'false' is not one of true, false"),
     ],
 )
@@ -283,10 +283,10 @@ def test_models_that_cannot_be_sharded(kind: str, words: str, no_group: None) ->
 @pytest.mark.parametrize(
     ("conf", "words"),
     [
-        ([1], r"trainer: \[1\] is no section"),
-        ({"trainer": [1]}, r"trainer: \[1\] is no section"),
-        ({"trainer": {"amp": True}, "model": 3}, "model: 3 is no section"),
-        ({"trainer": {"amp": True, "fsdp2_mp_policy": {"param_dtype": ["bfloat16"]}}}, "is no dtype"),
+        ([1], r"trainer: \[1\] is not a section"),
+        ({"trainer": [1]}, r"trainer: \[1\] is not a section"),
+        ({"trainer": {"amp": True}, "model": 3}, "model: 3 is not a section"),
+        ({"trainer": {"amp": True, "fsdp2_mp_policy": {"param_dtype": ["bfloat16"]}}}, "is not a dtype"),
     ],
 )
 def test_what_is_no_config(conf, words: str) -> None:
@@ -296,7 +296,7 @@ def test_what_is_no_config(conf, words: str) -> None:
 
 @pytest.mark.parametrize("given", [None, "model.pt", {"head.weight": [1.0]}])
 def test_what_is_no_state_dict(given) -> None:
-    with pytest.raises(CheckpointError, match="in place of a dict|head.weight is no tensor"):
+    with pytest.raises(CheckpointError, match="in place of a dict|head.weight is not a tensor"):
         fsdp2.fsdp2_load_state_dict(built(Net), given)
 
 

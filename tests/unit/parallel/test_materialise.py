@@ -8,13 +8,14 @@ from torch import nn
 
 from credit.errors import ConfigError
 from credit.models.initialise import initial_values
+from credit.models.wxformer import WXFormer
 from credit.parallel.state.materialise import allocate_, fill_, require_filled
 from tests.unit.models.small import SETTINGS, build
 
 
 def test_the_same_weights_as_without_the_detour() -> None:
     with torch.device("meta"):
-        model = type(build())(**SETTINGS)
+        model = WXFormer.from_kwargs(**SETTINGS)
     allocate_(model, torch.device("cpu"))
     with pytest.raises(ConfigError, match="without values"):
         require_filled(model)

@@ -54,7 +54,7 @@ def test_mpi_on_several_hosts_needs_an_address() -> None:
 @pytest.mark.parametrize(
     ("env", "message"),
     [
-        ({"RANK": "x", "WORLD_SIZE": "2"}, "RANK='x' is no whole number"),
+        ({"RANK": "x", "WORLD_SIZE": "2"}, "RANK='x' is not a whole number"),
         ({"RANK": "2", "WORLD_SIZE": "2"}, "must lie below the number of ranks"),
         ({"RANK": "0", "WORLD_SIZE": "2"}, "export LOCAL_RANK"),
     ],
@@ -68,7 +68,7 @@ def test_what_runs_on_one_process_says_so(monkeypatch: pytest.MonkeyPatch) -> No
     require_one_process("rollout")
     for name, value in {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(ConfigError, match="credit rollout runs on one process, and torchrun has started 2"):
+    with pytest.raises(ConfigError, match="credit rollout runs on one process, but torchrun has started 2"):
         require_one_process("rollout")
 
 

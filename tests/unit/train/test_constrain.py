@@ -137,19 +137,19 @@ REFUSED = {
     "order": (
         lambda raw: raw["model"]["postprocess"].reverse(),
         {},
-        "water after energy would open its budget again; the order is clamp, dry_mass, water, energy",
+        "water after energy would undo it; the order is hyperdiffusion, clamp, dry_mass, water, energy",
     ),
     "twice": (lambda raw: raw["model"]["postprocess"].append(air.POST[3]), {}, "energy is listed twice"),
     "clamp twice": (lambda raw: raw["model"]["postprocess"].insert(0, air.POST[0]), {}, "clamp of q is listed twice"),
     "minimum twice": (
         change("data", "variable_options", "q", to={"minimum": 0}),
         {},
-        r"model\.postprocess\.0\.minimum: data\.variable_options\.q\.minimum says it already",
+        r"model\.postprocess\.0\.minimum: data\.variable_options\.q\.minimum sets it already",
     ),
     "maximum twice": (
         change("data", "variable_options", "q", to={"maximum": 1}),
         {},
-        r"model\.postprocess\.0\.maximum: data\.variable_options\.q\.maximum says it already",
+        r"model\.postprocess\.0\.maximum: data\.variable_options\.q\.maximum sets it already",
     ),
     "bounds that leave nothing": (
         change("data", "variable_options", "q", to={"minimum": 1, "maximum": 0}),

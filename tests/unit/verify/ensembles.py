@@ -6,12 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import xarray as xr
-from credit.verify.scores.crps import crps_of, member_sums
 
 from credit.channels import ChannelMap
 from credit.config.schema_verification import REGIONS
-from credit.verify.scores.energy_score import vector_member_sums
 from credit.verify.statistics.area_mean import AreaMean
+from credit.verify.statistics.ensemble_kernels import crps_from_sums, member_sums, vector_member_sums
 from credit.verify.statistics.regions import region_weights
 from tests.unit.analytic_reader import make_grid
 
@@ -77,7 +76,7 @@ def crps_by_cell(members: np.ndarray, truth: np.ndarray) -> tuple[np.ndarray, np
     first, out = np.arange(truth.size), np.empty((4 + len(members), truth.size))
     valid = np.ones(truth.size, dtype=bool)
     member_sums(members[:, None], 0, truth, valid, first, first + 1, out)
-    return crps_of(out, len(members))
+    return crps_from_sums(out, len(members))
 
 
 def energy_by_cell(members: np.ndarray, truth: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -85,4 +84,4 @@ def energy_by_cell(members: np.ndarray, truth: np.ndarray) -> tuple[np.ndarray, 
     first, out = np.arange(truth.shape[1]), np.empty((2, truth.shape[1]))
     valid = np.ones(truth.shape[1], dtype=bool)
     vector_member_sums(members, (0, 1), *truth, valid, np.float32(0.125), first, first + 1, out)
-    return crps_of(out, len(members))
+    return crps_from_sums(out, len(members))

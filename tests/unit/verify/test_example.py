@@ -8,7 +8,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from credit.verify.statistics.partial_scores import PartialScores
 from matplotlib import colormaps
 from matplotlib.figure import Figure
 from PIL import Image, ImageSequence
@@ -18,6 +17,7 @@ from credit.channels import Channel
 from credit.config.schema_verification import VerificationConfig
 from credit.errors import ConfigError, CreditError
 from credit.verify.example import ExampleCollector, ExampleEvolution, band_weights
+from credit.verify.partial_scores import PartialScores
 from credit.verify.plots.animation import animate
 from credit.verify.plots.example import draw_example
 from credit.verify.plots.hovmoeller import hovmoeller, latitude_time, time_edges
@@ -33,17 +33,19 @@ CHANNELS = [Channel("t2m", "t2m", None, "prognostic"), Channel("sst", "sst", Non
 
 
 def empty() -> PartialScores:
-    return PartialScores(np.array([0]), sums={}, events={}, seeps={}, histograms={}, maps={}, spectra={})
+    return PartialScores(np.array([0]), statistics={}, events={}, seeps={}, histograms={})
 
 
 def keep_all(
     leads: Sequence[int], truth: np.ndarray, members: Callable[[int], np.ndarray], masks: dict[str, np.ndarray]
 ) -> PartialScores:
     """Keep the band of 30 to 60 degrees of both channels."""
-    keeper = ExampleCollector(make_grid(), CHANNELS, masks, leads, ["t2m", "sst"], [], (30.0, 60.0))
+    collector = ExampleCollector(
+        VerificationConfig(hovmoeller_band=(30.0, 60.0)), make_grid(), CHANNELS, masks, leads, ["t2m", "sst"]
+    )
     part = empty()
     for lead in leads:
-        keeper.keep(part, lead, truth, members(lead))
+        collector.add(part, lead, truth, members(lead))
     return part
 
 
@@ -98,35 +100,35 @@ def test_frames_are_few_and_small() -> None:
     """Of 200 lead times at half a degree 60 remain, the first and the last among them, at one degree."""
     grid, leads = make_grid(40, 720), [60 * number for number in range(1, 201)]
     wave = np.cos(np.deg2rad(grid.lon)) * np.ones((2, 40, 1))
-    keeper = ExampleCollector(grid, CHANNELS, {}, leads, [], ["t2m"], (30.0, 60.0))
+    collector = ExampleCollector(VerificationConfig(animate=["t2m"]), grid, CHANNELS, {}, leads, [])
     part = empty()
     for lead in leads:
-        keeper.keep(part, lead, wave + lead / 12000, wave[None])
-    course = keeper.conclude(part, 1)
-    held = [lead for _, lead in course.frames]
-    assert len(held) == 60 and (held[0], held[-1]) == (60, 12000) and not course.strips
-    truth, forecast = course.frames["t2m", 12000]
-    assert truth.shape == forecast.shape == course.frame_grid.shape == (180, 360)
-    wave = np.cos(np.deg2rad(course.frame_grid.lon))
+        collector.add(part, lead, wave + lead / 12000, wave[None])
+    evolution = collector.result(part, 1)
+    held = [lead for _, lead in evolution.frames]
+    assert len(held) == 60 and (held[0], held[-1]) == (60, 12000) and not evolution.strips
+    truth, forecast = evolution.frames["t2m", 12000]
+    assert truth.shape == forecast.shape == evolution.frame_grid.shape == (180, 360)
+    wave = np.cos(np.deg2rad(evolution.frame_grid.lon))
     np.testing.assert_allclose(truth, 1 + np.broadcast_to(wave, truth.shape), atol=1e-4)
 
 
 def test_scoring_keeps_the_course_of_the_example(run: Run) -> None:
     found = score_forecasts(run.config, run.reader, run.archive)
-    course, weights = found.course, band_weights(run.reader.grid, (35.0, 60.0))
-    assert set(course.strips) == {(name, lead) for name in ("z500", "t2m", "tp") for lead in LEADS}
-    assert set(course.zonal) == set(course.strips)
-    assert set(course.frames) == {("t2m", lead) for lead in LEADS} and not course.is_ensemble
+    evolution, weights = found.evolution, band_weights(run.reader.grid, (35.0, 60.0))
+    assert set(evolution.strips) == {(name, lead) for name in ("z500", "t2m", "tp") for lead in LEADS}
+    assert set(evolution.zonal) == set(evolution.strips)
+    assert set(evolution.frames) == {("t2m", lead) for lead in LEADS} and not evolution.is_ensemble
     for lead in LEADS:
         at = run.reader.read(run.reader.index_of(found.example + lead))
-        truth, forecast = course.strips["z500", lead]
+        truth, forecast = evolution.strips["z500", lead]
         np.testing.assert_allclose(truth, weights @ at[0] / weights.sum(), rtol=1e-6)
         np.testing.assert_allclose(forecast - truth, MODEL_ERROR, rtol=1e-3)
-        truth, forecast = course.zonal["z500", lead]
+        truth, forecast = evolution.zonal["z500", lead]
         np.testing.assert_allclose(truth, at[0].mean(axis=1), rtol=1e-6)
         np.testing.assert_allclose(forecast - truth, MODEL_ERROR, rtol=1e-3)
-        np.testing.assert_array_equal(course.frames["t2m", lead][0], at[3])
-        np.testing.assert_allclose(course.frames["t2m", lead][1] - at[3], MODEL_ERROR, rtol=1e-3)
+        np.testing.assert_array_equal(evolution.frames["t2m", lead][0], at[3])
+        np.testing.assert_allclose(evolution.frames["t2m", lead][1] - at[3], MODEL_ERROR, rtol=1e-3)
 
 
 def test_what_cannot_be_kept_is_refused(run: Run, tmp_path: Path) -> None:
@@ -141,11 +143,11 @@ def test_what_cannot_be_kept_is_refused(run: Run, tmp_path: Path) -> None:
 def test_no_diagram_without_times_or_cells(run: Run, tmp_path: Path, leads: tuple[int, ...], value: float) -> None:
     strips = {("sst", lead): (np.full(24, value),) * 2 for lead in leads}
     zonal = {("sst", lead): (np.full(12, value),) * 2 for lead in leads}
-    course = ExampleEvolution(strips, (-90.0, -80.0), zonal, {}, run.reader.grid, False)
-    table = SimpleNamespace(units=lambda name: "K")
+    evolution = ExampleEvolution(strips, (-90.0, -80.0), zonal, {}, run.reader.grid, False)
+    table = SimpleNamespace(units=lambda name: "K", display_name=lambda name: "waves")
     maps = {("sst", leads[-1]): (np.ones((12, 24)),) * 2}
     found = SimpleNamespace(
-        grid=run.reader.grid, course=course, example=START, maps=maps, table=table, figure_channels=["sst"]
+        grid=run.reader.grid, evolution=evolution, example=START, maps=maps, table=table, figure_channels=["sst"]
     )
     assert [path.name for _, path in draw_example(found, run.reader, tmp_path)] == ["maps_sst.png"]
 
@@ -161,13 +163,13 @@ def test_waves_move_through_the_diagram_at_their_speed(tmp_path: Path) -> None:
     figures: list[Figure] = []
 
     def make() -> Figure:
-        figures.append(hovmoeller("z500", "m2 s-2", strips, (35.0, 60.0), "Forecast", START, CALENDAR, background))
+        figures.append(hovmoeller("z500", "m2 s-2", strips, (35.0, 60.0), "waves", START, CALENDAR, background))
         return figures[0]
 
     draw(tmp_path / "h.png", make)
     panels = [axis for axis in figures[0].axes if axis.get_title()]
     assert [axis.get_title() for axis in panels] == ["Truth", "Forecast", "Error"]
-    assert figures[0].get_suptitle() == "z500, mean over 35°N to 60°N: forecast from 2001-03-01 00:00 UTC"
+    assert figures[0].get_suptitle() == "z500, mean over 35°N to 60°N: waves from 2001-03-01 00:00 UTC"
     values, limits = [], []
     for axis in panels:
         assert axis.yaxis_inverted()
@@ -196,13 +198,13 @@ def test_zonal_means_are_drawn_at_their_latitudes(tmp_path: Path) -> None:
     figures: list[Figure] = []
 
     def make() -> Figure:
-        figures.append(latitude_time("sst", "K", zonal, "Ensemble mean", START, CALENDAR, grid))
+        figures.append(latitude_time("sst", "K", zonal, "ensemble mean of waves", START, CALENDAR, grid))
         return figures[0]
 
     draw(tmp_path / "h.png", make)
     panels = [axis for axis in figures[0].axes if axis.get_title()]
-    assert [axis.get_title() for axis in panels] == ["Truth", "Ensemble mean", "Error"]
-    assert figures[0].get_suptitle() == "sst, zonal mean: forecast from 2001-03-01 00:00 UTC"
+    assert [axis.get_title() for axis in panels] == ["Truth", "Forecast", "Error"]
+    assert figures[0].get_suptitle() == "sst, zonal mean: ensemble mean of waves from 2001-03-01 00:00 UTC"
     given = np.array(list(zonal.values())).transpose(1, 2, 0)
     for axis, expected in zip(panels, (*given, given[1] - given[0]), strict=True):
         (mesh,) = axis.collections

@@ -1,4 +1,4 @@
-"""Files that are replaced together or not at all."""
+"""Files of a folder are replaced after all of them have been written."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from credit.errors import CreditError
-from credit.verify.replace_files import replace_files_atomically
+from credit.verify.replace_files import replace_files
 
 NAMES = ("figures/maps.png", "report.html", "scores.csv", "scores.nc")
 
@@ -26,7 +26,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def other_disk(tmp_path: Path) -> Iterator[Path]:
+def other_file_system(tmp_path: Path) -> Iterator[Path]:
     """A folder on another file system."""
     memory = Path("/dev/shm")
     if not os.access(memory, os.W_OK) or memory.stat().st_dev == tmp_path.stat().st_dev:
@@ -35,121 +35,106 @@ def other_disk(tmp_path: Path) -> Iterator[Path]:
         yield Path(name)
 
 
-def _write(beside: Path) -> None:
-    (beside / "figures").mkdir()
+def write_all(temporary_folder: Path) -> None:
+    (temporary_folder / "figures").mkdir()
     for name in NAMES:
-        (beside / name).write_text(f"new {name}")
+        (temporary_folder / name).write_text(f"new {name}")
 
 
-def _content(folder: Path) -> dict[str, str]:
-    parts = folder, folder / "figures"
-    return {str(p.relative_to(folder)): p.read_text() for part in parts for p in part.iterdir() if p.is_file()}
+def read_all(folder: Path) -> dict[str, str]:
+    texts = {}
+    for path in (*folder.iterdir(), *(folder / "figures").iterdir()):
+        if path.is_file():
+            texts[str(path.relative_to(folder))] = path.read_text()
+    return texts
 
 
-def _refuse(monkeypatch: pytest.MonkeyPatch, numbers: set[int], error: BaseException) -> None:
-    """Let the calls of `os.replace` with these numbers fail."""
-    calls, replace = [], os.replace
+def fail_replace(monkeypatch: pytest.MonkeyPatch, call: int, error: BaseException) -> None:
+    """Let the call of `os.replace` with this number fail."""
+    calls = []
+    replace = os.replace
 
-    def refusing(*args: object) -> None:
-        calls.append(args)
-        if len(calls) in numbers:
+    def failing_replace(*arguments: object) -> None:
+        calls.append(arguments)
+        if len(calls) == call:
             raise error
-        replace(*args)
+        replace(*arguments)
 
-    monkeypatch.setattr(os, "replace", refusing)
+    monkeypatch.setattr(os, "replace", failing_replace)
 
 
-def test_all_take_their_places(folder: Path) -> None:
-    before = _content(folder)
-    with replace_files_atomically(folder) as beside:
-        _write(beside)
-        assert _content(folder) == before
-    assert _content(folder) == before | {name: f"new {name}" for name in NAMES}
+def test_files_are_replaced_at_the_end(folder: Path) -> None:
+    before = read_all(folder)
+    with replace_files(folder) as temporary_folder:
+        write_all(temporary_folder)
+        assert read_all(folder) == before
+    assert read_all(folder) == before | {name: f"new {name}" for name in NAMES}
     assert {path.name for path in folder.iterdir()} == {"figures", "report.html", "scores.csv", "scores.nc"}
 
 
-@pytest.mark.parametrize("number", [1, 2, 3, 4])
+@pytest.mark.parametrize("error", [CreditError("the disk is full"), KeyboardInterrupt()], ids=["error", "ctrl-c"])
+def test_old_files_stay_if_writing_fails(folder: Path, error: BaseException) -> None:
+    before = read_all(folder)
+    listing = sorted(folder.iterdir())
+    with pytest.raises(type(error)), replace_files(folder, remove=["figures/*.png"]) as temporary_folder:
+        write_all(temporary_folder)
+        raise error
+    assert read_all(folder) == before and sorted(folder.iterdir()) == listing
+
+
+@pytest.mark.parametrize("call", [1, 2, 3, 4])
 @pytest.mark.parametrize("error", [OSError(errno.EIO, "Input/output error"), KeyboardInterrupt()], ids=["io", "ctrl-c"])
-def test_what_was_replaced_is_put_back(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, number: int, error: BaseException
+def test_every_file_is_complete_if_a_rename_fails(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, call: int, error: BaseException
 ) -> None:
-    before, listed = _content(folder), sorted(folder.iterdir())
-    _refuse(monkeypatch, {number}, error)
-    named = rf"{NAMES[number - 1]}: cannot be written \(Input" if isinstance(error, OSError) else None
-    with (
-        pytest.raises(CreditError if named else KeyboardInterrupt, match=named),
-        replace_files_atomically(folder) as beside,
-    ):
-        _write(beside)
-    assert _content(folder) == before and sorted(folder.iterdir()) == listed
+    before = read_all(folder)
+    fail_replace(monkeypatch, call, error)
+    expected_error = CreditError if isinstance(error, OSError) else KeyboardInterrupt
+    with pytest.raises(expected_error) as caught, replace_files(folder) as temporary_folder:
+        write_all(temporary_folder)
+    if expected_error is CreditError:
+        assert f"{NAMES[call - 1]}: cannot be written (Input" in str(caught.value)
+    after = read_all(folder)
+    for number, name in enumerate(NAMES, 1):
+        assert after.get(name) == (f"new {name}" if number < call else before.get(name))
+    assert not list(folder.glob(".unfinished.*"))
 
 
-def test_a_folder_in_a_files_place_stays(folder: Path) -> None:
+def test_a_folder_in_the_place_of_a_file_stays(folder: Path) -> None:
     (folder / "scores.csv").mkdir()
     (folder / "scores.csv" / "mine").write_text("")
-    before = _content(folder)
-    with pytest.raises(CreditError, match="scores.csv: cannot be written"), replace_files_atomically(folder) as beside:
-        _write(beside)
-    assert _content(folder) == before and (folder / "scores.csv" / "mine").exists()
+    before = read_all(folder)
+    with pytest.raises(CreditError, match="scores.csv: cannot be written"), replace_files(folder) as temporary_folder:
+        write_all(temporary_folder)
+    assert read_all(folder) == before and (folder / "scores.csv" / "mine").exists()
 
 
-def test_old_files_that_cannot_be_put_back_are_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = _content(folder)
-    _refuse(monkeypatch, {3, 4, 5}, OSError(errno.EIO, "Input/output error"))
-    with (
-        pytest.raises(CreditError, match="old cannot be put back") as caught,
-        replace_files_atomically(folder) as beside,
-    ):
-        _write(beside)
-    old = beside.parent / "old"
-    assert str(old) in str(caught.value) and "scores.csv: cannot be written" in str(caught.value)
-    assert {name: text for name, text in before.items() if name != "figures/loss.png"} == _content(old)
-
-
-def test_two_at_once_leave_each_other_alone(folder: Path) -> None:
-    with replace_files_atomically(folder) as first:
-        _write(first)
-        with replace_files_atomically(folder) as second:
-            _write(second)
+def test_two_verifications_at_once(folder: Path) -> None:
+    with replace_files(folder) as first:
+        write_all(first)
+        with replace_files(folder) as second:
+            write_all(second)
             (second / "scores.nc").write_text("second")
-        assert _content(folder)["scores.nc"] == "second"
-    assert _content(folder)["scores.nc"] == "new scores.nc"
+        assert read_all(folder)["scores.nc"] == "second"
+    assert read_all(folder)["scores.nc"] == "new scores.nc"
 
 
-@pytest.mark.parametrize("fails", [False, True])
-def test_figures_on_another_disk(folder: Path, other_disk: Path, monkeypatch: pytest.MonkeyPatch, fails: bool) -> None:
+def test_figures_on_another_file_system(folder: Path, other_file_system: Path) -> None:
     for path in (folder / "figures").iterdir():
-        (other_disk / path.name).write_text(path.read_text())
+        (other_file_system / path.name).write_text(path.read_text())
         path.unlink()
     (folder / "figures").rmdir()
-    (folder / "figures").symlink_to(other_disk)
-    before = _content(folder)
-    if not fails:
-        with replace_files_atomically(folder) as beside:
-            _write(beside)
-        assert _content(folder) == before | {name: f"new {name}" for name in NAMES}
-        return
-    _refuse(monkeypatch, {4}, OSError(errno.EIO, "Input/output error"))  # figures take two calls
-    with pytest.raises(CreditError, match="scores.csv: cannot"), replace_files_atomically(folder) as beside:
-        _write(beside)
-    assert _content(folder) == before and (folder / "figures").is_symlink()
+    (folder / "figures").symlink_to(other_file_system)
+    before = read_all(folder)
+    with replace_files(folder) as temporary_folder:
+        write_all(temporary_folder)
+    assert read_all(folder) == before | {name: f"new {name}" for name in NAMES}
+    assert (folder / "figures").is_symlink()
 
 
-def test_what_is_left_of_the_last_time_goes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = _content(folder) | {"figures/early_rmse.png": "a run's"}
-    (folder / "figures/early_rmse.png").write_text("a run's")
-    last = ("figures/maps*.png", "figures/loss.png")
-    with monkeypatch.context() as patched:
-        patched.setattr(Path, "unlink", _stuck)
-        with pytest.raises(CreditError, match="loss.png"), replace_files_atomically(folder, last) as beside:
-            _write(beside)
-    assert _content(folder) == before, "all or nothing"
-    with replace_files_atomically(folder, last) as beside:
-        _write(beside)
-    assert _content(folder) == {name: f"new {name}" for name in NAMES} | {"figures/early_rmse.png": "a run's"}
-
-
-def _stuck(path: Path, missing_ok: bool = False) -> None:
-    if path.name == "loss.png":
-        raise PermissionError(errno.EACCES, "Permission denied")
-    os.unlink(path)
+def test_figures_of_the_last_verification_are_removed(folder: Path) -> None:
+    (folder / "figures/early_rmse.png").write_text("a figure of training")
+    with replace_files(folder, remove=["figures/maps*.png", "figures/loss.png"]) as temporary_folder:
+        write_all(temporary_folder)
+    expected = {name: f"new {name}" for name in NAMES} | {"figures/early_rmse.png": "a figure of training"}
+    assert read_all(folder) == expected

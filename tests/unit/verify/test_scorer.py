@@ -12,6 +12,7 @@ import pytest
 import xarray as xr
 from scipy import special
 
+from credit.cli.score_summary import format_summary
 from credit.config import build_config
 from credit.config.schema_verification import OtherForecastsConfig
 from credit.errors import ConfigError, DataError
@@ -28,7 +29,7 @@ def found(run: Run) -> Verification:
 
 
 def test_only_cases_with_truth_at_every_lead_count(found: Verification) -> None:
-    assert found.table.n_cases == 3 and found.left_out == 1
+    assert found.table.n_cases == 3 and found.num_left_out == 1
     assert found.table.lead_hours == [6.0, 12.0, 24.0]  # no lead 0
 
 
@@ -164,7 +165,7 @@ def test_forecasts_without_truth_are_named(run: Run, tmp_path: Path, caplog: pyt
         score_forecasts(run.config, run.reader, run.archive)
         assert "not scored" not in caplog.text
         score_forecasts(run.config, run.reader, open_forecasts(tmp_path))
-    assert "not scored, as data.variables predict nothing of these names and levels: gust" in caplog.text
+    assert "not scored, because they are not predicted variables of data.variables: gust" in caplog.text
 
 
 def test_what_was_asked_for_and_has_no_scores_is_said(
@@ -174,7 +175,7 @@ def test_what_was_asked_for_and_has_no_scores_is_said(
     raw = run.config.model_dump(mode="json")
     raw["inference"] = {"lead_time": "24h", "lead_times": ["6h", "24h"]}
     complete = score_forecasts(build_config(raw), run.reader, run.archive).table
-    assert not any("lead time" in words for words in complete.caveats())
+    assert not any("lead time" in words for words in complete.warnings())
     assert "asks for" not in caplog.text and "cover" not in caplog.text
     raw["data"]["splits"]["test"], raw["inference"] = ["2001-03-01", "2001-03-20"], {"lead_time": "36h"}
     caplog.clear()
@@ -184,7 +185,7 @@ def test_what_was_asked_for_and_has_no_scores_is_said(
         "3 of 6 lead times that inference asks for (lead_time, output_every, lead_times) are not in the forecasts and "
         "have no scores: 18, 30, 36 h"
     )
-    assert lacking in warnings and f"{lacking}." in table.caveats() and f"{lacking}." in table.format()
+    assert lacking in warnings and f"{lacking}." in table.warnings() and f"{lacking}." in format_summary(table)
     assert (
         "data.splits.test 2001-03-01T00:00..2001-03-20T23:59: the data cover 2001-03-01T00:00 to 2001-03-10T18:00 of it"
         in warnings

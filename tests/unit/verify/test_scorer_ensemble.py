@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import xarray as xr
 
+from credit.cli.score_summary import format_summary
 from credit.forecast.io.forecast_reader import open_forecasts
 from credit.forecast.io.forecast_writer import ForecastWriter
 from credit.verify.report.metadata import describe_forecasts
@@ -70,11 +71,11 @@ def test_members_and_forcing_of_each_forecast_are_told(ensemble: tuple[ScoreTabl
         assert scores["forcing"].sel(forecast="single") == "sst: observed; sin_year: computed"
         assert scores["ensemble"].sel(forecast="model") == "3 members; made up"
         assert scores["weights"].sel(forecast="model") == "0a1b2c3d"
-    lacking, forcing, members = table.caveats()
+    lacking, forcing, members = table.warnings()
     assert lacking.startswith("9 of 12 lead times that inference asks for")
     assert forcing.startswith("Prescribed forcing of single: sst was read from the analysed future")
-    assert members.startswith("Unequal numbers of members: the model 3, single 1.")
-    assert table.format("single").endswith(f"{forcing}\n{members}")
+    assert members.startswith("Unequal numbers of members: waves 3, single 1.")
+    assert format_summary(table, "single").endswith(f"{forcing}\n{members}")
     page = (folder / "report.html").read_text()
     said = "<th>Members of single</th><td>1</td>", "<td>3 members; made up</td>", "0a1b2c3d"
     for words in (lacking, forcing, members, *said):

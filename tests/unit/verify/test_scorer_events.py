@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import xarray as xr
-from credit.verify.statistics.partial_scores import PartialScores, WorkShare
 
 from credit.calendar import Calendar
 from credit.channels import ChannelMap
@@ -20,6 +19,7 @@ from credit.errors import ConfigError
 from credit.forecast.io.forecast_reader import ForecastArchive, open_forecasts
 from credit.forecast.io.forecast_writer import ForecastWriter
 from credit.verify import scorer
+from credit.verify.partial_scores import PartialScores, WorkShare
 from credit.verify.scorer import score_forecasts
 from credit.verify.scores.seeps import DRY_BELOW_MM
 from credit.verify.table.table import SHORT_WAVES, ScoreTable
@@ -216,7 +216,7 @@ def test_what_the_files_have(scored: Scored) -> None:
 def test_two_shares_are_one_to_the_last_bit(scored: Scored, monkeypatch: pytest.MonkeyPatch) -> None:
     def part(share: WorkShare) -> PartialScores:
         found = []
-        monkeypatch.setattr(scorer, "gather", lambda score, is_spread: found.append(score()))
+        monkeypatch.setattr(scorer, "gather", lambda score, is_sharded: found.append(score()))
         score_forecasts(config_of(scored.folder, events=EVENTS), make_reader(), scored.archive, share)
         return found[0]
 
@@ -225,7 +225,7 @@ def test_two_shares_are_one_to_the_last_bit(scored: Scored, monkeypatch: pytest.
     for sums, own, keys in ((whole.events, joined.events, every), (whole.seeps, joined.seeps, every | {"climatology"})):
         assert set(sums) == set(own) == keys
         for forecast, values in sums.items():
-            for name, plane in values.planes().items():
+            for name, plane in values.arrays().items():
                 np.testing.assert_array_equal(getattr(own[forecast], name), plane)
 
 

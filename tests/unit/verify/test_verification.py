@@ -14,11 +14,12 @@ import numpy as np
 import pytest
 import xarray as xr
 
+from credit.cli.score_summary import format_summary
 from credit.errors import CreditError
 from credit.verify.plots.scores import skill_curves
 from credit.verify.plots.style import pretty_units
 from credit.verify.report.metadata import describe_data, read_training_log
-from credit.verify.table.table import COLUMNS, FACTS, ScoreTable
+from credit.verify.table.table import COLUMNS, COMMON_ATTRIBUTES, ScoreTable
 from credit.verify.verification import verify
 from tests.unit.verify.conftest import MODEL_ERROR, Run
 
@@ -59,7 +60,7 @@ def test_scores_csv(run: Run, table: ScoreTable) -> None:
     assert float(row["value"]) == pytest.approx(MODEL_ERROR, rel=1e-4)
     assert (row["level"], row["level_units"], row["units"]) == ("500", "hPa", "m2 s-2")
     assert (row["n_cases"], row["low"], row["high"], row["n_blocks"]) == ("3", "", "", "1")
-    facts = {name: row[name] for name in FACTS}
+    facts = {name: row[name] for name in COMMON_ATTRIBUTES}
     assert facts.pop("version").startswith("credit ") and facts == {
         "grid": "12 x 24, 15 degrees, rows from 82.5 to -82.5", "truth": "none.nc", "first_case": "2001-03-02T00:00",
         "last_case": "2001-03-07T12:00", "initial_hours": "00:00 06:00 12:00",
@@ -92,7 +93,7 @@ def test_scores_nc(run: Run, table: ScoreTable) -> None:
         assert dataset["p_value"].dims == ("reference", "season", "channel", "lead", "region")
         assert dataset["reference"].values.tolist() == ["best_baseline"]
         assert "rmse_low" in dataset and "wind_vector_rmse_high" in dataset and "wind_n_eff" in dataset
-        assert set(FACTS) <= set(dataset.attrs) and dataset.attrs["n_cases"] == 3
+        assert set(COMMON_ATTRIBUTES) <= set(dataset.attrs) and dataset.attrs["n_cases"] == 3
         assert dataset["lead"].values.tolist() == [6.0, 12.0, 24.0]
 
 
@@ -102,7 +103,7 @@ def test_the_report_is_one_file_that_says_what_it_must(run: Run, table: ScoreTab
     assert text.count("data:image/png;base64,") == 11  # curves and scorecard are drawn by the page
     assert text.count("data:image/gif;base64,") == 1
     for wanted in (
-        "Prescribed forcing of the model: sst", "The climatology is from 1.0 years", "1 of the forecasts were left out",
+        "Prescribed forcing of waves: sst", "The climatology is from 1.0 years", "1 of the forecasts were left out",
         "3 initial times", "1 annual harmonic, 2000-01-01 to 2000-12-31", "12 x 24, 15 degrees", "60 steps",
         "lowest 0.05 at step 30", "1,234,567", "experiment: waves", "none.nc", "06:00 12:00 UTC",
         "called significant only where there are 20 blocks, so none is.", "the scores acc_wb2",
@@ -119,14 +120,14 @@ def test_hours_are_ticked_as_a_day_is_divided(table: ScoreTable) -> None:
 
 
 def test_the_terminals_table(table: ScoreTable) -> None:
-    lines = table.format().splitlines()
+    lines = format_summary(table).splitlines()
     assert "3 initial times" in lines[0]
     (line,) = [line for line in lines if line.startswith("z500")]
     assert line.split()[-1] == "-"  # three cases tell nothing of significance
     assert lines[-3].startswith("The initial times make 1 block, each at least 5 days long")
     assert "only where there are 20 blocks, so none is" in lines[-3]
     assert lines[-2].startswith("9 of 12 lead times that inference asks for")
-    assert lines[-1].startswith("Prescribed forcing of the model: sst was read from the analysed future")
+    assert lines[-1].startswith("Prescribed forcing of waves: sst was read from the analysed future")
     numbers = [float(word) for word in line.split()[5:-1]]
     assert numbers[0] == pytest.approx(MODEL_ERROR, rel=1e-3)
     assert numbers[-1] == pytest.approx(numbers[0] / min(numbers[1:4]), abs=0.01)

@@ -245,7 +245,7 @@ TRAINING = [
 RANKS = [
     Fault("ranks that do not factor", ["tensor 3 on 8 ranks", "these work"], ["trainer.parallelism.tensor=3"],
           arguments=["--world-size", "8"]),
-    Fault("a split of nothing", ["trainer.parallelism.tensor", "splits nothing"], ["trainer.parallelism.tensor=5"],
+    Fault("a split of nothing", ["trainer.parallelism.tensor", "splits no layer"], ["trainer.parallelism.tensor=5"],
           arguments=["--world-size", "5"]),
     Fault("whole copies that are split", ["ddp"], ["trainer.parallelism={data: ddp, tensor: 2}"],
           arguments=["--world-size", "4"]),
@@ -289,7 +289,7 @@ FOLDERS = [
           in_celsius, attributes={"t2m": {"units": "degC"}})),
     Fault("a checkpoint of another global batch", ["2 samples a step", "does not divide"],
           ["trainer.train_batch_size=3"], needs="run"),
-    Fault("a damaged newest checkpoint", ["step_00000002", "checksum", "begin with", "step_00000001"], needs="run",
+    Fault("a damaged newest checkpoint", ["step_00000002", "checksum", "start from", "step_00000001"], needs="run",
           spoil=damage(-1)),
     Fault("an unfinished newest checkpoint", ["step_00000002", "manifest.json"], needs="run", spoil=unfinished),
     Fault("only damaged checkpoints", ["every checkpoint is damaged, 2 in all", "trainer.resume: never"], needs="run",

@@ -110,7 +110,7 @@ FORECASTS = [
           ["verification.figure_channels=[z500]"]),
     Fault("an event of what is not predicted", ["verification.events.warm.channel", "t2n", 'did you mean "t2m"'],
           ["verification.events={warm: {channel: t2n, above: 290}}"]),
-    Fault("precipitation that is none", ["verification.seeps", "t2m is no sum over the step"],
+    Fault("precipitation that is none", ["verification.seeps", "t2m is not a sum over the step"],
           ["verification.seeps=[t2m]"]),
     Fault("a box between the cells", ["region alps: lat 47.1 to 47.2", "has no cell on the grid", "larger"],
           ["verification.boxes={alps: {lat: [47.1, 47.2], lon: [8.1, 8.2]}}"]),

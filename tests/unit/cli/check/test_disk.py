@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from credit.cli.check import job
+from credit.cli.check import disk
 from credit.cli.check.report import CheckReport
 from credit.config.schema_data import PreprocessConfig
 from credit.data.sources.source_reader import SourceReader
@@ -16,7 +16,7 @@ from credit.data.sources.source_reader import SourceReader
     ("store", "memory", "chunk_times", "expected"),
     [
         (None, 1.0, 31, "sources: chunks of files span up to 31 times, and each time that training reads unpacks one"),
-        ("a.zarr", 1.0, 31, "credit_preprocess reads 12 at once and unpacks each about 3 times; "
+        ("a.zarr", 1.0, 31, "credit preprocess reads 12 at once and unpacks each about 3 times; "
          "preprocess.memory_gib=2.4, in each of 2 processes"),
         ("a.zarr", 2.4, 31, None),
         (None, 1.0, 1, None),
@@ -32,5 +32,5 @@ def test_chunks_that_span_many_times(store: str | None, memory: float, chunk_tim
     found = SimpleNamespace(
         reader=reader, grid=SimpleNamespace(shape=(721, 1440)), channels=SimpleNamespace(stored=20 * [None])
     )
-    job._say_chunks(config, found, CheckReport(said.append))
+    disk._report_long_chunks(config, found, CheckReport(said.append))
     assert [expected is not None and expected in line for line in said] == [True] * (expected is not None)

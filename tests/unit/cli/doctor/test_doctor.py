@@ -12,7 +12,7 @@ import yaml
 
 from credit.cli import main
 from credit.cli.doctor import sections
-from credit.cli.doctor.redact import is_secret, mask
+from credit.cli.doctor.redact import is_secret, redact
 from tests.unit.cli.world import damage
 
 LOG = """2026-01-01T00:00:00Z INFO credit: reading https://alice:Hunter2Hunter2@data.example.org/era5.zarr
@@ -71,7 +71,7 @@ def test_everything_is_in_it(patient: Path, capsys: pytest.CaptureFixture[str]) 
     text = Path("run/doctor.txt").read_text()
     for title in sections.SECTIONS:
         assert f"==== {title} ====" in text
-    assert "cannot be found out" not in text
+    assert "not available" not in text
     expected = (
         "torch 2",
         "pydantic",
@@ -91,7 +91,7 @@ def test_everything_is_in_it(patient: Path, capsys: pytest.CaptureFixture[str]) 
         '"status": "done"',
         "2 in run/checkpoints",
         "latest -> step_00000002",
-        "step_00000002: whole",
+        "step_00000002: intact",
         '"samples_per_s"',
         "rmse/t500/6h",
         "rank_00001.log:\n2026-01-01T00:00:06Z ERROR root: step 7: the loss is not finite",
@@ -127,7 +127,7 @@ def test_a_broken_config_gets_a_report(
     Path("config.yml").write_text(yaml.safe_dump(raw))
     text = examine(capsys)
     assert words in text and "as it was read:" in text
-    assert "step_00000002: whole" in text and "the loss is not finite" in text
+    assert "step_00000002: intact" in text and "the loss is not finite" in text
     assert [secret for secret in SECRETS if secret in text] == []
 
 
@@ -150,7 +150,7 @@ def test_a_damaged_checkpoint_is_named(patient: Path, capsys: pytest.CaptureFixt
     damage(-1)(patient)
     text = examine(capsys)
     assert "step_00000002: model/rank_00000.safetensors does not match its checksum" in text
-    assert "step_00000001: whole" in text
+    assert "step_00000001: intact" in text
 
 
 def test_it_only_reads(patient: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -161,7 +161,7 @@ def test_it_only_reads(patient: Path, capsys: pytest.CaptureFixture[str]) -> Non
 
 def test_a_run_that_has_not_begun(patient: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = examine(capsys, "save_loc=later")
-    assert "save_loc: later is not there" in text
+    assert "save_loc: later does not exist" in text
     assert not Path("later").exists()
 
 
@@ -172,8 +172,8 @@ def test_one_section_spoils_no_other(
     monkeypatch.setenv("WORLD_SIZE", "2")
     Path("run/metrics.jsonl").write_text('[1]\n{"step": 3}\n{"torn')
     text = examine(capsys)
-    assert "==== ranks ====\nRANK='x' is no whole number" in text
-    assert "step_00000002: whole" in text
+    assert "==== ranks ====\nRANK='x' is not a whole number" in text
+    assert "step_00000002: intact" in text
 
 
 def test_a_file_that_cannot_be_written(patient: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -222,4 +222,4 @@ def test_names_of_others(name: str) -> None:
     ],
 )
 def test_masks(text: str, masked: str) -> None:
-    assert mask(text, {"HOME": "/u/alice"}) == masked
+    assert redact(text, {"HOME": "/u/alice"}) == masked

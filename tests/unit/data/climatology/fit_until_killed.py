@@ -12,13 +12,13 @@ from typing import Any
 
 from credit.config.schema_data import DataConfig, PreprocessConfig
 from credit.config.schema_verification import ClimatologyConfig
-from credit.data.climatology import stored
+from credit.data.climatology import blocks, stored
 from credit.data.store.store_reader import StoreReader
 
 
 def main() -> None:
     data, climatology, block_bytes, last_read = sys.argv[1:]
-    stored.BLOCK_BYTES = int(block_bytes)
+    blocks.BLOCK_BYTES = int(block_bytes)
     read_into = StoreReader.read_into
     num_reads = 0
 

@@ -23,6 +23,7 @@ from credit.cli.main import main
 from credit.config import Config, build_config
 from credit.config.schema_data import DataConfig, PreprocessConfig
 from credit.config.schema_verification import ClimatologyConfig, VerificationConfig
+from credit.data.climatology import blocks
 from credit.data.climatology import climatology as climatology_module
 from credit.data.climatology import stored as module
 from credit.data.climatology.fit import fit_climatology
@@ -116,8 +117,8 @@ def test_stored_is_fitted_to_the_last_bit(
 ) -> None:
     """`room`: so many fields at once, of 3 harmonics or 18 parts times 4 channels; a chunk has two channels."""
     if room is not None:
-        monkeypatch.setattr(module, "BLOCK_BYTES", 12 * ROWS * COLUMNS * room)
-        monkeypatch.setattr(module, "_CHUNK_BYTES", 2 * 4 * ROWS * COLUMNS)
+        monkeypatch.setattr(blocks, "BLOCK_BYTES", 12 * ROWS * COLUMNS * room)
+        monkeypatch.setattr(blocks, "CHUNK_BYTES", 2 * 4 * ROWS * COLUMNS)
     keep(conf, wanted)
     reader, train, names = opened(conf)
     fitted = fit_climatology(reader, names, train.first, train.last, wanted)
@@ -162,7 +163,7 @@ def test_processes_share_the_blocks(conf: DataConfig, source: Path, tmp_path: Pa
 
 
 def test_only_what_is_asked_for_is_read(conf: DataConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_CHUNK_BYTES", 4 * ROWS * COLUMNS)
+    monkeypatch.setattr(blocks, "CHUNK_BYTES", 4 * ROWS * COLUMNS)
     keep(conf, BY_HOUR)
     chunks = Path(conf.store) / "climatology" / "fields" / "c"
     reader, train, names = opened(conf)
@@ -275,9 +276,9 @@ def test_memory_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     preprocess(conf, progress=False)
     wanted = ClimatologyConfig(method="window", window_days=31)
     reader, train, _ = opened(conf)
-    monkeypatch.setattr(module, "BLOCK_BYTES", 2**22)
+    monkeypatch.setattr(blocks, "BLOCK_BYTES", 2**22)
     fit = module.FitTask(Path(conf.store), wanted, (train.first, train.last), False).plan(reader)
-    disk, memory = module.estimate_bytes(fit, 1, (rows, columns))
+    disk, memory = blocks.estimate_bytes(fit, 1, (rows, columns))
     assert disk == 4 * math.prod(fit.shape) * rows * columns and 2**21 < memory < 2**22 + 16 * rows * columns < disk
     keep(conf, HARMONIC)  # what is loaded and compiled once is no part of it
     tracemalloc.start()

@@ -58,7 +58,7 @@ def test_by_value_not_by_place(members: tuple[Path, np.ndarray]) -> None:
 @pytest.mark.parametrize(
     ("select", "name", "reason"),
     [
-        ({}, "t", r"dimension number \(3\) of t is none of .*select: \{number: 0\}; it has 0, 1, 5"),
+        ({}, "t", r"dimension number \(3\) of t is not time, level, .*select: \{number: 0\}; it has 0, 1, 5"),
         ({"number": 2}, "t", "select: number 2 is not there; the file has 0, 1, 5"),
         ({"height": 10}, "t", "select: height 10 is not there; the file has 2"),
         ({"nummber": 1}, "t", 'names nummber, but it is no coordinate of the file; did you mean "number"'),

@@ -23,7 +23,7 @@ NUM_TIMES = 40
 @pytest.fixture(autouse=True)
 def _few_times(monkeypatch: pytest.MonkeyPatch) -> None:
     """As large fields do, leave 8 times that take seconds."""
-    monkeypatch.setattr(value_check, "_BYTES_LOOKED_AT", 1)
+    monkeypatch.setattr(value_check, "_CHECKED_BYTES", 1)
 
 
 def test_a_time_of_each_file_is_looked_at(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

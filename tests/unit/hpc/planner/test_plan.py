@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 
 import pytest
@@ -10,22 +11,32 @@ import pytest
 from credit.cli import main
 from credit.errors import ConfigError
 from credit.hpc.planner.gpus import Gpu, find_gpu, gpu_names
-from credit.hpc.planner.memory import Precision, Schedule, Unit, Weight, buffer_bytes, in_flight, read_units, states
+from credit.hpc.planner.memory import (
+    Precision,
+    Schedule,
+    ShardUnit,
+    Weight,
+    buffer_bytes,
+    in_flight,
+    read_units,
+    states,
+)
 from credit.hpc.planner.mesh import CHECKPOINTING, Run
 from credit.hpc.planner.plan import Plan, make_plan
 from credit.hpc.planner.report import describe, to_dict
-from credit.hpc.planner.traffic import Message, seconds
+from credit.hpc.planner.trace import Collective
+from credit.hpc.planner.traffic import estimate_seconds
 from credit.parallel.dtensor import local_shard
 from credit.parallel.mesh import ParallelDims, build_mesh
 from credit.parallel.process_info import fake_process_group
-from tests.unit.hpc.measured import rehearsal_of, small_config
+from tests.unit.hpc.measured import small_config, step_builder_of
 
 H100 = find_gpu("h100")
 
 
 def run_of(*overrides: str, samples: int = 1000) -> Run:
     config = small_config("model.use_spectral_norm=false", *overrides)
-    return Run(config.trainer, {0.0: config.data.forecast_len}, samples, rehearsal_of(config))
+    return Run(config.trainer, {0.0: config.data.forecast_len}, samples, step_builder_of(config))
 
 
 @pytest.fixture(scope="module")
@@ -44,12 +55,12 @@ def plan() -> Plan:
     ],
 )
 def test_parts_are_those_of_fully_shard(degrees: ParallelDims) -> None:
-    rehearsal = rehearsal_of(small_config())
+    step_builder = step_builder_of(small_config())
     with fake_process_group(degrees.world):
         few = build_mesh(ParallelDims(1, min(2, degrees.world // degrees.tensor), degrees.tensor), 0, "cpu")
-        model, _ = rehearsal.network(few, True, False)
+        model, _ = step_builder.network(few, True, False)
         planned = states(read_units(model, True), degrees, buffer_bytes(model), average=True)
-        model, _ = rehearsal.network(build_mesh(degrees, 0, "cpu"), True, False)
+        model, _ = step_builder.network(build_mesh(degrees, 0, "cpu"), True, False)
         held = [sum(4 * local_shard(t).numel() for t in kind) for kind in (model.parameters(), model.buffers())]
         weights = len([*model.parameters()])
     assert [planned.parameters, planned.buffers] == held
@@ -59,8 +70,8 @@ def test_parts_are_those_of_fully_shard(degrees: ParallelDims) -> None:
 
 def test_in_flight_by_hand() -> None:
     units = (
-        Unit((Weight(10, 3, 4, True),), split=False, kept=True),
-        Unit((Weight(8, 5, 4, True), Weight(2, 1, 4, False)), split=False, kept=False),
+        ShardUnit((Weight(10, 3, 4, True),), split=False, kept=True),
+        ShardUnit((Weight(8, 5, 4, True), Weight(2, 1, 4, False)), split=False, kept=False),
     )
     degrees = ParallelDims(1, 4, 1)
     # on four ranks 10 rows are padded to 12, and 2 to 4
@@ -75,15 +86,15 @@ def test_in_flight_by_hand() -> None:
 
 def test_seconds_by_hand() -> None:
     billion = 10**9
-    within = seconds(Message("all-gather", 8, 1, billion, False), H100)
+    within = estimate_seconds(Collective("all-gather", 8, billion, 1, blocks=False), H100)
     assert within == pytest.approx(7 / 8 / (450 * 0.8) + 14e-6 + 7 * 1.9e-6)
     # two nodes: eight ports of 50 GB/s a node, below the 450 GB/s within
-    across = seconds(Message("reduce-scatter", 16, 1, billion // 16, False), H100)
+    across = estimate_seconds(Collective("reduce-scatter", 16, billion // 16, 1, blocks=False), H100)
     assert across == pytest.approx(15 / 16 / (400 * 0.8) + 14e-6 + 14 * 1.9e-6 + 4e-6)
     # every eighth rank: one a node, one port
-    alone = seconds(Message("all-reduce", 4, 8, billion, False), H100)
+    alone = estimate_seconds(Collective("all-reduce", 4, billion, 8, blocks=False), H100)
     assert alone == pytest.approx(2 * 3 / 4 / (50 * 0.8) + 14e-6 + min(2 * 3 * 4e-6, 2 * 2 * 8.5e-6))
-    assert seconds(Message("all-gather", 1, 1, billion, False), H100) == 0
+    assert estimate_seconds(Collective("all-gather", 1, billion, 1, blocks=False), H100) == 0
 
 
 def test_a_kernel_is_as_slow_as_its_slowest_part() -> None:
@@ -98,7 +109,7 @@ def test_meshes_of_a_plan(plan: Plan) -> None:
     assert len(set(degrees)) == len(degrees)
     assert {ParallelDims(r, 16 // r, 1) for r in (1, 2, 4, 8, 16)} <= set(degrees)
     assert any(d.tensor == 2 for d in degrees)
-    assert plan.asked.degrees == ParallelDims(1, 16, 1) and plan.asked in plan.meshes
+    assert plan.configured.degrees == ParallelDims(1, 16, 1) and plan.configured in plan.meshes
     fastest = max(mesh.samples_per_second for mesh in plan.meshes if mesh.works)
     assert plan.best.works and plan.best.samples_per_second > 0.98 * fastest
     by_degrees = {mesh.degrees: mesh for mesh in plan.meshes}
@@ -112,7 +123,7 @@ def test_meshes_of_a_plan(plan: Plan) -> None:
 def test_tensor_parallelism_where_samples_are_few() -> None:
     plan = make_plan(run_of("trainer.train_batch_size=600"), 2, H100)
     assert plan.best.degrees == ParallelDims(1, 1, 2) and plan.best.steps == 10
-    assert plan.asked.degrees == ParallelDims(1, 2, 1) and not plan.asked.steps
+    assert plan.configured.degrees == ParallelDims(1, 2, 1) and not plan.configured.steps
     assert "more samples a step than there are" in describe(plan, run_of())
 
 
@@ -121,7 +132,7 @@ def test_hours_and_energy(plan: Plan) -> None:
     assert best.samples == 16 and best.steps == 10
     assert best.hours == pytest.approx(10 * best.step_seconds / 3600)
     assert best.megawatt_hours == pytest.approx(best.hours * 16 * 700 / 1e6)
-    assert best.step_seconds == best.waiting + max(best.compute, best.hidden)
+    assert best.step_seconds == best.blocking_seconds + max(best.kernel_seconds, best.overlapped_seconds)
 
 
 def test_epochs_and_growing_rollouts() -> None:
@@ -136,36 +147,39 @@ def test_report(plan: Plan) -> None:
     text = describe(plan, run_of())
     for word in ("recommended", "exact", "upper bound", "assumed", "never measured on a GPU", "MWh"):
         assert word in text
+    for line in text.splitlines():
+        if re.search(r"\bs a step|samples/s|\bhours|MWh| s = ", line):
+            assert "estimate" in line, line
     facts = json.loads(json.dumps(to_dict(plan, run_of())))
     assert facts["recommended"]["memory"]["device"] == plan.best.memory.device
-    assert facts["asked"]["shard"] == 16
+    assert facts["configured"]["shard"] == 16
     assert len(facts["meshes"]) == len(plan.meshes)
 
 
 def test_what_the_config_asks_for_is_planned() -> None:
     plan = make_plan(run_of("trainer.parallelism={data: none, tensor: 2}"), 2, H100)
-    assert (plan.asked.data, plan.asked.degrees) == ("none", ParallelDims(1, 1, 2))
-    assert plan.asked.memory.gathered == 0 and plan.asked.memory.parameters > 0
-    assert all(message.kind == "all-reduce" for message in plan.asked.messages)
+    assert (plan.configured.data, plan.configured.degrees) == ("none", ParallelDims(1, 1, 2))
+    assert plan.configured.memory.gathered == 0 and plan.configured.memory.parameters > 0
+    assert all(message.kind == "all-reduce" for message in plan.configured.collectives)
 
 
 def test_dropout_and_adapters() -> None:
     changes = ["model.attn_dropout=0.1", "model.ff_dropout=0.1", "trainer.parallelism.tensor=2", "trainer.amp=true"]
     plan = make_plan(run_of(*changes, 'trainer.lora={targets: ["*.to_qkv", "*.to_out"]}'), 2, H100)
-    memory = plan.asked.memory
+    memory = plan.configured.memory
     assert memory.gradients < 0.1 * memory.parameters, "the adapters' alone"
     assert memory.optimizer == pytest.approx(2 * memory.gradients, rel=0.1)
 
 
 def test_one_gpu() -> None:
     plan = make_plan(run_of("trainer.amp=true", "trainer.parallelism.cpu_offload=true"), 1, H100)
-    assert len(plan.meshes) == 1 and not plan.best.messages
+    assert len(plan.meshes) == 1 and not plan.best.collectives
     assert not plan.best.memory.host, "one process has nothing sharded to offload"
     assert "one GPU" in describe(plan, run_of())
 
 
 def test_offload_leaves_the_states_to_the_host() -> None:
-    memory = make_plan(run_of("trainer.parallelism.cpu_offload=true"), 2, H100).asked.memory
+    memory = make_plan(run_of("trainer.parallelism.cpu_offload=true"), 2, H100).configured.memory
     assert memory.host and memory.device < memory.states + memory.activations + memory.buffers + memory.gathered
 
 

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from credit.cli.plan import load_config_without_paths
-from credit.hpc.planner.trace import Kernel, Trace, extend, trace_step
+from credit.hpc.planner.trace import Kernel, Trace, extrapolate, trace_step
 from credit.parallel.process_info import fake_process_group
 from tests.parallel.torchrun import REPOSITORY
 from tests.unit.hpc.measured import allocated, counted_flops, small_config, traced
@@ -53,7 +53,7 @@ def test_activations_of_a_rollout() -> None:
 def test_long_rollouts_follow_from_short_ones(recompute: str) -> None:
     config = small_config(f"trainer.recompute_steps={recompute}", "model.use_spectral_norm=false")
     two, three, four = (traced(config, rollout=n) for n in (2, 3, 4))
-    guess = extend(two, three, 1)
+    guess = extrapolate(two, three, 1)
     assert guess.activations == pytest.approx(four.activations, rel=0.02)
     assert guess.flops == four.flops
     assert sum(guess.kernels.values()) == sum(four.kernels.values())
@@ -117,7 +117,7 @@ def test_kernels_by_hand(tf32: bool, rate: str) -> None:
     wide, narrow, weight = 4 * 100 * 32, 4 * 100 * 8, 4 * 8 * 32
     assert trace.kernels[Kernel(rate, product, narrow + weight + wide)] >= 2
     assert trace.kernels[Kernel(rate, 0, 3 * narrow)] == 1, "the sum reads two fields and writes one"
-    assert trace.closing is None and not trace.calls
+    assert trace.norm_collective is None and not trace.pass_collectives
 
 
 def test_micro_steps_add_up() -> None:

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from credit.calendar import Calendar
 from credit.channels import ChannelMap
 from credit.grid import LatLonGrid
-from credit.verify.plots.maps import FIELD, Background, draw_map, equal_earth, map_axes, maps, portrait
+from credit.verify.plots.maps import FIELD, Background, draw_map, equal_earth, map_and_histogram, map_axes, maps
 from credit.verify.plots.style import draw, new_figure
 from tests.unit.analytic_reader import AnalyticReader, make_grid
 
@@ -86,7 +86,7 @@ def test_the_graticule_has_its_degrees(grid: LatLonGrid) -> None:
         expected = equal_earth(np.array(-180.0), np.array(float(lat)))
         assert any(np.allclose(own.xy, expected) for own in axis.texts if own.get_text() == text), text
     for text, lon in meridians.items():
-        np.testing.assert_allclose(found[text].xy, background.places(np.array(float(lon)), np.array(-90.0)))
+        np.testing.assert_allclose(found[text].xy, background.project(np.array(float(lon)), np.array(-90.0)))
     FigureCanvasAgg(figure).draw()
     boxes = [own.get_window_extent() for own in axis.texts]
     assert not any(a.overlaps(b) for n, a in enumerate(boxes) for b in boxes[:n])
@@ -125,7 +125,7 @@ def test_truth_and_forecast_share_their_colours_and_each_error_has_its_own(tmp_p
     rmse = np.sqrt((error**2 * grid.area_weights()).sum())
     assert titles[6] == f"Error, RMSE {rmse:.3g} K"
     assert (tmp_path / "map.png").stat().st_size > 20_000
-    draw(tmp_path / "portrait.png", portrait, truth, truth, background, "K")
+    draw(tmp_path / "map_and_histogram.png", map_and_histogram, truth, truth, background, "K")
 
 
 @pytest.mark.parametrize(("share", "own"), [(0.5, False), (0.02, True)])
@@ -155,7 +155,7 @@ def outline(background: Background) -> np.ndarray:
 
 
 def on_the_map(background: Background, lon: float, lat: float) -> np.ndarray:
-    return np.array(background.places(np.array(lon), np.array(lat)))
+    return np.array(background.project(np.array(lon), np.array(lat)))
 
 
 def test_the_coastline_runs_between_land_and_sea() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from matplotlib.axes import Axes
 
-from credit.verify.plots.scores import styles_of
+from credit.verify.plots.scores import forecast_styles
 from credit.verify.plots.spectra import spectra
 from credit.verify.scorer import score_forecasts
 from tests.unit.verify.conftest import Run, make_config, write_forecasts
@@ -23,7 +23,7 @@ def test_every_forecast_that_has_a_spectrum_is_shown(run: Run, tmp_path: Path) -
     write_forecasts(tmp_path / "other", run.reader, ["2001-03-04T06:00"], noise, variables=["t2m"])
     config = make_config(tmp_path, other_forecasts={"other": str(tmp_path / "other")})
     table = score_forecasts(config, run.reader, run.archive).table
-    colours, data = {name: own["color"] for name, own in styles_of(table).items()}, table.dataset
+    colours, data = {name: own["color"] for name, own in forecast_styles(table).items()}, table.dataset
     figure = spectra(table, ["z500", "t2m", "no_such_channel"])
     axes = np.array(figure.axes).reshape(3, 2)  # power, the ratios at 6 and 24 h; z500, t2m
     for column, (channel, names) in enumerate({"z500": ["model"], "t2m": ["model", "other"]}.items()):
@@ -43,7 +43,7 @@ def test_every_forecast_that_has_a_spectrum_is_shown(run: Run, tmp_path: Path) -
                 )
         # a rough forecast does not push the smooth ones flat
         assert all(1.6 <= axis.get_ylim()[1] <= 3.0 for axis in lower)
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["Truth", "Model", "other"]
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["Truth", "waves", "other"]
 
 
 def test_a_truth_without_waves_has_no_ratio(run: Run, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import pytest
 import xarray as xr
 
 from credit.calendar import Calendar
-from credit.verify.report.reference_scores import comparable, published_scores, rows_of
+from credit.verify.report.reference_scores import comparison_rows, published_scores, select_comparable
 from credit.verify.table.table import ScoreTable
 
 CALENDAR = Calendar()
@@ -33,10 +33,10 @@ def table(truth: str = "era5/*.nc") -> ScoreTable:
 
 
 def test_the_same_grid_years_and_truth() -> None:
-    found = comparable(table(), 5.625, ALL, CALENDAR)
+    found = select_comparable(table(), 5.625, ALL, CALENDAR)
     simple = {"persistence", "weekly climatology"}
     assert {own.system for own in found} == {"IFS operational", "IFS T63", "ResNet (Rasp and Thuerey)", *simple}
-    rows = rows_of(found, table())
+    rows = comparison_rows(found, table())
     assert ("IFS T63", "z500", 120, 463, 500.0, "README of github.com/pangeo-data/WeatherBench") in rows
     assert {row[1] for row in rows} == {"z500"}, "temperature in other units is left out"
 
@@ -44,7 +44,7 @@ def test_the_same_grid_years_and_truth() -> None:
 def test_units_as_era5_spells_them() -> None:
     own = table()
     own.dataset["units"] = "channel", ["m**2 s**-2", "Kelvin"]
-    rows = rows_of(comparable(own, 5.625, ALL, CALENDAR), own)
+    rows = comparison_rows(select_comparable(own, 5.625, ALL, CALENDAR), own)
     assert {row[1] for row in rows} == {"z500", "t850"}
 
 
@@ -63,7 +63,7 @@ def test_units_as_era5_spells_them() -> None:
     ],
 )
 def test_unlike_numbers_do_not_stand_side_by_side(own: ScoreTable, degrees: float, cases: np.ndarray) -> None:
-    assert comparable(own, degrees, cases, CALENDAR) == []
+    assert select_comparable(own, degrees, cases, CALENDAR) == []
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_unlike_numbers_do_not_stand_side_by_side(own: ScoreTable, degrees: floa
     ],
 )
 def test_initial_times_that_cover_the_years_suffice(cases: np.ndarray) -> None:
-    assert comparable(table(), 5.625, cases, CALENDAR)
+    assert select_comparable(table(), 5.625, cases, CALENDAR)
 
 
 def test_the_table_says_where_each_number_is_from() -> None:

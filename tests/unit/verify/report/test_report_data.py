@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from credit.channels import Channel
-from credit.verify.plots.scores import scorecard, styles_of
+from credit.verify.plots.scores import forecast_styles, scorecard
 from credit.verify.plots.style import pretty_units
 from credit.verify.report.report_data import encode, pack_curves, page_scores, superscript_units
-from credit.verify.report.score_descriptions import MEANINGS
+from credit.verify.report.score_descriptions import SCORE_DESCRIPTIONS
 from credit.verify.table.table import ScoreTable
 from tests.browser.pages import make_table
 
@@ -56,7 +56,7 @@ def test_everything_small_is_there(table: ScoreTable) -> None:
     scores, left_out = page_scores(table, "v500")
     read = json.loads(zlib.decompress(base64.b64decode(encode(scores))))
     assert read == scores and scores["rows"][scores["first_row"]]["name"] == "v500"
-    assert [own["name"] for own in scores["metrics"]] == list(MEANINGS)
+    assert [own["name"] for own in scores["metrics"]] == list(SCORE_DESCRIPTIONS)
     assert "acc_wb2" in left_out and "season" not in left_out and "lead times" not in left_out
     for name in ("rmse", "acc_low", "crps", "spread_skill_high"):
         values = table.dataset[name].values
@@ -114,7 +114,9 @@ def test_a_page_that_would_be_too_large(table: ScoreTable) -> None:
 def test_the_page_has_the_figures_colours(table: ScoreTable) -> None:
     scores, _ = page_scores(table, "u500")
     looks = {own["name"]: own for own in scores["forecasts"]}
-    assert {name: own["colour"] for name, own in looks.items()} == {k: v["color"] for k, v in styles_of(table).items()}
+    assert {name: own["colour"] for name, own in looks.items()} == {
+        k: v["color"] for k, v in forecast_styles(table).items()
+    }
     assert looks["persistence"]["dash"] and not looks["model"]["dash"]
 
 

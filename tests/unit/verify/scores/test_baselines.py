@@ -10,11 +10,10 @@ from credit.config.schema_verification import BASELINES, REGIONS
 from credit.data.splits import Split
 from credit.errors import DataError
 from credit.verify.scores import baselines
-from credit.verify.scores.baseline_state import BaselineState
 from credit.verify.scores.baselines import baseline_fields, fit_damping
 from credit.verify.statistics.area_mean import AreaMean
-from credit.verify.statistics.deterministic import DeterministicStatistics
-from credit.verify.statistics.error_moments import error_moments
+from credit.verify.statistics.case_statistics import DeterministicStatistics
+from credit.verify.statistics.error_moments import BaselineState, ReferenceFields, error_moments
 from credit.verify.statistics.regions import region_weights
 from tests.unit.analytic_reader import make_grid
 
@@ -43,10 +42,10 @@ def _sums(fields: dict[str, np.ndarray]) -> dict[str, DeterministicStatistics]:
     means = AreaMean(CHANNELS, {"sst": MASK}, WEIGHTS, [(1, 2)])
     sums = {name: DeterministicStatistics.empty(np.zeros(1), 1, means) for name in BASELINES}
     start, normal_start, truth, normal = fields.values()
-    beginning = BaselineState.of(means, {"truth": start, "climatology": normal_start})
-    given = {"truth at the initial time": start, "later truth": truth, "later climatology": normal}
-    for name, moments in error_moments(means, truth, normal, {}, given, (beginning, DAMPING)).items():
-        sums[name].enter((0, 0), means, moments)
+    state = BaselineState.build(means, ReferenceFields(start, normal_start))
+    reference = ReferenceFields(truth, normal, "later truth", "later climatology")
+    for name, moments in error_moments(means, reference, {}, baselines=(state, DAMPING)).items():
+        sums[name].add_moments(0, 0, means, moments)
     return sums
 
 
@@ -105,7 +104,7 @@ def test_the_damping_is_the_slope_over_all_pairs_of_times(held: int | None, monk
         return fields[minutes]
 
     if held is not None:
-        monkeypatch.setattr(baselines, "_HELD_BYTES", held * normal.nbytes)
+        monkeypatch.setattr(baselines, "_ANOMALY_BYTES", held * normal.nbytes)
     found = fit_damping(read, times, lambda _: normal, train, leads, means)
     inside = [minutes for minutes in times.tolist() if 720 <= minutes <= 28 * 360]
     for row, lead in enumerate(leads.tolist()):
@@ -123,11 +122,12 @@ def test_products_do_not_depend_on_how_many_are_made_at_once() -> None:
     """Ranks that share the training data end as many pairs at a time as their share has."""
     means = AreaMean(CHANNELS, {"sst": MASK}, GRID.area_weights()[None])
     fields = _fields()
-    given = {"truth": fields["truth"], "climatology": fields["normal"]}
+    reference = ReferenceFields(fields["truth"], fields["normal"])
+    fit = baselines._DampingFit(lambda minutes: None, lambda minutes: None, set(), [], means)
     firsts = [np.nan_to_num(fields[name] + shift) for shift in range(4) for name in fields]
-    together = baselines._products(means, firsts, given)
-    apart = [baselines._products(means, [one], given)[0] for one in firsts]
-    np.testing.assert_array_equal(together, apart)
+    together = fit._products(firsts, reference)
+    separately = [fit._products([first], reference)[0] for first in firsts]
+    np.testing.assert_array_equal(together, separately)
 
 
 @pytest.mark.parametrize(

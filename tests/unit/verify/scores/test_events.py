@@ -10,7 +10,7 @@ import xarray as xr
 
 from credit.config.schema_verification import REGIONS
 from credit.verify.scores.events import EventStatistics
-from credit.verify.significance.bootstrap import intervals
+from credit.verify.significance.bootstrap import confidence_intervals
 from credit.verify.statistics.area_mean import AreaMean
 from credit.verify.statistics.regions import region_weights
 from tests.unit.verify.ensembles import CELLS, CHANNELS, GRID, MEANS, NAMES, Cases, draw_cases, pooled, within
@@ -168,7 +168,7 @@ def test_there_is_no_skill_against_a_climatology_that_is_never_wrong() -> None:
     never = np.full((1, len(CHANNELS), 1), cases.truth.max() + 1.0)
     cases.members[:, 0] = never[0, :, 0].max() + 1.0
     sums = _events(cases, never, np.zeros((1, len(CHANNELS), 1)))
-    metrics, ends = sums.metrics(), intervals(sums, 0, 1440)
+    metrics, ends = sums.metrics(), confidence_intervals(sums, 0, 1440)
     np.testing.assert_allclose(metrics["brier"], 1 / 16, rtol=1e-12)
     np.testing.assert_allclose(ends["brier"], 1 / 16, rtol=1e-9)
     for name in ("brier_skill", "brier_skill_fair"):
@@ -195,7 +195,7 @@ def test_parts_join_to_the_last_bit_and_each_case_counts_1() -> None:
     whole = _events(cases)
     np.testing.assert_allclose(whole.forecasts.sum(axis=-1), 1)
     joined = EventStatistics.join([_events(cases, which=range(1, 3)), _events(cases, which=range(1))])
-    for name, values in whole.planes().items():
+    for name, values in whole.arrays().items():
         np.testing.assert_array_equal(getattr(joined, name), values)
 
 
@@ -214,7 +214,7 @@ def test_intervals_of_the_skill_cover_it() -> None:
     sums = EventStatistics.empty(1440 * days, 1, *shape)
     sums.brier[:], sums.brier_fair[:] = rng.gamma(4.0, 0.125 / 4, (120, 1, *shape)), np.nan
     sums.reference[:] = rng.gamma(4.0, 0.25 / 4, (120, 1, *shape))
-    found = intervals(sums, 0, 1440)
+    found = confidence_intervals(sums, 0, 1440)
     for name, truth in (("brier", 0.125), ("brier_skill", 0.5)):
         low, high = found[name][..., 0]
         assert 0.9 <= ((low < truth) & (truth < high)).mean() <= 0.99, name

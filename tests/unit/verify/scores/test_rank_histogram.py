@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from credit.verify.scores.rank_histogram import RankHistogram
-from credit.verify.statistics.ensemble import EnsembleStatistics
+from credit.verify.statistics.case_statistics import EnsembleStatistics
 from tests.unit.verify.ensembles import MEANS, NAMES, WEIGHTS, Cases, draw_cases, rainy
 
 

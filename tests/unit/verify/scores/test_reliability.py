@@ -10,8 +10,8 @@ import xarray as xr
 
 from credit.verify.plots.events import reliability_diagrams
 from credit.verify.scores.events import EventStatistics
-from credit.verify.scores.reliability import OBSERVED, POINTS, ReliabilityStatistics
-from credit.verify.significance.bootstrap import LEAST_BLOCKS
+from credit.verify.scores.reliability import OBSERVED, POINT_NAMES, ReliabilityStatistics
+from credit.verify.significance.bootstrap import MIN_BLOCKS
 from credit.verify.table.event_rows import EventResults
 
 DAY = 1440
@@ -61,7 +61,7 @@ def test_points_of_large_ensembles_are_pooled() -> None:
 def test_intervals_are_of_the_block_bootstrap() -> None:
     """40 lead days leave too few blocks; where errors last, bars are longer; a rare point has none."""
     ends = ReliabilityStatistics.build(draw(120, 5, np.linspace(0, 1, 6))).observed_intervals(LEADS)
-    assert ends.shape == (2, 2, 6, 1) and np.isnan(ends[:, 1]).all() and LEAST_BLOCKS > 120 // 42
+    assert ends.shape == (2, 2, 6, 1) and np.isnan(ends[:, 1]).all() and MIN_BLOCKS > 120 // 42
     centre = ReliabilityStatistics.build(draw(120, 5, np.linspace(0, 1, 6))).metrics()[OBSERVED]
     assert ((ends[0, 0] < centre[0]) & (centre[0] < ends[1, 0])).all()
     assert ends[0, 0].min() >= 0 and ends[1, 0].max() <= 1
@@ -93,11 +93,11 @@ def test_smaller_ensembles_lack_the_last_points() -> None:
     events = {"model": draw(60, 5, np.linspace(0, 1, 6)), "single": draw(60, 1, np.array([0.2, 0.8]))}
     for name in ("persistence", "damped_persistence"):
         events[name] = events["single"]
-    found = EventResults([None], events)._points([*events, "climatology"], LEADS)
+    found = EventResults([None], events)._diagram_points([*events, "climatology"], LEADS)
     for name, (dims, values) in found.items():
         assert dims == ("forecast", "event", "lead", "region", "point") and values.shape == (5, 1, 2, 1, 6), name
         assert np.isfinite(values[1, 0, 0, 0]).tolist() == [True] * 2 + [False] * 4 and np.isnan(values[-1]).all()
-    for name in POINTS:
+    for name in POINT_NAMES:
         own = ReliabilityStatistics.build(events["model"]).metrics()[name]
         np.testing.assert_array_equal(found[name][1][0, 0, :, 0], own[:, :, 0])
     ends = ReliabilityStatistics.build(events["model"]).observed_intervals(LEADS)
@@ -106,10 +106,10 @@ def test_smaller_ensembles_lack_the_last_points() -> None:
 
 def drawn_table(events: EventStatistics) -> SimpleNamespace:
     """Return what a diagram needs of a table."""
-    found = EventResults([None], {"model": events})._points(["model"], LEADS)
+    found = EventResults([None], {"model": events})._diagram_points(["model"], LEADS)
     labels = {"event_definition": ("event", ["t2m above 280 K"])}
     coords = {"forecast": ["model"], "event": ["warm"], "lead": LEADS / 60, "region": ["global"], **labels}
-    return SimpleNamespace(dataset=xr.Dataset(found, coords), events=["warm"])
+    return SimpleNamespace(dataset=xr.Dataset(found, coords), events=["warm"], display_name=lambda name: "waves")
 
 
 def test_bars_are_drawn_from_end_to_end() -> None:
@@ -121,9 +121,10 @@ def test_bars_are_drawn_from_end_to_end() -> None:
     own = (table.dataset[f"{OBSERVED}_{end}"].sel(lead=24.0).values.ravel() for end in ("low", "high"))
     np.testing.assert_allclose(ends, np.stack(list(own), axis=1))
     assert not np.isfinite([path.vertices[:, 1] for path in none.get_paths()]).any()
-    assert figure.get_suptitle().endswith("bars: 95 % intervals")
+    title = figure.get_suptitle().replace("\n", " ")
+    assert title == "Reliability diagrams of waves, global; bars: 95 % intervals"
 
 
 def test_without_bars_none_are_promised() -> None:
     figure = reliability_diagrams(drawn_table(draw(10, 5, np.linspace(0, 1, 6))), [24.0])
-    assert figure.get_suptitle() == "Reliability diagrams, global"
+    assert figure.get_suptitle() == "Reliability diagrams of waves, global"

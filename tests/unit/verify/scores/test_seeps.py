@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from credit.verify.scores.seeps import DRY_BELOW_MM, SeepsSums, is_scored, seeps
+from credit.verify.scores.seeps import DRY_BELOW_MM, SeepsStatistics, is_scored, seeps
 from tests.unit.verify.ensembles import CELLS, CHANNELS, MEANS, NAMES, WEIGHTS
 
 CASES = 4
@@ -21,9 +21,9 @@ def _fields() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     return forecast, truth, rng.uniform(0.02, 0.98, SHAPE), rng.uniform(1.0, 6.0, SHAPE)
 
 
-def _sums(which: range) -> SeepsSums:
+def _sums(which: range) -> SeepsStatistics:
     forecast, truth, dry, heavy = _fields()
-    sums = SeepsSums.empty(1440 * np.array(which), 1, len(CHANNELS), len(NAMES))
+    sums = SeepsStatistics.empty(1440 * np.array(which), 1, len(CHANNELS), len(NAMES))
     for number, case in enumerate(which):
         for c in range(len(CHANNELS)):
             sums.add((number, 0, c), MEANS, c, forecast[case, c][None], truth[case, c], dry[c], heavy[c])
@@ -85,18 +85,18 @@ def test_what_is_missing_is_not_dry() -> None:
 
 def test_of_an_ensemble_it_is_the_mean_over_members() -> None:
     forecast, truth, dry, heavy = _fields()
-    sums = SeepsSums.empty(np.zeros(1), 1, 1, len(NAMES), CASES)
+    sums = SeepsStatistics.empty(np.zeros(1), 1, 1, len(NAMES), CASES)
     sums.add((0, 0, 0), MEANS, 0, forecast[:, 0], truth[0, 0], dry[0], heavy[0])
-    each = SeepsSums.empty(1440 * np.arange(CASES), 1, 1, len(NAMES))
+    each = SeepsStatistics.empty(1440 * np.arange(CASES), 1, 1, len(NAMES))
     for member in range(CASES):
         each.add((member, 0, 0), MEANS, 0, forecast[member : member + 1, 0], truth[0, 0], dry[0], heavy[0])
     np.testing.assert_allclose(sums.metrics()["seeps"], each.metrics()["seeps"], rtol=1e-12)
 
 
 def test_parts_join_and_a_region_without_such_a_climate_has_no_score() -> None:
-    whole, joined = _sums(range(CASES)), SeepsSums.join([_sums(range(1, CASES)), _sums(range(1))])
+    whole, joined = _sums(range(CASES)), SeepsStatistics.join([_sums(range(1, CASES)), _sums(range(1))])
     np.testing.assert_array_equal(joined.penalty, whole.penalty)
-    sums = SeepsSums.empty(np.zeros(1), 1, len(CHANNELS), len(NAMES))
+    sums = SeepsStatistics.empty(np.zeros(1), 1, len(CHANNELS), len(NAMES))
     dry = np.where(np.repeat(np.arange(8), 16) < 4, 0.95, 0.5)
     for c in range(len(CHANNELS)):
         sums.add((0, 0, c), MEANS, c, np.zeros((1, CELLS)), np.ones(CELLS), dry, np.full(CELLS, 5.0))

@@ -58,7 +58,7 @@ def test_a_season_goes_across_the_new_year() -> None:
     climate = make_climate()
     times = climate.times(climate.season(CALENDAR.parse("2000-12-30")))
     assert {CALENDAR.datetime(t).month for t in times.tolist()} == {11, 12, 1} and 60 <= len(times) <= 75
-    assert climate.fewest(np.array([MARCH, CALENDAR.parse("2000-12-30")]))[0] >= 60
+    assert climate.smallest_season(np.array([MARCH, CALENDAR.parse("2000-12-30")]))[0] >= 60
 
 
 def test_hours_that_are_told_apart_have_as_many_times_each() -> None:
@@ -68,7 +68,7 @@ def test_hours_that_are_told_apart_have_as_many_times_each() -> None:
 
 
 def test_large_fields_have_fewer_times(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(climate_module, "_MOST_BYTES", 40 * 1000)
+    monkeypatch.setattr(climate_module, "_CACHE_BYTES", 40 * 1000)
     climate = make_climate(field_bytes=1000)
     assert len(climate.times(climate.season(MARCH))) == 40
 
@@ -119,7 +119,7 @@ def test_which_channels_are_precipitation() -> None:
     assert find_precipitation(["tp"], CHANNELS, ATTRIBUTES) == [Precipitation(1, 1000.0)]
     for wanted, attributes, said in (
         ("tpp", ATTRIBUTES, 'verification.seeps: "tpp" is not scored; did you mean "tp"?'),
-        ("tp", rate, "tp is no sum over the step .data.variable_options.tp.temporal"),
+        ("tp", rate, "tp is not a sum over the step .data.variable_options.tp.temporal"),
         ("tp", {"tp": {"units": "K", "temporal": "accumulate"}}, 'tp is in "K", but SEEPS needs one of mm'),
     ):
         with pytest.raises(ConfigError, match=said):

@@ -7,8 +7,14 @@ import pytest
 import scipy.signal
 import scipy.stats
 
-from credit.verify.significance.bootstrap import LEAST_BLOCKS, block_length, intervals, number_of_blocks, paired_test
-from credit.verify.statistics.deterministic import DeterministicStatistics
+from credit.verify.significance.bootstrap import (
+    MIN_BLOCKS,
+    block_length,
+    confidence_intervals,
+    number_of_blocks,
+    paired_test,
+)
+from credit.verify.statistics.case_statistics import DeterministicStatistics
 
 DAY = 1440
 
@@ -16,9 +22,9 @@ DAY = 1440
 def sums_of(initial: np.ndarray, **planes: np.ndarray) -> DeterministicStatistics:
     """Return sums of one lead with the given (N, X) values; the rest are 1."""
     shape = next(iter(planes.values())).shape
-    values = {name: np.ones(shape) for name in DeterministicStatistics.plane_names()} | planes
+    values = {name: np.ones(shape) for name in DeterministicStatistics.array_names()} | planes
     return DeterministicStatistics(
-        initial, *(values[name][:, None, :, None] for name in DeterministicStatistics.plane_names())
+        initial, *(values[name][:, None, :, None] for name in DeterministicStatistics.array_names())
     )
 
 
@@ -53,7 +59,7 @@ def test_independent_cases_agree_with_scipys_bootstrap_and_students_interval() -
     error = np.random.default_rng(1).standard_normal((60, 1)) + 0.5
     error[1::2] = 1.0 - error[::2]  # neighbours that are no more alike than others
     assert block_length(initial, DAY) == 1
-    low, high = intervals(sums_of(initial, error=error), 0, DAY)["bias"][:, 0, 0]
+    low, high = confidence_intervals(sums_of(initial, error=error), 0, DAY)["bias"][:, 0, 0]
     reach = scipy.stats.t.ppf(0.975, 59)
     level = 1 - 2 * scipy.stats.norm.cdf(-reach * np.sqrt(60 / 59))
     theirs = scipy.stats.bootstrap(
@@ -74,7 +80,7 @@ def test_intervals_cover_the_truth(cases: int, lead_days: int, phi: float, least
     """Of the 95 % intervals of correlated cases some 91 to 97 % do; rmse and mae of normal errors are known."""
     error = correlated(cases, 600, phi)
     sums = sums_of(np.arange(cases) * DAY, error=error, squared=error**2, absolute=np.abs(error))
-    found = intervals(sums, 0, lead_days * DAY)
+    found = confidence_intervals(sums, 0, lead_days * DAY)
     for metric, truth in (("bias", 0.0), ("rmse", 1.0), ("mae", np.sqrt(2 / np.pi))):
         low, high = found[metric][..., 0]
         covered = ((low < truth) & (truth < high)).mean()
@@ -93,7 +99,7 @@ def test_the_interval_of_a_correlation() -> None:
         truth_variance=(truth**2).mean(-1),
         covariance=(forecast * truth).mean(-1),
     )
-    low, high = intervals(sums, 0, DAY)["acc"][..., 0]
+    low, high = confidence_intervals(sums, 0, DAY)["acc"][..., 0]
     assert 0.92 <= ((low < 0.8) & (high > 0.8)).mean() <= 0.98
     # the standard error of a correlation is (1 - rho^2) / sqrt(n), uncentred too
     expected = 2 * 1.96 * 0.36 / np.sqrt(120 * 30)
@@ -101,12 +107,12 @@ def test_the_interval_of_a_correlation() -> None:
 
 
 def test_too_few_blocks_have_no_interval_and_no_test() -> None:
-    error = correlated(LEAST_BLOCKS * 5, 2, 0.0)
+    error = correlated(MIN_BLOCKS * 5, 2, 0.0)
     initial = np.arange(len(error)) * DAY
-    assert np.isfinite(intervals(sums_of(initial, error=error), 0, DAY)["bias"]).all()
+    assert np.isfinite(confidence_intervals(sums_of(initial, error=error), 0, DAY)["bias"]).all()
     assert np.isfinite(paired_test(error, 5)).all()
     fewer = sums_of(initial[:-1], error=error[:-1])
-    assert all(np.isnan(ends).all() for ends in intervals(fewer, 0, DAY).values())
+    assert all(np.isnan(ends).all() for ends in confidence_intervals(fewer, 0, DAY).values())
     assert np.isnan(paired_test(error[:-1], 5)).all()
 
 

@@ -13,8 +13,8 @@ from credit.config import dump_config
 from credit.config.schema_verification import OWN_NAMES
 from credit.errors import ConfigError
 from credit.verify.significance.bootstrap import number_of_blocks
-from credit.verify.significance.comparison import compare, compare_all, judge, references
-from credit.verify.statistics.deterministic import DeterministicStatistics
+from credit.verify.significance.comparison import adjust_scorecard, compare, compare_all, references
+from credit.verify.statistics.case_statistics import DeterministicStatistics
 from tests.unit.verify.conftest import make_config
 
 DAY = 1440
@@ -34,7 +34,7 @@ def judged(model: np.ndarray, rivals: list, leads: np.ndarray = LEADS) -> dict[s
     """Return what is found of root-mean-square errors, as the only scorecard."""
     found = compare(DAILY, model, rivals, leads, power=0.5)
     blocks = np.array([[number_of_blocks(DAILY, lead) for lead in leads.tolist()]])
-    (verdict,) = judge([found["p_value"][None, None]], blocks)
+    (verdict,) = adjust_scorecard([found["p_value"][None, None]], blocks)
     return found | {name: own[0, 0] for name, own in verdict.items()}
 
 
@@ -85,7 +85,7 @@ def test_every_reference_and_season() -> None:
     sums = {}
     for number, name in enumerate(names):
         own = squares(np.full(2, 1.0 + number), seed=number)
-        sums[name] = DeterministicStatistics(DAILY, *(own for _ in DeterministicStatistics.plane_names())), [0, 1]
+        sums[name] = DeterministicStatistics(DAILY, *(own for _ in DeterministicStatistics.array_names())), [0, 1]
     winter = np.arange(CASES) < 60
     seasons = {"all": np.ones(CASES, dtype=bool), "DJF": winter}
     found = compare_all(sums, seasons, LEADS, lambda own, chosen: own.squared[chosen], power=0.5)
@@ -101,8 +101,8 @@ def test_one_scorecard_of_several_scores() -> None:
     rival = squares(np.concatenate([np.ones(60), np.full(20, 2.0)]), seed=1)
     p = compare(DAILY, model, [(rival, range(80))], LEADS)["p_value"][None, None]
     blocks = np.array([[40, 16]])
-    (whole,) = judge([p], blocks)
-    parts = judge([p[:, :, :50], p[:, :, 50:]], blocks)
+    (whole,) = adjust_scorecard([p], blocks)
+    parts = adjust_scorecard([p[:, :, :50], p[:, :, 50:]], blocks)
     for name, own in whole.items():
         np.testing.assert_array_equal(own, np.concatenate([part[name] for part in parts], axis=2))
     assert whole["significant"][0, 0, 60:, 0].all() and not whole["significant"][..., 1, :].any()

@@ -11,7 +11,7 @@ import xarray as xr
 
 from credit.channels import ChannelMap
 from credit.verify.statistics.area_mean import AreaMean
-from credit.verify.statistics.ensemble import EnsembleStatistics
+from credit.verify.statistics.case_statistics import EnsembleStatistics
 from tests.unit.analytic_reader import make_grid
 from tests.unit.verify.ensembles import crps_by_cell, rainy, within
 

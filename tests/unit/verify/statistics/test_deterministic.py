@@ -18,10 +18,12 @@ from credit.channels import Channel, ChannelMap
 from credit.config.schema_verification import REGIONS
 from credit.errors import DataError
 from credit.utils import threads
-from credit.verify.statistics import row_kernels
-from credit.verify.statistics.area_mean import AreaMean, wind_pairs
-from credit.verify.statistics.deterministic import DeterministicStatistics
+from credit.verify.statistics import kernels
+from credit.verify.statistics.area_mean import AreaMean
+from credit.verify.statistics.case_statistics import DeterministicStatistics
+from credit.verify.statistics.error_moments import ReferenceFields
 from credit.verify.statistics.regions import region_weights
+from credit.verify.statistics.wind_vectors import wind_pairs
 from tests.unit.analytic_reader import ATTRIBUTES, make_grid
 
 CHANNELS = ChannelMap.build({"prognostic": {"vars_3D": ["z"], "vars_2D": ["t2m", "sst"]}}, [500.0]).output
@@ -51,7 +53,7 @@ def _sums(
     sums = DeterministicStatistics.empty(1440 * np.array(which), 1, means)
     for number, case in enumerate(which):
         fields = [cases[name][case].astype(np.float32).astype(dtype) for name in cases]
-        sums.add(number, 0, means, *fields)
+        sums.add(number, 0, means, fields[0], ReferenceFields(*fields[1:]))
     return sums
 
 
@@ -99,7 +101,7 @@ def test_parts_that_are_joined_are_the_whole_to_the_last_bit() -> None:
     whole = _sums(GRIDS["small"], cases, masks, range(CASES))
     first, last = _sums(GRIDS["small"], cases, masks, range(1)), _sums(GRIDS["small"], cases, masks, range(1, CASES))
     for joined in (DeterministicStatistics.join([first, last]), DeterministicStatistics.join([last, first])):
-        for name in ("initial", *DeterministicStatistics.plane_names()):
+        for name in ("initial", *DeterministicStatistics.array_names()):
             np.testing.assert_array_equal(getattr(joined, name), getattr(whole, name))
         for name, value in whole.metrics().items():
             np.testing.assert_array_equal(joined.metrics()[name], value)
@@ -131,7 +133,8 @@ def test_wind_vectors() -> None:
     cases, _ = _cases(grid, False)
     sums = DeterministicStatistics.empty(np.arange(CASES), 1, means)
     for case in range(CASES):
-        sums.add(case, 0, means, *(means.flatten(cases[name][case], name) for name in cases))
+        forecast, truth, normal = (means.flatten(cases[name][case], name) for name in cases)
+        sums.add(case, 0, means, forecast, ReferenceFields(truth, normal))
     vector = {name: field[:, 0] + 1j * field[:, 2] for name, field in cases.items()}
     error = vector["forecast"] - vector["truth"]
     own, true = vector["forecast"] - vector["normal"], vector["truth"] - vector["normal"]
@@ -161,7 +164,7 @@ def test_a_small_bias_of_large_values_keeps_its_digits() -> None:
     fields = (truth + error).astype(np.float32), truth, np.full_like(truth, 5e5)
     means = AreaMean(channels, {}, region_weights(grid, {"global": REGIONS["global"]}))
     sums = DeterministicStatistics.empty(np.arange(1), 1, means)
-    sums.add(0, 0, means, *fields)
+    sums.add(0, 0, means, fields[0], ReferenceFields(*fields[1:]))
     exact = ((fields[0].astype(np.float64) - truth) * grid.area_weights()).sum()
     assert sums.error.item() == pytest.approx(exact, rel=1e-5) and 0.005 < exact < 0.015
 
@@ -186,7 +189,7 @@ def test_every_region_has_its_own_cells(dtype: type) -> None:
     fields = [own[0].astype(np.float32).astype(dtype) for own in cases.values()]
     means = AreaMean(CHANNELS, masks, weights)
     sums = DeterministicStatistics.empty(np.arange(1), 1, means)
-    sums.add(0, 0, means, *fields)
+    sums.add(0, 0, means, fields[0], ReferenceFields(*fields[1:]))
     forecast, truth, _ = (own.astype(np.float64) for own in fields)
     error = np.nan_to_num(forecast - truth)
     for channel, hidden in enumerate((False, False, masks["sst"])):
@@ -206,18 +209,18 @@ def test_one_channel_beyond_float32_leaves_the_others_as_they_are() -> None:
     for field in cases.values():
         field[:, 1] *= 1e-23
     found = _sums(grid, cases, {}, range(CASES), np.float32)
-    for name, own in found.planes().items():
-        np.testing.assert_array_equal(own[..., [0, 2], :], plain.planes()[name][..., [0, 2], :], err_msg=name)
+    for name, own in found.arrays().items():
+        np.testing.assert_array_equal(own[..., [0, 2], :], plain.arrays()[name][..., [0, 2], :], err_msg=name)
     np.testing.assert_allclose(found.metrics()["rmse"][0, 1], 1e-23 * plain.metrics()["rmse"][0, 1], rtol=1e-6)
 
 
 def test_threads_find_the_same_to_the_last_bit(monkeypatch: pytest.MonkeyPatch) -> None:
     cases, masks = _cases(GRIDS["small"], True)
-    alone = _sums(GRIDS["small"], cases, masks, range(CASES)).planes()
-    monkeypatch.setattr(threads, "_MIN_CELLS_PER_THREAD", 1)
+    alone = _sums(GRIDS["small"], cases, masks, range(CASES)).arrays()
+    monkeypatch.setattr(threads, "_LEAST_CELLS", 1)
     threads._pool.clear()
     monkeypatch.setattr(threads.torch, "get_num_threads", lambda: 2)
-    for name, own in _sums(GRIDS["small"], cases, masks, range(CASES)).planes().items():
+    for name, own in _sums(GRIDS["small"], cases, masks, range(CASES)).arrays().items():
         np.testing.assert_array_equal(own, alone[name], err_msg=name)
     assert threads._pool
 
@@ -230,7 +233,7 @@ def test_a_wind_beyond_float32_is_summed_and_leaves_other_regions_alone(dtype: t
     forecast = truth.copy()
     forecast[0, -1, 3] = 1e22
     sums = DeterministicStatistics.empty(np.arange(1), 1, means)
-    sums.add(0, 0, means, forecast, truth, np.zeros_like(truth))
+    sums.add(0, 0, means, forecast, ReferenceFields(truth, np.zeros_like(truth)))
     found = dict(zip(_on(grid), sums.absolute[0, 0, 2], strict=True))
     assert found["global"] == pytest.approx(1e22 * grid.area_weights()[-1, 3], rel=1e-5)
     assert found["tropics"] == found["extratropics_north"] == 0
@@ -241,7 +244,7 @@ def test_a_disk_that_is_full_keeps_no_compiled_code_and_harms_nothing(monkeypatc
         raise OSError(errno.ENOSPC, "No space left on device")
 
     out = np.zeros((1, 1))
-    sums = row_kernels.compiled(row_kernels.plain_sums.__wrapped__)
+    sums = kernels.compiled(kernels.plain_sums.__wrapped__)
     monkeypatch.setattr("numba.core.caching._Cache.save_overload", full)
     monkeypatch.setattr("numba.core.caching.Cache.save_overload", full)
     monkeypatch.setattr("numba.core.caching.Cache.load_overload", lambda *_: None)
@@ -253,7 +256,7 @@ def test_sums_need_no_folder_that_can_be_written(tmp_path: Path) -> None:
     """A package in a container that nobody may write to, run by somebody without a home."""
     package = tmp_path / "credit"
     shutil.copytree(Path(credit.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__", "*.nc"))
-    code = "import numpy as np\nfrom credit.verify.statistics.row_kernels import plain_sums\nout = np.zeros((1, 1))\n"
+    code = "import numpy as np\nfrom credit.verify.statistics.kernels import plain_sums\nout = np.zeros((1, 1))\n"
     code += "plain_sums(np.ones(3), np.zeros(1, int), np.full(1, 3), out)\nprint(credit.verify.__path__, out)"
     (tmp_path / "__pycache__").touch()
     (package / "verify" / "__pycache__").touch()  # a file, so that no folder can be made, whoever runs this

@@ -9,7 +9,8 @@ import pytest
 
 from credit.errors import DataError
 from credit.verify.scores.rank_histogram import RankHistogram
-from credit.verify.statistics.ensemble import EnsembleStatistics
+from credit.verify.statistics.case_statistics import EnsembleStatistics
+from credit.verify.statistics.error_moments import ReferenceFields
 from tests.unit.verify.ensembles import CHANNELS, MEANS, WEIGHTS, WINDS, Cases, draw_cases, pooled
 
 MEMBERS = 5
@@ -20,7 +21,7 @@ def _sums(cases: Cases, which: Iterable[int] | None = None) -> EnsembleStatistic
     sums = EnsembleStatistics.empty(chosen * 1440, 1, MEANS, cases.members.shape[1])
     for number, case in enumerate(chosen.tolist()):
         members, truth = cases.members[case], cases.truth[case]
-        sums.add(number, 0, MEANS, members.mean(axis=0), truth, cases.normal[case])
+        sums.add(number, 0, MEANS, members.mean(axis=0), ReferenceFields(truth, cases.normal[case]))
         sums.add_members(number, 0, MEANS, members, truth, "test")
     return sums
 
@@ -52,8 +53,8 @@ def test_members_may_lie_in_memory_in_any_order() -> None:
     padded = np.concatenate([cases.members, cases.members], axis=2)
     cases.members = padded[:, :, : len(CHANNELS)]
     assert not cases.members[0].flags.c_contiguous
-    for name, own in _sums(cases).planes().items():
-        np.testing.assert_array_equal(own, plain.planes()[name], err_msg=name)
+    for name, own in _sums(cases).arrays().items():
+        np.testing.assert_array_equal(own, plain.arrays()[name], err_msg=name)
 
 
 def test_rows_of_vectors_have_the_energy_score() -> None:
@@ -149,5 +150,5 @@ def test_a_member_that_blew_up_is_named_and_a_masked_cell_does_not_matter() -> N
 
 
 def test_ranks_of_unlike_numbers_are_refused() -> None:
-    with pytest.raises(DataError, match="ranks among 4 members and among 5 do not add up"):
+    with pytest.raises(DataError, match="ranks among 4 members and among 5 cannot be added"):
         RankHistogram.zeros(1, MEANS, 4) + RankHistogram.zeros(1, MEANS, 5)

@@ -11,9 +11,8 @@ from credit.channels import ChannelMap, take_channels
 from credit.config.schema_verification import REGIONS
 from credit.data.climatology.climatology import LazyWeightedSum
 from credit.errors import DataError
-from credit.verify.scores.baseline_state import BaselineState
 from credit.verify.statistics.area_mean import AreaMean
-from credit.verify.statistics.error_moments import Moments, error_moments
+from credit.verify.statistics.error_moments import BaselineState, ErrorMoments, ReferenceFields, error_moments
 from credit.verify.statistics.regions import region_weights
 from tests.unit.analytic_reader import make_grid
 
@@ -44,15 +43,15 @@ def _means() -> AreaMean:
     return AreaMean(CHANNELS, {"sst": MASK}, WEIGHTS, [WIND])
 
 
-def _moments(scale: float = 1.0, truth: np.ndarray = TRUTH, one: np.ndarray = ONE) -> dict[str, Moments]:
+def _moments(scale: float = 1.0, truth: np.ndarray = TRUTH, one: np.ndarray = ONE) -> dict[str, ErrorMoments]:
     factor, means = np.float32(scale), _means()
     lazy, start_lazy = (
         LazyWeightedSum(own.weights, [part * factor for part in own.parts]) for own in (LAZY, START_LAZY)
     )
     truth, start, one, other = (own * factor for own in (truth, START, one, OTHER))
-    beginning = BaselineState.of(means, {"start": start, "climatology at the start": start_lazy})
-    names = {"one": one, "other": other, "start": start, "truth": truth, "climatology": lazy}
-    return error_moments(means, truth, lazy, {"one": one, "other": other}, names, (beginning, DAMPING))
+    state = BaselineState.build(means, ReferenceFields(start, start_lazy, "start", "climatology at the start"))
+    forecasts = {"one": one, "other": other}
+    return error_moments(means, ReferenceFields(truth, lazy), forecasts, baselines=(state, DAMPING))
 
 
 def _averages(values: np.ndarray) -> np.ndarray:
@@ -81,31 +80,34 @@ def test_all_forecasts_at_once(scale: float) -> None:
     for name, forecast in fields.items():
         error, true, own = forecast - truth, truth - normal, forecast - normal
         expected = {
-            "truth": [true, true**2, np.abs(true)],
-            "channels": [error, np.abs(error), error**2, own**2, own * true],
+            "truth_anomaly": (1, true),
+            "truth_variance": (2, true**2),
+            "error": (1, error),
+            "absolute": (1, np.abs(error)),
+            "squared": (2, error**2),
+            "forecast_variance": (2, own**2),
+            "covariance": (2, own * true),
         }
-        powers = {"truth": (1, 2, 1), "channels": (1, 1, 2, 2, 2)}
-        for kind, planes in expected.items():
-            for number, values in enumerate(planes):
-                made = getattr(found[name], kind)[number] / scale ** powers[kind][number]
-                # anomalies are float32 differences of large fields
-                size = np.nanstd(values, axis=(1, 2))[:, None]
-                difference = np.abs(made - _averages(values))
-                assert (difference <= 1e-5 * size + 1e-12).all(), (name, kind, number, difference / (size + 1e-30))
+        for moment, (power, values) in expected.items():
+            mean = getattr(found[name], moment) / scale**power
+            # anomalies are float32 differences of large fields
+            size = np.nanstd(values, axis=(1, 2))[:, None]
+            difference = np.abs(mean - _averages(values))
+            assert (difference <= 1e-5 * size + 1e-12).all(), (name, moment, difference / (size + 1e-30))
         u, v = WIND
         longer = np.hypot(forecast[u], forecast[v]) - np.hypot(truth[u], truth[v])
         apart = np.hypot(error[u], error[v])
-        for values, made in zip((longer, apart), found[name].vectors, strict=True):
+        for values, made in zip((longer, apart), (found[name].vector_error, found[name].vector_absolute), strict=True):
             np.testing.assert_allclose(made[0] / scale, _averages(values[None])[0], rtol=1e-5, atol=1e-5)
 
 
 def test_every_block_counts() -> None:
     """A cell of each block of a row, each by itself."""
-    before = _moments()["one"].channels[1]
+    before = _moments()["one"].absolute
     for column in (0, 1023, 1024, 2047, 2048, 2499):
         one = ONE.copy()
         one[4, 4, column] = TRUTH[4, 4, column] + np.float32(1e5)
-        change = _moments(one=one)["one"].channels[1] - before
+        change = _moments(one=one)["one"].absolute - before
         old = abs(ONE[4, 4, column] - TRUTH[4, 4, column])
         weight = WEIGHTS[0][4, column] / WEIGHTS[0].sum()
         assert change[4, 0] == pytest.approx((1e5 - old) * weight, rel=1e-3)
@@ -124,4 +126,4 @@ def test_a_missing_part_of_the_climatology_is_an_error(part: int) -> None:
     spoilt[part][3, 2, 1500] = np.nan
     lazy = LazyWeightedSum(LAZY.weights, spoilt)
     with pytest.raises(DataError, match="^climatology: v10 is not finite outside its mask"):
-        error_moments(_means(), TRUTH, lazy, {"one": ONE}, {"one": ONE, "truth": TRUTH, "climatology": lazy})
+        error_moments(_means(), ReferenceFields(TRUTH, lazy), {"one": ONE})

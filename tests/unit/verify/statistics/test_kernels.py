@@ -11,10 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from credit.verify.scores import crps, energy_score
-from credit.verify.statistics import error_kernel, row_kernels
+from credit.verify.statistics import ensemble_kernels, kernels
 
-REPOSITORY = Path(__file__).parents[3]
+REPOSITORY = Path(__file__).parents[4]
 CELLS, MEMBERS = 2500, 5  # more than one block, and a rest that fills no vector of the processor
 
 
@@ -26,28 +25,28 @@ def compute_sums() -> dict[str, np.ndarray]:
     valid = random.random((2, CELLS)) < 0.8
     stretches = np.array([0, 1001]), np.array([1001, CELLS])
     scale, damping = np.float32(0.25), np.array([0.7, 0.9])
-    rows = error_kernel.OF_TRUTH + error_kernel.OF_FORECAST + error_kernel.OF_DAMPED
+    rows = kernels.TRUTH_SUMS + kernels.FORECAST_SUMS + kernels.DAMPED_SUMS
     out = {
-        "unit_sums": np.empty((2, rows, 2)),
-        "lengths": np.empty((3 * error_kernel.OF_VECTOR, 2)),
+        "error_sums": np.empty((2, rows, 2)),
+        "lengths": np.empty((3 * kernels.LENGTH_SUMS, 2)),
         "plain_sums": np.empty((1, 2)),
         "product_sums": np.empty((1, 2)),
         "anomaly_sums": np.empty((2, 2)),
-        "weigh": np.empty((2, 3)),
-        "member_sums": np.empty((crps.OF_MEMBERS + MEMBERS + 1, 2)),
+        "weighted_sums": np.empty((2, 3)),
+        "member_sums": np.empty((ensemble_kernels.MEMBER_SUMS + MEMBERS + 1, 2)),
         "vector_member_sums": np.empty((2, 2)),
     }
     masked = np.array([True, True])
-    error_kernel.unit_sums(
+    kernels.error_sums(
         np.arange(2), truth, np.ones(1, np.float32), (normal,), (forecast,), first, damping, valid, masked, scale,
-        *stretches, out["unit_sums"], out["lengths"],
+        *stretches, out["error_sums"], out["lengths"],
     )  # fmt: skip
-    row_kernels.plain_sums(truth[0], *stretches, out["plain_sums"])
-    row_kernels.product_sums(truth[0], forecast[0], *stretches, out["product_sums"])
-    row_kernels.anomaly_sums(truth[0], normal[0], *stretches, out["anomaly_sums"])
-    row_kernels.weigh(out["anomaly_sums"], random.random((2, 3)), out["weigh"])
-    crps.member_sums(members, 0, truth[0], valid[0], *stretches, out["member_sums"])
-    energy_score.vector_member_sums(members, (0, 1), *truth, valid[0], scale, *stretches, out["vector_member_sums"])
+    kernels.plain_sums(truth[0], *stretches, out["plain_sums"])
+    kernels.product_sums(truth[0], forecast[0], *stretches, out["product_sums"])
+    kernels.anomaly_sums(truth[0], normal[0], *stretches, out["anomaly_sums"])
+    kernels.weighted_sums(out["anomaly_sums"], random.random((2, 3)), out["weighted_sums"])
+    ensemble_kernels.member_sums(members, 0, truth[0], valid[0], *stretches, out["member_sums"])
+    ensemble_kernels.vector_member_sums(members, (0, 1), *truth, valid[0], scale, *stretches, out["vector_member_sums"])
     return out
 
 

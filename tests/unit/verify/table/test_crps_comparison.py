@@ -7,12 +7,11 @@ import pytest
 from scipy import stats
 
 from credit.channels import ChannelMap
-from credit.verify.statistics.deterministic import DeterministicStatistics
-from credit.verify.statistics.ensemble import EnsembleStatistics
+from credit.verify.statistics.case_statistics import DeterministicStatistics, EnsembleStatistics
 from credit.verify.table.scorecard import scorecard_rows, scorecard_values
-from credit.verify.table.table import FACTS, ScoreTable
-from credit.verify.table.table_builder import RowIndex, build_table
-from tests.unit.verify.test_thresholds_compared import CASES, INITIAL, LEADS, REGIONS, expected_p, gamma
+from credit.verify.table.table import COMMON_ATTRIBUTES, ScoreTable
+from credit.verify.table.table_builder import RowIndex, TableAxes, build_table
+from tests.unit.verify.table.test_event_comparison import CASES, INITIAL, LEADS, REGIONS, expected_p, gamma
 
 MEMBERS = {"model": 5, "old": 9}  # the others are single forecasts
 SIZES = {"model": 1.0, "old": 1.05, "single": 1.3, "persistence": 2.0, "damped_persistence": 1.5, "climatology": 1.2}
@@ -25,11 +24,11 @@ def table_of(planes: Planes, members: dict[str, int]) -> ScoreTable:
     sums = {}
     for name, own in planes.items():
         kind = EnsembleStatistics if name in members else DeterministicStatistics
-        filled = {plane: own.get(plane, own["absolute"]) for plane in kind.plane_names()}
+        filled = {plane: own.get(plane, own["absolute"]) for plane in kind.array_names()}
         sums[name] = kind(INITIAL, **filled, members=members.get(name, 1)), range(ROWS)
-    facts = dict.fromkeys(FACTS, "x") | {"n_cases": CASES, "level_units": "hPa", "initial_times": "made up"}
+    facts = dict.fromkeys(COMMON_ATTRIBUTES, "x") | {"n_cases": CASES, "level_units": "hPa", "initial_times": "made up"}
     rows = RowIndex(CHANNELS, [(0, 1, "wind10m")], {c.variable: {"units": "1"} for c in CHANNELS})
-    return build_table(sums, rows, LEADS, {"all": np.ones(CASES, dtype=bool)}, REGIONS, facts)
+    return build_table(sums, TableAxes(rows, LEADS, {"all": np.ones(CASES, dtype=bool)}, REGIONS), facts)
 
 
 @pytest.fixture(scope="module")

@@ -9,14 +9,14 @@ from scipy import stats
 from credit.channels import ChannelMap
 from credit.config.schema_verification import EventConfig
 from credit.verify.scores.events import EventStatistics
-from credit.verify.scores.seeps import SeepsSums
+from credit.verify.scores.seeps import SeepsStatistics
 from credit.verify.scores.thresholds import Event, Precipitation
-from credit.verify.significance.comparison import FALSE_SHARE
-from credit.verify.statistics.deterministic import DeterministicStatistics
+from credit.verify.significance.comparison import FALSE_DISCOVERY_RATE
+from credit.verify.statistics.case_statistics import DeterministicStatistics
 from credit.verify.table.event_rows import EventResults
 from credit.verify.table.scorecard import scorecard_rows, scorecard_values
-from credit.verify.table.table import FACTS, ScoreTable
-from credit.verify.table.table_builder import RowIndex, build_table
+from credit.verify.table.table import COMMON_ATTRIBUTES, ScoreTable
+from credit.verify.table.table_builder import RowIndex, TableAxes, build_table
 
 DAY, CASES, REGIONS = 1440, 60, ["global", "tropics", "antarctic"]
 LEADS = np.array([DAY, 20 * DAY])  # 60 blocks of a case, and 20 of three
@@ -56,18 +56,25 @@ def made() -> tuple[ScoreTable, dict[str, np.ndarray], dict[str, np.ndarray], np
     for name, own in penalty.items():
         own[..., 2] = 0.0
         own *= np.nan if name == "old" else 1.0
-        rain[name] = SeepsSums(INITIAL, own, area * (np.nan if name == "old" else 1.0))
+        rain[name] = SeepsStatistics(INITIAL, own, area * (np.nan if name == "old" else 1.0))
     names = {"warm": (0, 290.0), "wet": (1, 5.0)}
     kinds = [Event.build(n, EventConfig(channel=CHANNELS[c].name, above=v), c, "1") for n, (c, v) in names.items()]
     squares = {name: gamma(size, 20 + seed, 2) for seed, (name, size) in enumerate(SIZES.items())}
     sums = {
-        name: (DeterministicStatistics(INITIAL, *(own for _ in DeterministicStatistics.plane_names())), [0, 1])
+        name: (DeterministicStatistics(INITIAL, *(own for _ in DeterministicStatistics.array_names())), [0, 1])
         for name, own in squares.items()
     }
-    facts = dict.fromkeys(FACTS, "x") | {"n_cases": CASES, "level_units": "hPa", "initial_times": "made up"}
+    facts = dict.fromkeys(COMMON_ATTRIBUTES, "x") | {"n_cases": CASES, "level_units": "hPa", "initial_times": "made up"}
     table = build_table(
-        sums, RowIndex(CHANNELS, [], {c.variable: {"units": "1"} for c in CHANNELS}), LEADS,
-        {"all": np.ones(CASES, dtype=bool), "JJA": np.arange(CASES) % 20 < 5}, REGIONS, facts, None,
+        sums,
+        TableAxes(
+            RowIndex(CHANNELS, [], {c.variable: {"units": "1"} for c in CHANNELS}),
+            LEADS,
+            {"all": np.ones(CASES, dtype=bool), "JJA": np.arange(CASES) % 20 < 5},
+            REGIONS,
+        ),
+        facts,
+        None,
         EventResults(kinds, events, [Precipitation(1, 1.0)], rain),
     )  # fmt: skip
     return table, brier, penalty, area
@@ -152,7 +159,7 @@ def test_one_false_discovery_rate_over_the_scorecard(made: tuple) -> None:
     assert [row.name for row in rows] == ["t2m", "tp", "tp: SEEPS", "warm: Brier score", "wet: Brier score"]
     assert [row.score for row in rows] == ["rmse", "rmse", "seeps", "brier:warm", "brier:wet"]
     sure = scorecard_values(table, rows, "significant")[0, 0, ..., 0]
-    np.testing.assert_array_equal(sure.ravel(), np.concatenate(adjusted).ravel() <= FALSE_SHARE)
+    np.testing.assert_array_equal(sure.ravel(), np.concatenate(adjusted).ravel() <= FALSE_DISCOVERY_RATE)
     difference = scorecard_values(table, rows, "difference")[0, 0, ..., 0]
     np.testing.assert_array_equal(difference[3], table.compared("brier_difference:warm", "t2m"))
     assert sure[3].all() and (difference[3] < 0).all() and (difference[4] > 0).all()

@@ -13,13 +13,13 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 import credit.verify.report
 from credit.calendar import Calendar
 from credit.channels import Channel
-from credit.verify.plots.scores import card_pages, draw_scorecards, scorecard, skill_curves
-from credit.verify.plots.style import label
-from credit.verify.significance.bootstrap import intervals
-from credit.verify.statistics.deterministic import DeterministicStatistics
+from credit.cli.score_summary import format_summary
+from credit.verify.plots.scores import draw_scorecards, scorecard, scorecard_pages, skill_curves
+from credit.verify.significance.bootstrap import confidence_intervals
+from credit.verify.statistics.case_statistics import DeterministicStatistics
 from credit.verify.statistics.seasons import cases_by_season
-from credit.verify.table.table import FACTS, ScoreTable
-from credit.verify.table.table_builder import RowIndex, build_table
+from credit.verify.table.table import COMMON_ATTRIBUTES, ScoreTable
+from credit.verify.table.table_builder import RowIndex, TableAxes, build_table
 from tests.unit.analytic_reader import ATTRIBUTES
 
 CALENDAR = Calendar()
@@ -27,7 +27,9 @@ INITIAL = CALENDAR.parse("2001-01-01") + 1440 * np.arange(270)
 LEADS = np.array([360, 1440, 14400])
 CHANNELS = [Channel(f"{name}500", name, 500.0, "prognostic") for name in ("u", "v", "t")]
 ROWS = RowIndex(CHANNELS, [(0, 1, "wind")], ATTRIBUTES)
-FACTS_OF_ALL = {"n_cases": 270, "level_units": "hPa", "initial_times": "here to there"} | dict.fromkeys(FACTS, "x")
+FACTS_OF_ALL = {"n_cases": 270, "level_units": "hPa", "initial_times": "here to there"} | dict.fromkeys(
+    COMMON_ATTRIBUTES, "x"
+)
 SIZES = {"model": 1.0, "other": 1.0, "persistence": 2.0, "damped_persistence": 1.5, "climatology": 3.0}
 
 REPORT_FOLDER = Path(credit.verify.report.__file__).parent
@@ -37,9 +39,9 @@ def make_sums(size: float, seed: int, rows: int = 4) -> DeterministicStatistics:
     """Return sums with squared errors of about `size`, of 2 regions."""
     rng = np.random.default_rng(seed)
     shape = len(INITIAL), len(LEADS), rows, 2
-    planes = {name: rng.gamma(5.0, 0.2 * size, shape) for name in DeterministicStatistics.plane_names()}
+    planes = {name: rng.gamma(5.0, 0.2 * size, shape) for name in DeterministicStatistics.array_names()}
     planes["covariance"] = 0.8 * np.sqrt(planes["forecast_variance"] * planes["truth_variance"])
-    return DeterministicStatistics(INITIAL, *(planes[name] for name in DeterministicStatistics.plane_names()))
+    return DeterministicStatistics(INITIAL, *(planes[name] for name in DeterministicStatistics.array_names()))
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +55,9 @@ def sums() -> dict[str, tuple[DeterministicStatistics, list[int]]]:
 
 @pytest.fixture(scope="module")
 def table(sums: dict[str, tuple[DeterministicStatistics, list[int]]]) -> ScoreTable:
-    return build_table(sums, ROWS, LEADS, cases_by_season(INITIAL, CALENDAR), ["global", "tropics"], FACTS_OF_ALL)
+    return build_table(
+        sums, TableAxes(ROWS, LEADS, cases_by_season(INITIAL, CALENDAR), ["global", "tropics"]), FACTS_OF_ALL
+    )
 
 
 def many(regions: list[str], rows: int) -> ScoreTable:
@@ -63,11 +67,11 @@ def many(regions: list[str], rows: int) -> ScoreTable:
     sums = {}
     for name, size in SIZES.items():
         shape = len(few), len(LEADS), rows, len(regions)
-        planes = [rng.gamma(5.0, 0.2 * size, shape) for _ in DeterministicStatistics.plane_names()]
+        planes = [rng.gamma(5.0, 0.2 * size, shape) for _ in DeterministicStatistics.array_names()]
         sums[name] = DeterministicStatistics(few, *planes), list(range(rows))
     channels = [Channel(f"u{level}", "u", float(level), "prognostic") for level in range(1, rows + 1)]
     described = RowIndex(channels, [], ATTRIBUTES)
-    return build_table(sums, described, LEADS, cases_by_season(few, CALENDAR), regions, FACTS_OF_ALL)
+    return build_table(sums, TableAxes(described, LEADS, cases_by_season(few, CALENDAR), regions), FACTS_OF_ALL)
 
 
 def test_scores_of_a_season_are_those_of_its_cases(sums: dict, table: ScoreTable) -> None:
@@ -86,7 +90,7 @@ def test_scores_of_a_season_are_those_of_its_cases(sums: dict, table: ScoreTable
 
 
 def test_intervals_stand_beside_the_scores(sums: dict, table: ScoreTable) -> None:
-    expected = intervals(sums["other"][0], 2, 14400)["mae"][:, 1, 0]
+    expected = confidence_intervals(sums["other"][0], 2, 14400)["mae"][:, 1, 0]
     found = [table.curve("other", "v500", f"mae_{end}")[2] for end in ("low", "high")]
     np.testing.assert_array_equal(found, expected)
     for forecast in SIZES:
@@ -118,7 +122,7 @@ def test_stars_and_hatching_need_twenty_blocks(table: ScoreTable) -> None:
     assert table.compared("significant", "u500", "other").tolist() == [False, False, False]
     seasons = table.dataset["significant"].any(("reference", "channel", "lead", "region"))
     assert seasons.values.tolist() == [True, False, False, False, False]
-    lines = table.format().splitlines()
+    lines = format_summary(table, show_all=True).splitlines()
     assert "1*" in lines[2].replace(f"{table.skill('u500', 6):.2f}", "1")
     assert "54 blocks at the first lead time and 22 at the last" in lines[-1]
     assert "false discovery rate of 5 %" in lines[-1] and "only where" not in lines[-1]
@@ -154,13 +158,13 @@ def test_every_region_has_its_panel(count: int, rows: int, shapes: list[tuple[in
     """Of boxes, too; a page is not endless, and all pages have the same colours."""
     names = ["global", *(f"a_box_of_a_user_with_a_long_name_{number}" for number in range(1, count))]
     table = many(names, rows)
-    pages = card_pages(table)
+    pages = scorecard_pages(table)
     assert [own for page in pages for own in page] == names
     limits = set()
     for page, (down, across) in zip(pages, shapes, strict=True):
         figure = scorecard(table, "best_baseline", page)
         panels = [axis for axis in figure.axes if axis.get_title()]
-        assert [axis.get_title().replace("\n", "") for axis in panels] == [label(own) for own in page]
+        assert [axis.get_title().replace("\n", "") for axis in panels] == [table.display_name(own) for own in page]
         assert panels[0].get_gridspec().get_geometry() == (down, across)
         for axis, name in zip(panels, page, strict=True):
             drawn = np.ma.filled(axis.collections[0].get_array(), np.nan)
@@ -183,7 +187,9 @@ def test_scorecards_have_their_files(tmp_path: Path) -> None:
 def test_a_long_name_leaves_the_title_on_the_page(sums: dict) -> None:
     name = "operational_ensemble_of_the_other_centre_at_nine_kilometres"
     renamed = {name if own == "other" else own: value for own, value in sums.items()}
-    one = build_table(renamed, ROWS, LEADS, cases_by_season(INITIAL, CALENDAR), ["global", "tropics"], FACTS_OF_ALL)
+    one = build_table(
+        renamed, TableAxes(ROWS, LEADS, cases_by_season(INITIAL, CALENDAR), ["global", "tropics"]), FACTS_OF_ALL
+    )
     figure = scorecard(one, name, ["global"])
     FigureCanvasAgg(figure).draw()
     box = figure._suptitle.get_window_extent()
@@ -246,7 +252,7 @@ def test_the_legend_names_every_curve_and_is_whole(sums: dict[str, tuple[Determi
     others = {names[0]: sums["other"]} | dict.fromkeys(names[1:], sums["model"])
     seasons = cases_by_season(INITIAL, CALENDAR)
     own = {name: sums[name] for name in sums if name != "other"}
-    table = build_table(own | others, ROWS, LEADS, seasons, ["global", "tropics"], FACTS_OF_ALL)
+    table = build_table(own | others, TableAxes(ROWS, LEADS, seasons, ["global", "tropics"]), FACTS_OF_ALL)
     for channels in (["t500"], ["t500", "u500"]):
         figure = skill_curves(table, channels)
         canvas = FigureCanvasAgg(figure)
@@ -254,7 +260,7 @@ def test_the_legend_names_every_curve_and_is_whole(sums: dict[str, tuple[Determi
         (legend,) = figure.legends
         shown = {text.get_text().replace("\n", "") for text in legend.get_texts()}
         absent = {names[0]} if channels == ["t500"] else set()
-        assert shown == {label(name) for name in table.forecasts} - absent
+        assert shown == {table.display_name(name) for name in table.forecasts} - absent
         for box in (legend.get_window_extent(), figure._suptitle.get_window_extent()):
             assert figure.bbox.x0 <= box.x0 and box.x1 <= figure.bbox.x1
             assert figure.bbox.y0 <= box.y0 and box.y1 <= figure.bbox.y1
@@ -267,10 +273,12 @@ def test_the_table_of_the_terminal_has_straight_columns(
     """Also where a name is longer than a number, and where the other forecast lacks a channel."""
     name = "a_model_with_a_very_long_name"
     named = {name if key == "other" else key: own for key, own in sums.items()}
-    table = build_table(named, ROWS, LEADS, cases_by_season(INITIAL, CALENDAR), ["global", "tropics"], FACTS_OF_ALL)
-    head, *rows = table.format(name).splitlines()[1 : 2 + 3 * len(LEADS)]
+    table = build_table(
+        named, TableAxes(ROWS, LEADS, cases_by_season(INITIAL, CALENDAR), ["global", "tropics"]), FACTS_OF_ALL
+    )
+    head, *rows = format_summary(table, name, show_all=True).splitlines()[1 : 2 + 3 * len(LEADS)]
     end = head.index(name[:20]) + 20
-    assert {len(row) for row in (head, *rows)} == {len(head)} and "nan" not in "".join(rows)
+    assert all(len(row) == len(head) for row in rows) and "nan" not in "".join(rows)
     for row, channel in zip(rows, np.repeat(["u500", "v500", "t500"], len(LEADS)), strict=True):
         assert (row[end - 2 : end] == " -") == (channel == "t500") and row[end - 1] != " " and row[end] == " "
 

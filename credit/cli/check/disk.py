@@ -1,0 +1,213 @@
+"""Checks of the folders that a run writes to, the free disk space, and the cost of reading the source files."""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+import tempfile
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from credit.cli.check.data import DataSummary
+from credit.cli.check.report import CheckReport
+from credit.config import Config
+from credit.data.climatology.blocks import estimate_bytes
+from credit.data.climatology.fit import plan_fit
+from credit.data.climatology.stored import describe_mismatch
+from credit.data.sources.source_reader import SourceReader
+from credit.data.store.preprocess import bytes_needed, times_within
+from credit.errors import ConfigError
+from credit.train.dry_run import DryRunResult
+from credit.train.monitor.run_files import read_status
+
+# netCDF keeps this many unpacked bytes of a variable between two reads.
+_NETCDF_CACHE_BYTES = 2**24
+
+
+def check_folder(config: Config, report: CheckReport) -> None:
+    """Try to write where the run and its forecasts will be written."""
+    folders = {"save_loc": Path(config.save_loc), "inference.folder": Path(config.save_loc) / config.inference.folder}
+    tested_folders = set()
+    for key, folder in folders.items():
+        existing_folder = _nearest_existing(folder, is_folder=False)
+        if existing_folder in tested_folders:
+            continue
+        tested_folders.add(existing_folder)
+        try:
+            with tempfile.TemporaryFile(dir=existing_folder):
+                report.say(f"{key}: {folder} can be written")
+        except OSError as error:
+            report.add(
+                f"{key}: {folder}: {existing_folder} cannot be written ({error.strerror}); choose another folder"
+            )
+    status = read_status(Path(config.save_loc))
+    if status.get("status") == "failed":
+        report.warn(f"save_loc: the run there failed at step {status.get('step')}: {status.get('reason')}")
+
+
+@dataclass(frozen=True)
+class _DiskDemand:
+    """Bytes that are still to be written.
+
+    Attributes:
+        purpose: what is written.
+        folder: where.
+        num_bytes: at most.
+    """
+
+    purpose: str
+    folder: Path
+    num_bytes: int
+
+
+def check_disk_space(
+    config: Config,
+    data: DataSummary,
+    dry_run: DryRunResult | None,
+    forecast_bytes: int,
+    num_steps: int,
+    report: CheckReport,
+) -> None:
+    """Compare the bytes that the run will write with the free bytes of each disk.
+
+    Args:
+        config: of the run.
+        data: grid, channels and times.
+        dry_run: size of the model, None if it cannot be built.
+        forecast_bytes: size of all forecasts.
+        num_steps: optimizer steps of the run, 0 if unknown.
+        report: receives errors and notes.
+    """
+    folder = Path(config.save_loc)
+    forecast_folder = folder / config.inference.folder
+    demands = [_DiskDemand("forecasts", forecast_folder, max(0, forecast_bytes - _bytes_below(forecast_folder)))]
+    store_bytes = _store_bytes(config, data)
+    if store_bytes:
+        store = Path(config.data.store)
+        demands.append(_DiskDemand("data.store", store, store_bytes))
+        task = "completed or repaired" if store.exists() else "written"
+        report.say(f"store: {store} is to be {task} (credit preprocess), at most {store_bytes / 2**30:.2f} GiB")
+    _report_long_chunks(config, data, report)
+    climatology_bytes = _climatology_bytes(config, data, report)
+    if climatology_bytes:
+        demands.append(_DiskDemand("climatology", Path(config.data.store), climatology_bytes))
+    if dry_run is not None:
+        demands.append(_DiskDemand("checkpoints", folder, _checkpoint_bytes(config, dry_run, num_steps, report)))
+
+    demands_by_disk: dict[int, list[_DiskDemand]] = {}
+    for demand in demands:
+        device = _nearest_existing(demand.folder).stat().st_dev
+        demands_by_disk.setdefault(device, []).append(demand)
+    for disk_demands in demands_by_disk.values():
+        _compare_with_free_space(disk_demands, report)
+
+
+def _compare_with_free_space(demands: list[_DiskDemand], report: CheckReport) -> None:
+    folder = _nearest_existing(demands[0].folder)
+    needed_bytes = sum(demand.num_bytes for demand in demands)
+    free_bytes = shutil.disk_usage(folder).free
+    purposes = ", ".join(f"{demand.purpose} {demand.num_bytes / 2**30:.2f}" for demand in demands)
+    text = f"up to {needed_bytes / 2**30:.2f} GiB more are needed ({purposes}), {free_bytes / 2**30:.2f} GiB are free"
+    report.say(f"disk of {folder}: {text}")
+    if needed_bytes > free_bytes:
+        report.add(
+            f"save_loc, data.store: on the disk of {folder} {text}; free some space, choose another folder, keep fewer "
+            "checkpoints (trainer.keep_last), or write fewer fields (inference.variables, output_every)"
+        )
+
+
+def _checkpoint_bytes(config: Config, dry_run: DryRunResult, num_steps: int, report: CheckReport) -> int:
+    """Return the bytes that checkpoints will still take."""
+    trainer = config.trainer
+    milestones = num_steps // trainer.keep_every if trainer.keep_every else 0
+    # A new checkpoint is written before the oldest is removed.
+    max_checkpoints = min(trainer.keep_last + trainer.keep_best + milestones + 1, max(num_steps, 1))
+    report.say(
+        f"checkpoints: at most {max_checkpoints} of {dry_run.checkpoint_bytes / 2**20:.1f} MiB (trainer.keep_last, "
+        "keep_best, keep_every)"
+    )
+    written_bytes = _bytes_below(Path(config.save_loc) / "checkpoints")
+    return max(0, max_checkpoints * dry_run.checkpoint_bytes - written_bytes)
+
+
+def _report_long_chunks(config: Config, data: DataSummary, report: CheckReport) -> None:
+    """Report the cost of source files whose chunks span many times, which are unpacked whole for each time."""
+    reader = data.reader
+    num_cells = math.prod(data.grid.shape)
+    if not isinstance(reader, SourceReader) or reader.chunk_times * 4 * num_cells <= _NETCDF_CACHE_BYTES:
+        return
+    chunk_times = reader.chunk_times
+    text = f"sources: chunks of files span up to {chunk_times} times"
+    if config.data.store is None:
+        report.say(
+            f"{text}, and each time that training reads unpacks one whole chunk; set data.store and run credit "
+            "preprocess"
+        )
+        return
+    times_per_read = reader.times_at_once(config.preprocess.held_bytes)
+    if times_per_read < chunk_times:
+        num_reads = math.ceil(chunk_times / times_per_read)
+        sufficient_gib = math.ceil(10 * chunk_times * reader.bytes_a_time / 2**30) / 10
+        report.say(
+            f"{text}; credit preprocess reads {times_per_read} at once and unpacks each about {num_reads} times; "
+            f"preprocess.memory_gib={sufficient_gib:g}, in each of {config.preprocess.workers} processes, unpacks each "
+            "once or twice"
+        )
+
+
+def _store_bytes(config: Config, data: DataSummary) -> int:
+    """Return the bytes that the store will still take at most; 0 if it is complete or the sources have errors."""
+    if config.data.store is None or not data.splits or not isinstance(data.reader, SourceReader):
+        return 0
+    complete_bytes = bytes_needed(data.reader, len(times_within(data.reader, data.splits)))
+    return max(0, complete_bytes - _bytes_below(Path(config.data.store)))
+
+
+def _climatology_bytes(config: Config, data: DataSummary, report: CheckReport) -> int:
+    """Report the size of the climatology and return the bytes that the store will still take for it."""
+    climatology = config.verification.climatology
+    if climatology.method == "file" or "train" not in data.samples:
+        return 0
+    store = config.data.store
+    train = data.splits["train"]
+    num_channels = len(data.channels.stored)
+    if store is not None and describe_mismatch(Path(store), climatology, train) is None:
+        return 0
+    try:
+        fit = plan_fit(data.times, data.calendar, train.first, train.last, climatology)
+    except ConfigError:
+        # The checks of the scores report it.
+        return 0
+    disk_bytes, memory_bytes = estimate_bytes(fit, num_channels, data.grid.shape)
+    if config.preprocess.climatology:
+        report.say(
+            f"climatology: credit preprocess will fit it, with at most {disk_bytes / 2**30:.2f} GiB in the store and "
+            f"{memory_bytes / 2**30:.2f} GiB of memory in each process"
+        )
+        return disk_bytes
+    # Verification holds sums and fields of the output channels at once.
+    held_bytes = 3 * disk_bytes * len(data.channels.output) / num_channels
+    report.say(
+        f"climatology: each verification fits it, in {held_bytes / 2**30:.2f} GiB of memory (preprocess.climatology)"
+    )
+    return 0
+
+
+def _nearest_existing(path: Path, is_folder: bool = True) -> Path:
+    """Return the path, or the nearest parent that exists (and is a folder, if `is_folder`)."""
+    path = path.absolute()
+    while not (path.is_dir() if is_folder else path.exists()):
+        path = path.parent
+    return path
+
+
+def _bytes_below(folder: Path) -> int:
+    total = 0
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            # A run at work may remove files meanwhile.
+            with suppress(OSError):
+                total += os.lstat(os.path.join(parent, name)).st_size
+    return total

@@ -1,0 +1,108 @@
+"""Checks of the checkpoint that a run would continue from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from credit.cli.check.data import DataSummary
+from credit.cli.check.report import CheckReport
+from credit.config import Config
+from credit.data.splits import require_no_leakage
+from credit.models.lora import base_state_dict, checkpoint_state_dict
+from credit.parallel.mesh import DeviceGrid, ParallelDims
+from credit.train.assets import ModelAssets
+from credit.train.checkpoint import checkpoint
+from credit.train.checkpoint.external_weights import assets_for_weights, read_state_file
+from credit.train.checkpoint.resume import find_checkpoint, find_initial_weights, load_run_state, require_same_run
+from credit.train.dry_run import DryRunResult, dummy_assets
+from credit.train.fine_tuning import find_base
+
+
+def check_resume(
+    config: Config,
+    data: DataSummary | None,
+    dry_run: DryRunResult | None,
+    degrees: ParallelDims,
+    report: CheckReport,
+) -> tuple[Config, int]:
+    """Check whether the run could continue from the checkpoint that it would find.
+
+    Returns:
+        The config as the run would have it, which keeps the global batch of a checkpoint, and the first step.
+    """
+    folder = Path(config.save_loc)
+    first_step = 0
+    with report.collect():
+        path = find_checkpoint(config, folder)
+        _report_damaged_checkpoints(folder / "checkpoints", path, config.trainer.resume == "never", report)
+        base = find_base(config, path)
+        weights = find_initial_weights(config, path)
+        if weights is not None:
+            _check_initial_weights(config, data, dry_run, weights, report)
+        if path is None:
+            return config, 0
+        meta = checkpoint.load_meta(path)
+        continues_run = base is None or path.resolve() != base
+        first_step = meta["step"] if continues_run else 0
+        if data is None:
+            require_same_run(config, meta["config"], path)
+            return config, first_step
+        config, assets = load_run_state(config, data, DeviceGrid(degrees), path, continues_run)
+        _require_unseen_test_period(config, data, assets, path, report)
+        if dry_run is not None:
+            if continues_run:
+                state = checkpoint_state_dict(dry_run.model)
+                stored_shapes = checkpoint.stored_shapes(path, "model")
+            else:
+                state = base_state_dict(dry_run.model)
+                stored_shapes = checkpoint.stored_shapes(path, "forecast")
+            checkpoint.require_same_tensors(state, stored_shapes, path)
+        report.say(f"checkpoint: the run begins with {path}, step {first_step}")
+    return config, first_step
+
+
+def _check_initial_weights(
+    config: Config, data: DataSummary | None, dry_run: DryRunResult | None, path: Path, report: CheckReport
+) -> None:
+    """Check whether weights of another run or program fit the data and the model."""
+    if data is not None:
+        assets = dummy_assets(config, data.grid, data.attributes, data.masks)
+        _require_unseen_test_period(config, data, assets_for_weights(config, assets, data, path), path, report)
+    if dry_run is not None:
+        shapes = {name: value.shape for name, value in read_state_file(path).items()}
+        checkpoint.require_same_tensors(dry_run.model.state_dict(), shapes, path)
+        report.say(f"weights: the run begins with those in {path}")
+
+
+def _require_unseen_test_period(
+    config: Config, data: DataSummary, assets: ModelAssets, path: Path, report: CheckReport
+) -> None:
+    """Report a test period that overlaps with the times that the weights in `path` were trained on."""
+    if "test" in data.splits and not config.verification.allow_seen:
+        with report.collect():
+            require_no_leakage(data.splits["test"], assets.seen, str(path), data.calendar)
+
+
+def _report_damaged_checkpoints(folder: Path, used: Path | None, starts_anew: bool, report: CheckReport) -> None:
+    """Report checkpoints of this run that it would skip, or rename where it starts anew.
+
+    Args:
+        folder: checkpoints of this run.
+        used: checkpoint that the run would continue from, which may be another run's.
+        starts_anew: whether ``trainer.resume: never`` is set.
+        report: receives errors, or warnings where the run starts anew.
+    """
+    used_is_here = used is not None and used.resolve().parent == folder.resolve()
+    for path in checkpoint.list_checkpoints(folder):
+        if used_is_here and checkpoint.step_of(path) <= checkpoint.step_of(used):
+            continue
+        if starts_anew:
+            report.warn(
+                f"checkpoint: {path} is damaged; with trainer.resume: never it is renamed, and training starts anew"
+            )
+            continue
+        consequence = "start anew" if used is None else f"start from {used}"
+        report.add(
+            f"{path}: {checkpoint.verify_checkpoint(path)}; training would skip it and {consequence}; remove it, or "
+            "copy it again"
+        )

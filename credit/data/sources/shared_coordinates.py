@@ -1,0 +1,96 @@
+"""Grid and calendar that the source files share."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import xarray as xr
+
+from credit.calendar import Calendar
+from credit.data.formats.cf import Coordinates
+from credit.data.formats.regrid import Regridder
+from credit.errors import DataError
+from credit.grid import AxisOrder, LatLonGrid
+
+logger = logging.getLogger(__name__)
+
+# These calendars differ only before October 1582.
+_GREGORIAN_CALENDARS = {"standard", "proleptic_gregorian"}
+_FIRST_GREGORIAN_YEAR = 1583
+
+
+class SharedCoordinates:
+    """Grid and calendar of all files, which the first file decides (the grid only if none is given).
+
+    Args:
+        grid: grid to which all files are regridded; None if they must share one.
+    """
+
+    def __init__(self, grid: LatLonGrid | None = None) -> None:
+        self.grid = grid
+        self.calendar: Calendar | None = None
+        self._regrids = grid is not None
+        self._grid_origin = self._calendar_origin = ""
+        self._grids: dict[tuple[bytes, ...], tuple[LatLonGrid, AxisOrder, bool]] = {}
+        self._regridders: dict[tuple, Regridder] = {}
+
+    def regridder(
+        self, coordinates: Coordinates, dims: dict[str, str], method: str, vector: bool, where: str
+    ) -> tuple[LatLonGrid, AxisOrder, Regridder | None]:
+        """Return the grid of a file, its axis order, and the regridder to the grid of the run (None if it is on it).
+
+        Equal coordinates of several files are processed once.
+        """
+        lat, lon = dims["lat"], dims["lon"]
+        bounds = coordinates.bounds(coordinates.of_dim[lat][1])
+        arrays = [coordinates.values(lat), coordinates.values(lon)]
+        if bounds is not None:
+            arrays.append(bounds)
+        key = tuple(array.tobytes() for array in arrays)
+        if key not in self._grids:
+            grid, orientation = coordinates.grid(lat, lon, where)
+            self._grids[key] = grid, orientation, self._is_grid_of_run(grid, where)
+        grid, orientation, is_grid_of_run = self._grids[key]
+        if is_grid_of_run:
+            return grid, orientation, None
+        if (key, method, vector) not in self._regridders:
+            self._regridders[key, method, vector] = Regridder(grid, self.grid, method, vector)
+        return grid, orientation, self._regridders[key, method, vector]
+
+    def _is_grid_of_run(self, grid: LatLonGrid, where: str) -> bool:
+        if self.grid is None:
+            self.grid = grid
+            self._grid_origin = where
+        difference = self.grid.describe_mismatch(grid)
+        if difference and not self._regrids:
+            raise DataError(
+                f"{self._grid_origin} and {where} are on different grids: {difference}; set data.grid to the grid "
+                "that all are to be brought to"
+            )
+        if difference:
+            logger.info("%s and files like it are brought to the grid of data.grid: %s", where, difference)
+        return difference is None
+
+    def minutes(self, coordinate: xr.Variable, values: np.ndarray, where: str) -> np.ndarray:
+        """Return the minutes of times that are encoded as in `coordinate`."""
+        if values.size == 0:
+            raise DataError(f"{where}: the time axis has no time; leave the file out")
+        if not np.isfinite(np.asarray(values, dtype=np.float64)).all():
+            raise DataError(f"{where}: the time coordinate has missing values")
+        try:
+            calendar = Calendar(str(coordinate.attrs.get("calendar", "standard")))
+            minutes = calendar.from_cf(values, str(coordinate.attrs.get("units", "")))
+        except DataError as error:
+            raise DataError(f"{where}: {error}; rewrite the time axis, for example as hours since a date") from error
+        if self.calendar is None:
+            self.calendar = calendar
+            self._calendar_origin = where
+        names = {calendar.name, self.calendar.name}
+        is_compatible = names <= _GREGORIAN_CALENDARS and calendar.datetime(minutes.min()).year >= _FIRST_GREGORIAN_YEAR
+        if len(names) > 1 and not is_compatible:
+            raise DataError(
+                f"{where} has the calendar {calendar.name}, {self._calendar_origin} has {self.calendar.name}; all "
+                "files must share one"
+            )
+        return minutes

@@ -1,0 +1,186 @@
+"""Inputs of derived output variables: channels of the model's output, levels, surface pressure and ground.
+
+Shapes: C channels, K levels from the top down, H rows, W columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from credit.channels import ChannelMap
+from credit.config.schema_data import DataConfig
+from credit.config.schema_inference import InferenceConfig
+from credit.data.formats.cf import match_levels
+from credit.data.formats.units import Conversion
+from credit.data.sources.derived_variables import si_conversion
+from credit.data.sources.hybrid_coefficients import MEAN_SURFACE_PA, load_coefficients
+from credit.data.sources.required_variables import SURFACE_GEOPOTENTIAL, SURFACE_PRESSURE
+from credit.errors import ConfigError, did_you_mean
+from credit.physics.vertical import Column, HybridLevels
+
+_PASCAL = {"hPa": 100.0, "Pa": 1.0}
+_STANDARD_NAMES = {
+    SURFACE_PRESSURE: ("surface_air_pressure",),
+    SURFACE_GEOPOTENTIAL: ("surface_geopotential", "geopotential", "surface_altitude"),
+}
+
+
+@dataclass(frozen=True)
+class RecipeInput:
+    """One input of a derived variable.
+
+    Attributes:
+        channel_index: its channels in the model's output, from the top down.
+        si: conversion to SI units, None where the values are in SI units already.
+    """
+
+    channel_index: list[int]
+    si: Conversion | None
+
+    def select(self, fields_CHW: np.ndarray) -> np.ndarray:
+        """Return the input's fields (K, H, W) in SI units."""
+        fields_KHW = fields_CHW[self.channel_index]
+        if self.si is None:
+            return fields_KHW
+        return self.si.apply(fields_KHW)
+
+
+class OutputInputs:
+    """Finds what derived variables need among the model's outputs and static fields.
+
+    In all methods `key` is the config key that needs the input, for messages.
+
+    Args:
+        conf: section inference.
+        data: section data.
+        channels: channels of the model.
+        attributes: variable -> ``units``, ``standard_name``, ``temporal``.
+        static_CHW: static channels that come from data, in physical units.
+    """
+
+    def __init__(
+        self,
+        conf: InferenceConfig,
+        data: DataConfig,
+        channels: ChannelMap,
+        attributes: Mapping[str, Mapping[str, str]],
+        static_CHW: np.ndarray,
+    ) -> None:
+        self._conf = conf
+        self._data = data
+        self._channels = channels
+        self._attributes = attributes
+        self._static_CHW = static_CHW
+
+    @property
+    def is_hybrid(self) -> bool:
+        """Whether the run's levels are model levels."""
+        return self._data.level_units == "model_level"
+
+    def attributes_of(self, name: str) -> Mapping[str, str]:
+        """Return the attributes of a variable; empty where none are known."""
+        return self._attributes.get(name, {})
+
+    def channel_index(self, name: str, key: str) -> list[int]:
+        """Return the indices of a variable's output channels.
+
+        Raises:
+            ConfigError: if the variable is not an output.
+        """
+        output = self._channels.output
+        channel_index = [index for index, channel in enumerate(output) if channel.variable == name]
+        if not channel_index:
+            outputs = sorted({channel.variable for channel in output})
+            raise ConfigError(
+                f"{key}: {name} is no output{did_you_mean(name, outputs)}; inputs names what to make it of"
+            )
+        return channel_index
+
+    def levels_of(self, name: str, key: str) -> list[float | None]:
+        """Return the levels of a variable's output channels; ``[None]`` for a variable without levels."""
+        return [self._channels.output[index].level for index in self.channel_index(name, key)]
+
+    def si(self, key: str, role: str, name: str) -> Conversion | None:
+        """Return the conversion of a variable to SI units, None where none is needed."""
+        return si_conversion(role, name, self.attributes_of(name), key)
+
+    def column(self, key: str, name: str, pressures: Sequence[float] | None) -> tuple[Column, list[int]]:
+        """Return the vertical interpolation of a variable to pressure levels.
+
+        Args:
+            key: see the class.
+            name: an output on levels.
+            pressures: pressure levels in hPa; None keeps the variable's own levels.
+
+        Returns:
+            The interpolation, and the order of the variable's levels from the top down.
+        """
+        values = self.levels_of(name, key)
+        if self.is_hybrid:
+            run_levels = self._run_levels(key)
+            levels = run_levels.take(match_levels(run_levels.values, values, name, "", key))
+        elif pressures is not None:
+            raise ConfigError(f"{key}: data.levels are pressure levels already; inference.levels chooses among them")
+        else:
+            levels = HybridLevels.of_pressures(values, _PASCAL[self._data.level_units])
+        mean_surface = np.array(MEAN_SURFACE_PA)
+        order = np.argsort(levels.pressure(mean_surface), kind="stable")
+        target = None
+        if pressures is not None:
+            top_hpa = levels.take(order[:1]).pressure(mean_surface)[0] / _PASCAL["hPa"]
+            if min(pressures) < 0.999 * top_hpa:
+                raise ConfigError(
+                    f"{key}: {min(pressures):g} hPa lies above the uppermost level of {name} ({top_hpa:g} hPa), and "
+                    "nothing is extrapolated upwards; leave it out"
+                )
+            target = HybridLevels.of_pressures(pressures, _PASCAL["hPa"])
+        original_order = tuple(np.argsort(order).tolist())
+        return Column(levels.take(order), target, original_order), order.tolist()
+
+    def _run_levels(self, key: str) -> HybridLevels:
+        if self._data.coefficients is None:
+            raise ConfigError(
+                f"{key}: the pressure of data.levels, which are model levels, is not known; set data.coefficients"
+            )
+        return load_coefficients(Path(self._data.coefficients), "data.coefficients")
+
+    def surface_pressure(self, key: str) -> RecipeInput:
+        """Return the output that is surface pressure."""
+        without_levels = [channel.variable for channel in self._channels.output if channel.level is None]
+        candidates = list(dict.fromkeys(without_levels))
+        name = self._find_variable(key, SURFACE_PRESSURE, self._conf.surface_pressure, candidates, "an output")
+        return RecipeInput(self.channel_index(name, key), self.si(key, SURFACE_PRESSURE, name))
+
+    def ground_geopotential(self, key: str, required: bool) -> np.ndarray | None:
+        """Return the geopotential of the ground (H, W) in SI units; None where it is neither there nor required."""
+        names = [channel.variable for channel in self._channels.static_stored]
+        configured = self._conf.surface_geopotential
+        if not required and configured is None and not self._by_standard_name(SURFACE_GEOPOTENTIAL, names):
+            return None
+        name = self._find_variable(key, SURFACE_GEOPOTENTIAL, configured, names, "a static variable of the data")
+        field_HW = self._static_CHW[names.index(name)]
+        si = self.si(key, SURFACE_GEOPOTENTIAL, name)
+        return field_HW if si is None else si.apply(field_HW)
+
+    def _find_variable(self, key: str, role: str, configured: str | None, candidates: Sequence[str], kind: str) -> str:
+        """Return the configured variable of a role, or the only candidate with its standard name."""
+        if configured is not None:
+            if configured in candidates:
+                return configured
+            problem = f'"{configured}" is not among'
+        else:
+            matching = self._by_standard_name(role, candidates)
+            if len(matching) == 1:
+                return matching[0]
+            problem = f"{key} needs it, and it is not clear which of"
+        names = ", ".join(candidates) or "no variable"
+        hint = did_you_mean(configured or "", candidates)
+        raise ConfigError(f"inference.{role}: {problem} {names}{hint}; name {kind}")
+
+    def _by_standard_name(self, role: str, names: Sequence[str]) -> list[str]:
+        standard_names = _STANDARD_NAMES[role]
+        return [name for name in names if self.attributes_of(name).get("standard_name") in standard_names]

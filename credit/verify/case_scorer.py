@@ -1,0 +1,318 @@
+"""One pass over the cases, in which every forecast and baseline is scored.
+
+Shapes: M members, C channels, H x W cells, N cases, K wavenumbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch.distributed as dist
+
+from credit.channels import Channel, select_figure_channels, take_channels
+from credit.config import Config
+from credit.config.schema_verification import BASELINES
+from credit.data.climatology.climatology import Fields
+from credit.data.formats.run_grid import load_grid
+from credit.data.splits import Split
+from credit.forecast.forecast_source import ForecastSource
+from credit.utils.progress import ProgressBar
+from credit.verify.cases import unit_conversion
+from credit.verify.example import ExampleCollector
+from credit.verify.partial_scores import PartialScores
+from credit.verify.regridded_reader import RegriddedReader
+from credit.verify.scored_forecast import ScoredForecast
+from credit.verify.scores.baselines import baseline_fields, build_climatology, fit_damping
+from credit.verify.scores.event_scorer import CommonSample, EventScorer
+from credit.verify.scores.rank_histogram import RankHistogram
+from credit.verify.scores.spectra import SphericalSpectrum
+from credit.verify.statistics.area_mean import AreaMean
+from credit.verify.statistics.case_statistics import DeterministicStatistics, EnsembleStatistics
+from credit.verify.statistics.error_moments import BaselineState, ReferenceFields, error_moments
+from credit.verify.statistics.regions import GLOBE, region_weights, scored_regions
+from credit.verify.statistics.wind_vectors import wind_pairs
+
+if TYPE_CHECKING:
+    from credit.data.reader import FieldReader
+
+
+class CaseScorer:
+    """Scorer of one pass over the cases.
+
+    Args:
+        config: config of the run.
+        data_reader: reader of the data, on their own grid.
+        archives: name -> forecasts; those of the run as ``model``.
+        channels: the C scored channels.
+        train: the training period.
+        sample: cases and lead times of all processes.
+        figure_leads: lead times of maps and spectra in minutes.
+
+    Attributes:
+        reader: reader of the data on the grid of the scores.
+        channels: the C scored channels.
+        forecasts: name -> forecast under evaluation.
+        figure_channels: names of the channels of the figures.
+        winds: the wind vectors among the channels.
+        regions: name -> boxes.
+        climatology: climatology of the baselines.
+        damping: (L, C) factor of damped persistence.
+        events: scorer of events and precipitation.
+        example: collector of the example's evolution.
+        num_rows: number of channels and winds.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        data_reader: FieldReader,
+        archives: Mapping[str, ForecastSource],
+        channels: list[Channel],
+        train: Split,
+        sample: CommonSample,
+        figure_leads: list[int],
+    ) -> None:
+        verification = config.verification
+        score_grid = None
+        if verification.grid is not None:
+            score_grid = load_grid(verification.grid, "verification.grid")
+        reader = RegriddedReader(data_reader, len(sample.leads) + 2, score_grid)
+        self.reader = reader
+        self.channels = channels
+        self._leads = sample.leads
+        self._figure_leads = figure_leads
+        # Names of channels are checked first, because the climatology below may take minutes to fit.
+        self.figure_channels = select_figure_channels(
+            verification.figure_channels, channels, "verification.figure_channels"
+        )
+        # Only to refuse names that are not scored.
+        select_figure_channels(verification.animate, channels, "verification.animate")
+        names = [channel.name for channel in channels]
+        stored_names = [channel.name for channel in reader.channels.stored]
+        self._stored_index = [stored_names.index(name) for name in names]
+
+        self.regions = scored_regions(verification)
+        self._weights = region_weights(reader.grid, self.regions)
+        self.winds = wind_pairs(channels, reader.attributes, reader.masks)
+        self._means = AreaMean(channels, reader.masks, self._weights, [(u, v) for u, v, _ in self.winds])
+        self.num_rows = self._means.shape[0]
+        self.forecasts = {}
+        for name, archive in archives.items():
+            self.forecasts[name] = self._scored_forecast(name, archive, data_reader)
+
+        self.events = EventScorer(verification, reader, channels, self._means, self._truth, train, sample)
+        # The climatology of a training store is on the grid of the data.
+        climatology_reader = reader if score_grid is None else data_reader
+        self.climatology, climatology_grid = build_climatology(
+            verification, config.data, climatology_reader, names, train
+        )
+        self._regrid_climatology = reader.regridder_from(channels, climatology_grid)
+        globe = AreaMean(channels, reader.masks, region_weights(reader.grid, GLOBE))
+        self.damping = fit_damping(self._truth, reader.times, self._climatology_at, train, sample.leads, globe)
+        source_grids = [data_reader.grid, *(archive.grid for archive in archives.values())]
+        self._spectrum = SphericalSpectrum(reader.grid, source_grids)
+        self.example = ExampleCollector(
+            verification, reader.grid, channels, reader.masks, sample.leads.tolist(), self.figure_channels
+        )
+
+    def _scored_forecast(self, name: str, archive: ForecastSource, data_reader: FieldReader) -> ScoredForecast:
+        channels = [index for index, channel in enumerate(self.channels) if channel.name in archive.channel_names]
+        own_winds = []
+        rows = list(channels)
+        for number, (u, v, _) in enumerate(self.winds):
+            if u in channels and v in channels:
+                own_winds.append((channels.index(u), channels.index(v)))
+                rows.append(len(self.channels) + number)
+        conversions = {}
+        for number, index in enumerate(channels):
+            conversion = unit_conversion(name, archive, data_reader, self.channels[index].variable)
+            if conversion is not None:
+                conversions[number] = conversion
+        own_channels = [self.channels[index] for index in channels]
+        is_single = (archive.members or 1) == 1
+        return ScoredForecast(
+            archive=archive,
+            channels=channels,
+            archive_channels=[archive.channel_names.index(channel.name) for channel in own_channels],
+            rows=rows,
+            means=AreaMean(own_channels, self.reader.masks, self._weights, own_winds),
+            conversions=conversions,
+            regrid=self.reader.regridder_from(own_channels, archive.grid),
+            shares_baseline_channels=is_single and len(channels) == len(self.channels),
+        )
+
+    def _truth(self, minutes: int) -> np.ndarray:
+        """Return the truth's scored channels, (C, H, W)."""
+        index = self.reader.index_of(minutes)
+        # Cases without truth were left out when the common cases were selected.
+        assert index is not None, minutes
+        return take_channels(self.reader.read(index), self._stored_index)
+
+    def _climatology_at(self, minutes: int) -> Fields:
+        return self._regrid_climatology(self.climatology.evaluate_lazily(minutes))
+
+    def _reference(self, minutes: int) -> ReferenceFields:
+        """Return truth and climatology at a time."""
+        time = self.reader.calendar.format(minutes)
+        return ReferenceFields(
+            self._truth(minutes), self._climatology_at(minutes), f"truth at {time}", f"climatology at {time}"
+        )
+
+    def score(self, groups: Sequence[Sequence[int]], example: int) -> PartialScores:
+        """Score the cases of `groups` and collect the fields of the figures.
+
+        Args:
+            groups: initial times in minutes; the cases of a group are scored side by side.
+            example: the case of the maps.
+        """
+        cases = np.array(sorted(minutes for group in groups for minutes in group), dtype=np.int64)
+        num_leads = len(self._leads)
+        statistics: dict[str, DeterministicStatistics] = {}
+        histograms = {}
+        for name, forecast in self.forecasts.items():
+            statistics[name] = forecast.empty_statistics(cases, num_leads)
+            if forecast.members > 1:
+                histograms[name] = RankHistogram.zeros(num_leads, forecast.means, forecast.members)
+        for name in BASELINES:
+            statistics[name] = DeterministicStatistics.empty(cases, num_leads, self._means)
+        members = {name: forecast.members for name, forecast in statistics.items()}
+        events, seeps = self.events.empty(cases, num_leads, members)
+        scores = PartialScores(cases, statistics, events, seeps, histograms)
+        is_first_rank = not dist.is_initialized() or dist.get_rank() == 0
+        with ProgressBar(total=len(cases), desc="scoring", disable=None if is_first_rank else True) as bar:
+            for group in groups:
+                self._score_group(group, scores, example)
+                bar.update(len(group))
+        return scores
+
+    def _score_group(self, group: Sequence[int], scores: PartialScores, example: int) -> None:
+        """Score the cases of a group side by side, lead time after lead time."""
+        cases = np.searchsorted(scores.cases, group).tolist()
+        # The truth at the initial time is read once for all lead times of a case.
+        states = [BaselineState.build(self._means, self._reference(initial)) for initial in group]
+        for lead_index, lead in enumerate(self._leads.tolist()):
+            # Online forecasts of a group come side by side, so the loop over cases is inside that over lead times.
+            for case, initial, state in zip(cases, group, states, strict=True):
+                index = case, lead_index
+                reference = self._reference(initial + lead)
+                # Forecasts with the baselines' channels are summed in one pass with them.
+                members = {}
+                for name, forecast in self.forecasts.items():
+                    if forecast.shares_baseline_channels:
+                        members[name] = forecast.read(initial, lead)
+                self._score_with_baselines(scores, index, initial, state, reference, members)
+                self._score_baseline_events(scores, index, initial + lead, state, reference)
+                for name, forecast in self.forecasts.items():
+                    if not forecast.shares_baseline_channels:
+                        members[name] = forecast.read(initial, lead)
+                    self._score_forecast(scores, name, index, initial, reference, members[name], initial == example)
+
+    def _score_with_baselines(
+        self, scores: PartialScores, index: tuple[int, int], initial: int, state: BaselineState,
+        reference: ReferenceFields, members: Mapping[str, np.ndarray],
+    ) -> None:  # fmt: skip
+        """Add the baselines, and the single forecasts (1, C, H, W) that have all channels."""
+        lead = int(self._leads[index[1]])
+        fields = {name: members_1CHW[0] for name, members_1CHW in members.items()}
+        descriptions = {name: self.forecasts[name].describe(initial, lead) for name in members}
+        baselines = state, self.damping[index[1]]
+        moments = error_moments(self._means, reference, fields, descriptions, baselines)
+        for name, forecast_moments in moments.items():
+            scores.statistics[name].add_moments(*index, self._means, forecast_moments)
+
+    def _score_baseline_events(
+        self, scores: PartialScores, index: tuple[int, int], valid_time: int, state: BaselineState,
+        reference: ReferenceFields,
+    ) -> None:  # fmt: skip
+        channels = self.events.channels
+        if not channels:
+            return
+        damping_C = self.damping[index[1]][channels]
+        fields = baseline_fields(
+            state.fields[channels],
+            state.anomaly[channels],
+            np.asarray(reference.climatology[channels]),
+            damping_C[:, None, None],
+        )
+        for name, fields_CHW in fields.items():
+            self.events.add(scores, name, index, valid_time, fields_CHW[None], reference.truth, channels)
+
+    def _score_forecast(
+        self, scores: PartialScores, name: str, index: tuple[int, int], initial: int, reference: ReferenceFields,
+        members_MCHW: np.ndarray, is_example: bool,
+    ) -> None:  # fmt: skip
+        """Score one forecast at one lead time.
+
+        Args:
+            scores: partial scores to add to.
+            name: name of the forecast.
+            index: indices of the case and of the lead time.
+            initial: initial time in minutes.
+            reference: truth and climatology at the valid time, of all scored channels.
+            members_MCHW: scored channels of the forecast.
+            is_example: True for the case of the maps.
+        """
+        forecast = self.forecasts[name]
+        lead = int(self._leads[index[1]])
+        statistics = scores.statistics[name]
+        truth_CHW = take_channels(reference.truth, forecast.channels)
+        description = forecast.describe(initial, lead)
+        if not forecast.shares_baseline_channels:
+            is_single = len(members_MCHW) == 1
+            mean_CHW = members_MCHW[0] if is_single else members_MCHW.mean(axis=0, dtype=np.float64)
+            own_reference = ReferenceFields(
+                truth_CHW,
+                take_channels(reference.climatology, forecast.channels),
+                reference.truth_description,
+                reference.climatology_description,
+            )
+            statistics.add(*index, forecast.means, mean_CHW, own_reference, description)
+        self.events.add(scores, name, index, initial + lead, members_MCHW, reference.truth, forecast.channels)
+        if isinstance(statistics, EnsembleStatistics):
+            members_MCP = members_MCHW.reshape(*members_MCHW.shape[:-2], -1)
+            truth_CP = truth_CHW.reshape(*truth_CHW.shape[:-2], -1)
+            ranks = statistics.add_members(*index, forecast.means, members_MCP, truth_CP, description)
+            scores.histograms[name].add(index[1], ranks)
+        is_model_example = name == "model" and is_example
+        if is_model_example:
+            self.example.add(scores, lead, reference.truth, members_MCHW)
+        if lead in self._figure_leads:
+            if is_model_example:
+                self._add_maps(scores, lead, reference.truth, members_MCHW)
+            self._add_spectra(scores, name, index[0], lead, reference.truth, members_MCHW)
+
+    def _figure_fields(self, name: str) -> list[tuple[int, int, Channel]]:
+        """Return (index among the scored channels, index in the forecast, channel) of its figure channels."""
+        own_channels = self.forecasts[name].channels
+        fields = []
+        for index, channel in enumerate(self.channels):
+            if channel.name in self.figure_channels and index in own_channels:
+                fields.append((index, own_channels.index(index), channel))
+        return fields
+
+    def _add_maps(self, scores: PartialScores, lead: int, truth_CHW: np.ndarray, members_MCHW: np.ndarray) -> None:
+        """Keep truth, forecast and, of an ensemble, standard deviation of the model at the example."""
+        for index, own_index, channel in self._figure_fields("model"):
+            members_MHW = members_MCHW[:, own_index]
+            fields = [truth_CHW[index], members_MHW.mean(axis=0)]
+            if len(members_MHW) > 1:
+                fields.append(members_MHW.std(axis=0, ddof=1))
+            # Masked cells may hold any value; on maps they are missing.
+            mask = self.reader.masks.get(channel.variable, False)
+            scores.maps[channel.name, lead] = tuple(np.where(mask, np.nan, field) for field in fields)
+
+    def _add_spectra(
+        self, scores: PartialScores, name: str, case: int, lead: int, truth_CHW: np.ndarray, members_MCHW: np.ndarray
+    ) -> None:
+        """Keep the power of the truth and of a forecast's first member; masked channels have no spectrum."""
+        shape = len(scores.cases), 1 + len(self.forecasts), len(self._spectrum.wavenumbers)
+        for index, own_index, channel in self._figure_fields(name):
+            if channel.variable in self.reader.masks:
+                continue
+            power_NFK = scores.spectra.setdefault((channel.name, lead), np.full(shape, np.nan))
+            if name == "model":
+                power_NFK[case, 0] = self._spectrum.power(truth_CHW[index])
+            forecast_index = 1 + list(self.forecasts).index(name)
+            power_NFK[case, forecast_index] = self._spectrum.power(members_MCHW[0, own_index])

@@ -1,0 +1,66 @@
+"""Find the channels that are the two components of a horizontal wind vector."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from credit.channels import Channel
+
+# Usual names of components in files of ECMWF, in GRIB and in WeatherBench 2, whose files of 10 m winds have no
+# standard_name.
+_NAME_PATTERNS = (
+    "{}", "{}10", "10{}", "{}100", "100{}",
+    "{}_component_of_wind", "10m_{}_component_of_wind", "100m_{}_component_of_wind",
+)  # fmt: skip
+_COMPONENTS = {"eastward_wind": "u", "northward_wind": "v"}
+for _pattern in _NAME_PATTERNS:
+    _COMPONENTS[_pattern.format("u")] = "u"
+    _COMPONENTS[_pattern.format("v")] = "v"
+_NO_STANDARD_NAME = ("", "unknown")
+
+
+def wind_pairs(
+    channels: Sequence[Channel], attributes: Mapping[str, Mapping[str, str]], masks: Mapping[str, np.ndarray]
+) -> list[tuple[int, int, str]]:
+    """Return (index of u, index of v, name of the vector) of the horizontal winds among `channels`.
+
+    Two components belong together if they have the same level and mask, and names that differ in one letter only (u10,
+    10u, 10m_u_component_of_wind). The vector's name has ``wind`` in place of that letter. A component is recognised by
+    its standard_name, or by a usual name where the data have none.
+
+    Args:
+        channels: the channels.
+        attributes: variable -> attributes of the data.
+        masks: variable -> (H, W) bool, True where missing.
+    """
+    northward_index = {}
+    for index, channel in enumerate(channels):
+        if _component(channel, attributes) == "v":
+            for name in _vector_names(channel.variable):
+                northward_index[name, channel.level] = index
+    pairs = []
+    for index, channel in enumerate(channels):
+        if _component(channel, attributes) != "u":
+            continue
+        names = [name for name in _vector_names(channel.variable) if (name, channel.level) in northward_index]
+        if not names:
+            continue
+        partner = northward_index[names[0], channel.level]
+        if np.array_equal(masks.get(channel.variable), masks.get(channels[partner].variable)):
+            pairs.append((index, partner, names[0]))
+    return pairs
+
+
+def _component(channel: Channel, attributes: Mapping[str, Mapping[str, str]]) -> str:
+    """Return ``u`` or ``v`` of a wind component, and "" of any other channel."""
+    name = attributes.get(channel.variable, {}).get("standard_name", "")
+    if name in _NO_STANDARD_NAME:
+        name = channel.variable
+    return _COMPONENTS.get(name, "")
+
+
+def _vector_names(variable: str) -> list[str]:
+    """Return the variable's name with ``wind`` in place of each of its letters in turn."""
+    return [f"{variable[:letter]}wind{variable[letter + 1 :]}" for letter in range(len(variable))]

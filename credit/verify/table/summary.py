@@ -1,0 +1,141 @@
+"""Summary of a table of scores for the terminal and for scripts: global RMSE by channel and lead time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from credit.config.schema_verification import BASELINES, BEST_BASELINE
+from credit.verify.table.table import ScoreTable
+
+# Names of the headline channels in files of this package, ECMWF and WeatherBench 2.
+_HEADLINE_NAMES = (
+    ("z500", "geopotential500"),
+    ("t850", "temperature850"),
+    ("t2m", "2t", "2m_temperature"),
+    ("u10", "10u", "10m_u_component_of_wind"),
+    ("v10", "10v", "10m_v_component_of_wind"),
+    ("msl", "mean_sea_level_pressure"),
+    ("q700", "specific_humidity700"),
+    ("tp", "total_precipitation", "total_precipitation_6hr", "total_precipitation_24hr"),
+)
+# Number of channels of the summary of a table that has no headline channel.
+_MAX_OTHER_CHANNELS = 6
+
+# Version of the document that `summary_document` returns; it grows when a key changes its meaning.
+DOCUMENT_VERSION = 1
+
+
+@dataclass(frozen=True)
+class SummaryRow:
+    """Global RMSE of one channel at one lead time.
+
+    Attributes:
+        channel: name of the channel.
+        units: its units.
+        lead_hours: lead time.
+        rmse: forecast -> RMSE, NaN where it has none.
+        ratio: RMSE of the model over that of the reference; NaN where there is none.
+        significant: True if the difference is significant.
+        n_eff: number of independent cases whose mean would be as uncertain; NaN where it is not known.
+    """
+
+    channel: str
+    units: str
+    lead_hours: float
+    rmse: dict[str, float]
+    ratio: float
+    significant: bool
+    n_eff: float
+
+
+def headline_channels(table: ScoreTable) -> list[str]:
+    """Return the headline channels of a table, or its first channels if it has none of them.
+
+    These are z500, t850, t2m, the 10 m wind, mean sea level pressure, q700 and precipitation.
+    """
+    # In the order of the list rather than of the config, so that tables of different runs look alike.
+    channels = []
+    for names in _HEADLINE_NAMES:
+        channels += [name for name in names if name in table.channels]
+    return channels or table.channels[:_MAX_OTHER_CHANNELS]
+
+
+def summary_forecasts(reference: str | None) -> tuple[str, ...]:
+    """Return the forecasts of a summary: the model and its reference, or the model and the baselines."""
+    return ("model", *BASELINES) if reference is None else ("model", reference)
+
+
+def summarize(
+    table: ScoreTable, channels: Sequence[str], leads: Sequence[float], reference: str | None = None
+) -> list[SummaryRow]:
+    """Return the rows of a summary.
+
+    Args:
+        table: the scores.
+        channels: names of the channels.
+        leads: lead times in hours.
+        reference: name of the forecast with which the model is compared; None for the best of the baselines.
+    """
+    opponent = reference or BEST_BASELINE
+    rows = []
+    for channel in channels:
+        difference = table.compared("rmse_difference", channel, opponent)
+        significant = table.compared("significant", channel, opponent)
+        n_eff = table.compared("n_eff", channel, opponent)
+        for hours in leads:
+            index = table.lead_hours.index(hours)
+            row = SummaryRow(
+                channel=channel,
+                units=table.units(channel),
+                lead_hours=hours,
+                rmse={name: table.value(name, channel, hours) for name in summary_forecasts(reference)},
+                ratio=float(1 + difference[index]),
+                significant=bool(significant[index]),
+                n_eff=float(n_eff[index]),
+            )
+            rows.append(row)
+    return rows
+
+
+def summary_document(table: ScoreTable, reference: str | None, files: dict[str, str]) -> dict[str, Any]:
+    """Return the summary of all channels and lead times as `credit verify --json` prints it.
+
+    Args:
+        table: the scores.
+        reference: see `summarize`.
+        files: kind -> path of the files that were written.
+    """
+    rows = []
+    for row in summarize(table, table.channels, table.lead_hours, reference):
+        rows.append(
+            {
+                "channel": row.channel,
+                "units": row.units,
+                "lead_hours": row.lead_hours,
+                "rmse": {name: _finite_or_none(value) for name, value in row.rmse.items()},
+                "ratio": _finite_or_none(row.ratio),
+                "significant": row.significant,
+                "n_eff": _finite_or_none(row.n_eff),
+            }
+        )
+    return {
+        "version": DOCUMENT_VERSION,
+        "metric": "rmse",
+        "region": "global",
+        "season": "all",
+        "forecasts": {name: table.display_name(name) for name in summary_forecasts(reference)},
+        "reference": reference or BEST_BASELINE,
+        "n_cases": table.n_cases,
+        "first_case": str(table.dataset.attrs["first_case"]),
+        "last_case": str(table.dataset.attrs["last_case"]),
+        "rows": rows,
+        "warnings": table.warnings(),
+        "files": files,
+    }
+
+
+def _finite_or_none(value: float) -> float | None:
+    return value if math.isfinite(value) else None

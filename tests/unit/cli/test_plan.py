@@ -1,0 +1,23 @@
+"""``credit plan`` of a model that a plugin registers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from credit.cli import main
+from tests.unit.cli.check.faults import SEEDED
+from tests.unit.cli.world import plugin
+
+
+def test_a_model_of_a_plugin_without_blocks_is_planned(
+    world: Path, plugins: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plugin()(world)
+    assert main._run("plan", ["config.yml", "--world-size", "2", "--json", *SEEDED], "credit plan") == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["recommended"]["works"]
+    assert list(document["checkpointing"]) == ["false"]
+    assert set(document["recommended"]["estimate"]) >= {"step_seconds", "hours", "megawatt_hours"}
