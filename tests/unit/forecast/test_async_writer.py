@@ -15,7 +15,7 @@ from credit.forecast.io.async_writer import BackgroundWriter
 from credit.forecast.io.forecast_reader import open_forecasts
 from credit.forecast.io.forecast_writer import ForecastWriter
 from credit.forecast.rollout import ForecastStart, make_starts
-from tests.unit.forecast.test_writer import GRID, INITIAL, LEADS, NAMES, _writer
+from tests.unit.forecast.test_forecast_writer import GRID, INITIAL, LEADS, NAMES, _writer
 
 STEP = 360
 TIMES = [Calendar().parse(text) for text in INITIAL]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from credit.calendar import Calendar
-from tests.unit.forecast.test_writer import INITIAL, _fields, _writer
+from tests.unit.forecast.test_forecast_writer import INITIAL, _fields, _writer
 
 FIRST = Calendar().parse(INITIAL[0])
 

@@ -25,7 +25,7 @@ from credit.errors import ConfigError, CreditError, DataError
 from credit.forecast.io.forecast_reader import open_forecasts
 from credit.forecast.io.forecast_writer import ForecastWriter
 from tests.unit.analytic_reader import ATTRIBUTES
-from tests.unit.forecast.test_writer import GRID, INITIAL, LEADS, NAMES, _fields, _writer
+from tests.unit.forecast.test_forecast_writer import GRID, INITIAL, LEADS, NAMES, _fields, _writer
 
 FIRST, SECOND = (Calendar().parse(text) for text in INITIAL)
 SUMS = ChannelMap.build(

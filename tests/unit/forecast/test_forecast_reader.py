@@ -14,7 +14,7 @@ from credit.calendar import Calendar
 from credit.config.schema_verification import OtherForecastsConfig
 from credit.errors import DataError
 from credit.forecast.io.forecast_reader import open_forecasts, open_other_forecasts
-from tests.unit.forecast.test_writer import GRID, INITIAL, LEADS, MASK, NAMES, _fields, _writer
+from tests.unit.forecast.test_forecast_writer import GRID, INITIAL, LEADS, MASK, NAMES, _fields, _writer
 
 CALENDAR = Calendar()
 

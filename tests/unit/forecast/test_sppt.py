@@ -12,7 +12,7 @@ from credit.config.schema_inference import EnsembleConfig
 from credit.forecast.ensemble.section import SPPTSection
 from credit.forecast.ensemble.sppt import build_stochastic
 from credit.forecast.rollout import ForecastStart, forecast, make_starts
-from tests.unit.forecast.test_ensemble import GRID, STEP, Growth, Still, make_stepper
+from tests.unit.forecast.test_perturbations import GRID, STEP, Growth, Still, make_stepper
 
 CPU = torch.device("cpu")
 

@@ -22,7 +22,7 @@ from credit.parallel.process_info import fake_process_group
 from credit.parallel.tensor.dropout import RankRandomState
 from tests.unit.analytic_reader import make_grid
 from tests.unit.forecast.clamps import clamp_chain
-from tests.unit.forecast.test_step import CHANNELS, TENDENCY, normalizer
+from tests.unit.forecast.test_stepper import CHANNELS, TENDENCY, normalizer
 
 STEP = 360
 GRID = make_grid(16, 32)

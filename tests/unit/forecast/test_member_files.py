@@ -16,7 +16,7 @@ from credit.config.schema_inference import InferenceConfig
 from credit.errors import ConfigError, DataError
 from credit.forecast.io.forecast_reader import open_forecasts
 from credit.forecast.io.forecast_writer import ForecastWriter
-from tests.unit.forecast.test_writer import INITIAL, LEADS, NAMES, _fields, _writer
+from tests.unit.forecast.test_forecast_writer import INITIAL, LEADS, NAMES, _fields, _writer
 
 FIRST, SECOND = (Calendar().parse(text) for text in INITIAL)
 MEMBERS = 3
