@@ -1,6 +1,6 @@
-"""Training losses: `base` has the base classes, `registry` the decorator of plugins, `build` makes a run's loss.
+"""Training losses: `base` has the base classes, `registry` the decorator for plugins, `build` the loss of a run.
 
-This file imports no torch, so that a config finds the section of a loss without it.
+This module does not import torch, so that a config can look up the section of a loss without it.
 """
 
 from credit.losses.registry import register_loss

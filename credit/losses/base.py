@@ -20,18 +20,18 @@ from credit.grid import LatLonGrid
 
 @dataclass(frozen=True)
 class LossContext:
-    """Everything that a loss is built from beside its own section.
+    """Everything that a loss is built from, apart from its own config section.
 
     Attributes:
-        channels: ``channels.output`` is the order of C.
-        grid: of the fields.
+        channels: the channels of the run; ``channels.output`` gives the order of C.
+        grid: the grid of the fields.
         area_CHW: cell areas as fractions of the valid area of each channel, summing to 1 over each, float64.
         cell_weight_CHW: weight of each cell in a channel's mean, summing to 1 over each, float64: `area_CHW`, or equal
             weights with ``loss.latitude_weights: false``. Masked cells have 0.
         channel_weight_C: weight of each channel by ``loss.weights`` and ``loss.level_weights``, summing to 1, float64.
         error_scale_C: factor on the normalised error of each channel by ``loss.scaling``: with ``tendency``, one over
             the standard deviation of a step's change for prognostic channels; float64.
-        masks: variable -> (H, W) bool, True where it is missing.
+        masks: variable -> (H, W) bool, True where the variable is missing.
     """
 
     channels: ChannelMap
@@ -58,15 +58,17 @@ class Loss(nn.Module):
         super().__init__()
 
     def register_constant(self, name: str, array: np.ndarray) -> None:
-        """Make a float32 tensor of an array available as ``self.NAME``, on the loss's device."""
-        self.register_buffer(name, torch.from_numpy(np.asarray(array, dtype=np.float32).copy()), persistent=False)
+        """Make an array available as the float32 tensor ``self.NAME``, on the device of the loss."""
+        constant = torch.from_numpy(np.asarray(array, dtype=np.float32).copy())
+        # Not persistent: the constants follow from the config and do not belong into checkpoints.
+        self.register_buffer(name, constant, persistent=False)
 
     def forward(self, prediction_BMCHW: Tensor, target_BCHW: Tensor) -> Tensor:
-        """Return the scalar loss, float32, to be differentiated.
+        """Return the loss, a float32 scalar with a gradient.
 
         Args:
             prediction_BMCHW: normalised output of each member.
-            target_BCHW: normalised truth. Masked cells hold 0 in both.
+            target_BCHW: normalised truth. Masked cells are 0 in both.
         """
         raise NotImplementedError
 
@@ -94,7 +96,11 @@ class PointwiseLoss(Loss):
         self._global_mean_weight = getattr(section, "global_mean", 0.0)
 
     def cost(self, error_BMCHW: Tensor) -> Tensor:
-        """Return what the error of each cell costs, of the same shape; the error is in the unit of ``loss.scaling``."""
+        """Return the cost of the error in each cell, in the same shape.
+
+        Args:
+            error_BMCHW: forecast minus truth, in the unit of ``loss.scaling``.
+        """
         raise NotImplementedError
 
     def forward(self, prediction_BMCHW: Tensor, target_BCHW: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""A run's training loss: the weights and scales that its section asks for, and the registered class."""
+"""Builder of the training loss of a run: its weights and scales, and the registered class."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ def build_loss(
 
     Args:
         section: the loss section of the config.
-        channels: the channels.
-        grid: of the fields.
-        tendency_scale_C: (C_prognostic,) standard deviation of the tendency over that of the state.
-        masks: variable -> (H, W) bool, True where it is missing.
+        channels: the channels of the run.
+        grid: the grid of the fields.
+        tendency_scale_C: (C_prognostic,) standard deviation of the tendency divided by that of the state.
+        masks: variable -> (H, W) bool, True where the variable is missing.
 
     Raises:
         ConfigError: for weights of variables that are not predicted, or a loss with trainable parameters.
     """
-    everywhere = np.zeros(grid.shape, dtype=bool)
-    valid_CHW = np.stack([~masks.get(channel.variable, everywhere) for channel in channels.output])
-    area_CHW = _normalise(valid_CHW * grid.area_weights())
-    equal_CHW = _normalise(valid_CHW.astype(np.float64))
+    no_missing_cells_HW = np.zeros(grid.shape, dtype=bool)
+    valid_CHW = np.stack([~masks.get(channel.variable, no_missing_cells_HW) for channel in channels.output])
+    area_CHW = _normalise_per_channel(valid_CHW * grid.area_weights())
+    equal_CHW = _normalise_per_channel(valid_CHW.astype(np.float64))
     error_scale_C = np.ones(len(channels.output))
     if section.scaling == "tendency":
         error_scale_C[channels.output_slice("prognostic")] = 1.0 / np.asarray(tendency_scale_C, dtype=np.float64)
@@ -50,20 +50,24 @@ def build_loss(
         masks=masks,
     )
     loss = LOSSES.find_class(section.kind)(context, section)
-    trained = [name for name, _ in loss.named_parameters()]
-    if trained:
+    trainable = [name for name, _ in loss.named_parameters()]
+    if trainable:
         raise ConfigError(
-            f"loss.kind: {section.kind} has trainable parameters ({', '.join(trained)}), which no optimizer trains; "
+            f"loss.kind: {section.kind} has trainable parameters ({', '.join(trainable)}), which no optimizer trains; "
             "make them constants (register_constant) or keys of its section"
         )
     return loss
 
 
 def channel_weights(section: LossSection, channels: ChannelMap) -> np.ndarray:
-    """Return the weight of each output channel by ``loss.weights`` and ``loss.level_weights``, summing to 1, (C,).
+    """Return the weight of each output channel by ``loss.weights`` and ``loss.level_weights``, (C,), summing to 1.
+
+    Args:
+        section: the loss section of the config.
+        channels: the channels of the run.
 
     Raises:
-        ConfigError: for a name that is not predicted.
+        ConfigError: if ``loss.weights`` names a variable or channel that is not an output.
     """
     output = channels.output
     names = {channel.name for channel in output} | {channel.variable for channel in output}
@@ -71,18 +75,18 @@ def channel_weights(section: LossSection, channels: ChannelMap) -> np.ndarray:
         if name not in names:
             raise ConfigError(f'loss.weights: "{name}" is not an output{did_you_mean(name, names)}')
     weight_C = np.ones(len(output))
-    for row, channel in enumerate(output):
-        weight_of_variable = section.weights.get(channel.variable, 1.0)
-        weight_C[row] = section.weights.get(channel.name, weight_of_variable)
+    for channel_index, channel in enumerate(output):
+        variable_weight = section.weights.get(channel.variable, 1.0)
+        weight_C[channel_index] = section.weights.get(channel.name, variable_weight)
     if section.level_weights == "pressure":
-        # The mean is 1 over the levels of a variable, so that variables keep their balance.
+        # The mean over the levels of a variable is 1, so that the weights between variables do not change.
         for variable in {channel.variable for channel in output if channel.level is not None}:
-            rows = [row for row, channel in enumerate(output) if channel.variable == variable]
-            levels = np.array([output[row].level for row in rows])
-            weight_C[rows] *= levels / levels.mean()
+            channel_indices = [index for index, channel in enumerate(output) if channel.variable == variable]
+            levels = np.array([output[index].level for index in channel_indices])
+            weight_C[channel_indices] *= levels / levels.mean()
     return weight_C / weight_C.sum()
 
 
-def _normalise(cells_CHW: np.ndarray) -> np.ndarray:
-    """Return weights of cells that sum to 1 over each channel."""
-    return cells_CHW / cells_CHW.sum(axis=(1, 2), keepdims=True)
+def _normalise_per_channel(weight_CHW: np.ndarray) -> np.ndarray:
+    """Return the weights of cells, scaled to sum to 1 over each channel."""
+    return weight_CHW / weight_CHW.sum(axis=(1, 2), keepdims=True)

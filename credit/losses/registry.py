@@ -1,4 +1,7 @@
-"""Losses by name: ``loss.kind``. This module imports no torch, so that a config can be loaded without it."""
+"""Registry of losses by name (``loss.kind``).
+
+This module does not import torch, so that a config can be loaded without it.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +22,8 @@ def register_loss(name: str, section: type[LossSection]) -> Callable[[LossClass]
     """Class decorator that makes a loss available as ``loss.kind: name``, with `section` for its config keys.
 
     Args:
-        name: of the loss.
-        section: derives from `LossSection`, which has the keys that every loss has.
+        name: the name of the loss.
+        section: the config section of the loss; derives from `LossSection`, which has the keys of every loss.
 
     Raises:
         ConfigError: if another class has the name, or the class does not derive from `credit.losses.base.Loss`.

@@ -18,12 +18,12 @@ from credit.errors import ConfigError, did_you_mean
 
 @dataclass(frozen=True)
 class MetricContext:
-    """What a metric is built from.
+    """Everything that a metric is built from.
 
     Attributes:
-        channels: ``channels.output`` is the order of C.
-        weight_CHW: weights of the cells that count, summing to 1 over each channel, float64.
-        lead_hours: lead times.
+        channels: the channels of the run; ``channels.output`` gives the order of C.
+        weight_CHW: weights of the cells, summing to 1 over each channel, 0 where a variable is missing; float64.
+        lead_hours: lead times in hours.
     """
 
     channels: ChannelMap
@@ -32,10 +32,10 @@ class MetricContext:
 
 
 class Metric(ABC):
-    """A metric as sums that can be added over batches and ranks, and a function of their means.
+    """Base class of metrics: sums that are added over batches and ranks, and a function of their means.
 
     Args:
-        context: of the validation.
+        context: channels, weights and lead times of the validation.
     """
 
     def __init__(self, context: MetricContext) -> None:
@@ -53,9 +53,16 @@ class Metric(ABC):
 
     @abstractmethod
     def add(self, lead: int, forecast_BMCHW: Tensor, persistence_BCHW: Tensor, truth_BCHW: Tensor) -> None:
-        """Add one lead time (from 0) of a batch, in physical units less their mean.
+        """Add a lead time of a batch to the sums.
 
-        Masked cells may hold anything finite; their weight is 0.
+        Fields are in physical units minus the mean of the statistics. Masked cells have any finite value, and the
+        weight 0.
+
+        Args:
+            lead: index of the lead time, from 0.
+            forecast_BMCHW: the forecast of each member.
+            persistence_BCHW: the persistence forecast.
+            truth_BCHW: the truth.
         """
 
     @abstractmethod
@@ -70,6 +77,9 @@ _METRICS: dict[str, type[Metric]] = {}
 def register_metric(name: str) -> Callable[[MetricClass], MetricClass]:
     """Class decorator that makes a metric available in ``trainer.metrics``.
 
+    Args:
+        name: the name of the metric.
+
     Raises:
         ConfigError: if another class has the name, or the class does not derive from `Metric`.
     """
@@ -77,11 +87,11 @@ def register_metric(name: str) -> Callable[[MetricClass], MetricClass]:
     def register(cls: MetricClass) -> MetricClass:
         if not issubclass(cls, Metric):
             raise ConfigError(f'metric "{name}": {cls.__qualname__} must derive from credit.metrics.base.Metric')
-        owner = _METRICS.setdefault(name, cls)
-        # A module that is imported again brings the same class anew.
-        if (owner.__module__, owner.__qualname__) != (cls.__module__, cls.__qualname__):
+        registered = _METRICS.setdefault(name, cls)
+        # A module that is imported again registers its class again, which is allowed.
+        if (registered.__module__, registered.__qualname__) != (cls.__module__, cls.__qualname__):
             raise ConfigError(
-                f'metric name "{name}" of {cls.__module__} is taken by {owner.__module__}; choose another'
+                f'metric name "{name}" of {cls.__module__} is taken by {registered.__module__}; choose another'
             )
         _METRICS[name] = cls
         return cls
@@ -93,9 +103,10 @@ def metric_class(name: str) -> type[Metric]:
     """Return the class registered as `name`.
 
     Raises:
-        ConfigError: for an unknown name, with the nearest one.
+        ConfigError: if no metric has the name; the message gives the most similar one.
     """
-    import credit.metrics.rmse  # noqa: F401  the built-in metric registers itself
+    # The built-in metric registers itself when it is imported.
+    import credit.metrics.rmse  # noqa: F401
 
     if name not in _METRICS:
         raise ConfigError(f'trainer.metrics: "{name}" is not a metric{did_you_mean(name, _METRICS)}')

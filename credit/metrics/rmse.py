@@ -21,7 +21,7 @@ class RootMeanSquareError(Metric):
     ``skill`` is the mean over prognostic channels and lead times of RMSE over persistence's RMSE; lower is better.
 
     Args:
-        context: of the validation.
+        context: channels, weights and lead times of the validation.
     """
 
     def __init__(self, context: MetricContext) -> None:
@@ -34,7 +34,10 @@ class RootMeanSquareError(Metric):
     @classmethod
     def names(cls, channels: ChannelMap, lead_hours: Sequence[float]) -> list[str]:
         """See the base class."""
-        return ["skill"] + [f"rmse/{channel.name}/{hours:g}h" for hours in lead_hours for channel in channels.output]
+        names = ["skill"]
+        for hours in lead_hours:
+            names += [f"rmse/{channel.name}/{hours:g}h" for channel in channels.output]
+        return names
 
     @property
     def sums(self) -> Mapping[str, Tensor]:
@@ -53,12 +56,13 @@ class RootMeanSquareError(Metric):
         rmse_LC = (self.forecast_LC / num_cases).sqrt()
         persistence_LC = (self.persistence_LC / num_cases).sqrt()
         prognostic = channels.output_slice("prognostic")
-        smallest = torch.finfo(torch.float64).tiny
-        ratio = rmse_LC[:, prognostic] / persistence_LC[:, prognostic].clamp(min=smallest)
+        # A field that never changes has no persistence error; the floor keeps the ratio from becoming 0 / 0.
+        smallest_number = torch.finfo(torch.float64).tiny
+        ratio = rmse_LC[:, prognostic] / persistence_LC[:, prognostic].clamp(min=smallest_number)
         values = [ratio.mean().item(), *rmse_LC.flatten().tolist()]
         return dict(zip(self.names(channels, self.context.lead_hours), values, strict=True))
 
     def _squared_error(self, forecast_BCHW: Tensor, truth_BCHW: Tensor) -> Tensor:
-        """Return the squared error summed over the batch, averaged over each channel's cells, (C,)."""
-        error_BCHW = (forecast_BCHW - truth_BCHW).double().square() * self._weight_CHW
-        return error_BCHW.sum(dim=(0, 2, 3))
+        """Return the squared error of each channel, averaged over the cells and summed over the batch, (C,)."""
+        weighted_BCHW = (forecast_BCHW - truth_BCHW).double().square() * self._weight_CHW
+        return weighted_BCHW.sum(dim=(0, 2, 3))

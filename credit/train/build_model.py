@@ -1,4 +1,4 @@
-"""The run's network: derived shapes, ranks, memory; one process and many take the same way."""
+"""Builders of the model of a run: device, precision, sharding and compilation, for one process or many ranks."""
 
 from __future__ import annotations
 
@@ -34,19 +34,20 @@ logger = logging.getLogger(__name__)
 
 
 def use_deterministic_algorithms(on: bool) -> None:
-    """Have torch compute with deterministic algorithms alone, or not; to be called before the first product."""
+    """Switch torch's deterministic algorithms on or off; must be called before the first matrix product."""
     if on:
-        # without which torch refuses every matrix product on a GPU
+        # Without this setting, torch refuses every matrix product on a GPU in deterministic mode.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     if on != torch.are_deterministic_algorithms_enabled():
-        # which imports torch's compiler: a second
+        # The call imports torch's compiler, which takes a second, so it is made only for a change.
         torch.use_deterministic_algorithms(on)
 
 
 def set_tf32(on: bool, device: torch.device) -> None:
-    """Have a GPU compute float32 products and convolutions in TF32, or neither; by itself torch does convolutions so.
+    """Switch TF32 on or off for float32 matrix products and convolutions on a GPU.
 
-    Spectral norm's products with vectors have no such kernel, and budgets are float64.
+    torch's own default is TF32 for convolutions only. The matrix-vector products of spectral norm have no TF32 kernel,
+    and budgets are computed in float64, so neither is affected.
     """
     if device.type == "cuda":
         torch.set_float32_matmul_precision("high" if on else "highest")
@@ -54,12 +55,19 @@ def set_tf32(on: bool, device: torch.device) -> None:
 
 
 def choose_device(name: str, local_rank: int = 0) -> torch.device:
-    """Return the device of ``trainer.device``; of a host's GPUs, the one of the process with `local_rank`.
+    """Return the device of ``trainer.device``; with several GPUs on a host, the one of the process's local rank.
 
-    A GPU becomes the process's current one: else every rank would take memory on the host's first GPU, too.
+    The GPU becomes the current device of the process. Otherwise every rank would also take memory on the first GPU.
+
+    Args:
+        name: "cuda", "cpu" or "auto".
+        local_rank: the rank of the process on its host.
+
+    Raises:
+        ConfigError: if a GPU is required and torch sees none.
     """
     if name == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("trainer.device: cuda, but torch sees no GPU here; use auto or cpu")
+        raise ConfigError("trainer.device: cuda, but torch sees no GPU on this host; set it to auto or cpu")
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cuda":
@@ -70,16 +78,30 @@ def choose_device(name: str, local_rank: int = 0) -> torch.device:
 
 
 def build_network(config: Config, channels: ChannelMap, grid: LatLonGrid, attributes: Mapping) -> ForecastModel:
-    """Return the untrained network of a run."""
-    return build_model(build_model_spec(config.data, channels, grid, attributes), config.model)
+    """Return the untrained network of a run.
+
+    Args:
+        config: the config of the run.
+        channels: the channels of the model.
+        grid: the grid of the fields.
+        attributes: variable -> units, standard_name, long_name.
+    """
+    spec = build_model_spec(config.data, channels, grid, attributes)
+    return build_model(spec, config.model)
 
 
 def build_parallel_model(
     config: Config, assets: ModelAssets, mesh: DeviceGrid, device: torch.device
 ) -> tuple[nn.Module, bool]:
-    """Return the network on its ranks, with memory but without values, and whether it is to run under autocast.
+    """Collective: return the network on its ranks, with memory but without values, and whether it runs under autocast.
 
-    It is built on the meta device, so no rank ever holds more than its part.
+    The network is built on the meta device, so no rank ever holds more than its own shard.
+
+    Args:
+        config: the config of the run.
+        assets: channels, grid and attributes of the model.
+        mesh: the ranks that share the network.
+        device: the device of this rank.
     """
     conf = config.trainer
     with torch.device("meta"):
@@ -92,9 +114,13 @@ def build_parallel_model(
     sharded = mesh.device_mesh is not None and conf.parallelism.data != "none"
     policy = build_policy(conf, sharded)
     autocast = conf.amp and policy is None
-    logger.info(
-        "ranks: %s; computed in %s", mesh.describe(), policy or ("bfloat16 (autocast)" if autocast else "float32")
-    )
+    if policy is not None:
+        precision = str(policy)
+    elif autocast:
+        precision = "bfloat16 (autocast)"
+    else:
+        precision = "float32"
+    logger.info("ranks: %s; computed in %s", mesh.describe(), precision)
     parallelize(
         model,
         mesh.device_mesh,
@@ -106,77 +132,106 @@ def build_parallel_model(
         cpu_offload=conf.parallelism.cpu_offload,
     )
     allocate_(model, device, host_parameters=sharded and conf.parallelism.cpu_offload)
-    # Tensor parallelism has arranged this for the sums of split weights. A compiled block normalises its own weights.
+    # With tensor parallelism, `parallelize` has already grouped the weights for the sums over their shards. A compiled
+    # block normalises its own weights within its graph.
     if device.type != "cpu" and mesh.degrees.tensor == 1 and not conf.compile:
         normalize_together(model, by_unit=sharded or bool(conf.activation_checkpoint))
     return model, autocast
 
 
 def build_policy(conf: TrainerConfig, sharded: bool) -> MixedPrecisionPolicy | None:
-    """Return FSDP2's mixed precision, None where the network computes in float32 or, with ``amp``, under autocast."""
-    # weights gathered in bfloat16 would round away what adapters add to them; autocast rounds the sum
-    if not (sharded and conf.amp and conf.lora is None):
+    """Return FSDP2's mixed precision policy.
+
+    Args:
+        conf: the trainer section of the config.
+        sharded: whether the parameters are sharded by FSDP2.
+
+    Returns:
+        None if the network computes in float32 or, with ``amp``, under autocast.
+    """
+    if not sharded or not conf.amp:
         return None
-    asked = conf.fsdp2_mp_policy or MixedPrecisionConfig()
-    return _build_mp_policy({"trainer": {"amp": True, "fsdp2_mp_policy": asked.model_dump()}})
+    # With adapters, weights gathered in bfloat16 would round away the small changes that adapters add to them. Under
+    # autocast the sum of both is rounded instead.
+    if conf.lora is not None:
+        return None
+    policy_config = conf.fsdp2_mp_policy or MixedPrecisionConfig()
+    return _build_mp_policy({"trainer": {"amp": True, "fsdp2_mp_policy": policy_config.model_dump()}})
 
 
 def build_forecast_mesh(conf: ForecastParallelismConfig, launch: ProcessInfo, device_type: str) -> DeviceGrid:
-    """Return the ranks that share forecasts (``inference.parallelism``); collective where there are any.
+    """Collective: return the mesh of the ranks that compute a forecast together.
 
-    Without sharing, every rank is a world of its own: no rank waits for another.
+    Args:
+        conf: ``inference.parallelism``. If it does not distribute the model, every rank forecasts alone.
+        launch: rank and number of ranks of this process.
+        device_type: "cuda" or "cpu".
 
     Raises:
-        ConfigError: if the number of ranks is no multiple of ``tensor``.
+        ConfigError: if the number of ranks is not a multiple of ``tensor``.
     """
     if not conf.is_spread:
         return DeviceGrid()
-    groups, rest = divmod(launch.world, conf.tensor)
-    if rest or not groups:
+    num_groups, remainder = divmod(launch.world, conf.tensor)
+    if remainder or not num_groups:
         raise ConfigError(
             f"inference.parallelism.tensor: {conf.tensor} does not divide the {launch.world} ranks that were started; "
             f"start a multiple of {conf.tensor}, or set it to 1"
         )
-    degrees = ParallelDims(shard=groups, tensor=conf.tensor) if conf.shard else ParallelDims(groups, 1, conf.tensor)
+    if conf.shard:
+        degrees = ParallelDims(shard=num_groups, tensor=conf.tensor)
+    else:
+        degrees = ParallelDims(replicate=num_groups, tensor=conf.tensor)
     return build_mesh(degrees, launch.rank, device_type)
 
 
 def require_compiler(device: torch.device) -> None:
-    """Refuse ``trainer.compile`` where torch would fail at the first step, which looks as if another attempt may pass.
+    """Require the compilers that torch.compile needs on a device.
+
+    Without them, torch would fail at the first step, with an error that a job script may take for a passing one.
+
+    Args:
+        device: the device that the model is compiled for.
 
     Raises:
-        ConfigError: naming what is missing.
+        ConfigError: if a compiler or the package triton is missing.
     """
     if device.type == "cuda":
-        # triton builds what launches its kernels
-        language, names = "C", [os.environ["CC"]] if "CC" in os.environ else ["gcc", "clang"]
+        # Triton compiles the C code that launches its kernels.
+        language = "C"
+        commands = [os.environ["CC"]] if "CC" in os.environ else ["gcc", "clang"]
     else:
-        language, names = "C++", [os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")]
-    missing = None if any(map(shutil.which, names)) else f"no {language} compiler is found ({' or '.join(names)})"
+        language = "C++"
+        default_command = "clang++" if sys.platform == "darwin" else "g++"
+        commands = [os.environ.get("CXX", default_command)]
+    problem = None
     if device.type == "cuda" and importlib.util.find_spec("triton") is None:
-        missing = "the package triton is missing"
-    if missing is not None:
-        raise ConfigError(f"trainer.compile: true, but {missing}; load or install it, or set trainer.compile to false")
+        problem = "the package triton is missing"
+    elif not any(shutil.which(command) for command in commands):
+        problem = f"no {language} compiler is found ({' or '.join(commands)})"
+    if problem is not None:
+        raise ConfigError(f"trainer.compile: true, but {problem}; load or install it, or set trainer.compile to false")
 
 
 def compile_blocks(model: nn.Module, backend: str = "inductor") -> None:
-    """torch.compile every marked block, with the checkpointing around it, in place; before FSDP2.
+    """Compile every marked block with torch.compile, in place; must be called before FSDP2.
 
-    A block is one graph, and code that torch cannot trace is an error. Forwards are compiled, not modules, so that
-    hooks stay outside.
+    Each block is compiled as one graph, together with the activation checkpointing around it. Code that torch cannot
+    trace is an error. Only the forward methods are compiled, so that hooks stay outside the graphs.
 
     Args:
-        model: on any device.
-        backend: of torch.compile; tests take one that compiles faster.
+        model: the model, on any device; its blocks are marked with ``_fsdp2_shard``.
+        backend: the backend of torch.compile. Tests use one that compiles faster.
     """
-    marked = [module for module in model.modules() if getattr(module, "_fsdp2_shard", False)]
-    inside = {id(child) for module in marked for child in module.children()}
-    units = [module for module in marked if id(module) not in inside]
-    # All blocks count against one limit. Each has a graph for training, for validation and for its last, smaller batch,
-    # and for an early view; with frozen weights the first block's input needs a gradient from the rollout's second step
-    # on, which is one more.
+    marked_modules = [module for module in model.modules() if getattr(module, "_fsdp2_shard", False)]
+    # A checkpointed block is marked like the wrapper around it, and is compiled with the wrapper.
+    wrapped_ids = {id(child) for module in marked_modules for child in module.children()}
+    units = [module for module in marked_modules if id(module) not in wrapped_ids]
+    # All blocks count against one limit. Each needs up to five graphs: training, validation, the smaller last batch of
+    # the validation, the preview, and with frozen weights one more for the first block, whose input needs a gradient
+    # only from the second step of the rollout on.
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 5 * len(units))
     for unit in units:
-        # Blocks of one class differ in shape: left to itself, torch would compile the second for any shape, where
-        # inductor fails ("cannot determine truth value of Relational", torch 2.13).
+        # Blocks of a class differ in shape. With its default, torch would compile the second block for dynamic shapes,
+        # which fails in inductor ("cannot determine truth value of Relational", torch 2.13).
         unit.forward = torch.compile(unit.forward, fullgraph=True, dynamic=False, backend=backend)

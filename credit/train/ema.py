@@ -1,12 +1,13 @@
-"""Exponential moving average of the parameters, on the device, sharded as they are.
+"""Exponential moving average of the parameters, on their device and with their sharding.
 
-Only parameters are averaged. The spectral-norm vectors belong to the live weights: averaged ones estimate nothing.
-When the average is used they start from the live ones and take power iterations for the averaged weights.
+Only parameters are averaged. The singular vectors of spectral norm belong to the live weights, and an average of them
+would estimate nothing. While the average is in use, they start from the live vectors and are adapted to the averaged
+weights by power iterations.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -17,35 +18,44 @@ from credit.models.layers.spectral_norm import advance_power_iterations, singula
 from credit.parallel.blocks.marks import plain_name
 from credit.parallel.fsdp2 import reshard
 
+# Power iterations that adapt the singular vectors to the averaged weights.
 AVERAGE_ITERATIONS = 5
 
 
 class EMA:
-    """The average of a model's trainable parameters.
+    """Exponential moving average of a model's trainable parameters.
 
     Args:
         model: the live model.
-        decay: of the average per optimizer step; smaller while the run is young, min(decay, (1 + n) / (10 + n)).
+        decay: decay of the average per optimizer step. Step n of a young run uses min(decay, (1 + n) / (10 + n)), so
+            that the initial weights are soon forgotten.
+
+    Attributes:
+        average: averaged parameters by name.
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
         self._model = model
         self._decay = decay
-        live = {plain_name(name): p for name, p in model.named_parameters() if p.requires_grad}
-        self.average = {name: p.detach().clone() for name, p in live.items()}
-        # found once: going through the model takes as long as the average of a small one
-        self._live = [*live.values()]
+        self.average: dict[str, torch.Tensor] = {}
+        # Listed once, because walking through the modules takes as long as averaging a small model.
+        self._live: list[nn.Parameter] = []
+        for name, parameter in model.named_parameters():
+            if parameter.requires_grad:
+                self.average[plain_name(name)] = parameter.detach().clone()
+                self._live.append(parameter)
 
     @torch.no_grad()
     def update(self, step: int) -> None:
-        """Move towards the live weights after optimizer step `step` (from 0)."""
+        """Move the average towards the live weights after optimizer step `step` (from 0)."""
         decay = min(self._decay, (1 + step) / (10 + step))
-        torch._foreach_lerp_(*self._parts(), 1 - decay)
+        torch._foreach_lerp_(_local_tensors(self.average.values()), _local_tensors(self._live), 1 - decay)
 
     @contextmanager
     def applied(self) -> Iterator[None]:
-        """Put the average into the model for the duration of the block; collective where the model is sharded."""
-        vectors = {name: buffer.clone() for name, buffer in singular_vectors(self._model).items()}
+        """Put the average into the model within the block; collective if the model is sharded."""
+        live_vectors = {name: vector.clone() for name, vector in singular_vectors(self._model).items()}
+        # Gathered weights would still be the live ones.
         reshard(self._model)
         self._swap()
         try:
@@ -55,17 +65,19 @@ class EMA:
             reshard(self._model)
             self._swap()
             with torch.no_grad():
-                for name, buffer in singular_vectors(self._model).items():
-                    buffer.copy_(vectors[name])
-
-    def _parts(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """Return this rank's parts of the average and of the live weights."""
-        averages = [p.to_local() if isinstance(p, DTensor) else p for p in self.average.values()]
-        return averages, [p.to_local() if isinstance(p, DTensor) else p for p in self._live]
+                for name, vector in singular_vectors(self._model).items():
+                    vector.copy_(live_vectors[name])
 
     @torch.no_grad()
     def _swap(self) -> None:
-        for average, live in zip(*self._parts(), strict=True):
-            kept = live.clone()
+        """Exchange the values of the average and of the live parameters."""
+        averages = _local_tensors(self.average.values())
+        for average, live in zip(averages, _local_tensors(self._live), strict=True):
+            live_copy = live.clone()
             live.copy_(average)
-            average.copy_(kept)
+            average.copy_(live_copy)
+
+
+def _local_tensors(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    """Return this rank's shard of each tensor."""
+    return [tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in tensors]

@@ -1,6 +1,7 @@
-"""Adapters and the checkpoint that they adapt: found, checked, loaded, merged.
+"""Fine-tuning with adapters: locate, verify and load the base checkpoint, and merge adapters for forecasts.
 
-A checkpoint of adapters holds them alone. Its meta.json names the base by path and by a checksum of its weights.
+A checkpoint of adapters contains only the adapters. Its meta.json identifies the base checkpoint by its path and by a
+checksum of its weights.
 """
 
 from __future__ import annotations
@@ -28,64 +29,75 @@ logger = logging.getLogger(__name__)
 
 
 def find_base(config: Config, origin: Path | None) -> Path | None:
-    """Collective: return the checkpoint that ``trainer.lora`` adapts, None where all weights train.
+    """Collective: return the base checkpoint that ``trainer.lora`` adapts, None if all weights train.
 
     Args:
-        config: of the run.
-        origin: what `find_checkpoint` has found: the run's own adapters, which know their base, or the base.
+        config: the config of the run.
+        origin: the checkpoint that the run starts from, by `find_checkpoint`: either adapters of this run, whose
+            meta.json names their base, or the base itself.
 
     Raises:
-        ConfigError: if there is none, or it lies where the adapters are to be saved.
-        CheckpointError: if the base of adapters is not where it was.
+        ConfigError: if there is no checkpoint, or the base lies in the folder that adapters are to be saved in.
+        CheckpointError: if the base of adapters is missing or has changed.
     """
     if config.trainer.lora is None:
         return None
     if origin is None:
-        raise ConfigError("trainer.lora: adapts a trained model; give one of its checkpoints as trainer.resume: PATH")
+        raise ConfigError(
+            "trainer.lora: adapters need a trained model; set trainer.resume to the path of one of its checkpoints"
+        )
     meta = checkpoint.load_meta(origin)
     if "base" in meta:
         return locate_base(meta["base"], config.trainer.resume, origin)
     if origin.resolve().parent == (Path(config.save_loc) / "checkpoints").resolve():
         raise ConfigError(
-            f"trainer.lora: {origin} holds all weights, in the folder of this run; take another save_loc for the "
-            f"adapters and give trainer.resume: {origin}"
+            f"trainer.lora: {origin} contains all weights and lies in the folder of this run; set another save_loc for "
+            f"the adapters, and trainer.resume: {origin}"
         )
-    logger.info("adapters of %s, which has to stay: their checkpoints hold nothing else", origin)
+    logger.info(
+        "training adapters of %s; keep it, because the checkpoints of this run contain only the adapters", origin
+    )
     return origin.resolve()
 
 
 def describe_base(base: Path) -> dict[str, str]:
-    """Return what checkpoints of adapters say of their base."""
+    """Return the entry for the base in the meta.json of adapters: its path, and a checksum of its weights."""
     return {"path": str(base), "weights": checkpoint.fingerprint(base, "forecast")}
 
 
 def locate_base(recorded: Mapping[str, str], resume: str, origin: Path) -> Path:
-    """Collective: return the base of the adapters in `origin`, where it was or where it has been moved to.
+    """Collective: return the base of the adapters in `origin`, at its recorded path or at ``trainer.resume``.
 
     Args:
-        recorded: what `describe_base` said.
-        resume: ``trainer.resume``, whose path tells where a base is that was moved.
-        origin: a checkpoint of adapters.
+        recorded: the output of `describe_base` when the adapters were saved.
+        resume: ``trainer.resume``, the new path of a base that has been moved.
+        origin: the checkpoint of adapters.
 
     Raises:
-        CheckpointError: if neither is the base, or it is damaged.
+        CheckpointError: if neither path is the base, or the base is damaged.
     """
 
-    def look() -> Path:
+    def find_path() -> Path:
         for path in (Path(recorded["path"]), Path(resume).resolve()):
             if path.is_dir() and describe_base(path)["weights"] == recorded["weights"]:
                 return path
         raise CheckpointError(
-            f"{origin}: holds adapters of {recorded['path']}, which is not there or holds other weights than it did "
-            f"(checksum {recorded['weights']}); put it back, or give its new place as trainer.resume"
+            f"{origin}: its adapters belong to {recorded['path']}, which does not exist or has other weights than when "
+            f"they were trained (checksum {recorded['weights']}); restore it, or set trainer.resume to its new path"
         )
 
-    base = run_on_rank0(look)
+    base = run_on_rank0(find_path)
     return checkpoint.resolve_checkpoint(base.parent, str(base), "trainer.resume")
 
 
 def load_base(model: nn.Module, base: Path, seed: int) -> None:
-    """Collective: fill an adapted model with the weights that forecast in `base`, and its adapters from `seed`."""
+    """Collective: load the forecast weights of `base` into a model with adapters, and initialise the adapters.
+
+    Args:
+        model: the model with adapters, with memory and without values.
+        base: the base checkpoint.
+        seed: the seed of the initial adapters.
+    """
     checkpoint.load_into(base, "forecast", base_state_dict(model))
     fill_(model, initial_adapters(model, seed))
 
@@ -93,17 +105,17 @@ def load_base(model: nn.Module, base: Path, seed: int) -> None:
 def load_forecast_network(
     config: Config, lora: LoraConfig | None, assets: ModelAssets, path: Path, device: torch.device, mesh: DeviceGrid
 ) -> nn.Module:
-    """Return the network of a checkpoint with the weights that forecast; collective where it is spread over ranks.
+    """Collective over the mesh: return the network of a checkpoint with its forecast weights, in eval mode.
 
-    On one process, adapters are merged into their base.
+    In a single process, adapters are merged into their base.
 
     Args:
-        config: with the model and data sections that the weights were trained with.
-        lora: what they were trained with.
-        assets: of the checkpoint.
+        config: a config with the model and data sections that the weights were trained with.
+        lora: the adapters' settings in training, None if all weights were trained.
+        assets: the assets of the checkpoint.
         path: the checkpoint.
-        device: for the network.
-        mesh: from `credit.train.build_model.build_forecast_mesh`.
+        device: the device of this rank.
+        mesh: the ranks that share the network, from `credit.train.build_model.build_forecast_mesh`.
     """
     with torch.device("meta"):
         model = build_network(config, assets.channels, assets.grid, assets.attributes)
@@ -117,4 +129,6 @@ def load_forecast_network(
         checkpoint.load_into(base, "forecast", base_state_dict(model))
     checkpoint.load_into(path, "forecast", checkpoint_state_dict(model))
     require_filled(model)
-    return (merge_adapters(model) if mesh.device_mesh is None else model).eval()
+    if mesh.device_mesh is None:
+        model = merge_adapters(model)
+    return model.eval()

@@ -1,4 +1,4 @@
-"""The run's data, opened once for all ranks."""
+"""Functions that open the data of a run once for all ranks."""
 
 from __future__ import annotations
 
@@ -20,26 +20,31 @@ logger = logging.getLogger(__name__)
 
 
 def open_reader_once(conf: DataConfig) -> FieldReader:
-    """Open the data; collective. Rank 0 looks at the store or at source files for all, or each rank would open them."""
+    """Collective: open the data.
+
+    Rank 0 reads the metadata of the store or of the source files, and sends the reader to the other ranks.
+
+    Args:
+        conf: the data section of the config.
+    """
     reader = run_on_rank0(lambda: open_reader(conf))
-    if isinstance(reader, StoreReader):  # a host may have a store of its own, by a path from its environment
-        together(lambda: reader.use_local_config(conf))
+    _use_local_store(reader, conf)
     return reader
 
 
 def open_fields(config: Config) -> tuple[FieldReader, dict[str, Split]]:
-    """Open the run's data and its splits; collective."""
+    """Collective: open the data of a run and build its splits."""
     reader = open_reader_once(config.data)
     return reader, _build_splits(config, reader)
 
 
 def open_training_fields(config: Config) -> tuple[FieldReader, dict[str, Split]]:
-    """Collective: open the run's data and its splits, and look whether the training store is whole.
+    """Collective: open the data of a run, build its splits, and check that the training store is complete.
 
-    Training would meet a lost chunk in the middle of an epoch.
+    Without the check, training would fail at a missing chunk in the middle of an epoch.
 
     Raises:
-        DataError: naming what is lost and how it is written again.
+        DataError: if chunks are missing; the message says how to write them again.
     """
     reader, splits = open_fields(config)
     if isinstance(reader, StoreReader):
@@ -48,21 +53,28 @@ def open_training_fields(config: Config) -> tuple[FieldReader, dict[str, Split]]
 
 
 def open_for_forecasts(config: Config) -> tuple[FieldReader, dict[str, Split]]:
-    """Open what the config's forecasts start from, and its splits; collective. See `credit.data.analyses`."""
-    times = config.inference.initial_times
-    needs_truth = isinstance(times, InitialTimesConfig) and times.end is None
+    """Collective: open the analyses that forecasts start from, and build the splits; see `credit.data.analyses`."""
+    initial_times = config.inference.initial_times
+    # Without an end, the last initial time is the last whose forecast can be verified, so all variables are opened.
+    needs_truth = isinstance(initial_times, InitialTimesConfig) and initial_times.end is None
     reader = run_on_rank0(lambda: open_analyses(config.data, needs_truth))
-    if isinstance(reader, StoreReader):
-        together(lambda: reader.use_local_config(config.data))
+    _use_local_store(reader, config.data)
     return reader, _build_splits(config, reader)
 
 
+def _use_local_store(reader: FieldReader, conf: DataConfig) -> None:
+    """Collective: have each rank read the store at the path of its own config, which may differ between hosts."""
+    if isinstance(reader, StoreReader):
+        together(lambda: reader.use_local_config(conf))
+
+
 def _build_splits(config: Config, reader: FieldReader) -> dict[str, Split]:
-    """Return the splits; a warning names gaps of the data within them."""
+    """Return the splits of a run, and warn of gaps of the data within them."""
     splits = build_splits(config.data, reader.calendar)
+    step_minutes = config.data.step_minutes
     for split in splits.values():
-        inside = reader.times[(reader.times >= split.first) & (reader.times <= split.last)]
-        if len(inside) and (np.diff(inside) > config.data.step_minutes).any():
-            gaps = describe_gaps(inside, reader.calendar, config.data.step_minutes)
+        split_times = reader.times[(reader.times >= split.first) & (reader.times <= split.last)]
+        if (np.diff(split_times) > step_minutes).any():
+            gaps = describe_gaps(split_times, reader.calendar, step_minutes)
             logger.warning("%s: %s; no sample crosses them", split.describe(reader.calendar), gaps)
     return splits

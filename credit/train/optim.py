@@ -1,4 +1,4 @@
-"""AdamW without decay on norms and biases, and a learning rate that knows the run's length."""
+"""AdamW without weight decay on norms and biases, and schedules of learning rate and rollout length."""
 
 from __future__ import annotations
 
@@ -13,27 +13,31 @@ from credit.parallel.blocks.marks import plain_name
 
 
 def build_optimizer(model: nn.Module, conf: TrainerConfig) -> torch.optim.AdamW:
-    """Return fused AdamW; only matrices and kernels decay, never gains, biases or vectors.
+    """Return fused AdamW; weight decay applies to matrices and kernels only, not to gains, biases or other vectors.
 
-    Parameters are grouped by the mesh that they lie on, as one kernel takes those of one mesh. Their state starts
-    as zeros at once, so that every checkpoint has the same names.
+    Args:
+        model: the model, sharded or not.
+        conf: the trainer section of the config.
     """
+    # Keyed by whether weights decay, and by the mesh: a fused kernel takes only parameters of the same mesh.
     groups: dict[tuple[bool, object], list[nn.Parameter]] = {}
     for parameter in model.parameters():
         if parameter.requires_grad:
-            groups.setdefault((parameter.dim() > 1, getattr(parameter, "device_mesh", None)), []).append(parameter)
-    optimizer = torch.optim.AdamW(
-        [{"params": ps, "weight_decay": conf.weight_decay if decays else 0.0} for (decays, _), ps in groups.items()],
-        lr=conf.learning_rate,
-        betas=conf.betas,
-        fused=True,
-    )
-    for parameter in (p for ps in groups.values() for p in ps):
-        optimizer.state[parameter] = {
-            "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
-            "exp_avg": torch.zeros_like(parameter, memory_format=torch.preserve_format),
-            "exp_avg_sq": torch.zeros_like(parameter, memory_format=torch.preserve_format),
-        }
+            decays = parameter.dim() > 1
+            device_mesh = getattr(parameter, "device_mesh", None)
+            groups.setdefault((decays, device_mesh), []).append(parameter)
+    param_groups = []
+    for (decays, _), parameters in groups.items():
+        param_groups.append({"params": parameters, "weight_decay": conf.weight_decay if decays else 0.0})
+    optimizer = torch.optim.AdamW(param_groups, lr=conf.learning_rate, betas=conf.betas, fused=True)
+    # torch creates the state in the first step. Created here, every checkpoint has the same tensors.
+    for parameters in groups.values():
+        for parameter in parameters:
+            optimizer.state[parameter] = {
+                "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
+                "exp_avg": torch.zeros_like(parameter, memory_format=torch.preserve_format),
+                "exp_avg_sq": torch.zeros_like(parameter, memory_format=torch.preserve_format),
+            }
     return optimizer
 
 
@@ -41,34 +45,42 @@ def learning_rate(step: int, total: int, peak: float, conf: ScheduleConfig) -> f
     """Return the learning rate of optimizer step `step` (from 0) in a run of `total` steps.
 
     Linear warm-up over ``warmup * total`` steps, then constant, or a half cosine down to ``final * peak``.
+
+    Args:
+        step: the optimizer step.
+        total: number of optimizer steps of the run.
+        peak: the learning rate after the warm-up.
+        conf: the schedule.
     """
-    warmup = conf.warmup * total
-    if step < warmup:
-        return peak * (step + 1) / (math.ceil(warmup) or 1)
+    warmup_steps = conf.warmup * total
+    if step < warmup_steps:
+        return peak * (step + 1) / (math.ceil(warmup_steps) or 1)
     if conf.kind == "constant":
         return peak
-    progress = (step - warmup) / max(total - warmup, 1)
-    return peak * (conf.final + (1 - conf.final) * 0.5 * (1 + math.cos(math.pi * min(progress, 1.0))))
+    progress = (step - warmup_steps) / max(total - warmup_steps, 1)
+    cosine = 0.5 * (1 + math.cos(math.pi * min(progress, 1.0)))
+    return peak * (conf.final + (1 - conf.final) * cosine)
 
 
 def forecast_len_at(step: int, total: int, forecast_len: int, ramp: Mapping[float, int] | None) -> int:
     """Return the length of the training rollout at optimizer step `step` (from 0) of `total`.
 
     Args:
-        step: the step.
-        total: steps of the run.
+        step: the optimizer step.
+        total: number of optimizer steps of the run.
         forecast_len: the length without a ramp.
-        ramp: share of the run -> length from there on, beginning with 0.
+        ramp: fraction of the run -> length from there on; the smallest fraction is 0.
     """
     if ramp is None:
         return forecast_len
-    return [length for share, length in sorted(ramp.items()) if step >= share * total][-1]
+    reached = [fraction for fraction in ramp if step >= fraction * total]
+    return ramp[max(reached)]
 
 
 def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
-    """Return the optimizer's live state as ``PARAMETER/KEY`` -> tensor."""
-    return {
-        f"{plain_name(name)}/{key}": value
-        for name, parameter in model.named_parameters()
-        for key, value in optimizer.state.get(parameter, {}).items()
-    }
+    """Return the live state of the optimizer as ``PARAMETER/KEY`` -> tensor."""
+    tensors = {}
+    for name, parameter in model.named_parameters():
+        for key, tensor in optimizer.state.get(parameter, {}).items():
+            tensors[f"{plain_name(name)}/{key}"] = tensor
+    return tensors

@@ -1,4 +1,4 @@
-"""Batches on the device, the next one while a step computes."""
+"""Prefetcher that reads the next batches and copies them to the device while a step computes."""
 
 from __future__ import annotations
 
@@ -16,30 +16,31 @@ from credit.data.samples.loader import Loader
 
 
 class DevicePrefetcher(Iterator[Batch]):
-    """Iterates over batches on the device and knows how long they were waited for.
+    """Iterates over batches on the device and measures how long the caller has waited for them.
 
-    Threads get the next batches, from a store or from loader processes, while the present one is computed with, and the
-    first of them is copied to the device meanwhile.
+    While the caller computes with a batch, threads load the next ones from a store or from loader processes, and on a
+    GPU the first of these is copied to the device on a stream of its own.
 
-    Tensor-parallel peers work on the same samples: the first of them reads and gives them to the others, whose loaders
-    are of a dataset that is a ``placeholder``.
+    Tensor-parallel peers work on the same samples. The first of them reads the batches and broadcasts them; the loaders
+    of the others have a dataset with ``placeholder`` set, which returns batches of the same shapes.
 
     Args:
-        loader: of the batches.
-        device: where they go.
-        peers: ranks that take the same batches, in step with each other; None where there are none.
+        loader: the loader of the batches.
+        device: the device that batches are copied to.
+        peers: the process group of the ranks that take the same batches, in step with each other; None for no others.
     """
 
     def __init__(self, loader: Loader, device: torch.device, peers: dist.ProcessGroup | None = None) -> None:
-        self._jobs, threads, self._close = loader.jobs()
-        self._device, self._peers = device, peers
-        self._waited = 0.0
+        self._jobs, num_threads, self._close_loader = loader.jobs()
+        self._device = device
+        self._peers = peers
+        self._waited_seconds = 0.0
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-        self._threads = ThreadPoolExecutor(threads, "batches") if threads else None
-        self._ahead: deque[Future[Batch]] = deque()
+        self._executor = ThreadPoolExecutor(num_threads, "batches") if num_threads else None
+        self._pending: deque[Future[Batch]] = deque()
         self._copied: tuple[Batch, torch.cuda.Event | None] | None = None
-        for _ in range(threads):
-            self._begin_another()
+        for _ in range(num_threads):
+            self._submit_next()
 
     def __enter__(self) -> DevicePrefetcher:
         return self
@@ -47,21 +48,22 @@ class DevicePrefetcher(Iterator[Batch]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._threads is not None:
-            self._threads.shutdown(cancel_futures=True)
-        self._close()
+        if self._executor is not None:
+            self._executor.shutdown(cancel_futures=True)
+        self._close_loader()
 
     def __next__(self) -> Batch:
-        began = time.perf_counter()
-        batch, copied = self._copied or self._copy(self._take())
+        start_time = time.perf_counter()
+        batch, copy_event = self._copied or self._copy_to_device(self._take_host_batch())
         self._copied = None
-        if self._stream is not None and self._ahead and self._ahead[0].done() and not self._ahead[0].exception():
-            self._copied = self._copy(self._take())
-        self._waited += time.perf_counter() - began
-        if copied is not None:
-            present = torch.cuda.current_stream(self._device)
-            present.wait_event(copied)
-            batch.record_stream(present)
+        if self._stream is not None and self._is_next_ready():
+            self._copied = self._copy_to_device(self._take_host_batch())
+        self._waited_seconds += time.perf_counter() - start_time
+        if copy_event is not None:
+            compute_stream = torch.cuda.current_stream(self._device)
+            compute_stream.wait_event(copy_event)
+            # The batch was allocated on the copy stream; its memory must not be reused while a step computes with it.
+            batch.record_stream(compute_stream)
         if self._peers is not None:
             for tensor in batch.tensors():
                 dist.broadcast(tensor, group=self._peers, group_src=0)
@@ -69,30 +71,41 @@ class DevicePrefetcher(Iterator[Batch]):
 
     def take_wait(self) -> float:
         """Return the seconds waited since the last call."""
-        waited, self._waited = self._waited, 0.0
-        return waited
+        seconds = self._waited_seconds
+        self._waited_seconds = 0.0
+        return seconds
 
-    def _begin_another(self) -> None:
+    def _submit_next(self) -> None:
+        """Start to load one more batch, if there is one."""
         job = next(self._jobs, None)
         if job is not None:
-            self._ahead.append(self._threads.submit(self._fetch, job))
+            self._pending.append(self._executor.submit(self._load, job))
 
-    def _take(self) -> Batch:
-        """Return the next batch on the host."""
-        if self._threads is None:
-            return self._fetch(next(self._jobs))
-        if not self._ahead:
+    def _is_next_ready(self) -> bool:
+        """Return whether the next batch is loaded. A failed one is not: its error belongs to the call that needs it."""
+        return bool(self._pending) and self._pending[0].done() and not self._pending[0].exception()
+
+    def _take_host_batch(self) -> Batch:
+        """Return the next batch on the host.
+
+        Raises:
+            StopIteration: after the last batch.
+        """
+        if self._executor is None:
+            return self._load(next(self._jobs))
+        if not self._pending:
             raise StopIteration
-        batch = self._ahead.popleft().result()
-        self._begin_another()
+        batch = self._pending.popleft().result()
+        self._submit_next()
         return batch
 
-    def _fetch(self, job: Callable[[], Batch]) -> Batch:
+    def _load(self, job: Callable[[], Batch]) -> Batch:
+        """Return the batch of a job, on a GPU in pinned memory, from which copies are asynchronous."""
         batch = job()
         return batch if self._stream is None else batch.pin_memory()
 
-    def _copy(self, batch: Batch) -> tuple[Batch, torch.cuda.Event | None]:
-        """Return the batch on the device and, on a GPU, when it will be there."""
+    def _copy_to_device(self, batch: Batch) -> tuple[Batch, torch.cuda.Event | None]:
+        """Return the batch on the device and, on a GPU, the event that ends the copy."""
         if self._stream is None:
             return batch.to(self._device), None
         with torch.cuda.stream(self._stream):

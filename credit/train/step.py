@@ -1,7 +1,7 @@
 """One optimizer step: micro-steps, gradient through the rollout, clipping, update, average.
 
-Nothing here waits for the device: loss and gradient norm stay tensors until the log wants them, and a non-finite step
-is skipped by the optimizer's own `found_inf`.
+Nothing here waits for the device: loss and gradient norm stay tensors until they are logged, and the optimizer skips a
+non-finite step through its `found_inf`.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from credit.train.monitor.nonfinite import bad_channels, first_bad_layer
 
 @dataclass(frozen=True)
 class StepResult:
-    """What a step measured, still on the device.
+    """Scalars of a step, still on the device.
 
     Attributes:
         loss: mean over this rank's part of the global batch.
         grad_norm: global norm before clipping.
-        bad: 1.0 where loss or gradient was not finite and the step was skipped.
-        stop: number of ranks that asked to stop when the step began.
+        bad: 1.0 if loss or gradient was not finite and the step was skipped, else 0.0.
+        stop: number of ranks that had been asked to stop when the step began.
     """
 
     loss: torch.Tensor
@@ -40,15 +40,15 @@ class StepResult:
 
 @dataclass(frozen=True)
 class StepSettings:
-    """How optimizer steps are taken.
+    """Settings of all optimizer steps of a run.
 
     Attributes:
         forecast_len: optimizer step -> length of the rollout.
-        seed: of the run.
-        accumulation: micro-steps of an optimizer step.
-        grad_max_norm: clip the gradient to this norm, or None.
-        counted_steps: rollout steps (from 1) whose loss counts, or None for all.
-        data_rank: of this process.
+        seed: the seed of the run.
+        accumulation: number of micro-steps in an optimizer step.
+        grad_max_norm: the norm that gradients are clipped to, None for no clipping.
+        counted_steps: rollout steps (from 1) whose loss counts, None for all.
+        data_rank: the data rank of this process.
     """
 
     forecast_len: Callable[[int], int]
@@ -63,10 +63,10 @@ class TrainingStep:
     """Takes optimizer steps.
 
     Args:
-        objective: what a step asks of the model.
+        objective: the training objective, which runs the model and returns the loss.
         optimizer: fused AdamW.
         average: moving average of the weights, or None.
-        settings: how steps are taken.
+        settings: the settings of all steps.
     """
 
     def __init__(
@@ -81,65 +81,95 @@ class TrainingStep:
         self._parameters = [p for group in optimizer.param_groups for p in group["params"]]
 
     def __call__(self, batches: Iterator[Batch], step: int, learning_rate: float, stop: bool = False) -> StepResult:
-        """Take optimizer step `step` (from 0) with the next micro-batches; collective.
+        """Collective: take optimizer step `step` (from 0) with the next micro-batches.
 
         Args:
-            batches: of this data rank.
-            step: the step.
-            learning_rate: of this step.
-            stop: whether this rank wants the run to end; the sum over the ranks is in the result.
+            batches: the micro-batches of this data rank.
+            step: the optimizer step.
+            learning_rate: the learning rate of this step.
+            stop: True if this rank has been asked to stop; the result has the sum over the ranks.
         """
         # Before the first forward, so that all micro-steps and recomputations see the same normalised weights.
         advance_power_iterations(self._model)
+        num_micro_steps = self._settings.accumulation
         losses = []
-        for micro in range(self._settings.accumulation):
-            loss = self._micro_loss(next(batches), step, micro, micro + 1 == self._settings.accumulation)
-            (loss / self._settings.accumulation).backward()
-            losses.append(loss.detach() / self._settings.accumulation)
-        total = torch.stack(losses).sum()
-        gradients = [p.grad for p in self._parameters if p.grad is not None]
-        # a loss may overflow where its gradient does not
-        flags = (total.new_full((), float(stop)), 1.0 - torch.isfinite(total).float())
-        grad_norm, (stops, bad_losses) = gradient_norm(gradients, flags)
-        bad = 1.0 - (torch.isfinite(grad_norm) & (bad_losses == 0)).float()
+        for micro in range(num_micro_steps):
+            # Gradients are reduced over the ranks once, after the last micro-step.
+            is_last = micro + 1 == num_micro_steps
+            loss = self._micro_loss(next(batches), step, micro, is_last)
+            (loss / num_micro_steps).backward()
+            losses.append(loss.detach() / num_micro_steps)
+        total_loss = torch.stack(losses).sum()
+        gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
+        # The loss is checked as well, because it may overflow when its gradient does not.
+        stop_flag = total_loss.new_full((), float(stop))
+        bad_loss_flag = 1.0 - torch.isfinite(total_loss).float()
+        grad_norm, (num_stops, num_bad_losses) = gradient_norm(gradients, (stop_flag, bad_loss_flag))
+        bad = 1.0 - (torch.isfinite(grad_norm) & (num_bad_losses == 0)).float()
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate
-        # the optimizer divides by the one and does nothing for the other, in its own pass
+        # The fused optimizer divides gradients by `grad_scale`, which clips them, and skips the update if `found_inf`
+        # is 1. Neither needs a pass over the gradients of its own, nor a value on the host.
         self._optimizer.grad_scale = ((grad_norm + 1e-6) / self._max_norm).clamp(min=1.0)
         self._optimizer.found_inf = bad
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
         if self._average is not None:
             self._average.update(step)
-        # gradients that are kept on the host have their norm there
-        return StepResult(total, *(one.to(total.device, non_blocking=True) for one in (grad_norm, bad, stops)))
+        # The norm of gradients that are offloaded to the host lies on the host.
+        device = total_loss.device
+        return StepResult(
+            loss=total_loss,
+            grad_norm=grad_norm.to(device, non_blocking=True),
+            bad=bad.to(device, non_blocking=True),
+            stop=num_stops.to(device, non_blocking=True),
+        )
 
     def counted(self, step: int) -> list[int]:
         """Return the rollout steps (from 1) whose loss counts in optimizer step `step`; the last ends the rollout."""
-        steps = range(1, self._settings.forecast_len(step) + 1)
-        counted = self._settings.counted_steps
-        return [number for number in steps if counted is None or number in counted]
+        rollout_steps = range(1, self._settings.forecast_len(step) + 1)
+        if self._settings.counted_steps is None:
+            return list(rollout_steps)
+        return [rollout_step for rollout_step in rollout_steps if rollout_step in self._settings.counted_steps]
 
     def explain(self, batches: Iterator[Batch], step: int) -> str | None:
-        """Return in words what is the first not to be finite in optimizer step `step`, None if nothing is.
+        """Collective: return a description of the first non-finite tensor of optimizer step `step`, None for none.
 
-        The step is computed once more on every rank, with the weights as they are, and changes nothing.
+        Every rank computes the step once more with the present weights, and nothing is changed.
+
+        Args:
+            batches: the micro-batches of this data rank in that step.
+            step: the optimizer step.
         """
-        names = [channel.name for channel in self._objective.stepper.channels.group("prognostic")]
-        found = None
+        prognostic = self._objective.stepper.channels.group("prognostic")
+        channel_names = [channel.name for channel in prognostic]
+        explanation = None
         for micro in range(self._settings.accumulation):
             batch = next(batches)
-            infinite = bad_channels(batch.history_BCTHW, names)
-            where = first_bad_layer(self._model, functools.partial(self._micro_loss, batch, step, micro, last=False))
-            found = found or (f"the input channels {', '.join(infinite)}" if infinite else where)
-        return found
+            infinite_channels = bad_channels(batch.history_BCTHW, channel_names)
+            compute_loss = functools.partial(self._micro_loss, batch, step, micro, last=False)
+            # Computed in any case, because the other ranks of a sharded model take part in it.
+            bad_layer = first_bad_layer(self._model, compute_loss)
+            if explanation is None:
+                # Infinite inputs are the cause of infinite layers.
+                explanation = f"the input channels {', '.join(infinite_channels)}" if infinite_channels else bad_layer
+        return explanation
 
     def _micro_loss(self, batch: Batch, step: int, micro: int, last: bool) -> torch.Tensor:
+        """Return the loss of a micro-batch.
+
+        Args:
+            batch: the micro-batch.
+            step: the optimizer step.
+            micro: the micro-step within it.
+            last: True for the last micro-step, whose backward pass reduces the gradients over the ranks.
+        """
+        # Seeded per micro-step, so that a resumed run draws the same dropout masks.
         torch.manual_seed(draw_seed(self._settings.seed, step, micro, self._settings.data_rank))
         return self._objective.training_loss(batch, self.counted(step), reduce_gradients=last)
 
 
 def draw_seed(*parts: int) -> int:
-    """Return a 63-bit seed that depends on every part; there is no random state to save."""
+    """Return a 63-bit seed that depends on every part, so that no random state has to be saved."""
     digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1

@@ -1,7 +1,8 @@
-"""Validation: a rollout from times spread over the whole validation period, scored in physical units."""
+"""Validation: rollouts from initial times spread over the validation period, scored in physical units."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -14,24 +15,25 @@ from credit.metrics import Metric
 from credit.parallel.reduce import mean_over_ranks
 
 
-def evenly_spaced(initial: np.ndarray, most: int) -> np.ndarray:
-    """Return at most `most` of the initial times, evenly over the whole of them."""
-    if len(initial) <= most:
-        return initial
-    return initial[np.linspace(0, len(initial) - 1, most).round().astype(int)]
+def evenly_spaced(initial_times: np.ndarray, max_cases: int) -> np.ndarray:
+    """Return at most `max_cases` of the initial times, evenly spaced from the first to the last."""
+    if len(initial_times) <= max_cases:
+        return initial_times
+    indices = np.linspace(0, len(initial_times) - 1, max_cases).round().astype(int)
+    return initial_times[indices]
 
 
 @dataclass(frozen=True)
 class ValidationShare:
-    """One data rank's part of the validation cases.
+    """The validation cases of one data rank.
 
-    Every rank of a sharded model must run the same number of forwards, so all have as many batches of the same sizes; a
-    rank that is short of cases repeats the last one, and what it gives is not counted.
+    Every rank of a sharded model must run the same number of forward passes, so all ranks have the same number of
+    batches, of the same sizes. A rank with fewer cases repeats the last one, and the repetitions do not count.
 
     Attributes:
-        batches: indices of the cases.
-        counted: how many of each batch, from its beginning, count.
-        cases: of all ranks together.
+        batches: indices of the cases of each batch.
+        counted: number of cases of each batch that count, from its beginning.
+        cases: number of cases of all ranks together.
         ranks: number of data ranks.
     """
 
@@ -41,22 +43,29 @@ class ValidationShare:
     ranks: int
 
 
-def shard_cases(cases: int, size: int, rank: int, ranks: int) -> ValidationShare:
-    """Return data rank `rank`'s share of `cases` validation cases in batches of at most `size`."""
-    own = list(range(rank, cases, ranks))
-    most = -(-cases // ranks)
-    padded = own + [cases - 1] * (most - len(own))
-    starts = range(0, most, size)
-    return ValidationShare(
-        batches=[padded[first : first + size] for first in starts],
-        counted=[max(0, min(size, len(own) - first)) for first in starts],
-        cases=cases,
-        ranks=ranks,
-    )
+def shard_cases(num_cases: int, batch_size: int, rank: int, num_ranks: int) -> ValidationShare:
+    """Return the share of data rank `rank` in `num_cases` validation cases.
+
+    Args:
+        num_cases: number of cases of all ranks together.
+        batch_size: largest number of cases in a batch.
+        rank: the data rank.
+        num_ranks: number of data ranks.
+    """
+    case_indices = list(range(rank, num_cases, num_ranks))
+    num_counted = len(case_indices)
+    cases_per_rank = math.ceil(num_cases / num_ranks)
+    case_indices += [num_cases - 1] * (cases_per_rank - num_counted)
+    batches = []
+    counted = []
+    for start in range(0, cases_per_rank, batch_size):
+        batches.append(case_indices[start : start + batch_size])
+        counted.append(max(0, min(batch_size, num_counted - start)))
+    return ValidationShare(batches=batches, counted=counted, cases=num_cases, ranks=num_ranks)
 
 
 def any_rank_stops(stop: Callable[[], bool], device: torch.device) -> bool:
-    """Return whether `stop` is true on any rank; collective."""
+    """Collective: return whether `stop` returns True on any rank."""
     return mean_over_ranks(torch.tensor(float(stop()), device=device)).item() > 0
 
 
@@ -69,17 +78,18 @@ def validate(
     loss_steps: int,
     stop: Callable[[], bool],
 ) -> dict[str, float] | None:
-    """Collective: return the metrics of the weights that are in the model now, over the cases of all ranks.
-
-    None where a rank wanted to stop before it was over.
+    """Collective: return the metrics of the model's present weights, averaged over the cases of all ranks.
 
     Args:
-        objective: predicts with the network, which is put in eval mode and back.
-        batches: of this rank, on its device.
+        objective: predicts with the network, which is in eval mode during the validation.
+        batches: the batches of this rank, on its device.
         share: the cases that this rank evaluates.
-        metrics: new ones, without sums.
-        loss_steps: the training loss is averaged over the first so many steps, as many as training's rollout has.
-        stop: whether this rank wants to stop; asked before each batch.
+        metrics: metrics whose sums are still zero.
+        loss_steps: number of leading rollout steps that the training loss is averaged over.
+        stop: returns True if this rank has been asked to stop; called before each batch.
+
+    Returns:
+        The values by name, among them ``loss``; None if a rank was asked to stop during the validation.
     """
     model = objective.stepper.model
     was_training = model.training
@@ -119,7 +129,7 @@ def _add_batch(
     num_steps = target_BCTHW.shape[2]
     loss_steps = min(loss_steps, num_steps)
     start_BCHW = encoded.history_BCTHW[:, :, -1]
-    # Diagnostics have no initial value, so their persistence is the mean.
+    # Diagnostic channels have no initial value, so their persistence is the mean, which is 0 after normalisation.
     diagnostics_BCHW = torch.zeros_like(target_BCTHW[:, start_BCHW.shape[1] :, 0])
     persistence_BCHW = torch.cat([start_BCHW, diagnostics_BCHW], dim=1)[:num_counted]
     loss_sum = 0.0
@@ -127,9 +137,10 @@ def _add_batch(
         prediction_BMCHW = prediction_BMCHW[:num_counted]
         truth_BCHW = target_BCTHW[:num_counted, :, lead]
         forecast_BMCHW = decode(prediction_BMCHW.flatten(0, 1), "output").unflatten(0, prediction_BMCHW.shape[:2])
-        persistence, truth = decode(persistence_BCHW, "output"), decode(truth_BCHW, "output")
+        decoded_persistence_BCHW = decode(persistence_BCHW, "output")
+        decoded_truth_BCHW = decode(truth_BCHW, "output")
         for metric in metrics:
-            metric.add(lead, forecast_BMCHW, persistence, truth)
+            metric.add(lead, forecast_BMCHW, decoded_persistence_BCHW, decoded_truth_BCHW)
         if lead < loss_steps and num_counted:
             loss_sum += objective.loss(prediction_BMCHW, truth_BCHW).double() * num_counted / loss_steps
     return loss_sum

@@ -1,4 +1,4 @@
-"""Clipping in the optimizer is clipping before it; a step that is not finite leaves the weights alone."""
+"""Tests of the training step: clipping inside the optimizer, and steps that are not finite."""
 
 from __future__ import annotations
 
@@ -9,58 +9,71 @@ from credit.parallel.mesh import DeviceGrid
 from tests.parallel.training import cases
 
 
-@pytest.mark.parametrize("what", ["loss", "gradient"])
-def test_what_is_not_finite_is_skipped(what: str) -> None:
+@pytest.mark.parametrize("non_finite", ["loss", "gradient"])
+def test_a_non_finite_step_is_skipped(non_finite: str, monkeypatch: pytest.MonkeyPatch) -> None:
     case = cases.Case(spectral_norm=False)
     model, autocast = cases.build(case, DeviceGrid(), "none")
     step, *_ = cases.build_step(case, model, autocast, DeviceGrid())
-    pointwise = step._objective.loss
-    # an infinite loss with a finite gradient, and the other way round
-    broken = {
-        "loss": lambda a, b: pointwise(a, b) + torch.tensor(torch.inf),
-        "gradient": lambda a, b: pointwise(a, b) + (0 * a).abs().sqrt().sum(),
-    }
-    step._objective.loss = broken[what]
-    before = [p.detach().clone() for p in model.parameters()]
-    result = step(cases.batches(case, DeviceGrid()), 0, 1e-3)
-    assert torch.isfinite(result.loss) == (what == "gradient")
-    assert torch.isfinite(result.grad_norm) == (what == "loss")
+    finite_loss = step._objective.loss
+
+    def infinite_loss(prediction: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return finite_loss(prediction, target) + torch.tensor(torch.inf)
+
+    def infinite_gradient(prediction: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        # The square root has no finite derivative at 0.
+        return finite_loss(prediction, target) + (0 * prediction).abs().sqrt().sum()
+
+    parameters_before = [parameter.detach().clone() for parameter in model.parameters()]
+
+    def is_unchanged() -> bool:
+        pairs = zip(model.parameters(), parameters_before, strict=True)
+        return all(torch.equal(parameter, before) for parameter, before in pairs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(step._objective, "loss", infinite_loss if non_finite == "loss" else infinite_gradient)
+        result = step(cases.batches(case, DeviceGrid()), 0, 1e-3)
+    assert torch.isfinite(result.loss) == (non_finite == "gradient")
+    assert torch.isfinite(result.grad_norm) == (non_finite == "loss")
     assert result.bad == 1
-    assert all(torch.equal(p, kept) for p, kept in zip(model.parameters(), before, strict=True))
-    step._objective.loss = pointwise
+    assert is_unchanged()
     assert step(cases.batches(case, DeviceGrid()), 1, 1e-3).bad == 0
-    assert not all(torch.equal(p, kept) for p, kept in zip(model.parameters(), before, strict=True))
+    assert not is_unchanged()
 
 
 @pytest.mark.parametrize("max_norm", [0.3, 1e6, torch.inf])
-def test_clipped_steps_are_those_of_torch_clipping_and_plain_adamw(max_norm: float) -> None:
+def test_clipping_matches_torch_and_plain_adamw(max_norm: float) -> None:
     case = cases.Case(accumulation=2)
     model, autocast = cases.build(case, DeviceGrid(), "none")
     step, optimizer, _ = cases.build_step(case, model, autocast, DeviceGrid())
     step._max_norm = max_norm
     parameters = list(model.parameters())
-    copies = [torch.nn.Parameter(p.detach().double()) for p in parameters]
-    decays = [[c for c in copies if c.dim() > 1], [c for c in copies if c.dim() <= 1]]
-    groups = [{"params": ps, "weight_decay": decay} for ps, decay in zip(decays, (0.1, 0.0), strict=True)]
-    plain = torch.optim.AdamW(groups, betas=optimizer.param_groups[0]["betas"], fused=False)
-    norms = []
+    references = [torch.nn.Parameter(parameter.detach().double()) for parameter in parameters]
+    matrices = [reference for reference in references if reference.dim() > 1]
+    vectors = [reference for reference in references if reference.dim() <= 1]
+    reference_optimizer = torch.optim.AdamW(
+        [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}],
+        betas=optimizer.param_groups[0]["betas"],
+        fused=False,
+    )
+    reference_norms = []
 
-    def follow(*_: object) -> None:
-        for copy, parameter in zip(copies, parameters, strict=True):
-            copy.grad = parameter.grad.double()
-        norms.append(torch.nn.utils.clip_grad_norm_(copies, max_norm))
-        for group in plain.param_groups:
+    def step_reference(*_: object) -> None:
+        for reference, parameter in zip(references, parameters, strict=True):
+            reference.grad = parameter.grad.double()
+        reference_norms.append(torch.nn.utils.clip_grad_norm_(references, max_norm))
+        for group in reference_optimizer.param_groups:
             group["lr"] = 1e-3
-        plain.step()
+        reference_optimizer.step()
 
-    optimizer.register_step_pre_hook(follow)
-    source = cases.batches(case, DeviceGrid())
-    told = [step(source, number, 1e-3).grad_norm.double() for number in range(3)]
-    assert torch.allclose(torch.stack(told), torch.stack(norms), rtol=1e-6)
-    assert max_norm > 0.3 or all(norm > 0.3 for norm in norms), "nothing was clipped"
-    for copy, parameter in zip(copies, parameters, strict=True):
-        # Adam turns rounding of tiny gradients into parts of a step of 1e-3
-        assert torch.allclose(parameter.double(), copy, rtol=1e-5, atol=2e-6)
-        # which hardly know the gradients' size, unlike their mean
-        mean, expected = optimizer.state[parameter]["exp_avg"].double(), plain.state[copy]["exp_avg"]
-        assert (mean - expected).norm() < 1e-4 * expected.norm() + 1e-9
+    optimizer.register_step_pre_hook(step_reference)
+    batches = cases.batches(case, DeviceGrid())
+    norms = [step(batches, number, 1e-3).grad_norm.double() for number in range(3)]
+    assert torch.allclose(torch.stack(norms), torch.stack(reference_norms), rtol=1e-6)
+    assert max_norm > 0.3 or all(norm > 0.3 for norm in reference_norms), "nothing was clipped"
+    for reference, parameter in zip(references, parameters, strict=True):
+        # Adam turns the rounding of tiny gradients into a fraction of a step of 1e-3.
+        assert torch.allclose(parameter.double(), reference, rtol=1e-5, atol=2e-6)
+        # A step of Adam hardly depends on the size of the gradients, but their running mean does.
+        mean = optimizer.state[parameter]["exp_avg"].double()
+        reference_mean = reference_optimizer.state[reference]["exp_avg"]
+        assert (mean - reference_mean).norm() < 1e-4 * reference_mean.norm() + 1e-9
