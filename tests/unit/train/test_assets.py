@@ -1,4 +1,4 @@
-"""What a checkpoint carries beside weights comes back the same; other data are refused."""
+"""Tests of model assets: the round trip through a checkpoint, and the checks of other data against them."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ RAW = {
 }
 
 
-def world(config: Config) -> AnalyticReader:
+def build_reader(config: Config) -> AnalyticReader:
     calendar, grid = Calendar(), make_grid(8, 16)
     generator = np.random.default_rng(0)
     pattern = generator.normal(size=grid.shape)
@@ -59,26 +59,26 @@ def world(config: Config) -> AnalyticReader:
 @pytest.fixture(scope="module")
 def fitted() -> tuple[AnalyticReader, ModelAssets]:
     config = build_config(RAW)
-    reader = world(config)
+    reader = build_reader(config)
     return reader, fit_assets(config, reader, build_splits(config.data, reader.calendar)["train"])
 
 
 def test_round_trip(fitted: tuple[AnalyticReader, ModelAssets]) -> None:
     reader, assets = fitted
-    again = ModelAssets.load(json.loads(json.dumps(assets.meta())), assets.tensors())
-    assert again.channels == assets.channels
-    assert again.grid.describe_mismatch(assets.grid) is None
-    assert again.statistics.names == assets.statistics.names
-    np.testing.assert_array_equal(again.statistics.tendency_std, assets.statistics.tendency_std)
-    np.testing.assert_array_equal(again.static_CHW, assets.static_CHW)
-    np.testing.assert_array_equal(again.masks["sst"], reader.masks["sst"])
+    loaded = ModelAssets.load(json.loads(json.dumps(assets.meta())), assets.tensors())
+    assert loaded.channels == assets.channels
+    assert loaded.grid.describe_mismatch(assets.grid) is None
+    assert loaded.statistics.names == assets.statistics.names
+    np.testing.assert_array_equal(loaded.statistics.tendency_std, assets.statistics.tendency_std)
+    np.testing.assert_array_equal(loaded.static_CHW, assets.static_CHW)
+    np.testing.assert_array_equal(loaded.masks["sst"], reader.masks["sst"])
     later = reader.calendar.parse("2001-05-01")
-    np.testing.assert_array_equal(again.climatology.at(later), assets.climatology.at(later))
-    require_same_fields(again, reader, Path("step"))
+    np.testing.assert_array_equal(loaded.climatology.at(later), assets.climatology.at(later))
+    require_same_fields(loaded, reader, Path("step"))
 
 
 def test_wind_is_only_scaled(fitted: tuple[AnalyticReader, ModelAssets]) -> None:
-    """Across a pole u becomes -u; in normalised space that is a change of sign only where 0 is no wind."""
+    """Across a pole u becomes -u, which holds for normalised values only if 0 still means no wind."""
     _, assets = fitted
     assert assets.statistics.select(["u850"]).mean[0] == 0
     assert assets.statistics.select(["t850"]).mean[0] == pytest.approx(7, abs=0.5)
@@ -86,58 +86,61 @@ def test_wind_is_only_scaled(fitted: tuple[AnalyticReader, ModelAssets]) -> None
 
 def test_other_data_are_refused(fitted: tuple[AnalyticReader, ModelAssets]) -> None:
     reader, assets = fitted
-    fewer = ChannelMap.build({"prognostic": {"vars_3D": ["u"], "vars_2D": ["t2m"]}}, [850])
+    fewer_channels = ChannelMap.build({"prognostic": {"vars_3D": ["u"], "vars_2D": ["t2m"]}}, [850])
     with pytest.raises(CheckpointError, match="t850"):
-        require_same_fields(replace(assets, channels=fewer), reader, Path("step"))
+        require_same_fields(replace(assets, channels=fewer_channels), reader, Path("step"))
     with pytest.raises(DataError, match="16 x 32 cells against 8 x 16"):
         require_same_fields(replace(assets, grid=make_grid(16, 32)), reader, Path("step"))
-    celsius = {**assets.attributes, "t2m": {"units": "degC"}}
+    attributes_in_celsius = {**assets.attributes, "t2m": {"units": "degC"}}
     with pytest.raises(
         DataError, match='t2m: the data are in K.*trained on degC; data.variable_options.t2m.units: "degC"'
     ):
-        require_same_fields(replace(assets, attributes=celsius), reader, Path("step"))
-    heights = {**assets.attributes, "t2m": {"units": "m"}}
+        require_same_fields(replace(assets, attributes=attributes_in_celsius), reader, Path("step"))
+    attributes_in_metres = {**assets.attributes, "t2m": {"units": "m"}}
     with pytest.raises(DataError, match="trained on m; these units measure different quantities: correct the units"):
-        require_same_fields(replace(assets, attributes=heights), reader, Path("step"))
+        require_same_fields(replace(assets, attributes=attributes_in_metres), reader, Path("step"))
 
 
-def test_cells_that_training_lacked_are_hidden_and_others_must_be_there(
-    fitted: tuple[AnalyticReader, ModelAssets],
-) -> None:
+def test_masked_cells_are_hidden(fitted: tuple[AnalyticReader, ModelAssets]) -> None:
+    """Cells that were missing in training are hidden; cells with values in training must have values."""
     reader, assets = fitted
-    sst = assets.masks["sst"]
+    sst_mask_HW = assets.masks["sst"]
     assert find_masked_cells(assets, reader, Path("step")) == {}
-    for masks, name in (({}, "sst"), ({"sst": ~sst}, "sst")):
-        with pytest.raises(DataError, match=rf"{name}: the data are missing in {sst.sum()} cells where the checkpoint"):
+    message = f"sst: the data are missing in {sst_mask_HW.sum()} cells where the checkpoint"
+    for masks in ({}, {"sst": ~sst_mask_HW}):
+        with pytest.raises(DataError, match=message):
             find_masked_cells(replace(assets, masks=masks), reader, Path("step"))
-    wider = {"sst": sst | np.roll(sst, 1, axis=1), "t2m": ~sst}
-    hidden = find_masked_cells(replace(assets, masks=wider), reader, Path("step"))
-    frames, names = FrameReader(reader, build_config(RAW).data, None, hidden), [c.name for c in reader.channels.stored]
-    shown, own = frames.state(int(reader.times[0])), reader.read(0)
-    for row, name in enumerate(names[: len(shown)]):
-        np.testing.assert_array_equal(shown[row], np.where(wider.get(name, False), np.nan, own[row]))
+    trained_masks = {"sst": sst_mask_HW | np.roll(sst_mask_HW, 1, axis=1), "t2m": ~sst_mask_HW}
+    hidden_cells = find_masked_cells(replace(assets, masks=trained_masks), reader, Path("step"))
+    frames = FrameReader(reader, build_config(RAW).data, None, hidden_cells)
+    state_CHW = frames.state(int(reader.times[0]))
+    stored_CHW = reader.read(0)
+    names = [channel.name for channel in reader.channels.stored]
+    for channel_index, field_HW in enumerate(state_CHW):
+        mask_HW = trained_masks.get(names[channel_index], False)
+        np.testing.assert_array_equal(field_HW, np.where(mask_HW, np.nan, stored_CHW[channel_index]))
 
 
-def test_cells_of_what_no_forecast_reads_need_not_be_there(fitted: tuple[AnalyticReader, ModelAssets]) -> None:
+def test_masks_of_diagnostic_and_static_variables_are_ignored(fitted: tuple[AnalyticReader, ModelAssets]) -> None:
     _, assets = fitted
     raw = json.loads(json.dumps(RAW))
     raw["data"]["variables"] |= {"diagnostic": {"vars_2D": ["tp"]}, "static": {"vars_2D": ["lsm"]}}
-    reader = world(build_config(raw))
+    reader = build_reader(build_config(raw))
     reader.masks |= {"tp": reader.masks["sst"], "lsm": reader.masks["sst"]}
-    ours = replace(assets, channels=reader.channels)
-    assert find_masked_cells(ours, reader, Path("step")) == {}
-    wider = {name: mask | ~mask for name, mask in reader.masks.items()}
-    assert find_masked_cells(replace(ours, masks=wider), reader, Path("step")).keys() == {"sst"}
+    assets = replace(assets, channels=reader.channels)
+    assert find_masked_cells(assets, reader, Path("step")) == {}
+    everywhere = {name: np.ones_like(mask_HW) for name, mask_HW in reader.masks.items()}
+    assert find_masked_cells(replace(assets, masks=everywhere), reader, Path("step")).keys() == {"sst"}
 
 
-def test_fields_far_from_those_of_training_are_named(fitted: tuple[AnalyticReader, ModelAssets]) -> None:
+def test_a_distribution_shift_names_the_channels(fitted: tuple[AnalyticReader, ModelAssets]) -> None:
     reader, assets = fitted
     normalizer = build_normalizer(build_config(RAW), assets)
-    number = len(assets.channels.group("prognostic"))
     names = [channel.name for channel in assets.channels.group("prognostic")]
-    fields = reader.read(0)[:number].copy()
-    fields[names.index("u850")] -= 7  # this world's wind has a mean
-    assert describe_distribution_shift(assets, normalizer, fields, "now") == ""
-    fields[names.index("t2m")] -= 7 * assets.statistics.select(["t2m"]).std[0]
-    said = describe_distribution_shift(assets, normalizer, fields, "now")
-    assert re.search(r"of now are unlike.* deviations by t2m -[678]\S*;", said), said
+    fields_CHW = reader.read(0)[: len(names)].copy()
+    # The wind of the test data has a mean of 7, but its statistics have the mean 0.
+    fields_CHW[names.index("u850")] -= 7
+    assert describe_distribution_shift(assets, normalizer, fields_CHW, "now") == ""
+    fields_CHW[names.index("t2m")] -= 7 * assets.statistics.select(["t2m"]).std[0]
+    warning = describe_distribution_shift(assets, normalizer, fields_CHW, "now")
+    assert re.search(r"of now are unlike.* deviations by t2m -[678]\S*;", warning), warning

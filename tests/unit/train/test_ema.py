@@ -1,4 +1,4 @@
-"""The average is of parameters alone; its spectral-norm vectors are settled for it, and the live ones come back."""
+"""Tests of the moving average: the formula, and the exchange with the live weights and singular vectors."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from credit.models.layers import spectral_norm
 from credit.train.ema import EMA
 
 
-def test_the_formula() -> None:
+def test_average_follows_the_formula() -> None:
     model = nn.Linear(2, 2, bias=False)
     with torch.no_grad():
         model.weight.fill_(1.0)

@@ -1,4 +1,4 @@
-"""The schedule fits the run's length; only matrices decay."""
+"""Tests of the schedules, of weight decay and of the optimizer's state."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ def test_warm_up_then_cosine() -> None:
     assert all(a >= b for a, b in zip(rates[10:], rates[11:], strict=False))
 
 
-def test_a_short_run_still_warms_up_and_ends() -> None:
+def test_a_short_run_warms_up() -> None:
     rates = [learning_rate(step, 3, 1.0, ScheduleConfig()) for step in range(3)]
     assert 0 < min(rates) <= max(rates) <= 1.0
 
 
-def test_constant() -> None:
+def test_constant_schedule() -> None:
     conf = ScheduleConfig(kind="constant", warmup=0.0)
     assert {learning_rate(step, 10, 0.5, conf) for step in range(10)} == {0.5}
 
 
-def test_the_rollout_lengthens() -> None:
+def test_rollout_length_follows_the_ramp() -> None:
     ramp = {0.0: 1, 0.6: 2, 0.85: 4}
     assert [forecast_len_at(step, 100, 4, ramp) for step in (0, 59, 60, 84, 85, 99)] == [1, 1, 2, 2, 4, 4]
     assert forecast_len_at(0, 100, 3, None) == 3
@@ -54,23 +54,24 @@ def test_only_matrices_decay() -> None:
     assert model[0].bias.eq(1).all() and model[1].weight.eq(1).all() and model[1].bias.eq(1).all()
 
 
-def test_state_goes_out_and_comes_back() -> None:
-    def trained() -> tuple[nn.Module, torch.optim.Optimizer]:
+def test_state_round_trip() -> None:
+    def build_trained() -> tuple[nn.Module, torch.optim.Optimizer]:
         torch.manual_seed(0)
         model = nn.Linear(3, 2)
         return model, build_optimizer(model, TrainerConfig(max_steps=1, learning_rate=0.1))
 
-    first, one = trained()
-    first(torch.ones(1, 3)).sum().backward()
-    one.step()
-    second, two = trained()
-    second.load_state_dict(first.state_dict())
-    state = optimizer_tensors(second, two)
-    assert state.keys() == optimizer_tensors(first, one).keys(), "state is there before the first step"
-    for name, value in optimizer_tensors(first, one).items():
-        state[name].copy_(value)
-    for model, optimizer in ((first, one), (second, two)):
+    source_model, source_optimizer = build_trained()
+    source_model(torch.ones(1, 3)).sum().backward()
+    source_optimizer.step()
+    copy_model, copy_optimizer = build_trained()
+    copy_model.load_state_dict(source_model.state_dict())
+    source_state = optimizer_tensors(source_model, source_optimizer)
+    copy_state = optimizer_tensors(copy_model, copy_optimizer)
+    assert copy_state.keys() == source_state.keys(), "the state must exist before the first step"
+    for name, tensor in source_state.items():
+        copy_state[name].copy_(tensor)
+    for model, optimizer in ((source_model, source_optimizer), (copy_model, copy_optimizer)):
         optimizer.zero_grad()
         (3 * model(torch.ones(1, 3))).sum().backward()
         optimizer.step()
-    assert torch.equal(first.weight, second.weight)
+    assert torch.equal(source_model.weight, copy_model.weight)

@@ -1,4 +1,4 @@
-"""A training step stays readable to a profiler: few calls into the package's own Python code."""
+"""Test of the Python overhead of a training step: the number of calls into the package's code."""
 
 from __future__ import annotations
 
