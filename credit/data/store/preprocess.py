@@ -281,9 +281,8 @@ def _write_fields(
         return store_writer.pending_parts(group["done"][:], group["done"].chunks[0])
 
     is_hidden = None if progress and num_done < len(marks) else True
-    with ProgressBar(
-        desc=f"writing {path.name}", unit="time", initial=num_done, total=len(marks), disable=is_hidden
-    ) as bar:
+    title = f"writing {path.name}"
+    with ProgressBar(desc=title, unit="time", initial=num_done, total=len(marks), disable=is_hidden) as bar:
         run_until_done(partial(store_writer.write_part, task), list_pending, settings, bar)
 
 

@@ -206,7 +206,11 @@ class WXFormer(ForecastModel):
         try:
             section = WXFormerSection.model_validate(settings)
         except ValidationError as error:
-            raise ConfigError(f"keyword arguments of WXFormer: {error}") from error
+            problems = []
+            for detail in error.errors():
+                key = ".".join(str(part) for part in detail["loc"])
+                problems.append(f"model.{key}: {detail['input']!r}: {detail['msg']}")
+            raise ConfigError("; ".join(problems)) from error
         return cls(ModelSpec.from_sizes(**sizes), section)
 
     def initialise(self, seed: int) -> None:

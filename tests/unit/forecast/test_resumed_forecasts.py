@@ -248,12 +248,12 @@ def test_a_run_goes_on_behind_what_another_has_just_appended(tmp_path: Path, mon
         yield True
 
     others = [SECOND]
-    monkeypatch.setattr("credit.forecast.io.zarr_store.lock", held)
+    monkeypatch.setattr("credit.forecast.io.zarr_store.file_lock", held)
     ours = _writer(tmp_path, format="zarr", initial_minutes=[SECOND + 1440])
     ours.write(SECOND + 1440, _fields(1))
     assert open_forecasts(tmp_path).initial_minutes.tolist() == [SECOND, SECOND + 1440]
     others = [SECOND + 4 * 1440]
-    monkeypatch.setattr("credit.forecast.io.zarr_store.lock", held)
+    monkeypatch.setattr("credit.forecast.io.zarr_store.file_lock", held)
     with pytest.raises(ConfigError, match=r"up to 2001-04-06T00:30, 2001-04-05T00:30 not among them.*earlier times"):
         _writer(tmp_path, format="zarr", initial_minutes=[SECOND + 3 * 1440])
     assert open_forecasts(tmp_path).initial_minutes.tolist() == [SECOND, SECOND + 1440, SECOND + 4 * 1440]
@@ -281,7 +281,7 @@ def test_two_runs_that_append_unlike_times_at_once_without_locks(
     def no_locks(path: Path) -> None:
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
-    monkeypatch.setattr("credit.forecast.io.zarr_store.lock", no_locks)
+    monkeypatch.setattr("credit.forecast.io.zarr_store.file_lock", no_locks)
     _writer(tmp_path, format="zarr", initial_minutes=[FIRST])
     replace, others = os.replace, []
 

@@ -229,7 +229,7 @@ def test_what_cannot_be_used(tmp_path: Path) -> None:
         load(write(wb2().expand_dims(quantile=[0.1, 0.9]), tmp_path / "d.nc"), rename=NAMES)
     with pytest.raises(DataError, match="stands for 4 files"):
         load(tmp_path / "*.nc")
-    with pytest.raises(ValueError, match="rename and storage_options are of a file"):
+    with pytest.raises(ValueError, match="rename and storage_options are for a file"):
         ClimatologyConfig(rename={"z": "geopotential"})
     with pytest.raises(ConfigError, match="cf-units|no unit"):
         load(path, rename=NAMES, attributes={"z": {"units": "nothing at all"}})

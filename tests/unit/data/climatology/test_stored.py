@@ -355,7 +355,7 @@ def test_the_command(conf: DataConfig, tmp_path: Path, capsys: pytest.CaptureFix
     config = tmp_path / "config.yml"
     config.write_text(configure(conf, preprocess={"climatology": True}).model_dump_json(exclude_unset=True))
     assert main(["check", str(config)]) in (0, 2)
-    assert "climatology: is to be fitted (credit_preprocess), at most 0.00 GiB in the store" in capsys.readouterr().out
+    assert "climatology: credit preprocess will fit it, with at most 0.00 GiB in the store" in capsys.readouterr().out
     assert main(["preprocess", str(config), "--report"]) == 0
     assert "1 annual harmonic, 2000-01-01 to 2001-01-20" in Path(f"{conf.store}.report.html").read_text()
     with pytest.raises(ConfigError, match="no effect with verification.climatology.method: file"):

@@ -127,7 +127,10 @@ def test_a_p_value_is_scipys() -> None:
 def test_no_other_forecast_is_scored_under_a_name_of_ours(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
-    with pytest.raises(ConfigError, match=rf'verification.*other_forecasts: "{name}" is what .* take another name'):
+    with pytest.raises(
+        ConfigError,
+        match=rf'verification.*other_forecasts: "{name}" is a name that every run uses .* take another name',
+    ):
         make_config(tmp_path, other_forecasts={name: "/nowhere"})
     own, other = make_config(tmp_path / "own"), make_config(tmp_path / "other")
     for config, experiment in ((own, "waves"), (other, name.replace(" ", "_"))):

@@ -217,7 +217,7 @@ def test_one_channel_beyond_float32_leaves_the_others_as_they_are() -> None:
 def test_threads_find_the_same_to_the_last_bit(monkeypatch: pytest.MonkeyPatch) -> None:
     cases, masks = _cases(GRIDS["small"], True)
     alone = _sums(GRIDS["small"], cases, masks, range(CASES)).arrays()
-    monkeypatch.setattr(threads, "_LEAST_CELLS", 1)
+    monkeypatch.setattr(threads, "_MIN_CELLS_PER_THREAD", 1)
     threads._pool.clear()
     monkeypatch.setattr(threads.torch, "get_num_threads", lambda: 2)
     for name, own in _sums(GRIDS["small"], cases, masks, range(CASES)).arrays().items():
