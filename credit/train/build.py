@@ -116,8 +116,8 @@ def valid_cells(assets: ModelAssets, channels: Sequence[Channel]) -> np.ndarray:
 
 def cell_weights(assets: ModelAssets, device: torch.device) -> torch.Tensor:
     """Return (C_out, H, W) area weights over the cells that count, summing to 1 over each channel, float64."""
-    weights = valid_cells(assets, assets.channels.output) * assets.grid.area_weights()
-    return torch.from_numpy(weights / weights.sum(axis=(1, 2), keepdims=True)).to(device)
+    valid_CHW = valid_cells(assets, assets.channels.output)
+    return torch.from_numpy(assets.grid.masked_area_weights(valid_CHW)).to(device)
 
 
 def assemble_training(
