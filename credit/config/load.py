@@ -14,7 +14,13 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from credit.config.renamed_keys import describe_renamed, find_old_key, rename_dotted_key, rename_keys
+from credit.config.renamed_keys import (
+    describe_renamed,
+    drop_former_loss_keys,
+    find_old_key,
+    rename_dotted_key,
+    rename_keys,
+)
 from credit.config.schema import Config
 from credit.config.schema_data import DataConfig
 from credit.config.validation_messages import build_error, describe_problem
@@ -175,6 +181,7 @@ def build_config(raw: Mapping[str, Any], origin: str = "config") -> Config:
     renamed, _ = rename_keys(raw, origin)
     expanded = _expand_environment(renamed, "", problems)
     _import_plugins(expanded.get("plugins"), problems)
+    expanded = drop_former_loss_keys(expanded)
     try:
         config = Config.model_validate(expanded)
     except ValidationError as error:

@@ -53,14 +53,29 @@ class Registry:
         self._classes: dict[str, type] = {}
         self._sections: dict[str, type[StrictModel]] = {}
 
-    def register(self, name: str, section: type[StrictModel]) -> Callable[[Registered], Registered]:
+    def register(
+        self,
+        name: str,
+        section: type[StrictModel],
+        base: type | None = None,
+        section_base: type[StrictModel] = StrictModel,
+    ) -> Callable[[Registered], Registered]:
         """Return a class decorator that makes a class and its config section available as `name`.
 
+        Args:
+            name: of the kind.
+            section: the class of its config section.
+            base: the class that a kind of this registry derives from; None for any.
+            section_base: the class that its section derives from.
+
         Raises:
-            ConfigError: if another class has the name.
+            ConfigError: if another class has the name, or a class does not derive from its base.
         """
 
         def decorate(cls: Registered) -> Registered:
+            if base is not None:
+                self._require_derived(name, cls, base)
+            self._require_derived(name, section, section_base)
             self._require_free(name, cls)
             self._classes[name] = cls
             self._sections[name] = section
@@ -99,6 +114,15 @@ class Registry:
         names = self.names()
         if name not in names:
             raise ConfigError(f'{self.key}: "{name}" is not a {self.noun}{did_you_mean(name, names)}')
+
+    def _require_derived(self, name: str, cls: object, base: type) -> None:
+        """Refuse anything but a class that derives from `base`."""
+        if not (isinstance(cls, type) and issubclass(cls, base)):
+            shown_name = f"{cls.__module__}.{cls.__qualname__}" if hasattr(cls, "__qualname__") else repr(cls)
+            raise ConfigError(
+                f'{self.noun} "{name}": {shown_name} must derive from {base.__module__}.'
+                f"{base.__qualname__}, whose docstring is the contract"
+            )
 
     def _require_free(self, name: str, cls: type) -> None:
         """Refuse a name that another class has; a module that is imported again may register its class again."""
@@ -186,12 +210,14 @@ class RegisteredSection:
         tag: the key of the section that names the kind.
         default: kind to use if the section names none; None if it must name one.
         base: the class that the sections allowed here derive from.
+        only: the kinds that are allowed here; empty for all.
     """
 
     registry: Registry
     tag: str = "kind"
     default: str | None = None
     base: type[StrictModel] = StrictModel
+    only: tuple[str, ...] = ()
 
     def find_section(self, raw: object) -> type[StrictModel] | None:
         """Return the section class of a plain mapping, None where it names no kind that is allowed here."""
@@ -202,7 +228,8 @@ class RegisteredSection:
 
     def names(self) -> list[str]:
         """Return the kinds that are allowed here, sorted."""
-        return [name for name in self.registry.names() if issubclass(self.registry.find_section(name), self.base)]
+        names = self.only or self.registry.names()
+        return [name for name in names if issubclass(self.registry.find_section(name), self.base)]
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
         return core_schema.no_info_before_validator_function(self._build, handler(source))

@@ -1,4 +1,4 @@
-"""Config keys that have a new name: their old names are still read.
+"""Config keys of earlier versions: their old names are still read, and keys without an effect are left out.
 
 Where a user writes them, in a config file or an override, an old name is accepted with a warning until version
 `REMOVED_IN`. In what the package has saved (the config in a run's folder, checkpoints, training stores) it is replaced
@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from credit.config.registry import LOSSES
 from credit.errors import ConfigError
 
 # Dotted old key -> dotted new key. Both lie in the same section.
@@ -19,6 +20,8 @@ RENAMED_KEYS = {
     "model.post": "model.postprocess",
     "trainer.early_view": "trainer.preview",
 }
+# Until 0.15 every loss had these keys; now each kind has its own. At these defaults they had no effect.
+_FORMER_LOSS_DEFAULTS = {"huber_delta": 1.0, "global_mean": 0.0}
 # The first version that refuses the old keys in what a user writes.
 REMOVED_IN = "0.17"
 
@@ -50,6 +53,22 @@ def rename_keys(raw: Mapping[str, Any], origin: str) -> tuple[dict[str, Any], li
         renamed[section_name] = {new_name if name == old_name else name: value for name, value in section.items()}
         old_keys.append(old_key)
     return renamed, old_keys
+
+
+def drop_former_loss_keys(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a config without the keys of `loss` that its kind no longer has and that are at their former defaults.
+
+    Call this after the plugins are imported, which register their kinds.
+    """
+    section = raw.get("loss")
+    if not isinstance(section, Mapping) or section.get("kind") not in LOSSES.names():
+        return dict(raw)
+    keys = LOSSES.find_section(section["kind"]).model_fields
+    kept = {}
+    for name, value in section.items():
+        if name in keys or name not in _FORMER_LOSS_DEFAULTS or value != _FORMER_LOSS_DEFAULTS[name]:
+            kept[name] = value
+    return {**raw, "loss": kept}
 
 
 def find_old_key(key: str) -> str | None:

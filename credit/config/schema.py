@@ -81,7 +81,7 @@ class Config(StrictModel):
         """Refuse keys that have no effect or no meaning together with keys of other sections."""
         model_entries = self.model.postprocess_entries
         forecast_entries = replace_entries(model_entries, self.inference.postprocess_entries)
-        require_order(forecast_entries)
+        require_order(forecast_entries, "inference.postprocess")
         for key, entry in {**model_entries, **forecast_entries}.items():
             entry.require_variables(self.data, key)
         has_budgets = any(entry.needs_whole_columns for entry in forecast_entries.values())

@@ -214,7 +214,7 @@ class InferenceConfig(StrictModel):
 
     @model_validator(mode="after")
     def _postprocess_in_order(self) -> InferenceConfig:
-        require_order(self.postprocess_entries)
+        require_order(self.postprocess_entries, "inference.postprocess")
         return self
 
     @model_validator(mode="after")

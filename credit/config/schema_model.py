@@ -17,7 +17,7 @@ from credit.config.schema_postprocess import PostprocessEntry, PostprocessSectio
 # of `model.hyperdiffusion` and `inference.hyperdiffusion`, which need not name their kind
 HyperdiffusionEntry = Annotated[
     SerializeAsAny[PostprocessSection],
-    RegisteredSection(POSTPROCESSES, default="hyperdiffusion", base=PostprocessSection),
+    RegisteredSection(POSTPROCESSES, default="hyperdiffusion", base=PostprocessSection, only=("hyperdiffusion",)),
 ]
 
 
@@ -43,9 +43,7 @@ class ModelSection(StrictModel):
 
     @model_validator(mode="after")
     def _postprocess_in_order(self) -> ModelSection:
-        if self.hyperdiffusion is not None and self.hyperdiffusion.kind != "hyperdiffusion":
-            raise ValueError(f"hyperdiffusion.kind: {self.hyperdiffusion.kind} belongs in model.postprocess")
-        require_order(self.postprocess_entries)
+        require_order(self.postprocess_entries, "model.postprocess")
         return self
 
     @property

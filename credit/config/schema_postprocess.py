@@ -56,8 +56,14 @@ def keyed_entries(
     return entries
 
 
-def require_order(entries: Mapping[str, PostprocessSection]) -> None:
-    """Refuse a list in which a later entry undoes an earlier one, or in which an entry is repeated.
+def require_order(entries: Mapping[str, PostprocessSection], key: str) -> None:
+    """Refuse a list in which a later entry undoes an earlier one, or in which a built-in entry is repeated.
+
+    Kinds of plugins may stand anywhere and as often as their author likes.
+
+    Args:
+        entries: of the list, in order.
+        key: of the list, for messages.
 
     Raises:
         ValueError: naming the two.
@@ -66,13 +72,11 @@ def require_order(entries: Mapping[str, PostprocessSection]) -> None:
     ordered = [kind for kind in kinds if kind in BUILT_IN_ORDER]
     for earlier, later in zip(ordered, ordered[1:], strict=False):
         if BUILT_IN_ORDER.index(later) < BUILT_IN_ORDER.index(earlier):
-            raise ValueError(
-                f"postprocess: {later} after {earlier} would undo it; the order is {', '.join(BUILT_IN_ORDER)}"
-            )
-    subjects = [entry.subject for entry in entries.values()]
+            raise ValueError(f"{key}: {later} after {earlier} would undo it; the order is {', '.join(BUILT_IN_ORDER)}")
+    subjects = [entry.subject for entry in entries.values() if entry.kind in BUILT_IN_ORDER]
     for subject in subjects:
         if subjects.count(subject) > 1:
-            raise ValueError(f"postprocess: {subject} is listed twice; give everything in one entry")
+            raise ValueError(f"{key}: {subject} is listed twice; give everything in one entry")
 
 
 def replace_entries(
@@ -80,25 +84,37 @@ def replace_entries(
 ) -> dict[str, PostprocessSection]:
     """Return the list in which `replacements` take the place of the entries of their kinds.
 
-    A replacement whose kind the list lacks is added: hyperdiffusion at the beginning, any other kind at the end.
+    All replacements of a kind stand where the first entry of that kind stood. A kind that the list lacks is added: a
+    built-in one before the first entry that must follow it (`BUILT_IN_ORDER`), any other at the end.
     """
-    by_kind: dict[str, dict[str, PostprocessSection]] = {}
-    for key, entry in replacements.items():
-        by_kind.setdefault(entry.kind, {})[key] = entry
-    present_kinds = {entry.kind for entry in entries.values()}
-    result: dict[str, PostprocessSection] = {}
-    if "hyperdiffusion" not in present_kinds:
-        result |= by_kind.pop("hyperdiffusion", {})
-    replaced_kinds = set(by_kind)
+    replaced_kinds = {entry.kind for entry in replacements.values()}
+    result: list[tuple[str, PostprocessSection]] = []
+    placed_kinds = set()
     for key, entry in entries.items():
         if entry.kind not in replaced_kinds:
-            result[key] = entry
-        else:
-            # All replacements of a kind stand where the first of that kind stood.
-            result |= by_kind.pop(entry.kind, {})
-    for added in by_kind.values():
-        result |= added
-    return result
+            result.append((key, entry))
+        elif entry.kind not in placed_kinds:
+            placed_kinds.add(entry.kind)
+            result += _entries_of_kind(replacements, entry.kind)
+    for kind in dict.fromkeys(entry.kind for entry in replacements.values()):
+        if kind not in placed_kinds:
+            position = _position_of_added(kind, [entry for _, entry in result])
+            result[position:position] = _entries_of_kind(replacements, kind)
+    return dict(result)
+
+
+def _entries_of_kind(entries: Mapping[str, PostprocessSection], kind: str) -> list[tuple[str, PostprocessSection]]:
+    return [(key, entry) for key, entry in entries.items() if entry.kind == kind]
+
+
+def _position_of_added(kind: str, entries: Sequence[PostprocessSection]) -> int:
+    """Return the position in a list at which entries of a kind that it lacks are inserted."""
+    if kind in BUILT_IN_ORDER:
+        following_kinds = BUILT_IN_ORDER[BUILT_IN_ORDER.index(kind) + 1 :]
+        for position, entry in enumerate(entries):
+            if kind == "hyperdiffusion" or entry.kind in following_kinds:
+                return position
+    return len(entries)
 
 
 def require_member(key: str, name: str, allowed: set[str], rule: str) -> None:

@@ -130,7 +130,10 @@ def _find_keys_named(name: str) -> list[str]:
                 dotted_keys.add(f"{prefix}{key}")
             item_suffix = {list: "N.", dict: "NAME."}.get(_container_of(field.annotation), "")
             sections_below = sections_in(field.annotation)
-            if registered_sections_in(field):
+            if f"{prefix}{key}" in ("inference.hyperdiffusion", "inference.postprocess"):
+                # The same sections as below `model`.
+                sections_below = []
+            elif registered_sections_in(field):
                 sections_below = [
                     kind.registry.find_section(name) for kind in registered_sections_in(field) for name in kind.names()
                 ]

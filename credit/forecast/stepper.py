@@ -7,6 +7,7 @@ Shape suffixes: B batch, C channels, T time frames, H latitude rows, W longitude
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 
 import torch
 from torch import nn
@@ -73,7 +74,8 @@ class Stepper:
         static = self._static_1CHW[:, :, None].expand(batch, -1, frames, -1, -1)
         groups = {"prognostic": state_BCTHW, "dynamic_forcing": forcing_BCTHW, "static": static}
         x_BCTHW = torch.cat([groups[name] for name in self.channels.input_order], dim=1)
-        with torch.autocast(x_BCTHW.device.type, dtype=torch.bfloat16, enabled=self._amp):
+        # No autocast context without amp: the meta device of a dry run has none.
+        with torch.autocast(x_BCTHW.device.type, dtype=torch.bfloat16) if self._amp else nullcontext():
             out_BCHW = self.model(x_BCTHW)[:, :, 0]
         out_BCHW = out_BCHW.float()
         previous_BCHW = state_BCTHW[:, :, -1]

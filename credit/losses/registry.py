@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, TypeVar
 
 from credit.config.registry import LOSSES
 from credit.config.schema_loss import LossSection
-from credit.errors import ConfigError
 
 if TYPE_CHECKING:
     from credit.losses.base import Loss
@@ -32,11 +31,6 @@ def register_loss(name: str, section: type[LossSection]) -> Callable[[LossClass]
     def register(cls: LossClass) -> LossClass:
         from credit.losses.base import Loss
 
-        if not (isinstance(cls, type) and issubclass(cls, Loss)):
-            raise ConfigError(
-                f'loss "{name}": {cls.__module__}.{cls.__qualname__} must derive from credit.losses.base.Loss, or from '
-                "credit.losses.base.PointwiseLoss for a function of the error in one cell"
-            )
-        return LOSSES.register(name, section)(cls)
+        return LOSSES.register(name, section, Loss, LossSection)(cls)
 
     return register

@@ -123,7 +123,8 @@ class ForecastModel(nn.Module):
         casts_weights: whether linear layers and convolutions use their weights in the autocast dtype alone. Forecasts
             under `inference.amp` then cast them once.
         conditions: names of the conditions that `forward` takes (``noise``, ``lead_time``); empty for a model that
-            depends on its input alone.
+            depends on its input alone. No objective supplies conditions yet, so `credit.models.registry.build_model`
+            refuses a model that declares some.
     """
 
     output_is_new: ClassVar[bool] = False

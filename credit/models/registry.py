@@ -36,12 +36,7 @@ def register_model(name: str, section: type[ModelSection]) -> Callable[[ModelCla
     def register(cls: ModelClass) -> ModelClass:
         from credit.models.base import ForecastModel
 
-        if not issubclass(cls, ForecastModel):
-            raise ConfigError(
-                f'model "{name}": {cls.__module__}.{cls.__qualname__} must derive from '
-                "credit.models.base.ForecastModel, whose docstring says what a model may declare"
-            )
-        return MODELS.register(name, section)(cls)
+        return MODELS.register(name, section, ForecastModel, ModelSection)(cls)
 
     return register
 
@@ -64,9 +59,15 @@ def build_model(spec: ModelSpec, section: ModelSection) -> ForecastModel:
     """Return a new model of the type that `section` names.
 
     Raises:
-        ConfigError: for an unknown type, or a model with parameters that cannot be trained here.
+        ConfigError: for an unknown type, a model with parameters that cannot be trained here, or one with conditions,
+            which no objective supplies yet.
     """
     model = model_class(section.type)(spec, section)
+    if model.conditions:
+        raise ConfigError(
+            f"model.type: {section.type} declares the conditions {', '.join(model.conditions)}, and no training "
+            "objective supplies conditions yet; leave them out of the class"
+        )
     _require_trainable(model)
     return model
 

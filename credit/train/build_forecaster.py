@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -10,10 +11,10 @@ import torch
 
 from credit.config import Config, build_config
 from credit.config.schema_data import VariableOptions
-from credit.config.schema_postprocess import replace_entries
+from credit.config.schema_postprocess import replace_entries, require_order
 from credit.data.reader import FieldReader
 from credit.data.samples.frames import FrameReader
-from credit.errors import CheckpointError
+from credit.errors import CheckpointError, ConfigError
 from credit.forecast.ensemble.perturbations import describe_ensemble
 from credit.forecast.io.diagnostics import OutputDiagnostics
 from credit.forecast.io.schema import SEEN
@@ -28,6 +29,8 @@ from credit.train.checkpoint import checkpoint
 from credit.train.fine_tuning import load_forecast_network
 from credit.train.initial_condition_checks import find_masked_cells
 from credit.utils.malloc import retain_freed_memory
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -117,6 +120,9 @@ def with_trained_settings(config: Config, trained: Config) -> Config:
     """Return `config` with all settings that the weights depend on from `trained`.
 
     Data sources, the treatment of forcing in a forecast and the inference section stay those of `config`.
+
+    Raises:
+        ConfigError: if the entries of ``inference.postprocess`` do not fit between the trained ones.
     """
     variables = trained.data.variable_options.keys() | config.data.variable_options.keys()
     options = {name: trained.data.field(name) for name in variables}
@@ -129,6 +135,13 @@ def with_trained_settings(config: Config, trained: Config) -> Config:
         update={"variable_options": options, "solar": trained.data.solar, "transforms": trained.data.transforms}
     )
     entries = replace_entries(trained.model.postprocess_entries, config.inference.postprocess_entries)
+    try:
+        require_order(entries, "inference.postprocess, with the entries that the weights were trained with")
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    if config.inference.postprocess:
+        kinds = ", ".join(entry.kind for entry in entries.values())
+        logger.info("inference.postprocess changes the post-processing of the forecasts; its entries are now %s", kinds)
     model = trained.model.model_copy(update={"hyperdiffusion": None, "postprocess": list(entries.values()) or None})
     return config.model_copy(update={"model": model, "data": data})
 

@@ -14,15 +14,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch._subclasses import fake_tensor
-from torch.utils.checkpoint import checkpoint
 
-from credit.channels import ChannelMap
 from credit.config import Config
+from credit.data.samples.batch import Batch
 from credit.data.store.statistics import Statistics
 from credit.errors import ConfigError, CreditError
-from credit.forecast.stepper import forcing_windows
+from credit.forecast.objectives.base import ObjectiveContext, build_objective
 from credit.grid import LatLonGrid
-from credit.losses.base import Loss
 from credit.models.layers.spectral_norm import advance_power_iterations
 from credit.models.lora import apply_lora, checkpoint_state_dict
 from credit.parallel.blocks.activation_checkpoint import checkpoint_blocks
@@ -139,17 +137,22 @@ def try_step(config: Config, assets: ModelAssets) -> DryRunResult:
     if trainer.activation_checkpoint:
         checkpoint_blocks(model, trainer.activation_checkpoint)
     model.train()
-    # Building the stepper checks the post-processing, which depends on the grid and on units.
-    build_stepper(config, assets, model, torch.device("cpu"), amp=False)
     # The weights of a channel that is missing in every cell are 0 / 0.
     with np.errstate(invalid="ignore"):
         loss = build_run_loss(config, assets, _META)
+    checked_model = _CheckedModel(model, model_type, len(assets.channels.output))
+    # Building the stepper checks the post-processing, which depends on the grid and on units.
+    stepper = build_stepper(config, assets, checked_model, _META, amp=False)
+    objective = build_objective(trainer.objective, ObjectiveContext(stepper, loss, trainer.recompute_steps))
+    # The third step of a rollout has the same shapes as the second.
+    num_steps = min(config.data.forecast_len, 2)
+    batch = _dummy_batch(config, assets, num_steps)
     advance_power_iterations(model)
     try:
-        with _model_errors(model_type, "fails in the forward pass"):
-            rollout_loss = _rollout_loss(config, assets.channels, model, loss, assets.grid.shape)
+        with _step_errors(config):
+            training_loss = objective.training_loss(batch, range(1, num_steps + 1), reduce_gradients=True)
         with _model_errors(model_type, "fails in the backward pass"):
-            rollout_loss.backward()
+            training_loss.backward()
     except _NeedsValues as error:
         return DryRunResult(model, str(error))
     return DryRunResult(model, "")
@@ -212,38 +215,50 @@ def _replace_by_fakes(tensors: dict[str, Tensor | None]) -> None:
             tensors[name] = torch.empty(tensor.shape, dtype=tensor.dtype)
 
 
-def _rollout_loss(
-    config: Config, channels: ChannelMap, model: nn.Module, loss: Loss, grid_shape: tuple[int, int]
-) -> Tensor:
-    """Return the loss of a batch, with the shapes of `credit.forecast.stepper.Stepper` and `credit.train.step`."""
+def _dummy_batch(config: Config, assets: ModelAssets, num_steps: int) -> Batch:
+    """Return a batch of the run on the meta device, with targets for `num_steps` steps."""
     batch_size = config.trainer.train_batch_size
     history_len = config.data.history_len
-    # The third step of a rollout has the same shapes as the second.
-    num_steps = min(config.data.forecast_len, 2)
 
     def empty_fields(group: str, num_frames: int) -> Tensor:
-        return torch.empty(batch_size, len(channels.group(group)), num_frames, *grid_shape, device=_META)
+        num_channels = len(assets.channels.group(group))
+        return torch.empty(batch_size, num_channels, num_frames, *assets.grid.shape, device=_META)
 
-    state_BCTHW = empty_fields("prognostic", history_len)
-    static_BCTHW = empty_fields("static", history_len)
-    windows = forcing_windows(empty_fields("dynamic_forcing", history_len + num_steps - 1), history_len)
-    target_BCTHW = torch.cat([empty_fields("prognostic", 1), empty_fields("diagnostic", 1)], dim=1)
-    recompute = config.trainer.recompute_steps and num_steps > 1
-    losses = []
-    for step in range(num_steps):
-        groups = {"prognostic": state_BCTHW, "dynamic_forcing": windows(step), "static": static_BCTHW}
-        x_BCTHW = torch.cat([groups[name] for name in channels.input_order], dim=1)
-        out_BCTHW = checkpoint(model, x_BCTHW, use_reentrant=False) if recompute else model(x_BCTHW)
-        if out_BCTHW.shape != target_BCTHW.shape:
+    prognostic_BCTHW = empty_fields("prognostic", num_steps)
+    diagnostic_BCTHW = empty_fields("diagnostic", num_steps)
+    return Batch(
+        history_BCTHW=empty_fields("prognostic", history_len),
+        forcing_BCTHW=empty_fields("dynamic_forcing", history_len + num_steps - 1),
+        target_BCTHW=torch.cat([prognostic_BCTHW, diagnostic_BCTHW], dim=1),
+        initial_B=torch.empty(batch_size, dtype=torch.int64, device=_META),
+    )
+
+
+class _CheckedModel(nn.Module):
+    """Calls a model and checks the shape of its output, so that messages tell the model's errors from others.
+
+    Args:
+        model: the network.
+        model_type: ``model.type``.
+        out_channels: the channels that its output must have.
+    """
+
+    def __init__(self, model: nn.Module, model_type: str, out_channels: int) -> None:
+        super().__init__()
+        self.model = model
+        self._model_type = model_type
+        self._out_channels = out_channels
+
+    def forward(self, x_BCTHW: Tensor) -> Tensor:
+        with _model_errors(self._model_type, "fails in the forward pass"):
+            out_BCTHW = self.model(x_BCTHW)
+        expected_shape = (x_BCTHW.shape[0], self._out_channels, 1, *x_BCTHW.shape[3:])
+        if out_BCTHW.shape != expected_shape:
             raise ConfigError(
-                f"model.type: {config.model.type} returns {tuple(out_BCTHW.shape)} for an input of "
-                f"{tuple(x_BCTHW.shape)}; it must be {tuple(target_BCTHW.shape)} (batch, output channels, 1, rows, "
-                "columns)"
+                f"model.type: {self._model_type} returns {tuple(out_BCTHW.shape)} for an input of "
+                f"{tuple(x_BCTHW.shape)}; it must be {expected_shape} (batch, output channels, 1, rows, columns)"
             )
-        losses.append(loss(out_BCTHW[:, None, :, 0], target_BCTHW[:, :, 0]))
-        prognostic_BCTHW = out_BCTHW[:, channels.output_slice("prognostic")]
-        state_BCTHW = torch.cat([state_BCTHW[:, :, 1:], prognostic_BCTHW], dim=2)
-    return torch.stack(losses).mean()
+        return out_BCTHW
 
 
 class _NeedsValues(Exception):
@@ -262,13 +277,30 @@ def _model_errors(model_type: str, problem: str) -> Iterator[None]:
         ConfigError: for every error of the block that is not one of this package.
         _NeedsValues: if the block needs the values of a tensor that has none.
     """
+    with _one_line_errors(f"model.type: {model_type} {problem}"):
+        yield
+
+
+@contextmanager
+def _step_errors(config: Config) -> Iterator[None]:
+    """Like `_model_errors`, for what surrounds the model in a training step."""
+    kinds = [f"trainer.objective.kind: {config.trainer.objective.kind}", f"loss.kind: {config.loss.kind}"]
+    entries = config.model.postprocess_entries
+    if entries:
+        kinds.append(f"model.postprocess: {', '.join(entry.kind for entry in entries.values())}")
+    with _one_line_errors(f"the training step outside the model fails ({'; '.join(kinds)})"):
+        yield
+
+
+@contextmanager
+def _one_line_errors(beginning: str) -> Iterator[None]:
     try:
         yield
-    except CreditError:
+    except (CreditError, _NeedsValues):
         raise
     except Exception as error:
         first_line = next(iter(str(error).splitlines()), "")
         message = f"{type(error).__name__}: {first_line}"
         if isinstance(error, _NO_VALUES) or "meta tensor" in str(error):
             raise _NeedsValues(message) from error
-        raise ConfigError(f"model.type: {model_type} {problem}: {message}") from error
+        raise ConfigError(f"{beginning}: {message}") from error

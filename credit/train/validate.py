@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from credit.data.samples.batch import Batch
+from credit.errors import ConfigError
 from credit.forecast.objectives.base import Objective
 from credit.metrics import Metric
 from credit.parallel.reduce import mean_over_ranks
@@ -114,8 +115,31 @@ def validate(
     num_cases = share.cases / share.ranks
     values = {"loss": loss_sum.item() / num_cases}
     for metric in metrics:
-        values |= metric.summary(num_cases)
+        _add_summary(values, metric, num_cases)
     return values
+
+
+def _add_summary(values: dict[str, float], metric: Metric, num_cases: float) -> None:
+    """Add the values of a metric to those of the metrics before it.
+
+    Raises:
+        ConfigError: if it returns other names than it announces, or one that another metric has.
+    """
+    context = metric.context
+    summary = metric.summary(num_cases)
+    names = set(metric.names(context.channels, context.lead_hours))
+    if summary.keys() != names:
+        differing = ", ".join(sorted(summary.keys() ^ names))
+        raise ConfigError(
+            f"trainer.metrics: {type(metric).__qualname__}.summary and .names differ in {differing}; return the same"
+        )
+    taken = values.keys() & summary.keys()
+    if taken:
+        raise ConfigError(
+            f"trainer.metrics: {type(metric).__qualname__} returns {', '.join(sorted(taken))}, a name that is taken; "
+            "choose another name in the metric's class"
+        )
+    values |= summary
 
 
 def _add_batch(
@@ -139,8 +163,11 @@ def _add_batch(
         forecast_BMCHW = decode(prediction_BMCHW.flatten(0, 1), "output").unflatten(0, prediction_BMCHW.shape[:2])
         decoded_persistence_BCHW = decode(persistence_BCHW, "output")
         decoded_truth_BCHW = decode(truth_BCHW, "output")
+        if num_counted == 0:
+            # The other ranks of a sharded model need this rank's forward passes alone.
+            continue
         for metric in metrics:
             metric.add(lead, forecast_BMCHW, decoded_persistence_BCHW, decoded_truth_BCHW)
-        if lead < loss_steps and num_counted:
+        if lead < loss_steps:
             loss_sum += objective.loss(prediction_BMCHW, truth_BCHW).double() * num_counted / loss_steps
     return loss_sum

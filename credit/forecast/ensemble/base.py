@@ -18,7 +18,6 @@ from torch import Tensor
 from credit.config.registry import PERTURBATIONS
 from credit.config.schema_perturbation import InitialPerturbationSection, TendencyPerturbationSection
 from credit.data.samples.frames import FrameReader
-from credit.errors import ConfigError
 from credit.forecast.rollout import ForecastStart
 from credit.forecast.stepper import Stepper
 from credit.grid import LatLonGrid
@@ -105,17 +104,9 @@ def register_perturbation(
             `TendencyPerturbationSection` for ``inference.ensemble.stochastic``.
 
     Raises:
-        ConfigError: if another class has the name, or the class does not fit its section.
+        ConfigError: if another class has the name, or the class or its section does not derive from its base.
     """
 
-    def register(cls: PerturbationClass) -> PerturbationClass:
-        is_initial = issubclass(section, InitialPerturbationSection)
-        base = InitialPerturbation if is_initial else TendencyPerturbation
-        if not issubclass(cls, base):
-            raise ConfigError(
-                f'perturbation "{name}": with a {section.__name__}, {cls.__qualname__} must derive from '
-                f"credit.forecast.ensemble.base.{base.__name__}"
-            )
-        return PERTURBATIONS.register(name, section)(cls)
-
-    return register
+    if issubclass(section, InitialPerturbationSection):
+        return PERTURBATIONS.register(name, section, InitialPerturbation)
+    return PERTURBATIONS.register(name, section, TendencyPerturbation, TendencyPerturbationSection)

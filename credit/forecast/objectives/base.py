@@ -16,7 +16,6 @@ from torch import Tensor
 from credit.config.registry import OBJECTIVES
 from credit.config.schema_objective import ObjectiveSection
 from credit.data.samples.batch import Batch
-from credit.errors import ConfigError
 from credit.forecast.stepper import Stepper, forcing_windows
 from credit.losses.base import Loss
 
@@ -95,17 +94,10 @@ def register_objective(name: str, section: type[ObjectiveSection]) -> Callable[[
     """Class decorator that makes an objective available as ``trainer.objective.kind: name``.
 
     Raises:
-        ConfigError: if another class has the name, or the class does not derive from `Objective`.
+        ConfigError: if another class has the name, or the class or its section does not derive from its base.
     """
 
-    def register(cls: ObjectiveClass) -> ObjectiveClass:
-        if not issubclass(cls, Objective):
-            raise ConfigError(
-                f'objective "{name}": {cls.__qualname__} must derive from credit.forecast.objectives.base.Objective'
-            )
-        return OBJECTIVES.register(name, section)(cls)
-
-    return register
+    return OBJECTIVES.register(name, section, Objective, ObjectiveSection)
 
 
 def build_objective(section: ObjectiveSection, context: ObjectiveContext) -> Objective:

@@ -19,7 +19,6 @@ from credit.config.schema_data import DataConfig
 from credit.config.schema_postprocess import PostprocessSection
 from credit.data.normalize import Normalizer
 from credit.data.sources.vertical_layers import VerticalLayers
-from credit.errors import ConfigError
 from credit.grid import LatLonGrid
 
 
@@ -110,18 +109,10 @@ def register_postprocess(
     """Class decorator that makes a post-process available as ``model.postprocess.N.kind: name``.
 
     Raises:
-        ConfigError: if another class has the name, or the class does not derive from `Postprocess`.
+        ConfigError: if another class has the name, or the class or its section does not derive from its base.
     """
 
-    def register(cls: PostprocessClass) -> PostprocessClass:
-        if not issubclass(cls, Postprocess):
-            raise ConfigError(
-                f'post-process "{name}": {cls.__qualname__} must derive from '
-                "credit.forecast.postprocess.base.Postprocess"
-            )
-        return POSTPROCESSES.register(name, section)(cls)
-
-    return register
+    return POSTPROCESSES.register(name, section, Postprocess, PostprocessSection)
 
 
 class PostprocessChain:

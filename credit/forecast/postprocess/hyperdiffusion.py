@@ -26,10 +26,16 @@ class Hyperdiffusion(Postprocess):
     Args:
         context: of the run.
         section: e-folding time and order.
+
+    Raises:
+        ConfigError: if the number of columns is odd, so that no column faces another across the pole.
     """
 
     def __init__(self, context: PostprocessContext, section: HyperdiffusionSection) -> None:
         super().__init__(context, section)
+        columns = context.grid.shape[1]
+        if columns % 2:
+            raise ConfigError(f"{context.key}: hyperdiffusion needs an even number of columns, the grid has {columns}")
         prognostic = context.channels.group("prognostic")
         is_vector = []
         is_whole = []
@@ -61,23 +67,19 @@ class WaveFilter:
     alone. An `order` of 2n is diffusion by the n-th power of the Laplacian in each direction.
 
     Args:
-        grid: of the fields, rows nearly equally spaced.
+        grid: of the fields, rows nearly equally spaced, an even number of columns.
         step_minutes: of a forecast step.
         time_minutes: e-folding time of the shortest wave.
         order: power of the wave number.
         vector_C: bool, which channels are components of vectors.
         whole_C: bool, False for channels that are masked somewhere, which stay as they are.
-
-    Raises:
-        ConfigError: if the number of columns is odd, so that no column faces another across the pole.
     """
 
     def __init__(
         self, grid: LatLonGrid, step_minutes: int, time_minutes: int, order: int, vector_C: Tensor, whole_C: Tensor
     ) -> None:
         rows, self._columns = grid.shape
-        if self._columns % 2:
-            raise ConfigError(f"model.hyperdiffusion: needs an even number of columns, the grid has {self._columns}")
+        assert self._columns % 2 == 0, "no column faces another across the pole"
         self._pole_points = grid.has_pole_points
         self._circle = 2 * (rows - 1) if self._pole_points else 2 * rows
         rate = step_minutes / time_minutes

@@ -10,7 +10,11 @@ import yaml
 
 from credit.config import Config, build_config, dump_config, load_config
 from credit.config.renamed_keys import REMOVED_IN, RENAMED_KEYS, rename_dotted_key
+from credit.config.schema_loss import LossSection
 from credit.errors import ConfigError
+from credit.losses import register_loss
+from credit.losses.base import Loss
+from tests.registries import isolate
 from tests.unit.config.test_load import MINIMAL, with_key
 
 # Old key -> a value that is valid and not the default.
@@ -22,9 +26,9 @@ VALUES = {
 }
 
 
-def raw_with(keys: dict[str, object]) -> dict:
-    """Return a config with these dotted keys."""
-    raw = with_key("data.store", "store.zarr")
+def raw_with(keys: dict[str, object], **sections: dict) -> dict:
+    """Return a config with these dotted keys and sections."""
+    raw = with_key("data.store", "store.zarr") | sections
     for dotted, value in keys.items():
         section, name = dotted.split(".")
         raw[section][name] = value
@@ -113,3 +117,21 @@ def test_keys_below_an_old_key() -> None:
     assert rename_dotted_key("data.fields.t2m.units") == "data.variable_options.t2m.units"
     assert rename_dotted_key("data.fields_of_mine") == "data.fields_of_mine"
     assert build_config(MINIMAL).data.variable_options == {}
+
+
+def test_former_keys_of_every_loss_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Version 0.15 saved `huber_delta` and `global_mean` for every loss, also for those of plugins."""
+    isolate(monkeypatch)
+
+    class OwnSection(LossSection):
+        pass
+
+    @register_loss("own", OwnSection)
+    class Own(Loss):
+        pass
+
+    loss = build_config(raw_with({}, loss={"kind": "own", "huber_delta": 1.0, "global_mean": 0.0})).loss
+    assert isinstance(loss, OwnSection)
+    with pytest.raises(ConfigError, match=r"loss\.huber_delta: unknown key"):
+        build_config(raw_with({}, loss={"kind": "own", "huber_delta": 2.0}))
+    assert build_config(raw_with({}, loss={"kind": "huber", "huber_delta": 1.0})).loss.huber_delta == 1.0

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
+from credit.channels import Channel, ChannelMap
 from credit.errors import ConfigError
-from credit.forecast.postprocess.hyperdiffusion import WaveFilter
+from credit.forecast.postprocess.hyperdiffusion import Hyperdiffusion, WaveFilter
+from credit.forecast.postprocess.section import HyperdiffusionSection
 from credit.grid import LatLonGrid
 
 ROWS, COLUMNS = 32, 64
@@ -91,5 +94,7 @@ def test_masked_channels_are_left_alone_and_gradients_flow() -> None:
 
 
 def test_an_odd_number_of_columns_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"model\.hyperdiffusion: needs an even number of columns, the grid has 63"):
-        diffusion(grid(columns=63))
+    channels = ChannelMap([Channel("t2m", "t2m", None, "prognostic")])
+    context = SimpleNamespace(grid=grid(columns=63), channels=channels, key="model.postprocess.0")
+    with pytest.raises(ConfigError, match=r"model\.postprocess\.0: .* an even number of columns, the grid has 63"):
+        Hyperdiffusion(context, HyperdiffusionSection())

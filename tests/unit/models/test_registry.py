@@ -9,6 +9,7 @@ import pytest
 from torch import nn
 
 from credit.config import registry
+from credit.config.schema_loss import LossSection
 from credit.config.schema_model import ModelSection
 from credit.errors import ConfigError
 from credit.models import ForecastModel, ModelSpec, build_model, model_class, model_names, register_model
@@ -82,3 +83,17 @@ def test_the_table_of_built_in_kinds_agrees_with_the_decorators(kinds: registry.
         )
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
         assert done.returncode == 0, f"{name}: {done.stderr}"
+
+
+def test_conditions_that_no_objective_supplies_are_refused() -> None:
+    @register_model("conditioned", ScaledSection)
+    class Conditioned(ForecastModel):
+        conditions = ("noise",)
+
+    with pytest.raises(ConfigError, match=r"model\.type: conditioned declares the conditions noise"):
+        build_model(SPEC, ScaledSection(type="conditioned", factor=1))
+
+
+def test_a_section_of_another_kind_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r'model "plain": .*must derive from credit\.config\.schema_model'):
+        register_model("plain", LossSection)(type("Plain", (ForecastModel,), {}))
