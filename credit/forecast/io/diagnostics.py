@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from credit.calendar import format_duration, parse_duration
+from credit.calendar import Calendar, format_duration, parse_duration
 from credit.channels import Channel, ChannelMap
 from credit.config.schema_data import DataConfig
 from credit.config.schema_inference import InferenceConfig
@@ -24,8 +24,9 @@ from credit.data.sources.level_mapping import require_full_column
 from credit.data.sources.required_variables import FIELD, SURFACE_GEOPOTENTIAL, SURFACE_PRESSURE
 from credit.errors import ConfigError
 from credit.forecast.io.output_inputs import OutputInputs, RecipeInput
-from credit.forecast.io.schema import SINCE_START
+from credit.forecast.io.schema import SINCE_START, OutputFields
 from credit.forecast.rollout import ForecastStart
+from credit.grid import LatLonGrid
 from credit.physics.vertical import Column
 
 # Derived variables that need the whole column down to the ground, and others that need pressure.
@@ -42,7 +43,7 @@ class _Copy:
 
 @dataclass(frozen=True)
 class _Recipe:
-    """How a variable (L, H, W) is computed from one step's output.
+    """Recipe that computes a variable (L, H, W) from one step's output.
 
     Attributes:
         kind: of the derived variable, None for interpolation to pressure levels.
@@ -133,6 +134,24 @@ class OutputDiagnostics:
         # (initial time, member) -> earlier fields of each running sum.
         self._earlier_fields: dict[tuple[int, int], list[deque[np.ndarray]]] = {}
 
+    def output_fields(self, grid: LatLonGrid, calendar: Calendar) -> OutputFields:
+        """Return the description of the fields that `compute` returns.
+
+        Args:
+            grid: grid of the model.
+            calendar: calendar of the times.
+        """
+        return OutputFields(
+            channels=self.channels,
+            grid=grid,
+            calendar=calendar,
+            attributes=self.attributes,
+            step_minutes=self._step_minutes,
+            level_units=self.level_units,
+            masks=self.masks,
+            windows=self.windows,
+        )
+
     @property
     def described(self) -> dict[str, str]:
         """Description for the global attributes of the files; files with other diagnostics differ in it."""
@@ -152,7 +171,7 @@ class OutputDiagnostics:
 
     @property
     def needs_every_step(self) -> bool:
-        """Whether `compute` must also be called for steps that are not written."""
+        """True if `compute` must also be called for steps that are not written."""
         return any(isinstance(recipe, _RunningSum) for recipe in self._recipes)
 
     def reset(self) -> None:

@@ -12,7 +12,7 @@ import xarray as xr
 
 from credit.data.formats.cf import level_values, role_of
 from credit.errors import DataError, did_you_mean
-from credit.forecast.io.schema import HISTORY, of_the_run
+from credit.forecast.io.schema import HISTORY, run_attributes
 from credit.grid import LatLonGrid
 
 _LAT_NAMES, _LON_NAMES = ("latitude", "lat"), ("longitude", "lon")
@@ -111,7 +111,7 @@ class ForecastMetadata:
         if self.channel_names != other.channel_names:
             return "has other variables or levels"
         # a run that a new version of the package continued, or whose files a tool has looked at, is one run
-        own, others = of_the_run(self.attributes), of_the_run(other.attributes)
+        own, others = run_attributes(self.attributes), run_attributes(other.attributes)
         if own != others:
             changed = {k for k in {*own, *others} if own.get(k) != others.get(k)}
             return f"is of another run (global attributes {', '.join(sorted(changed))})"

@@ -32,7 +32,7 @@ from credit.forecast.io.schema import (
     WRITE_HINT,
     ForecastSchema,
     OutputVariable,
-    of_the_run,
+    run_attributes,
     take_level_dims,
     window_bounds,
 )
@@ -147,7 +147,7 @@ class NetcdfFiles:
         stored = {name: dataset.getncattr(name) for name in dataset.ncattrs()}
         fields_before = stored.pop(INITIAL_FIELDS, None)
         return (
-            of_the_run(stored) == of_the_run(self._attributes)
+            run_attributes(stored) == run_attributes(self._attributes)
             and np.array_equal(dataset["forecast_period"][:], layout.lead_hours[own.numbers])
             and (own.member is None or (MEMBER in dataset.variables and dataset[MEMBER][...] == own.member))
             and all(_is_as_defined(dataset, layout, variable, own) for variable in layout.variables)

@@ -78,7 +78,7 @@ class OutputInputs:
 
     @property
     def is_hybrid(self) -> bool:
-        """Whether the run's levels are model levels."""
+        """True if the levels of the run are model levels."""
         return self._data.level_units == "model_level"
 
     def attributes_of(self, name: str) -> Mapping[str, str]:
@@ -96,7 +96,7 @@ class OutputInputs:
         if not channel_index:
             outputs = sorted({channel.variable for channel in output})
             raise ConfigError(
-                f"{key}: {name} is no output{did_you_mean(name, outputs)}; inputs names what to make it of"
+                f"{key}: {name} is not an output{did_you_mean(name, outputs)}; name other variables in inputs"
             )
         return channel_index
 

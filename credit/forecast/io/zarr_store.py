@@ -34,7 +34,7 @@ from credit.forecast.io.schema import (
     WRITE_HINT,
     ForecastSchema,
     OutputVariable,
-    of_the_run,
+    run_attributes,
     take_level_dims,
     window_bounds,
 )
@@ -176,7 +176,7 @@ class ZarrStore:
     def _require_same(self) -> None:
         """Refuse a store that holds something else than what is to be written."""
         group, layout = self._group, self._layout
-        stored, asked = of_the_run(dict(group.attrs)), of_the_run(layout.global_attributes)
+        stored, asked = run_attributes(dict(group.attrs)), run_attributes(layout.global_attributes)
         wrong = [f"global attribute {key}" for key in {*stored, *asked} if stored.get(key) != asked.get(key)]
         if self._init not in group or self._lead not in group:
             wrong.append("inference.layout")

@@ -24,6 +24,7 @@ from credit.channels import ChannelMap
 from credit.errors import ConfigError, CreditError, DataError
 from credit.forecast.io.forecast_reader import open_forecasts
 from credit.forecast.io.forecast_writer import ForecastWriter
+from credit.forecast.io.schema import OutputFields, OutputOptions
 from tests.unit.analytic_reader import ATTRIBUTES
 from tests.unit.forecast.test_writer import GRID, INITIAL, LEADS, NAMES, _fields, _writer
 
@@ -60,10 +61,8 @@ def contents(folder: Path) -> dict[str, bytes]:
 @pytest.mark.parametrize("format", ["netcdf", "zarr"])
 def test_each_sum_has_bounds_of_its_own_length(tmp_path: Path, format: str) -> None:
     known = {**ATTRIBUTES, "tp24": ATTRIBUTES["tp"], "total": ATTRIBUTES["tp"]}
-    writer = ForecastWriter(
-        tmp_path, SUMS, GRID, Calendar(), known, 360, lead_minutes=LEADS, initial_minutes=[FIRST], format=format,
-        windows={"tp24": 1440, "total": 0},
-    )  # fmt: skip
+    fields = OutputFields(SUMS, GRID, Calendar(), known, 360, windows={"tp24": 1440, "total": 0})
+    writer = ForecastWriter(tmp_path, fields, LEADS, [FIRST], OutputOptions(format=format))
     path = writer.write(FIRST, np.ones((3, 4, *GRID.shape), dtype=np.float32))
     opened = xr.open_dataset(path) if format == "netcdf" else xr.open_zarr(path, consolidated=False)
     widths = {"tp": [6, 6, 6], "tp24": [24, 24, 24], "total": [6, 12, 24]}

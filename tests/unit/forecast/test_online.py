@@ -14,7 +14,8 @@ from credit.channels import ChannelMap
 from credit.config.schema_data import DataConfig
 from credit.config.schema_inference import InferenceConfig
 from credit.forecast.io.diagnostics import OutputDiagnostics
-from credit.forecast.online import OnlineForecasts
+from credit.forecast.io.schema import OutputFields
+from credit.forecast.online import ForecastBatching, OnlineForecasts
 from credit.forecast.rollout import ForecastStart
 from tests.unit.analytic_reader import ATTRIBUTES, make_grid
 
@@ -42,11 +43,14 @@ class Runs:
 def online(
     runs: Runs, members: int | None = None, lag: int = 0, batch_size: int = 2, products: OutputDiagnostics | None = None
 ) -> OnlineForecasts:
+    if products is None:
+        fields = OutputFields(CHANNELS, GRID, Calendar(), ATTRIBUTES, STEP)
+    else:
+        fields = products.output_fields(GRID, Calendar())
+    batching = ForecastBatching(batch_size, members, lag)
     return OnlineForecasts(
-        runs, [0, 1440, 2880], [720, 1440], STEP, batch_size, members, lag, origin=Path("checkpoint"),
-        channels=CHANNELS if products is None else products.channels, grid=GRID, calendar=Calendar(),
-        attributes=ATTRIBUTES,
-        described={"parameters": 7}, products=products, masks=None if products is None else products.masks,
+        runs, fields, [0, 1440, 2880], [720, 1440], batching, origin=Path("checkpoint"),
+        described={"parameters": 7}, products=products,
     )  # fmt: skip
 
 

@@ -184,7 +184,7 @@ def speed_of(u: str) -> dict:
         (
             False,
             speed_of("uu"),
-            "uu is no output.*did you",
+            "uu is not an output.*did you",
         ),
         (
             False,

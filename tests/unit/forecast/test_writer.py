@@ -20,7 +20,7 @@ from credit.channels import ChannelMap
 from credit.errors import ConfigError, CreditError, DataError
 from credit.forecast.io.forecast_reader import open_forecasts
 from credit.forecast.io.forecast_writer import ForecastWriter
-from credit.forecast.io.schema import bitround
+from credit.forecast.io.schema import OutputFields, OutputOptions, bitround
 from credit.forecast.io.zarr_store import STORE
 from tests.unit.analytic_reader import ATTRIBUTES, make_grid
 
@@ -46,15 +46,18 @@ def _fields(seed: int = 0) -> np.ndarray:
 
 
 def _writer(folder: Path, calendar: Calendar | None = None, **options: object) -> ForecastWriter:
+    """Open a writer; options are those of `OutputFields`, of `OutputOptions` or of the writer itself."""
     calendar = calendar or Calendar()
-    options = {
-        "lead_minutes": LEADS,
-        "initial_minutes": [calendar.parse(text) for text in INITIAL],
-        "masks": {"sst": MASK},
-        "global_attributes": {"title": "a test", "checkpoint_step": 7},
-        **options,
-    }
-    return ForecastWriter(folder, CHANNELS, GRID, calendar, ATTRIBUTES, 360, **options)
+    masks = options.pop("masks", {"sst": MASK})
+    windows = options.pop("windows", {})
+    fields = OutputFields(CHANNELS, GRID, calendar, ATTRIBUTES, 360, masks=masks, windows=windows)
+    lead_minutes = options.pop("lead_minutes", LEADS)
+    initial_minutes = options.pop("initial_minutes", [calendar.parse(text) for text in INITIAL])
+    writer_options = {"global_attributes": {"title": "a test", "checkpoint_step": 7}}
+    for name in ("members", "global_attributes", "started_from"):
+        if name in options:
+            writer_options[name] = options.pop(name)
+    return ForecastWriter(folder, fields, lead_minutes, initial_minutes, OutputOptions(**options), **writer_options)
 
 
 def test_a_netcdf_file_is_named_and_described(tmp_path: Path) -> None:
@@ -237,7 +240,7 @@ def test_rounding_is_to_the_nearest() -> None:
 
 
 def test_an_unknown_variable_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match='inference.variables: "t2n" is no output; did you mean "t2m"'):
+    with pytest.raises(ConfigError, match='inference.variables: "t2n" is not an output; did you mean "t2m"'):
         _writer(tmp_path, variables=["t2n"])
 
 
@@ -354,7 +357,7 @@ def test_an_interruption_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match=r"^inference.folder: .*file/forecasts cannot be made .*; choose another"):
+    with pytest.raises(ConfigError, match=r"^inference.folder: .*file/forecasts cannot be created .*; choose another"):
         _writer(tmp_path / "file" / "forecasts")
 
 
