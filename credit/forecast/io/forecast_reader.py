@@ -18,7 +18,8 @@ from credit.data.formats.remote import is_remote, open_remote
 from credit.errors import DataError
 from credit.forecast.forecast_source import ForecastSource
 from credit.forecast.io.metadata import ForecastMetadata, Source
-from credit.forecast.io.netcdf_files import LEADS, MEMBERS, PREFIX
+from credit.forecast.io.netcdf_files import LEADS, MEMBERS
+from credit.forecast.io.netcdf_names import PREFIX
 from credit.forecast.io.schema import INITIAL_FIELDS, MEMBER
 from credit.forecast.io.zarr_store import STORE, WRITTEN
 

@@ -12,7 +12,8 @@ from pathlib import Path
 import numpy as np
 
 from credit.errors import ConfigError
-from credit.forecast.io.netcdf_files import PREFIX, NetcdfFiles, split_of
+from credit.forecast.io.netcdf_files import NetcdfFiles
+from credit.forecast.io.netcdf_names import PREFIX, split_of
 from credit.forecast.io.schema import OutputFields, OutputOptions, build_layout
 from credit.forecast.io.zarr_store import STORE, ZarrStore
 
@@ -97,7 +98,7 @@ class ForecastWriter:
         """
         for number, fields_CHW in enumerate(fields):
             self.put(initial_minutes, number, fields_CHW)
-        return self._backend.place(int(initial_minutes))
+        return self._backend.path_of(int(initial_minutes))
 
     def discard(self, initial_minutes: int) -> None:
         """Remove an incomplete forecast."""

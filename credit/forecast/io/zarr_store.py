@@ -156,7 +156,7 @@ class ZarrStore:
     def close(self) -> None:
         """Every chunk is on disk already."""
 
-    def place(self, initial_minutes: int) -> Path:
+    def path_of(self, initial_minutes: int) -> Path:
         """Return the store."""
         return self._path
 
