@@ -49,7 +49,7 @@ def test_every_reader_of_a_store_finds_the_channels_in_one_order(tmp_path: Path)
 
 def test_only_whole_forecasts_of_a_store_count(tmp_path: Path) -> None:
     writer = _writer(tmp_path, format="zarr")
-    with pytest.raises(DataError, match="no forecast is whole"):
+    with pytest.raises(DataError, match="no forecast is complete"):
         open_forecasts(tmp_path)
     writer.write(CALENDAR.parse(INITIAL[1]), _fields())
     assert open_forecasts(tmp_path).initial_minutes.tolist() == [CALENDAR.parse(INITIAL[1])]
@@ -132,7 +132,7 @@ def test_nothing_to_read(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="there are no forecasts; run credit_rollout first"):
         open_forecasts(tmp_path)
     (tmp_path / "forecast_2001-04-01T00.nc").write_bytes(b"nothing")
-    with pytest.raises(DataError, match="forecast_2001-04-01T00.nc: is no readable forecast"):
+    with pytest.raises(DataError, match="forecast_2001-04-01T00.nc: is not a readable forecast"):
         open_forecasts(tmp_path)
 
 
