@@ -168,7 +168,7 @@ class _NetcdfArchive(ForecastArchive):
             file = _read_metadata(path, rename, level_units, warn=first is None)
             first = first or file
             initial = file.initial_minutes
-            difference = first.fields.difference(file.fields)
+            difference = first.fields.describe_difference(file.fields)
             if difference:
                 raise DataError(f"{path}: {difference}, unlike {paths[0]}; remove the files of one of the runs")
             if checksums.setdefault(initial, file.checksum) != file.checksum:

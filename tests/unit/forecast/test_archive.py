@@ -279,7 +279,7 @@ def test_where_nothing_is_a_level_all_dimensions_are_named(tmp_path: Path) -> No
     dataset.to_zarr(tmp_path / "c.zarr", zarr_format=2)
     with pytest.raises(DataError, match="there are latitude, level, longitude, .*; level has no coordinate"):
         open_forecasts(tmp_path / "b.zarr")
-    with pytest.raises(DataError, match=r"there are latitude, .*, time, zheight; zheight is no level: .*air_pressure"):
+    with pytest.raises(DataError, match=r"there are latitude, .*; zheight is not a level: .*air_pressure"):
         open_forecasts(tmp_path / "c.zarr")
 
 
