@@ -46,8 +46,8 @@ class _Recipe:
     """Recipe that computes a variable (L, H, W) from one step's output.
 
     Attributes:
-        kind: of the derived variable, None for interpolation to pressure levels.
-        quantity: of the interpolation, which decides the method below the ground.
+        kind: kind of the derived variable, None for interpolation to pressure levels.
+        quantity: quantity that is interpolated, which decides the method below the ground.
         column: levels and vertical interpolation, None for a variable without levels.
         inputs: role -> input.
     """
@@ -67,7 +67,7 @@ class _RunningSum:
 
 
 class OutputDiagnostics:
-    """Computes what is written from the network's output of a step.
+    """Computes the fields that are written from the network's output of a step.
 
     Args:
         conf: section inference.
@@ -79,12 +79,12 @@ class OutputDiagnostics:
         masks: variable -> (H, W) bool, True where it is always missing.
 
     Attributes:
-        channels: a channel map whose output channels are written.
-        attributes: variable that is written -> attributes.
+        channels: channel map whose output channels are written.
+        attributes: written variable -> attributes.
         level_units: units of the levels that are written.
-        masks: masks of the variables that are written; a derived variable is missing where one of its inputs is.
+        masks: masks of the written variables; a derived variable is missing where one of its inputs is.
         windows: variable -> minutes that it is a sum over, `credit.forecast.io.schema.SINCE_START` for a sum since the
-            initial time. Sums that are not in it are over a step.
+            initial time. Other sums are over a step.
 
     Raises:
         ConfigError: for a variable that cannot be computed from the output, naming the key.
@@ -154,7 +154,7 @@ class OutputDiagnostics:
 
     @property
     def described(self) -> dict[str, str]:
-        """Description for the global attributes of the files; files with other diagnostics differ in it."""
+        """Description for the global attributes of the files, by which files with other diagnostics are told apart."""
         description = {}
         if self._conf.pressure_levels is not None:
             levels = ", ".join(f"{level:g}" for level in self._conf.pressure_levels)
@@ -179,13 +179,13 @@ class OutputDiagnostics:
         self._earlier_fields.clear()
 
     def compute(self, start: ForecastStart, lead_minutes: int, fields_CHW: np.ndarray) -> np.ndarray:
-        """Return what is written at a lead time, (C', H, W) float32.
+        """Return the fields that are written at a lead time, (C', H, W) float32, C' channels of `channels`.
 
         Sums need every step of a forecast, in order.
 
         Args:
-            start: of the forecast.
-            lead_minutes: lead time.
+            start: start of the forecast.
+            lead_minutes: lead time in minutes.
             fields_CHW: the network's output in physical units.
         """
         if self._is_plain:
@@ -275,15 +275,15 @@ class OutputDiagnostics:
             return self._add_sum(key, name, derived_config)
 
         self.attributes[name] = derived_attributes(kind)
-        # The first input has the levels of the derived variable.
+        # The first input determines the levels of the derived variable.
         first_variable = next(iter(roles.values()))
         levels = self._inputs.levels_of(first_variable, key)
         has_levels = levels[0] is not None
         needs_column = needs_ground or kind in _NEEDS_PRESSURE
         if needs_column and not has_levels:
             raise ConfigError(
-                f"{key}: {first_variable} has no levels, and {kind} is made of variables that have; name others in "
-                "inputs"
+                f"{key}: {first_variable} has no levels, and {kind} is computed from variables with levels; name "
+                "others in inputs"
             )
         column = None
         order = list(range(len(levels)))
@@ -323,11 +323,11 @@ class OutputDiagnostics:
         attributes = self._inputs.attributes_of(variable)
         if attributes.get("temporal") != "accumulate":
             raise ConfigError(
-                f"{key}.of: {variable} is no sum over the step (data.variable_options.{variable}.temporal: accumulate "
-                "or deaccumulate); only such can be added up"
+                f"{key}.of: {variable} is not a sum over the step (data.variable_options.{variable}.temporal: "
+                "accumulate or deaccumulate); only sums can be added up"
             )
         if len(channel_index) > 1:
-            raise ConfigError(f"{key}.of: {variable} has levels; only a variable without can be added up")
+            raise ConfigError(f"{key}.of: {variable} has levels; only a variable without levels can be added up")
         num_steps = None
         self.windows[name] = SINCE_START
         if over is not None:

@@ -275,24 +275,13 @@ def build_layout(
         ConfigError: if the variables or levels of `options` are not among the outputs.
     """
     output = fields.channels.output
-    channel_index: dict[str, list[int]] = {}
-    for index, channel in enumerate(output):
-        channel_index.setdefault(channel.variable, []).append(index)
-    for name in options.variables or ():
-        if name not in channel_index:
-            raise ConfigError(f'inference.variables: "{name}" is not an output{did_you_mean(name, channel_index)}')
-    if options.levels is not None:
-        channel_index = _select_levels(channel_index, output, options.levels)
-    names = [name for name in channel_index if options.variables is None or name in options.variables]
-    if not names:
-        raise ConfigError("inference.variables and inference.levels leave nothing to write")
-
-    temporal = {name: fields.attributes.get(name, {}).get("temporal", "instant") for name in names}
+    channel_index = _select_channels(output, options)
+    temporal = {name: fields.attributes.get(name, {}).get("temporal", "instant") for name in channel_index}
     has_windows = any(value != "instant" for value in temporal.values())
     level_dims: dict[str, tuple[float, ...]] = {}
     variables = []
-    for name in names:
-        levels = tuple(output[index].level for index in channel_index[name])
+    for name, indices in channel_index.items():
+        levels = tuple(output[index].level for index in indices)
         level_dim = None if levels[0] is None else _level_dim(level_dims, levels, name)
         source_attributes = fields.attributes.get(name, {})
         attributes = {key: str(source_attributes[key]) for key in _VARIABLE_ATTRIBUTES if source_attributes.get(key)}
@@ -303,7 +292,7 @@ def build_layout(
         if temporal[name] != "instant":
             window = fields.windows.get(name, fields.step_minutes)
         mask = fields.masks.get(name)
-        variables.append(OutputVariable(name, tuple(channel_index[name]), level_dim, attributes, mask, window))
+        variables.append(OutputVariable(name, tuple(indices), level_dim, attributes, mask, window))
     return ForecastSchema(
         variables=tuple(variables),
         levels=level_dims,
@@ -318,23 +307,32 @@ def build_layout(
     )
 
 
-def _select_levels(
-    channel_index: Mapping[str, list[int]], output: Sequence[Channel], levels: Sequence[float]
-) -> dict[str, list[int]]:
-    """Return variable -> indices of its channels that lie on `levels` or have no level."""
+def _select_channels(output: Sequence[Channel], options: OutputOptions) -> dict[str, list[int]]:
+    """Return variable -> indices of its channels among the output, for the channels to be written."""
+    variables = options.variables
+    levels = options.levels
+    all_variables = {channel.variable for channel in output}
+    for name in variables or ():
+        if name not in all_variables:
+            raise ConfigError(f'inference.variables: "{name}" is not an output{did_you_mean(name, all_variables)}')
     all_levels = {channel.level for channel in output if channel.level is not None}
-    missing_levels = [f"{level:g}" for level in levels if level not in all_levels]
+    missing_levels = [f"{level:g}" for level in levels or () if level not in all_levels]
     if missing_levels:
         raise ConfigError(
             f"inference.levels: {', '.join(missing_levels)}: no output is on it; the levels are "
             + ", ".join(f"{level:g}" for level in sorted(all_levels))
         )
-    selected = {}
-    for name, indices in channel_index.items():
-        selected_indices = [index for index in indices if output[index].level is None or output[index].level in levels]
-        if selected_indices:
-            selected[name] = selected_indices
-    return selected
+    channel_index: dict[str, list[int]] = {}
+    for index, channel in enumerate(output):
+        if variables is not None and channel.variable not in variables:
+            continue
+        # Variables without levels are not subject to the selection of levels.
+        if levels is not None and channel.level is not None and channel.level not in levels:
+            continue
+        channel_index.setdefault(channel.variable, []).append(index)
+    if not channel_index:
+        raise ConfigError("inference.variables and inference.levels leave nothing to write")
+    return channel_index
 
 
 def _level_dim(level_dims: dict[str, tuple[float, ...]], levels: tuple[float, ...], variable: str) -> str:

@@ -191,7 +191,7 @@ def speed_of(u: str) -> dict:
             speed_of("u10"),
             "not on the same levels",
         ),
-        (False, {"derive": {"s": {"kind": "accumulation", "of": "u10"}}}, "u10 is no sum over the step"),
+        (False, {"derive": {"s": {"kind": "accumulation", "of": "u10"}}}, "u10 is not a sum over the step"),
         (False, {"derive": {"s": {"kind": "accumulation", "of": "tp", "over": "9h"}}}, "9h is not a multiple"),
         (
             False,
