@@ -1,4 +1,4 @@
-"""Forecasts that a network makes while they are scored, without a file.
+"""Forecasts that a network makes while they are scored, without files.
 
 Shapes: B starts of a batch, M members, C channels, H rows, W columns.
 """
@@ -52,11 +52,11 @@ class _PendingLead:
 
 
 class OnlineForecasts(ForecastSource):
-    """Forecasts that a network makes step by step, as far as they are read.
+    """Forecasts that a network makes step by step, up to the last lead time that is read.
 
-    The initial times are grouped as `credit rollout` groups them, so the values are the same as in its files, bit for
-    bit. One step of a group is in memory at a time, or several with lagged members. If a group is one batch, a GPU
-    computes the next step while the host works on the last one.
+    The initial times are grouped as `credit rollout` groups them, so the values are identical to those in its files.
+    One step of a group is in memory at a time, or several with lagged members. If a group is one batch, a GPU computes
+    the next step while the host works on the last one.
 
     Args:
         run: makes the forecasts of a batch.
@@ -116,7 +116,7 @@ class OnlineForecasts(ForecastSource):
         self._pending: dict[tuple[int, int], _PendingLead] = {}
 
     def groups(self) -> list[list[int]]:
-        """Return the initial times that are forecast side by side."""
+        """Return the initial times in groups whose forecasts are made together."""
         return group_initial_times(self.initial_minutes.tolist(), self.members or 1, self._batch_size)
 
     def read_members(self, initial_minutes: int, number: int) -> np.ndarray:
@@ -180,7 +180,7 @@ class OnlineForecasts(ForecastSource):
         assert has_advanced, (self._group, first_lead)
 
     def _collect(self, batch: Sequence[ForecastStart], fields_BCHW: np.ndarray, first_lead: int) -> None:
-        """Add the fields of one step of a batch to the pending ones, as far as they will be read."""
+        """Add the fields of one step of a batch that will be read to the pending ones."""
         num_members = self.members or 1
         diagnostics = self._diagnostics
         # In one batch without lag, the members of an initial time are adjacent and arrive at once: no copy is needed.
