@@ -1,4 +1,4 @@
-"""Forecasts made while they are read, against what the runs of their batches give."""
+"""Forecasts made while they are read, against the outputs of their batches."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def read_all(forecasts: OnlineForecasts, groups: list[list[int]]) -> dict[tuple[
     }
 
 
-def test_each_batch_runs_once_and_no_further_than_it_is_read() -> None:
+def test_each_batch_runs_once_up_to_the_last_read_lead() -> None:
     runs = Runs()
     forecasts = online(runs)
     assert forecasts.groups() == [[0, 1440], [2880]]
@@ -78,7 +78,7 @@ def test_each_batch_runs_once_and_no_further_than_it_is_read() -> None:
     assert runs.steps == 2
 
 
-def test_a_batch_is_that_of_the_files_whatever_is_read() -> None:
+def test_batches_do_not_depend_on_the_times_that_are_read() -> None:
     """An initial time that is not scored is forecast all the same, and nothing of it is kept."""
     runs = Runs()
     forecasts = online(runs)
@@ -99,7 +99,7 @@ def test_members(batch_size: int, lag: int) -> None:
 
 
 @pytest.mark.parametrize("batch_size", [1, 3])
-def test_sums_are_of_all_steps(batch_size: int) -> None:
+def test_sums_include_all_steps(batch_size: int) -> None:
     """Also of lagged members, whose first steps lie before the initial time, and of those that nobody reads."""
     data = DataConfig.model_validate({
         "sources": [{"path": "x.nc"}], "levels": [],
@@ -122,14 +122,14 @@ def test_sums_are_of_all_steps(batch_size: int) -> None:
         assert np.isnan(fields[:, 1:, mask]).all() and np.isfinite(fields[:, 0]).all()
 
 
-def test_company_takes_as_many_steps() -> None:
+def test_joining_collectives_takes_as_many_steps() -> None:
     scored, idle = Runs(), Runs()
     read_all(online(scored, members=3), [[1440]])
     online(idle, members=3).join_collectives([720, 1440])
     assert idle.steps == scored.steps == 2 * 4  # two batches
 
 
-def test_what_it_says_of_itself() -> None:
+def test_channel_names_and_units() -> None:
     forecasts = online(Runs())
     assert forecasts.channel_names == ["t2m", "tp"] and forecasts.members is None
     assert forecasts.units == {name: ATTRIBUTES[name]["units"] for name in ("t2m", "tp")}
