@@ -109,6 +109,15 @@ class LatLonGrid:
         band_H = -np.diff(sine_of_edges) / 2.0
         return np.repeat(band_H[:, None] / len(self.lon), len(self.lon), axis=1)
 
+    def masked_area_weights(self, valid_CHW: np.ndarray) -> np.ndarray:
+        """Return (C, H, W) cell areas as fractions of the valid area of each channel, float64, summing to 1 over each.
+
+        Args:
+            valid_CHW: bool, False in cells that do not count; their weight is 0.
+        """
+        area_CHW = valid_CHW * self.area_weights()
+        return area_CHW / area_CHW.sum(axis=(1, 2), keepdims=True)
+
     def describe_mismatch(self, other: LatLonGrid) -> str | None:
         """Return a description of how `other` differs from this grid, None if they are the same."""
         if self.shape != other.shape:

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from credit.config.registry import kinds_in
+from credit.config.registry import registered_sections_in
 from credit.config.schema import Config
 from credit.config.schema_base import sections_in
 
@@ -85,7 +85,7 @@ def _describe_section(path: str, section: type[BaseModel], title: str, heading: 
 def _registered_sections(field: FieldInfo) -> list[tuple[type[BaseModel], str]]:
     """Return the sections of the registered kinds that a key may hold, each with the text that names its kinds."""
     titles: dict[type[BaseModel], list[str]] = {}
-    for kind in kinds_in(field):
+    for kind in registered_sections_in(field):
         names = [kind.default] if kind.default == "hyperdiffusion" else kind.names()
         for name in names:
             titles.setdefault(kind.registry.find_section(name), []).append(f"`{kind.tag}: {name}`")

@@ -1,8 +1,8 @@
-"""Registries: what a config names by kind, each kind a class together with its config section.
+"""Registries map a kind that a config names to its class and its config section.
 
 A model, loss, objective, post-process or perturbation is registered by one decorator, by the package and by plugins
-alike. The built-in kinds also stand in a table of module names, because loading a config must not import torch: the
-config imports the section's module alone, and the class's module is imported when the class is asked for.
+alike. The built-in kinds are also listed in a table of module names, because loading a config must not import torch:
+the config imports the section's module alone, and the class's module is imported when the class is asked for.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ WRONG_KIND = "wrong_kind"
 
 
 @dataclass(frozen=True)
-class BuiltIn:
-    """Where a built-in kind stands.
+class BuiltInLocation:
+    """Module paths of a built-in kind.
 
     Attributes:
         section: ``module:Class`` of its config section; the module imports neither torch nor the class below.
@@ -38,7 +38,7 @@ class BuiltIn:
 
 
 class Registry:
-    """Kinds of one sort by name.
+    """Classes and config sections of one type of component, by kind.
 
     Args:
         key: the config key that names a kind, for messages: ``model.type``.
@@ -46,7 +46,7 @@ class Registry:
         built_in: name -> where the package's own kinds stand.
     """
 
-    def __init__(self, key: str, noun: str, built_in: Mapping[str, BuiltIn]) -> None:
+    def __init__(self, key: str, noun: str, built_in: Mapping[str, BuiltInLocation]) -> None:
         self.key = key
         self.noun = noun
         self._built_in = dict(built_in)
@@ -101,7 +101,7 @@ class Registry:
             raise ConfigError(f'{self.key}: "{name}" is not a {self.noun}{did_you_mean(name, names)}')
 
     def _require_free(self, name: str, cls: type) -> None:
-        """Refuse a name that another class has; a module that is imported again brings the same class anew."""
+        """Refuse a name that another class has; a module that is imported again may register its class again."""
         owner = self._classes.get(name)
         if owner is not None:
             is_taken = (owner.__module__, owner.__qualname__) != (cls.__module__, cls.__qualname__)
@@ -117,14 +117,14 @@ class Registry:
 MODELS = Registry(
     "model.type",
     "model",
-    {"wxformer": BuiltIn("credit.models.wxformer.section:WXFormerSection", "credit.models.wxformer.model")},
+    {"wxformer": BuiltInLocation("credit.models.wxformer.section:WXFormerSection", "credit.models.wxformer.model")},
 )
 
 LOSSES = Registry(
     "loss.kind",
     "loss",
     {
-        name: BuiltIn("credit.losses.section:PointwiseSection", "credit.losses.pointwise")
+        name: BuiltInLocation("credit.losses.section:PointwiseSection", "credit.losses.pointwise")
         for name in ("mse", "mae", "huber")
     },
 )
@@ -133,7 +133,7 @@ OBJECTIVES = Registry(
     "trainer.objective.kind",
     "training objective",
     {
-        "deterministic": BuiltIn(
+        "deterministic": BuiltInLocation(
             "credit.forecast.objectives.section:DeterministicSection", "credit.forecast.objectives.deterministic"
         )
     },
@@ -143,13 +143,21 @@ POSTPROCESSES = Registry(
     "model.postprocess.kind",
     "post-process",
     {
-        "hyperdiffusion": BuiltIn(
+        "hyperdiffusion": BuiltInLocation(
             "credit.forecast.postprocess.section:HyperdiffusionSection", "credit.forecast.postprocess.hyperdiffusion"
         ),
-        "clamp": BuiltIn("credit.forecast.postprocess.section:ClampSection", "credit.forecast.postprocess.clamp"),
-        "dry_mass": BuiltIn("credit.forecast.postprocess.section:DryMassSection", "credit.forecast.postprocess.fixers"),
-        "water": BuiltIn("credit.forecast.postprocess.section:WaterSection", "credit.forecast.postprocess.fixers"),
-        "energy": BuiltIn("credit.forecast.postprocess.section:EnergySection", "credit.forecast.postprocess.fixers"),
+        "clamp": BuiltInLocation(
+            "credit.forecast.postprocess.section:ClampSection", "credit.forecast.postprocess.clamp"
+        ),
+        "dry_mass": BuiltInLocation(
+            "credit.forecast.postprocess.section:DryMassSection", "credit.forecast.postprocess.fixers"
+        ),
+        "water": BuiltInLocation(
+            "credit.forecast.postprocess.section:WaterSection", "credit.forecast.postprocess.fixers"
+        ),
+        "energy": BuiltInLocation(
+            "credit.forecast.postprocess.section:EnergySection", "credit.forecast.postprocess.fixers"
+        ),
     },
 )
 
@@ -158,25 +166,25 @@ PERTURBATIONS = Registry(
     "perturbation",
     {
         **{
-            name: BuiltIn(
+            name: BuiltInLocation(
                 "credit.forecast.ensemble.section:GaussianOrBredSection",
                 "credit.forecast.ensemble.perturbations",
             )
             for name in ("gaussian", "correlated", "bred")
         },
-        "sppt": BuiltIn("credit.forecast.ensemble.section:SPPTSection", "credit.forecast.ensemble.sppt"),
+        "sppt": BuiltInLocation("credit.forecast.ensemble.section:SPPTSection", "credit.forecast.ensemble.sppt"),
     },
 )
 
 
 @dataclass(frozen=True)
-class KindOf:
+class RegisteredSection:
     """Annotation of a config key that holds the section of a registered kind; pydantic validates it as that section.
 
     Attributes:
         registry: of the kinds.
         tag: the key of the section that names the kind.
-        default: the kind of a section that does not name one; None where it must.
+        default: kind to use if the section names none; None if it must name one.
         base: the class that the sections allowed here derive from.
     """
 
@@ -219,15 +227,15 @@ class KindOf:
         return f"{self.registry.noun}: {', '.join(self.names())}"
 
 
-def kinds_in(field: FieldInfo) -> list[KindOf]:
-    """Return the `KindOf` annotations of a config key, also inside a list or an optional value."""
-    direct = [item for item in field.metadata if isinstance(item, KindOf)]
+def registered_sections_in(field: FieldInfo) -> list[RegisteredSection]:
+    """Return the `RegisteredSection` annotations of a config key, also inside a list or an optional value."""
+    direct = [item for item in field.metadata if isinstance(item, RegisteredSection)]
     return direct + list(_kinds_below(field.annotation))
 
 
-def _kinds_below(annotation: Any) -> Iterator[KindOf]:
+def _kinds_below(annotation: Any) -> Iterator[RegisteredSection]:
     for argument in get_args(annotation):
-        if isinstance(argument, KindOf):
+        if isinstance(argument, RegisteredSection):
             yield argument
         else:
             yield from _kinds_below(argument)

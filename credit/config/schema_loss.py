@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, SerializeAsAny
 
-from credit.config.registry import LOSSES, KindOf
+from credit.config.registry import LOSSES, RegisteredSection
 from credit.config.schema_base import StrictModel
 
 Weight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -26,7 +26,7 @@ class LossSection(StrictModel):
     weights: dict[str, Weight] = Field({}, description="Weight of a variable (z) or channel (z500); default 1.")
 
 
-LossEntry = Annotated[SerializeAsAny[LossSection], KindOf(LOSSES, default="mse", base=LossSection)]
+LossEntry = Annotated[SerializeAsAny[LossSection], RegisteredSection(LOSSES, default="mse", base=LossSection)]
 
 
 def default_loss() -> LossSection:

@@ -10,13 +10,14 @@ from typing import Annotated
 
 from pydantic import Field, SerializeAsAny, model_validator
 
-from credit.config.registry import MODELS, POSTPROCESSES, KindOf
+from credit.config.registry import MODELS, POSTPROCESSES, RegisteredSection
 from credit.config.schema_base import StrictModel
 from credit.config.schema_postprocess import PostprocessEntry, PostprocessSection, keyed_entries, require_order
 
 # of `model.hyperdiffusion` and `inference.hyperdiffusion`, which need not name their kind
 HyperdiffusionEntry = Annotated[
-    SerializeAsAny[PostprocessSection], KindOf(POSTPROCESSES, default="hyperdiffusion", base=PostprocessSection)
+    SerializeAsAny[PostprocessSection],
+    RegisteredSection(POSTPROCESSES, default="hyperdiffusion", base=PostprocessSection),
 ]
 
 
@@ -53,4 +54,4 @@ class ModelSection(StrictModel):
         return keyed_entries("model", self.hyperdiffusion, self.postprocess)
 
 
-ModelEntry = Annotated[SerializeAsAny[ModelSection], KindOf(MODELS, tag="type", base=ModelSection)]
+ModelEntry = Annotated[SerializeAsAny[ModelSection], RegisteredSection(MODELS, tag="type", base=ModelSection)]

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import SerializeAsAny
 
-from credit.config.registry import OBJECTIVES, KindOf
+from credit.config.registry import OBJECTIVES, RegisteredSection
 from credit.config.schema_base import StrictModel
 
 
@@ -17,7 +17,7 @@ class ObjectiveSection(StrictModel):
 
 
 ObjectiveEntry = Annotated[
-    SerializeAsAny[ObjectiveSection], KindOf(OBJECTIVES, default="deterministic", base=ObjectiveSection)
+    SerializeAsAny[ObjectiveSection], RegisteredSection(OBJECTIVES, default="deterministic", base=ObjectiveSection)
 ]
 
 

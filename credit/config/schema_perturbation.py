@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field, SerializeAsAny
 
-from credit.config.registry import PERTURBATIONS, KindOf
+from credit.config.registry import PERTURBATIONS, RegisteredSection
 from credit.config.schema_base import StrictModel
 
 
@@ -45,9 +45,9 @@ class TendencyPerturbationSection(StrictModel):
 
 InitialPerturbationEntry = Annotated[
     SerializeAsAny[InitialPerturbationSection],
-    KindOf(PERTURBATIONS, default="correlated", base=InitialPerturbationSection),
+    RegisteredSection(PERTURBATIONS, default="correlated", base=InitialPerturbationSection),
 ]
 TendencyPerturbationEntry = Annotated[
     SerializeAsAny[TendencyPerturbationSection],
-    KindOf(PERTURBATIONS, default="sppt", base=TendencyPerturbationSection),
+    RegisteredSection(PERTURBATIONS, default="sppt", base=TendencyPerturbationSection),
 ]

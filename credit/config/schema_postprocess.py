@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import SerializeAsAny
 
-from credit.config.registry import POSTPROCESSES, KindOf
+from credit.config.registry import POSTPROCESSES, RegisteredSection
 from credit.config.schema_base import StrictModel
 from credit.config.schema_data import DataConfig
 
@@ -41,7 +41,9 @@ class PostprocessSection(StrictModel):
         """
 
 
-PostprocessEntry = Annotated[SerializeAsAny[PostprocessSection], KindOf(POSTPROCESSES, base=PostprocessSection)]
+PostprocessEntry = Annotated[
+    SerializeAsAny[PostprocessSection], RegisteredSection(POSTPROCESSES, base=PostprocessSection)
+]
 
 
 def keyed_entries(

@@ -8,7 +8,7 @@ from typing import Any, get_args, get_origin
 from pydantic import BaseModel
 
 from credit.config.migration import find_replacement
-from credit.config.registry import WRONG_KIND, kinds_in
+from credit.config.registry import WRONG_KIND, registered_sections_in
 from credit.config.schema import Config
 from credit.config.schema_base import sections_in
 from credit.errors import ConfigError, did_you_mean, find_nearest
@@ -130,8 +130,10 @@ def _find_keys_named(name: str) -> list[str]:
                 dotted_keys.add(f"{prefix}{key}")
             item_suffix = {list: "N.", dict: "NAME."}.get(_container_of(field.annotation), "")
             sections_below = sections_in(field.annotation)
-            if kinds_in(field):
-                sections_below = [kind.registry.find_section(name) for kind in kinds_in(field) for name in kind.names()]
+            if registered_sections_in(field):
+                sections_below = [
+                    kind.registry.find_section(name) for kind in registered_sections_in(field) for name in kind.names()
+                ]
             for section_below in sections_below:
                 sections.append((f"{prefix}{key}.{item_suffix}", section_below))
     return sorted(dotted_keys)
@@ -166,7 +168,7 @@ def _resolve_location(
         # A number, or a name in a mapping of sections (data.variable_options.NAME), stays in the same section.
         if choices and part in choices[0].model_fields:
             field = choices[0].model_fields[part]
-            registered = next(iter(kinds_in(field)), None)
+            registered = next(iter(registered_sections_in(field)), None)
             choices = sections_in(field.annotation)
         if registered is not None and registered.find_section(value) is not None:
             choices = [registered.find_section(value)]

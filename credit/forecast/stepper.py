@@ -1,4 +1,4 @@
-"""One forecast step and many: the same generator trains, validates and forecasts.
+"""Single forecast steps and rollouts, used alike in training, validation and forecasts.
 
 State, residual addition and feedback live in normalised space in float32, whatever dtype the network computes in.
 Shape suffixes: B batch, C channels, T time frames, H latitude rows, W longitude columns.
@@ -22,14 +22,14 @@ class Stepper:
     """Runs a network over normalised fields.
 
     Args:
-        model: maps (B, C_in, T, H, W) to (B, C_out, 1, H, W). With `output_is_new = True` in its class it keeps
-            nothing of that tensor, and in inference mode the next state is written into it.
+        model: maps (B, C_in, T, H, W) to (B, C_out, 1, H, W). If its class sets `output_is_new`, the output tensor may
+            be overwritten in inference mode.
         channels: which channel lies where.
         normalizer: of the run.
         static_CHW: static channels in physical units.
         residual: whether the network predicts changes (see `step`).
-        valid_CHW: bool, False where a prognostic channel is always missing; what is fed back there stays the mean.
-            None where none is.
+        valid_CHW: bool, False where a prognostic channel is always missing; the state stays 0, the mean, there. None
+            if no channel has missing cells.
         amp: compute the network in bfloat16.
         postprocess: applied to the output of every step; None for no post-processing.
     """
@@ -67,7 +67,7 @@ class Stepper:
         Args:
             state_BCTHW: normalised prognostic channels of the input frames.
             forcing_BCTHW: normalised dynamic forcing of the same frames.
-            factor_B1HW: of the change of the prognostic channels, before the post-processing; None for 1.
+            factor_B1HW: multiplies the change of the prognostic channels, before the post-processing; None for 1.
         """
         batch, _, frames = state_BCTHW.shape[:3]
         static = self._static_1CHW[:, :, None].expand(batch, -1, frames, -1, -1)
@@ -78,7 +78,7 @@ class Stepper:
         out_BCHW = out_BCHW.float()
         previous_BCHW = state_BCTHW[:, :, -1]
         predicted = out_BCHW[:, self._prognostic]
-        # In a forecast the network's output becomes the result, which saves a field, where nobody else needs it.
+        # In inference mode the result overwrites the network's output, to save memory.
         reuses_output = self._output_is_new and predicted.is_inference()
         prognostic = predicted
         if self._residual:
@@ -107,10 +107,11 @@ class Stepper:
             recompute: keep only the state between steps and the results of
                 `credit.models.kernels.recompute_cache.cache_across_recompute`, and compute each step again in the
                 backward pass; not the last step, where the backward pass begins.
-            factors: for each step what `step` multiplies the change by.
+            factors: for each step the argument `factor_B1HW` of `step`; not together with `recompute`.
         """
+        assert factors is None or not recompute, "a recomputed step would draw other factors"
         state = history_BCTHW.float()
-        del history_BCTHW  # or it would stay in memory to the last step
+        del history_BCTHW  # free it now, not after the last step
         for number in range(steps):
             if recompute and number + 1 < steps and torch.is_grad_enabled():
                 output = checkpoint(
@@ -130,7 +131,7 @@ class Stepper:
         return newest_BCTHW if state_BCTHW.shape[2] == 1 else torch.cat([state_BCTHW[:, :, 1:], newest_BCTHW], dim=2)
 
     def perturb_state(self, state_BCTHW: torch.Tensor, change_BCTHW: torch.Tensor) -> torch.Tensor:
-        """Return a normalised state plus a perturbation in standard deviations of the change over a step.
+        """Return a normalised state plus a perturbation given in units of the tendency's standard deviation.
 
         Cells that are always missing stay as they are, and no value leaves its bounds.
         """
@@ -141,7 +142,7 @@ class Stepper:
         return self._postprocess.limit_state(state_BCTHW + change_BCTHW)
 
     def decode(self, output_BCHW: torch.Tensor) -> torch.Tensor:
-        """Return an output of `step` in physical units, within its bounds to the last bit."""
+        """Return an output of `step` in physical units, within its bounds exactly, in spite of rounding."""
         return self._postprocess.limit_physical(self.normalizer.decode(output_BCHW, "output"))
 
 

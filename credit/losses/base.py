@@ -77,13 +77,13 @@ class PointwiseLoss(Loss):
     """Mean of a function of the error over batch, members, cells (by area) and channels (by weight).
 
     The error of a prognostic channel is measured in standard deviations of its own tendency (``loss.scaling:
-    tendency``, so that persistence scores 1 with `mse`) or of its state; each channel and level has its own, so none
-    dominates because its variance differs from that of the others. A subclass defines `cost`.
+    tendency``) or of its state, so that channels of large variance do not dominate. With the tendency, persistence
+    scores 1 under `mse`. A subclass defines `cost`.
 
     Args:
         context: weights, scales and grid of the run.
-        section: the loss section of the config. A key ``global_mean``, where it has one, is the weight of the squared
-            error of each channel's area mean, which is added.
+        section: the loss section of the config. If it has the key ``global_mean``, that is the weight of an added term:
+            the squared error of each channel's area mean.
     """
 
     def __init__(self, context: LossContext, section: LossSection) -> None:

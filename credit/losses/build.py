@@ -35,8 +35,10 @@ def build_loss(
     """
     no_missing_cells_HW = np.zeros(grid.shape, dtype=bool)
     valid_CHW = np.stack([~masks.get(channel.variable, no_missing_cells_HW) for channel in channels.output])
-    area_CHW = _normalise_per_channel(valid_CHW * grid.area_weights())
-    equal_CHW = _normalise_per_channel(valid_CHW.astype(np.float64))
+    area_CHW = grid.masked_area_weights(valid_CHW)
+    cell_weight_CHW = area_CHW
+    if not section.latitude_weights:
+        cell_weight_CHW = valid_CHW / valid_CHW.sum(axis=(1, 2), keepdims=True)
     error_scale_C = np.ones(len(channels.output))
     if section.scaling == "tendency":
         error_scale_C[channels.output_slice("prognostic")] = 1.0 / np.asarray(tendency_scale_C, dtype=np.float64)
@@ -44,7 +46,7 @@ def build_loss(
         channels=channels,
         grid=grid,
         area_CHW=area_CHW,
-        cell_weight_CHW=area_CHW if section.latitude_weights else equal_CHW,
+        cell_weight_CHW=cell_weight_CHW,
         channel_weight_C=channel_weights(section, channels),
         error_scale_C=error_scale_C,
         masks=masks,
@@ -85,8 +87,3 @@ def channel_weights(section: LossSection, channels: ChannelMap) -> np.ndarray:
             levels = np.array([output[index].level for index in channel_indices])
             weight_C[channel_indices] *= levels / levels.mean()
     return weight_C / weight_C.sum()
-
-
-def _normalise_per_channel(weight_CHW: np.ndarray) -> np.ndarray:
-    """Return the weights of cells, scaled to sum to 1 over each channel."""
-    return weight_CHW / weight_CHW.sum(axis=(1, 2), keepdims=True)

@@ -1,4 +1,4 @@
-"""Puts a training run together: the one place that hands every part of the config to the part that it is for."""
+"""Builds the trainer of a run from its config."""
 
 from __future__ import annotations
 
@@ -116,8 +116,8 @@ def valid_cells(assets: ModelAssets, channels: Sequence[Channel]) -> np.ndarray:
 
 def cell_weights(assets: ModelAssets, device: torch.device) -> torch.Tensor:
     """Return (C_out, H, W) area weights over the cells that count, summing to 1 over each channel, float64."""
-    weights = valid_cells(assets, assets.channels.output) * assets.grid.area_weights()
-    return torch.from_numpy(weights / weights.sum(axis=(1, 2), keepdims=True)).to(device)
+    valid_CHW = valid_cells(assets, assets.channels.output)
+    return torch.from_numpy(assets.grid.masked_area_weights(valid_CHW)).to(device)
 
 
 def assemble_training(
@@ -153,6 +153,7 @@ def assemble_training(
     origin = choose_origin(config, process_info)
     config, assets = prepare_assets(config, reader, splits, mesh, origin)
     model, autocast = build_parallel_model(config, assets, mesh, device)
+    # A resumed run loads all weights below, except the base under its adapters.
     if origin.resumed is None or origin.base is not None:
         fill_model(model, origin, config.seed)
     model.train()
@@ -174,6 +175,7 @@ def assemble_training(
     def run_validation(step: int, stop: Callable[[], bool]) -> dict[str, float] | None:
         metrics = build_metrics(config, assets, weight_CHW)
         with DevicePrefetcher(valid_loader, device, mesh.tensor_peers) as batches:
+            # The loss is averaged over as many steps as the last training step had.
             return validate(objective, batches, share, metrics, forecast_len(step - 1), stop)
 
     trainer = Trainer(
@@ -211,8 +213,8 @@ class Origin:
 
     Attributes:
         checkpoint: the checkpoint that ``trainer.resume`` finds; None for a run from scratch or from weights.
-        resumed: the same checkpoint, where the run continues it; None for adapters that begin on it.
-        base: the checkpoint whose weights adapters adapt, None where all weights train.
+        resumed: the same checkpoint if the run continues it; None for new adapters, which begin at step 0 on it.
+        base: the checkpoint with the frozen weights under LoRA adapters; None if all weights train.
         weights: a file of weights to begin with.
     """
 
@@ -234,7 +236,10 @@ def choose_origin(config: Config, process_info: ProcessInfo) -> Origin:
 def prepare_assets(
     config: Config, reader: FieldReader, splits: Mapping[str, Split], mesh: DeviceGrid, origin: Origin
 ) -> tuple[Config, ModelAssets]:
-    """Collective: return the config of the run, which a checkpoint may change, and the model's assets."""
+    """Collective: return the config of the run and the model's assets.
+
+    A checkpoint keeps its global batch, which may change the config's accumulation.
+    """
     if origin.checkpoint is not None:
         config, assets = load_run_state(config, reader, mesh, origin.checkpoint, goes_on=origin.resumed is not None)
     else:
@@ -290,7 +295,7 @@ def build_training_order(
     """Return the schedule of the samples that this rank takes at each step."""
     data = config.data
     initial_times = require_samples(reader.times, split, reader.calendar, data, data.forecast_len)
-    # The first of the tensor-parallel peers reads for all of them.
+    # The first of the tensor-parallel peers reads and broadcasts; the others hold placeholders.
     placeholder = mesh.tensor_rank > 0
     dataset = ForecastDataset(
         frames, initial_times, data.step_minutes, data.history_len, data.forecast_len, placeholder=placeholder
@@ -309,7 +314,7 @@ def build_training_order(
 def build_valid_loader(
     config: Config, frames: FrameReader, reader: FieldReader, split: Split, mesh: DeviceGrid
 ) -> tuple[Loader, ValidationShare]:
-    """Return this rank's share of initial times spread over the whole of `split`, with forcing a forecast may know."""
+    """Return this rank's share of initial times over the whole of `split`, with the forcing that a forecast has."""
     data = config.data
     possible_times = require_samples(reader.times, split, reader.calendar, data, data.valid_forecast_len)
     initial_times = evenly_spaced(possible_times, config.trainer.valid_samples)
@@ -332,7 +337,7 @@ def validation_hours(config: Config) -> list[float]:
 
 
 def build_metrics(config: Config, assets: ModelAssets, weight_CHW: torch.Tensor) -> list[Metric]:
-    """Return new metrics of a validation, without sums."""
+    """Return new metrics, with nothing accumulated."""
     context = MetricContext(assets.channels, weight_CHW, validation_hours(config))
     return [metric_class(name)(context) for name in config.trainer.metrics]
 

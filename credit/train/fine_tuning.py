@@ -82,7 +82,7 @@ def locate_base(recorded: Mapping[str, str], resume: str, origin: Path) -> Path:
             if path.is_dir() and describe_base(path)["weights"] == recorded["weights"]:
                 return path
         raise CheckpointError(
-            f"{origin}: its adapters belong to {recorded['path']}, which does not exist or has other weights than when "
+            f"{origin}: contains adapters of {recorded['path']}, which does not exist or has other weights than when "
             f"they were trained (checksum {recorded['weights']}); restore it, or set trainer.resume to its new path"
         )
 

@@ -1,4 +1,4 @@
-"""The training run: optimizer steps, validation, checkpoints, and an orderly end whatever ends it."""
+"""The training run: optimizer steps, validation, checkpoints, and a clean end on any exit."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ class Trainer:
         self._parts = parts
         self._conf = parts.config.trainer
         self._folder = Path(parts.config.save_loc)
-        self._checkpoints = self._folder / "checkpoints"
-        self._at = TrainState()
-        self._guard = DivergenceGuard(self._conf, self._at)
-        self._pending: list[tuple[int, StepResult, float]] = []
-        self._store = AsyncCheckpointer(self._checkpoints)
+        self._checkpoint_folder = self._folder / "checkpoints"
+        self._state = TrainState()
+        self._guard = DivergenceGuard(self._conf, self._state)
+        self._unlogged_steps: list[tuple[int, StepResult, float]] = []
+        self._checkpointer = AsyncCheckpointer(self._checkpoint_folder)
         self._run_lock: RunLock | None = None
         self._status_before: dict[str, Any] = {}
         self._validate_every = self._conf.validate_every or parts.order.steps_per_epoch
@@ -57,26 +57,26 @@ class Trainer:
     def load(self, path: Path) -> None:
         """Collective: continue from a checkpoint of any mesh: weights, average, optimizer and position."""
         meta = checkpoint.load_meta(path)
-        parts, at = self._parts, self._at
+        parts, state = self._parts, self._state
         reshard(parts.model)
-        state = checkpoint_state_dict(parts.model)
-        checkpoint.load_into(path, "model", state)
+        model_tensors = checkpoint_state_dict(parts.model)
+        checkpoint.load_into(path, "model", model_tensors)
         if parts.average is not None:
             average = parts.average.average
             # The spectral-norm vectors of the average are computed again whenever the average is applied.
-            other_tensors = {name: tensor.clone() for name, tensor in state.items() if name not in average}
+            other_tensors = {name: tensor.clone() for name, tensor in model_tensors.items() if name not in average}
             checkpoint.load_into(path, "forecast", other_tensors | average)
         checkpoint.load_into(path, "optimizer", optimizer_tensors(parts.model, parts.optimizer))
-        at.restore(meta["progression"])
-        if path.parent.resolve() != self._checkpoints.resolve():
+        state.restore(meta["progression"])
+        if path.parent.resolve() != self._checkpoint_folder.resolve():
             # The best checkpoints of another run are not in this folder.
-            at.forget_checkpoints()
+            state.forget_checkpoints()
             return
-        self._store.committed = at.step
-        best = checkpoint.step_folder(self._checkpoints, at.best_step)
-        if at.best_step and checkpoint.verify_checkpoint(best) is None:
+        self._checkpointer.committed = state.step
+        best = checkpoint.step_folder(self._checkpoint_folder, state.best_step)
+        if state.best_step and checkpoint.verify_checkpoint(best) is None:
             # A kill between the save and the link leaves the link pointing to an older checkpoint.
-            self._store.point("best", at.best_step)
+            self._checkpointer.point("best", state.best_step)
 
     def run(self, stop: StopSignal, run_lock: RunLock | None) -> str:
         """Collective: train; return ``done``, or ``requeue`` if the run was asked to stop.
@@ -85,32 +85,32 @@ class Trainer:
             stop: requests to end.
             run_lock: lock of the run's folder, on the main process.
         """
-        parts, at = self._parts, self._at
+        parts, state = self._parts, self._state
         self._run_lock = run_lock
-        first_step = at.step
+        first_step = state.step
         # Read before the rows beyond the checkpoint are cut: the time and energy of these steps were used as well.
         earlier_records = []
         if parts.launch.is_main:
             earlier_records = [*read_last_metrics(self._folder), read_summary(self._folder)]
-        parts.meter.resume(at.step, at.spent, earlier_records)
-        log = MetricsLog(self._folder, at.step, parts.launch.is_main, self._conf.tensorboard)
-        bar = Progress(at.step, parts.total_steps, parts.launch.is_main)
+        parts.meter.resume(state.step, state.spent, earlier_records)
+        log = MetricsLog(self._folder, state.step, parts.launch.is_main, self._conf.tensorboard)
+        bar = Progress(state.step, parts.total_steps, parts.launch.is_main)
         self._status_before = run_on_rank0(lambda: read_status(self._folder))
         self._status("running", "")
         try:
-            with self._store:
-                reason = self._persist(log, bar, stop)
+            with self._checkpointer:
+                reason = self._train_with_rollbacks(log, bar, stop)
             log.flush()
             if reason is None:
-                at.require_best(self._conf.monitor)
-            if at.step > first_step:
-                bar.say(write_run_summary(*self._account()))
+                state.require_best(self._conf.monitor)
+            if state.step > first_step:
+                bar.say(write_run_summary(*self._summary_arguments()))
         except BaseException as error:
             step = self._committed_step()
             write_failure(self._folder, self._status_before, error, step, parts.launch.job_id, every_rank=True)
             try:
                 if parts.launch.is_main:
-                    bar.say(record(*self._account(), peak_memory_gb(parts.device)))
+                    bar.say(record(*self._summary_arguments(), peak_memory_gb(parts.device)))
             except Exception as summary_error:
                 # A GPU that has failed may not answer, and a plugin's network may raise anything.
                 logger.warning("no summary of the run: %s: %s", type(summary_error).__name__, summary_error)
@@ -121,73 +121,73 @@ class Trainer:
         self._status("requeue" if reason else "done", reason or "")
         return "requeue" if reason else "done"
 
-    def _account(self) -> tuple[Path, UsageMeter, TrainState, str, int, int]:
+    def _summary_arguments(self) -> tuple[Path, UsageMeter, TrainState, str, int, int]:
         """Return the arguments of the run's summary."""
-        parts, at = self._parts, self._at
-        length = parts.training_step.counted(max(at.step - 1, 0))[-1]
-        return self._folder, parts.meter, at, self._conf.monitor, parts.total_steps, length
+        parts, state = self._parts, self._state
+        length = parts.training_step.counted(max(state.step - 1, 0))[-1]
+        return self._folder, parts.meter, state, self._conf.monitor, parts.total_steps, length
 
-    def _persist(self, log: MetricsLog, bar: Progress, stop: StopSignal) -> str | None:
+    def _train_with_rollbacks(self, log: MetricsLog, bar: Progress, stop: StopSignal) -> str | None:
         """Train to the end, rolling back where the run diverged; return the reason of an early stop."""
-        if self._at.saved != self._at.step:
+        if self._state.saved != self._state.step:
             # A run that diverges at once rolls back to this checkpoint. A full disk is noticed before the first step.
             self._save()
         while True:
             try:
-                return self._loop(log, bar, stop)
+                return self._train_once(log, bar, stop)
             except RollbackRequired as divergence:
                 self._roll_back(divergence, log, bar)
 
-    def _loop(self, log: MetricsLog, bar: Progress, stop: StopSignal) -> str | None:
+    def _train_once(self, log: MetricsLog, bar: Progress, stop: StopSignal) -> str | None:
         """Return the reason of an early stop, None at the end of the run."""
-        parts, at = self._parts, self._at
-        # The run may have been stopped before the validation of this step.
-        if at.step and self._is_due(at.step, self._validate_every) and at.validated != at.step:
+        parts, state = self._parts, self._state
+        # A resumed run first makes the validation that the stop prevented.
+        if state.step and self._is_due(state.step, self._validate_every) and state.validated != state.step:
             reason = self._validate(log, bar, stop)
             if reason:
                 return reason
         if self._is_exhausted():
             return None
-        with self._feed(at.step, parts.total_steps) as source:
+        with self._open_batches(state.step, parts.total_steps) as source:
             return self._take_steps(source, log, bar, stop)
 
     def _take_steps(self, source: DevicePrefetcher, log: MetricsLog, bar: Progress, stop: StopSignal) -> str | None:
         """Take the remaining steps; return the reason of an early stop, None at the end of the run."""
-        parts, at = self._parts, self._at
+        parts, state = self._parts, self._state
         start_time = time.perf_counter()
         newest_count = None
-        while at.step < parts.total_steps:
-            self._note(f"step {at.step + 1}")
-            rate = learning_rate(at.step, parts.total_steps, self._conf.learning_rate, self._conf.schedule)
-            seconds_per_step = (time.perf_counter() - start_time) / max(len(self._pending), 1)
+        while state.step < parts.total_steps:
+            self._note(f"step {state.step + 1}")
+            rate = learning_rate(state.step, parts.total_steps, self._conf.learning_rate, self._conf.schedule)
+            seconds_per_step = (time.perf_counter() - start_time) / max(len(self._unlogged_steps), 1)
             stop_reason = stop.reason(self._save_seconds() + 2 * seconds_per_step)
-            result = parts.training_step(source, at.step, rate, stop_reason is not None)
+            result = parts.training_step(source, state.step, rate, stop_reason is not None)
             # On a GPU the step that was just queued is not waited for; the count of the step before it is read.
             previous_count, newest_count = newest_count, AsyncHostCopy(result.stop)
             stop_count = newest_count if parts.device.type == "cpu" else previous_count
             is_stop_requested = stop_count is not None and stop_count.get().item() > 0
-            self._pending.append((at.step, result, rate))
-            at.step += 1
+            self._unlogged_steps.append((state.step, result, rate))
+            state.step += 1
             bar.update()
-            validates = self._is_due(at.step, self._validate_every)
-            saves = self._is_due(at.step, self._checkpoint_every)
+            must_validate = self._is_due(state.step, self._validate_every)
+            must_save = self._is_due(state.step, self._checkpoint_every)
             reason = None
-            if is_stop_requested and at.step < parts.total_steps:
+            if is_stop_requested and state.step < parts.total_steps:
                 reason = self._agree_on_reason(stop_reason)
-            if validates or saves or reason or at.step % self._conf.log_every == 0:
+            if must_validate or must_save or reason or state.step % self._conf.log_every == 0:
                 self._write_rows(log, bar, source, start_time)
                 start_time = time.perf_counter()
-            if validates and not reason:
+            if must_validate and not reason:
                 reason = self._validate(log, bar, stop)
                 if self._is_exhausted():
                     self._save()
                     return None
-            if saves or reason:
+            if must_save or reason:
                 self._save()
-            if validates or saves:
+            if must_validate or must_save:
                 start_time = time.perf_counter()
             if reason:
-                bar.say(f"stopping at step {at.step}: {reason}; the same command continues")
+                bar.say(f"stopping at step {state.step}: {reason}; the same command continues")
                 return reason
         return None
 
@@ -197,15 +197,15 @@ class Trainer:
         Raises:
             CreditError: if the run has rolled back for non-finite steps before, or has no checkpoint to return to.
         """
-        parts, at = self._parts, self._at
+        parts, state = self._parts, self._state
         initial_times: set[int] = set()
         for step in divergence.steps:
-            initial_times.update(parts.order.initial_times(step, at.left_out))
+            initial_times.update(parts.order.initial_times(step, state.left_out))
         times = ", ".join(parts.calendar.format(minutes) for minutes in sorted(initial_times))
         problem = f"step {divergence.steps[-1] + 1}: {divergence.what}"
-        if not divergence.finite and at.rollbacks:
+        if not divergence.finite and state.rollbacks:
             last_step = divergence.steps[-1]
-            with self._feed(last_step, last_step + 1) as batches:
+            with self._open_batches(last_step, last_step + 1) as batches:
                 explanation = parts.training_step.explain(batches, last_step)
             layer = next(filter(None, together(lambda: explanation)), None)
             raise CreditError(
@@ -213,76 +213,79 @@ class Trainer:
                 + (f"Not finite at first: {layer}. " if layer else "Computed once more, the last one is finite. ")
                 + "The last checkpoint is untouched; look at the data of these times, or lower trainer.learning_rate"
             )
-        self._store.settle()
-        start = checkpoint.newest_checkpoint(self._checkpoints, at_most=divergence.steps[0])
+        self._checkpointer.settle()
+        start = checkpoint.newest_checkpoint(self._checkpoint_folder, at_most=divergence.steps[0])
         if start is None:
             raise CreditError(
                 f"{problem}, and there is no checkpoint to go back to. Initial times of the batches: {times}"
             )
-        blocks = [block_of_step(step, at.left_out) for step in divergence.steps]
+        blocks = [block_of_step(step, state.left_out) for step in divergence.steps]
         history = {
-            "left_out": sorted({*at.left_out, *blocks}),
-            "rollbacks": at.rollbacks + (not divergence.finite),
-            "spikes": at.spikes + divergence.finite,
+            "left_out": sorted({*state.left_out, *blocks}),
+            "rollbacks": state.rollbacks + (not divergence.finite),
+            "spikes": state.spikes + divergence.finite,
         }
         self.load(start)
-        vars(at).update(history, streak=[])
-        at.saved = at.step
-        together(lambda: checkpoint.remove_after(self._checkpoints, at.step) if parts.launch.is_main else None)
-        self._store.point("latest", at.step)
-        self._pending.clear()
-        log.rewind(at.step)
-        bar.back_to(at.step)
-        logger.warning("%s. Back at step %d; left out from now on: the samples of %s", problem, at.step, times)
+        vars(state).update(history, streak=[])
+        state.saved = state.step
+        together(lambda: checkpoint.remove_after(self._checkpoint_folder, state.step) if parts.launch.is_main else None)
+        self._checkpointer.point("latest", state.step)
+        self._unlogged_steps.clear()
+        log.rewind(state.step)
+        bar.back_to(state.step)
+        logger.warning("%s. Back at step %d; left out from now on: the samples of %s", problem, state.step, times)
 
-    def _feed(self, first: int, last: int) -> DevicePrefetcher:
+    def _open_batches(self, first: int, last: int) -> DevicePrefetcher:
         parts = self._parts
-        loader = parts.order.loader(first, last, self._at.left_out)
+        loader = parts.order.loader(first, last, self._state.left_out)
         return DevicePrefetcher(loader, parts.device, parts.mesh.tensor_peers)
 
     def _save_seconds(self) -> float:
-        """Return the longest time of a save, in seconds; it may have to wait for one that is being written."""
-        return 2 * self._store.seconds
+        """Return an upper bound on the seconds of a save, which may have to wait for the one before it."""
+        return 2 * self._checkpointer.seconds
 
     def _note(self, activity: str) -> None:
         """Tell the watchdog and readers of the run lock what begins now."""
         self._parts.watchdog.note(activity)
         if self._run_lock is not None:
-            self._run_lock.note(self._at.step, activity)
+            self._run_lock.note(self._state.step, activity)
 
     def _agree_on_reason(self, reason: str | None) -> str:
         """Collective: return the reason of the first rank that has one."""
         return next(filter(None, together(lambda: reason)), "asked for on another rank")
 
     def _is_due(self, step: int, every: int) -> bool:
+        """Return whether something happens after `step` that happens every so many steps and at the end of the run."""
         return step % every == 0 or step == self._parts.total_steps
 
     def _is_exhausted(self) -> bool:
         """Return whether ``trainer.patience`` validations in a row have brought no improvement."""
-        return self._conf.patience is not None and self._at.worse >= self._conf.patience
+        return self._conf.patience is not None and self._state.worse >= self._conf.patience
 
     def _write_rows(self, log: MetricsLog, bar: Progress, source: DevicePrefetcher, start_time: float) -> None:
         """Collective: fetch the results of all steps since `start_time` from the device and write a row for each."""
-        if not self._pending:
+        if not self._unlogged_steps:
             return
         parts = self._parts
-        # Ranks have equal shares of the batch. All but loss and energy is equal on all ranks.
-        columns = [torch.stack([result.loss, result.grad_norm, result.bad]).float() for _, result, _ in self._pending]
+        # Ranks have equal shares of the batch. All values but loss and energy are equal on all ranks.
+        columns = [
+            torch.stack([result.loss, result.grad_norm, result.bad]).float() for _, result, _ in self._unlogged_steps
+        ]
         results = torch.stack(columns, dim=1)
-        joules = results.new_full((1, len(self._pending)), parts.meter.joules())
+        joules = results.new_full((1, len(self._unlogged_steps)), parts.meter.joules())
         losses, norms, bad_flags, energy = mean_over_ranks(torch.cat([results, joules])).tolist()
         # Only now has a GPU finished the steps that were queued.
         seconds = time.perf_counter() - start_time
         parts.meter.add_energy(energy[0] * parts.launch.world)
-        lengths = [parts.training_step.counted(step)[-1] for step, _, _ in self._pending]
+        lengths = [parts.training_step.counted(step)[-1] for step, _, _ in self._unlogged_steps]
         shared = parts.meter.add_steps(lengths, seconds, source.take_wait())
         shared["peak_memory_gb"] = peak_memory_gb(parts.device)
-        for (step, _, rate), loss, norm, is_bad in zip(self._pending, losses, norms, bad_flags, strict=True):
-            row = {"step": step + 1, "epoch": parts.order.epoch(step, self._at.left_out)}
+        for (step, _, rate), loss, norm, is_bad in zip(self._unlogged_steps, losses, norms, bad_flags, strict=True):
+            row = {"step": step + 1, "epoch": parts.order.epoch(step, self._state.left_out)}
             log.write({**row, "loss": loss, "grad_norm": norm, "lr": rate, **shared})
             self._guard.judge(step, loss, bool(is_bad))
         bar.show(loss=f"{losses[-1]:.4f}")
-        self._pending.clear()
+        self._unlogged_steps.clear()
         log.flush()
 
     def _validate(self, log: MetricsLog, bar: Progress, stop: StopSignal) -> str | None:
@@ -291,71 +294,73 @@ class Trainer:
         Returns:
             The reason of an early stop, None if the validation was completed.
         """
-        at, parts = self._at, self._parts
-        self._note(f"validation at step {at.step}")
+        state, parts = self._state, self._parts
+        self._note(f"validation at step {state.step}")
 
         def is_stop_requested() -> bool:
             return stop.reason(self._save_seconds()) is not None
 
         average = parts.average.applied() if parts.average is not None else nullcontext()
         with parts.meter.timed("validation_s"), average:
-            metrics = parts.validate(at.step, is_stop_requested)
-            if metrics is not None and parts.preview is not None and self._is_due(at.step, self._preview_every):
-                self._note(f"preview at step {at.step}")
-                if not parts.preview(at.step, log, is_stop_requested):
+            metrics = parts.validate(state.step, is_stop_requested)
+            if metrics is not None and parts.preview is not None and self._is_due(state.step, self._preview_every):
+                self._note(f"preview at step {state.step}")
+                if not parts.preview(state.step, log, is_stop_requested):
                     # The continued run repeats the validation together with the preview.
                     metrics = None
         if metrics is None:
             return self._agree_on_reason(stop.reason(self._save_seconds()))
-        at.validated = at.step
-        log.write({"step": at.step, "valid": metrics})
+        state.validated = state.step
+        log.write({"step": state.step, "valid": metrics})
         log.flush()
         value = metrics[self._conf.monitor]
-        bar.say(f"step {at.step}: valid loss {metrics['loss']:.4f}, {self._conf.monitor} {value:.4f}")
+        bar.say(f"step {state.step}: valid loss {metrics['loss']:.4f}, {self._conf.monitor} {value:.4f}")
         if math.isfinite(value):
-            at.best_saved = sorted([*at.best_saved, [value, at.step]])[: self._conf.keep_best]
+            state.best_saved = sorted([*state.best_saved, [value, state.step]])[: self._conf.keep_best]
         not_finite = [name for name, metric in metrics.items() if not math.isfinite(metric)]
         if not_finite:
-            logger.warning("step %d: not finite in validation: %s", at.step, ", ".join(not_finite))
-        if value < at.best:
-            at.best, at.best_step, at.worse = value, at.step, 0
+            logger.warning("step %d: not finite in validation: %s", state.step, ", ".join(not_finite))
+        if value < state.best:
+            state.best, state.best_step, state.worse = value, state.step, 0
             self._save("latest", "best")
         else:
-            at.worse += 1
-            if [value, at.step] in at.best_saved:
+            state.worse += 1
+            if [value, state.step] in state.best_saved:
                 self._save()
         if self._is_exhausted():
-            bar.say(f"stopping early: no better {self._conf.monitor} than {at.best:.4f} of step {at.best_step}")
+            bar.say(f"stopping early: no better {self._conf.monitor} than {state.best:.4f} of step {state.best_step}")
         return None
 
     def _save(self, *links: str) -> None:
         """Collective: begin to write a checkpoint of the present step, unless there is one, and point `links` to it."""
-        at, parts = self._at, self._parts
-        if at.saved == at.step:
+        state, parts = self._state, self._parts
+        if state.saved == state.step:
             for name in links:
-                self._store.point(name, at.step)
+                self._checkpointer.point(name, state.step)
             return
-        self._note(f"checkpoint of step {at.step}")
+        self._note(f"checkpoint of step {state.step}")
         with parts.meter.timed("save_s"):
             self._begin_save(links or ("latest",))
         self._status("running", "")
 
     def _begin_save(self, links: tuple[str, ...]) -> None:
-        at, parts = self._at, self._parts
+        state, parts = self._state, self._parts
         together(lambda: self._run_lock.require() if self._run_lock is not None else None)
-        at.saved = at.step
+        state.saved = state.step
         reshard(parts.model)
         tensors = {
             "model": checkpoint_state_dict(parts.model),
             "forecast": self._forecast_state(),
             "optimizer": optimizer_tensors(parts.model, parts.optimizer),
         }
-        at.spent = parts.meter.state()
-        meta = checkpoint_meta(parts.config, parts.assets, at, parts.calendar.name, parts.mesh.data_ranks, parts.base)
-        keep = checkpoint.Retention(
-            self._conf.keep_last, self._conf.keep_every, tuple(int(step) for _, step in at.best_saved)
+        state.spent = parts.meter.state()
+        meta = checkpoint_meta(
+            parts.config, parts.assets, state, parts.calendar.name, parts.mesh.data_ranks, parts.base
         )
-        self._store.save(at.step, tensors, parts.assets.tensors(), meta, links, keep)
+        keep = checkpoint.Retention(
+            self._conf.keep_last, self._conf.keep_every, tuple(int(step) for _, step in state.best_saved)
+        )
+        self._checkpointer.save(state.step, tensors, parts.assets.tensors(), meta, links, keep)
 
     def _forecast_state(self) -> dict[str, torch.Tensor]:
         if self._parts.average is None:
@@ -366,7 +371,7 @@ class Trainer:
 
     def _committed_step(self) -> int:
         """Return the step from which another start would continue: that of the newest checkpoint on disk."""
-        return self._at.step if self._store.committed is None else self._store.committed
+        return self._state.step if self._checkpointer.committed is None else self._checkpointer.committed
 
     def _status(self, state: str, reason: str) -> None:
         if self._parts.launch.is_main:

@@ -34,7 +34,7 @@ class MeanAnchor(Postprocess):
         names = [channel.variable for channel in context.channels.output]
         self._row = names.index(section.variable)
         self._area_HW = torch.from_numpy(context.grid.area_weights()).to(context.device)
-        self.corrected_rows = (self._row,)
+        self.corrected_channels = (self._row,)
         # The limit in normalised units: that of the difference between two values that lie so far apart.
         values_2C = torch.zeros(2, len(names), device=context.device)
         values_2C[1] = section.limit

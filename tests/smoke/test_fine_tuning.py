@@ -81,17 +81,17 @@ def test_fine_tuning(small_run: Path, capsys: pytest.CaptureFixture) -> None:
     # another checkpoint in its place is no substitute
     (base_run / "checkpoints" / "step_00000002").rename(base)
     assert main(rollout) == 1
-    assert "holds other weights" in capsys.readouterr().err
+    assert "has other weights" in capsys.readouterr().err
 
 
 def test_what_does_not_fit_is_refused(small_run: Path, capsys: pytest.CaptureFixture) -> None:
     config, run = small_run / "config.yml", small_run / "run"
     short = (*SHORT, "trainer.max_steps=2")
     assert main(["train", str(config), LORA, *short]) == 2
-    assert "trainer.resume: PATH" in capsys.readouterr().err
+    assert "set trainer.resume to the path" in capsys.readouterr().err
     assert main(["train", str(config), *short]) == 0
     assert main(["train", str(config), LORA, *short]) == 2
-    assert "take another save_loc" in capsys.readouterr().err
+    assert "set another save_loc" in capsys.readouterr().err
     tuned = small_run / "tuned"
     assert fine_tune(config, tuned, latest(run), "trainer.max_steps=2", "trainer.lora.targets=['*.to_qvk']") == 2
     assert 'did you mean "*.to_qkv"' in capsys.readouterr().err

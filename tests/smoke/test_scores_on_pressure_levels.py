@@ -67,4 +67,4 @@ def test_scores_of_files_are_those_without_files(tmp_path: Path, command) -> Non
     moved = str(shutil.copytree(run, tmp_path / "moved"))
     assert load_run_config(moved, []).save_loc == moved
     done = command("verify", scores, "--model", config)
-    assert done.returncode == 2 and "--model: it goes with --online" in done.stderr
+    assert done.returncode == 2 and "--model requires --online" in done.stderr

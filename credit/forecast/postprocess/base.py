@@ -34,7 +34,7 @@ class PostprocessContext:
         attributes: variable -> units, standard_name, long_name.
         masks: variable -> (H, W) bool, True where it is missing.
         static_CHW: static channels in physical units.
-        layers: edges of the vertical layers, where the list has an entry that sums over columns.
+        layers: edges of the vertical layers; None if no entry needs them.
         normalizer: between physical units and normalised space.
         device: of the fields.
         key: of the entry, for messages: ``model.postprocess.0``.
@@ -58,18 +58,17 @@ class Postprocess:
     """Base class of post-processes.
 
     A post-process changes the output of a step in training, validation and forecasts alike, so it is differentiable.
-    One that needs a sum over the globe is collective where a field is split over ranks. ``credit plan`` runs it with
-    tensors that have no values, so constants stay tensors: `.item()` fails there.
+    ``credit plan`` runs it with tensors that have no values: keep constants as tensors and do not call `.item()`.
 
     Args:
         context: what it is built from.
         section: the entry of the list.
 
     Attributes:
-        corrected_rows: rows of the output whose last word it has: bounds of earlier entries do not hold for them.
+        corrected_channels: output channels that it sets; bounds of earlier entries are not enforced on them.
     """
 
-    corrected_rows: Sequence[int] = ()
+    corrected_channels: Sequence[int] = ()
 
     def __init__(self, context: PostprocessContext, section: PostprocessSection) -> None:
         pass
@@ -82,7 +81,7 @@ class Postprocess:
         Args:
             output_BCHW: normalised output channels of the step.
             previous_BCHW: normalised prognostic channels of the last input frame.
-            forcing_BCHW: normalised dynamic forcing of the step.
+            forcing_BCHW: normalised dynamic forcing of the last input frame.
         """
         raise NotImplementedError
 
@@ -91,14 +90,14 @@ class Postprocess:
         return state_BCTHW
 
     def limit_physical(self, output_BCHW: Tensor) -> Tensor:
-        """Return an output in physical units within what this entry allows, where decoding has rounded it."""
+        """Return an output in physical units within what this entry allows, after the rounding of decoding."""
         return output_BCHW
 
     def set_corrected_later(self, rows: frozenset[int]) -> None:
-        """Receive the rows of the output that a later entry corrects; called once, before the first step."""
+        """Receive the output channels that a later entry corrects; called once, before the first step."""
 
     def merge(self, following: Postprocess) -> Postprocess | None:
-        """Return one post-process that does the work of this one and the next, None where they stay two."""
+        """Return one post-process that does the work of this one and the next, None if they cannot be merged."""
         return None
 
 
@@ -174,7 +173,7 @@ def build_postprocess(entries: Mapping[str, PostprocessSection], context: Postpr
     corrected_later: frozenset[int] = frozenset()
     for entry in reversed(built):
         entry.set_corrected_later(corrected_later)
-        corrected_later |= frozenset(entry.corrected_rows)
+        corrected_later |= frozenset(entry.corrected_channels)
         merged = entry.merge(chain[0]) if chain else None
         if merged is not None:
             chain[0] = merged
@@ -188,7 +187,7 @@ def with_data_bounds(
 ) -> dict[str, PostprocessSection]:
     """Return the list with a clamp for each output variable that the data section bounds.
 
-    They stand before all other entries but the hyperdiffusion, which moves values past their bounds.
+    These clamps come first, but after the hyperdiffusion, because it may move values out of bounds.
     """
     clamp_section = POSTPROCESSES.find_section("clamp")
     bounds: dict[str, PostprocessSection] = {}

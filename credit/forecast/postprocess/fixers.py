@@ -80,7 +80,7 @@ class BudgetFixer(Postprocess):
 
     def _set_corrected(self, variable: ChannelSlice) -> None:
         self._corrected = variable
-        self.corrected_rows = variable.rows
+        self.corrected_channels = variable.rows
 
 
 @register_postprocess("dry_mass", DryMassSection)

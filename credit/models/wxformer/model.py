@@ -1,7 +1,7 @@
 """WXFormer: a CrossFormer encoder and a convolutional U-Net decoder on a global latitude-longitude grid.
 
-CrossFormer: Wang et al. 2021, arXiv 2108.00154. WXFormer: Schreck et al. 2025, npj Clim. Atmos. Sci. 8:239. With
-default options this computes the function that the published weights were trained for.
+CrossFormer: Wang et al. 2021, arXiv 2108.00154. WXFormer: Schreck et al. 2025, npj Clim. Atmos. Sci. 8:239.
+`WXFormer.from_kwargs` without options computes the function that the published weights were trained for.
 
 Shape suffixes: B batch, C channels, T time frames, H and W latitude rows and longitude columns.
 """
@@ -44,7 +44,7 @@ SIZE_ARGUMENTS = (
     "vector_channels",
     "pole_points",
 )
-# what the published weights were trained with, where it is not the section's default
+# settings of the published weights, where they differ from the section's defaults
 PUBLISHED_SETTINGS: dict[str, Any] = {
     "dim": [128, 256, 512, 1024],
     "depth": [2, 2, 8, 2],
@@ -113,8 +113,8 @@ class Decoder(nn.Module):
 class WXFormer(ForecastModel):
     """Global weather model; maps T input frames to T_out output frames.
 
-    Weights start from torch's global random state; `initialise` makes them a function of a seed. A model built on
-    the meta device is left unfilled.
+    Weights are initialised with a seed that is drawn from torch's global generator; `initialise` sets the seed. A model
+    that is built on the meta device is left unfilled.
 
     Args:
         spec: channels, grid, frames.
@@ -139,7 +139,7 @@ class WXFormer(ForecastModel):
         windows = list(zip(section.global_window_size, local_windows, strict=True))
         height, width = spec.grid.shape
         frames = spec.input_frames
-        # Channels and frames become one dimension, in which channels vary more slowly.
+        # Channels and frames become one dimension: index = channel * frames + frame.
         vector_channels = []
         for channel in spec.vector_channels:
             vector_channels += [channel * frames + frame for frame in range(frames)]

@@ -1,4 +1,4 @@
-"""A small atmosphere on whole columns, a network that disturbs it, and its budgets summed by plain numpy."""
+"""A small atmosphere with full columns, a network that perturbs it, and its budgets summed in plain numpy."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PRESSURE_LEVELS = [50, 150, 250, 400, 600, 700, 850, 1000]
 FLUXES = ["tsr", "ttr", "ssr", "str", "sshf", "slhf"]
 STEP_SECONDS = 21600.0
 G = 9.80665
-# attributes of the variables; those of ERA5
+# Units of the variables, as in ERA5.
 UNITS = {
     "t": "K", "u": "m s**-1", "v": "m s**-1", "q": "kg kg**-1", "sp": "Pa", "tp": "m", "e": "m of water equivalent",
     "zs": "m2 s-2", **dict.fromkeys(FLUXES, "J m**-2"),
@@ -42,9 +42,13 @@ POST = [
 
 
 def write_half_levels(folder: Path) -> Path:
+    """Write a table of the hybrid coefficients and return its path."""
     a, b = half_levels(K)
+    lines = ["n,a [Pa],b"]
+    for number, (a_value, b_value) in enumerate(zip(a.tolist(), b.tolist(), strict=True)):
+        lines.append(f"{number},{a_value!r},{b_value!r}")
     path = folder / "half.csv"
-    path.write_text("n,a [Pa],b\n" + "".join(f"{n},{x!r},{y!r}\n" for n, (x, y) in enumerate(zip(a.tolist(), b.tolist(), strict=True))))  # fmt: skip  # noqa: E501
+    path.write_text("\n".join(lines) + "\n")
     return path
 
 
@@ -74,8 +78,8 @@ def raw_config(folder: Path, pressure: bool = False) -> dict[str, Any]:
 
 
 def without_budgets(raw: dict[str, Any]) -> dict[str, Any]:
-    """Return the same run with its clamps alone."""
-    clamps = [one for one in raw["model"]["postprocess"] if one["kind"] == "clamp"]
+    """Return the config with its clamps as the only post-processing."""
+    clamps = [entry for entry in raw["model"]["postprocess"] if entry["kind"] == "clamp"]
     data = {**raw["data"], "coefficients": None}
     return raw | {"data": data, "model": {**raw["model"], "postprocess": clamps}}
 
@@ -108,38 +112,45 @@ def fields(config: Config) -> dict[str, np.ndarray]:
 
 
 class Disturbed(nn.Module):
-    """Changes every channel at random, with a drift: nothing is conserved."""
+    """Adds random fields with a drift to every channel, so that nothing is conserved."""
 
     def __init__(self, channels: int, seed: int = 1) -> None:
         super().__init__()
         self.size = nn.Parameter(torch.tensor(1.0))
         generator = torch.Generator().manual_seed(seed)
-        self.noise = torch.randn(channels, H, W, generator=generator) + 0.5 * torch.randn(channels, 1, 1, generator=generator)  # fmt: skip  # noqa: E501
+        noise_CHW = torch.randn(channels, H, W, generator=generator)
+        drift_C11 = torch.randn(channels, 1, 1, generator=generator)
+        self.noise = noise_CHW + 0.5 * drift_C11
 
     def forward(self, x_BCTHW: torch.Tensor) -> torch.Tensor:
-        # the forcing says which step it is, and every step is disturbed elsewhere
-        turned = self.noise.roll(round(7 * x_BCTHW[0, 4 * K + 1, -1, 0, 0].item()), dims=2)
-        return (self.size * turned)[None, :, None].expand(len(x_BCTHW), -1, -1, -1, -1)
+        # The forcing is the number of the step, so that the noise of each step lies at other longitudes.
+        step = x_BCTHW[0, 4 * K + 1, -1, 0, 0].item()
+        shifted = self.noise.roll(round(7 * step), dims=2)
+        return (self.size * shifted)[None, :, None].expand(len(x_BCTHW), -1, -1, -1, -1)
 
 
 def assemble(raw: dict[str, Any], model: nn.Module | None = None) -> tuple[Config, ModelAssets, Stepper]:
-    """Return the run's config, assets and stepper."""
+    """Return the config, the assets and the stepper of a run."""
     config = build_config(raw)
     channels = config.data.channel_map()
     truth = fields(config)
-    names, mean, std = [], [], []
-    for channel in channels.stored + channels.static_stored:
-        same = [c for c in channels.stored + channels.static_stored if c.variable == channel.variable]
+    stored = channels.stored + channels.static_stored
+    names = []
+    mean = []
+    std = []
+    for channel in stored:
         field = truth[channel.variable]
-        field = field[same.index(channel)] if field.ndim == 3 else field
+        if field.ndim == 3:
+            levels = [other.level for other in stored if other.variable == channel.variable]
+            field = field[levels.index(channel.level)]
         if channel.variable in config.data.transforms:
             field = apply(field, config.data.transforms[channel.variable])
         names.append(channel.name)
         mean.append(field.mean())
         std.append(field.std() + {"q": 1e-6, "t": 1.0}.get(channel.variable, 0.0))
     std = np.array(std)
-    nothing = np.zeros(len(names))
-    statistics = Statistics(tuple(names), np.array(mean), std, nothing, nothing, nothing, 0.05 * std, nothing)
+    zeros = np.zeros(len(names))
+    statistics = Statistics(tuple(names), np.array(mean), std, zeros, zeros, zeros, 0.05 * std, zeros)
     attributes = {name: {"units": units} for name, units in UNITS.items()}
     static = np.stack([truth["zs"]]).astype(np.float32)
     assets = ModelAssets(channels, GRID, statistics, attributes, static, {}, None, find_run_layers(config))
@@ -156,11 +167,14 @@ def initial_state(config: Config, stepper: Stepper) -> torch.Tensor:
 
 
 def split(channels: Any, fields_CHW: np.ndarray) -> dict[str, np.ndarray]:
-    """Return variable -> (K, H, W) or (H, W), float64, of the first channels."""
-    found: dict[str, list[np.ndarray]] = {}
-    for channel, field in zip(channels, fields_CHW, strict=False):
-        found.setdefault(channel.variable, []).append(field.astype(np.float64))
-    return {name: np.stack(some) if len(some) > 1 else some[0] for name, some in found.items()}
+    """Return variable -> (K, H, W) or (H, W), float64; `fields_CHW` may lack the last channels."""
+    levels: dict[str, list[np.ndarray]] = {}
+    for channel, field_HW in zip(channels, fields_CHW, strict=False):
+        levels.setdefault(channel.variable, []).append(field_HW.astype(np.float64))
+    fields = {}
+    for variable, fields_of_levels in levels.items():
+        fields[variable] = np.stack(fields_of_levels) if len(fields_of_levels) > 1 else fields_of_levels[0]
+    return fields
 
 
 def totals(config: Config, air: dict[str, np.ndarray], ground: np.ndarray) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""A chain of clamps, for steppers that are built without a config."""
+"""Builder of a chain of clamps, for steppers that are built without a config."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from credit.forecast.postprocess.section import ClampSection
 
 
 def clamp_chain(channels: ChannelMap, normalizer: Normalizer, minimum: Sequence[float] | None) -> PostprocessChain:
-    """Return a chain that holds each output channel above its minimum, -inf for none."""
+    """Return a chain that clamps each output channel to its minimum; -inf means no minimum."""
     context = PostprocessContext(
         data=None,
         channels=channels,

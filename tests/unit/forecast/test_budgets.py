@@ -1,4 +1,4 @@
-"""Column integrals against closed forms; gradients against small differences; what closes a budget closes it."""
+"""Tests of budgets: integrals against closed forms, gradients against finite differences, and closed budgets."""
 
 from __future__ import annotations
 
@@ -22,16 +22,22 @@ def hybrid(top: float = 0.0) -> VerticalLayers:
     """Return layers of a hybrid coordinate; `top` is added to the pressure of the uppermost half level."""
     a, b = half_levels(K)
     a[0] = top
-    edges = [np.stack([one[:-1], one[1:]], axis=1) for one in (a, b)]
-    return VerticalLayers(tuple(range(1, K + 1)), *edges, cut_by_ground=False)
+    a_edges = np.stack([a[:-1], a[1:]], axis=1)
+    b_edges = np.stack([b[:-1], b[1:]], axis=1)
+    return VerticalLayers(tuple(range(1, K + 1)), a_edges, b_edges, cut_by_ground=False)
 
 
-def pressure(count: int = 40) -> VerticalLayers:
-    p = np.linspace(2500, 100000, count)
-    a, b = np.zeros((count, 2)), np.zeros((count, 2))
-    a[1:, 0] = a[:-1, 1] = (p[1:] + p[:-1]) / 2
+def pressure(num_levels: int = 40) -> VerticalLayers:
+    """Return layers around pressure levels, with edges half way between them."""
+    levels = np.linspace(2500, 100000, num_levels)
+    edges = (levels[1:] + levels[:-1]) / 2
+    a = np.zeros((num_levels, 2))
+    a[1:, 0] = edges
+    a[:-1, 1] = edges
+    # The lower edge of the lowest layer is the ground.
+    b = np.zeros((num_levels, 2))
     b[-1, 1] = 1.0
-    return VerticalLayers(tuple(p), a, b, cut_by_ground=True)
+    return VerticalLayers(tuple(levels), a, b, cut_by_ground=True)
 
 
 def random(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -45,23 +51,27 @@ SP = 5e4 + 5.5e4 * random(2, H, W)
 def test_a_constant_integrates_to_the_mass_of_the_column(layers: VerticalLayers) -> None:
     """Exact: (ps - top) / g times the constant, over mountains, too."""
     columns = ColumnIntegrator(layers, GRID, CPU)
-    found = columns.integral(torch.full((2, K, H, W), 0.01), SP)
-    np.testing.assert_allclose(found, 0.01 * (SP - layers.a[0, 0]) / G, rtol=1e-7)  # 0.01 in float32
+    integral = columns.integral(torch.full((2, K, H, W), 0.01), SP)
+    # The constant is 0.01 in float32.
+    np.testing.assert_allclose(integral, 0.01 * (SP - layers.a[0, 0]) / G, rtol=1e-7)
     slope = columns.growth(torch.ones(2, K, H, W), SP)
     np.testing.assert_allclose(slope, 1 / G, rtol=1e-12)
 
 
 @pytest.mark.parametrize("layers", [hybrid(), pressure(K)], ids=["hybrid", "pressure"])
 def test_an_isothermal_dry_atmosphere_at_rest(layers: VerticalLayers) -> None:
-    """Its heat is cp T ps / g; water is 0; dry mass is ps / g; ground of one height adds its geopotential."""
+    """Heat is cp T ps / g, water is 0, dry mass is ps / g, and ground of constant height adds its geopotential."""
     columns = ColumnIntegrator(layers, GRID, CPU)
-    none, warm = torch.zeros(2, K, H, W), torch.full((2, K, H, W), 250.0)
+    zero = torch.zeros(2, K, H, W)
+    temperature = torch.full((2, K, H, W), 250.0)
     mean = columns.global_mean(SP)
-    np.testing.assert_allclose(budgets.heat(columns, SP, warm, none), 3.5 * 287.0597 * 250 * mean / G, rtol=1e-12)
-    np.testing.assert_allclose(budgets.dry_mass(columns, SP, none), mean / G, rtol=1e-12)
-    assert budgets.water_mass(columns, SP, none).eq(0).all()
+    np.testing.assert_allclose(
+        budgets.heat(columns, SP, temperature, zero), 3.5 * 287.0597 * 250 * mean / G, rtol=1e-12
+    )
+    np.testing.assert_allclose(budgets.dry_mass(columns, SP, zero), mean / G, rtol=1e-12)
+    assert budgets.water_mass(columns, SP, zero).eq(0).all()
     ground = torch.full((H, W), 5000.0)
-    rest = budgets.other_energy(columns, SP, none, none + 3.0, none + 4.0, ground)
+    rest = budgets.other_energy(columns, SP, zero, zero + 3.0, zero + 4.0, ground)
     np.testing.assert_allclose(rest, (5000 + 12.5) * mean / G, rtol=1e-12)
 
 
@@ -77,7 +87,7 @@ def test_a_profile_converges_to_its_integral() -> None:
     assert errors[0] < 0.02 and errors[1] < errors[0] / 3
 
 
-def test_what_lies_below_the_ground_does_not_count() -> None:
+def test_layers_below_the_ground_do_not_count() -> None:
     layers = pressure(K)
     columns = ColumnIntegrator(layers, GRID, CPU)
     x = random(1, K, H, W)
@@ -87,7 +97,7 @@ def test_what_lies_below_the_ground_does_not_count() -> None:
     assert below.any() and torch.equal(columns.integral(x, ground), columns.integral(other, ground))
 
 
-def test_means_are_by_area() -> None:
+def test_means_are_area_weighted() -> None:
     """sin^2 of latitude has the mean 1/3 on a sphere."""
     grid = LatLonGrid.equiangular(180, 4, poles=False)
     lat = torch.from_numpy(grid.lat)[None, :, None] * torch.ones(1, 180, 4)
@@ -113,36 +123,37 @@ def test_gradients(layers: VerticalLayers) -> None:
     sp = SP.clone().requires_grad_()
     q, t = 0.02 * random(2, K, H, W, seed=1), 200 + 80 * random(2, K, H, W, seed=2)
     rain = random(2, H, W, seed=3)
-    q, t, rain = (one.requires_grad_() for one in (q, t, rain))
-    wanted = budgets.dry_mass(columns, SP, q.detach()) * torch.tensor([1.01, 0.98])
+    for tensor in (q, t, rain):
+        tensor.requires_grad_()
+    target = budgets.dry_mass(columns, SP, q.detach()) * torch.tensor([1.01, 0.98])
 
-    def pressure_of(sp, q):
-        return budgets.close_dry_mass(columns, wanted, sp, q) / 1e5
+    def close_pressure(sp, q):
+        return budgets.close_dry_mass(columns, target, sp, q) / 1e5
 
-    def rain_of(sp, q, rain):
+    def close_rain(sp, q, rain):
         return budgets.close_water(columns, 20 + budgets.water_mass(columns, sp, q), rain)
 
-    def temperature_of(sp, q, t):
+    def close_temperature(sp, q, t):
         heat = budgets.heat(columns, sp, t, q)
         rest = budgets.other_energy(columns, sp, q, t - 240, 0.5 * t - 120, torch.ones(H, W))
         return budgets.close_energy(3e9 - rest, t, heat) / 300
 
     options = {"fast_mode": True, "atol": 1e-6, "rtol": 1e-4}
-    # sp in Pa: a step that is felt, and does not carry the ground over an edge
-    assert torch.autograd.gradcheck(pressure_of, (sp, q), eps=1e-4, **options)
-    assert torch.autograd.gradcheck(rain_of, (sp, q, rain), eps=1e-4, **options)
-    assert torch.autograd.gradcheck(temperature_of, (sp, q, t), eps=1e-4, **options)
+    # Surface pressure is in Pa: the step is large enough for rounding, and does not move the ground over an edge.
+    assert torch.autograd.gradcheck(close_pressure, (sp, q), eps=1e-4, **options)
+    assert torch.autograd.gradcheck(close_rain, (sp, q, rain), eps=1e-4, **options)
+    assert torch.autograd.gradcheck(close_temperature, (sp, q, t), eps=1e-4, **options)
 
 
 @pytest.mark.parametrize("layers", [hybrid(), hybrid(50.0), pressure(K)], ids=["hybrid", "with a top", "pressure"])
-def test_dry_mass_is_closed_by_one_factor(layers: VerticalLayers) -> None:
+def test_dry_mass_is_closed_by_a_single_factor(layers: VerticalLayers) -> None:
     columns = ColumnIntegrator(layers, GRID, CPU)
     q = 0.02 * random(2, K, H, W, seed=1)
-    wanted = budgets.dry_mass(columns, SP, q) * torch.tensor([1.03, 0.96])
-    closed = budgets.close_dry_mass(columns, wanted, SP, q)
-    # what is left on pressure levels is of the cells where the ground passes an edge
+    target = budgets.dry_mass(columns, SP, q) * torch.tensor([1.03, 0.96])
+    closed = budgets.close_dry_mass(columns, target, SP, q)
+    # On pressure levels, cells where the ground passes an edge leave a small residual.
     rtol = 1e-13 if columns.is_linear else 1e-7
-    np.testing.assert_allclose(budgets.dry_mass(columns, closed, q), wanted, rtol=rtol)
+    np.testing.assert_allclose(budgets.dry_mass(columns, closed, q), target, rtol=rtol)
     factor = closed / SP
     np.testing.assert_allclose(factor, factor[:, :1, :1].expand_as(factor), rtol=1e-14)
 
@@ -153,4 +164,4 @@ def test_rain_is_scaled_but_never_negative() -> None:
     closed = budgets.close_water(columns, torch.tensor([2.0, -1.0, 0.0]), rain)
     np.testing.assert_allclose(columns.global_mean(closed), [2.0, 0.0, 0.0], rtol=1e-13, atol=1e-15)
     dry = budgets.close_water(columns, torch.tensor([2.0]), torch.zeros(1, H, W))
-    assert dry.eq(0).all()  # no rain anywhere: nothing to scale
+    assert dry.eq(0).all(), "without rain, there is nothing to scale"

@@ -15,8 +15,8 @@ import zarr
 
 from credit.calendar import Calendar
 from credit.forecast.io.forecast_reader import open_forecasts
-from tests.unit.forecast.test_resumed_forecasts import append_at_once, contents, stop_after
 from tests.unit.forecast.test_forecast_writer import INITIAL, NAMES, make_writer, random_fields
+from tests.unit.forecast.test_resumed_forecasts import append_at_once, contents, stop_after
 
 FIRST, SECOND = (Calendar().parse(text) for text in INITIAL)
 DAY = 1440

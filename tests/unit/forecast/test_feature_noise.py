@@ -15,7 +15,7 @@ from credit.forecast.ensemble.perturbations import build_perturbation
 from credit.forecast.ensemble.section import GaussianOrBredSection
 from credit.forecast.rollout import ForecastStart, forecast, make_starts
 from credit.models.wxformer import WXFormer
-from tests.unit.forecast.test_ensemble import GRID, SMALL, STEP, Still, make_stepper
+from tests.unit.forecast.test_perturbations import GRID, SMALL, STEP, Still, make_stepper
 
 BLOCKS = [*(f"stages.{n}.layers.0" for n in range(4)), *(f"decoder.blocks.{n}" for n in range(3))]
 

@@ -1,4 +1,4 @@
-"""Persistence scores 1, no level dominates, weights are relative, masked cells do not count."""
+"""Tests of the losses: scaling, weights, masks, members, and losses from plugins."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ GRID = LatLonGrid.from_coords(np.linspace(90, -90, 13), np.arange(24) * 15.0)[0]
 CHANNELS = ChannelMap.build({"prognostic": {"vars_3D": ["q"], "vars_2D": ["t"]}}, [850, 250])
 
 
-def loss_of(conf: dict, scale: list[float] | None = None, masks: dict | None = None):
-    """Return the loss of single fields (B, C, H, W), which are one member."""
+def build_test_loss(conf: dict, scale: list[float] | None = None, masks: dict | None = None):
+    """Return a function of prediction and target (B, C, H, W), with the prediction as the only member."""
     section = LOSSES.find_section(conf.get("kind", "mse")).model_validate({"kind": "mse", **conf})
     loss = build_loss(section, CHANNELS, GRID, np.array(scale or [1.0, 1.0, 1.0]), masks or {})
     return lambda prediction_BCHW, target_BCHW: loss(prediction_BCHW[:, None], target_BCHW)
@@ -37,7 +37,7 @@ def test_persistence_scores_one_with_tendency_scaling() -> None:
     scale = [0.5, 0.1, 0.02]
     generator = torch.Generator().manual_seed(0)
     change = torch.randn(400, 3, *GRID.shape, generator=generator) * torch.tensor(scale)[None, :, None, None]
-    loss = loss_of({"scaling": "tendency"}, scale)(torch.zeros_like(change), change)
+    loss = build_test_loss({"scaling": "tendency"}, scale)(torch.zeros_like(change), change)
     assert loss.item() == pytest.approx(1.0, abs=0.02)
 
 
@@ -45,33 +45,37 @@ def test_area_weights_follow_the_cells() -> None:
     """A field of sin^2(latitude) has the mean 1/3 on the sphere (exact on bands only in the limit)."""
     field = torch.from_numpy(np.sin(np.deg2rad(GRID.lat))).float()[None, None, :, None].expand(1, 3, *GRID.shape)
     zero = torch.zeros_like(field)
-    assert loss_of({"scaling": "state"})(field, zero).item() == pytest.approx(1 / 3, abs=0.02)
-    unweighted = loss_of({"scaling": "state", "latitude_weights": False})(field, zero).item()
+    assert build_test_loss({"scaling": "state"})(field, zero).item() == pytest.approx(1 / 3, abs=0.02)
+    unweighted = build_test_loss({"scaling": "state", "latitude_weights": False})(field, zero).item()
     assert unweighted == pytest.approx(float((np.sin(np.deg2rad(GRID.lat)) ** 2).mean()), rel=1e-6)
 
 
 @pytest.mark.parametrize(("kind", "expected"), [("mse", 4.0), ("mae", 2.0), ("huber", 1.5)])
 def test_pointwise(kind: str, expected: float) -> None:
-    loss = loss_of({"kind": kind, "scaling": "state"})(fields([2.0, 2.0, 2.0]), fields([0.0, 0.0, 0.0]))
+    loss = build_test_loss({"kind": kind, "scaling": "state"})(fields([2.0, 2.0, 2.0]), fields([0.0, 0.0, 0.0]))
     assert loss.item() == pytest.approx(expected, rel=1e-6)
 
 
 def test_weights_by_variable_channel_and_pressure() -> None:
     error, zero = fields([1.0, 0.0, 0.0]), fields([0.0, 0.0, 0.0])
-    assert loss_of({"scaling": "state"})(error, zero).item() == pytest.approx(1 / 3, rel=1e-6)
-    assert loss_of({"scaling": "state", "weights": {"t": 2}})(error, zero).item() == pytest.approx(1 / 4, rel=1e-6)
-    assert loss_of({"scaling": "state", "weights": {"q850": 4}})(error, zero).item() == pytest.approx(4 / 6, rel=1e-6)
-    by_pressure = loss_of({"scaling": "state", "level_weights": "pressure"})(error, zero).item()
+    assert build_test_loss({"scaling": "state"})(error, zero).item() == pytest.approx(1 / 3, rel=1e-6)
+    assert build_test_loss({"scaling": "state", "weights": {"t": 2}})(error, zero).item() == pytest.approx(
+        1 / 4, rel=1e-6
+    )
+    assert build_test_loss({"scaling": "state", "weights": {"q850": 4}})(error, zero).item() == pytest.approx(
+        4 / 6, rel=1e-6
+    )
+    by_pressure = build_test_loss({"scaling": "state", "level_weights": "pressure"})(error, zero).item()
     assert by_pressure == pytest.approx(850 / 550 / 3, rel=1e-6)
     with pytest.raises(ConfigError, match='"qq" is not an output'):
-        loss_of({"weights": {"qq": 1}})
+        build_test_loss({"weights": {"qq": 1}})
 
 
-def test_the_global_mean_counts_apart() -> None:
+def test_global_mean_term() -> None:
     """A wave without a mean adds nothing; a uniform error e adds weight x e^2."""
     wave = torch.cos(torch.deg2rad(torch.from_numpy(GRID.lon))).float()[None, None, None].expand(1, 3, *GRID.shape)
     zero = torch.zeros_like(wave)
-    plain, both = loss_of({"scaling": "state"}), loss_of({"scaling": "state", "global_mean": 50})
+    plain, both = build_test_loss({"scaling": "state"}), build_test_loss({"scaling": "state", "global_mean": 50})
     assert both(wave, zero).item() == pytest.approx(plain(wave, zero).item(), rel=1e-5)
     uniform = fields([0.1, 0.0, 0.0])
     added = both(uniform, torch.zeros_like(uniform)) - plain(uniform, torch.zeros_like(uniform))
@@ -82,11 +86,11 @@ def test_masked_cells_do_not_count() -> None:
     mask = np.zeros(GRID.shape, dtype=bool)
     mask[:6] = True
     error = torch.where(torch.from_numpy(mask), 100.0, 1.0).float()[None, None].expand(1, 3, *GRID.shape)
-    loss = loss_of({"scaling": "state"}, masks={"q": mask, "t": mask})(error, torch.zeros_like(error))
+    loss = build_test_loss({"scaling": "state"}, masks={"q": mask, "t": mask})(error, torch.zeros_like(error))
     assert loss.item() == pytest.approx(1.0, rel=1e-6)
 
 
-def test_members_count_alike() -> None:
+def test_members_have_equal_weight() -> None:
     """The loss of an ensemble is the mean of its members' losses."""
     section = LOSSES.find_section("mse").model_validate({"kind": "mse", "global_mean": 3.0})
     loss = build_loss(section, CHANNELS, GRID, np.array([0.5, 1.0, 2.0]), {})
@@ -102,8 +106,8 @@ class LogCoshSection(LossSection):
     sharpness: float = 1.0
 
 
-def test_a_loss_from_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    """log cosh: weighted as the others are, with its own key and gradient, and a name that nobody else has."""
+def test_a_loss_from_a_plugin(monkeypatch: pytest.MonkeyPatch) -> None:
+    """log cosh has the common weights, a config key and a gradient, and its name cannot be registered again."""
     isolate(monkeypatch)
 
     @register_loss("log_cosh", LogCoshSection)
@@ -115,18 +119,20 @@ def test_a_loss_from_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
         def cost(self, error_BMCHW: torch.Tensor) -> torch.Tensor:
             return (self._sharpness * error_BMCHW).cosh().log()
 
-    guess = fields([0.5, -1.0, 2.0]).clone().requires_grad_()
+    prediction = fields([0.5, -1.0, 2.0]).clone().requires_grad_()
     conf = {"kind": "log_cosh", "scaling": "state", "weights": {"t": 3.0}, "sharpness": 2.0}
-    loss = loss_of(conf)(guess, fields([0.0, 0.0, 0.0]))
-    # channels: t, q850, q250 or as the map orders them; the weights add up to 5
+    loss = build_test_loss(conf)(prediction, fields([0.0, 0.0, 0.0]))
+    # The weights add up to 5.
     weight = {"t": 3.0, "q850": 1.0, "q250": 1.0}
-    value = dict(zip([c.name for c in CHANNELS.output], [0.5, -1.0, 2.0], strict=True))
+    channel_names = [channel.name for channel in CHANNELS.output]
+    value = dict(zip(channel_names, [0.5, -1.0, 2.0], strict=True))
     expected = sum(weight[name] * math.log(math.cosh(2 * value[name])) for name in weight) / 5
     assert loss.item() == pytest.approx(expected, rel=1e-5)
     loss.backward()
-    index = [c.name for c in CHANNELS.output].index("t")
-    total = guess.grad[:, index].sum().item()
-    assert total == pytest.approx(3 / 5 * 2 * math.tanh(2 * value["t"]), rel=1e-5), "the derivative of log cosh is tanh"
+    gradient = prediction.grad[:, channel_names.index("t")].sum().item()
+    assert gradient == pytest.approx(3 / 5 * 2 * math.tanh(2 * value["t"]), rel=1e-5), (
+        "the derivative of log cosh is tanh"
+    )
 
     class Other(PointwiseLoss):
         pass
@@ -138,7 +144,7 @@ def test_a_loss_from_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
         register_loss("function", LogCoshSection)(lambda error: error)
 
 
-def test_a_loss_whose_plugin_is_loaded_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plugin_may_be_loaded_again(monkeypatch: pytest.MonkeyPatch) -> None:
     isolate(monkeypatch)
 
     def load(power: int) -> type[Loss]:
@@ -150,7 +156,7 @@ def test_a_loss_whose_plugin_is_loaded_again(monkeypatch: pytest.MonkeyPatch) ->
         return Power
 
     load(3)
-    assert load(4) is LOSSES.find_class("power"), "the newest counts"
+    assert load(4) is LOSSES.find_class("power"), "the newest class replaces the old one"
 
 
 def test_trainable_parameters_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,4 +169,4 @@ def test_trainable_parameters_are_refused(monkeypatch: pytest.MonkeyPatch) -> No
             self.temperature = torch.nn.Parameter(torch.ones(()))
 
     with pytest.raises(ConfigError, match=r"loss.kind: learned has trainable parameters \(temperature\)"):
-        loss_of({"kind": "learned"})
+        build_test_loss({"kind": "learned"})

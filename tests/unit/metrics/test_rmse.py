@@ -1,4 +1,4 @@
-"""Sums add up over batches, and a metric is a function of the sums."""
+"""Tests of the RMSE metric against numpy, of ensembles and masks, and of the registry of metrics."""
 
 from __future__ import annotations
 
@@ -25,25 +25,34 @@ def weights() -> torch.Tensor:
 
 def test_against_numpy() -> None:
     generator = np.random.default_rng(0)
-    model, start, truth = (generator.normal(size=(2, 7, 3, *GRID.shape)).astype(np.float32) for _ in range(3))
+    shape = (2, 7, 3, *GRID.shape)
+    forecasts = generator.normal(size=shape).astype(np.float32)
+    initial = generator.normal(size=shape).astype(np.float32)
+    truth = generator.normal(size=shape).astype(np.float32)
     metric = RootMeanSquareError(MetricContext(CHANNELS, weights(), [6.0, 12.0]))
     for cases in (slice(0, 3), slice(3, 7)):
         for lead in range(2):
-            forecast, persistence, target = (torch.from_numpy(x[lead, cases]) for x in (model, start, truth))
-            metric.add(lead, forecast[:, None], persistence, target)
+            forecast = torch.from_numpy(forecasts[lead, cases])
+            persistence = torch.from_numpy(initial[lead, cases])
+            metric.add(lead, forecast[:, None], persistence, torch.from_numpy(truth[lead, cases]))
     area = GRID.area_weights()
-    rmse = np.sqrt(((model.astype(np.float64) - truth) ** 2 * area).sum(axis=(-1, -2)).mean(axis=1))
-    persistence = np.sqrt(((start.astype(np.float64) - truth) ** 2 * area).sum(axis=(-1, -2)).mean(axis=1))
+
+    def expected_rmse(fields: np.ndarray) -> np.ndarray:
+        squared_error = (fields.astype(np.float64) - truth) ** 2
+        return np.sqrt((squared_error * area).sum(axis=(-1, -2)).mean(axis=1))
+
+    rmse = expected_rmse(forecasts)
+    persistence_rmse = expected_rmse(initial)
     summary = metric.summary(7)
     assert summary["rmse/z850/6h"] == pytest.approx(rmse[0, 0], rel=1e-6)
     assert summary["rmse/z500/12h"] == pytest.approx(rmse[1, 1], rel=1e-6)
     assert summary["rmse/tp/12h"] == pytest.approx(rmse[1, 2], rel=1e-6)
-    # the diagnostic has no persistence and is not part of the skill
-    assert summary["skill"] == pytest.approx((rmse / persistence)[:, :2].mean(), rel=1e-6)
+    # A diagnostic variable has no persistence forecast and is not part of the skill.
+    assert summary["skill"] == pytest.approx((rmse / persistence_rmse)[:, :2].mean(), rel=1e-6)
     assert list(summary) == RootMeanSquareError.names(CHANNELS, [6.0, 12.0])
 
 
-def test_an_ensemble_is_judged_by_its_mean() -> None:
+def test_ensembles_are_scored_by_their_mean() -> None:
     members = torch.randn(2, 5, 3, *GRID.shape, generator=torch.Generator().manual_seed(1))
     zero = torch.zeros(2, 3, *GRID.shape)
     summaries = []
@@ -67,7 +76,7 @@ def test_masked_cells_do_not_count() -> None:
     assert summary["skill"] == pytest.approx(0.5)
 
 
-def test_metrics_have_names_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_of_metrics_are_unique(monkeypatch: pytest.MonkeyPatch) -> None:
     isolate(monkeypatch)
     assert metric_class("rmse") is RootMeanSquareError
     with pytest.raises(ConfigError, match='trainer.metrics: "rsme" is not a metric; did you mean "rmse"'):

@@ -1,4 +1,4 @@
-"""Compiled blocks train as plain ones do, and are compiled once."""
+"""Tests of compilation: compiled blocks train like plain ones, and each is compiled once for each shape."""
 
 from __future__ import annotations
 
@@ -26,15 +26,16 @@ from credit.train.dry_run import dummy_assets
 from tests.unit.hpc.measured import GRID, small_config
 from tests.unit.models.small import build
 
-pytestmark = [  # torch's own
+# Warnings that torch causes itself.
+pytestmark = [
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning"),
     pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning"),
 ]
 
 
 @pytest.fixture(autouse=True)
-def nothing_compiled() -> Iterator[None]:
-    """Start with nothing compiled, and leave torch's limit of compilations as it was."""
+def reset_compiler() -> Iterator[None]:
+    """Start without compiled graphs, and restore torch's limit of compilations."""
     torch._dynamo.reset()
     counters.clear()
     with torch._dynamo.config.patch(recompile_limit=torch._dynamo.config.recompile_limit):
@@ -50,7 +51,7 @@ def nothing_compiled() -> Iterator[None]:
         ("cuda", {}, "no C compiler is found|the package triton is missing"),
     ],
 )
-def test_nothing_to_compile_with(
+def test_a_missing_compiler_is_refused(
     device: str, environment: dict[str, str], missing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("CC", "CXX"):
@@ -66,7 +67,7 @@ def test_nothing_to_compile_with(
         build_model.build_parallel_model(config, assets, DeviceGrid(), torch.device(device))
 
 
-def test_a_compiler_that_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_available_compiler_is_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     compiler = tmp_path / "cc"
     compiler.touch(mode=0o755)
     monkeypatch.setenv("CXX", str(compiler))
@@ -76,23 +77,23 @@ def test_a_compiler_that_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     build_model.require_compiler(torch.device("cuda"))
 
 
-def graphs() -> int:
+def count_graphs() -> int:
     return counters["stats"]["unique_graphs"]
 
 
 def two_stages() -> nn.Module:
     """Two encoder stages of different width and size, each with one marked block; for (B, 16, 8, 8)."""
-    return prepared(nn.Sequential(*build(seed=3).stages[2:]))
+    return prepare(nn.Sequential(*build(seed=3).stages[2:]))
 
 
 def two_up_blocks() -> nn.Module:
     """Two marked blocks that meet fields of different size; for (B, 8, H, W)."""
     torch.manual_seed(0)
-    return prepared(spectral_norm.apply_spectral_norm(nn.Sequential(UpBlockPS(8, 8, 4), UpBlockPS(8, 8, 4))))
+    return prepare(spectral_norm.apply_spectral_norm(nn.Sequential(UpBlockPS(8, 8, 4), UpBlockPS(8, 8, 4))))
 
 
-def prepared(model: nn.Module) -> nn.Module:
-    """Return the model as a trainer has it, but with estimates of sigma that are far off."""
+def prepare(model: nn.Module) -> nn.Module:
+    """Return the model in train mode, with singular vectors that are far from converged."""
     generator = torch.Generator().manual_seed(3)
     for vector in spectral_norm.singular_vectors(model).values():
         vector.copy_(F.normalize(torch.randn(vector.shape, generator=generator), dim=0))
@@ -106,40 +107,41 @@ def fields(*shape: int, seed: int) -> torch.Tensor:
 
 
 def assert_same_vectors(model: nn.Module, plain: nn.Module) -> None:
-    """One power iteration less or more would show in the first digit."""
-    pairs = zip(
-        spectral_norm.singular_vectors(model).values(), spectral_norm.singular_vectors(plain).values(), strict=True
-    )
-    for ours, theirs in pairs:
-        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-4)
+    """Require equal singular vectors; one power iteration more or less would change the first digit."""
+    vectors = spectral_norm.singular_vectors(model).values()
+    plain_vectors = spectral_norm.singular_vectors(plain).values()
+    for vector, plain_vector in zip(vectors, plain_vectors, strict=True):
+        torch.testing.assert_close(vector, plain_vector, rtol=0, atol=1e-4)
 
 
-def losses(model: nn.Module) -> tuple[list[float], list[int]]:
-    """The losses of three optimizer steps of two micro-steps, and the number of graphs after each step."""
+def train_three_steps(model: nn.Module) -> tuple[list[float], list[int]]:
+    """Return the losses of three optimizer steps of two micro-steps, and the number of graphs after each step."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    found, compiled = [], []
+    losses = []
+    graph_counts = []
     for step in range(3):
         spectral_norm.advance_power_iterations(model)
         for micro in range(2):
             loss = (model(fields(2, 16, 8, 8, seed=2 * step + micro)) - 1).square().mean()
             loss.backward()
-            found.append(loss.item())
+            losses.append(loss.item())
         optimizer.step()
         optimizer.zero_grad()
-        compiled.append(graphs())
-    return found, compiled
+        graph_counts.append(count_graphs())
+    return losses, graph_counts
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("checkpointing", [False, True, "selective"])
-def test_the_same_losses_from_one_graph_a_block(checkpointing: Any) -> None:
+def test_compiled_losses_equal_plain_ones_with_one_graph_per_block(checkpointing: Any) -> None:
     plain, model = two_stages(), two_stages()
     if checkpointing:
         checkpoint_blocks(model, checkpointing)
     compile_blocks(model, backend="aot_eager")
-    found, compiled = losses(model)
-    assert compiled == [2, 2, 2]
-    torch.testing.assert_close(found, losses(plain)[0], rtol=1e-5, atol=0)
+    losses, graph_counts = train_three_steps(model)
+    plain_losses, _ = train_three_steps(plain)
+    assert graph_counts == [2, 2, 2]
+    torch.testing.assert_close(losses, plain_losses, rtol=1e-5, atol=0)
     assert_same_vectors(model, plain)
 
 
@@ -154,7 +156,7 @@ def test_training_and_each_batch_size_of_evaluation_are_compiled_once() -> None:
                 x_BCHW = fields(batch, 8, 2, 3, seed=1)
                 torch.testing.assert_close(model(x_BCHW), plain(x_BCHW), rtol=2**-6, atol=2**-6)
             assert_same_vectors(model, plain)
-        assert graphs() == 3 * 2
+        assert count_graphs() == 3 * 2
 
 
 @pytest.mark.slow
@@ -163,27 +165,28 @@ def test_an_embedding_is_one_graph() -> None:
     plain = CrossScaleEmbedding(4, 16, (4, 8, 16), 2)
     x = fields(2, 4, 16, 24, seed=1)
     compiled = torch.compile(plain, backend="aot_eager", fullgraph=True)
-    found, expected = (
-        torch.autograd.grad(one(x).square().mean(), list(plain.parameters())) for one in (compiled, plain)
-    )
-    torch.testing.assert_close(found, expected)
+    parameters = list(plain.parameters())
+    gradients = torch.autograd.grad(compiled(x).square().mean(), parameters)
+    plain_gradients = torch.autograd.grad(plain(x).square().mean(), parameters)
+    torch.testing.assert_close(gradients, plain_gradients)
 
 
 @pytest.mark.slow
 def test_equal_blocks_share_a_graph() -> None:
-    model = prepared(nn.Sequential(*build(seed=3, depth=(1, 1, 3, 1)).stages[2].layers))
+    model = prepare(nn.Sequential(*build(seed=3, depth=(1, 1, 3, 1)).stages[2].layers))
     compile_blocks(model, backend="aot_eager")
     model(fields(2, 4, 4, 32, seed=0).contiguous().requires_grad_()).square().mean().backward()
-    assert graphs() == 1
+    assert count_graphs() == 1
 
 
 @pytest.mark.slow
 def test_inductor_compiles_blocks_of_several_shapes() -> None:
-    """With symbolic shapes, which torch turns to at the second block, inductor fails on these (torch 2.13)."""
+    """With dynamic shapes, torch's default for the second block, inductor fails on these blocks (torch 2.13)."""
     plain, model = two_up_blocks(), two_up_blocks()
     compile_blocks(model)
-    for each in (plain, model):
-        each(fields(2, 8, 2, 3, seed=1)).square().mean().backward()
-    assert graphs() == 2
-    for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
-        assert (ours.grad - theirs.grad).norm() < 1e-4 * theirs.grad.norm()
+    for network in (plain, model):
+        network(fields(2, 8, 2, 3, seed=1)).square().mean().backward()
+    assert count_graphs() == 2
+    for parameter, plain_parameter in zip(model.parameters(), plain.parameters(), strict=True):
+        difference = (parameter.grad - plain_parameter.grad).norm()
+        assert difference < 1e-4 * plain_parameter.grad.norm()

@@ -1,4 +1,4 @@
-"""What ``model.postprocess`` names is found, in its units and directions, or refused with a way out."""
+"""Tests of ``model.postprocess``: units and directions of its variables, wrong entries, and static fields."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from credit.train.initial_condition_checks import describe_static_mismatch
 from tests.unit.forecast import air
 from tests.unit.forecast.air import FLUXES, H, W, assemble, initial_state, raw_config, split, totals
 
-# units -> what one of them is in those of `air`
-OTHER = {
+# variable -> (units, factor to the units of `air`)
+OTHER_UNITS = {
     "sp": ("hPa", 100.0),
     "q": ("g kg-1", 1e-3),
     "zs": ("m", 9.80665),
@@ -32,15 +32,18 @@ OTHER = {
 
 def test_other_units_and_directions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rates, hPa, g per kg, heights, and fluxes that are positive upwards close the same budgets."""
-    plain = air.fields
-    turned = {"ttr", "str"}
-    scale = {name: factor * (-1 if name in turned else 1) for name, (_, factor) in OTHER.items()}
+    fields_of_air = air.fields
+    scale = {}
+    for name, (_, factor) in OTHER_UNITS.items():
+        is_upward = name in ("ttr", "str")
+        scale[name] = -factor if is_upward else factor
 
-    def fields(config: Any) -> dict[str, np.ndarray]:
-        return {name: field / scale.get(name, 1.0) for name, field in plain(config).items()}
+    def scaled_fields(config: Any) -> dict[str, np.ndarray]:
+        return {name: field / scale.get(name, 1.0) for name, field in fields_of_air(config).items()}
 
-    monkeypatch.setattr(air, "fields", fields)
-    monkeypatch.setattr(air, "UNITS", air.UNITS | {name: units for name, (units, _) in OTHER.items()})
+    monkeypatch.setattr(air, "fields", scaled_fields)
+    other_units = {name: units for name, (units, _) in OTHER_UNITS.items()}
+    monkeypatch.setattr(air, "UNITS", air.UNITS | other_units)
     raw = raw_config(tmp_path)
     for name in ("tp", "e", *FLUXES):
         raw["data"]["variable_options"][name] = {**raw["data"]["variable_options"][name], "temporal": "mean"}
@@ -57,9 +60,9 @@ def test_other_units_and_directions(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     state = initial_state(config, stepper)
 
     def sums(physical: torch.Tensor) -> dict[str, float]:
-        found = split(assets.channels.output, physical[0].numpy())
-        si = {name: field * scale.get(name, 1.0) for name, field in found.items()}
-        return totals(config, si, assets.static_CHW[0].astype(float) * 9.80665)
+        fields = split(assets.channels.output, physical[0].numpy())
+        fields_of_air = {name: field * scale.get(name, 1.0) for name, field in fields.items()}
+        return totals(config, fields_of_air, assets.static_CHW[0].astype(float) * 9.80665)
 
     before = sums(stepper.normalizer.decode(state[:, :, 0], "prognostic"))
     with torch.no_grad():
@@ -71,8 +74,8 @@ def test_other_units_and_directions(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert abs(gained) > 1e-6 * before["energy"]
 
 
-def test_incoming_solar_radiation_is_that_of_the_step(tmp_path: Path) -> None:
-    """As a forcing it is in J m-2 already; radiation of the step before is refused."""
+def test_incoming_solar_radiation_covers_the_step(tmp_path: Path) -> None:
+    """The forcing is in J m-2 already. A window that ends at the start of the step is refused."""
     raw = raw_config(tmp_path)
     entry = {**air.POST[3], "top_down": ["toa_incident_solar_radiation", "ttr"]}
     raw["model"]["postprocess"] = [entry]
@@ -84,25 +87,31 @@ def test_incoming_solar_radiation_is_that_of_the_step(tmp_path: Path) -> None:
     sun = torch.full((1, 1, 1, H, W), 5e6)
     with torch.no_grad():
         output = stepper.step(state, stepper.normalizer.encode(sun, "dynamic_forcing"))
-        before, after = (
-            totals(config, split(assets.channels.output, x[0].numpy()), assets.static_CHW[0].astype(float))
-            for x in (stepper.normalizer.decode(state[:, :, 0], "prognostic"), stepper.decode(output))
-        )
+
+    def sums(physical: torch.Tensor) -> dict[str, float]:
+        fields = split(assets.channels.output, physical[0].numpy())
+        return totals(config, fields, assets.static_CHW[0].astype(float))
+
+    before = sums(stepper.normalizer.decode(state[:, :, 0], "prognostic"))
+    after = sums(stepper.decode(output))
     gained = 5e6 + after["ttr"] - sum(after[name] for name in FLUXES[2:])
     assert after["energy"] - before["energy"] == pytest.approx(gained, abs=1e-7 * before["energy"])
 
 
 def change(*path: str | int, to: Any) -> Callable[[dict], None]:
+    """Return a function that sets the key at `path` of a config."""
+
     def apply(raw: dict) -> None:
-        *above, last = path
-        for key in above:
-            raw = raw[key]
-        raw[last] = to
+        *parents, key = path
+        for parent in parents:
+            raw = raw[parent]
+        raw[key] = to
 
     return apply
 
 
 FLUX = {"temporal": "accumulate"}
+# name -> (change of the config, units of variables, message)
 REFUSED = {
     "levels of its own": (
         change("data", "variable_options", "q", to={"levels": [1, 2, 3]}),
@@ -193,57 +202,64 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_refused(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    breaks, units, says = REFUSED[case]
+def test_wrong_entries_are_refused(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    change_config, units, message = REFUSED[case]
     raw = raw_config(tmp_path)
-    raw["model"]["postprocess"] = [dict(one) for one in raw["model"]["postprocess"]]
-    if breaks:
-        breaks(raw)
+    raw["model"]["postprocess"] = [dict(entry) for entry in raw["model"]["postprocess"]]
+    if change_config is not None:
+        change_config(raw)
     monkeypatch.setattr(air, "UNITS", air.UNITS | units)
-    with pytest.raises(ConfigError, match=says):
+    with pytest.raises(ConfigError, match=message):
         assemble(raw)
 
 
-def test_units_of_the_config_count_where_the_files_say_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_units_of_the_config_replace_missing_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     raw = raw_config(tmp_path)
     raw["data"]["variable_options"]["sp"] = {"units": "Pa"}
     monkeypatch.setattr(air, "UNITS", air.UNITS | {"sp": ""})
     assemble(raw)
 
 
-def test_missing_cells(tmp_path: Path) -> None:
+def test_variables_with_missing_cells_are_refused(tmp_path: Path) -> None:
     config, assets, stepper = assemble(raw_config(tmp_path))
     masked = replace(assets, masks={"sp": np.zeros((H, W), dtype=bool)})
     with pytest.raises(ConfigError, match=r"model\.postprocess\.1\.surface_pressure: sp has missing cells"):
         build_stepper(config, masked, stepper.model, torch.device("cpu"), amp=False)
 
 
-def test_coefficients_alone_have_no_effect(tmp_path: Path) -> None:
+def test_coefficients_without_budgets_are_refused(tmp_path: Path) -> None:
     raw = raw_config(tmp_path)
     raw["model"].pop("postprocess")
     with pytest.raises(ConfigError, match=r"data\.coefficients has no effect without"):
         build_config(raw)
 
 
-def test_the_checkpoint_has_the_layers(tmp_path: Path) -> None:
+def test_layers_round_trip_through_a_checkpoint(tmp_path: Path) -> None:
     _, assets, _ = assemble(raw_config(tmp_path))
-    again = ModelAssets.load(assets.meta(), assets.tensors())
-    assert np.array_equal(again.layers.a, assets.layers.a)
-    before = {key: value for key, value in assets.meta().items() if key != "layers"}
-    assert ModelAssets.load(before, assets.tensors()).layers is None
+    loaded = ModelAssets.load(assets.meta(), assets.tensors())
+    assert np.array_equal(loaded.layers.a, assets.layers.a)
+    meta_without_layers = {key: value for key, value in assets.meta().items() if key != "layers"}
+    assert ModelAssets.load(meta_without_layers, assets.tensors()).layers is None
 
 
-def test_another_ground_than_that_of_training_is_named(tmp_path: Path) -> None:
+def test_a_static_mismatch_is_described(tmp_path: Path) -> None:
     _, assets, _ = assemble(raw_config(tmp_path))
-    ground = assets.static_stored_CHW
-    assert ground.shape == (1, H, W) and describe_static_mismatch(assets, ground * (1 + 1e-5)) == ""
-    assert describe_static_mismatch(assets, ground + 500).startswith(
-        "zs (by up to 500): the data's static fields are not"
-    )
-    lacking, bare = assets.static_CHW.copy(), ground.copy()
-    lacking[:, :2], bare[:, 1:3] = np.nan, np.nan
-    for trained in (assets, replace(assets, static_CHW=lacking)):
-        for data in (ground, bare):
-            assert describe_static_mismatch(trained, data) == ""
-            assert describe_static_mismatch(trained, data + 500).startswith("zs (by up to 500)")
-    assert describe_static_mismatch(assets, np.full_like(ground, np.nan)) == ""
+    ground_CHW = assets.static_stored_CHW
+    assert ground_CHW.shape == (1, H, W)
+    assert describe_static_mismatch(assets, ground_CHW * (1 + 1e-5)) == ""
+    warning = describe_static_mismatch(assets, ground_CHW + 500)
+    assert warning.startswith("zs (by up to 500): the data's static fields are not")
+
+
+def test_missing_cells_of_static_fields_are_not_compared(tmp_path: Path) -> None:
+    _, assets, _ = assemble(raw_config(tmp_path))
+    ground_CHW = assets.static_stored_CHW
+    trained_CHW = assets.static_CHW.copy()
+    trained_CHW[:, :2] = np.nan
+    data_CHW = ground_CHW.copy()
+    data_CHW[:, 1:3] = np.nan
+    for trained in (assets, replace(assets, static_CHW=trained_CHW)):
+        for static_CHW in (ground_CHW, data_CHW):
+            assert describe_static_mismatch(trained, static_CHW) == ""
+            assert describe_static_mismatch(trained, static_CHW + 500).startswith("zs (by up to 500)")
+    assert describe_static_mismatch(assets, np.full_like(ground_CHW, np.nan)) == ""

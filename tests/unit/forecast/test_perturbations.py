@@ -1,4 +1,4 @@
-"""Ensembles: what members differ by, and what they do not depend on."""
+"""Tests of ensembles: perturbations of the initial state, lagged members, dropout, and their description."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from credit.parallel.process_info import fake_process_group
 from credit.parallel.tensor.dropout import RankRandomState
 from tests.unit.analytic_reader import make_grid
 from tests.unit.forecast.clamps import clamp_chain
-from tests.unit.forecast.test_step import CHANNELS, TENDENCY, normalizer
+from tests.unit.forecast.test_stepper import CHANNELS, TENDENCY, normalizer
 
 STEP = 360
 GRID = make_grid(16, 32)
@@ -34,7 +34,7 @@ SMALL = {
 
 
 class Growth(nn.Module):
-    """A residual network under which the first channel's departures grow to 3 and the second's to 1.5 times a step."""
+    """A residual network that multiplies anomalies of the first channel by 3 and of the second by 1.5 in a step."""
 
     def forward(self, x_BCTHW: torch.Tensor) -> torch.Tensor:
         state = x_BCTHW[:, :2, -1:]
@@ -44,7 +44,7 @@ class Growth(nn.Module):
 
 
 class Still:
-    """Frames of a world in which everything is 0 in normalised units."""
+    """Frames in which every field is 0 in normalised units."""
 
     def prognostic(self, minutes: int) -> np.ndarray:
         return np.stack([np.full(GRID.shape, value, dtype=np.float32) for value in (10.0, -5.0)])
@@ -69,16 +69,16 @@ def states(conf: EnsembleConfig, starts: list[ForecastStart], model: nn.Module |
 
 
 @pytest.mark.parametrize("kind", ["gaussian", "correlated"])
-def test_noise_has_the_amplitude_that_is_asked_for(kind: str) -> None:
+def test_noise_has_the_configured_amplitude(kind: str) -> None:
     conf = EnsembleConfig(members=61, perturbation=GaussianOrBredSection(kind=kind, amplitude=0.5, length=2000))
-    moved = states(conf, make_starts([0], 61))
-    assert np.abs(moved[0]).max() < 1e-5, "the control starts from the analysis"
+    perturbed = states(conf, make_starts([0], 61))
+    assert np.abs(perturbed[0]).max() < 1e-5, "the control starts from the analysis"
     expected = 0.5 * np.array(TENDENCY[:2])
     # 30 independent fields, of which the correlated ones have some dozens of degrees of freedom each
-    np.testing.assert_allclose(moved[1:].std(axis=(0, 2, 3)), expected, rtol=0.1)
-    np.testing.assert_allclose(moved[1::2], -moved[2::2], atol=1e-5)
-    assert np.abs(moved[:, 1, 3, 5]).max() < 1e-5, "what is always missing stays"
-    neighbours = np.corrcoef(moved[1::2, 0, 4:12, :-1].ravel(), moved[1::2, 0, 4:12, 1:].ravel())[0, 1]
+    np.testing.assert_allclose(perturbed[1:].std(axis=(0, 2, 3)), expected, rtol=0.1)
+    np.testing.assert_allclose(perturbed[1::2], -perturbed[2::2], atol=1e-5)
+    assert np.abs(perturbed[:, 1, 3, 5]).max() < 1e-5, "what is always missing stays"
+    neighbours = np.corrcoef(perturbed[1::2, 0, 4:12, :-1].ravel(), perturbed[1::2, 0, 4:12, 1:].ravel())[0, 1]
     assert neighbours > 0.7 if kind == "correlated" else abs(neighbours) < 0.1
 
 
@@ -86,8 +86,8 @@ def test_a_member_does_not_depend_on_its_batch() -> None:
     conf = EnsembleConfig(members=4, perturbation=GaussianOrBredSection(), control=False)
     starts = make_starts([0, 1440], 4)
     together = states(conf, starts)
-    apart = np.concatenate([states(conf, [start]) for start in reversed(starts)])[::-1]
-    np.testing.assert_array_equal(together, apart)
+    separate = np.concatenate([states(conf, [start]) for start in reversed(starts)])[::-1]
+    np.testing.assert_array_equal(together, separate)
     assert len({row.tobytes() for row in together}) == 8
     other = states(EnsembleConfig(members=4, perturbation=GaussianOrBredSection(), control=False, seed=1), starts)
     assert np.abs(other - together).max() > 0.01
@@ -95,19 +95,17 @@ def test_a_member_does_not_depend_on_its_batch() -> None:
 
 def test_minimum_holds() -> None:
     conf = EnsembleConfig(members=3, perturbation=GaussianOrBredSection(kind="gaussian", amplitude=3.0))
-    moved = states(conf, make_starts([0], 3), minimum=[9.9, -torch.inf, -torch.inf])
-    assert moved[:, 0].min() == pytest.approx(-0.1, abs=1e-5) and moved[:, 0].max() > 0.5
+    perturbed = states(conf, make_starts([0], 3), minimum=[9.9, -torch.inf, -torch.inf])
+    assert perturbed[:, 0].min() == pytest.approx(-0.1, abs=1e-5) and perturbed[:, 0].max() > 0.5
 
 
-def test_bred_vectors_are_what_grows() -> None:
-    """After five cycles of two steps the faster channel is ahead by 4 to the power of 10; the size is the amplitude."""
-    chosen = GaussianOrBredSection(kind="bred", amplitude=0.2, cycles=5, cycle="12h")
-    moved = (
-        states(EnsembleConfig(members=3, perturbation=chosen), make_starts([0], 3))[1:]
-        / np.array(TENDENCY[:2])[:, None, None]
-    )
+def test_bred_vectors_follow_the_fastest_growth() -> None:
+    """After five cycles of two steps, the faster channel has grown 2^10 times as much as the other."""
+    section = GaussianOrBredSection(kind="bred", amplitude=0.2, cycles=5, cycle="12h")
+    conf = EnsembleConfig(members=3, perturbation=section)
+    perturbed = states(conf, make_starts([0], 3))[1:] / np.array(TENDENCY[:2])[:, None, None]
     area = GRID.area_weights() / GRID.area_weights().sum()
-    size = np.sqrt((moved**2 * area).sum(axis=(2, 3)))
+    size = np.sqrt((perturbed**2 * area).sum(axis=(2, 3)))
     # the mean is over both channels, of which one has nearly all of it
     np.testing.assert_allclose(size[:, 0], 0.2 * np.sqrt(2), rtol=1e-3)
     assert (size[:, 1] < 0.01 * size[:, 0]).all()
@@ -168,10 +166,10 @@ def test_dropout_draws_in_evaluation_and_nothing_else_changes(rates: dict[str, f
         enable_dropout(model)
         after = [model(x), model(x)]
         torch.manual_seed(3)
-        first = model(x)
+        seeded = model(x)
         torch.manual_seed(3)
-        again = model(x)
-    assert torch.equal(*before) and not torch.equal(*after) and torch.equal(first, again)
+        seeded_again = model(x)
+    assert torch.equal(*before) and not torch.equal(*after) and torch.equal(seeded, seeded_again)
     assert not model.training
     with pytest.raises(ConfigError, match=r"inference.ensemble.dropout: the network was trained without"):
         enable_dropout(WXFormer.from_kwargs(**SMALL))
@@ -180,9 +178,9 @@ def test_dropout_draws_in_evaluation_and_nothing_else_changes(rates: dict[str, f
 def test_messages() -> None:
     with pytest.raises(ValueError, match="members would be equal"):
         EnsembleConfig(members=3)
-    chosen = GaussianOrBredSection(kind="bred", cycle="8h")
-    said = describe_ensemble(EnsembleConfig(members=3, perturbation=chosen, dropout=True, stochastic=SPPTSection()))
-    assert said == (
+    section = GaussianOrBredSection(kind="bred", cycle="8h")
+    conf = EnsembleConfig(members=3, perturbation=section, dropout=True, stochastic=SPPTSection())
+    assert describe_ensemble(conf) == (
         "3 members; seed 0; bred perturbations of 0.3 deviations of change, 500 km, 3 cycles of 8h; dropout; "
         "changes times 1 + 0.5 r, r of 500 km and 6h; member 0 unperturbed"
     )
@@ -193,11 +191,11 @@ def test_ensembles_that_differ_are_described_differently() -> None:
     changes = [
         {}, {"members": 4}, {"seed": 1}, {"control": False}, {"dropout": False}, {"lagged": "12h"}, {"lagged": None},
         {"stochastic": None}, {"perturbation": None}, {"perturbation": None, "control": False},
-        *({"perturbation": {"kind": "bred"} | own} for own in (
+        *({"perturbation": {"kind": "bred"} | options} for options in (
             {"kind": "gaussian"}, {"kind": "correlated"}, {"amplitude": 1.0}, {"length": 600}, {"cycles": 2},
             {"cycle": "12h"},
         )),
-        *({"stochastic": own} for own in ({"amplitude": 0.4}, {"length": 600}, {"time": "12h"})),
+        *({"stochastic": options} for options in ({"amplitude": 0.4}, {"length": 600}, {"time": "12h"})),
     ]  # fmt: skip
-    said = {describe_ensemble(EnsembleConfig(**base | change)) for change in changes}
-    assert len(said) == len(changes)
+    descriptions = {describe_ensemble(EnsembleConfig(**base | change)) for change in changes}
+    assert len(descriptions) == len(changes)

@@ -1,4 +1,4 @@
-"""One step and many: residual by name, feedback, gradients through the whole rollout, recomputation."""
+"""Tests of the stepper: residual outputs, feedback, gradients through a rollout, and recomputation."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def normalizer() -> Normalizer:
 
 
 class Constant(nn.Module):
-    """Returns the same numbers everywhere, and keeps what it was given."""
+    """Returns the same values in every cell, and keeps its input as `seen`."""
 
     def __init__(self, values: list[float]) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class Constant(nn.Module):
         return self.values[None, :, None, None, None].expand(batch, -1, 1, rows, columns)
 
 
-def stepper(model: nn.Module, residual: bool, minimum: list[float] | None = None) -> Stepper:
+def build_stepper(model: nn.Module, residual: bool, minimum: list[float] | None = None) -> Stepper:
     valid = torch.ones(2, 4, 8, dtype=torch.bool)
     clamps = clamp_chain(CHANNELS, normalizer(), minimum)
     return Stepper(model, CHANNELS, normalizer(), torch.ones(1, 4, 8), residual, valid, postprocess=clamps)
@@ -57,36 +57,37 @@ def stepper(model: nn.Module, residual: bool, minimum: list[float] | None = None
 
 def test_the_input_has_every_group_in_order() -> None:
     model = Constant([0.0, 0.0, 0.0])
-    made = stepper(model, residual=False)
-    made.step(torch.full((2, 2, 2, 4, 8), 3.0), torch.full((2, 1, 2, 4, 8), 7.0))
+    stepper = build_stepper(model, residual=False)
+    stepper.step(torch.full((2, 2, 2, 4, 8), 3.0), torch.full((2, 1, 2, 4, 8), 7.0))
     assert model.seen.shape == (2, 4, 2, 4, 8)
     assert model.seen[0, :, 0, 0, 0].tolist() == [3.0, 3.0, 7.0, 1.0]  # land: (1 - 0.5) / 0.5
 
 
 def test_residual_by_name_and_unit() -> None:
     """Prognostic: last frame + tendency deviation x output; diagnostic: mean + deviation x output."""
-    made = stepper(Constant([1.0, -2.0, 3.0]), residual=True)
+    stepper = build_stepper(Constant([1.0, -2.0, 3.0]), residual=True)
     physical = torch.tensor([12.0, -1.0])[None, :, None, None, None].expand(1, 2, 1, 4, 8)
-    state = made.normalizer.encode(physical, "prognostic")
-    out = made.normalizer.decode(made.step(state, torch.zeros(1, 1, 1, 4, 8)), "output")
+    state = stepper.normalizer.encode(physical, "prognostic")
+    out = stepper.normalizer.decode(stepper.step(state, torch.zeros(1, 1, 1, 4, 8)), "output")
     assert out[0, :, 0, 0].tolist() == pytest.approx([12.0 + 0.2, -1.0 - 2 * 2.0, 1.0 + 3 * 0.5], rel=1e-5)
 
 
 class Computed(nn.Module):
-    """Makes its output of its input, as one that says so or not."""
+    """Computes its output from its input; `output_is_new` says whether the caller may write into the output."""
 
     def __init__(self, output_is_new: bool) -> None:
         super().__init__()
-        self.output_is_new, self.places = output_is_new, []
+        self.output_is_new = output_is_new
+        self.output_addresses: list[int] = []
 
     def forward(self, x_BCTHW: torch.Tensor) -> torch.Tensor:
         output = torch.tensor([1.0, -2.0, 0.5])[None, :, None, None, None] + 0.1 * x_BCTHW[:, :3, -1:]
-        self.places.append(output.data_ptr())
+        self.output_addresses.append(output.data_ptr())
         return output
 
 
-class Kept(nn.Module):
-    """Returns what it has computed at the first call."""
+class Cached(nn.Module):
+    """Returns the same tensor at every call."""
 
     output = None
 
@@ -96,70 +97,72 @@ class Kept(nn.Module):
         return self.output
 
 
-def forecasts_of(made: Stepper, mode: type, frames: int = 1) -> list[torch.Tensor]:
+def compute_forecasts(stepper: Stepper, mode: type, frames: int = 1) -> list[torch.Tensor]:
     with mode():
         state = torch.linspace(-1, 1, 64 * frames).reshape(1, 2, frames, 4, 8)
-        given = state.clone()
-        outputs = made.rollout(state, lambda number: torch.full((1, 1, frames, 4, 8), float(number)), 3)
-        found = [output.clone() for output in outputs]
-        assert torch.equal(state, given)
-    return found
+        state_before = state.clone()
+        outputs = stepper.rollout(state, lambda number: torch.full((1, 1, frames, 4, 8), float(number)), 3)
+        forecasts = [output.clone() for output in outputs]
+        assert torch.equal(state, state_before)
+    return forecasts
 
 
 @pytest.mark.parametrize("residual", [True, False])
-@pytest.mark.parametrize("least", [None, [-torch.inf, -0.1, 1.2]])
+@pytest.mark.parametrize("minimum", [None, [-torch.inf, -0.1, 1.2]])
 @pytest.mark.parametrize("frames", [1, 2])
-def test_forecasts_write_into_an_output_that_is_new(residual: bool, least: list[float] | None, frames: int) -> None:
-    for network in (Computed(True), Computed(False), Kept(), Constant([1.0, -2.0, 0.5])):
-        made = stepper(network, residual, least)
-        expected, found = (forecasts_of(made, mode, frames) for mode in (torch.no_grad, torch.inference_mode))
-        for own, other in zip(expected, found, strict=True):
-            assert torch.equal(own, other)
+def test_inference_mode_gives_the_same_forecasts(residual: bool, minimum: list[float] | None, frames: int) -> None:
+    for network in (Computed(True), Computed(False), Cached(), Constant([1.0, -2.0, 0.5])):
+        stepper = build_stepper(network, residual, minimum)
+        expected = compute_forecasts(stepper, torch.no_grad, frames)
+        forecasts = compute_forecasts(stepper, torch.inference_mode, frames)
+        for forecast, expected_forecast in zip(forecasts, expected, strict=True):
+            assert torch.equal(forecast, expected_forecast)
 
 
-def test_the_result_lies_where_the_output_was() -> None:
-    for new in (True, False):
-        network = Computed(new)
+def test_a_new_output_is_reused_for_the_result() -> None:
+    for output_is_new in (True, False):
+        network = Computed(output_is_new)
         with torch.inference_mode():
-            result = stepper(network, residual=True).step(torch.zeros(1, 2, 1, 4, 8), torch.zeros(1, 1, 1, 4, 8))
-        assert (result.data_ptr() == network.places[0]) == new
+            result = build_stepper(network, residual=True).step(torch.zeros(1, 2, 1, 4, 8), torch.zeros(1, 1, 1, 4, 8))
+        assert (result.data_ptr() == network.output_addresses[0]) == output_is_new
 
 
 def test_minimum_in_physical_units() -> None:
-    made = stepper(Constant([0.0, 0.0, -9.0]), residual=True, minimum=[-torch.inf, -torch.inf, 0.0])
-    out = made.decode(made.step(torch.zeros(1, 2, 1, 4, 8), torch.zeros(1, 1, 1, 4, 8)))
+    stepper = build_stepper(Constant([0.0, 0.0, -9.0]), residual=True, minimum=[-torch.inf, -torch.inf, 0.0])
+    out = stepper.decode(stepper.step(torch.zeros(1, 2, 1, 4, 8), torch.zeros(1, 1, 1, 4, 8)))
     assert out[0, 2].eq(0).all()
 
 
-def test_rollout_feeds_back_prognostic_channels_alone() -> None:
-    made = stepper(Constant([1.0, 0.0, 5.0]), residual=True)
+def test_rollout_feeds_back_prognostic_channels_only() -> None:
+    stepper = build_stepper(Constant([1.0, 0.0, 5.0]), residual=True)
     history = torch.zeros(1, 2, 2, 4, 8)
     forcing = torch.arange(5.0)[None, None, :, None, None].expand(1, 1, 5, 4, 8)
     seen = []
-    for output in made.rollout(history, forcing_windows(forcing, 2), 4):
-        seen.append(made.model.seen[0, :, :, 0, 0].tolist())
+    for output in stepper.rollout(history, forcing_windows(forcing, 2), 4):
+        seen.append(stepper.model.seen[0, :, :, 0, 0].tolist())
         last = output
     assert last[0, 0, 0, 0].item() == pytest.approx(4 * 0.1)  # four steps of 0.2 / 2
     assert seen[2][2] == [2.0, 3.0]  # the third step's forcing window
     assert seen[2][0] == pytest.approx([0.1, 0.2])  # and its two frames of history
 
 
-def test_a_forecast_holds_no_state_before_its_last() -> None:
-    made, states = stepper(Constant([1.0, -1.0, 2.0]), residual=True), [torch.zeros(1, 2, 1, 4, 8)]
-    alive = weakref.ref(states[0])
+def test_a_forecast_releases_its_initial_state() -> None:
+    stepper = build_stepper(Constant([1.0, -1.0, 2.0]), residual=True)
+    states = [torch.zeros(1, 2, 1, 4, 8)]
+    initial_state = weakref.ref(states[0])
     with torch.inference_mode():
-        outputs = made.rollout(states.pop(), lambda _: torch.zeros(1, 1, 1, 4, 8), 3)
+        outputs = stepper.rollout(states.pop(), lambda _: torch.zeros(1, 1, 1, 4, 8), 3)
         next(outputs)
-    assert alive() is None
+    assert initial_state() is None
 
 
-def test_what_is_fed_back_stays_the_mean_where_nothing_is_known() -> None:
+def test_masked_cells_of_the_state_stay_at_the_mean() -> None:
     valid = torch.ones(2, 4, 8, dtype=torch.bool)
     valid[0, :2] = False
-    made = Stepper(Constant([1.0, 1.0, 0.0]), CHANNELS, normalizer(), torch.ones(1, 4, 8), True, valid)
-    list(made.rollout(torch.zeros(1, 2, 1, 4, 8), lambda _: torch.zeros(1, 1, 1, 4, 8), 3))
-    assert made.model.seen[0, 0, 0, :2].eq(0).all()
-    assert made.model.seen[0, 0, 0, 2:].gt(0.1).all() and made.model.seen[0, 1].gt(0.1).all()
+    stepper = Stepper(Constant([1.0, 1.0, 0.0]), CHANNELS, normalizer(), torch.ones(1, 4, 8), True, valid)
+    list(stepper.rollout(torch.zeros(1, 2, 1, 4, 8), lambda _: torch.zeros(1, 1, 1, 4, 8), 3))
+    assert stepper.model.seen[0, 0, 0, :2].eq(0).all()
+    assert stepper.model.seen[0, 0, 0, 2:].gt(0.1).all() and stepper.model.seen[0, 1].gt(0.1).all()
 
 
 @pytest.mark.parametrize("recompute", [False, True])
@@ -175,18 +178,18 @@ def test_gradients_flow_through_every_step(recompute: bool) -> None:
             return torch.cat([self.k * x_BCTHW[:, :2], x_BCTHW[:, :1] * 0], dim=1)
 
     model = Gain()
-    made = stepper(model, residual=True)
+    stepper = build_stepper(model, residual=True)
     history = torch.ones(1, 2, 1, 4, 8)
-    outputs = list(made.rollout(history, lambda _: torch.zeros(1, 1, 1, 4, 8), 3, recompute=recompute))
+    outputs = list(stepper.rollout(history, lambda _: torch.zeros(1, 1, 1, 4, 8), 3, recompute=recompute))
     outputs[-1][0, 1, 0, 0].backward()
     share = 2.0 / 4.0  # tendency over state deviation of b
     assert model.k.grad.item() == pytest.approx(3 * share * (1 + share * 0.7) ** 2, rel=1e-5)
 
 
 def test_the_state_stays_float32_under_autocast() -> None:
-    made = Stepper(Slice(), CHANNELS, normalizer(), torch.ones(1, 4, 8), True, None, amp=True)
+    stepper = Stepper(Slice(), CHANNELS, normalizer(), torch.ones(1, 4, 8), True, None, amp=True)
     start = torch.full((1, 2, 1, 4, 8), 1.2345678)
-    out = made.step(start, torch.zeros(1, 1, 1, 4, 8))
+    out = stepper.step(start, torch.zeros(1, 1, 1, 4, 8))
     assert out.dtype == torch.float32
     assert torch.equal(out[:, :2], start[:, :, 0])  # a zero change keeps every bit
 
@@ -200,8 +203,8 @@ class Slice(nn.Module):
 
 def test_persistence_has_a_loss_of_one() -> None:
     """The network that outputs 0 persists; against changes of the tendency's own deviation the loss is 1."""
-    made = stepper(Constant([0.0, 0.0, 0.0]), residual=True)
-    scale = made.normalizer.tendency_scale_C.numpy()
+    stepper = build_stepper(Constant([0.0, 0.0, 0.0]), residual=True)
+    scale = stepper.normalizer.tendency_scale_C.numpy()
     grid = LatLonGrid.equiangular(4, 8, poles=False)
     loss = build_loss(PointwiseSection(weights={"rain": 0.0}), CHANNELS, grid, scale, {})
     generator = torch.Generator().manual_seed(1)
@@ -209,5 +212,5 @@ def test_persistence_has_a_loss_of_one() -> None:
     change = torch.randn(2000, 2, 4, 8, generator=generator) * torch.from_numpy(scale)[None, :, None, None]
     target = torch.cat([start[:, :, 0] + change, torch.zeros(2000, 1, 4, 8)], dim=1)
     with torch.no_grad():
-        out = made.step(start, torch.zeros(2000, 1, 1, 4, 8))
+        out = stepper.step(start, torch.zeros(2000, 1, 1, 4, 8))
     assert loss(out[:, None], target).item() == pytest.approx(1.0, abs=0.03)
