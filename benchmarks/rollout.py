@@ -41,7 +41,8 @@ from credit.data.normalize import Normalizer
 from credit.data.store.statistics import Statistics
 from credit.forecast.io.async_writer import BackgroundWriter
 from credit.forecast.io.forecast_writer import ForecastWriter
-from credit.forecast.online import OnlineForecasts
+from credit.forecast.io.schema import OutputFields, OutputOptions
+from credit.forecast.online import ForecastBatching, OnlineForecasts
 from credit.forecast.rollout import forecast, inference_mode, make_starts
 from credit.forecast.stepper import Stepper
 from credit.grid import LatLonGrid
@@ -144,11 +145,10 @@ def measure(case: str, steps: int, rounds: int, members: int, amp: bool) -> dict
             if name == SCORED:
                 return _score(stepper, frames, channels, grid, steps, members)
             with tempfile.TemporaryDirectory() as folder:
-                options = CASES[name] | ({} if members == 1 else {"members": members})
                 leads = [STEP * number for number in range(1, steps + 1)]
-                writer = ForecastWriter(
-                    folder, channels, grid, Calendar(), {}, STEP, lead_minutes=leads, initial_minutes=[0], **options
-                )
+                fields = OutputFields(channels, grid, Calendar(), {}, STEP)
+                options = OutputOptions(**CASES[name])
+                writer = ForecastWriter(folder, fields, leads, [0], options, members=None if members == 1 else members)
                 began = _now()
                 with BackgroundWriter(writer, {lead: n for n, lead in enumerate(leads)}, STEP, "it", [0]) as background:
                     if name == BOTH:
@@ -196,10 +196,11 @@ def _score(stepper, frames, channels, grid, steps: int, members: int, background
                 background.put([replace(start, initial=0, analysis=0) for start in starts], taken, output)
             yield output
 
+    fields = OutputFields(channels, grid, reader.calendar, {}, STEP)
+    batching = ForecastBatching(members, members if members > 1 else None)
     archive = OnlineForecasts(
-        run, [reader.calendar.parse("2001-02-01")], leads, STEP, members, members if members > 1 else None, 0,
-        origin=Path("benchmark"), channels=channels, grid=grid, calendar=reader.calendar, attributes={}, described={},
-    )  # fmt: skip
+        run, fields, [reader.calendar.parse("2001-02-01")], leads, batching, origin=Path("benchmark"), described={}
+    )
     splits = {"train": ["2000-01-01", "2000-12-31"], "valid": ["2002-02-01", "2002-02-28"]}
     config = {
         "experiment": "benchmark", "save_loc": "none", "model": {"type": "wxformer"}, "trainer": {"max_steps": 1},

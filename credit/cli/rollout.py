@@ -240,33 +240,30 @@ def _open_writer(
 ) -> ForecastWriter:
     from credit.forecast.initial_times import lag_offsets
     from credit.forecast.io.forecast_writer import ForecastWriter
+    from credit.forecast.io.schema import OutputOptions
     from credit.forecast.rollout import checksums
     from credit.train.build_forecaster import describe_run
 
     inference = config.inference
     step_minutes, history_len = config.data.step_minutes, config.data.history_len
     lags = lag_offsets(inference.ensemble)
-    return ForecastWriter(
-        _folder(config),
-        diagnostics.channels,
-        forecaster.assets.grid,
-        reader.calendar,
-        diagnostics.attributes,
-        step_minutes,
-        lead_minutes=lead_minutes,
-        initial_minutes=initial_times,
-        level_units=diagnostics.level_units,
+    options = OutputOptions(
         format=inference.format,
         layout=inference.layout,
+        split=inference.split,
         variables=inference.variables,
         levels=inference.levels,
-        members=None if inference.ensemble is None else inference.ensemble.members,
-        split=inference.split,
         keep_bits=inference.keep_bits,
         compression=inference.compression,
-        masks=diagnostics.masks,
+    )
+    return ForecastWriter(
+        _folder(config),
+        diagnostics.output_fields(forecaster.assets.grid, reader.calendar),
+        lead_minutes,
+        initial_times,
+        options,
+        members=None if inference.ensemble is None else inference.ensemble.members,
         global_attributes=describe_run(forecaster) | diagnostics.described,
-        windows=diagnostics.windows,
         started_from=checksums(forecaster.frames, lags, step_minutes, history_len),
     )
 

@@ -284,7 +284,8 @@ def _open_online(
     from credit.forecast.ensemble.perturbations import build_perturbation, lag_minutes
     from credit.forecast.ensemble.sppt import build_stochastic
     from credit.forecast.initial_times import choose_initial_times, choose_leads
-    from credit.forecast.online import OnlineForecasts
+    from credit.forecast.io.schema import OutputFields
+    from credit.forecast.online import ForecastBatching, OnlineForecasts
     from credit.forecast.rollout import forecast
     from credit.train.build_forecaster import assemble_forecaster, build_products, describe_run
     from credit.train.open_data import open_fields, open_for_forecasts
@@ -298,17 +299,17 @@ def _open_online(
     history = config.data.history_len
     leads = choose_leads(inference, step)
     assets = forecaster.assets
-    channels = assets.channels
-    attributes = assets.attributes
-    masks = assets.masks
     described = describe_run(forecaster)
     derived = None
     if products:
         derived = build_products(forecaster, leads[-1])
-        channels = derived.channels
-        attributes = derived.attributes
-        masks = derived.masks
+        fields = derived.output_fields(assets.grid, reader.calendar)
         described |= derived.described
+    else:
+        level_units = config.data.level_units
+        fields = OutputFields(
+            assets.channels, assets.grid, reader.calendar, assets.attributes, step, level_units, assets.masks
+        )
     perturb = None
     if ensemble is not None:
         perturb = build_perturbation(ensemble, forecaster.stepper, forecaster.frames, assets.grid, step, history)
@@ -322,21 +323,15 @@ def _open_online(
         stochastic=build_stochastic(ensemble, assets.grid, step),
         noise=build_noise(ensemble, forecaster.stepper.model),
     )
+    members = None if ensemble is None else ensemble.members
     forecasts = OnlineForecasts(
         make_forecast,
+        fields,
         choose_initial_times(inference, config.data, reader.times, reader.calendar, splits["test"]),
         leads,
-        step,
-        inference.batch_size,
-        None if ensemble is None else ensemble.members,
-        lag_minutes(ensemble),
+        ForecastBatching(inference.batch_size, members, lag_minutes(ensemble)),
         origin=forecaster.path,
-        channels=channels,
-        grid=assets.grid,
-        calendar=reader.calendar,
-        attributes=attributes,
         described=described,
         products=derived,
-        masks=masks,
     )
     return reader, forecasts

@@ -1,4 +1,4 @@
-"""Interface of forecasts to be scored, whether they are read from files or made by a network while they are scored."""
+"""Interface of forecasts to be scored, which are read from files or made by a network while they are scored."""
 
 from __future__ import annotations
 

@@ -35,9 +35,9 @@ class InitialTimes:
 
     Attributes:
         minutes: the initial times, increasing.
-        left_out: message about the times of the range that are left out, with the reasons, or about the reason why
-            `latest` is not the last time of the data; empty where there is nothing to report.
-        data_lack: whether missing data are among the reasons, not only the end of the test period.
+        left_out: message with the number of times of the range that are left out and the reasons, or with the reason
+            why `latest` is not the last time of the data; empty if there is nothing to report.
+        data_lack: True if missing data are among the reasons, not only the end of the test period.
     """
 
     minutes: list[int]
@@ -188,7 +188,7 @@ class _Obstacle:
     Attributes:
         description: completes "3 times ...".
         way_out: advice for the user.
-        is_missing_data: whether the data lack something; else the test period is the reason.
+        is_missing_data: True if the data lack something, False if the test period is the reason.
     """
 
     description: str
@@ -197,7 +197,7 @@ class _Obstacle:
 
 
 class _Obstacles:
-    """The reasons why a forecast cannot start at a time of a range, and how to find them."""
+    """Finds the reason why a forecast cannot start at a time of a range."""
 
     def __init__(self, conf: InferenceConfig, data: DataConfig, times: np.ndarray, test: Split) -> None:
         step = data.step_minutes
@@ -266,7 +266,7 @@ def interval_minutes(time_range: InitialTimesConfig, step: int) -> int:
 
 
 def lag_offsets(conf: EnsembleConfig | None) -> list[int]:
-    """Return how long before an initial time the analyses of its ensemble lie, in minutes, increasing."""
+    """Return the offsets of the analyses of an ensemble, in minutes before the initial time, increasing."""
     if conf is None:
         return [0]
     lag = lag_minutes(conf)
@@ -278,7 +278,7 @@ def lag_offsets(conf: EnsembleConfig | None) -> list[int]:
 
 
 def group_initial_times(initial_times: Sequence[int], members: int, batch_size: int) -> list[list[int]]:
-    """Return groups of initial times: each fills one batch of forecasts, or is one time with several batches.
+    """Return groups of initial times: a group fills one batch of forecasts, or is one time with several batches.
 
     Ranks and jobs share groups, so that the batches, and with them the rounding of every forecast, do not depend on
     the number of ranks and jobs.
@@ -291,7 +291,7 @@ def select_part(items: Sequence[T], part: str) -> list[T]:
     """Return the I-th of N parts of a sequence; the sizes of the parts differ by at most one.
 
     Args:
-        items: what the parts share.
+        items: sequence that is divided.
         part: ``I/N``, with I from 1 to N.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Forecasts that a network makes while they are scored, without a file.
+"""Forecasts that a network makes while they are scored, without files.
 
 Shapes: B starts of a batch, M members, C channels, H rows, W columns.
 """
@@ -12,17 +12,30 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
-from credit.calendar import Calendar
-from credit.channels import ChannelMap
 from credit.forecast.forecast_source import ForecastSource
 from credit.forecast.initial_times import group_initial_times
 from credit.forecast.io.diagnostics import OutputDiagnostics
+from credit.forecast.io.schema import OutputFields
 from credit.forecast.rollout import ForecastStart, batch_starts, inference_mode
-from credit.grid import LatLonGrid
 from credit.parallel.host_copy import fetched
 
 # (starts of a batch, number of steps) -> output (B, C, H, W) of each step
 Run = Callable[[Sequence[ForecastStart], int], Iterator[Tensor]]
+
+
+@dataclass(frozen=True)
+class ForecastBatching:
+    """Distribution of initial times and members over batches.
+
+    Attributes:
+        batch_size: starts in a batch.
+        members: number of ensemble members, None for single forecasts.
+        lag_minutes: interval between the analyses of lagged members, else 0.
+    """
+
+    batch_size: int
+    members: int | None = None
+    lag_minutes: int = 0
 
 
 @dataclass
@@ -39,71 +52,59 @@ class _PendingLead:
 
 
 class OnlineForecasts(ForecastSource):
-    """Forecasts that a network makes step by step, as far as they are read.
+    """Forecasts that a network makes step by step, up to the last lead time that is read.
 
-    The initial times are grouped as `credit rollout` groups them, so the values are the same as in its files, bit for
-    bit. One step of a group is in memory at a time, or several with lagged members. If a group is one batch, a GPU
-    computes the next step while the host works on the last one.
+    The initial times are grouped as `credit rollout` groups them, so the values are identical to those in its files.
+    One step of a group is in memory at a time, or several with lagged members. If a group is one batch, a GPU computes
+    the next step while the host works on the last one.
 
     Args:
         run: makes the forecasts of a batch.
+        fields: description of the fields that are read: the model's output, or the fields of `products`.
         initial: initial times in minutes.
-        leads: lead times in minutes, multiples of `step_minutes`.
-        step_minutes: time step of the model.
-        batch_size: starts in a batch.
-        members: number of members, None for single forecasts.
-        lag_minutes: interval between the analyses of lagged members, else 0.
+        leads: lead times in minutes, multiples of the model's time step.
+        batching: distribution of the forecasts over batches.
         origin: the checkpoint.
-        channels: channels of the model's output, or of `products`.
-        grid: grid of the model.
-        calendar: calendar of the times.
-        attributes: variable -> CF attributes.
         described: description of the run.
-        products: computes what is read from the model's output; None for the output itself.
-        masks: variable -> (H, W) bool, True where it is always missing.
+        products: computes the fields that are read from the model's output; None for the output itself.
     """
 
     def __init__(
         self,
         run: Run,
+        fields: OutputFields,
         initial: Sequence[int],
         leads: Sequence[int],
-        step_minutes: int,
-        batch_size: int,
-        members: int | None,
-        lag_minutes: int,
+        batching: ForecastBatching,
         *,
         origin: Path,
-        channels: ChannelMap,
-        grid: LatLonGrid,
-        calendar: Calendar,
-        attributes: Mapping[str, Mapping[str, str]],
         described: Mapping[str, object],
         products: OutputDiagnostics | None = None,
-        masks: Mapping[str, np.ndarray] | None = None,
     ) -> None:
         self.origin = origin
-        self.grid = grid
-        self.calendar = calendar
+        self.grid = fields.grid
+        self.calendar = fields.calendar
         self.attributes = described
         self.initial_minutes = np.array(sorted(initial), dtype=np.int64)
         self.lead_minutes = np.array(sorted(leads), dtype=np.int64)
-        self.members = members
-        self.channel_names = [channel.name for channel in channels.output]
-        self.flat_names = frozenset(channel.name for channel in channels.output if channel.level is None)
-        variables = {channel.variable for channel in channels.output}
-        self.units = {
-            name: values["units"] for name, values in attributes.items() if name in variables and "units" in values
-        }
+        self.members = batching.members
+        channels = fields.channels.output
+        self.channel_names = [channel.name for channel in channels]
+        self.flat_names = frozenset(channel.name for channel in channels if channel.level is None)
+        variables = {channel.variable for channel in channels}
+        self.units = {}
+        for name, attributes in fields.attributes.items():
+            if name in variables and "units" in attributes:
+                self.units[name] = attributes["units"]
         # Channel index -> mask of its variable.
         self._channel_masks: dict[int, np.ndarray] = {}
-        for index, channel in enumerate(channels.output):
-            if masks and channel.variable in masks:
-                self._channel_masks[index] = masks[channel.variable]
+        for index, channel in enumerate(channels):
+            if channel.variable in fields.masks:
+                self._channel_masks[index] = fields.masks[channel.variable]
         self._run = run
-        self._step_minutes = step_minutes
-        self._batch_size = batch_size
-        self._lag_minutes = lag_minutes
+        self._step_minutes = fields.step_minutes
+        self._batch_size = batching.batch_size
+        self._lag_minutes = batching.lag_minutes
         self._diagnostics = products
         self._scored_leads = frozenset(self.lead_minutes.tolist())
         self._last_lead = int(self.lead_minutes[-1])
@@ -115,7 +116,7 @@ class OnlineForecasts(ForecastSource):
         self._pending: dict[tuple[int, int], _PendingLead] = {}
 
     def groups(self) -> list[list[int]]:
-        """Return the initial times that are forecast side by side."""
+        """Return the initial times in groups whose forecasts are made together."""
         return group_initial_times(self.initial_minutes.tolist(), self.members or 1, self._batch_size)
 
     def read_members(self, initial_minutes: int, number: int) -> np.ndarray:
@@ -179,7 +180,7 @@ class OnlineForecasts(ForecastSource):
         assert has_advanced, (self._group, first_lead)
 
     def _collect(self, batch: Sequence[ForecastStart], fields_BCHW: np.ndarray, first_lead: int) -> None:
-        """Add the fields of one step of a batch to the pending ones, as far as they will be read."""
+        """Add the fields of one step of a batch that will be read to the pending ones."""
         num_members = self.members or 1
         diagnostics = self._diagnostics
         # In one batch without lag, the members of an initial time are adjacent and arrive at once: no copy is needed.
@@ -196,6 +197,7 @@ class OnlineForecasts(ForecastSource):
                 fields_CHW[channel_index, mask] = np.nan
             key = (start.initial, lead)
             if members_are_adjacent:
+                # The first member adds those of all members.
                 if start.member == 0:
                     self._pending[key] = _PendingLead(fields_BCHW[index : index + num_members], num_missing=0)
                 continue

@@ -24,7 +24,7 @@ from credit.forecast.ensemble.perturbations import enable_dropout
 from credit.forecast.initial_times import choose_leads, find_initial_times, interval_minutes
 from credit.forecast.io.diagnostics import OutputDiagnostics
 from credit.forecast.io.forecast_writer import require_same_format
-from credit.forecast.io.schema import build_layout
+from credit.forecast.io.schema import OutputFields, OutputOptions, build_layout
 from credit.losses.build import build_loss, channel_weights
 from credit.train.assets import LEAST_CLIMATOLOGY_MINUTES
 from credit.train.build import require_monitor
@@ -161,16 +161,17 @@ def _check_checkpoint(config: Config, report: CheckReport) -> None:
 def _find_written(config: Config, data: DataSummary, longest: int) -> list[str]:
     """Return the channels of the forecasts' files; what is made of outputs is known where the data can be read."""
     conf, step = config.inference, config.data.step_minutes
-    channels, attributes, units = data.channels, data.attributes, config.data.level_units
     if data.reader is not None:
-        products = OutputDiagnostics(conf, config.data, channels, attributes, data.reader.static(), longest)
-        channels, attributes, units = products.channels, products.attributes, products.level_units
+        products = OutputDiagnostics(conf, config.data, data.channels, data.attributes, data.reader.static(), longest)
+        fields = products.output_fields(data.grid, data.calendar)
     elif conf.pressure_levels is not None or conf.derive:
-        return [channel.name for channel in channels.output]
-    layout = build_layout(
-        channels, data.grid, data.calendar, attributes, step, [step], units, conf.variables, conf.levels
-    )  # fmt: skip
-    return [channels.output[place].name for variable in layout.variables for place in variable.index]
+        return [channel.name for channel in data.channels.output]
+    else:
+        level_units = config.data.level_units
+        fields = OutputFields(data.channels, data.grid, data.calendar, data.attributes, step, level_units)
+    layout = build_layout(fields, [step], OutputOptions(variables=conf.variables, levels=conf.levels))
+    output = fields.channels.output
+    return [output[index].name for variable in layout.variables for index in variable.index]
 
 
 def _try_climatology(config: Config, data: DataSummary) -> None:

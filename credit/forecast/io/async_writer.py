@@ -42,15 +42,15 @@ class _BatchItem:
 class BackgroundWriter:
     """Passes the steps of a batch to a thread that writes them; a bounded queue limits the memory.
 
-    As a context manager it ends when everything is on disk; after an error it removes what is incomplete.
+    The context manager ends when all steps are on disk; after an error it removes incomplete forecasts.
 
     Args:
         writer: writes the files.
-        numbers: lead time in minutes -> its index in the files; other steps are not written.
+        lead_numbers: lead time in minutes -> its index in the files; other steps are not written.
         step_minutes: time step of the model.
         origin: name of the forecasts in messages.
-        wanted: initial times to write; a batch may contain others.
-        products: computes what is written from the output; None for the output itself.
+        initial_times: initial times to write; a batch may contain others.
+        products: computes the fields that are written from the output; None for the output itself.
 
     Attributes:
         reading: lock to hold while source files are read, because the netCDF library is not safe for two threads.
@@ -59,20 +59,20 @@ class BackgroundWriter:
     def __init__(
         self,
         writer: ForecastWriter,
-        numbers: Mapping[int, int],
+        lead_numbers: Mapping[int, int],
         step_minutes: int,
         origin: str,
-        wanted: Collection[int],
+        initial_times: Collection[int],
         products: OutputDiagnostics | None = None,
     ) -> None:
         self.reading = threading.Lock()
         self._writer = writer
-        self._numbers = numbers
+        self._lead_numbers = lead_numbers
         self._step_minutes = step_minutes
         self._origin = origin
-        self._initial_times = frozenset(wanted)
+        self._initial_times = frozenset(initial_times)
         self._diagnostics = products
-        self._last_lead = max(numbers)
+        self._last_lead = max(lead_numbers)
         # None tells the thread to end.
         self._queue: queue.Queue[tuple[list[_BatchItem], AsyncHostCopy] | None] = queue.Queue(_MAX_WAITING_STEPS)
         self._error: BaseException | None = None
@@ -96,7 +96,7 @@ class BackgroundWriter:
             lead = start.analysis + step * self._step_minutes - start.initial
             if start.initial not in self._initial_times or not 0 < lead <= self._last_lead:
                 continue
-            if lead in self._numbers or needs_every_step:
+            if lead in self._lead_numbers or needs_every_step:
                 items.append(_BatchItem(index, lead, start))
         if items:
             self._queue.put((items, AsyncHostCopy(output)))
@@ -136,12 +136,13 @@ class BackgroundWriter:
             self._require_finite(fields_CHW, item)
             if self._diagnostics is not None:
                 fields_CHW = self._diagnostics.compute(item.start, item.lead, fields_CHW)
-            if item.lead in self._numbers:
+            if item.lead in self._lead_numbers:
+                number = self._lead_numbers[item.lead]
                 with self.reading:
-                    self._writer.put(item.start.initial, self._numbers[item.lead], fields_CHW, item.start.member)
+                    self._writer.put(item.start.initial, number, fields_CHW, item.start.member)
 
     def _require_finite(self, fields_CHW: np.ndarray, item: _BatchItem) -> None:
-        """Refuse a forecast that has become unstable, so that no incomplete file passes for a forecast."""
+        """Refuse a forecast that has become unstable, so that its fields are not taken for a forecast."""
         if np.isfinite(fields_CHW).all():
             return
         layout = self._writer.layout

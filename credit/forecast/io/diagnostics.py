@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from credit.calendar import format_duration, parse_duration
+from credit.calendar import Calendar, format_duration, parse_duration
 from credit.channels import Channel, ChannelMap
 from credit.config.schema_data import DataConfig
 from credit.config.schema_inference import InferenceConfig
@@ -24,8 +24,9 @@ from credit.data.sources.level_mapping import require_full_column
 from credit.data.sources.required_variables import FIELD, SURFACE_GEOPOTENTIAL, SURFACE_PRESSURE
 from credit.errors import ConfigError
 from credit.forecast.io.output_inputs import OutputInputs, RecipeInput
-from credit.forecast.io.schema import SINCE_START
+from credit.forecast.io.schema import SINCE_START, OutputFields
 from credit.forecast.rollout import ForecastStart
+from credit.grid import LatLonGrid
 from credit.physics.vertical import Column
 
 # Derived variables that need the whole column down to the ground, and others that need pressure.
@@ -42,11 +43,11 @@ class _Copy:
 
 @dataclass(frozen=True)
 class _Recipe:
-    """How a variable (L, H, W) is computed from one step's output.
+    """Recipe that computes a variable (L, H, W) from one step's output.
 
     Attributes:
-        kind: of the derived variable, None for interpolation to pressure levels.
-        quantity: of the interpolation, which decides the method below the ground.
+        kind: kind of the derived variable, None for interpolation to pressure levels.
+        quantity: quantity that is interpolated, which decides the method below the ground.
         column: levels and vertical interpolation, None for a variable without levels.
         inputs: role -> input.
     """
@@ -66,7 +67,7 @@ class _RunningSum:
 
 
 class OutputDiagnostics:
-    """Computes what is written from the network's output of a step.
+    """Computes the fields that are written from the network's output of a step.
 
     Args:
         conf: section inference.
@@ -78,12 +79,12 @@ class OutputDiagnostics:
         masks: variable -> (H, W) bool, True where it is always missing.
 
     Attributes:
-        channels: a channel map whose output channels are written.
-        attributes: variable that is written -> attributes.
+        channels: channel map whose output channels are written.
+        attributes: written variable -> attributes.
         level_units: units of the levels that are written.
-        masks: masks of the variables that are written; a derived variable is missing where one of its inputs is.
+        masks: masks of the written variables; a derived variable is missing where one of its inputs is.
         windows: variable -> minutes that it is a sum over, `credit.forecast.io.schema.SINCE_START` for a sum since the
-            initial time. Sums that are not in it are over a step.
+            initial time. Other sums are over a step.
 
     Raises:
         ConfigError: for a variable that cannot be computed from the output, naming the key.
@@ -133,9 +134,27 @@ class OutputDiagnostics:
         # (initial time, member) -> earlier fields of each running sum.
         self._earlier_fields: dict[tuple[int, int], list[deque[np.ndarray]]] = {}
 
+    def output_fields(self, grid: LatLonGrid, calendar: Calendar) -> OutputFields:
+        """Return the description of the fields that `compute` returns.
+
+        Args:
+            grid: grid of the model.
+            calendar: calendar of the times.
+        """
+        return OutputFields(
+            channels=self.channels,
+            grid=grid,
+            calendar=calendar,
+            attributes=self.attributes,
+            step_minutes=self._step_minutes,
+            level_units=self.level_units,
+            masks=self.masks,
+            windows=self.windows,
+        )
+
     @property
     def described(self) -> dict[str, str]:
-        """Description for the global attributes of the files; files with other diagnostics differ in it."""
+        """Description for the global attributes of the files, by which files with other diagnostics are told apart."""
         description = {}
         if self._conf.pressure_levels is not None:
             levels = ", ".join(f"{level:g}" for level in self._conf.pressure_levels)
@@ -152,7 +171,7 @@ class OutputDiagnostics:
 
     @property
     def needs_every_step(self) -> bool:
-        """Whether `compute` must also be called for steps that are not written."""
+        """True if `compute` must also be called for steps that are not written."""
         return any(isinstance(recipe, _RunningSum) for recipe in self._recipes)
 
     def reset(self) -> None:
@@ -160,13 +179,13 @@ class OutputDiagnostics:
         self._earlier_fields.clear()
 
     def compute(self, start: ForecastStart, lead_minutes: int, fields_CHW: np.ndarray) -> np.ndarray:
-        """Return what is written at a lead time, (C', H, W) float32.
+        """Return the fields that are written at a lead time, (C', H, W) float32, C' channels of `channels`.
 
         Sums need every step of a forecast, in order.
 
         Args:
-            start: of the forecast.
-            lead_minutes: lead time.
+            start: start of the forecast.
+            lead_minutes: lead time in minutes.
             fields_CHW: the network's output in physical units.
         """
         if self._is_plain:
@@ -256,15 +275,15 @@ class OutputDiagnostics:
             return self._add_sum(key, name, derived_config)
 
         self.attributes[name] = derived_attributes(kind)
-        # The first input has the levels of the derived variable.
+        # The first input determines the levels of the derived variable.
         first_variable = next(iter(roles.values()))
         levels = self._inputs.levels_of(first_variable, key)
         has_levels = levels[0] is not None
         needs_column = needs_ground or kind in _NEEDS_PRESSURE
         if needs_column and not has_levels:
             raise ConfigError(
-                f"{key}: {first_variable} has no levels, and {kind} is made of variables that have; name others in "
-                "inputs"
+                f"{key}: {first_variable} has no levels, and {kind} is computed from variables with levels; name "
+                "others in inputs"
             )
         column = None
         order = list(range(len(levels)))
@@ -304,11 +323,11 @@ class OutputDiagnostics:
         attributes = self._inputs.attributes_of(variable)
         if attributes.get("temporal") != "accumulate":
             raise ConfigError(
-                f"{key}.of: {variable} is no sum over the step (data.variable_options.{variable}.temporal: accumulate "
-                "or deaccumulate); only such can be added up"
+                f"{key}.of: {variable} is not a sum over the step (data.variable_options.{variable}.temporal: "
+                "accumulate or deaccumulate); only sums can be added up"
             )
         if len(channel_index) > 1:
-            raise ConfigError(f"{key}.of: {variable} has levels; only a variable without can be added up")
+            raise ConfigError(f"{key}.of: {variable} has levels; only a variable without levels can be added up")
         num_steps = None
         self.windows[name] = SINCE_START
         if over is not None:

@@ -1,4 +1,7 @@
-"""ForecastArchive: written forecasts, of this package or of others, read by initial time in the canonical order."""
+"""Reader of forecast files and stores, of this package or of others.
+
+Shapes: N lead times, M members, C channels, L levels, H rows, W columns.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import itertools
 import os
 from abc import abstractmethod
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import netCDF4
@@ -18,139 +22,194 @@ from credit.data.formats.remote import is_remote, open_remote
 from credit.errors import DataError
 from credit.forecast.forecast_source import ForecastSource
 from credit.forecast.io.metadata import ForecastMetadata, Source
-from credit.forecast.io.netcdf_files import LEADS, MEMBERS, PREFIX
+from credit.forecast.io.netcdf_files import LEADS, MEMBERS
+from credit.forecast.io.netcdf_names import PREFIX
 from credit.forecast.io.schema import INITIAL_FIELDS, MEMBER
-from credit.forecast.io.zarr_store import STORE, WRITTEN
+from credit.forecast.io.zarr_arrays import WRITTEN
+from credit.forecast.io.zarr_store import STORE
+
+# (lead time, member) -> file, row. In a file of all members the member is 0.
+_Rows = dict[tuple[int, int], tuple[Path, int]]
 
 
 class ForecastArchive(ForecastSource):
-    """Forecasts that were written; `initial_minutes` are those of the forecasts that are whole."""
+    """Forecasts on disk; `initial_minutes` has only those that are complete."""
 
     def __init__(
         self,
         origin: Path | str,
         initial_minutes: np.ndarray,
         lead_minutes: np.ndarray,
-        example: ForecastMetadata,
+        metadata: ForecastMetadata,
         calendar: Calendar,
     ) -> None:
-        self.origin, self.calendar = origin, calendar
+        self.origin = origin
+        self.calendar = calendar
         self.initial_minutes = np.asarray(initial_minutes, dtype=np.int64)
         self.lead_minutes = lead_minutes
-        self.members = example.members
-        self.channel_names, self.flat_names = example.channel_names, example.flat_names
-        self.units, self.attributes = example.units, example.attributes
-        self.grid, self._orientation = example.grid, example.orientation
-        self._variables, self._order = example.variables, example.order
+        self.members = metadata.members
+        self.channel_names = metadata.channel_names
+        self.flat_names = metadata.flat_names
+        self.units = metadata.units
+        self.attributes = metadata.attributes
+        self.grid = metadata.grid
+        self._orientation = metadata.orientation
+        self._variables = metadata.variables
+        self._order = metadata.order
 
     def read(self, initial_minutes: int) -> np.ndarray:
-        """Return one forecast, of an ensemble the mean of its members, (L, C, H, W) float32, NaN where missing.
+        """Return one forecast, (N, C, H, W) float32, NaN where missing; for an ensemble the mean of its members.
 
         Raises:
-            DataError: if it cannot be read.
+            DataError: if the forecast cannot be read.
         """
-        fields = (self.read_members(initial_minutes, number) for number in range(len(self.lead_minutes)))
-        return np.stack([own[0] if len(own) == 1 else own.mean(axis=0, dtype=np.float32) for own in fields])
+        fields = []
+        for number in range(len(self.lead_minutes)):
+            fields_MCHW = self.read_members(initial_minutes, number)
+            # A single field is not averaged, so that its values stay the same bit for bit.
+            is_single = len(fields_MCHW) == 1
+            fields.append(fields_MCHW[0] if is_single else fields_MCHW.mean(axis=0, dtype=np.float32))
+        return np.stack(fields)
 
     def read_members(self, initial_minutes: int, number: int) -> np.ndarray:
         """Return all members at one lead time, (M, C, H, W) float32, NaN where missing; M is 1 for a single forecast.
 
         Args:
-            initial_minutes: its initial time.
-            number: which of `lead_minutes`.
+            initial_minutes: initial time.
+            number: index of the lead time in `lead_minutes`.
 
         Raises:
-            DataError: if it cannot be read.
+            DataError: if the forecast cannot be read.
         """
         arrays = self._read(int(initial_minutes), number)
-        whole = [array.reshape(self.members or 1, -1, *array.shape[-2:]) for array in arrays]
-        return self._orientation.apply(np.concatenate(whole, axis=1)).astype(np.float32, copy=False)
+        num_members = self.members or 1
+        variables = [array.reshape(num_members, -1, *array.shape[-2:]) for array in arrays]
+        return self._orientation.apply(np.concatenate(variables, axis=1)).astype(np.float32, copy=False)
 
     @abstractmethod
     def _read(self, initial_minutes: int, number: int) -> list[np.ndarray]:
-        """Return every variable at one lead time, ([members,] [levels,] H, W)."""
+        """Return each variable at one lead time, ([M,] [L,] H, W)."""
 
     def _select(
         self, source: Mapping | netCDF4.Dataset, position: Mapping[str, int], origin: Path | str
     ) -> list[np.ndarray]:
-        """Return every variable at a position along the leading dimensions, ([members,] [levels,] H, W)."""
+        """Return each variable at a position along the leading dimensions, ([M,] [L,] H, W)."""
         fields = []
         for name, dims in self._variables.items():
-            place = tuple(position.get(dim, slice(None)) for dim in dims)
+            selection = tuple(position.get(dim, slice(None)) for dim in dims)
             try:
-                values = np.ma.filled(source[name][place], np.nan)
+                values = np.ma.filled(source[name][selection], np.nan)
             except Exception as error:
-                # each file system's library has its own errors
+                # The library of each file system has its own errors.
                 raise DataError(f"{origin}: {name} cannot be read ({error}); copy or forecast it again") from error
-            left = [dim for dim in dims if dim not in position]
-            fields.append(values.transpose([left.index(dim) for dim in self._order if dim in left]))
+            remaining_dims = [dim for dim in dims if dim not in position]
+            axes = [remaining_dims.index(dim) for dim in self._order if dim in remaining_dims]
+            fields.append(values.transpose(axes))
         return fields
+
+
+@dataclass(frozen=True)
+class _FileMetadata:
+    """Metadata of a netCDF file.
+
+    Attributes:
+        fields: variables, levels, lead times and grid.
+        calendar: calendar of the times.
+        initial_minutes: initial time.
+        member: number of the only member, 0 in a file of all members.
+        num_members: number of members in files of one member each, None for files of all members.
+        lead_minutes: lead times of the whole forecast, None in files of other programs.
+        checksum: checksum of the fields that the forecast starts from, None if there is none.
+    """
+
+    fields: ForecastMetadata
+    calendar: Calendar
+    initial_minutes: int
+    member: int
+    num_members: int | None
+    lead_minutes: list[int] | None
+    checksum: object
+
+
+def _read_metadata(path: Path, rename: Mapping[str, str], level_units: str | None, warn: bool) -> _FileMetadata:
+    try:
+        with netCDF4.Dataset(path) as dataset:
+            source = Source(path, dataset.variables, dataset.__dict__)
+            fields = ForecastMetadata(source, ("time",), "forecast_period", rename, level_units, warn=warn)
+            # These belong to one forecast, not to the run, so files of one run may differ in them.
+            checksum = fields.attributes.pop(INITIAL_FIELDS, None)
+            lead_text = fields.attributes.pop(LEADS, None)
+            has_one_member = MEMBER in dataset.variables and dataset[MEMBER].ndim == 0
+            num_members = fields.attributes.get(MEMBERS) if has_one_member else None
+            member = 0 if num_members is None else int(dataset[MEMBER][...])
+            reference = dataset["forecast_reference_time"]
+            calendar = Calendar(getattr(reference, "calendar", "standard"))
+            if "units" not in reference.ncattrs():
+                raise DataError(
+                    f'{path}: forecast_reference_time has no units; give it them, such as "hours since 1900-01-01", or '
+                    "write the forecast again"
+                )
+            initial_minutes = int(calendar.from_cf(reference[...], reference.units))
+    except (OSError, IndexError) as error:
+        raise DataError(f"{path}: is not a readable forecast ({error}); remove it") from error
+    lead_minutes = None if lead_text is None else [int(lead) for lead in str(lead_text).split(",")]
+    return _FileMetadata(fields, calendar, initial_minutes, member, num_members, lead_minutes, checksum)
 
 
 class _NetcdfArchive(ForecastArchive):
     def __init__(self, folder: Path, paths: list[Path], rename: Mapping[str, str], level_units: str | None) -> None:
-        # initial time -> lead time and member, 0 in a file of all members -> file, row
-        places: dict[int, dict[tuple[int, int], tuple[Path, int]]] = {}
-        wanted: dict[int, set[tuple[int, int]]] = {}  # the same that there should be, where files say so
-        began: dict[int, object] = {}  # initial time -> checksum of what it started from
-        first: ForecastMetadata | None = None
+        # The keys are initial times.
+        rows: dict[int, _Rows] = {}
+        # Lead times and members of the complete forecast, if the files name them.
+        expected_rows: dict[int, set[tuple[int, int]]] = {}
+        checksums: dict[int, object] = {}
+        first: _FileMetadata | None = None
         for path in paths:
-            try:
-                with netCDF4.Dataset(path) as dataset:
-                    source = Source(path, dataset.variables, dataset.__dict__)
-                    fields = ForecastMetadata(
-                        source, ("time",), "forecast_period", rename, level_units, warn=first is None
-                    )
-                    fields_before = fields.attributes.pop(INITIAL_FIELDS, None)  # is of one forecast, not of the run
-                    whole = fields.attributes.pop(LEADS, None)
-                    alone = MEMBER in dataset.variables and dataset[MEMBER].ndim == 0
-                    members = fields.attributes.get(MEMBERS) if alone else None
-                    member = 0 if members is None else int(dataset[MEMBER][...])
-                    reference = dataset["forecast_reference_time"]
-                    calendar = Calendar(getattr(reference, "calendar", "standard"))
-                    if "units" not in reference.ncattrs():
-                        raise DataError(
-                            f'{path}: forecast_reference_time has no units; give it them, such as "hours since '
-                            '1900-01-01", or write the forecast again'
-                        )
-                    initial = int(calendar.from_cf(reference[...], reference.units))
-            except (OSError, IndexError) as error:
-                raise DataError(f"{path}: is no readable forecast ({error}); remove it") from error
-            first = first or fields
-            difference = first.difference(fields)
+            file = _read_metadata(path, rename, level_units, warn=first is None)
+            first = first or file
+            initial = file.initial_minutes
+            difference = first.fields.describe_difference(file.fields)
             if difference:
-                raise DataError(f"{path}: {difference}, unlike {paths[0]}; remove what is of another run")
-            if began.setdefault(initial, fields_before) != fields_before:
+                raise DataError(f"{path}: {difference}, unlike {paths[0]}; remove the files of one of the runs")
+            if checksums.setdefault(initial, file.checksum) != file.checksum:
                 raise DataError(
                     f"{path}: is of another analysis than the forecast's other files; run credit_rollout again, or "
                     "remove the forecast's files"
                 )
-            for row, lead in enumerate(fields.lead_minutes.tolist()):
-                known = places.setdefault(initial, {}).setdefault((lead, member), (path, row))
-                if known != (path, row):
-                    raise DataError(f"{path}: has lead times of {known[0]} again; remove one of them")
-            if whole is not None:
-                leads = [int(lead) for lead in str(whole).split(",")]
-                wanted.setdefault(initial, set()).update(itertools.product(leads, range(members or 1)))
-        _require_whole(places, wanted, members, calendar)
+            forecast_rows = rows.setdefault(initial, {})
+            for row, lead in enumerate(file.fields.lead_minutes.tolist()):
+                other_path, other_row = forecast_rows.setdefault((lead, file.member), (path, row))
+                if (other_path, other_row) != (path, row):
+                    raise DataError(f"{path}: has the same lead times as {other_path}; remove one of them")
+            num_members = file.num_members
+            if file.lead_minutes is not None:
+                members = range(num_members or 1)
+                expected_rows.setdefault(initial, set()).update(itertools.product(file.lead_minutes, members))
         assert first is not None
-        example = places[min(places)]
-        for own in places.values():
-            if own.keys() != example.keys():
+        _require_complete(rows, expected_rows, num_members, file.calendar)
+        example_rows = rows[min(rows)]
+        for forecast_rows in rows.values():
+            if forecast_rows.keys() != example_rows.keys():
+                path, _ = next(iter(forecast_rows.values()))
+                example_path, _ = next(iter(example_rows.values()))
                 raise DataError(
-                    f"{next(iter(own.values()))[0]}: the forecast has other lead times than that of "
-                    f"{next(iter(example.values()))[0]}; run credit_rollout again, or remove what is of "
-                    "another run"
+                    f"{path}: the forecast has other lead times than that of {example_path}; run credit_rollout again, "
+                    "or remove the files of one of the runs"
                 )
-        self._places, self._in_files = places, range(members or 1)
-        leads = sorted({lead for lead, _ in example})
-        super().__init__(folder, np.array(sorted(places)), np.array(leads, dtype=np.int64), first, calendar)
-        self.members = self.members if members is None else int(members)
+        self._rows = rows
+        self._file_members = range(num_members or 1)
+        leads = sorted({lead for lead, _ in example_rows})
+        super().__init__(folder, np.array(sorted(rows)), np.array(leads, dtype=np.int64), first.fields, file.calendar)
+        if num_members is not None:
+            self.members = int(num_members)
 
     def _read(self, initial_minutes: int, number: int) -> list[np.ndarray]:
-        lead, own = int(self.lead_minutes[number]), self._places[initial_minutes]
-        fields = [self._read_file(*own[lead, member]) for member in self._in_files]
-        return fields[0] if len(fields) == 1 else [np.stack(members) for members in zip(*fields, strict=True)]
+        lead = int(self.lead_minutes[number])
+        rows = self._rows[initial_minutes]
+        fields = [self._read_file(*rows[lead, member]) for member in self._file_members]
+        if len(fields) == 1:
+            return fields[0]
+        return [np.stack(members) for members in zip(*fields, strict=True)]
 
     def _read_file(self, path: Path, row: int) -> list[np.ndarray]:
         try:
@@ -160,20 +219,25 @@ class _NetcdfArchive(ForecastArchive):
             raise DataError(f"{path}: cannot be read ({error})") from error
 
 
-def _require_whole(
-    places: dict[int, dict[tuple[int, int], tuple[Path, int]]], wanted: dict[int, set[tuple[int, int]]],
-    members: int | None, calendar: Calendar,
-) -> None:  # fmt: skip
+def _require_complete(
+    rows: Mapping[int, _Rows],
+    expected_rows: Mapping[int, set[tuple[int, int]]],
+    num_members: int | None,
+    calendar: Calendar,
+) -> None:
     """Refuse a forecast that an interrupted run left without the files of some lead times or members."""
-    for initial, whole in wanted.items():
-        missing = sorted(whole - places[initial].keys())
+    for initial, expected in expected_rows.items():
+        missing = sorted(expected - rows[initial].keys())
         if missing:
             lead, member = missing[0]
-            first = f"{lead / 60:g} h" if members is None else f"{lead / 60:g} h of member {member}"
+            first_missing = f"{lead / 60:g} h"
+            if num_members is not None:
+                first_missing += f" of member {member}"
+            path, _ = next(iter(rows[initial].values()))
             raise DataError(
-                f"{next(iter(places[initial].values()))[0]}: of the forecast from {calendar.format(initial)} "
-                f"{len(missing)} of {len(whole)} lead times are missing, the first of them {first}; run "
-                "credit_rollout again, which continues what was interrupted, or remove its files"
+                f"{path}: of the forecast from {calendar.format(initial)} {len(missing)} of {len(expected)} lead times "
+                f"are missing, the first of them {first_missing}; run credit_rollout again, which completes it, or "
+                "remove its files"
             )
 
 
@@ -182,33 +246,40 @@ class _ZarrArchive(ForecastArchive):
         self, path: Path | str, rename: Mapping[str, str], level_units: str | None, options: Mapping[str, object]
     ) -> None:
         variables, attributes = _open_remote_zarr(path, options) if is_remote(path) else _open_zarr(path)
-        # a directory lists them in any order, each time another
+        # A directory lists the variables in any order. Sorted, all processes have the channels in the same order.
         source = Source(path, dict(sorted(variables.items())), attributes)
         init, lead = ("init_time", "lead_time") if "init_time" in source.names else ("time", "prediction_timedelta")
         if init not in source.names:
             raise DataError(f"{path}: has neither init_time and lead_time nor time and prediction_timedelta")
-        fields = ForecastMetadata(source, (init, lead), lead, rename, level_units)
-        of_time = source.variable_attributes(init)
-        if "units" not in of_time:
+        metadata = ForecastMetadata(source, (init, lead), lead, rename, level_units)
+        init_attributes = source.variable_attributes(init)
+        if "units" not in init_attributes:
             raise DataError(f'{path}: {init} has no units such as "hours since 1900-01-01"')
-        calendar = Calendar(str(of_time.get("calendar", "standard")))
-        initial = calendar.from_cf(source.values(init), str(of_time["units"]))
-        self._source, self._leading = variables, (init, lead)
-        self._position = {int(minutes): number for number, minutes in enumerate(initial)}
-        whole = source.values(WRITTEN).astype(bool) if WRITTEN in source.names else np.ones(len(initial), dtype=bool)
-        whole = whole[: len(initial)]  # a store that is made longer gets its initial times last
-        super().__init__(path, np.sort(initial[whole]), fields.lead_minutes, fields, calendar)
+        calendar = Calendar(str(init_attributes.get("calendar", "standard")))
+        initial_minutes = calendar.from_cf(source.values(init), str(init_attributes["units"]))
+        self._source = variables
+        self._leading_dims = (init, lead)
+        self._init_index = {int(minutes): index for index, minutes in enumerate(initial_minutes)}
+        is_complete = np.ones(len(initial_minutes), dtype=bool)
+        if WRITTEN in source.names:
+            # A store that is being extended gets its initial times last, so it may have more marks than times.
+            is_complete = source.values(WRITTEN).astype(bool)[: len(initial_minutes)]
+        super().__init__(path, np.sort(initial_minutes[is_complete]), metadata.lead_minutes, metadata, calendar)
 
     def _read(self, initial_minutes: int, number: int) -> list[np.ndarray]:
-        position = dict(zip(self._leading, (self._position[initial_minutes], number), strict=True))
+        init, lead = self._leading_dims
+        position = {init: self._init_index[initial_minutes], lead: number}
         return self._select(self._source, position, self.origin)
 
 
 def _open_zarr(path: Path) -> tuple[Mapping[str, xr.Variable], Mapping[str, object]]:
     try:
-        # not as a dataset: the arrays of a store that is made longer differ in length for a moment
-        held = xr.backends.ZarrStore.open_group(path, consolidated=False).load()
-        return xr.conventions.decode_cf_variables(*held, decode_times=False, decode_timedelta=False)[:2]
+        # A dataset would require arrays of equal length, which differ for a moment while a store is extended.
+        variables, attributes = xr.backends.ZarrStore.open_group(path, consolidated=False).load()
+        decoded_variables, decoded_attributes, _ = xr.conventions.decode_cf_variables(
+            variables, attributes, decode_times=False, decode_timedelta=False
+        )
+        return decoded_variables, decoded_attributes
     except (OSError, ValueError, KeyError) as error:
         raise DataError(f"{path}: cannot be read as zarr ({error})") from error
 
@@ -224,7 +295,7 @@ def open_other_forecasts(name: str, conf: OtherForecastsConfig, level_units: str
     """Open the forecasts of ``verification.other_forecasts.NAME``, their levels in ``data.level_units``.
 
     Raises:
-        DataError: naming the key, if there are none or they cannot be read.
+        DataError: naming the key, if there are no forecasts or they cannot be read.
     """
     try:
         return open_forecasts(conf.path, conf.rename, level_units, conf.storage_options)
@@ -233,38 +304,45 @@ def open_other_forecasts(name: str, conf: OtherForecastsConfig, level_units: str
 
 
 def open_forecasts(
-    path: str | os.PathLike, rename: Mapping[str, str] | None = None, level_units: str | None = None,
+    path: str | os.PathLike,
+    rename: Mapping[str, str] | None = None,
+    level_units: str | None = None,
     storage_options: Mapping[str, object] | None = None,
-) -> ForecastArchive:  # fmt: skip
+) -> ForecastArchive:
     """Open a folder of netCDF files, a folder with ``forecasts.zarr``, or a zarr store of version 2 or 3.
 
     Args:
-        path: the folder, the store, or the URL of a store.
-        rename: our name of a variable -> its name there.
-        level_units: of levels in the names of channels, which others are brought to; None for those of the files.
-        storage_options: how to reach a URL.
+        path: folder, store, or URL of a store.
+        rename: name of a variable in this package -> its name in the files.
+        level_units: units of the levels in the names of channels; None for those of the files.
+        storage_options: options of the file system of a URL, such as credentials.
 
     Raises:
         DataError: if there are no forecasts, or forecasts of different runs.
     """
     rename = rename or {}
-    stores, files = ([path], []) if is_remote(path) else _find(Path(path))
+    if is_remote(path):
+        stores, files = [path], []
+    else:
+        stores, files = _find_forecasts(Path(path))
     if stores:
         archive = _ZarrArchive(stores[0], rename, level_units, storage_options or {})
     else:
         archive = _NetcdfArchive(Path(path), files, rename, level_units)
     if not len(archive.initial_minutes):
-        raise DataError(f"{path}: no forecast is whole; run credit_rollout again")
+        raise DataError(f"{path}: no forecast is complete; run credit_rollout again")
     return archive
 
 
-def _find(path: Path) -> tuple[list[Path], list[Path]]:
+def _find_forecasts(path: Path) -> tuple[list[Path], list[Path]]:
     """Return stores and files of a folder or store, one of them empty."""
-    marks = "zarr.json", ".zgroup"
-    stores = [one for one in (path, path / STORE) if any((one / mark).exists() for mark in marks)]
+    stores = []
+    for store in (path, path / STORE):
+        if (store / "zarr.json").exists() or (store / ".zgroup").exists():
+            stores.append(store)
     files = sorted(path.glob(f"{PREFIX}*.nc")) if path.is_dir() else []
     if stores and files:
         raise DataError(f"{path}: holds netCDF files and a zarr store; remove one of them")
     if not stores and not files:
-        raise DataError(f"{path}: there are no forecasts; run credit_rollout first, or name the folder that has some")
+        raise DataError(f"{path}: there are no forecasts; run credit_rollout first, or name a folder with forecasts")
     return stores, files

@@ -1,4 +1,4 @@
-"""What the metadata of a forecast's file or store say: its fields, levels, members, lead times and grid."""
+"""Metadata of a file or store of forecasts: fields, levels, members, lead times and grid."""
 
 from __future__ import annotations
 
@@ -12,15 +12,17 @@ import xarray as xr
 
 from credit.data.formats.cf import level_values, role_of
 from credit.errors import DataError, did_you_mean
-from credit.forecast.io.schema import HISTORY, of_the_run
+from credit.forecast.io.schema import HISTORY, run_attributes
 from credit.grid import LatLonGrid
 
-_LAT_NAMES, _LON_NAMES = ("latitude", "lat"), ("longitude", "lon")
+_LAT_NAMES = ("latitude", "lat")
+_LON_NAMES = ("longitude", "lon")
 _MEMBER_NAMES = ("member", "number", "realization")
 _NO_LEVEL = (
-    "is no level: the coordinate of a level has the standard_name air_pressure, axis: Z or positive: down, in units of "
-    "pressure, or a name such as level, plev or isobaricInhPa; give it one of these"
+    "is not a level: the coordinate of a level has the standard_name air_pressure, axis: Z or positive: down, in units "
+    "of pressure, or a name such as level, plev or isobaricInhPa; give it one of these"
 )
+# Units of lead times -> minutes.
 _MINUTES = {
     **dict.fromkeys(("d", "day", "days"), 1440.0),
     **dict.fromkeys(("h", "hr", "hour", "hours"), 60.0),
@@ -35,100 +37,120 @@ logger = logging.getLogger(__name__)
 
 
 class ForecastMetadata:
-    """What the metadata of one file or store say.
+    """Metadata of one file or store.
 
-    Fields are the variables with the dimensions `leading`, latitude and longitude, and perhaps a member and a level, in
-    any order. In an ensemble those that have no member are none: taken for all members alike, a mean or a control run
-    would be scored as an ensemble without spread.
+    Fields are the variables with the dimensions `leading`, latitude and longitude, and optionally a member and a level,
+    in any order. In an ensemble, variables without the member dimension are left out: they may be a mean or a control
+    run, which would be scored as an ensemble without spread.
 
     Args:
-        source: the file or store.
-        leading: the dimensions of initial and lead time.
-        lead: the lead times.
-        rename: our name of a variable -> its name there.
-        level_units: of the levels in the names of channels; None for those of the file.
-        warn: of variables that are left out; said once is enough where a forecast is in many files.
+        source: file or store.
+        leading: dimensions of initial and lead time.
+        lead: variable of the lead times.
+        rename: name of a variable in this package -> its name in the source.
+        level_units: units of the levels in the names of channels; None for those of the source.
+        warn: True to warn of variables that are left out; one file of a forecast in many is enough.
+
+    Attributes:
+        grid: grid in canonical orientation.
+        orientation: brings fields of the source to this orientation.
+        lead_minutes: lead times in minutes.
+        attributes: global attributes without the history.
+        variables: name of a field in the source -> its dimensions.
+        order: order of the dimensions of fields after the time dimensions: member, level, latitude, longitude.
+        members: number of ensemble members, None without a member dimension.
+        units: variable -> units.
+        flat_names: names of the variables without levels.
+        channel_names: names such as ``z500`` and ``t2m``.
     """
 
     def __init__(
-        self, source: Source, leading: tuple[str, ...], lead: str, rename: Mapping[str, str],
-        level_units: str | None = None, warn: bool = True,
-    ) -> None:  # fmt: skip
+        self,
+        source: Source,
+        leading: tuple[str, ...],
+        lead: str,
+        rename: Mapping[str, str],
+        level_units: str | None = None,
+        warn: bool = True,
+    ) -> None:
         origin = source.origin
-        lat, lon = (source.first_of(names) for names in (_LAT_NAMES, _LON_NAMES))
+        lat = source.first_of(_LAT_NAMES)
+        lon = source.first_of(_LON_NAMES)
         self.grid, self.orientation = LatLonGrid.from_coords(source.values(lat), source.values(lon), origin=str(origin))
         self.lead_minutes = _lead_minutes(source, lead)
         self.attributes = {name: value for name, value in source.attributes.items() if name != HISTORY}
-        ours = _our_names(source, rename)
-        needed = {*leading, lat, lon}
-        others = _OtherDims(source, needed, level_units)
-        wanted = f"{', '.join((*leading, lat, lon))} and perhaps a member ({' or '.join(_MEMBER_NAMES)}) and a level"
-        self.variables: dict[str, tuple[str, ...]] = {}  # name there -> dimensions
-        for name in ours:
-            dims = source.dims(name)
-            why = others.unfit([dim for dim in dims if dim not in needed]) if needed <= set(dims) else ""
-            if why is None:
-                self.variables[name] = dims
-            elif why or name in rename.values():
-                problem = f"{origin}: {name} has the dimensions {', '.join(dims)}, but a forecast has {wanted}{why}"
-                if name in rename.values():
-                    raise DataError(f"{problem}; cut the store to one position along the others, or rename another")
-                if warn:
-                    logger.warning("%s; it is left out", problem)
-        if not self.variables:
-            raise DataError(
-                f"{origin}: no variable has the dimensions {wanted}; there are {', '.join(source.all_dims)}{others.why}"
-            )
+        new_names = _rename_variables(source, rename)
+        required_dims = {*leading, lat, lon}
+        other_dims = _OtherDims(source, required_dims, level_units)
+        self.variables = _find_fields(source, new_names, (*leading, lat, lon), other_dims, rename, warn)
         self._leave_out_memberless(origin, rename, warn)
-        used = sorted({dim for dims in self.variables.values() for dim in dims} - needed)
-        members, levels = ([dim for dim in used if (dim in others.levels) == is_level] for is_level in (False, True))
-        self.order = (*members, *levels, lat, lon)
-        self.members = source.length(members[0]) if members else None
-        self.units = {ours[n]: u for n in self.variables if (u := source.variable_attributes(n).get("units"))}
-        dims_of = {ours[name]: dims for name, dims in self.variables.items()}
-        self.flat_names = frozenset(name for name, dims in dims_of.items() if not {*dims} & others.levels.keys())
-        self.channel_names = _channel_names(dims_of, self.flat_names, others.levels)
+
+        member_dims = set()
+        level_dims = set()
+        for dims in self.variables.values():
+            for dim in dims:
+                if dim in other_dims.levels:
+                    level_dims.add(dim)
+                elif dim not in required_dims:
+                    member_dims.add(dim)
+        self.order = (*sorted(member_dims), *sorted(level_dims), lat, lon)
+        self.members = source.length(min(member_dims)) if member_dims else None
+        self.units = {}
+        for name in self.variables:
+            units = source.variable_attributes(name).get("units")
+            if units:
+                self.units[new_names[name]] = units
+        dims_of = {new_names[name]: dims for name, dims in self.variables.items()}
+        self.flat_names = frozenset(name for name, dims in dims_of.items() if level_dims.isdisjoint(dims))
+        self.channel_names = _channel_names(dims_of, self.flat_names, other_dims.levels)
 
     def _leave_out_memberless(self, origin: Path | str, rename: Mapping[str, str], warn: bool) -> None:
         """Leave out the variables of an ensemble that lack its dimension."""
-        has = {dim: [name for name, dims in self.variables.items() if dim in dims] for dim in _MEMBER_NAMES}
-        member = max(has, key=lambda dim: len(has[dim]))
-        without = [name for name in self.variables if name not in has[member]] if has[member] else []
-        for name in without:
-            problem = (
-                f"{origin}: {name} has no dimension {member}, unlike {has[member][0]}: it may be a mean or a control"
-            )
+        names_by_dim = {dim: [name for name, dims in self.variables.items() if dim in dims] for dim in _MEMBER_NAMES}
+        member = max(names_by_dim, key=lambda dim: len(names_by_dim[dim]))
+        names_with_member = names_by_dim[member]
+        if not names_with_member:
+            return
+        for name in [name for name in self.variables if name not in names_with_member]:
+            problem = f"{origin}: {name} has no dimension {member}, unlike {names_with_member[0]}"
+            problem = f"{problem}: it may be a mean or a control"
             if name in rename.values():
                 raise DataError(f"{problem}; rename another, or repeat it along {member} if it is of every member")
             if warn:
                 logger.warning("%s; it is left out", problem)
             del self.variables[name]
 
-    def difference(self, other: ForecastMetadata) -> str | None:
-        """Return in words how another file differs but for its lead times, None where it fits."""
+    def describe_difference(self, other: ForecastMetadata) -> str | None:
+        """Return a description of the difference to another file, apart from lead times; None where they fit."""
         if self.members != other.members:
             return "has another number of members"
         if self.channel_names != other.channel_names:
             return "has other variables or levels"
-        # a run that a new version of the package continued, or whose files a tool has looked at, is one run
-        own, others = of_the_run(self.attributes), of_the_run(other.attributes)
-        if own != others:
-            changed = {k for k in {*own, *others} if own.get(k) != others.get(k)}
-            return f"is of another run (global attributes {', '.join(sorted(changed))})"
+        # Attributes that a new version of the package or a tool changes do not make another run.
+        attributes = run_attributes(self.attributes)
+        other_attributes = run_attributes(other.attributes)
+        if attributes != other_attributes:
+            names = {*attributes, *other_attributes}
+            changed = sorted(name for name in names if attributes.get(name) != other_attributes.get(name))
+            return f"is of another run (global attributes {', '.join(changed)})"
         return self.grid.describe_mismatch(other.grid)
 
 
 class Source:
-    """The few things that are asked of a netCDF file or a zarr store."""
+    """Variables and attributes of a netCDF file or a zarr store."""
 
     def __init__(
-        self, origin: Path | str, variables: Mapping[str, netCDF4.Variable] | Mapping[str, xr.Variable],
+        self,
+        origin: Path | str,
+        variables: Mapping[str, netCDF4.Variable] | Mapping[str, xr.Variable],
         attributes: Mapping[str, object],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.origin = origin
         self.names = list(variables)
-        # arrays as lists, which are equal or not
-        self.attributes = {k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in attributes.items()}
+        # Arrays become lists, which can be compared with ==.
+        self.attributes = {}
+        for name, value in attributes.items():
+            self.attributes[name] = value.tolist() if isinstance(value, np.ndarray) else value
         self._variables = variables
 
     @property
@@ -137,29 +159,29 @@ class Source:
         return sorted({dim for name in self.names for dim in self.dims(name)})
 
     def values(self, name: str) -> np.ndarray:
-        """Return a variable.
+        """Return the values of a variable.
 
         Raises:
-            DataError: if it cannot be read.
+            DataError: if the variable cannot be read.
         """
         try:
             return np.asarray(self._variables[name][...])
         except Exception as error:
-            # each file system's library has its own errors
+            # The library of each file system has its own errors.
             raise DataError(f"{self.origin}: {name} cannot be read ({error}); copy or forecast it again") from error
 
     def dims(self, name: str) -> tuple[str, ...]:
-        """Return its dimensions."""
+        """Return the dimensions of a variable."""
         variable = self._variables[name]
         return variable.dims if isinstance(variable, xr.Variable) else variable.dimensions
 
     def length(self, dim: str) -> int:
-        """Return how many positions a dimension has."""
+        """Return the length of a dimension."""
         name = next(name for name in self.names if dim in self.dims(name))
         return self._variables[name].shape[self.dims(name).index(dim)]
 
     def variable_attributes(self, name: str) -> dict:
-        """Return its attributes."""
+        """Return the attributes of a variable."""
         variable = self._variables[name]
         return variable.attrs if isinstance(variable, xr.Variable) else variable.__dict__
 
@@ -170,7 +192,11 @@ class Source:
         return xr.Variable((dim,), self.values(dim), self.variable_attributes(dim))
 
     def first_of(self, names: Iterable[str]) -> str:
-        """Return the first of `names` that there is."""
+        """Return the first of `names` that is a variable.
+
+        Raises:
+            DataError: if none of them is.
+        """
         for name in names:
             if name in self.names:
                 return name
@@ -178,55 +204,99 @@ class Source:
 
 
 class _OtherDims:
-    """The dimensions beside times, latitude and longitude.
+    """Dimensions other than times, latitude, longitude and members, which may be levels.
 
     Attributes:
         levels: level dimension -> level values and units, as in names of channels.
-        why: why others are no levels, in words that go on a sentence; empty where there are none.
+        reasons_text: reasons why the others are not levels, as continuation of a sentence; empty if there are none.
     """
 
-    def __init__(self, source: Source, needed: set[str], level_units: str | None) -> None:
+    def __init__(self, source: Source, required_dims: set[str], level_units: str | None) -> None:
         self.levels: dict[str, tuple[np.ndarray, str]] = {}
-        reasons = {}
-        for dim in sorted({*source.all_dims} - {*needed, *_MEMBER_NAMES}):
+        # Dimension -> reason why it is not a level.
+        self._reasons: dict[str, str] = {}
+        for dim in sorted({*source.all_dims} - {*required_dims, *_MEMBER_NAMES}):
             coordinate = source.coordinate(dim)
             if coordinate is None:
-                reasons[dim] = "has no coordinate"
+                self._reasons[dim] = "has no coordinate"
             elif not dim.startswith("level") and role_of(dim, coordinate) != "level":
-                reasons[dim] = _NO_LEVEL
+                self._reasons[dim] = _NO_LEVEL
             else:
                 try:
                     self.levels[dim] = _levels(coordinate, dim, level_units, source.origin)
                 except DataError as error:
-                    reasons[dim] = f"is no level of the data ({error})"
-        self._reasons = reasons
-        self.why = "".join(f"; {dim} {reason}" for dim, reason in reasons.items())
+                    self._reasons[dim] = f"is not a level of the data ({error})"
+        self.reasons_text = "".join(f"; {dim} {reason}" for dim, reason in self._reasons.items())
 
-    def unfit(self, dims: Sequence[str]) -> str | None:
-        """Return why a variable with these dimensions is no field, None where it is one."""
-        bad = [f"; {dim} {self._reasons[dim]}" for dim in dims if dim in self._reasons]
-        if bad:
-            return "".join(bad)
-        levels = [dim for dim in dims if dim in self.levels]
-        return None if len(levels) < 2 and len(dims) - len(levels) < 2 else "; one of each"
+    def describe_unfit(self, dims: Sequence[str]) -> str | None:
+        """Return the reason why a variable with these further dimensions is not a field, None if it is one."""
+        reasons = [f"; {dim} {self._reasons[dim]}" for dim in dims if dim in self._reasons]
+        if reasons:
+            return "".join(reasons)
+        num_levels = sum(dim in self.levels for dim in dims)
+        num_members = len(dims) - num_levels
+        if num_levels > 1 or num_members > 1:
+            return "; at most one of each"
+        return None
 
 
-def _levels(coordinate: xr.Variable, dim: str, wanted: str | None, origin: Path | str) -> tuple[np.ndarray, str]:
-    """Return level values and their units: as they are, or in `wanted`."""
-    if wanted is not None:
-        return level_values(coordinate, dim, wanted, str(origin)), wanted
+def _find_fields(
+    source: Source,
+    names: Collection[str],
+    required_dims: tuple[str, ...],
+    other_dims: _OtherDims,
+    rename: Mapping[str, str],
+    warn: bool,
+) -> dict[str, tuple[str, ...]]:
+    """Return name in the source -> dimensions of the variables that are fields."""
+    dims_text = ", ".join(required_dims)
+    rule = f"{dims_text} and perhaps a member ({' or '.join(_MEMBER_NAMES)}) and a level"
+    variables = {}
+    for name in names:
+        dims = source.dims(name)
+        is_renamed = name in rename.values()
+        reason: str | None = ""
+        if set(required_dims) <= set(dims):
+            reason = other_dims.describe_unfit([dim for dim in dims if dim not in required_dims])
+            if reason is None:
+                variables[name] = dims
+                continue
+        # Coordinates and other variables without the dimensions of a field are left out without a warning.
+        if not reason and not is_renamed:
+            continue
+        problem = f"{source.origin}: {name} has the dimensions {', '.join(dims)}, but a forecast has {rule}{reason}"
+        if is_renamed:
+            raise DataError(f"{problem}; cut the store to one position along the others, or rename another")
+        if warn:
+            logger.warning("%s; it is left out", problem)
+    if not variables:
+        raise DataError(
+            f"{source.origin}: no variable has the dimensions {rule}; there are {', '.join(source.all_dims)}"
+            f"{other_dims.reasons_text}"
+        )
+    return variables
+
+
+def _levels(coordinate: xr.Variable, dim: str, level_units: str | None, origin: Path | str) -> tuple[np.ndarray, str]:
+    """Return level values and their units: those of the source, or `level_units`."""
+    if level_units is not None:
+        return level_values(coordinate, dim, level_units, str(origin)), level_units
     units = str(coordinate.attrs.get("units", "hPa"))
     return coordinate.values, "model_level" if units == "1" else units
 
 
-def _our_names(source: Source, rename: Mapping[str, str]) -> dict[str, str]:
-    """Return name there -> our name, of all variables but those whose name another one is given."""
-    for ours, theirs in rename.items():
-        if theirs not in source.names:
+def _rename_variables(source: Source, rename: Mapping[str, str]) -> dict[str, str]:
+    """Return name in the source -> name in this package.
+
+    A variable is left out if `rename` gives its name to another one.
+    """
+    for name, source_name in rename.items():
+        if source_name not in source.names:
             raise DataError(
-                f"{source.origin}: has no variable {theirs} (rename: {ours}){did_you_mean(theirs, source.names)}"
+                f"{source.origin}: has no variable {source_name} (rename: {name})"
+                f"{did_you_mean(source_name, source.names)}"
             )
-    renamed = {theirs: ours for ours, theirs in rename.items()}
+    renamed = {source_name: name for name, source_name in rename.items()}
     return {name: renamed.get(name, name) for name in source.names if name in renamed or name not in rename}
 
 
@@ -243,16 +313,23 @@ def _lead_minutes(source: Source, name: str) -> np.ndarray:
 
 
 def _channel_names(
-    variables: Mapping[str, tuple[str, ...]], flat: Collection[str], levels: Mapping[str, tuple[np.ndarray, str]]
+    variables: Mapping[str, tuple[str, ...]], flat_names: Collection[str], levels: Mapping[str, tuple[np.ndarray, str]]
 ) -> list[str]:
-    """Return names made as `credit.channels.ChannelMap` makes them, of name -> dimensions; `flat` lack levels."""
+    """Return the names of channels that `credit.channels.ChannelMap` gives.
+
+    Args:
+        variables: name -> dimensions.
+        flat_names: names of the variables without levels.
+        levels: level dimension -> level values and units.
+    """
     names = []
     for name, dims in variables.items():
-        if name in flat:
+        if name in flat_names:
             names.append(name)
             continue
         values, units = next(levels[dim] for dim in dims if dim in levels)
         for level in values:
-            short = f"{name}{level:g}"
-            names.append(f"{short}{units}" if short in flat else short)
+            short_name = f"{name}{level:g}"
+            # A variable without levels may have the same name: u10 is a wind at 10 m and u at 10 hPa.
+            names.append(f"{short_name}{units}" if short_name in flat_names else short_name)
     return names

@@ -50,9 +50,9 @@ class RecipeInput:
 
 
 class OutputInputs:
-    """Finds what derived variables need among the model's outputs and static fields.
+    """Finds the inputs of derived variables among the model's outputs and static fields.
 
-    In all methods `key` is the config key that needs the input, for messages.
+    The argument `key` of all methods is the config key that needs the input, for messages.
 
     Args:
         conf: section inference.
@@ -78,11 +78,11 @@ class OutputInputs:
 
     @property
     def is_hybrid(self) -> bool:
-        """Whether the run's levels are model levels."""
+        """True if the levels of the run are model levels."""
         return self._data.level_units == "model_level"
 
     def attributes_of(self, name: str) -> Mapping[str, str]:
-        """Return the attributes of a variable; empty where none are known."""
+        """Return the attributes of a variable, an empty mapping for a variable without any."""
         return self._attributes.get(name, {})
 
     def channel_index(self, name: str, key: str) -> list[int]:
@@ -96,7 +96,7 @@ class OutputInputs:
         if not channel_index:
             outputs = sorted({channel.variable for channel in output})
             raise ConfigError(
-                f"{key}: {name} is no output{did_you_mean(name, outputs)}; inputs names what to make it of"
+                f"{key}: {name} is not an output{did_you_mean(name, outputs)}; name other variables in inputs"
             )
         return channel_index
 
@@ -112,7 +112,7 @@ class OutputInputs:
         """Return the vertical interpolation of a variable to pressure levels.
 
         Args:
-            key: see the class.
+            key: config key for messages.
             name: an output on levels.
             pressures: pressure levels in hPa; None keeps the variable's own levels.
 
@@ -127,11 +127,13 @@ class OutputInputs:
             raise ConfigError(f"{key}: data.levels are pressure levels already; inference.levels chooses among them")
         else:
             levels = HybridLevels.of_pressures(values, _PASCAL[self._data.level_units])
+        # The order and the uppermost pressure of the levels are those over a mean surface pressure.
         mean_surface = np.array(MEAN_SURFACE_PA)
         order = np.argsort(levels.pressure(mean_surface), kind="stable")
         target = None
         if pressures is not None:
             top_hpa = levels.take(order[:1]).pressure(mean_surface)[0] / _PASCAL["hPa"]
+            # The tolerance is for rounding of the coefficients of model levels.
             if min(pressures) < 0.999 * top_hpa:
                 raise ConfigError(
                     f"{key}: {min(pressures):g} hPa lies above the uppermost level of {name} ({top_hpa:g} hPa), and "
@@ -156,7 +158,7 @@ class OutputInputs:
         return RecipeInput(self.channel_index(name, key), self.si(key, SURFACE_PRESSURE, name))
 
     def ground_geopotential(self, key: str, required: bool) -> np.ndarray | None:
-        """Return the geopotential of the ground (H, W) in SI units; None where it is neither there nor required."""
+        """Return the geopotential of the ground (H, W) in SI units; None if it is missing and not required."""
         names = [channel.variable for channel in self._channels.static_stored]
         configured = self._conf.surface_geopotential
         if not required and configured is None and not self._by_standard_name(SURFACE_GEOPOTENTIAL, names):

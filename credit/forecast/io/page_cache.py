@@ -1,4 +1,4 @@
-"""What is done so that fields on their way to the disk do not wait in memory."""
+"""Writeback of files to the disk while a forecast is computed."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from pathlib import Path
 
 
 def start_writeback(path: Path) -> None:
-    """Have the system store, while the model computes, what a file has; what it has stored leaves the page cache.
+    """Ask the system to write a file's data to the disk now, and to drop written data from the page cache.
 
-    Else all of it waits for who asks last, and each new field wants new memory, which the system has to clear.
+    Otherwise all data of a forecast wait in the page cache until the file is flushed at the end. Each new field then
+    needs new memory, which the system has to clear first.
     """
-    if hasattr(os, "posix_fadvise"):  # Linux
+    # The advice exists on Linux only.
+    if hasattr(os, "posix_fadvise"):
         with suppress(OSError), open(path, "rb") as handle:
             os.posix_fadvise(handle.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)

@@ -1,43 +1,102 @@
-"""What a forecast's file holds and how it is described: variables, level sets, lead times, CF attributes."""
+"""Content and description of forecast files: variables, level sets, lead times, CF attributes.
+
+Shapes: C output channels, L levels of a variable, M members, H rows, W columns.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from credit import __version__
 from credit.calendar import EPOCH, Calendar, format_duration
-from credit.channels import ChannelMap, take_channels
+from credit.channels import Channel, ChannelMap, take_channels
 from credit.errors import ConfigError, did_you_mean
 from credit.grid import LatLonGrid
 
-# a CF unit that no version of xarray decodes to a timedelta, which the plural is in some
+# CF allows hour and hours. Some versions of xarray decode the plural to a timedelta; none decodes the singular.
 HOURS = "hour"
 WRITE_HINT = "is the disk full or the folder read-only? Free space, or set another inference.folder or save_loc"
 MEMBER = "member"
-# the name that netCDF's library gives it
+# The netCDF library gives this name to the number of bits that values are rounded to.
 QUANTIZED = "_QuantizeBitRoundNumberOfSignificantBits"
-# the checksum of the fields that a forecast starts from
+# The checksum of the fields that a forecast starts from.
 INITIAL_FIELDS = "initial_fields"
-# the global attribute that says what made a file: without a clock time, so that files of one forecast are the same
-# whenever they are made, and no sign of a run, which a new version of the package may continue
+# The global attribute that names the program. It has no clock time, so that files of one forecast are the same
+# whenever they are written. It does not tell runs apart, because a new version of the package may continue a run.
 HISTORY = "history"
-# the global attribute with the periods that the weights were trained or selected on; the weights themselves tell runs
-# apart, and files of earlier versions have none
+# The global attribute with the periods that the weights were trained or selected on. It does not tell runs apart: the
+# weights themselves do, and files of earlier versions do not have it.
 SEEN = "seen_periods"
 MADE_BY = f"credit {__version__}: credit rollout"
 _MANTISSA_BITS = 23  # of float32
 _LEVEL_STANDARD_NAMES = {"hPa": "air_pressure", "Pa": "air_pressure", "model_level": "model_level_number"}
 _VARIABLE_ATTRIBUTES = ("standard_name", "long_name", "units")
 _CELL_METHODS = {"instant": "time: point", "mean": "time: mean", "accumulate": "time: sum"}
-SINCE_START = 0  # the window of what is summed up from the initial time on
+SINCE_START = 0  # the window of a sum since the initial time
+
+LATITUDE = {"standard_name": "latitude", "long_name": "latitude", "units": "degrees_north", "axis": "Y"}
+LONGITUDE = {"standard_name": "longitude", "long_name": "longitude", "units": "degrees_east", "axis": "X"}
+INITIAL_TIME = {"standard_name": "forecast_reference_time", "long_name": "initial time of the forecast"}
+LEAD_TIME = {"standard_name": "forecast_period", "long_name": "lead time: valid time minus initial time"}
+REALIZATION = {"standard_name": "realization", "long_name": "number of the ensemble member", "units": "1"}
+VALID_TIME = {"standard_name": "time", "long_name": "valid time"}
 
 
-def of_the_run(attributes: Mapping[str, object]) -> dict[str, object]:
+def run_attributes(attributes: Mapping[str, object]) -> dict[str, object]:
     """Return the global attributes that tell runs apart."""
     return {name: value for name, value in attributes.items() if name not in (HISTORY, SEEN)}
+
+
+@dataclass(frozen=True)
+class OutputFields:
+    """Fields that a model, or what is computed from its output, gives at each step.
+
+    Attributes:
+        channels: a channel map; the fields are its output channels.
+        grid: horizontal grid.
+        calendar: calendar of the times.
+        attributes: variable -> ``units``, ``standard_name``, ``long_name``, ``temporal`` (instant, mean, accumulate).
+        step_minutes: time step of the model. Means and sums are over a step unless `windows` names them.
+        level_units: hPa, Pa or model_level.
+        masks: variable -> (H, W) bool, True where it is always missing.
+        windows: variable -> minutes that it is a mean or sum over; `SINCE_START` for a sum since the initial time.
+    """
+
+    channels: ChannelMap
+    grid: LatLonGrid
+    calendar: Calendar
+    attributes: Mapping[str, Mapping[str, str]]
+    step_minutes: int
+    level_units: str = "hPa"
+    masks: Mapping[str, np.ndarray] = field(default_factory=dict)
+    windows: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class OutputOptions:
+    """Selection and form of the fields on disk, as in section ``inference`` of a config.
+
+    Attributes:
+        format: ``netcdf`` or ``zarr``.
+        layout: ``cf`` or, for zarr, ``weatherbench2`` (dimensions ``time`` and ``prediction_timedelta``).
+        split: netCDF files by ``day`` or ``month`` of the valid time, by ``lead``, or of ensembles by ``member``; None
+            for one file an initial time.
+        variables: variables to write, None for all.
+        levels: levels to write of variables with levels, in the units of the fields; None for all.
+        keep_bits: bits of the mantissa (1 to 23) that values are rounded to, None for all.
+        compression: 0 (none) to 9, lossless: zlib in netCDF, zstd in zarr.
+    """
+
+    format: str = "netcdf"
+    layout: str = "cf"
+    split: str | None = None
+    variables: Sequence[str] | None = None
+    levels: Sequence[float] | None = None
+    keep_bits: int | None = None
+    compression: int = 0
 
 
 @dataclass(frozen=True)
@@ -45,11 +104,11 @@ class OutputVariable:
     """One variable of a file.
 
     Attributes:
-        name: its name.
-        index: where its channels lie among the model's output channels, in the order of the levels.
-        level_dim: its level dimension, None for a 2-D variable.
+        name: name in the file.
+        index: indices of its channels among the output channels, in the order of the levels.
+        level_dim: level dimension, None for a variable without levels.
         attributes: CF attributes.
-        mask: (H, W) bool, True where it is always missing, None where it never is.
+        mask: (H, W) bool, True where it is always missing, None for a variable that is missing nowhere.
         window: minutes before the valid time that a mean or sum is taken over, or `SINCE_START`; None for an instant.
     """
 
@@ -63,19 +122,19 @@ class OutputVariable:
 
 @dataclass(frozen=True)
 class ForecastSchema:
-    """What every forecast of a run holds.
+    """Content of every forecast of a run.
 
     Attributes:
-        variables: the variables in order.
+        variables: variables in the order of the file.
         levels: level dimension -> level values in `level_units`.
         level_units: hPa, Pa or model_level.
         grid: horizontal grid.
-        calendar: calendar.
-        lead_minutes: lead times of the written fields.
-        members: number of an ensemble's members; None for a single forecast, which has no such dimension.
-        keep_bits: bits of the mantissa that are kept, None for all 23.
-        compression: 0 (none) to 9, of zlib in netCDF and zstd in zarr.
-        global_attributes: attributes of the file; two forecasts are of one run only if these are equal.
+        calendar: calendar of the times.
+        lead_minutes: lead times of the written fields, in minutes.
+        members: number of ensemble members; None for a single forecast, which has no member dimension.
+        keep_bits: see `OutputOptions`.
+        compression: see `OutputOptions`.
+        global_attributes: attributes of the file. Forecasts of one run have equal `run_attributes`.
     """
 
     variables: tuple[OutputVariable, ...]
@@ -95,47 +154,68 @@ class ForecastSchema:
         return np.asarray(self.lead_minutes, dtype=np.float64) / 60.0
 
     def dims(self, variable: OutputVariable, *leading: str) -> tuple[str, ...]:
-        """Return the dimensions of one variable, after `leading`, the names of those of time."""
-        member = (MEMBER,) if self.members is not None else ()
-        return (*leading, *member, *((variable.level_dim,) if variable.level_dim else ()), "latitude", "longitude")
+        """Return the dimensions of one variable.
+
+        Args:
+            variable: one of `variables`.
+            leading: names of the time dimensions, which come first.
+        """
+        dims = list(leading)
+        if self.members is not None:
+            dims.append(MEMBER)
+        if variable.level_dim:
+            dims.append(variable.level_dim)
+        return (*dims, "latitude", "longitude")
 
     def shape(self, variable: OutputVariable) -> tuple[int, ...]:
-        """Return ([members,] [levels,] H, W) of one variable at one lead time."""
+        """Return ([M,] [L,] H, W) of one variable at one lead time."""
         members = () if self.members is None else (self.members,)
         levels = (len(variable.index),) if variable.level_dim else ()
         return (*members, *levels, *self.grid.shape)
 
-    def select(self, variable: OutputVariable, fields: np.ndarray) -> np.ndarray:
-        """Return one variable of one member's `fields` (C_out, H, W), ([levels,] H, W), NaN where it is masked.
+    def select(self, variable: OutputVariable, fields_CHW: np.ndarray) -> np.ndarray:
+        """Return one variable of one member at one lead time, ([L,] H, W), NaN where it is masked.
 
-        It lies in the memory of `fields` where nothing has to be done.
+        The result shares the memory of `fields_CHW` if the values need not be changed.
         """
-        values = take_channels(fields, list(variable.index))
-        values = values if variable.level_dim else values[0]
+        values = take_channels(fields_CHW, list(variable.index))
+        if not variable.level_dim:
+            values = values[0]
         if self.keep_bits is not None:
             values = bitround(values, self.keep_bits)
-        return values if variable.mask is None else np.where(variable.mask, np.float32(np.nan), values)
+        if variable.mask is None:
+            return values
+        return np.where(variable.mask, np.float32(np.nan), values)
 
     def time_names(self, name: str) -> dict[int, str]:
-        """Return window -> the coordinate of valid times that has its bounds.
+        """Return window -> name of the coordinate of valid times that has the bounds of the window.
 
-        It is `name` itself where all windows are one. Two kinds of bounds need two coordinates, and then that of the
-        dimension, which every variable has, goes without.
+        If all variables have the same window, the coordinate is `name` itself, that of the dimension. Two kinds of
+        bounds need two further coordinates. The coordinate of the dimension then has no bounds, because all variables
+        share it.
         """
-        windows = list(dict.fromkeys(v.window for v in self.variables if v.window is not None))
-        if len(windows) == 1:
-            return {windows[0]: name}
-        return {w: f"{name}_{'since_start' if w == SINCE_START else format_duration(w)}" for w in windows}
+        windows = [variable.window for variable in self.variables if variable.window is not None]
+        distinct_windows = list(dict.fromkeys(windows))
+        if len(distinct_windows) == 1:
+            return {distinct_windows[0]: name}
+        names = {}
+        for window in distinct_windows:
+            suffix = "since_start" if window == SINCE_START else format_duration(window)
+            names[window] = f"{name}_{suffix}"
+        return names
 
     def level_attributes(self, dim: str) -> dict[str, str]:
         """Return the CF attributes of a level dimension."""
         units = "1" if self.level_units == "model_level" else self.level_units
-        # level numbers and pressures both grow downwards
+        long_name = dim if dim == "level" else f"level of {dim.removeprefix('level_')}"
         return {
             "standard_name": _LEVEL_STANDARD_NAMES[self.level_units],
-            "long_name": f"level of {dim.removeprefix('level_')}" if dim != "level" else dim,
-            "units": units, "positive": "down", "axis": "Z",
-        }  # fmt: skip
+            "long_name": long_name,
+            "units": units,
+            # Level numbers and pressures both increase downwards.
+            "positive": "down",
+            "axis": "Z",
+        }
 
     def time_attributes(self) -> dict[str, str]:
         """Return units and calendar of every time that is written as minutes."""
@@ -143,136 +223,151 @@ class ForecastSchema:
 
 
 def window_bounds(window: int, initial_minutes: np.ndarray | int, valid_minutes: np.ndarray) -> np.ndarray:
-    """Return where a window begins and ends, (..., 2), for valid times (...) of forecasts from `initial_minutes`."""
-    begins = np.broadcast_to(initial_minutes, valid_minutes.shape) if window == SINCE_START else valid_minutes - window
+    """Return begin and end of a window (..., 2) for valid times (...).
+
+    Args:
+        window: length in minutes, or `SINCE_START`.
+        initial_minutes: initial times of the forecasts, broadcast to the valid times.
+        valid_minutes: valid times.
+    """
+    begins = valid_minutes - window
+    if window == SINCE_START:
+        begins = np.broadcast_to(initial_minutes, valid_minutes.shape)
     return np.stack([begins, valid_minutes], axis=-1)
 
 
 def bitround(values: np.ndarray, keep_bits: int) -> np.ndarray:
     """Return float32 `values` rounded to `keep_bits` (1 to 23) bits of the mantissa, ties to even; NaN stays NaN.
 
-    The relative error is at most 2^-(keep_bits + 1). The bits behind are zeros, which compress (Kloewer et al. 2021,
-    doi:10.1038/s43588-021-00156-2). A number that would round to infinity is cut off instead.
+    The relative error is at most 2^-(keep_bits + 1). The bits that are dropped become zeros, which compress (Kloewer et
+    al. 2021, doi:10.1038/s43588-021-00156-2). A number that would be rounded to infinity is truncated instead.
     """
-    drop = _MANTISSA_BITS - keep_bits
-    if not drop:
+    num_dropped = _MANTISSA_BITS - keep_bits
+    if num_dropped == 0:
         return values
+    shift = np.uint32(num_dropped)
     bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32)
-    half = np.uint32((1 << (drop - 1)) - 1) + ((bits >> np.uint32(drop)) & np.uint32(1))
-    rounded = ((bits + half) >> np.uint32(drop)) << np.uint32(drop)
-    largest = (np.finfo(np.float32).max.view(np.uint32) >> drop << drop).view(np.float32)
-    return np.where(np.isfinite(values), np.clip(rounded.view(np.float32), -largest, largest), values)
-
-
-LATITUDE = {"standard_name": "latitude", "long_name": "latitude", "units": "degrees_north", "axis": "Y"}
-LONGITUDE = {"standard_name": "longitude", "long_name": "longitude", "units": "degrees_east", "axis": "X"}
-INITIAL_TIME = {"standard_name": "forecast_reference_time", "long_name": "initial time of the forecast"}
-LEAD_TIME = {"standard_name": "forecast_period", "long_name": "lead time: valid time minus initial time"}
-REALIZATION = {"standard_name": "realization", "long_name": "number of the ensemble member", "units": "1"}
-VALID_TIME = {"standard_name": "time", "long_name": "valid time"}
+    # Half of the last bit that is kept, less one bit where that bit is 0, so that ties are rounded to even.
+    last_kept_bit = (bits >> shift) & np.uint32(1)
+    half = np.uint32((1 << (num_dropped - 1)) - 1) + last_kept_bit
+    rounded = (((bits + half) >> shift) << shift).view(np.float32)
+    largest = (np.finfo(np.float32).max.view(np.uint32) >> num_dropped << num_dropped).view(np.float32)
+    return np.where(np.isfinite(values), np.clip(rounded, -largest, largest), values)
 
 
 def build_layout(
-    channels: ChannelMap,
-    grid: LatLonGrid,
-    calendar: Calendar,
-    attributes: Mapping[str, Mapping[str, str]],
-    step_minutes: int,
+    fields: OutputFields,
     lead_minutes: Sequence[int],
-    level_units: str = "hPa",
-    variables: Sequence[str] | None = None,
-    levels: Sequence[float] | None = None,
+    options: OutputOptions,
     members: int | None = None,
-    keep_bits: int | None = None,
-    compression: int = 0,
-    masks: Mapping[str, np.ndarray] | None = None,
     global_attributes: Mapping[str, str | int] | None = None,
-    windows: Mapping[str, int] | None = None,
 ) -> ForecastSchema:
-    """Describe the forecasts of a run; the arguments are those of `credit.forecast.io.forecast_writer.ForecastWriter`.
+    """Describe the forecasts of a run.
+
+    Args:
+        fields: fields that the model gives.
+        lead_minutes: lead times of the fields that are written.
+        options: selection and form of the fields.
+        members: number of ensemble members; None for a single forecast.
+        global_attributes: attributes of the files.
 
     Raises:
-        ConfigError: if `variables` or `levels` names something that is no output.
+        ConfigError: if the variables or levels of `options` are not among the outputs.
     """
-    positions: dict[str, list[int]] = {}
-    for position, channel in enumerate(channels.output):
-        positions.setdefault(channel.variable, []).append(position)
-    for name in variables or ():
-        if name not in positions:
-            raise ConfigError(f'inference.variables: "{name}" is no output{did_you_mean(name, positions)}')
-    if levels is not None:
-        positions = _keep_levels(positions, channels, levels)
-    written = [name for name in positions if variables is None or name in variables]
-    if not written:
-        raise ConfigError("inference.variables and inference.levels leave nothing to write")
-    temporal = {name: attributes.get(name, {}).get("temporal", "instant") for name in written}
+    output = fields.channels.output
+    channel_index = _select_channels(output, options)
+    temporal = {name: fields.attributes.get(name, {}).get("temporal", "instant") for name in channel_index}
     has_windows = any(value != "instant" for value in temporal.values())
-    dims: dict[str, tuple[float, ...]] = {}
-    described = []
-    for name in written:
-        values = tuple(channels.output[position].level for position in positions[name])
-        dim = None if values[0] is None else _level_dim(dims, values, name)
-        known = attributes.get(name, {})
-        own = {key: str(known[key]) for key in _VARIABLE_ATTRIBUTES if known.get(key)}
+    level_dims: dict[str, tuple[float, ...]] = {}
+    variables = []
+    for name, indices in channel_index.items():
+        levels = tuple(output[index].level for index in indices)
+        level_dim = None if levels[0] is None else _level_dim(level_dims, levels, name)
+        source_attributes = fields.attributes.get(name, {})
+        attributes = {key: str(source_attributes[key]) for key in _VARIABLE_ATTRIBUTES if source_attributes.get(key)}
+        # Without means and sums in the file, every variable is an instant, and cell_methods would say nothing.
         if has_windows:
-            own["cell_methods"] = _CELL_METHODS[temporal[name]]
-        window = None if temporal[name] == "instant" else (windows or {}).get(name, step_minutes)
-        described.append(OutputVariable(name, tuple(positions[name]), dim, own, (masks or {}).get(name), window))
+            attributes["cell_methods"] = _CELL_METHODS[temporal[name]]
+        window = None
+        if temporal[name] != "instant":
+            window = fields.windows.get(name, fields.step_minutes)
+        mask = fields.masks.get(name)
+        variables.append(OutputVariable(name, tuple(indices), level_dim, attributes, mask, window))
     return ForecastSchema(
-        tuple(described), dims, level_units, grid, calendar, np.asarray(lead_minutes, dtype=np.int64), members,
-        keep_bits, compression, {"Conventions": "CF-1.8", **(global_attributes or {})},
-    )  # fmt: skip
+        variables=tuple(variables),
+        levels=level_dims,
+        level_units=fields.level_units,
+        grid=fields.grid,
+        calendar=fields.calendar,
+        lead_minutes=np.asarray(lead_minutes, dtype=np.int64),
+        members=members,
+        keep_bits=options.keep_bits,
+        compression=options.compression,
+        global_attributes={"Conventions": "CF-1.8", **(global_attributes or {})},
+    )
 
 
-def _keep_levels(
-    positions: dict[str, list[int]], channels: ChannelMap, levels: Sequence[float]
-) -> dict[str, list[int]]:
-    """Return the positions of the surface variables and of those on `levels`."""
-    known = {channel.level for channel in channels.output if channel.level is not None}
-    missing = [f"{level:g}" for level in levels if level not in known]
-    if missing:
+def _select_channels(output: Sequence[Channel], options: OutputOptions) -> dict[str, list[int]]:
+    """Return variable -> indices of its channels among the output, for the channels to be written."""
+    variables = options.variables
+    levels = options.levels
+    all_variables = {channel.variable for channel in output}
+    for name in variables or ():
+        if name not in all_variables:
+            raise ConfigError(f'inference.variables: "{name}" is not an output{did_you_mean(name, all_variables)}')
+    all_levels = {channel.level for channel in output if channel.level is not None}
+    missing_levels = [f"{level:g}" for level in levels or () if level not in all_levels]
+    if missing_levels:
         raise ConfigError(
-            f"inference.levels: {', '.join(missing)}: no output is on it; the levels are "
-            + ", ".join(f"{level:g}" for level in sorted(known))
+            f"inference.levels: {', '.join(missing_levels)}: no output is on it; the levels are "
+            + ", ".join(f"{level:g}" for level in sorted(all_levels))
         )
-    kept = {
-        name: [p for p in own if channels.output[p].level is None or channels.output[p].level in levels]
-        for name, own in positions.items()
-    }
-    return {name: own for name, own in kept.items() if own}
+    channel_index: dict[str, list[int]] = {}
+    for index, channel in enumerate(output):
+        if variables is not None and channel.variable not in variables:
+            continue
+        # Variables without levels are not subject to the selection of levels.
+        if levels is not None and channel.level is not None and channel.level not in levels:
+            continue
+        channel_index.setdefault(channel.variable, []).append(index)
+    if not channel_index:
+        raise ConfigError("inference.variables and inference.levels leave nothing to write")
+    return channel_index
 
 
-def _level_dim(levels: dict[str, tuple[float, ...]], values: tuple[float, ...], variable: str) -> str:
-    """Return the dimension with just these levels: ``level`` for the first set of levels of a file.
+def _level_dim(level_dims: dict[str, tuple[float, ...]], levels: tuple[float, ...], variable: str) -> str:
+    """Return the dimension with exactly these levels; add it to `level_dims` if there is none.
 
-    A further set is called after the first variable that lies on it, ``level_t``.
+    The first set of levels of a file is called ``level``. A further set is called after the first variable that lies on
+    it, for example ``level_t``.
     """
-    for dim, known in levels.items():
-        if known == values:
+    for dim, dim_levels in level_dims.items():
+        if dim_levels == levels:
             return dim
-    dim = f"level_{variable}" if levels else "level"
-    levels[dim] = values
+    dim = f"level_{variable}" if level_dims else "level"
+    level_dims[dim] = levels
     return dim
 
 
 def take_level_dims(layout: ForecastSchema, stored: Mapping[str, Sequence[str]]) -> ForecastSchema:
-    """Return the layout with the names that level dimensions have in a file that is there.
+    """Return the layout with the names of level dimensions that an existing file has.
 
-    Versions up to 0.14 numbered the sets of levels, ``level_2``. Such files are not other forecasts for that.
+    Versions up to 0.14 numbered the sets of levels, for example ``level_2``. Their forecasts are continued as they are.
 
     Args:
-        layout: of what is to be written.
+        layout: layout of the forecasts to be written.
         stored: variable -> its dimensions in the file.
     """
-    levels: dict[str, tuple[float, ...]] = {}
+    level_dims: dict[str, tuple[float, ...]] = {}
     variables = []
     for variable in layout.variables:
         dim = variable.level_dim
         if dim is not None:
-            there = stored.get(variable.name, ())[-3:-2]
-            values = layout.levels[dim]
-            if there and there[0].startswith("level") and levels.get(there[0], values) == values:
-                dim = there[0]
-            levels[dim] = values
+            levels = layout.levels[dim]
+            # The level dimension, if there is one, is before latitude and longitude.
+            stored_dim = next(iter(stored.get(variable.name, ())[-3:-2]), "")
+            if stored_dim.startswith("level") and level_dims.get(stored_dim, levels) == levels:
+                dim = stored_dim
+            level_dims[dim] = levels
         variables.append(replace(variable, level_dim=dim))
-    return replace(layout, variables=tuple(variables), levels=levels)
+    return replace(layout, variables=tuple(variables), levels=level_dims)

@@ -1,4 +1,4 @@
-"""The thread that writes: bounded memory, errors that reach the model's thread, nothing half written."""
+"""Asynchronous writer: bounded memory, errors that reach the model's thread, no incomplete files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from credit.forecast.io.async_writer import BackgroundWriter
 from credit.forecast.io.forecast_reader import open_forecasts
 from credit.forecast.io.forecast_writer import ForecastWriter
 from credit.forecast.rollout import ForecastStart, make_starts
-from tests.unit.forecast.test_forecast_writer import GRID, INITIAL, LEADS, NAMES, _writer
+from tests.unit.forecast.test_forecast_writer import GRID, INITIAL, LEADS, NAMES, make_writer
 
 STEP = 360
 TIMES = [Calendar().parse(text) for text in INITIAL]
@@ -32,8 +32,8 @@ def output(step: int, starts: list[ForecastStart]) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("format", ["netcdf", "zarr"])
-def test_members_in_several_batches_make_whole_forecasts(tmp_path: Path, format: str) -> None:
-    writer = _writer(tmp_path, members=3, format=format)
+def test_members_of_several_batches_complete_a_forecast(tmp_path: Path, format: str) -> None:
+    writer = make_writer(tmp_path, members=3, format=format)
     starts = make_starts(TIMES, 3)
     with background(writer) as running:
         for batch in (starts[:2], starts[2:5], starts[5:]):
@@ -46,12 +46,12 @@ def test_members_in_several_batches_make_whole_forecasts(tmp_path: Path, format:
         read = archive.read_members(TIMES[1], number)[:, t2m, 0, 0]
         assert read.tolist() == [step, 1000 + step, 2000 + step]
     assert archive.read(TIMES[0])[2, t2m, 0, 0] == 1004
-    assert all(_writer(tmp_path, members=3, format=format).is_complete(time) for time in TIMES)
+    assert all(make_writer(tmp_path, members=3, format=format).is_complete(time) for time in TIMES)
 
 
-def test_a_lagged_member_leaves_out_what_is_before_the_initial_time(tmp_path: Path) -> None:
+def test_steps_of_lagged_members_before_the_initial_time_are_skipped(tmp_path: Path) -> None:
     starts = make_starts(TIMES[:1], 2, lag_minutes=STEP)
-    with background(_writer(tmp_path, members=2)) as running:
+    with background(make_writer(tmp_path, members=2)) as running:
         for step in range(1, 6):
             running.put(starts, step, output(step, starts))
     archive = open_forecasts(tmp_path)
@@ -61,8 +61,8 @@ def test_a_lagged_member_leaves_out_what_is_before_the_initial_time(tmp_path: Pa
     ]  # fmt: skip
 
 
-def test_what_waits_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    gate, writer, starts = threading.Event(), _writer(tmp_path, lead_minutes=[STEP * n for n in range(1, 11)]), []
+def test_number_of_waiting_steps_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gate, writer, starts = threading.Event(), make_writer(tmp_path, lead_minutes=[STEP * n for n in range(1, 11)]), []
     held, put = [], ForecastWriter.put
     monkeypatch.setattr(ForecastWriter, "put", lambda *arguments: (gate.wait(20), put(*arguments)))
     starts = make_starts(TIMES[:1])
@@ -83,8 +83,8 @@ def test_what_waits_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert not thread.is_alive() and len(held) == 10 and writer.is_complete(TIMES[0])
 
 
-def test_an_error_of_the_thread_ends_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    starts, writer = make_starts(TIMES[:1]), _writer(tmp_path)
+def test_error_of_the_thread_reaches_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    starts, writer = make_starts(TIMES[:1]), make_writer(tmp_path)
 
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
@@ -100,10 +100,10 @@ def test_an_error_of_the_thread_ends_the_model(tmp_path: Path, monkeypatch: pyte
     assert not list(tmp_path.iterdir())
 
 
-def test_what_is_not_finite_is_not_written(tmp_path: Path) -> None:
+def test_fields_that_are_not_finite_are_not_written(tmp_path: Path) -> None:
     starts = make_starts(TIMES[:1], 2)
     with pytest.raises(CreditError, match=r"a model: forecast from 2001-04-01T00:00, member 1: not finite at 12 h"):  # noqa: SIM117
-        with background(_writer(tmp_path, members=2)) as running:
+        with background(make_writer(tmp_path, members=2)) as running:
             for step in range(1, 5):
                 fields = output(step, starts)
                 fields[1, 2, 3, 4] = np.nan if step > 1 else 0.0
@@ -111,9 +111,9 @@ def test_what_is_not_finite_is_not_written(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_an_error_of_the_model_leaves_nothing_half_written(tmp_path: Path) -> None:
+def test_error_of_the_model_removes_incomplete_files(tmp_path: Path) -> None:
     starts = make_starts(TIMES[:1])
-    with pytest.raises(KeyboardInterrupt), background(_writer(tmp_path)) as running:
+    with pytest.raises(KeyboardInterrupt), background(make_writer(tmp_path)) as running:
         running.put(starts, 1, output(1, starts))
         raise KeyboardInterrupt
     assert not list(tmp_path.iterdir())

@@ -1,4 +1,4 @@
-"""Runs that write netCDF files of the same forecasts into one folder at once."""
+"""Several runs that write netCDF files of the same forecasts into one folder concurrently."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from credit.calendar import Calendar
-from tests.unit.forecast.test_forecast_writer import INITIAL, _fields, _writer
+from tests.unit.forecast.test_forecast_writer import INITIAL, make_writer, random_fields
 
 FIRST = Calendar().parse(INITIAL[0])
 
@@ -24,9 +24,9 @@ def other_process() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("compression", [0, 1])
-def test_a_file_that_is_being_written_never_looks_left(tmp_path: Path, compression: int) -> None:
-    writer = _writer(tmp_path, compression=compression)
-    for number, fields in enumerate(_fields()[:-1]):
+def test_writing_keeps_the_temporary_file_recent(tmp_path: Path, compression: int) -> None:
+    writer = make_writer(tmp_path, compression=compression)
+    for number, fields in enumerate(random_fields()[:-1]):
         writer.put(FIRST, number, fields)
         (part,) = tmp_path.glob("*.part.*")
         assert part.stat().st_mtime > 1, number
@@ -34,9 +34,9 @@ def test_a_file_that_is_being_written_never_looks_left(tmp_path: Path, compressi
 
 
 @pytest.mark.parametrize("split", [None, "lead"])
-def test_two_runs_that_make_the_same_forecast_at_once(tmp_path: Path, split: str | None) -> None:
-    fields = _fields()
-    own, other = (_writer(tmp_path / "both", split=split) for _ in range(2))
+def test_two_runs_write_the_same_forecast_concurrently(tmp_path: Path, split: str | None) -> None:
+    fields = random_fields()
+    own, other = (make_writer(tmp_path / "both", split=split) for _ in range(2))
     own.put(FIRST, 0, fields[0])
     with other_process():
         other.put(FIRST, 0, fields[0])
@@ -44,19 +44,19 @@ def test_two_runs_that_make_the_same_forecast_at_once(tmp_path: Path, split: str
         for number in range(1, len(fields)):
             writer.put(FIRST, number, fields[number])
         assert writer.is_complete(FIRST)
-    _writer(tmp_path / "alone", split=split).write(FIRST, fields)
+    make_writer(tmp_path / "alone", split=split).write(FIRST, fields)
     both, alone = ({path.name: path.read_bytes() for path in (tmp_path / n).iterdir()} for n in ("both", "alone"))
     assert both == alone
 
 
 @pytest.mark.parametrize("closed", [False, True], ids=["killed", "closed by an error"])
 @pytest.mark.parametrize(("begins", "ends"), [(1, 2), (1, 3), (2, 3), (3, 3)])
-def test_a_second_run_that_fails_takes_nothing_from_the_first(
+def test_failure_of_the_second_run_keeps_files_of_the_first(
     tmp_path: Path, begins: int, ends: int, closed: bool
 ) -> None:
     """The second begins and ends when the first has put that many of its lead times."""
-    fields = _fields()
-    own, other = (_writer(tmp_path, split="lead") for _ in range(2))
+    fields = random_fields()
+    own, other = (make_writer(tmp_path, split="lead") for _ in range(2))
     for number, field in enumerate(fields):
         own.put(FIRST, number, field)
         if number + 1 == begins:
@@ -70,9 +70,9 @@ def test_a_second_run_that_fails_takes_nothing_from_the_first(
     ]
 
 
-def test_a_first_run_that_fails_takes_nothing_from_the_second(tmp_path: Path) -> None:
-    fields = _fields()
-    own, other = (_writer(tmp_path, split="lead") for _ in range(2))
+def test_failure_of_the_first_run_keeps_files_of_the_second(tmp_path: Path) -> None:
+    fields = random_fields()
+    own, other = (make_writer(tmp_path, split="lead") for _ in range(2))
     own.put(FIRST, 0, fields[0])
     own.put(FIRST, 1, fields[1])
     with other_process():

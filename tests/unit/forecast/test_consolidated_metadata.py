@@ -1,4 +1,4 @@
-"""The consolidated metadata of a store: others read it by them without a warning, whatever becomes of its writers."""
+"""Consolidated metadata of a store: correct after interruptions and concurrent extensions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import zarr
 
 from credit.calendar import Calendar
 from credit.forecast.io.forecast_reader import open_forecasts
-from tests.unit.forecast.test_forecast_writer import INITIAL, NAMES, _fields, _writer
+from tests.unit.forecast.test_forecast_writer import INITIAL, NAMES, make_writer, random_fields
 from tests.unit.forecast.test_resumed_forecasts import append_at_once, contents, stop_after
 
 FIRST, SECOND = (Calendar().parse(text) for text in INITIAL)
@@ -34,11 +34,11 @@ def as_arrays_say(folder: Path) -> xr.Dataset:
 
 
 @pytest.mark.parametrize("options", [{}, {"layout": "weatherbench2"}, {"members": 2, "compression": 1, "keep_bits": 9}])
-def test_a_store_opens_without_a_warning(tmp_path: Path, options: dict, recwarn: pytest.WarningsRecorder) -> None:
+def test_store_opens_without_a_warning(tmp_path: Path, options: dict, recwarn: pytest.WarningsRecorder) -> None:
     for number, initial in enumerate((FIRST, SECOND, SECOND + DAY)):
-        writer = _writer(tmp_path, format="zarr", initial_minutes=[initial], **options)
+        writer = make_writer(tmp_path, format="zarr", initial_minutes=[initial], **options)
         for lead, member in np.ndindex(3, options.get("members", 1)):
-            writer.put(initial, lead, _fields(number)[lead], member)
+            writer.put(initial, lead, random_fields(number)[lead], member)
         found = opened(tmp_path)
         assert found["t2m"].shape[0] == number + 1
         assert not np.isnan(found["t2m"].values).any()
@@ -46,11 +46,11 @@ def test_a_store_opens_without_a_warning(tmp_path: Path, options: dict, recwarn:
     assert not recwarn.list, "neither making nor extending it warns"
 
 
-def test_a_store_that_was_killed_while_it_grew_opens_at_its_former_length(
+def test_killed_extension_leaves_the_store_at_its_former_length(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     start = tmp_path / "start"
-    _writer(start, format="zarr", initial_minutes=[FIRST]).write(FIRST, _fields())
+    make_writer(start, format="zarr", initial_minutes=[FIRST]).write(FIRST, random_fields())
     before, number, is_killed = opened(start), 0, True
     while is_killed:
         folder = tmp_path / str(number)
@@ -58,7 +58,7 @@ def test_a_store_that_was_killed_while_it_grew_opens_at_its_former_length(
         with monkeypatch.context() as patched:
             patched.setattr("credit.forecast.io.zarr_store.os.replace", stop_after(number))
             try:
-                _writer(folder, format="zarr", initial_minutes=[SECOND])
+                make_writer(folder, format="zarr", initial_minutes=[SECOND])
                 is_killed = False
             except KeyboardInterrupt:
                 xr.testing.assert_identical(opened(folder), before)
@@ -70,57 +70,57 @@ def stop_consolidation(path: Path) -> None:
     raise KeyboardInterrupt
 
 
-def test_a_kill_before_the_consolidation_is_made_good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_next_run_repairs_missing_consolidation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for folder in ("killed", "expected"):
-        _writer(tmp_path / folder, format="zarr", initial_minutes=[FIRST]).write(FIRST, _fields())
+        make_writer(tmp_path / folder, format="zarr", initial_minutes=[FIRST]).write(FIRST, random_fields())
     before = opened(tmp_path / "killed")
-    _writer(tmp_path / "expected", format="zarr", initial_minutes=[SECOND]).write(SECOND, _fields(1))
+    make_writer(tmp_path / "expected", format="zarr", initial_minutes=[SECOND]).write(SECOND, random_fields(1))
     with monkeypatch.context() as patched:
         patched.setattr("credit.forecast.io.zarr_store._consolidate", stop_consolidation)
         with pytest.raises(KeyboardInterrupt):
-            _writer(tmp_path / "killed", format="zarr", initial_minutes=[SECOND])
+            make_writer(tmp_path / "killed", format="zarr", initial_minutes=[SECOND])
     xr.testing.assert_identical(opened(tmp_path / "killed"), before)
     # writers and readers of ours go by the arrays
     assert open_forecasts(tmp_path / "killed").initial_minutes.tolist() == [FIRST]
-    again = _writer(tmp_path / "killed", format="zarr", initial_minutes=[SECOND])
+    again = make_writer(tmp_path / "killed", format="zarr", initial_minutes=[SECOND])
     xr.testing.assert_identical(opened(tmp_path / "killed"), as_arrays_say(tmp_path / "killed"))
-    again.write(SECOND, _fields(1))
+    again.write(SECOND, random_fields(1))
     assert contents(tmp_path / "killed") == contents(tmp_path / "expected")
 
 
-def test_a_stale_consolidation_misleads_no_reader_of_ours(tmp_path: Path) -> None:
-    _writer(tmp_path, format="zarr", initial_minutes=[FIRST]).write(FIRST, _fields())
+def test_reader_ignores_outdated_consolidation(tmp_path: Path) -> None:
+    make_writer(tmp_path, format="zarr", initial_minutes=[FIRST]).write(FIRST, random_fields())
     root = tmp_path / "forecasts.zarr" / "zarr.json"
     stale = root.read_bytes()
-    _writer(tmp_path, format="zarr", initial_minutes=[SECOND]).write(SECOND, _fields(1))
+    make_writer(tmp_path, format="zarr", initial_minutes=[SECOND]).write(SECOND, random_fields(1))
     root.write_bytes(stale)
     assert opened(tmp_path).sizes["init_time"] == 1
     archive = open_forecasts(tmp_path)
     assert archive.initial_minutes.tolist() == [FIRST, SECOND]
     read = archive.read(SECOND)[:, archive.channel_names.index("z500")]
-    np.testing.assert_array_equal(read, _fields(1)[:, NAMES.index("z500")])
-    assert _writer(tmp_path, format="zarr", initial_minutes=[SECOND]).is_complete(SECOND)
+    np.testing.assert_array_equal(read, random_fields(1)[:, NAMES.index("z500")])
+    assert make_writer(tmp_path, format="zarr", initial_minutes=[SECOND]).is_complete(SECOND)
     assert opened(tmp_path).sizes["init_time"] == 2, "who opens it to write brings it up to date"
 
 
-def test_a_store_of_an_earlier_version_is_consolidated_when_it_is_continued(tmp_path: Path) -> None:
-    _writer(tmp_path, format="zarr", initial_minutes=[FIRST]).write(FIRST, _fields())
+def test_continued_store_of_an_earlier_version_is_consolidated(tmp_path: Path) -> None:
+    make_writer(tmp_path, format="zarr", initial_minutes=[FIRST]).write(FIRST, random_fields())
     root = tmp_path / "forecasts.zarr" / "zarr.json"
     plain = json.loads(root.read_text())
     del plain["consolidated_metadata"], plain["attributes"]["history"]
     root.write_text(json.dumps(plain))
     assert open_forecasts(tmp_path).initial_minutes.tolist() == [FIRST]
-    again = _writer(tmp_path, format="zarr", initial_minutes=[SECOND])
+    again = make_writer(tmp_path, format="zarr", initial_minutes=[SECOND])
     assert again.is_complete(FIRST)
-    again.write(SECOND, _fields(1))
+    again.write(SECOND, random_fields(1))
     xr.testing.assert_identical(opened(tmp_path), as_arrays_say(tmp_path))
     assert "history" not in zarr.open_group(tmp_path / "forecasts.zarr", mode="r").attrs, "it was made by another"
 
 
-def test_two_processes_extend_a_store_that_stays_consolidated(tmp_path: Path) -> None:
+def test_concurrent_extensions_keep_the_store_consolidated(tmp_path: Path) -> None:
     folders, wanted = [tmp_path / str(number) for number in range(3)], [SECOND + DAY, SECOND + 2 * DAY]
     for folder in folders:
-        _writer(folder, format="zarr", initial_minutes=[FIRST]).write(FIRST, _fields())
+        make_writer(folder, format="zarr", initial_minutes=[FIRST]).write(FIRST, random_fields())
     results = append_at_once(folders, wanted)
     for folder in folders:
         written = 1 + sum(not text for where, _, text in results if where == folder)

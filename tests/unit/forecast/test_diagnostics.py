@@ -1,4 +1,4 @@
-"""Products of a forecast against closed forms and the formulas that read data."""
+"""Output diagnostics against closed forms and the formulas that derive variables of the data."""
 
 from __future__ import annotations
 
@@ -75,14 +75,14 @@ def find(made: OutputDiagnostics, fields: np.ndarray, name: str) -> np.ndarray:
     return fields[[channel.name for channel in made.channels.output].index(name)]
 
 
-def test_names_tell_levels_from_variables_without(tmp_path: Path) -> None:
+def test_channel_names_distinguish_levels_from_heights(tmp_path: Path) -> None:
     derive = {"u500": {"kind": "wind_speed", "inputs": {"eastward_wind": "u10", "northward_wind": "v10"}}}
     made = products(tmp_path, hybrid=True, pressure_levels=[850, 500], derive=derive)
     names = [channel.name for channel in made.channels.output]
     assert {"u850", "u500hPa", "v500", "u500"} <= {*names}
 
 
-def test_without_products_nothing_changes(tmp_path: Path) -> None:
+def test_output_without_diagnostics_is_unchanged(tmp_path: Path) -> None:
     made = products(tmp_path)
     fields = fields_of(made)
     assert made.compute(START, 360, fields) is fields and made.channels is made._model and not made.needs_every_step
@@ -184,14 +184,14 @@ def speed_of(u: str) -> dict:
         (
             False,
             speed_of("uu"),
-            "uu is no output.*did you",
+            "uu is not an output.*did you",
         ),
         (
             False,
             speed_of("u10"),
             "not on the same levels",
         ),
-        (False, {"derive": {"s": {"kind": "accumulation", "of": "u10"}}}, "u10 is no sum over the step"),
+        (False, {"derive": {"s": {"kind": "accumulation", "of": "u10"}}}, "u10 is not a sum over the step"),
         (False, {"derive": {"s": {"kind": "accumulation", "of": "tp", "over": "9h"}}}, "9h is not a multiple"),
         (
             False,
@@ -208,12 +208,12 @@ def speed_of(u: str) -> dict:
         (True, {"pressure_levels": [500], "surface_pressure": "ps"}, 'inference.surface_pressure: "ps" is not among'),
     ],
 )
-def test_what_cannot_be_made_is_named(tmp_path: Path, hybrid: bool, inference: dict, says: str) -> None:
+def test_message_names_what_cannot_be_computed(tmp_path: Path, hybrid: bool, inference: dict, says: str) -> None:
     with pytest.raises((ConfigError, DataError), match=says):
         products(tmp_path, hybrid, **inference)
 
 
-def test_what_is_made_of_masked_variables_is_masked(tmp_path: Path) -> None:
+def test_variables_derived_from_masked_ones_are_masked(tmp_path: Path) -> None:
     cells = np.arange(SHAPE[0] * SHAPE[1]).reshape(SHAPE)
     masks = {"u10": cells < 3, "v10": cells > 20, "tp": cells == 7}
     derive = {

@@ -1,4 +1,4 @@
-"""Written forecasts: what xarray and CDO find in them, and what a failure leaves."""
+"""Forecast writer: content of files and stores as xarray and CDO read it, and behaviour after failures."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from credit.channels import ChannelMap
 from credit.errors import ConfigError, CreditError, DataError
 from credit.forecast.io.forecast_reader import open_forecasts
 from credit.forecast.io.forecast_writer import ForecastWriter
-from credit.forecast.io.schema import bitround
+from credit.forecast.io.schema import OutputFields, OutputOptions, bitround
 from credit.forecast.io.zarr_store import STORE
 from tests.unit.analytic_reader import ATTRIBUTES, make_grid
 
@@ -40,25 +40,28 @@ INITIAL = ["2001-04-01T00:00", "2001-04-02T00:30"]
 MASK = np.arange(72).reshape(6, 12) == 17
 
 
-def _fields(seed: int = 0) -> np.ndarray:
+def random_fields(seed: int = 0) -> np.ndarray:
     rng = np.random.default_rng(seed)
     return rng.standard_normal((len(LEADS), len(NAMES), *GRID.shape)).astype(np.float32)
 
 
-def _writer(folder: Path, calendar: Calendar | None = None, **options: object) -> ForecastWriter:
+def make_writer(folder: Path, calendar: Calendar | None = None, **options: object) -> ForecastWriter:
+    """Open a writer; options are those of `OutputFields`, of `OutputOptions` or of the writer itself."""
     calendar = calendar or Calendar()
-    options = {
-        "lead_minutes": LEADS,
-        "initial_minutes": [calendar.parse(text) for text in INITIAL],
-        "masks": {"sst": MASK},
-        "global_attributes": {"title": "a test", "checkpoint_step": 7},
-        **options,
-    }
-    return ForecastWriter(folder, CHANNELS, GRID, calendar, ATTRIBUTES, 360, **options)
+    masks = options.pop("masks", {"sst": MASK})
+    windows = options.pop("windows", {})
+    fields = OutputFields(CHANNELS, GRID, calendar, ATTRIBUTES, 360, masks=masks, windows=windows)
+    lead_minutes = options.pop("lead_minutes", LEADS)
+    initial_minutes = options.pop("initial_minutes", [calendar.parse(text) for text in INITIAL])
+    writer_options = {"global_attributes": {"title": "a test", "checkpoint_step": 7}}
+    for name in ("members", "global_attributes", "started_from"):
+        if name in options:
+            writer_options[name] = options.pop(name)
+    return ForecastWriter(folder, fields, lead_minutes, initial_minutes, OutputOptions(**options), **writer_options)
 
 
 def test_a_netcdf_file_is_named_and_described(tmp_path: Path) -> None:
-    writer, fields = _writer(tmp_path), _fields()
+    writer, fields = make_writer(tmp_path), random_fields()
     paths = [writer.write(Calendar().parse(text), fields) for text in INITIAL]
     assert [path.name for path in paths] == ["forecast_2001-04-01T00.nc", "forecast_2001-04-02T0030.nc"]
     assert sorted(path.name for path in tmp_path.iterdir()) == [path.name for path in paths]
@@ -86,17 +89,19 @@ def test_a_netcdf_file_is_named_and_described(tmp_path: Path) -> None:
 
 
 def test_accumulations_have_bounds_and_cell_methods(tmp_path: Path) -> None:
-    path = _writer(tmp_path).write(Calendar().parse(INITIAL[0]), _fields())
+    path = make_writer(tmp_path).write(Calendar().parse(INITIAL[0]), random_fields())
     with netCDF4.Dataset(path) as dataset:
         assert dataset["tp"].cell_methods == "time: sum" and dataset["t"].cell_methods == "time: point"
         assert dataset["time"].bounds == "time_bnds"
         np.testing.assert_array_equal(dataset["time_bnds"][:, 1], dataset["time"][:])
         np.testing.assert_array_equal(dataset["time_bnds"][:, 1] - dataset["time_bnds"][:, 0], 360.0)
     # one window of another length is that of the dimension's coordinate, too
-    path = _writer(tmp_path / "day", windows={"tp": 1440}).write(Calendar().parse(INITIAL[0]), _fields())
+    path = make_writer(tmp_path / "day", windows={"tp": 1440}).write(Calendar().parse(INITIAL[0]), random_fields())
     with netCDF4.Dataset(path) as dataset:
         np.testing.assert_array_equal(dataset["time_bnds"][:, 1] - dataset["time_bnds"][:, 0], 1440.0)
-    path = _writer(tmp_path / "instant", variables=["t", "t2m"]).write(Calendar().parse(INITIAL[0]), _fields())
+    path = make_writer(tmp_path / "instant", variables=["t", "t2m"]).write(
+        Calendar().parse(INITIAL[0]), random_fields()
+    )
     with netCDF4.Dataset(path) as dataset:
         assert "time_bnds" not in dataset.variables and "cell_methods" not in dataset["t"].ncattrs()
         assert "z" not in dataset.variables
@@ -106,7 +111,7 @@ def test_accumulations_have_bounds_and_cell_methods(tmp_path: Path) -> None:
 def test_other_calendars(tmp_path: Path, calendar_name: str) -> None:
     calendar = Calendar(calendar_name)
     initial = calendar.parse("2001-02-28T18:00")
-    path = _writer(tmp_path, calendar, initial_minutes=[initial]).write(initial, _fields())
+    path = make_writer(tmp_path, calendar, initial_minutes=[initial]).write(initial, random_fields())
     with xr.open_dataset(path, decode_times=xr.coders.CFDatetimeCoder(use_cftime=True)) as dataset:
         second = dataset["time"].values[0]
         assert (second.calendar, second.month, second.day) == (
@@ -117,9 +122,9 @@ def test_other_calendars(tmp_path: Path, calendar_name: str) -> None:
 
 @pytest.mark.parametrize("layout", ["cf", "weatherbench2"])
 def test_a_zarr_store(tmp_path: Path, layout: str) -> None:
-    writer, calendar = _writer(tmp_path, format="zarr", layout=layout), Calendar()
+    writer, calendar = make_writer(tmp_path, format="zarr", layout=layout), Calendar()
     second = calendar.parse(INITIAL[1])
-    writer.write(second, _fields(1))
+    writer.write(second, random_fields(1))
     assert not writer.is_complete(calendar.parse(INITIAL[0])) and writer.is_complete(second)
     init, lead = ("init_time", "lead_time") if layout == "cf" else ("time", "prediction_timedelta")
     with xr.open_zarr(tmp_path / "forecasts.zarr", consolidated=False) as dataset:
@@ -131,55 +136,57 @@ def test_a_zarr_store(tmp_path: Path, layout: str) -> None:
         assert dataset[init].attrs["standard_name"] == "forecast_reference_time"
         assert dataset[lead].attrs["standard_name"] == "forecast_period"
         assert dataset["valid_time"].attrs["standard_name"] == "time"
-        np.testing.assert_array_equal(dataset["u"].isel({init: 1}).sel(level=250.0), _fields(1)[:, NAMES.index("u250")])
+        np.testing.assert_array_equal(
+            dataset["u"].isel({init: 1}).sel(level=250.0), random_fields(1)[:, NAMES.index("u250")]
+        )
         assert np.isnan(dataset["t2m"].isel({init: 0})).all()
     with xr.open_zarr(tmp_path / "forecasts.zarr", consolidated=False, decode_timedelta=False) as dataset:
         np.testing.assert_array_equal(dataset[lead], [6.0, 12.0, 24.0])
 
 
 @pytest.mark.parametrize("format", ["netcdf", "zarr"])
-def test_a_second_run_skips_what_is_whole(tmp_path: Path, format: str) -> None:
+def test_complete_forecasts_are_recognised(tmp_path: Path, format: str) -> None:
     first, second = (Calendar().parse(text) for text in INITIAL)
-    writer = _writer(tmp_path, format=format)
-    writer.write(first, _fields())
+    writer = make_writer(tmp_path, format=format)
+    writer.write(first, random_fields())
     writer.close()
-    again = _writer(tmp_path, format=format)
+    again = make_writer(tmp_path, format=format)
     assert again.is_complete(first) and not again.is_complete(second)
 
 
-def test_a_file_of_another_run_is_not_taken_as_done(tmp_path: Path) -> None:
+def test_files_of_another_run_are_not_complete(tmp_path: Path) -> None:
     first = Calendar().parse(INITIAL[0])
-    _writer(tmp_path).write(first, _fields())
-    assert not _writer(tmp_path, global_attributes={"title": "a test", "checkpoint_step": 8}).is_complete(first)
-    assert not _writer(tmp_path, lead_minutes=[360, 720, 1080]).is_complete(first)
+    make_writer(tmp_path).write(first, random_fields())
+    assert not make_writer(tmp_path, global_attributes={"title": "a test", "checkpoint_step": 8}).is_complete(first)
+    assert not make_writer(tmp_path, lead_minutes=[360, 720, 1080]).is_complete(first)
     (tmp_path / "forecast_2001-04-01T00.nc").write_bytes(b"CDF is not here")
-    assert not _writer(tmp_path).is_complete(first)
-    _writer(tmp_path / "store", format="zarr")
+    assert not make_writer(tmp_path).is_complete(first)
+    make_writer(tmp_path / "store", format="zarr")
     with pytest.raises(ConfigError, match="in global attribute checkpoint_step, global attribute title; .*folder"):
-        _writer(tmp_path / "store", format="zarr", global_attributes={"title": "other"})
+        make_writer(tmp_path / "store", format="zarr", global_attributes={"title": "other"})
 
 
-def test_levels_to_keep(tmp_path: Path) -> None:
-    fields = _fields()
-    path = _writer(tmp_path, levels=[500], variables=["t", "t2m"]).write(Calendar().parse(INITIAL[0]), fields)
+def test_selected_levels(tmp_path: Path) -> None:
+    fields = random_fields()
+    path = make_writer(tmp_path, levels=[500], variables=["t", "t2m"]).write(Calendar().parse(INITIAL[0]), fields)
     with xr.open_dataset(path) as dataset:
         assert set(dataset.data_vars) - {"latitude_bnds"} == {"t", "t2m"}
         np.testing.assert_array_equal(dataset["t"].sel(level=500.0), fields[:, NAMES.index("t500")])
         assert dataset["t"].sizes["level"] == 1
     with pytest.raises(ConfigError, match=r"inference.levels: 501: no output is on it; the levels are .*500"):
-        _writer(tmp_path, levels=[500, 501])
+        make_writer(tmp_path, levels=[500, 501])
 
 
-def test_one_folder_holds_one_format(tmp_path: Path) -> None:
-    _writer(tmp_path / "files").write(Calendar().parse(INITIAL[0]), _fields())
+def test_folder_with_another_format_is_refused(tmp_path: Path) -> None:
+    make_writer(tmp_path / "files").write(Calendar().parse(INITIAL[0]), random_fields())
     held = r"inference.format: zarr is asked for, and .*forecast_2001-04-01T00.nc is there .* another inference.folder"
     with pytest.raises(ConfigError, match=held):
-        _writer(tmp_path / "files", format="zarr")
+        make_writer(tmp_path / "files", format="zarr")
     assert [path.name for path in (tmp_path / "files").iterdir()] == ["forecast_2001-04-01T00.nc"]
-    _writer(tmp_path / "store", format="zarr").close()
+    make_writer(tmp_path / "store", format="zarr").close()
     with pytest.raises(ConfigError, match=r"inference.format: netcdf is asked for, and .*forecasts.zarr is there"):
-        _writer(tmp_path / "store")
-    _writer(tmp_path / "store", format="zarr").close()
+        make_writer(tmp_path / "store")
+    make_writer(tmp_path / "store", format="zarr").close()
 
 
 @pytest.mark.parametrize(
@@ -188,33 +195,33 @@ def test_one_folder_holds_one_format(tmp_path: Path) -> None:
 )
 def test_a_forecast_in_several_files(tmp_path: Path, split: str, names: list[str]) -> None:
     first, second = (Calendar().parse(text) for text in INITIAL)
-    writer = _writer(tmp_path, split=split)
+    writer = make_writer(tmp_path, split=split)
     for seed, initial in enumerate((first, second)):
-        writer.write(initial, _fields(seed))
+        writer.write(initial, random_fields(seed))
     assert [path.name for path in sorted(tmp_path.glob("*04-01T00_*"))] == [
         f"forecast_2001-04-01T00_{name}.nc" for name in names
     ]
     archive = open_forecasts(tmp_path)
     assert archive.lead_minutes.tolist() == LEADS
-    assert _writer(tmp_path, split=split).is_complete(second)
+    assert make_writer(tmp_path, split=split).is_complete(second)
     other = "day" if split == "lead" else None
     with pytest.raises(ConfigError, match=rf"inference.split: .* is there of a run with {split}; .*inference.folder"):
-        _writer(tmp_path, split=other)
+        make_writer(tmp_path, split=other)
     t500 = archive.channel_names.index("t500")
-    np.testing.assert_array_equal(archive.read(second)[:, t500], _fields(1)[:, NAMES.index("t500")])
+    np.testing.assert_array_equal(archive.read(second)[:, t500], random_fields(1)[:, NAMES.index("t500")])
     if split != "month":
         next(tmp_path.glob("*04-02T0030_*")).unlink()
-        assert not _writer(tmp_path, split=split).is_complete(second)
+        assert not make_writer(tmp_path, split=split).is_complete(second)
         with pytest.raises(DataError, match=r"04-02T0030.* of 3 lead times are missing.*credit_rollout again"):
             open_forecasts(tmp_path)
 
 
 @pytest.mark.parametrize("format", ["netcdf", "zarr"])
 def test_rounded_mantissas_compress(tmp_path: Path, format: str) -> None:
-    fields, initial = _fields(), Calendar().parse(INITIAL[0])
+    fields, initial = random_fields(), Calendar().parse(INITIAL[0])
     sizes = {}
     for bits in (23, 7):
-        writer = _writer(tmp_path / str(bits), format=format, keep_bits=bits, compression=5)
+        writer = make_writer(tmp_path / str(bits), format=format, keep_bits=bits, compression=5)
         writer.write(initial, fields)
         forecasts = open_forecasts(tmp_path / str(bits))
         t500 = forecasts.read(initial)[:, forecasts.channel_names.index("t500")]
@@ -237,32 +244,32 @@ def test_rounding_is_to_the_nearest() -> None:
 
 
 def test_an_unknown_variable_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match='inference.variables: "t2n" is no output; did you mean "t2m"'):
-        _writer(tmp_path, variables=["t2n"])
+    with pytest.raises(ConfigError, match='inference.variables: "t2n" is not an output; did you mean "t2m"'):
+        make_writer(tmp_path, variables=["t2n"])
 
 
 @pytest.mark.parametrize("format", ["netcdf", "zarr"])
-def test_a_full_disk_leaves_nothing_half_written(tmp_path: Path, format: str) -> None:
+def test_full_disk_leaves_no_incomplete_file(tmp_path: Path, format: str) -> None:
     """A limit on the size of files fails a write as a full disk does."""
     first, second = (Calendar().parse(text) for text in INITIAL)
-    writer = _writer(tmp_path, format=format)
-    writer.write(first, _fields())
+    writer = make_writer(tmp_path, format=format)
+    writer.write(first, random_fields())
     before = sorted(tmp_path.iterdir())
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (200, limit[1]))
         with pytest.raises(CreditError, match=r"forecast.*cannot be written \(.*full"):
-            writer.write(second, _fields())
+            writer.write(second, random_fields())
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limit)
     assert sorted(tmp_path.iterdir()) == before
     assert writer.is_complete(first) and not writer.is_complete(second)
-    writer.write(second, _fields())
+    writer.write(second, random_fields())
     assert writer.is_complete(second)
 
 
 @pytest.mark.parametrize("split", [None, "lead"])
-def test_a_read_only_file_system_is_an_error_with_the_name(
+def test_message_for_a_read_only_file_system_names_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, split: str | None
 ) -> None:
     """It says so of what is to be removed, too, whether it is there or not."""
@@ -270,22 +277,22 @@ def test_a_read_only_file_system_is_an_error_with_the_name(
     def refuse(*arguments: object, **options: object) -> None:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
-    writer, first = _writer(tmp_path, split=split), Calendar().parse(INITIAL[0])
+    writer, first = make_writer(tmp_path, split=split), Calendar().parse(INITIAL[0])
     with monkeypatch.context() as patched:
         patched.setattr(Path, "unlink", refuse)
         patched.setattr(netCDF4, "Dataset", refuse)
         with pytest.raises(
             CreditError, match=r"forecast_2001-04-01T00\S*\.nc: cannot be written \(Read-only file system\)"
         ):
-            writer.put(first, 0, _fields()[0])
+            writer.put(first, 0, random_fields()[0])
         writer.close()
 
 
-def test_history_is_of_the_program_and_no_sign_of_a_run(tmp_path: Path) -> None:
+def test_history_does_not_distinguish_runs(tmp_path: Path) -> None:
     """So another version goes on with what is there, and a file that a tool has looked at is still the run's."""
     first, second = (Calendar().parse(text) for text in INITIAL)
-    writer = _writer(tmp_path)
-    paths = [writer.write(initial, _fields()) for initial in (first, second)]
+    writer = make_writer(tmp_path)
+    paths = [writer.write(initial, random_fields()) for initial in (first, second)]
     whole = paths[0].read_bytes()
     with netCDF4.Dataset(paths[0], "a") as dataset:
         assert dataset.history == f"credit {__version__}: credit rollout"
@@ -295,13 +302,13 @@ def test_history_is_of_the_program_and_no_sign_of_a_run(tmp_path: Path) -> None:
     assert writer.is_complete(first) and writer.is_complete(second)
     archive = open_forecasts(tmp_path)
     assert len(archive.initial_minutes) == 2 and "history" not in archive.attributes
-    assert writer.write(first, _fields()).read_bytes() == whole
+    assert writer.write(first, random_fields()).read_bytes() == whole
 
 
-def test_a_netcdf_file_is_not_filled_before_it_is_written(tmp_path: Path) -> None:
+def test_netcdf_file_is_not_prefilled(tmp_path: Path) -> None:
     """So it grows with its steps; what is missing in them is there as such."""
     leads = list(range(360, 360 * 201, 360))
-    writer, fields, first = _writer(tmp_path, lead_minutes=leads), _fields()[0], Calendar().parse(INITIAL[0])
+    writer, fields, first = make_writer(tmp_path, lead_minutes=leads), random_fields()[0], Calendar().parse(INITIAL[0])
     sizes = []
     for number in range(len(leads)):
         writer.put(first, number, fields)
@@ -314,12 +321,10 @@ def test_a_netcdf_file_is_not_filled_before_it_is_written(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("members", [None, 2])
-def test_what_a_store_gets_begins_to_be_stored(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, members: int | None
-) -> None:
+def test_writeback_of_chunks_is_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, members: int | None) -> None:
     asked: list[Path] = []
     monkeypatch.setattr("credit.forecast.io.zarr_store.start_writeback", asked.append)
-    writer, fields = _writer(tmp_path, format="zarr", members=members), _fields()
+    writer, fields = make_writer(tmp_path, format="zarr", members=members), random_fields()
     for number in range(2):
         writer.put(Calendar().parse(INITIAL[0]), number, fields[number])
     variables = {channel.variable for channel in CHANNELS.output}
@@ -330,8 +335,8 @@ def test_what_a_store_gets_begins_to_be_stored(
     assert {path.relative_to(tmp_path).parts[3:5] for path in twice} == {("0", "0")}
 
 
-def test_a_netcdf_file_that_was_given_a_step_twice_still_wants_the_others(tmp_path: Path) -> None:
-    writer, fields, first = _writer(tmp_path), _fields(), Calendar().parse(INITIAL[0])
+def test_step_written_twice_counts_once(tmp_path: Path) -> None:
+    writer, fields, first = make_writer(tmp_path), random_fields(), Calendar().parse(INITIAL[0])
     for _ in fields:
         writer.put(first, 0, fields[0])
     assert not writer.is_complete(first)
@@ -341,27 +346,27 @@ def test_a_netcdf_file_that_was_given_a_step_twice_still_wants_the_others(tmp_pa
     assert writer.is_complete(first)
 
 
-def test_an_interruption_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interruption_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    writer = _writer(tmp_path)
+    writer = make_writer(tmp_path)
     monkeypatch.setattr("credit.forecast.io.netcdf_files._define_variable", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        writer.write(Calendar().parse(INITIAL[0]), _fields())
+        writer.write(Calendar().parse(INITIAL[0]), random_fields())
     assert not list(tmp_path.iterdir())
 
 
-def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
+def test_message_for_a_folder_that_cannot_be_created(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match=r"^inference.folder: .*file/forecasts cannot be made .*; choose another"):
-        _writer(tmp_path / "file" / "forecasts")
+    with pytest.raises(ConfigError, match=r"^inference.folder: .*file/forecasts cannot be created .*; choose another"):
+        make_writer(tmp_path / "file" / "forecasts")
 
 
 @pytest.mark.skipif(shutil.which("cdo") is None, reason="CDO is not installed")
 def test_cdo_reads_times_levels_and_values(tmp_path: Path) -> None:
-    fields = _fields()
-    path = _writer(tmp_path).write(Calendar().parse(INITIAL[0]), fields)
+    fields = random_fields()
+    path = make_writer(tmp_path).write(Calendar().parse(INITIAL[0]), fields)
 
     def cdo(*arguments: str) -> list[str]:
         done = subprocess.run(["cdo", "-s", *arguments, str(path)], capture_output=True, text=True, check=True)

@@ -1,4 +1,4 @@
-"""Which initial times, and parts of them for job arrays."""
+"""Selection of initial times, and parts of them for job arrays."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ def test_parts_are_an_exact_partition(count: int, parts: int) -> None:
 
 
 @pytest.mark.parametrize("part", ["0/3", "4/3", "1", "a/b", "1/0", "-1/3", "1/3 ", ""])
-def test_what_is_no_part(part: str) -> None:
+def test_invalid_parts_are_refused(part: str) -> None:
     with pytest.raises(ConfigError, match="write I/N with I from 1 to N"):
         select_part([1, 2, 3], part)
 
 
 @pytest.mark.parametrize(("members", "batch_size", "sizes"), [(1, 3, [3, 3, 1]), (2, 5, [2, 2, 2, 1]), (9, 4, [1] * 7)])
-def test_groups_fill_batches_whatever_shares_them(members: int, batch_size: int, sizes: list[int]) -> None:
+def test_groups_fill_batches(members: int, batch_size: int, sizes: list[int]) -> None:
     groups = group_initial_times(range(7), members, batch_size)
     assert [len(own) for own in groups] == sizes and sum(groups, []) == list(range(7))
     assert sorted(sum((round_robin(groups, rank, 3) for rank in range(3)), [])) == groups
@@ -85,7 +85,7 @@ def _data(history_len: int = 1, **sst: str) -> DataConfig:
         ({"members": 2, "perturbation": {"kind": "correlated"}}, 0),
     ],
 )
-def test_an_ensembles_analyses_must_be_in_the_data(ensemble: dict | None, first_day: int) -> None:
+def test_analyses_of_an_ensemble_must_be_in_the_data(ensemble: dict | None, first_day: int) -> None:
     conf = InferenceConfig(lead_time="24h", ensemble=ensemble)
     chosen = _choose(conf, history_len=2)
     assert chosen[0] == TEST.first + (first_day or 1) * DAY  # the first frame of the period has none before it
@@ -100,7 +100,7 @@ PERIOD = "data.splits.test 2001-01-01T00:00..2001-01-10T00:00"
 ENDS = "1 whose inference.lead_time 24h ends after the period"
 
 
-def test_what_is_left_out_is_told_with_why(caplog: pytest.LogCaptureFixture) -> None:
+def test_message_gives_reasons_for_left_out_times(caplog: pytest.LogCaptureFixture) -> None:
     """10 days are asked for; the last has its truth after the period, which is no fault of the data."""
     conf = InferenceConfig(lead_time="24h")
     found = _find(conf)
@@ -142,14 +142,14 @@ def test_what_is_left_out_is_told_with_why(caplog: pytest.LogCaptureFixture) -> 
          "9 without the analyses up to 264h before.*; begin later .*lagged"),
     ],
 )  # fmt: skip
-def test_no_time_at_all(conf: dict, test: Split, words: str) -> None:
+def test_no_possible_time_is_an_error(conf: dict, test: Split, words: str) -> None:
     """The way out is that of what keeps most of the times away."""
     with pytest.raises(DataError, match=f"^data.splits.test .*: no forecast can begin .*{words}") as caught:
         _find(InferenceConfig(**conf), test=test)
     assert "the data have 2000-12-31T00:00..2001-01-10T00:00; " in str(caught.value)
 
 
-def test_a_range_behind_the_period() -> None:
+def test_range_after_the_test_period_is_refused() -> None:
     late = InferenceConfig(initial_times=InitialTimesConfig(start="2001-01-11"))
     with pytest.raises(ConfigError, match=r"initial_times.start: 2001-01-11 is after data.splits.test .*; give .*end"):
         _find(late)
@@ -168,7 +168,7 @@ def test_lead_times_to_write() -> None:
     assert choose_leads(InferenceConfig(lead_time="48h", lead_times=["6h", "1d", "36h"]), 360) == [360, 1440, 2160]
 
 
-def test_latest_is_the_last_time_that_has_what_a_forecast_needs() -> None:
+def test_latest_is_the_last_time_with_all_frames() -> None:
     """A hole before the last time: with two input frames the last is the one before the hole."""
     conf, times = InferenceConfig(initial_times="latest"), np.delete(TIMES, -2)
     assert _choose(conf, times) == [times[-1]]
@@ -192,7 +192,7 @@ def test_named_times_are_sorted() -> None:
     [([], r"initial_times: \[\] has no time; name some"), (["2001-01-03", "2001-01-01", "2001-01-03T00:00"],
      "initial_times: 2001-01-03T00:00 is named twice; name each time once")],
 )  # fmt: skip
-def test_lists_that_are_refused(wanted: list[str], problem: str) -> None:
+def test_invalid_lists_are_refused(wanted: list[str], problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
         _choose(InferenceConfig(initial_times=wanted))
 
@@ -214,7 +214,7 @@ def test_observed_forcing_must_be_in_the_data(forcing: dict, lead_time: str) -> 
             _choose(conf, in_forecast="observed", **forcing)
 
 
-def test_observed_forcing_must_be_there_from_the_first_analysis_on() -> None:
+def test_observed_forcing_is_needed_from_the_first_analysis_on() -> None:
     conf = InferenceConfig(initial_times=["2001-01-05"], lead_time="12h", ensemble={"members": 2, "lagged": "24h"})
     hole = CALENDAR.parse("2001-01-04T12:00")
     for forcing, problem in (("persist", None), ("observed", r"needs sst \(in_forecast: observed\) at 2001-01-04T12")):

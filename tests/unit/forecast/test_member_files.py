@@ -1,4 +1,4 @@
-"""Ensembles of which each member has a file of its own: what lies in it, and who reads it."""
+"""Ensembles with one file for each member."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from credit.config.schema_inference import InferenceConfig
 from credit.errors import ConfigError, DataError
 from credit.forecast.io.forecast_reader import open_forecasts
 from credit.forecast.io.forecast_writer import ForecastWriter
-from tests.unit.forecast.test_forecast_writer import INITIAL, LEADS, NAMES, _fields, _writer
+from tests.unit.forecast.test_forecast_writer import INITIAL, LEADS, NAMES, make_writer, random_fields
 
 FIRST, SECOND = (Calendar().parse(text) for text in INITIAL)
 MEMBERS = 3
@@ -25,24 +25,24 @@ FILES = [f"forecast_2001-04-01T00_member00{member}.nc" for member in range(MEMBE
 
 def ensemble(folder: Path, initial: int = FIRST, **options: object) -> ForecastWriter:
     """Write an ensemble, member by member at each lead time, the members in turn from the last."""
-    writer = _writer(folder, **{"members": MEMBERS, **options})
+    writer = make_writer(folder, **{"members": MEMBERS, **options})
     for number in range(len(LEADS)):
         for member in reversed(range(MEMBERS)):
-            writer.put(initial, number, _fields(member)[number], member)
+            writer.put(initial, number, random_fields(member)[number], member)
     return writer
 
 
-def test_a_file_has_one_member_as_a_scalar_coordinate(tmp_path: Path) -> None:
+def test_file_has_a_scalar_member_coordinate(tmp_path: Path) -> None:
     ensemble(tmp_path, split="member")
     assert sorted(path.name for path in tmp_path.iterdir()) == FILES
     with xr.open_dataset(tmp_path / FILES[2]) as dataset:
         assert dataset["t"].dims == ("time", "level", "latitude", "longitude") and dataset.attrs["members"] == MEMBERS
         assert dataset["member"].ndim == 0 and dataset["member"] == 2
         assert "member" in dataset["t"].coords and dataset["member"].attrs["standard_name"] == "realization"
-        np.testing.assert_array_equal(dataset["t"].sel(level=500.0), _fields(2)[:, NAMES.index("t500")])
+        np.testing.assert_array_equal(dataset["t"].sel(level=500.0), random_fields(2)[:, NAMES.index("t500")])
 
 
-def test_members_put_together_are_the_ensemble_in_one_file(tmp_path: Path) -> None:
+def test_combined_member_files_equal_the_ensemble_file(tmp_path: Path) -> None:
     ensemble(tmp_path / "apart", split="member")
     ensemble(tmp_path / "whole")
     paths = [tmp_path / "apart" / name for name in FILES]
@@ -56,7 +56,7 @@ def test_members_put_together_are_the_ensemble_in_one_file(tmp_path: Path) -> No
                 np.testing.assert_array_equal(found[name].transpose(*expected[name].dims), expected[name])
 
 
-def test_an_attribute_of_that_name_makes_no_member_of_a_whole_ensemble(tmp_path: Path) -> None:
+def test_members_attribute_does_not_change_an_ensemble_file(tmp_path: Path) -> None:
     """As other programs may give it, or as it is left where members were put together."""
     ensemble(tmp_path)
     path = next(tmp_path.iterdir())
@@ -68,17 +68,17 @@ def test_an_attribute_of_that_name_makes_no_member_of_a_whole_ensemble(tmp_path:
     np.testing.assert_array_equal(archive.read(FIRST), expected)
 
 
-def test_files_of_earlier_versions_do_not_tell_what_was_seen_and_are_the_same_runs(tmp_path: Path) -> None:
+def test_files_without_seen_periods_are_of_the_same_run(tmp_path: Path) -> None:
     ensemble(tmp_path)
     ensemble(tmp_path, SECOND)
     with netCDF4.Dataset(tmp_path / "forecast_2001-04-01T00.nc", "a") as dataset:
         dataset.seen_periods = "1999-01-01T00:00/1999-12-31T23:59"
-    assert _writer(tmp_path, members=MEMBERS).is_complete(FIRST)
+    assert make_writer(tmp_path, members=MEMBERS).is_complete(FIRST)
     assert len(open_forecasts(tmp_path).initial_minutes) == 2
 
 
 @pytest.mark.parametrize("options", [{}, {"keep_bits": 9, "compression": 1}])
-def test_they_are_read_as_those_in_one_file(tmp_path: Path, options: dict) -> None:
+def test_member_files_are_read_as_one_ensemble(tmp_path: Path, options: dict) -> None:
     for split, folder in (("member", tmp_path / "apart"), (None, tmp_path / "whole")):
         for initial in (FIRST, SECOND):
             ensemble(folder, initial, split=split, **options)
@@ -90,10 +90,10 @@ def test_they_are_read_as_those_in_one_file(tmp_path: Path, options: dict) -> No
     np.testing.assert_array_equal(apart.read(FIRST), whole.read(FIRST))
 
 
-def test_a_run_goes_on_where_members_are_missing(tmp_path: Path) -> None:
+def test_run_continues_with_missing_members(tmp_path: Path) -> None:
     ensemble(tmp_path, split="member")
     whole = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    again = _writer(tmp_path, members=MEMBERS, split="member")
+    again = make_writer(tmp_path, members=MEMBERS, split="member")
     assert again.is_complete(FIRST)
     (tmp_path / FILES[1]).unlink()
     with pytest.raises(DataError, match=r"3 of 9 lead times are missing, the first of them 6 h of member 1; run"):
@@ -101,33 +101,33 @@ def test_a_run_goes_on_where_members_are_missing(tmp_path: Path) -> None:
     assert not again.is_complete(FIRST)
     shutil.copy(tmp_path / FILES[2], tmp_path / FILES[1])
     assert not again.is_complete(FIRST), "the file of another member is not that of this"
-    with pytest.raises(DataError, match=r"member002.nc: has lead times of .*member001.nc again"):
+    with pytest.raises(DataError, match=r"member002.nc: has the same lead times as .*member001.nc"):
         open_forecasts(tmp_path)
     ensemble(tmp_path, split="member")
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == whole
 
 
-def test_members_of_a_larger_ensemble_do_not_stay(tmp_path: Path) -> None:
+def test_member_files_of_a_larger_ensemble_are_removed(tmp_path: Path) -> None:
     ensemble(tmp_path, split="member")
-    smaller = _writer(tmp_path, members=2, split="member")
+    smaller = make_writer(tmp_path, members=2, split="member")
     assert not smaller.is_complete(FIRST)
     for number, member in np.ndindex(len(LEADS), 2):
-        smaller.put(FIRST, number, _fields(member)[number], member)
+        smaller.put(FIRST, number, random_fields(member)[number], member)
     assert smaller.is_complete(FIRST) and open_forecasts(tmp_path).members == 2
     assert sorted(path.name for path in tmp_path.iterdir()) == FILES[:2]
 
 
-def test_ensembles_cut_in_two_ways_are_told_apart(tmp_path: Path) -> None:
+def test_ensembles_of_two_splits_are_refused(tmp_path: Path) -> None:
     ensemble(tmp_path, split="member")
     with pytest.raises(ConfigError, match=r"inference.split: none is asked for, and .*_member000.nc is there of a run"):
-        _writer(tmp_path, members=MEMBERS)
+        make_writer(tmp_path, members=MEMBERS)
     ensemble(tmp_path / "whole", SECOND)
     shutil.copy(tmp_path / "whole" / "forecast_2001-04-02T0030.nc", tmp_path)
     with pytest.raises(DataError, match="has another number of members"):
         open_forecasts(tmp_path)
 
 
-def test_a_single_forecast_has_no_members_to_cut() -> None:
+def test_split_by_member_requires_an_ensemble() -> None:
     with pytest.raises(ValueError, match="split: member is for ensembles; set ensemble, or another split"):
         InferenceConfig(split="member")
 
@@ -145,6 +145,6 @@ def test_cdo_reads_all_variables_of_members_and_their_mean(tmp_path: Path) -> No
     assert cdo("showname", files[0]).split() == ["t", "u", "z", "t2m", "sst", "tp"]
     assert cdo("showname", tmp_path / "whole" / "forecast_2001-04-01T00.nc").split() == ["t2m", "sst", "tp"]
     cdo("ensmean", *files, tmp_path / "mean.nc")
-    expected = np.mean([_fields(member)[:, :3] for member in range(MEMBERS)], axis=0)
+    expected = np.mean([random_fields(member)[:, :3] for member in range(MEMBERS)], axis=0)
     with netCDF4.Dataset(tmp_path / "mean.nc") as dataset:
         np.testing.assert_allclose(dataset["t"][:], expected, atol=1e-6)

@@ -1,4 +1,4 @@
-"""Forecasts made while they are read, against what the runs of their batches give."""
+"""Forecasts made while they are read, against the outputs of their batches."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from credit.channels import ChannelMap
 from credit.config.schema_data import DataConfig
 from credit.config.schema_inference import InferenceConfig
 from credit.forecast.io.diagnostics import OutputDiagnostics
-from credit.forecast.online import OnlineForecasts
+from credit.forecast.io.schema import OutputFields
+from credit.forecast.online import ForecastBatching, OnlineForecasts
 from credit.forecast.rollout import ForecastStart
 from tests.unit.analytic_reader import ATTRIBUTES, make_grid
 
@@ -42,11 +43,14 @@ class Runs:
 def online(
     runs: Runs, members: int | None = None, lag: int = 0, batch_size: int = 2, products: OutputDiagnostics | None = None
 ) -> OnlineForecasts:
+    if products is None:
+        fields = OutputFields(CHANNELS, GRID, Calendar(), ATTRIBUTES, STEP)
+    else:
+        fields = products.output_fields(GRID, Calendar())
+    batching = ForecastBatching(batch_size, members, lag)
     return OnlineForecasts(
-        runs, [0, 1440, 2880], [720, 1440], STEP, batch_size, members, lag, origin=Path("checkpoint"),
-        channels=CHANNELS if products is None else products.channels, grid=GRID, calendar=Calendar(),
-        attributes=ATTRIBUTES,
-        described={"parameters": 7}, products=products, masks=None if products is None else products.masks,
+        runs, fields, [0, 1440, 2880], [720, 1440], batching, origin=Path("checkpoint"),
+        described={"parameters": 7}, products=products,
     )  # fmt: skip
 
 
@@ -59,7 +63,7 @@ def read_all(forecasts: OnlineForecasts, groups: list[list[int]]) -> dict[tuple[
     }
 
 
-def test_each_batch_runs_once_and_no_further_than_it_is_read() -> None:
+def test_each_batch_runs_once_up_to_the_last_read_lead() -> None:
     runs = Runs()
     forecasts = online(runs)
     assert forecasts.groups() == [[0, 1440], [2880]]
@@ -74,7 +78,7 @@ def test_each_batch_runs_once_and_no_further_than_it_is_read() -> None:
     assert runs.steps == 2
 
 
-def test_a_batch_is_that_of_the_files_whatever_is_read() -> None:
+def test_batches_do_not_depend_on_the_times_that_are_read() -> None:
     """An initial time that is not scored is forecast all the same, and nothing of it is kept."""
     runs = Runs()
     forecasts = online(runs)
@@ -95,7 +99,7 @@ def test_members(batch_size: int, lag: int) -> None:
 
 
 @pytest.mark.parametrize("batch_size", [1, 3])
-def test_sums_are_of_all_steps(batch_size: int) -> None:
+def test_sums_include_all_steps(batch_size: int) -> None:
     """Also of lagged members, whose first steps lie before the initial time, and of those that nobody reads."""
     data = DataConfig.model_validate({
         "sources": [{"path": "x.nc"}], "levels": [],
@@ -118,14 +122,14 @@ def test_sums_are_of_all_steps(batch_size: int) -> None:
         assert np.isnan(fields[:, 1:, mask]).all() and np.isfinite(fields[:, 0]).all()
 
 
-def test_company_takes_as_many_steps() -> None:
+def test_joining_collectives_takes_as_many_steps() -> None:
     scored, idle = Runs(), Runs()
     read_all(online(scored, members=3), [[1440]])
     online(idle, members=3).join_collectives([720, 1440])
     assert idle.steps == scored.steps == 2 * 4  # two batches
 
 
-def test_what_it_says_of_itself() -> None:
+def test_channel_names_and_units() -> None:
     forecasts = online(Runs())
     assert forecasts.channel_names == ["t2m", "tp"] and forecasts.members is None
     assert forecasts.units == {name: ATTRIBUTES[name]["units"] for name in ("t2m", "tp")}

@@ -1,4 +1,4 @@
-"""What is there already: forecasts that were interrupted, of other settings, of other initial times."""
+"""Existing forecasts: interrupted ones, and those of other settings, analyses or initial times."""
 
 from __future__ import annotations
 
@@ -24,8 +24,9 @@ from credit.channels import ChannelMap
 from credit.errors import ConfigError, CreditError, DataError
 from credit.forecast.io.forecast_reader import open_forecasts
 from credit.forecast.io.forecast_writer import ForecastWriter
+from credit.forecast.io.schema import OutputFields, OutputOptions
 from tests.unit.analytic_reader import ATTRIBUTES
-from tests.unit.forecast.test_forecast_writer import GRID, INITIAL, LEADS, NAMES, _fields, _writer
+from tests.unit.forecast.test_forecast_writer import GRID, INITIAL, LEADS, NAMES, make_writer, random_fields
 
 FIRST, SECOND = (Calendar().parse(text) for text in INITIAL)
 SUMS = ChannelMap.build(
@@ -58,12 +59,10 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("format", ["netcdf", "zarr"])
-def test_each_sum_has_bounds_of_its_own_length(tmp_path: Path, format: str) -> None:
+def test_bounds_have_the_window_of_each_sum(tmp_path: Path, format: str) -> None:
     known = {**ATTRIBUTES, "tp24": ATTRIBUTES["tp"], "total": ATTRIBUTES["tp"]}
-    writer = ForecastWriter(
-        tmp_path, SUMS, GRID, Calendar(), known, 360, lead_minutes=LEADS, initial_minutes=[FIRST], format=format,
-        windows={"tp24": 1440, "total": 0},
-    )  # fmt: skip
+    fields = OutputFields(SUMS, GRID, Calendar(), known, 360, windows={"tp24": 1440, "total": 0})
+    writer = ForecastWriter(tmp_path, fields, LEADS, [FIRST], OutputOptions(format=format))
     path = writer.write(FIRST, np.ones((3, 4, *GRID.shape), dtype=np.float32))
     opened = xr.open_dataset(path) if format == "netcdf" else xr.open_zarr(path, consolidated=False)
     widths = {"tp": [6, 6, 6], "tp24": [24, 24, 24], "total": [6, 12, 24]}
@@ -82,25 +81,25 @@ def test_each_sum_has_bounds_of_its_own_length(tmp_path: Path, format: str) -> N
 
 
 @pytest.mark.parametrize("split", ["day", "lead"])
-def test_a_forecast_without_all_its_files_is_not_scored(tmp_path: Path, split: str) -> None:
+def test_forecast_with_missing_files_is_refused(tmp_path: Path, split: str) -> None:
     """All forecasts were cut at the same lead time, so that nothing but the files can tell."""
-    writer = _writer(tmp_path, split=split)
+    writer = make_writer(tmp_path, split=split)
     for initial in (FIRST, SECOND):
-        writer.put(initial, 0, _fields()[0])
+        writer.put(initial, 0, random_fields()[0])
         if split == "day":
-            writer.put(initial, 1, _fields()[1])
+            writer.put(initial, 1, random_fields()[1])
     lost = "1 of 3 .* 24 h" if split == "day" else "2 of 3 .* 12 h"
     with pytest.raises(DataError, match=rf"from 2001-04-01T00:00 {lost}; run credit_rollout again"):
         open_forecasts(tmp_path)
 
 
 @pytest.mark.parametrize("split", ["day", "lead"])
-def test_an_error_leaves_no_file_of_half_a_forecast(tmp_path: Path, split: str) -> None:
-    writer = _writer(tmp_path, split=split)
-    writer.write(FIRST, _fields())
+def test_error_removes_all_files_of_a_forecast(tmp_path: Path, split: str) -> None:
+    writer = make_writer(tmp_path, split=split)
+    writer.write(FIRST, random_fields())
     whole = contents(tmp_path)
-    writer.put(SECOND, 0, _fields()[0])
-    writer.put(SECOND, 1, _fields()[1])
+    writer.put(SECOND, 0, random_fields()[0])
+    writer.put(SECOND, 1, random_fields()[1])
     assert contents(tmp_path).keys() > whole.keys()
     writer.close()
     assert contents(tmp_path) == whole
@@ -118,60 +117,58 @@ SETTINGS = [
 
 
 @pytest.mark.parametrize(("before", "now", "says"), SETTINGS)
-def test_what_was_written_with_other_settings_is_not_taken_as_done(
-    tmp_path: Path, before: dict, now: dict, says: str
-) -> None:
-    _writer(tmp_path, **before).write(FIRST, _fields())
-    assert _writer(tmp_path, **before).is_complete(FIRST)
-    assert not _writer(tmp_path, **now).is_complete(FIRST)
-    _writer(tmp_path / "store", format="zarr", **before)
+def test_forecasts_with_other_settings_are_not_complete(tmp_path: Path, before: dict, now: dict, says: str) -> None:
+    make_writer(tmp_path, **before).write(FIRST, random_fields())
+    assert make_writer(tmp_path, **before).is_complete(FIRST)
+    assert not make_writer(tmp_path, **now).is_complete(FIRST)
+    make_writer(tmp_path / "store", format="zarr", **before)
     with pytest.raises(ConfigError, match=rf"zarr: differs .*{says}.*; choose another inference.folder"):
-        _writer(tmp_path / "store", format="zarr", **now)
+        make_writer(tmp_path / "store", format="zarr", **now)
 
 
-def test_pieces_of_other_lead_times_are_replaced(tmp_path: Path) -> None:
-    _writer(tmp_path, split="lead").write(FIRST, _fields())
-    shorter = _writer(tmp_path, split="lead", lead_minutes=LEADS[1:])
+def test_files_of_other_lead_times_are_replaced(tmp_path: Path) -> None:
+    make_writer(tmp_path, split="lead").write(FIRST, random_fields())
+    shorter = make_writer(tmp_path, split="lead", lead_minutes=LEADS[1:])
     assert not shorter.is_complete(FIRST)
-    shorter.write(FIRST, _fields()[1:])
+    shorter.write(FIRST, random_fields()[1:])
     assert shorter.is_complete(FIRST) and open_forecasts(tmp_path).lead_minutes.tolist() == LEADS[1:]
 
 
 @pytest.mark.parametrize("format", ["netcdf", "zarr"])
-def test_another_analysis_makes_another_forecast(tmp_path: Path, format: str) -> None:
+def test_forecast_of_another_analysis_is_not_complete(tmp_path: Path, format: str) -> None:
     early, late = (lambda initial: f"{initial:016x}"), (lambda initial: f"{initial + (initial == FIRST):016x}")
-    writer = _writer(tmp_path, format=format, started_from=early)
+    writer = make_writer(tmp_path, format=format, started_from=early)
     for initial in (FIRST, SECOND):
-        writer.write(initial, _fields())
-    again, corrected = (_writer(tmp_path, format=format, started_from=own) for own in (early, late))
+        writer.write(initial, random_fields())
+    again, corrected = (make_writer(tmp_path, format=format, started_from=own) for own in (early, late))
     assert again.is_complete(FIRST) and again.is_complete(SECOND)
     assert not corrected.is_complete(FIRST) and corrected.is_complete(SECOND)
-    corrected.write(FIRST, _fields(1))
+    corrected.write(FIRST, random_fields(1))
     assert corrected.is_complete(FIRST) and not again.is_complete(FIRST)
     assert len(open_forecasts(tmp_path).initial_minutes) == 2, "they are of one run"
 
 
-def test_a_store_grows_by_later_initial_times(tmp_path: Path) -> None:
+def test_store_is_extended_by_later_initial_times(tmp_path: Path) -> None:
     third = SECOND + 1440
     options = {"format": "zarr", "started_from": lambda initial: f"{initial:016x}", "windows": {"tp": 0}}
-    once = _writer(tmp_path / "once", initial_minutes=[FIRST, SECOND, third], **options)
+    once = make_writer(tmp_path / "once", initial_minutes=[FIRST, SECOND, third], **options)
     for seed, initial in enumerate((FIRST, SECOND, third)):
-        once.write(initial, _fields(seed))
-        _writer(tmp_path / "daily", initial_minutes=[initial], **options).write(initial, _fields(seed))
+        once.write(initial, random_fields(seed))
+        make_writer(tmp_path / "daily", initial_minutes=[initial], **options).write(initial, random_fields(seed))
     assert contents(tmp_path / "daily") == contents(tmp_path / "once")
-    assert _writer(tmp_path / "daily", initial_minutes=[SECOND], **options).is_complete(SECOND)
+    assert make_writer(tmp_path / "daily", initial_minutes=[SECOND], **options).is_complete(SECOND)
     assert open_forecasts(tmp_path / "daily").initial_minutes.tolist() == [FIRST, SECOND, third]
-    with pytest.raises(ConfigError, match=r"up to 2001-04-03T00:30, 2001-04-01T12:00 not among them.*inference.folder"):
-        _writer(tmp_path / "daily", initial_minutes=[FIRST + 720], **options)
+    with pytest.raises(ConfigError, match=r"up to 2001-04-03T00:30 but not 2001-04-01T12:00.*inference.folder"):
+        make_writer(tmp_path / "daily", initial_minutes=[FIRST + 720], **options)
 
 
-def test_a_store_that_was_killed_while_it_grew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_killed_extension_is_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After any of the renamings what is there is read as before, and growing again gives the same store."""
     start = tmp_path / "start"
-    _writer(start, format="zarr", initial_minutes=[FIRST]).write(FIRST, _fields())
+    make_writer(start, format="zarr", initial_minutes=[FIRST]).write(FIRST, random_fields())
     expected = tmp_path / "expected"
     shutil.copytree(start, expected)
-    _writer(expected, format="zarr", initial_minutes=[SECOND]).write(SECOND, _fields(1))
+    make_writer(expected, format="zarr", initial_minutes=[SECOND]).write(SECOND, random_fields(1))
     number, count = 0, 1
     while number < count:
         folder = tmp_path / str(number)
@@ -179,7 +176,7 @@ def test_a_store_that_was_killed_while_it_grew(tmp_path: Path, monkeypatch: pyte
         with monkeypatch.context() as patched:
             patched.setattr("credit.forecast.io.zarr_store.os.replace", stop_after(number))
             try:
-                _writer(folder, format="zarr", initial_minutes=[SECOND])
+                make_writer(folder, format="zarr", initial_minutes=[SECOND])
             except KeyboardInterrupt:
                 count += 1
                 assert list(folder.glob("*.part.*"))
@@ -187,7 +184,7 @@ def test_a_store_that_was_killed_while_it_grew(tmp_path: Path, monkeypatch: pyte
             archive = open_forecasts(folder)
             assert archive.initial_minutes.tolist() == [FIRST]
             np.testing.assert_array_equal(archive.read(FIRST), open_forecasts(start).read(FIRST))
-        _writer(folder, format="zarr", initial_minutes=[SECOND]).write(SECOND, _fields(1))
+        make_writer(folder, format="zarr", initial_minutes=[SECOND]).write(SECOND, random_fields(1))
         assert contents(folder) == contents(expected), "nothing is left of the killed run"
         number += 1
     assert number > 10
@@ -198,7 +195,7 @@ def append(folders: list[Path], initial: int, start: Barrier, said: Queue) -> No
     for folder in folders:
         start.wait()
         try:
-            _writer(folder, format="zarr", initial_minutes=[initial]).write(initial, _fields(initial - FIRST))
+            make_writer(folder, format="zarr", initial_minutes=[initial]).write(initial, random_fields(initial - FIRST))
         except CreditError as error:
             said.put((folder, initial, str(error)))
         else:
@@ -218,11 +215,11 @@ def append_at_once(folders: list[Path], wanted: list[int]) -> list[tuple[Path, i
     return results
 
 
-def test_runs_that_append_unlike_times_at_once_wait_for_each_other(tmp_path: Path) -> None:
+def test_concurrent_extensions_wait_for_the_lock(tmp_path: Path) -> None:
     """The second finds what the first has made of the store: it goes on behind it, or is told before it writes."""
     folders, wanted = [tmp_path / str(number) for number in range(4)], [FIRST + 1440, FIRST + 2880]
     for folder in folders[:2]:
-        _writer(folder, format="zarr", initial_minutes=[FIRST]).write(FIRST, _fields())
+        make_writer(folder, format="zarr", initial_minutes=[FIRST]).write(FIRST, random_fields())
     results = append_at_once(folders, wanted)
     for number, folder in enumerate(folders):
         text = {initial: text for where, initial, text in results if where == folder}
@@ -233,56 +230,56 @@ def test_runs_that_append_unlike_times_at_once_wait_for_each_other(tmp_path: Pat
         assert archive.initial_minutes.tolist() == ([FIRST] if number < 2 else []) + written
         for initial in archive.initial_minutes.tolist():
             read = archive.read(initial)[:, archive.channel_names.index("z500")]
-            np.testing.assert_array_equal(read, _fields(initial - FIRST)[:, NAMES.index("z500")])
+            np.testing.assert_array_equal(read, random_fields(initial - FIRST)[:, NAMES.index("z500")])
         assert not list(folder.glob("*.part.*"))
 
 
-def test_a_run_goes_on_behind_what_another_has_just_appended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _writer(tmp_path, format="zarr", initial_minutes=[FIRST])
+def test_extension_follows_times_that_another_run_appended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_writer(tmp_path, format="zarr", initial_minutes=[FIRST])
 
     @contextmanager
     def held(path: Path) -> Iterator[bool]:
         """Wait while the other run holds the lock."""
         monkeypatch.undo()
-        _writer(tmp_path, format="zarr", initial_minutes=others).write(others[0], _fields())
+        make_writer(tmp_path, format="zarr", initial_minutes=others).write(others[0], random_fields())
         yield True
 
     others = [SECOND]
     monkeypatch.setattr("credit.forecast.io.zarr_store.file_lock", held)
-    ours = _writer(tmp_path, format="zarr", initial_minutes=[SECOND + 1440])
-    ours.write(SECOND + 1440, _fields(1))
+    ours = make_writer(tmp_path, format="zarr", initial_minutes=[SECOND + 1440])
+    ours.write(SECOND + 1440, random_fields(1))
     assert open_forecasts(tmp_path).initial_minutes.tolist() == [SECOND, SECOND + 1440]
     others = [SECOND + 4 * 1440]
     monkeypatch.setattr("credit.forecast.io.zarr_store.file_lock", held)
-    with pytest.raises(ConfigError, match=r"up to 2001-04-06T00:30, 2001-04-05T00:30 not among them.*earlier times"):
-        _writer(tmp_path, format="zarr", initial_minutes=[SECOND + 3 * 1440])
+    with pytest.raises(ConfigError, match=r"up to 2001-04-06T00:30 but not 2001-04-05T00:30.*earlier times"):
+        make_writer(tmp_path, format="zarr", initial_minutes=[SECOND + 3 * 1440])
     assert open_forecasts(tmp_path).initial_minutes.tolist() == [SECOND, SECOND + 1440, SECOND + 4 * 1440]
 
 
-def test_what_killed_runs_have_left_goes_at_the_next_start(tmp_path: Path) -> None:
+def test_temporary_stores_of_killed_runs_are_removed(tmp_path: Path) -> None:
     left = [tmp_path / f"forecasts.zarr.part.{host}" for host in (f"{socket.gethostname()}.1", "a.b-c.7", "a.b-c.8")]
     others = [tmp_path / f"forecasts.zarr.part{end}" for end in ("1", "s", "ial_copy")]
     for path in (*left, *others):
         (path / "init_time").mkdir(parents=True)
     for path in (left[1], *others):
         os.utime(path, (0, 0))
-    _writer(tmp_path, format="zarr", initial_minutes=[FIRST]).write(FIRST, _fields())
+    make_writer(tmp_path, format="zarr", initial_minutes=[FIRST]).write(FIRST, random_fields())
     # what another host began just now may be in the making
     assert sorted(tmp_path.glob("*.part.*")) == [left[2]]
     os.utime(left[2], (0, 0))
-    _writer(tmp_path, format="zarr", initial_minutes=[FIRST])
+    make_writer(tmp_path, format="zarr", initial_minutes=[FIRST])
     assert not list(tmp_path.glob("*.part.*")) and all(path.exists() for path in others)
     assert open_forecasts(tmp_path).initial_minutes.tolist() == [FIRST]
 
 
-def test_two_runs_that_append_unlike_times_at_once_without_locks(
+def test_concurrent_extensions_without_locks_are_detected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def no_locks(path: Path) -> None:
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
     monkeypatch.setattr("credit.forecast.io.zarr_store.file_lock", no_locks)
-    _writer(tmp_path, format="zarr", initial_minutes=[FIRST])
+    make_writer(tmp_path, format="zarr", initial_minutes=[FIRST])
     replace, others = os.replace, []
 
     def rename(source: Path, target: Path) -> None:
@@ -290,62 +287,64 @@ def test_two_runs_that_append_unlike_times_at_once_without_locks(
         if Path(target) == tmp_path / "forecasts.zarr" / "init_time" / "zarr.json" and not others:
             others.append(SECOND + 1440)
             monkeypatch.setattr("credit.utils.temporary.socket.gethostname", lambda: "elsewhere")
-            _writer(tmp_path, format="zarr", initial_minutes=others)
+            make_writer(tmp_path, format="zarr", initial_minutes=others)
         replace(source, target)
 
     monkeypatch.setattr("credit.forecast.io.zarr_store.os.replace", rename)
     with pytest.raises(CreditError, match="another run has appended other initial times"):
-        _writer(tmp_path, format="zarr", initial_minutes=[SECOND])
+        make_writer(tmp_path, format="zarr", initial_minutes=[SECOND])
     assert "forecasts.zarr: its file system has no locks (No locks available)" in caplog.text
 
 
-def test_a_run_whose_initial_times_another_has_taken_writes_nothing(tmp_path: Path) -> None:
-    _writer(tmp_path, format="zarr", initial_minutes=[FIRST])
-    ours = _writer(tmp_path, format="zarr", initial_minutes=[SECOND])
+def test_run_stops_if_another_run_replaced_its_initial_times(tmp_path: Path) -> None:
+    make_writer(tmp_path, format="zarr", initial_minutes=[FIRST])
+    ours = make_writer(tmp_path, format="zarr", initial_minutes=[SECOND])
     init = zarr.open_group(tmp_path / "forecasts.zarr", mode="r+")["init_time"]
     init[1] = SECOND + 1440  # as of one that came between
     with pytest.raises(CreditError, match="another run has appended other initial times"):
-        ours.write(SECOND, _fields())
+        ours.write(SECOND, random_fields())
     assert not ours.is_complete(SECOND)
 
 
-def test_pieces_of_two_analyses_are_no_forecast(tmp_path: Path) -> None:
+def test_files_of_two_analyses_are_refused(tmp_path: Path) -> None:
     for folder, mark in (("a", "0" * 16), ("b", "1" * 16)):
-        _writer(tmp_path / folder, split="lead", started_from=lambda _, mark=mark: mark).write(FIRST, _fields())
+        make_writer(tmp_path / folder, split="lead", started_from=lambda _, mark=mark: mark).write(
+            FIRST, random_fields()
+        )
     piece = sorted((tmp_path / "b").iterdir())[0]
     shutil.copy(piece, tmp_path / "a" / piece.name)
     with pytest.raises(DataError, match="is of another analysis than the forecast's other files"):
         open_forecasts(tmp_path / "a")
 
 
-def test_no_piece_of_an_earlier_forecast_stays_beside_a_new_one(tmp_path: Path) -> None:
-    _writer(tmp_path, split="lead", started_from=lambda _: "0" * 16).write(FIRST, _fields())
-    again = _writer(tmp_path, split="lead", started_from=lambda _: "1" * 16)
-    again.put(FIRST, 0, _fields()[0])  # killed here
+def test_files_of_an_earlier_analysis_are_removed(tmp_path: Path) -> None:
+    make_writer(tmp_path, split="lead", started_from=lambda _: "0" * 16).write(FIRST, random_fields())
+    again = make_writer(tmp_path, split="lead", started_from=lambda _: "1" * 16)
+    again.put(FIRST, 0, random_fields()[0])  # killed here
     assert len([path for path in tmp_path.iterdir() if path.suffix == ".nc"]) == 1
 
 
-def test_the_lead_times_are_in_every_file(tmp_path: Path) -> None:
-    _writer(tmp_path, split="lead").write(FIRST, _fields())
+def test_every_file_has_the_lead_times_as_attribute(tmp_path: Path) -> None:
+    make_writer(tmp_path, split="lead").write(FIRST, random_fields())
     for path in tmp_path.iterdir():
         with netCDF4.Dataset(path) as dataset:
             assert dataset.lead_minutes == "360, 720, 1440"
 
 
-def test_what_killed_runs_have_left_of_files_goes_at_the_next_start(tmp_path: Path) -> None:
+def test_temporary_files_of_killed_runs_are_removed(tmp_path: Path) -> None:
     host, running, gone = socket.gethostname(), os.getpid(), 2**22 + 1  # above the most that Linux gives
     names = [
         f"forecast_2001-04-01T00.nc.part{end}" for end in (f".{host}.{running}", f".{host}.{gone}", ".a.b-c.7", "")
     ]
     for name in names:
         (tmp_path / name).touch()
-    _writer(tmp_path)
+    make_writer(tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {names[0], names[2], names[3]}
     others = ["forecast_2001-04-01T00.nc.partial", "forecast_2001-04-01T00.nc.part.md5"]
     for name in [names[0], *names[2:], *others]:
         (tmp_path / name).touch()
         os.utime(tmp_path / name, (0, 0))
-    _writer(tmp_path)
+    make_writer(tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {names[0], *others}
 
 
@@ -368,16 +367,16 @@ def test_forecasts_with_numbered_levels_are_read_and_continued(
     options = {"format": format, "masks": {}}
     with monkeypatch.context() as before:
         name_levels_as_before(before)
-        _writer(tmp_path, initial_minutes=[FIRST], **options).write(FIRST, _fields())
-    writer = _writer(tmp_path, initial_minutes=[FIRST, SECOND], **options)
+        make_writer(tmp_path, initial_minutes=[FIRST], **options).write(FIRST, random_fields())
+    writer = make_writer(tmp_path, initial_minutes=[FIRST, SECOND], **options)
     assert writer.is_complete(FIRST)
-    writer.write(SECOND, _fields(1))
+    writer.write(SECOND, random_fields(1))
     archive = open_forecasts(tmp_path)
     assert archive.initial_minutes.tolist() == [FIRST, SECOND]
     for seed, initial in enumerate((FIRST, SECOND)):
         for number in range(len(LEADS)):
             order = [NAMES.index(name) for name in archive.channel_names]
-            expected = _fields(seed)[number][order]
+            expected = random_fields(seed)[number][order]
             np.testing.assert_array_equal(archive.read_members(initial, number)[0], expected)
     if format == "zarr":
         with xr.open_zarr(tmp_path / "forecasts.zarr") as dataset:
@@ -385,9 +384,11 @@ def test_forecasts_with_numbered_levels_are_read_and_continued(
     # other levels under the former name are other levels
     with monkeypatch.context() as before:
         name_levels_as_before(before)
-        _writer(tmp_path / "other", format=format, initial_minutes=[FIRST], levels=[500.0]).write(FIRST, _fields())
+        make_writer(tmp_path / "other", format=format, initial_minutes=[FIRST], levels=[500.0]).write(
+            FIRST, random_fields()
+        )
     if format == "zarr":
         with pytest.raises(ConfigError, match="levels of"):
-            _writer(tmp_path / "other", format=format, initial_minutes=[FIRST])
+            make_writer(tmp_path / "other", format=format, initial_minutes=[FIRST])
     else:
-        assert not _writer(tmp_path / "other", format=format, initial_minutes=[FIRST]).is_complete(FIRST)
+        assert not make_writer(tmp_path / "other", format=format, initial_minutes=[FIRST]).is_complete(FIRST)

@@ -13,6 +13,7 @@ from credit.channels import ChannelMap
 from credit.config import Config, build_config
 from credit.forecast.io.forecast_reader import ForecastArchive, open_forecasts
 from credit.forecast.io.forecast_writer import ForecastWriter
+from credit.forecast.io.schema import OutputFields, OutputOptions
 from tests.unit.analytic_reader import AnalyticReader, make_grid
 
 STEP = 360
@@ -70,14 +71,14 @@ def make_reader(every: int = STEP) -> AnalyticReader:
 
 def write_forecasts(
     folder: Path, reader: AnalyticReader, initial: list[str], error: float = MODEL_ERROR, leads: list[int] = LEADS,
-    **options: object,
+    global_attributes: dict[str, str] | None = None, **options: object,
 ) -> ForecastArchive:  # fmt: skip
-    """Write forecasts that are the truth plus `error` everywhere, and open them."""
+    """Write forecasts that are the truth plus `error` everywhere, and open them; options are `OutputOptions`."""
     starts = [reader.calendar.parse(text) for text in initial]
+    fields = OutputFields(reader.channels, reader.grid, reader.calendar, reader.attributes, STEP, masks=reader.masks)
     writer = ForecastWriter(
-        folder, reader.channels, reader.grid, reader.calendar, reader.attributes, STEP,
-        lead_minutes=leads, initial_minutes=starts, masks=reader.masks, **options,
-    )  # fmt: skip
+        folder, fields, leads, starts, OutputOptions(**options), global_attributes=global_attributes
+    )
     outputs = len(reader.channels.output)
     for start in starts:
         at = AnalyticReader(

@@ -11,6 +11,7 @@ from credit.data.formats.regrid import Regridder
 from credit.errors import DataError
 from credit.forecast.io.forecast_reader import open_forecasts
 from credit.forecast.io.forecast_writer import ForecastWriter
+from credit.forecast.io.schema import OutputFields
 from credit.verify.regridded_reader import RegriddedReader
 from credit.verify.scorer import Verification, score_forecasts
 from tests.unit.analytic_reader import make_grid
@@ -40,10 +41,8 @@ def found(run: Run, tmp_path_factory: pytest.TempPathFactory) -> Verification:
     """The model on the data's grid; another forecast that is the same, made on the coarse one."""
     folder, reader = tmp_path_factory.mktemp("coarse"), run.reader
     starts = [int(minutes) for minutes in run.archive.initial_minutes[:3]]
-    writer = ForecastWriter(
-        folder, reader.channels, COARSE, reader.calendar, reader.attributes, STEP, lead_minutes=LEADS,
-        initial_minutes=starts,
-    )  # fmt: skip
+    fields = OutputFields(reader.channels, COARSE, reader.calendar, reader.attributes, STEP)
+    writer = ForecastWriter(folder, fields, LEADS, starts)
     regridder = Regridder(reader.grid, COARSE, "conservative")
     for start in starts:
         writer.write(start, regridder.apply(run.archive.read(start)))
@@ -79,10 +78,8 @@ def test_forecasts_of_any_grid_are_compared(found: Verification) -> None:
 
 def test_without_a_common_grid_they_are_not(run: Run, tmp_path: Path) -> None:
     reader, start = run.reader, int(run.archive.initial_minutes[0])
-    writer = ForecastWriter(
-        tmp_path, reader.channels, COARSE, reader.calendar, reader.attributes, STEP, lead_minutes=LEADS,
-        initial_minutes=[start],
-    )  # fmt: skip
+    fields = OutputFields(reader.channels, COARSE, reader.calendar, reader.attributes, STEP)
+    writer = ForecastWriter(tmp_path, fields, LEADS, [start])
     writer.write(start, np.zeros((3, len(reader.channels.output), 6, 12), dtype=np.float32))
     with pytest.raises(DataError, match="grid is not that of the data.*verification.grid brings both to one"):
         score_forecasts(make_config(run.folder), reader, open_forecasts(tmp_path))

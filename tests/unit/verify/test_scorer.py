@@ -144,7 +144,7 @@ def test_levels_by_other_names(tmp_path: Path, caplog: pytest.LogCaptureFixture)
         other = OtherForecastsConfig(path=str(tmp_path / f"{dim}.zarr"))
         read = ["t2m"] if dim == "height" else ["t2m", "z500"]
         assert sorted(open_other_forecasts("other", other, "hPa").channel_names) == read
-        assert ("height is no level: " in caplog.text and "it is left out" in caplog.text) == (dim == "height")
+        assert ("height is not a level: " in caplog.text and "it is left out" in caplog.text) == (dim == "height")
     renamed = other.model_copy(update={"rename": {"geopotential": "z"}})
     with pytest.raises(DataError, match="z has the dimensions height, time, "):
         open_other_forecasts("other", renamed, "hPa")

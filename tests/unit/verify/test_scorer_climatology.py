@@ -16,6 +16,7 @@ from credit.data.store.store_reader import StoreReader
 from credit.errors import DataError
 from credit.forecast.io.forecast_reader import ForecastArchive, open_forecasts
 from credit.forecast.io.forecast_writer import ForecastWriter
+from credit.forecast.io.schema import OutputFields
 from credit.grid import LatLonGrid
 from credit.verify.scorer import score_forecasts
 from credit.verify.scores import baselines
@@ -92,10 +93,8 @@ def sample(tmp_path_factory: pytest.TempPathFactory) -> Sample:
     reader, archives = open_sources(config_of(folder, "2000").data), {}
     for year, texts in STARTS.items():
         starts = [reader.calendar.parse(text) for text in texts]
-        writer = ForecastWriter(
-            folder / year, reader.channels, reader.grid, reader.calendar, reader.attributes, 360, lead_minutes=LEADS,
-            initial_minutes=starts,
-        )  # fmt: skip
+        fields = OutputFields(reader.channels, reader.grid, reader.calendar, reader.attributes, 360)
+        writer = ForecastWriter(folder / year, fields, LEADS, starts)
         for start in starts:
             writer.write(start, np.stack([reader.read(reader.index_of(start + lead - 1080)) for lead in LEADS]))
         archives[year] = open_forecasts(folder / year)

@@ -12,6 +12,7 @@ import xarray as xr
 from credit.cli.score_summary import format_summary
 from credit.forecast.io.forecast_reader import open_forecasts
 from credit.forecast.io.forecast_writer import ForecastWriter
+from credit.forecast.io.schema import OutputFields
 from credit.verify.report.metadata import describe_forecasts
 from credit.verify.table.table import ScoreTable
 from credit.verify.verification import verify
@@ -28,11 +29,10 @@ def ensemble(tmp_path_factory: pytest.TempPathFactory, run: Run) -> tuple[ScoreT
     folder, reader = tmp_path_factory.mktemp("ensemble"), make_reader()
     starts = [reader.calendar.parse(text) for text in INITIAL]
     said = {"forcing": "sst: persist", "ensemble": "3 members; made up", "weights": "0a1b2c3d"}
+    fields = OutputFields(reader.channels, reader.grid, reader.calendar, reader.attributes, STEP, masks=reader.masks)
     writer = ForecastWriter(
-        folder / "forecasts", reader.channels, reader.grid, reader.calendar, reader.attributes, STEP,
-        lead_minutes=LEADS, initial_minutes=starts, masks=reader.masks, members=len(MEMBER_ERRORS),
-        global_attributes=said,
-    )  # fmt: skip
+        folder / "forecasts", fields, LEADS, starts, members=len(MEMBER_ERRORS), global_attributes=said
+    )
     outputs = len(reader.channels.output)
     for start in starts:
         for number, lead in enumerate(LEADS):

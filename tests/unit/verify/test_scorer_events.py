@@ -18,6 +18,7 @@ from credit.config import Config, build_config
 from credit.errors import ConfigError
 from credit.forecast.io.forecast_reader import ForecastArchive, open_forecasts
 from credit.forecast.io.forecast_writer import ForecastWriter
+from credit.forecast.io.schema import OutputFields
 from credit.verify import scorer
 from credit.verify.partial_scores import PartialScores, WorkShare
 from credit.verify.scorer import score_forecasts
@@ -82,10 +83,8 @@ class Scored:
 def scored(tmp_path_factory: pytest.TempPathFactory) -> Scored:
     folder, reader = tmp_path_factory.mktemp("events"), make_reader()
     starts = [CALENDAR.parse(text) for text in INITIAL]
-    writer = ForecastWriter(
-        folder / "forecasts", reader.channels, GRID, CALENDAR, reader.attributes, DAY, lead_minutes=LEADS,
-        initial_minutes=starts, masks=reader.masks, members=MEMBERS,
-    )  # fmt: skip
+    fields = OutputFields(reader.channels, GRID, CALENDAR, reader.attributes, DAY, masks=reader.masks)
+    writer = ForecastWriter(folder / "forecasts", fields, LEADS, starts, members=MEMBERS)
     truth = np.empty((len(starts), len(LEADS), 3, *GRID.shape), dtype=np.float32)
     members = np.empty((len(starts), len(LEADS), MEMBERS, 3, *GRID.shape), dtype=np.float32)
     for case, start in enumerate(starts):

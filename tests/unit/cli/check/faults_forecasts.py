@@ -98,7 +98,7 @@ FORECASTS = [
           ["inference.folder=old"], spoil=held("old/forecasts.zarr")),
     Fault("files that were cut otherwise", ["inference.split: lead is asked for", "with day", "inference.folder"],
           ["inference.split=lead"], spoil=held("forecasts/forecast_2000-01-08T00_2000-01-08.nc")),
-    Fault("a variable that is made of what there is not", ["inference.derive.w: u is no output", "inputs"],
+    Fault("a variable that is made of what there is not", ["inference.derive.w: u is not an output", "inputs"],
           ["inference.derive={w: {kind: wind_speed}}"]),
     Fault("a level that is not predicted", ["inference.levels: 700: no output is on it"], ["inference.levels=[700]"]),
     Fault("members between two steps, and no test period in the data",

@@ -35,6 +35,7 @@ from credit.data.store.store_reader import StoreReader
 from credit.errors import ConfigError, DataError
 from credit.forecast.io.forecast_reader import open_forecasts
 from credit.forecast.io.forecast_writer import ForecastWriter
+from credit.forecast.io.schema import OutputFields
 from credit.train.assets import fit_assets
 from credit.verify.scorer import score_forecasts
 from credit.verify.scores import baselines
@@ -329,10 +330,8 @@ def test_scores_read_the_training_period_no_more(
     monkeypatch.setattr(baselines, "_DAMPING_SAMPLES", 5)
     reader, train, _ = opened(conf)
     starts = [int(minutes) for minutes in reader.times[-4:-1]]
-    writer = ForecastWriter(
-        tmp_path / "forecasts", reader.channels, reader.grid, reader.calendar, reader.attributes, 2160,
-        lead_minutes=[2160], initial_minutes=starts, masks=reader.masks,
-    )  # fmt: skip
+    fields = OutputFields(reader.channels, reader.grid, reader.calendar, reader.attributes, 2160, masks=reader.masks)
+    writer = ForecastWriter(tmp_path / "forecasts", fields, [2160], starts)
     for start in starts:
         writer.write(start, reader.read(reader.index_of(start + 2160))[None, :3] + 1)
     read, original = set(), StoreReader.read
