@@ -72,7 +72,7 @@ class VariableLayout:
         packing_step: step of packed integers in these units, 0 if the variable is not packed.
         chunk_times: number of times in a chunk of the file, which are unpacked together; 1 without chunks.
         rules: checks of the values.
-        where: file and variable, for messages.
+        origin: file and variable, for messages.
         calendar: calendar of `times`, for messages; None if no file has had a time yet.
     """
 
@@ -91,7 +91,7 @@ class VariableLayout:
     packing_step: float
     chunk_times: int
     rules: ValueRules
-    where: str
+    origin: str
     calendar: Calendar | None
 
     def read(self, dataset: xr.Dataset, position: int | slice) -> np.ndarray:
@@ -151,7 +151,7 @@ class VariableLayout:
             when += f" at {self.calendar.format(self.times[number])}"
         row, column = np.argwhere(self.orientation.apply(implausible.cells))[0]
         location = f"latitude {self.grid.lat[row]:g}, longitude {self.grid.lon[column]:g}"
-        return f"{self.where}{when}: {self.rules.describe(implausible, location)}"
+        return f"{self.origin}{when}: {self.rules.describe(implausible, location)}"
 
     def _stored_values(self, dataset: xr.Dataset, position: int | slice, levels: slice) -> np.ndarray:
         variable = dataset.variables[self.name]
@@ -205,12 +205,12 @@ class Coordinates:
             return True
         return name == dim and self.of_dim[dim][1] != _VALID_TIME
 
-    def roles(self, name: str, where: str, level_units: str | None = None) -> dict[str, str]:
+    def roles(self, name: str, origin: str, level_units: str | None = None) -> dict[str, str]:
         """Return role -> dimension of a variable.
 
         Args:
             name: the variable.
-            where: the file, for messages.
+            origin: the file, for messages.
             level_units: ``data.level_units`` for a variable on levels, else None.
 
         Raises:
@@ -218,10 +218,10 @@ class Coordinates:
         """
         variable = self._dataset.variables[name]
         if UNREADABLE in variable.encoding:
-            raise DataError(f"{where}: {name} {variable.encoding[UNREADABLE].describe(level_units)}")
+            raise DataError(f"{origin}: {name} {variable.encoding[UNREADABLE].describe(level_units)}")
         coordinates = [coordinate for _, coordinate in self.of_dim.values()]
         for used_name in (name, *coordinates, *self.scalar.values()):
-            require_packing(used_name, self._dataset.variables[used_name].encoding, where)
+            require_packing(used_name, self._dataset.variables[used_name].encoding, origin)
         dims_of_role: dict[str, list[str]] = {}
         unknown_dims = []
         for dim in variable.dims:
@@ -230,20 +230,22 @@ class Coordinates:
                 dims_of_role.setdefault(role, []).append(dim)
             elif variable.sizes[dim] > 1:
                 unknown_dims.append(dim)
-        dim_of_role = {role: self._choose_dim(name, role, dims, where) for role, dims in dims_of_role.items()}
+        dim_of_role = {role: self._choose_dim(name, role, dims, origin) for role, dims in dims_of_role.items()}
         if not {"lat", "lon"} <= set(dim_of_role):
             dims = ", ".join(map(str, variable.dims))
             raise DataError(
-                f"{where}: {name} has no latitude and longitude (its dimensions are {dims}); only fields on a "
+                f"{origin}: {name} has no latitude and longitude (its dimensions are {dims}); only fields on a "
                 "latitude-longitude grid with 1-D coordinates can be read: interpolate the file to one first, or add "
                 "its coordinates"
             )
         if unknown_dims:
             dim = unknown_dims[0]
-            raise DataError(f"{where}: dimension {dim} ({variable.sizes[dim]}) of {name} {self._describe_unknown(dim)}")
+            raise DataError(
+                f"{origin}: dimension {dim} ({variable.sizes[dim]}) of {name} {self._describe_unknown(dim)}"
+            )
         return dim_of_role
 
-    def _choose_dim(self, name: str, role: str, dims: Sequence[str], where: str) -> str:
+    def _choose_dim(self, name: str, role: str, dims: Sequence[str], origin: str) -> str:
         """Return the dimension of a role.
 
         If there are several, all but one must have length 1, for example the initial time of a forecast, which is a
@@ -254,8 +256,8 @@ class Coordinates:
         if len(longer) > 1:
             listed = " and ".join(f"{dim} ({sizes[dim]})" for dim in longer)
             raise DataError(
-                f"{where}: dimensions {listed} of {name} are all {_ROLE_WORDS[role]} by their coordinates; correct the "
-                f"attributes of what is not, or {self._how_to_choose(longer[-1])}"
+                f"{origin}: dimensions {listed} of {name} are all {_ROLE_WORDS[role]} by their coordinates; correct "
+                f"the attributes of those that are not, or {self._how_to_choose(longer[-1])}"
             )
         return (longer or dims)[0]
 
@@ -289,10 +291,10 @@ class Coordinates:
         """Return the coordinate of a dimension."""
         return self._dataset.variables[self.of_dim[dim][1]].values
 
-    def grid(self, lat: str, lon: str, where: str) -> tuple[LatLonGrid, AxisOrder]:
+    def grid(self, lat: str, lon: str, origin: str) -> tuple[LatLonGrid, AxisOrder]:
         """Return the grid of two dimensions and the order of rows and columns of its fields."""
         bounds = self.bounds(self.of_dim[lat][1])
-        return LatLonGrid.from_coords(self.values(lat), self.values(lon), bounds, where)
+        return LatLonGrid.from_coords(self.values(lat), self.values(lon), bounds, origin)
 
     def bounds(self, name: str) -> np.ndarray | None:
         """Return the bounds (N, 2) of a coordinate, None if the file has none."""
@@ -329,7 +331,7 @@ def is_vector_component(choice: str, standard_name: str) -> bool:
     return choice == "yes" or (choice == "auto" and ("eastward" in standard_name or "northward" in standard_name))
 
 
-def level_values(coordinate: xr.Variable, name: str, wanted_units: str, where: str) -> np.ndarray:
+def level_values(coordinate: xr.Variable, name: str, wanted_units: str, origin: str) -> np.ndarray:
     """Return a level coordinate in the config's units, float64.
 
     Without units, values up to 1100 are taken as hPa, others as Pa.
@@ -344,17 +346,17 @@ def level_values(coordinate: xr.Variable, name: str, wanted_units: str, where: s
     factor = PRESSURE_IN_HPA.get(units.lower())
     if wanted_units == "model_level":
         if factor is not None:
-            raise DataError(f"{where}: {name} is in {units}, but data.level_units is model_level; use hPa or Pa")
+            raise DataError(f"{origin}: {name} is in {units}, but data.level_units is model_level; use hPa or Pa")
         return values
     if factor is None:
         raise DataError(
-            f'{where}: {name} is in "{units}", not in units of pressure; if these are model levels, set '
+            f'{origin}: {name} is in "{units}", not in units of pressure; if these are model levels, set '
             "data.level_units: model_level"
         )
     return values * factor * (100.0 if wanted_units == "Pa" else 1.0)
 
 
-def match_levels(have: np.ndarray, wanted: Sequence[float], variable: str, units: str, where: str) -> tuple[int, ...]:
+def match_levels(have: np.ndarray, wanted: Sequence[float], variable: str, units: str, origin: str) -> tuple[int, ...]:
     """Return the row of each wanted level; equal within rounding, never the nearest.
 
     Raises:
@@ -369,7 +371,7 @@ def match_levels(have: np.ndarray, wanted: Sequence[float], variable: str, units
             missing.append(level)
     if missing:
         raise DataError(
-            f"{where}: {variable} has no level {', '.join(f'{level:g}' for level in missing)} {units}; it has "
+            f"{origin}: {variable} has no level {', '.join(f'{level:g}' for level in missing)} {units}; it has "
             f"{', '.join(f'{level:g}' for level in have)} {units}; change data.levels or "
             f"data.variable_options.{variable}.levels"
         )

@@ -13,13 +13,13 @@ Value = float | int | str
 _MOST_LISTED = 40
 
 
-def select_positions(dataset: xr.Dataset, select: Mapping[str, Value], where: str) -> xr.Dataset:
+def select_positions(dataset: xr.Dataset, select: Mapping[str, Value], origin: str) -> xr.Dataset:
     """Return the dataset cut to one value of each selected coordinate; variables without it stay as they are.
 
     Args:
         dataset: a file, nothing of it read.
         select: coordinate -> value.
-        where: the file, for messages.
+        origin: the file, for messages.
 
     Raises:
         DataError: for a coordinate or a value that is not there.
@@ -29,13 +29,13 @@ def select_positions(dataset: xr.Dataset, select: Mapping[str, Value], where: st
         if coordinate is None or coordinate.ndim > 1:
             lacking = "its dimension has no coordinate" if name in dataset.dims else "it is no coordinate of the file"
             hint = did_you_mean(name, [str(key) for key, value in dataset.variables.items() if value.ndim <= 1])
-            raise DataError(f"{where}: data.sources.N.select names {name}, but {lacking}{hint}")
+            raise DataError(f"{origin}: data.sources.N.select names {name}, but {lacking}{hint}")
         values = np.atleast_1d(coordinate.values)
         positions = [place for place, value in enumerate(values) if same_value(value, wanted)]
         if len(positions) != 1:
             problem = "not there" if not positions else f"there {len(positions)} times"
             raise DataError(
-                f"{where}: data.sources.N.select: {name} {wanted} is {problem}; the file has {listing(values)}"
+                f"{origin}: data.sources.N.select: {name} {wanted} is {problem}; the file has {listing(values)}"
             )
         if coordinate.ndim == 1:
             dataset = dataset.isel({coordinate.dims[0]: positions[0]})

@@ -301,7 +301,7 @@ def read_file_range(
     return float(np.nan_to_num(values[0] - slack, nan=-np.inf)), float(np.nan_to_num(values[1] + slack, nan=np.inf))
 
 
-def require_units(name: str, attributes: Mapping[str, str], where: str) -> None:
+def require_units(name: str, attributes: Mapping[str, str], origin: str) -> None:
     """Stop where a variable has the units of another quantity.
 
     Raises:
@@ -309,7 +309,7 @@ def require_units(name: str, attributes: Mapping[str, str], where: str) -> None:
     """
     message = _describe_units(name, attributes)
     if message is not None:
-        raise DataError(f"{where}: {message}")
+        raise DataError(f"{origin}: {message}")
 
 
 def find_implausible_units(fields_CHW: np.ndarray, reader: FieldReader, conf: DataConfig, when: str) -> list[str]:

@@ -93,14 +93,14 @@ class ExpConversion:
         return np.exp(np.asarray(fields, dtype=np.float64))
 
 
-def find_conversion(have: str, wanted: str, name: str, where: str, key: str = "") -> Conversion | None:
+def find_conversion(have: str, wanted: str, name: str, origin: str, key: str = "") -> Conversion | None:
     """Return the conversion of a variable to the units of the run's data, None where nothing changes.
 
     Args:
         have: its units in the file, empty where the file has none.
         wanted: those of the data.
         name: the variable.
-        where: the file.
+        origin: the file.
         key: what says so, by default ``data.variable_options.NAME.units``.
 
     Raises:
@@ -110,28 +110,28 @@ def find_conversion(have: str, wanted: str, name: str, where: str, key: str = ""
     key = key or f"data.variable_options.{name}.units"
     if not have.strip():
         raise DataError(
-            f'{where}: {name} has no units, so it cannot be converted to "{wanted}" ({key}); write its units into the '
+            f'{origin}: {name} has no units, so it cannot be converted to "{wanted}" ({key}); write its units into the '
             f"file, or leave {key} out if you are sure of them"
         )
     if plain(have) == plain(wanted):
         return None
-    what = f'{where}: {name} is in "{have}", not "{wanted}" ({key})'
+    what = f'{origin}: {name} is in "{have}", not "{wanted}" ({key})'
     there, here = _parse(have, what), _parse(wanted, what)
     if here is None:
         raise ConfigError(
-            f'{key}: "{wanted}" is no unit that UDUNITS knows, so {name} of {where} cannot be converted from "{have}"; '
+            f'{key}: "{wanted}" is no unit that UDUNITS knows, so {name} of {origin} cannot be converted from "{have}"; '
             "write for example K, Pa, m s-1 or kg m-2"
         )
     if there is None or not there.is_convertible(here):
         why = "is no unit that UDUNITS knows" if there is None else f'and "{wanted}" measure different quantities'
         raise DataError(
-            f'{where}: {name} is in "{have}" and cannot be converted to "{wanted}" ({key}): "{have}" {why}; correct '
+            f'{origin}: {name} is in "{have}" and cannot be converted to "{wanted}" ({key}): "{have}" {why}; correct '
             f"the units in the file, or {key}"
         )
     zero, one, two = (float(there.convert(value, here)) for value in (0.0, 1.0, 2.0))
     if not np.isclose(two - one, one - zero, rtol=1e-9, atol=0.0):
         raise DataError(
-            f'{where}: {name} is in "{have}", which is not proportional to "{wanted}" ({key}); leave it out'
+            f'{origin}: {name} is in "{have}", which is not proportional to "{wanted}" ({key}); leave it out'
         )
     return None if (zero, one) == (0.0, 1.0) else Conversion(one - zero, zero)
 
@@ -151,13 +151,13 @@ def _parse(units: str, what: str) -> Any | None:
         return None
 
 
-def require_packing(name: str, attributes: Mapping[str, Any], where: str) -> None:
+def require_packing(name: str, attributes: Mapping[str, Any], origin: str) -> None:
     """Refuse packed values that cannot be unpacked.
 
     Args:
         name: the variable.
         attributes: with scale_factor and add_offset, where it has them.
-        where: the file, for messages.
+        origin: the file, for messages.
 
     Raises:
         DataError: if one of the two is no number.
@@ -166,6 +166,6 @@ def require_packing(name: str, attributes: Mapping[str, Any], where: str) -> Non
         value = attributes.get(key, 0.0)
         if np.size(value) != 1 or np.asarray(value).dtype.kind not in "iuf":
             raise DataError(
-                f"{where}: the attribute {key} of {name} is {value!r}, but it must be one number; correct it, for "
+                f"{origin}: the attribute {key} of {name} is {value!r}, but it must be one number; correct it, for "
                 f"example with ncatted -a {key},{name},m,d,NUMBER FILE"
             )

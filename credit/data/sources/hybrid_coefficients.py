@@ -32,14 +32,14 @@ _LARGEST_FRACTION = 1.5
 _LEVEL_TOLERANCE = 1e-5
 
 
-def read_levels(dataset: xr.Dataset, coordinate: str, table: HybridLevels | None, where: str) -> HybridLevels:
+def read_levels(dataset: xr.Dataset, coordinate: str, table: HybridLevels | None, origin: str) -> HybridLevels:
     """Return the levels of a file, hybrid or of pressure, in the order of its rows.
 
     Args:
         dataset: the file.
         coordinate: its level coordinate.
         table: all levels of the model, if the config names a file with them; else None.
-        where: the file, for messages.
+        origin: the file, for messages.
 
     Raises:
         DataError: if the file has no coefficients, or they do not fit the coordinate.
@@ -54,15 +54,15 @@ def read_levels(dataset: xr.Dataset, coordinate: str, table: HybridLevels | None
         is_hybrid = variable.attrs.get("standard_name") == _STANDARD_NAME or has_hyam
         if hpa_per_unit and not is_hybrid:
             return HybridLevels.of_pressures(values, hpa_per_unit * _PA_PER_HPA)
-        table, is_row_by_row = _find_table(dataset, coordinate, where)
+        table, is_row_by_row = _find_table(dataset, coordinate, origin)
     if table is None:
         raise DataError(
-            f"{where}: the coefficients of its hybrid levels ({coordinate}) are missing: the file has neither "
+            f"{origin}: the coefficients of its hybrid levels ({coordinate}) are missing: the file has neither "
             "formula_terms nor hyam and hybm (in GRIB: pv); name a file with them: data.sources.N.vertical.coefficients"
         )
     if is_row_by_row:
         return table
-    return table.take(_match_rows(table, values, coordinate, where))
+    return table.take(_match_rows(table, values, coordinate, origin))
 
 
 def load_coefficients(path: Path, key: str) -> HybridLevels:
@@ -108,13 +108,13 @@ def _read_csv(path: Path, key: str) -> HybridLevels:
     return _build_from_half_levels(a, b, f"{key}: {path}")
 
 
-def _find_table(dataset: xr.Dataset, coordinate: str | None, where: str) -> tuple[HybridLevels | None, bool]:
+def _find_table(dataset: xr.Dataset, coordinate: str | None, origin: str) -> tuple[HybridLevels | None, bool]:
     """Return the levels for which a file has coefficients, and whether they are those of the coordinate, row by row."""
     level = None if coordinate is None else dataset.variables[coordinate]
     terms = {} if level is None else _formula_terms(level)
     a_name = terms.get("ap", terms.get("a", "hyam"))
     b_name = terms.get("b", "hybm")
-    half_levels = _read_half_levels(dataset, where)
+    half_levels = _read_half_levels(dataset, origin)
     if not {a_name, b_name} <= set(dataset.variables):
         return half_levels, False
     a = dataset.variables[a_name]
@@ -125,7 +125,7 @@ def _find_table(dataset: xr.Dataset, coordinate: str | None, where: str) -> tupl
         values = np.atleast_1d(level.values).astype(np.float64)
     p0 = None
     if "ap" not in terms:
-        p0 = _find_reference_pressure(dataset, a, b, terms.get("p0", "P0"), values, where)
+        p0 = _find_reference_pressure(dataset, a, b, terms.get("p0", "P0"), values, origin)
     pa_per_unit = _pascals_per_unit(a) if p0 is None else p0
     bounds = _read_bounds(dataset, level, a, b, p0)
     if bounds is None and half_levels is not None:
@@ -133,7 +133,7 @@ def _find_table(dataset: xr.Dataset, coordinate: str | None, where: str) -> tupl
     if bounds is None or len(bounds[0]) != a.size:
         bounds = (None, None)
     levels = HybridLevels(values, _float64_values(a) * pa_per_unit, _float64_values(b), *bounds)
-    _require_monotonic_pressure(levels, where)
+    _require_monotonic_pressure(levels, origin)
     return levels, is_row_by_row
 
 
@@ -154,7 +154,7 @@ def _pascals_per_unit(variable: xr.Variable) -> float:
 
 
 def _find_reference_pressure(
-    dataset: xr.Dataset, a: xr.Variable, b: xr.Variable, name: str, values: np.ndarray | None, where: str
+    dataset: xr.Dataset, a: xr.Variable, b: xr.Variable, name: str, values: np.ndarray | None, origin: str
 ) -> float | None:
     """Return p0 in Pa if the coefficients a are fractions of it, None if they are pressures.
 
@@ -164,7 +164,7 @@ def _find_reference_pressure(
         b: coefficients b of full levels.
         name: variable with p0, if the file has one.
         values: values of the levels, None if they are not known.
-        where: the file, for messages.
+        origin: the file, for messages.
     """
     has_pressure_units = str(a.attrs.get("units", "")).strip().lower() in PRESSURE_IN_HPA
     if has_pressure_units or np.abs(_float64_values(a)).max() > _LARGEST_FRACTION:
@@ -176,12 +176,12 @@ def _find_reference_pressure(
     if values is not None and np.allclose(values, 1000.0 * sums, rtol=1e-4):
         return 1e5
     raise DataError(
-        f"{where}: the coefficients of its levels are fractions of a reference pressure, but the variable {name} with "
+        f"{origin}: the coefficients of its levels are fractions of a reference pressure, but the variable {name} with "
         "this pressure is missing; add it"
     )
 
 
-def _read_half_levels(dataset: xr.Dataset, where: str) -> HybridLevels | None:
+def _read_half_levels(dataset: xr.Dataset, origin: str) -> HybridLevels | None:
     """Return the levels between the half levels hyai, hybi; None if these are missing or do not reach the ground."""
     if not {"hyai", "hybi"} <= set(dataset.variables):
         return None
@@ -194,9 +194,9 @@ def _read_half_levels(dataset: xr.Dataset, where: str) -> HybridLevels | None:
     values = None
     if "lev" in dataset.variables and dataset.variables["lev"].size == a.size - 1:
         values = np.atleast_1d(dataset.variables["lev"].values)
-    p0 = _find_reference_pressure(dataset, a_middle, b_middle, "P0", values, where)
+    p0 = _find_reference_pressure(dataset, a_middle, b_middle, "P0", values, origin)
     pa_per_unit = _pascals_per_unit(a) if p0 is None else p0
-    return _build_from_half_levels(_float64_values(a) * pa_per_unit, _float64_values(b), where)
+    return _build_from_half_levels(_float64_values(a) * pa_per_unit, _float64_values(b), origin)
 
 
 def _average_neighbours(variable: xr.Variable) -> xr.Variable:
@@ -208,17 +208,17 @@ def _reaches_ground(a: np.ndarray, b: np.ndarray) -> bool:
     return a[-1] == 0.0 and b[-1] == 1.0
 
 
-def _build_from_half_levels(a: np.ndarray, b: np.ndarray, where: str) -> HybridLevels:
+def _build_from_half_levels(a: np.ndarray, b: np.ndarray, origin: str) -> HybridLevels:
     """Return full levels, each at the mean pressure of its two half levels, numbered from 1 at the top."""
     if len(a) < 2 or not _reaches_ground(a, b):
         raise DataError(
-            f"{where}: coefficients of half levels must run from the top to the ground, where a is 0 and b is 1"
+            f"{origin}: coefficients of half levels must run from the top to the ground, where a is 0 and b is 1"
         )
     a_bounds = np.stack([a[:-1], a[1:]], axis=1)
     b_bounds = np.stack([b[:-1], b[1:]], axis=1)
     numbers = np.arange(1.0, len(a))
     levels = HybridLevels(numbers, a_bounds.mean(axis=1), b_bounds.mean(axis=1), a_bounds, b_bounds)
-    _require_monotonic_pressure(levels, where)
+    _require_monotonic_pressure(levels, origin)
     return levels
 
 
@@ -247,7 +247,7 @@ def _read_bounds(
     return np.take_along_axis(a_values, order, axis=1), np.take_along_axis(b_values, order, axis=1)
 
 
-def _match_rows(table: HybridLevels, values: np.ndarray, coordinate: str, where: str) -> np.ndarray:
+def _match_rows(table: HybridLevels, values: np.ndarray, coordinate: str, origin: str) -> np.ndarray:
     """Return the row in a table of each level of a file: that with the same value, else both in the same order."""
     distance = np.abs(table.values[:, None] - values)
     if (distance.min(axis=0) <= _LEVEL_TOLERANCE * np.abs(values)).all():
@@ -255,17 +255,17 @@ def _match_rows(table: HybridLevels, values: np.ndarray, coordinate: str, where:
     if len(values) == len(table) and (np.diff(values) > 0).all():
         return np.arange(len(values))
     raise DataError(
-        f"{where}: {coordinate} has {len(values)} levels ({values.min():g} to {values.max():g}), but the coefficients "
+        f"{origin}: {coordinate} has {len(values)} levels ({values.min():g} to {values.max():g}), but the coefficients "
         f"are for {len(table)} ({table.values[0]:g} to {table.values[-1]:g}); use those of the same model levels"
     )
 
 
-def _require_monotonic_pressure(levels: HybridLevels, where: str) -> None:
+def _require_monotonic_pressure(levels: HybridLevels, origin: str) -> None:
     pressure = levels.pressure(np.array(MEAN_SURFACE_PA))
     steps = np.diff(pressure)
     is_monotonic = (steps > 0).all() or (steps < 0).all()
     if not is_monotonic or pressure.min() <= 0.0 or pressure.max() > 1.1e5:
         raise DataError(
-            f"{where}: the coefficients give pressures from {pressure[0] / 100:g} to {pressure[-1] / 100:g} hPa that "
+            f"{origin}: the coefficients give pressures from {pressure[0] / 100:g} to {pressure[-1] / 100:g} hPa that "
             "are not monotonic or not between 0 and 1100 hPa; check the units and the order of the coefficients"
         )

@@ -47,7 +47,7 @@ class LevelResolver:
         return load_coefficients(Path(path), key)
 
     def find_column(
-        self, dataset: xr.Dataset, coordinate: str, request: VariableRequest, number: int, where: str
+        self, dataset: xr.Dataset, coordinate: str, request: VariableRequest, number: int, origin: str
     ) -> tuple[tuple[int, ...] | None, Column | None]:
         """Return the rows of a file to read for a variable, and their way to the levels of the run.
 
@@ -58,7 +58,7 @@ class LevelResolver:
             coordinate: its level coordinate.
             request: the variable.
             number: index of the source in ``data.sources``.
-            where: the file, for messages.
+            origin: the file, for messages.
 
         Raises:
             DataError: for levels without coefficients, levels of the run above the uppermost level of the file, or too
@@ -79,28 +79,28 @@ class LevelResolver:
         is_interpolated = conf.level_units != "model_level" or self._run_levels is not None
         if not (is_interpolated or needs_ground or needs_pressure):
             return None, None
-        levels = read_levels(dataset, coordinate, self._source_levels[number], where)
+        levels = read_levels(dataset, coordinate, self._source_levels[number], origin)
         # From the top down, as interpolation and the integrals of derived variables need them.
         order = np.argsort(levels.pressure(np.array(MEAN_SURFACE_PA)), kind="stable")
         if needs_ground:
-            require_full_column(levels.take(order), request.serves, request.name, where)
+            require_full_column(levels.take(order), request.serves, request.name, origin)
         if request.levels is None:
             # A 2-D variable is taken from the lowest level.
             return (int(order[-1]),), Column(levels.take(order[-1:]), None)
         levels = levels.take(order)
         rows = tuple(order.tolist())
         if not is_interpolated:
-            matched_rows = match_levels(levels.values, request.levels, request.name, "", where)
+            matched_rows = match_levels(levels.values, request.levels, request.name, "", origin)
             return rows, Column(levels, None, matched_rows)
         if len(levels) < 2:
-            raise DataError(f"{where}: {request.name} has only one level, but interpolation needs at least two")
+            raise DataError(f"{origin}: {request.name} has only one level, but interpolation needs at least two")
         target_levels = self._find_target_levels(request)
         # Levels of the run above the file are reported now, not when the first field is read.
         try:
             interpolation_weights(levels, target_levels, np.array(MEAN_SURFACE_PA))
         except DataError as error:
             raise DataError(
-                f"{where}: {request.name}: {error}: data.levels or data.variable_options.{request.serves}.levels"
+                f"{origin}: {request.name}: {error}: data.levels or data.variable_options.{request.serves}.levels"
             ) from error
         return rows, Column(levels, target_levels)
 
@@ -108,8 +108,8 @@ class LevelResolver:
         """Return the levels of the run that a variable has."""
         if self._run_levels is None:
             return HybridLevels.of_pressures(request.levels, _PASCAL[self._conf.level_units])
-        where = f"data.coefficients: {self._conf.coefficients}"
-        return self._run_levels.take(match_levels(self._run_levels.values, request.levels, request.serves, "", where))
+        origin = f"data.coefficients: {self._conf.coefficients}"
+        return self._run_levels.take(match_levels(self._run_levels.values, request.levels, request.serves, "", origin))
 
     def _pressure_column(self, request: VariableRequest, number: int) -> Column:
         """Return the column of a source that has the pressure levels of the run."""
@@ -122,14 +122,14 @@ class LevelResolver:
         return Column(levels, None, tuple(range(len(levels))))
 
 
-def require_full_column(levels: HybridLevels, derived: str, source: str, where: str) -> None:
+def require_full_column(levels: HybridLevels, derived: str, source: str, origin: str) -> None:
     """Stop if a column of hybrid levels does not reach the ground without a gap.
 
     Args:
         levels: the column, from the top down.
         derived: the variable that is derived from it, for messages.
         source: the variable that has these levels, for messages.
-        where: the file, for messages.
+        origin: the file, for messages.
 
     Raises:
         DataError: if a layer is missing, or the edges of the layers are not known.
@@ -141,7 +141,7 @@ def require_full_column(levels: HybridLevels, derived: str, source: str, where: 
         is_complete = np.allclose(edges[:, 1:, 0], edges[:, :-1, 1], rtol=1e-5, atol=1e-7)
     if not is_complete:
         raise DataError(
-            f"{where}: {derived} is derived from whole columns, but {source} has {len(levels)} levels "
+            f"{origin}: {derived} is derived from whole columns, but {source} has {len(levels)} levels "
             f"({levels.values[0]:g} to {levels.values[-1]:g}) without those down to the ground, or without "
             "coefficients of half levels (hyai and hybi, bounds, pv); add what is missing, or name a file with the "
             "coefficients: data.sources.N.vertical.coefficients"

@@ -303,7 +303,7 @@ class _FileScanner:
             packing_step=step,
             chunk_times=variable.encoding.get("preferred_chunks", {}).get(dims.get("time"), 1),
             rules=rules,
-            where=f"{self._where}: {request.name}",
+            origin=f"{self._where}: {request.name}",
             calendar=self._shared.calendar,
         )
 
