@@ -143,7 +143,9 @@ class VariableLayout:
     def _describe(self, implausible: Implausible, position: int | slice) -> str:
         """Return the problem with some values, with their level and time and the location of the first."""
         levels = self.rules.levels
-        when = "" if len(levels) == 1 and levels[0] is None else f", level {levels[implausible.row]:g}"
+        when = ""
+        if levels[0] is not None or len(levels) > 1:
+            when = f", level {levels[implausible.row]:g}"
         if self.times is not None and self.calendar is not None:
             number = 0
             if "time" in self.dims:
@@ -200,7 +202,7 @@ class Coordinates:
                 self.of_dim[str(variable.dims[0])] = (role, str(name))
 
     def _is_better(self, name: str, dim: str) -> bool:
-        """Return whether `name` replaces the coordinate of `dim` that was found before."""
+        """Return whether `name` replaces the coordinate that `dim` has so far."""
         if dim not in self.of_dim or name == _VALID_TIME:
             return True
         return name == dim and self.of_dim[dim][1] != _VALID_TIME
@@ -305,74 +307,102 @@ class Coordinates:
 
 
 def role_of(name: str, variable: xr.Variable) -> str | None:
-    """Return what a coordinate stands for by standard_name, else units, axis or positive, else usual names."""
+    """Return the role of a coordinate: by its standard_name, else units, axis or positive, else its name."""
     attributes = variable.attrs
-    standard = attributes.get("standard_name")
-    if standard in _STANDARD_NAMES:
-        return _STANDARD_NAMES[standard]
-    if standard in _OTHER_STANDARD_NAMES or variable.dtype.kind not in "iuf":
+    standard_name = attributes.get("standard_name")
+    if standard_name in _STANDARD_NAMES:
+        return _STANDARD_NAMES[standard_name]
+    if standard_name in _OTHER_STANDARD_NAMES or variable.dtype.kind not in "iuf":
         return None
     units = str(attributes.get("units", "")).lower()
-    if units.replace("degrees", "degree") in _DEGREES:
-        return _DEGREES[units.replace("degrees", "degree")]
+    singular_units = units.replace("degrees", "degree")
+    if singular_units in _DEGREES:
+        return _DEGREES[singular_units]
     if " since " in units:
         return "time"
     downward = "Z" if str(attributes.get("positive", "")).lower() == "down" else None
     axis = attributes.get("axis", downward)
-    # metres along X and Y are a map projection's
+    # Coordinates along X and Y in other units, such as metres, belong to a map projection.
     if axis in _AXES and units in ("", "1", "degree", "degrees", "level", *PRESSURE_IN_HPA):
         return _AXES[axis]
-    return next((role for role, names in _NAMES.items() if name.lower() in names), None)
+    for role, names in _NAMES.items():
+        if name.lower() in names:
+            return role
+    return None
 
 
 def is_vector_component(choice: str, standard_name: str) -> bool:
-    """Whether a variable is a component of a vector, by ``data.variable_options.NAME.vector`` and, for ``auto``, by "
-    "its name."""
-    return choice == "yes" or (choice == "auto" and ("eastward" in standard_name or "northward" in standard_name))
+    """Return whether a variable is a component of a vector.
+
+    Args:
+        choice: ``data.variable_options.NAME.vector``: ``yes``, ``no``, or ``auto`` to decide by the standard name.
+        standard_name: its standard name, empty if it has none.
+    """
+    if choice == "auto":
+        return "eastward" in standard_name or "northward" in standard_name
+    return choice == "yes"
 
 
-def level_values(coordinate: xr.Variable, name: str, wanted_units: str, origin: str) -> np.ndarray:
-    """Return a level coordinate in the config's units, float64.
+def level_values(coordinate: xr.Variable, name: str, level_units: str, origin: str) -> np.ndarray:
+    """Return a level coordinate in the units of the config, (K,) float64.
 
-    Without units, values up to 1100 are taken as hPa, others as Pa.
+    Without units, values are taken as hPa if none is greater than 1100, else as Pa.
+
+    Args:
+        coordinate: the level coordinate.
+        name: its name, for messages.
+        level_units: ``data.level_units``: ``hPa``, ``Pa`` or ``model_level``.
+        origin: the file, for messages.
 
     Raises:
-        DataError: where the file has pressures and the config model levels, or the other way round.
+        DataError: if the file has pressures and the config model levels, or the other way round.
     """
     values = np.atleast_1d(np.asarray(coordinate.values, dtype=np.float64))
     units = str(coordinate.attrs.get("units", "")).strip()
-    if not units and wanted_units != "model_level":
+    if not units and level_units != "model_level":
         units = "hPa" if values.max() <= _HIGHEST_HPA else "Pa"
-    factor = PRESSURE_IN_HPA.get(units.lower())
-    if wanted_units == "model_level":
-        if factor is not None:
+    hpa_per_unit = PRESSURE_IN_HPA.get(units.lower())
+    if level_units == "model_level":
+        if hpa_per_unit is not None:
             raise DataError(f"{origin}: {name} is in {units}, but data.level_units is model_level; use hPa or Pa")
         return values
-    if factor is None:
+    if hpa_per_unit is None:
         raise DataError(
             f'{origin}: {name} is in "{units}", not in units of pressure; if these are model levels, set '
             "data.level_units: model_level"
         )
-    return values * factor * (100.0 if wanted_units == "Pa" else 1.0)
+    units_per_hpa = 100.0 if level_units == "Pa" else 1.0
+    return values * hpa_per_unit * units_per_hpa
 
 
-def match_levels(have: np.ndarray, wanted: Sequence[float], variable: str, units: str, origin: str) -> tuple[int, ...]:
-    """Return the row of each wanted level; equal within rounding, never the nearest.
+def match_levels(
+    available: np.ndarray, requested: Sequence[float], variable: str, units: str, origin: str
+) -> tuple[int, ...]:
+    """Return the row of each requested level; levels must be equal within rounding, and are never the nearest.
+
+    Args:
+        available: (K,) levels of the file.
+        requested: levels to find.
+        variable: the variable, for messages.
+        units: units of the levels, for messages.
+        origin: the file, for messages.
 
     Raises:
-        DataError: naming the levels that are missing and those that there are.
+        DataError: if levels are missing; the message lists them and those of the file.
     """
-    rows, missing = [], []
-    for level in wanted:
-        gap = np.abs(have - level)
-        if gap.min() <= _LEVEL_TOLERANCE * level:
-            rows.append(int(gap.argmin()))
+    rows = []
+    missing_levels = []
+    for level in requested:
+        distance = np.abs(available - level)
+        if distance.min() <= _LEVEL_TOLERANCE * level:
+            rows.append(int(distance.argmin()))
         else:
-            missing.append(level)
-    if missing:
+            missing_levels.append(level)
+    if missing_levels:
+        missing_text = ", ".join(f"{level:g}" for level in missing_levels)
+        available_text = ", ".join(f"{level:g}" for level in available)
         raise DataError(
-            f"{origin}: {variable} has no level {', '.join(f'{level:g}' for level in missing)} {units}; it has "
-            f"{', '.join(f'{level:g}' for level in have)} {units}; change data.levels or "
-            f"data.variable_options.{variable}.levels"
+            f"{origin}: {variable} has no level {missing_text} {units}; it has {available_text} {units}; change "
+            f"data.levels or data.variable_options.{variable}.levels"
         )
     return tuple(rows)

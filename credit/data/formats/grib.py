@@ -172,7 +172,8 @@ def _select(messages: list[Message], select: Mapping[str, Value], origin: str) -
             raise ConfigError(f"{origin}: data.sources.N.select names {key}{hint}")
         if not any(_is_selected(key, value, selected) for value in values):
             raise DataError(
-                f"{origin}: data.sources.N.select: {key} {selected} is not there; the file has {listing(sorted(values))}"
+                f"{origin}: data.sources.N.select: {key} {selected} is not there; the file has "
+                f"{listing(sorted(values))}"
             )
         messages = [
             message
