@@ -334,9 +334,7 @@ def role_of(name: str, variable: xr.Variable) -> str | None:
 def is_vector_component(choice: str, standard_name: str) -> bool:
     """Return whether a variable is a component of a vector.
 
-    Args:
-        choice: ``data.variable_options.NAME.vector``: ``yes``, ``no``, or ``auto`` to decide by the standard name.
-        standard_name: its standard name, empty if it has none.
+    The `choice` is ``data.variable_options.NAME.vector``; with ``auto`` the standard name decides.
     """
     if choice == "auto":
         return "eastward" in standard_name or "northward" in standard_name
@@ -348,14 +346,8 @@ def level_values(coordinate: xr.Variable, name: str, level_units: str, origin: s
 
     Without units, values are taken as hPa if none is greater than 1100, else as Pa.
 
-    Args:
-        coordinate: the level coordinate.
-        name: its name, for messages.
-        level_units: ``data.level_units``: ``hPa``, ``Pa`` or ``model_level``.
-        origin: the file, for messages.
-
     Raises:
-        DataError: if the file has pressures and the config model levels, or the other way round.
+        DataError: if the file has pressures and `level_units`, from the config, is ``model_level``, or the reverse.
     """
     values = np.atleast_1d(np.asarray(coordinate.values, dtype=np.float64))
     units = str(coordinate.attrs.get("units", "")).strip()

@@ -19,8 +19,7 @@ from xarray.backends import BackendArray
 from xarray.core import indexing
 
 from credit.calendar import EPOCH
-from credit.data.formats.grib_grid import GribGrid
-from credit.data.formats.grib_messages import CHOICES, Message, read_coefficients, read_messages, read_values
+from credit.data.formats.grib_messages import CHOICES, GribGrid, Message, read_coefficients, read_messages, read_values
 from credit.data.formats.select import Value, listing, same_value
 from credit.errors import ConfigError, DataError, did_you_mean
 

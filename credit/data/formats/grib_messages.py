@@ -1,4 +1,4 @@
-"""Messages of a GRIB file: their parameter, level, time, grid and offset, and their values.
+"""Messages of a GRIB file: parameter, level, time, grid and offset of each, and their values.
 
 A GRIB file is a sequence of messages without a table of contents; each is one horizontal field with its description. So
 a file is read once from end to end to list its contents. No index file is written.
@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
 
-from credit.data.formats.grib_grid import GribGrid, read_grid
 from credit.errors import DataError
 from credit.utils.installation import install_command
 
@@ -28,6 +27,29 @@ _EPOCH = datetime(1900, 1, 1)
 _MINUTE = timedelta(minutes=1)
 # Stands for missing values while they are read. Fields can contain the default of ecCodes, 9999, but not this.
 _MISSING = -1e100
+
+_REGULAR = ("regular_ll", "regular_gg")
+_REDUCED = ("reduced_gg", "reduced_ll")
+
+
+@dataclass(frozen=True)
+class GribGrid:
+    """Latitudes and longitudes of the values of a message.
+
+    Attributes:
+        name: type and size, such as ``regular_ll 181x360``.
+        lat: (H,) degrees north, from north to south.
+        lon: (W,) degrees east, ascending.
+        order: (H * W,) index in the message of each point of (lat, lon); None if the message has them in this order.
+        problem: reason why the grid cannot be used, and what to do, as a text that follows the name of a variable;
+            None if it can be used.
+    """
+
+    name: str
+    lat: np.ndarray = field(default_factory=lambda: np.empty(0))
+    lon: np.ndarray = field(default_factory=lambda: np.empty(0))
+    order: np.ndarray | None = None
+    problem: str | None = None
 
 
 @dataclass(frozen=True)
@@ -194,7 +216,7 @@ def _describe(
     """Return the description of a field; grids and parameters of earlier messages are reused, and new ones added."""
     grid_key = f"{_get(handle, 'gridType')} {_get(handle, 'md5GridSection')}"
     if grid_key not in grids:
-        grids[grid_key] = read_grid(handle)
+        grids[grid_key] = _read_grid(handle)
     # Looking up names takes most of the time, so those of each parameter are looked up once.
     param_id = _get(handle, "paramId", int)
     parameter_key = param_id or _unknown_name(handle)
@@ -266,3 +288,57 @@ def _read_window(handle: int) -> int | None:
     if minutes_per_unit is None:
         return None
     return (_get(handle, "endStep", int) - _get(handle, "startStep", int)) * minutes_per_unit
+
+
+def _read_grid(handle: int) -> GribGrid:
+    """Return the grid of a message.
+
+    Rows and columns are derived from the coordinates of all points, so that the scanning directions do not matter.
+    """
+    eccodes = import_eccodes()
+    grid_type = eccodes.codes_get(handle, "gridType", str)
+    if grid_type not in _REGULAR:
+        return GribGrid(grid_type, problem=_describe_unsupported(grid_type))
+    try:
+        lat_of_point = eccodes.codes_get_array(handle, "latitudes", float)
+        lon_of_point = eccodes.codes_get_array(handle, "longitudes", float)
+    except eccodes.CodesInternalError as error:
+        return GribGrid(grid_type, problem=f"is on a grid whose coordinates ecCodes cannot compute ({error})")
+    lat = np.unique(lat_of_point)[::-1]
+    lon = np.unique(lon_of_point)
+    name = f"{grid_type} {len(lat)}x{len(lon)}"
+    if len(lat) * len(lon) != len(lat_of_point):
+        return GribGrid(name, problem=f"has {len(lat_of_point)} points, which are not {len(lat)} rows of {len(lon)}")
+    if _get_flag(handle, "alternativeRowScanning"):
+        # Every second line runs backwards, but ecCodes computes coordinates as if it did not.
+        line_length = len(lat) if _get_flag(handle, "jPointsAreConsecutive") else len(lon)
+        scan_order = np.arange(len(lat_of_point)).reshape(-1, line_length)
+        scan_order[1::2] = scan_order[1::2, ::-1]
+        lat_of_point = lat_of_point[scan_order.ravel()]
+        lon_of_point = lon_of_point[scan_order.ravel()]
+    order = np.lexsort((lon_of_point, -lat_of_point))
+    is_in_order = np.array_equal(order, np.arange(len(order)))
+    return GribGrid(name, lat, lon, None if is_in_order else order)
+
+
+def _get_flag(handle: int, key: str) -> bool:
+    eccodes = import_eccodes()
+    return bool(eccodes.codes_is_defined(handle, key) and eccodes.codes_get(handle, key, int))
+
+
+def _describe_unsupported(grid_type: str) -> str:
+    if grid_type in _REDUCED:
+        return (
+            f"is on a reduced grid ({grid_type}), whose rows have fewer points towards the poles; make them equally "
+            "long, for example with cdo setgridtype,regular IN OUT, or ask the archive for a regular grid (MARS, CDS: "
+            "grid=1/1)"
+        )
+    if grid_type == "sh":
+        return (
+            "is given as spherical harmonics, not as values on a grid; transform it, for example with cdo sp2gpl IN "
+            "OUT, or ask the archive for a regular grid (MARS, CDS: grid=1/1)"
+        )
+    return (
+        f"is on a grid of the type {grid_type}; only global latitude-longitude and regular Gaussian grids can be used: "
+        "interpolate it, for example with cdo remapbil,r360x181 IN OUT"
+    )

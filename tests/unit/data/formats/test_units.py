@@ -176,7 +176,7 @@ def test_static_fields_masks_and_plausibility(tmp_path: Path) -> None:
     np.testing.assert_allclose(reader.read(0)[0], t[0], atol=1e-3)
     # a file that says Celsius and holds Kelvin is far too warm
     wrong = write_file(tmp_path / "b.nc", {"t2m": t, "height": height}, attributes=units)
-    with pytest.raises(DataError, match="b.nc: t2m at .* 127 of 128 values are no temperature in degC"):
+    with pytest.raises(DataError, match="b.nc: t2m at .* 127 of 128 values are outside the limits of temperature"):
         open_sources(make_config(wrong, p2=["t2m"], static=["height"], variable_options=fields))
 
 
