@@ -42,11 +42,11 @@ class CorrelatedNoise:
     """Random fields with the variance 1 whose correlation falls off with distance d as exp(-d^2 / (2 length^2)).
 
     The power of a harmonic of degree l is proportional to exp(-l (l + 1) length^2 / (2 R^2)), which on the sphere
-    solves the heat equation and so tends to that Gaussian where `length` is small beside the earth's radius R.
+    solves the heat equation and so approaches that Gaussian if the length is small against the radius R of the Earth.
 
     Args:
-        grid: of the fields.
-        length_km: of the correlation; what the grid does not resolve of shorter ones is left out.
+        grid: grid of the fields.
+        length_km: length of the correlation; wavenumbers that the grid does not resolve are left out.
     """
 
     def __init__(self, grid: LatLonGrid, length_km: float) -> None:
@@ -55,15 +55,17 @@ class CorrelatedNoise:
         power = power[power > 1e-8]
         self._columns = grid.shape[1]
         sine = np.sin(np.deg2rad(grid.lat))
-        top = len(power) - 1
-        amplitude = np.sqrt(power / (power * (2 * np.arange(top + 1) + 1)).sum())
-        self._functions = [legendre(top, m, sine) * amplitude[m:, None] for m in range(top + 1)]
+        max_degree = len(power) - 1
+        # A degree l has 2 l + 1 harmonics; the variances of all harmonics add up to 1.
+        amplitude = np.sqrt(power / (power * (2 * np.arange(max_degree + 1) + 1)).sum())
+        self._functions = [legendre(max_degree, m, sine) * amplitude[m:, None] for m in range(max_degree + 1)]
 
     def draw(self, count: int, generator: np.random.Generator) -> np.ndarray:
         """Return `count` independent fields, (count, H, W) float32."""
         waves = np.zeros((count, self._functions[0].shape[1], self._columns // 2 + 1), dtype=np.complex128)
         for m, functions in enumerate(self._functions):
             real, imaginary = generator.standard_normal((2, count, len(functions)))
-            # of the two harmonics of order m, sqrt(2) cos and sqrt(2) sin; irfft counts orders above 0 twice
-            waves[..., m] = (real if m == 0 else (real - 1j * imaginary) / np.sqrt(2)) @ functions
+            # An order above 0 has two harmonics, sqrt(2) cos and sqrt(2) sin, and irfft counts its coefficient twice.
+            amplitudes = real if m == 0 else (real - 1j * imaginary) / np.sqrt(2)
+            waves[..., m] = amplitudes @ functions
         return np.fft.irfft(waves * self._columns, n=self._columns, axis=-1).astype(np.float32)

@@ -86,13 +86,13 @@ class Column:
     """Vertical interpolation from the levels of a file to those of the run.
 
     Attributes:
-        levels: (K) levels that are read, from the top down.
-        wanted: levels of the run; None if `levels` contains them, so that nothing is interpolated.
+        levels: the K levels that are read, from the top down.
+        target: levels of the run; None if `levels` contains them, so that nothing is interpolated.
         rows: indices of the run's levels in `levels`, if it contains them.
     """
 
     levels: HybridLevels
-    wanted: HybridLevels | None
+    target: HybridLevels | None
     rows: tuple[int, ...] = ()
 
 

@@ -78,7 +78,7 @@ def test_a_unit_that_is_wrong_in_later_files(small_run: Path, command) -> None:
     for arguments in (["check"], ["train", *SHORT], ["preprocess", "data.store=store.zarr"]):
         ended = command(arguments[0], config, source, *arguments[1:])
         assert ended.returncode == 2, ended.stdout
-        assert "part_2.nc: t2m at 2000-01-16T00:00: 512 of 512 values are no temperature in K" in (
+        assert "part_2.nc: t2m at 2000-01-16T00:00: 512 of 512 values are outside the limits of temperature in K" in (
             ended.stdout + ended.stderr
         )
 

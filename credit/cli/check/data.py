@@ -1,4 +1,4 @@
-"""The part of ``credit_check`` that looks at the data: files, variables, levels, units, times, splits, the store."""
+"""Checks of the data by ``credit_check``: files, variables, levels, units, times, splits and the store."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ _HIGHEST_HPA = 1100.0
 
 @dataclass(frozen=True)
 class DataSummary:
-    """What the data are, as far as it could be found out; has the attributes of a `FieldReader` that need no reading.
+    """Metadata of the data, as far as they are valid; has the attributes of a `FieldReader`, but reads no fields.
 
     Attributes:
-        channels: of the config.
-        grid: of the files or the store.
+        channels: channels of the config.
+        grid: grid of the files or the store.
         calendar: their calendar.
         times: (N,) int64 minutes.
-        attributes: variable -> units, standard_name, long_name; empty where the sources are not in order.
-        masks: variable -> (H, W) bool; empty where the sources are not in order.
-        splits: by name; empty where they are not in order.
-        samples: split -> (M,) initial times of its samples, of the splits that have some.
-        reader: what reads the fields, None where the sources are not in order.
+        attributes: variable -> units, standard_name, long_name; empty if the sources have errors.
+        masks: variable -> (H, W) bool; empty if the sources have errors.
+        splits: name -> split; empty if the splits have errors.
+        samples: split -> (M,) initial times of its samples, for the splits that have samples.
+        reader: reader of the fields, None if the sources have errors.
     """
 
     channels: ChannelMap
@@ -55,188 +55,220 @@ class DataSummary:
     reader: FieldReader | None
 
 
-def inspect_data(conf: DataConfig, findings: CheckReport, deep: bool = False) -> DataSummary | None:
-    """Look at everything that the data section describes; None where not even a grid is known.
+def inspect_data(conf: DataConfig, report: CheckReport, deep: bool = False) -> DataSummary | None:
+    """Check everything that the data section describes; return None if the grid cannot be determined.
 
     Args:
         conf: the data section.
-        findings: receives what is wrong.
+        report: receives the problems.
         deep: read every field of the store and compare checksums.
     """
-    _check_level_units(conf, findings)
-    reader = _open(conf, findings, deep)
+    _check_level_units(conf, report)
+    reader = _open_reader(conf, report, deep)
     if reader is not None:
-        grid, calendar, times = reader.grid, reader.calendar, reader.times
+        grid = reader.grid
+        calendar = reader.calendar
+        times = reader.times
     else:
         scan = scan_sources(conf, OpenFiles(conf.sources), ErrorCollector())
         if scan is None:
-            _split(conf, Calendar(), findings)
+            # The splits can be checked without files.
+            _build_splits(conf, Calendar(), report)
             return None
-        grid, calendar, times = scan.grid, scan.calendar, _times_of(scan)
-        _say_contributions(list_contributions(conf, scan), conf, calendar, findings)
-    splits = _split(conf, calendar, findings)
-    samples = _count_samples(conf, calendar, times, splits, findings) if len(times) else {}
-    found = DataSummary(
-        conf.channel_map(), grid, calendar, times, getattr(reader, "attributes", {}), getattr(reader, "masks", {}),
-        splits, samples, reader,
-    )  # fmt: skip
+        grid = scan.grid
+        calendar = scan.calendar
+        times = _longest_times(scan)
+        _report_contributions(list_contributions(conf, scan), conf, calendar, report)
+    splits = _build_splits(conf, calendar, report)
+    samples = {}
+    if len(times):
+        samples = _count_samples(conf, calendar, times, splits, report)
     if reader is not None:
-        _look_at_values(conf, reader, splits, samples, findings)
-    return found
+        _check_values(conf, reader, splits, samples, report)
+    return DataSummary(
+        channels=conf.channel_map(),
+        grid=grid,
+        calendar=calendar,
+        times=times,
+        attributes=getattr(reader, "attributes", {}),
+        masks=getattr(reader, "masks", {}),
+        splits=splits,
+        samples=samples,
+        reader=reader,
+    )
 
 
-def _check_level_units(conf: DataConfig, findings: CheckReport) -> None:
-    """Levels above any pressure in hPa are in Pa; files whose units are wrong, too, would agree with them."""
+def _check_level_units(conf: DataConfig, report: CheckReport) -> None:
+    """Report levels in hPa that can only be Pa; files with the same mistake would agree with them."""
+    if conf.level_units != "hPa":
+        return
     channels = conf.channel_map()
-    high = [c.level for c in channels.stored + channels.static_stored if (c.level or 0.0) > _HIGHEST_HPA]
-    if conf.level_units == "hPa" and high:
-        findings.add(
-            f"data.levels: {high[0]:g} hPa is more than any pressure on Earth; set data.level_units: Pa, or write hPa"
-        )
+    for channel in channels.stored + channels.static_stored:
+        if (channel.level or 0.0) > _HIGHEST_HPA:
+            report.add(
+                f"data.levels: {channel.level:g} hPa is more than any pressure on Earth; set data.level_units: Pa, or "
+                "write hPa"
+            )
+            return
 
 
-def _open(conf: DataConfig, findings: CheckReport, deep: bool) -> FieldReader | None:
-    """Open the store where there is one that fits, else the sources that it is to be made from."""
+def _open_reader(conf: DataConfig, report: CheckReport, deep: bool) -> FieldReader | None:
+    """Open the store if there is a valid one, else the sources that it will be written from."""
     reader: FieldReader | None = None
     if conf.store is not None and Path(conf.store).exists():
-        with findings.collect():
-            reader = check_store(conf, findings, deep)
+        with report.collect():
+            reader = check_store(conf, report, deep)
     if reader is None:
-        with findings.collect():
+        with report.collect():
             reader = open_sources(conf)
     if isinstance(reader, SourceReader):
-        _say_contributions(reader.list_contributions(conf), conf, reader.calendar, findings)
+        _report_contributions(reader.list_contributions(conf), conf, reader.calendar, report)
     if reader is not None:
         without_units = [name for name, attributes in reader.attributes.items() if not attributes.get("units")]
         if without_units:
-            findings.say(f"units: the files state none for {', '.join(without_units)}, so no unit limits their values")
+            report.say(f"units: the files state none for {', '.join(without_units)}, so no unit limits their values")
         height, width = reader.grid.shape
         names = ", ".join(channel.name for channel in reader.channels.stored + reader.channels.static_stored)
-        findings.say(
+        report.say(
             f"data: {len(reader.times)} times, calendar {reader.calendar.name}, {height} x {width} cells; {names}"
         )
     return reader
 
 
-def _say_contributions(
-    contributions: list[Contribution], conf: DataConfig, calendar: Calendar, findings: CheckReport
+def _report_contributions(
+    contributions: list[Contribution], conf: DataConfig, calendar: Calendar, report: CheckReport
 ) -> None:
-    """Say in a line what each source gives; which files give nothing is a warning of the log."""
+    """Print a line for each source with the variables and times that it contributes."""
     for contribution in contributions:
-        findings.say(contribution.describe(conf, calendar))
+        report.say(contribution.describe(conf, calendar))
 
 
-def _times_of(scan: SourceIndex) -> np.ndarray:
-    """Return the times of the sources where they are not in order as a whole; none if a file did not tell its own."""
-    read = [*scan.file_variables.values(), *scan.inputs.values()]
-    file_variables = [file_variable for of_variable in read for file_variable in of_variable]
-    timed = {file_variable.source for file_variable in file_variables if file_variable.times is not None}
-    told = {
-        file_variable.path
-        for file_variable in file_variables
-        if file_variable.times is not None or file_variable.source not in timed
-    }
-    told |= {path for _, path in scan.idle}
-    if not timed or set(scan.paths) - told:
+def _longest_times(scan: SourceIndex) -> np.ndarray:
+    """Return the times of the variable with the most times, for sources that have errors.
+
+    Return no times if a file could not be read, because they would be incomplete.
+    """
+    variables = [*scan.file_variables.values(), *scan.inputs.values()]
+    file_variables = [file_variable for files_of_variable in variables for file_variable in files_of_variable]
+    timed_sources = {file_variable.source for file_variable in file_variables if file_variable.times is not None}
+    # Files without times are complete only in sources that have no times at all.
+    complete_paths = {path for _, path in scan.idle}
+    for file_variable in file_variables:
+        if file_variable.times is not None or file_variable.source not in timed_sources:
+            complete_paths.add(file_variable.path)
+    if not timed_sources or set(scan.paths) - complete_paths:
         return np.empty(0, dtype=np.int64)
-    # the variable with the most times is the one without a fault
-    every = [
-        np.unique(
-            np.concatenate([file_variable.times for file_variable in of_variable if file_variable.times is not None])
-        )
-        for of_variable in read
-        if any(file_variable.times is not None for file_variable in of_variable)
-    ]
-    return max(every, key=len)
+    # The variable with the most times is likely to be the one without errors.
+    longest_times = np.empty(0, dtype=np.int64)
+    for files_of_variable in variables:
+        times_of_files = [variable.times for variable in files_of_variable if variable.times is not None]
+        if times_of_files:
+            times = np.unique(np.concatenate(times_of_files))
+            if len(times) > len(longest_times):
+                longest_times = times
+    return longest_times
 
 
-def _split(conf: DataConfig, calendar: Calendar, findings: CheckReport) -> dict[str, Split]:
+def _build_splits(conf: DataConfig, calendar: Calendar, report: CheckReport) -> dict[str, Split]:
     splits: dict[str, Split] = {}
-    with findings.collect():
+    with report.collect():
         splits = build_splits(conf, calendar)
     return splits
 
 
 def _count_samples(
-    conf: DataConfig, calendar: Calendar, times: np.ndarray, splits: dict[str, Split], findings: CheckReport
+    conf: DataConfig, calendar: Calendar, times: np.ndarray, splits: dict[str, Split], report: CheckReport
 ) -> dict[str, np.ndarray]:
-    """Count the samples of each split and name its gaps; how long forecasts of the test period are is seen later."""
+    """Return the initial times of the samples of each split, and report their number and gaps."""
     samples = {}
+    # The lengths of the forecasts of the test split are checked with the forecasts.
     lengths = {"train": conf.forecast_len, "valid": conf.valid_forecast_len, "test": 1}
     for name, split in splits.items():
-        with findings.collect():
-            initial = require_samples(times, split, calendar, conf, lengths[name])
-            samples[name] = initial
-            inside = times[(times >= split.first) & (times <= split.last)]
-            gaps = describe_gaps(inside, calendar, conf.step_minutes)
-            cover = describe_coverage(times, split, calendar, conf.step_minutes)
-            counted = f"{len(inside)} times, {len(initial)} samples; {gaps}"
-            findings.say(f"{split.describe(calendar)}: {f'{cover}: ' if cover else ''}{counted}")
+        with report.collect():
+            initial_times = require_samples(times, split, calendar, conf, lengths[name])
+            samples[name] = initial_times
+            split_times = times[(times >= split.first) & (times <= split.last)]
+            gaps = describe_gaps(split_times, calendar, conf.step_minutes)
+            coverage = describe_coverage(times, split, calendar, conf.step_minutes)
+            text = f"{len(split_times)} times, {len(initial_times)} samples; {gaps}"
+            if coverage:
+                text = f"{coverage}: {text}"
+            report.say(f"{split.describe(calendar)}: {text}")
     return samples
 
 
-def _look_at_values(
+def _check_values(
     conf: DataConfig,
     reader: FieldReader,
     splits: dict[str, Split],
     samples: dict[str, np.ndarray],
-    findings: CheckReport,
+    report: CheckReport,
 ) -> None:
-    """Look at a time of every source file, and at what training and forecasts read first."""
-    bad: list[str] = []
+    """Check the values at a time of every source file, and those that training and forecasts read first."""
+    bad_times: list[str] = []
     if isinstance(reader, SourceReader) and splits:
         first = min(split.first for split in splits.values())
         last = max(split.last for split in splits.values())
-        look = look_at_values(reader, first, last)
-        bad = look.bad
-        rest = "" if look.looked_at == look.times else ", at least one of each file; preprocessing looks at all"
-        findings.say(f"values: {look.looked_at} of {look.times} times looked at{rest}")
-        share = f"{len(bad)} of these times are bad"
-        # A bad time among a few that were looked at may be the only one of all.
-        most_bad = max(MOST_BAD * look.looked_at, min(1.0, MOST_BAD * look.times))
-        if bad and conf.on_bad_time == "skip" and len(bad) <= most_bad:
-            findings.say(f"values: {share} and will be left out (data.on_bad_time: skip); the first: {bad[0]}")
-        elif bad:
-            findings.add(bad[0] if len(bad) == 1 else f"{bad[0]} ({share}; this is the first)")
-    # what is wrong with the values of a file would be said again of each sample
-    if not bad:
-        _read_samples(conf, reader, samples, findings)
+        checked = look_at_values(reader, first, last)
+        bad_times = checked.bad
+        scope = ""
+        if checked.looked_at != checked.times:
+            scope = ", at least one of each file; preprocessing checks all"
+        report.say(f"values: {checked.looked_at} of {checked.times} times checked{scope}")
+        share = f"{len(bad_times)} of these times are bad"
+        # A single bad time among a few that were checked may be the only one of all times.
+        max_bad = max(MOST_BAD * checked.looked_at, min(1.0, MOST_BAD * checked.times))
+        if bad_times and conf.on_bad_time == "skip" and len(bad_times) <= max_bad:
+            report.say(f"values: {share} and will be left out (data.on_bad_time: skip); the first: {bad_times[0]}")
+        elif len(bad_times) == 1:
+            report.add(bad_times[0])
+        elif bad_times:
+            report.add(f"{bad_times[0]} ({share}; this is the first)")
+    # Problems with the values of a file would be reported again for each sample.
+    if not bad_times:
+        _read_samples(conf, reader, samples, report)
 
 
-def _read_samples(conf: DataConfig, reader: FieldReader, samples: dict[str, np.ndarray], findings: CheckReport) -> None:
-    """Read the first, a middle and the last sample's initial time of each split, and the forcing of the last.
+def _read_samples(conf: DataConfig, reader: FieldReader, samples: dict[str, np.ndarray], report: CheckReport) -> None:
+    """Read the first, a middle and the last sample of each split at its initial time, and the forcing of the last.
 
-    Without a sample the first time is read, for what is wrong with the values.
+    Without samples the first time is read, to find problems with the values.
     """
     if not samples:
-        with findings.collect():
+        with report.collect():
             reader.read(0)
-    steps = {"train": conf.forecast_len, "valid": conf.valid_forecast_len, "test": 1}
-    ranges: list[tuple[np.ndarray, np.ndarray]] = []
-    for name, initial in samples.items():
-        with findings.collect():
-            for minutes in initial[sorted({0, len(initial) // 2, len(initial) - 1})]:
+    lengths = {"train": conf.forecast_len, "valid": conf.valid_forecast_len, "test": 1}
+    minima: list[np.ndarray] = []
+    maxima: list[np.ndarray] = []
+    for name, initial_times in samples.items():
+        with report.collect():
+            for minutes in initial_times[sorted({0, len(initial_times) // 2, len(initial_times) - 1})]:
                 fields = reader.read(reader.index_of(int(minutes)))
                 if name != "train":
                     continue
-                if not ranges and not isinstance(reader, SourceReader):
-                    # earlier versions wrote stores without a look at their values
+                if not minima and not isinstance(reader, SourceReader):
+                    # Early versions wrote stores without checking their values.
                     for message in find_implausible_units(fields, reader, conf, reader.calendar.format(minutes)):
-                        findings.add(message)
-                ranges.append((np.nanmin(fields, axis=(1, 2)), np.nanmax(fields, axis=(1, 2))))
-            last = int(initial[-1]) + (steps[name] - 1) * conf.step_minutes
-            # a window that ends after the last input needs a later time than the sample itself
+                        report.add(message)
+                minima.append(np.nanmin(fields, axis=(1, 2)))
+                maxima.append(np.nanmax(fields, axis=(1, 2)))
+            last = int(initial_times[-1]) + (lengths[name] - 1) * conf.step_minutes
+            # A forcing window that ends after the last input needs a later time than the sample itself.
             FrameReader(reader, conf, None).forcing(last)
-    if ranges:
-        least, most = (np.stack(values) for values in zip(*ranges, strict=True))
-        _check_constant(reader.channels, least.min(axis=0), most.max(axis=0), findings)
+    if minima:
+        least = np.stack(minima).min(axis=0)
+        greatest = np.stack(maxima).max(axis=0)
+        _check_constant(reader.channels, least, greatest, report)
 
 
-def _check_constant(channels: ChannelMap, least: np.ndarray, most: np.ndarray, findings: CheckReport) -> None:
-    """A run refuses an output that has one value all through the training period."""
-    same = [c.name for c, low, high in zip(channels.output, least, most, strict=False) if low == high]
-    if same:
-        findings.add(
-            f"{', '.join(same)}: one value everywhere at the sampled times of data.splits.train; there is nothing to "
-            "learn: take it out of data.variables, or look at the files"
+def _check_constant(channels: ChannelMap, least: np.ndarray, greatest: np.ndarray, report: CheckReport) -> None:
+    """Report outputs that have a single value throughout the training period, which training would refuse."""
+    constant_names = []
+    for channel, low, high in zip(channels.output, least, greatest, strict=False):
+        if low == high:
+            constant_names.append(channel.name)
+    if constant_names:
+        report.add(
+            f"{', '.join(constant_names)}: one value everywhere at the sampled times of data.splits.train; there is "
+            "nothing to learn: remove it from data.variables, or check the files"
         )

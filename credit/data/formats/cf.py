@@ -72,7 +72,7 @@ class VariableLayout:
         packing_step: step of packed integers in these units, 0 if the variable is not packed.
         chunk_times: number of times in a chunk of the file, which are unpacked together; 1 without chunks.
         rules: checks of the values.
-        where: file and variable, for messages.
+        origin: file and variable, for messages.
         calendar: calendar of `times`, for messages; None if no file has had a time yet.
     """
 
@@ -91,7 +91,7 @@ class VariableLayout:
     packing_step: float
     chunk_times: int
     rules: ValueRules
-    where: str
+    origin: str
     calendar: Calendar | None
 
     def read(self, dataset: xr.Dataset, position: int | slice) -> np.ndarray:
@@ -143,7 +143,9 @@ class VariableLayout:
     def _describe(self, implausible: Implausible, position: int | slice) -> str:
         """Return the problem with some values, with their level and time and the location of the first."""
         levels = self.rules.levels
-        when = "" if len(levels) == 1 and levels[0] is None else f", level {levels[implausible.row]:g}"
+        when = ""
+        if levels[0] is not None or len(levels) > 1:
+            when = f", level {levels[implausible.row]:g}"
         if self.times is not None and self.calendar is not None:
             number = 0
             if "time" in self.dims:
@@ -151,7 +153,7 @@ class VariableLayout:
             when += f" at {self.calendar.format(self.times[number])}"
         row, column = np.argwhere(self.orientation.apply(implausible.cells))[0]
         location = f"latitude {self.grid.lat[row]:g}, longitude {self.grid.lon[column]:g}"
-        return f"{self.where}{when}: {self.rules.describe(implausible, location)}"
+        return f"{self.origin}{when}: {self.rules.describe(implausible, location)}"
 
     def _stored_values(self, dataset: xr.Dataset, position: int | slice, levels: slice) -> np.ndarray:
         variable = dataset.variables[self.name]
@@ -200,17 +202,17 @@ class Coordinates:
                 self.of_dim[str(variable.dims[0])] = (role, str(name))
 
     def _is_better(self, name: str, dim: str) -> bool:
-        """Return whether `name` replaces the coordinate of `dim` that was found before."""
+        """Return whether `name` replaces the coordinate that `dim` has so far."""
         if dim not in self.of_dim or name == _VALID_TIME:
             return True
         return name == dim and self.of_dim[dim][1] != _VALID_TIME
 
-    def roles(self, name: str, where: str, level_units: str | None = None) -> dict[str, str]:
+    def roles(self, name: str, origin: str, level_units: str | None = None) -> dict[str, str]:
         """Return role -> dimension of a variable.
 
         Args:
             name: the variable.
-            where: the file, for messages.
+            origin: the file, for messages.
             level_units: ``data.level_units`` for a variable on levels, else None.
 
         Raises:
@@ -218,10 +220,10 @@ class Coordinates:
         """
         variable = self._dataset.variables[name]
         if UNREADABLE in variable.encoding:
-            raise DataError(f"{where}: {name} {variable.encoding[UNREADABLE].describe(level_units)}")
+            raise DataError(f"{origin}: {name} {variable.encoding[UNREADABLE].describe(level_units)}")
         coordinates = [coordinate for _, coordinate in self.of_dim.values()]
         for used_name in (name, *coordinates, *self.scalar.values()):
-            require_packing(used_name, self._dataset.variables[used_name].encoding, where)
+            require_packing(used_name, self._dataset.variables[used_name].encoding, origin)
         dims_of_role: dict[str, list[str]] = {}
         unknown_dims = []
         for dim in variable.dims:
@@ -230,20 +232,22 @@ class Coordinates:
                 dims_of_role.setdefault(role, []).append(dim)
             elif variable.sizes[dim] > 1:
                 unknown_dims.append(dim)
-        dim_of_role = {role: self._choose_dim(name, role, dims, where) for role, dims in dims_of_role.items()}
+        dim_of_role = {role: self._choose_dim(name, role, dims, origin) for role, dims in dims_of_role.items()}
         if not {"lat", "lon"} <= set(dim_of_role):
             dims = ", ".join(map(str, variable.dims))
             raise DataError(
-                f"{where}: {name} has no latitude and longitude (its dimensions are {dims}); only fields on a "
+                f"{origin}: {name} has no latitude and longitude (its dimensions are {dims}); only fields on a "
                 "latitude-longitude grid with 1-D coordinates can be read: interpolate the file to one first, or add "
                 "its coordinates"
             )
         if unknown_dims:
             dim = unknown_dims[0]
-            raise DataError(f"{where}: dimension {dim} ({variable.sizes[dim]}) of {name} {self._describe_unknown(dim)}")
+            raise DataError(
+                f"{origin}: dimension {dim} ({variable.sizes[dim]}) of {name} {self._describe_unknown(dim)}"
+            )
         return dim_of_role
 
-    def _choose_dim(self, name: str, role: str, dims: Sequence[str], where: str) -> str:
+    def _choose_dim(self, name: str, role: str, dims: Sequence[str], origin: str) -> str:
         """Return the dimension of a role.
 
         If there are several, all but one must have length 1, for example the initial time of a forecast, which is a
@@ -254,8 +258,8 @@ class Coordinates:
         if len(longer) > 1:
             listed = " and ".join(f"{dim} ({sizes[dim]})" for dim in longer)
             raise DataError(
-                f"{where}: dimensions {listed} of {name} are all {_ROLE_WORDS[role]} by their coordinates; correct the "
-                f"attributes of what is not, or {self._how_to_choose(longer[-1])}"
+                f"{origin}: dimensions {listed} of {name} are all {_ROLE_WORDS[role]} by their coordinates; correct "
+                f"the attributes of those that are not, or {self._how_to_choose(longer[-1])}"
             )
         return (longer or dims)[0]
 
@@ -289,10 +293,10 @@ class Coordinates:
         """Return the coordinate of a dimension."""
         return self._dataset.variables[self.of_dim[dim][1]].values
 
-    def grid(self, lat: str, lon: str, where: str) -> tuple[LatLonGrid, AxisOrder]:
+    def grid(self, lat: str, lon: str, origin: str) -> tuple[LatLonGrid, AxisOrder]:
         """Return the grid of two dimensions and the order of rows and columns of its fields."""
         bounds = self.bounds(self.of_dim[lat][1])
-        return LatLonGrid.from_coords(self.values(lat), self.values(lon), bounds, where)
+        return LatLonGrid.from_coords(self.values(lat), self.values(lon), bounds, origin)
 
     def bounds(self, name: str) -> np.ndarray | None:
         """Return the bounds (N, 2) of a coordinate, None if the file has none."""
@@ -303,74 +307,94 @@ class Coordinates:
 
 
 def role_of(name: str, variable: xr.Variable) -> str | None:
-    """Return what a coordinate stands for by standard_name, else units, axis or positive, else usual names."""
+    """Return the role of a coordinate: by its standard_name, else units, axis or positive, else its name."""
     attributes = variable.attrs
-    standard = attributes.get("standard_name")
-    if standard in _STANDARD_NAMES:
-        return _STANDARD_NAMES[standard]
-    if standard in _OTHER_STANDARD_NAMES or variable.dtype.kind not in "iuf":
+    standard_name = attributes.get("standard_name")
+    if standard_name in _STANDARD_NAMES:
+        return _STANDARD_NAMES[standard_name]
+    if standard_name in _OTHER_STANDARD_NAMES or variable.dtype.kind not in "iuf":
         return None
     units = str(attributes.get("units", "")).lower()
-    if units.replace("degrees", "degree") in _DEGREES:
-        return _DEGREES[units.replace("degrees", "degree")]
+    singular_units = units.replace("degrees", "degree")
+    if singular_units in _DEGREES:
+        return _DEGREES[singular_units]
     if " since " in units:
         return "time"
     downward = "Z" if str(attributes.get("positive", "")).lower() == "down" else None
     axis = attributes.get("axis", downward)
-    # metres along X and Y are a map projection's
+    # Coordinates along X and Y in other units, such as metres, belong to a map projection.
     if axis in _AXES and units in ("", "1", "degree", "degrees", "level", *PRESSURE_IN_HPA):
         return _AXES[axis]
-    return next((role for role, names in _NAMES.items() if name.lower() in names), None)
+    for role, names in _NAMES.items():
+        if name.lower() in names:
+            return role
+    return None
 
 
 def is_vector_component(choice: str, standard_name: str) -> bool:
-    """Whether a variable is a component of a vector, by ``data.variable_options.NAME.vector`` and, for ``auto``, by "
-    "its name."""
-    return choice == "yes" or (choice == "auto" and ("eastward" in standard_name or "northward" in standard_name))
+    """Return whether a variable is a component of a vector.
+
+    The `choice` is ``data.variable_options.NAME.vector``; with ``auto`` the standard name decides.
+    """
+    if choice == "auto":
+        return "eastward" in standard_name or "northward" in standard_name
+    return choice == "yes"
 
 
-def level_values(coordinate: xr.Variable, name: str, wanted_units: str, where: str) -> np.ndarray:
-    """Return a level coordinate in the config's units, float64.
+def level_values(coordinate: xr.Variable, name: str, level_units: str, origin: str) -> np.ndarray:
+    """Return a level coordinate in the units of the config, (K,) float64.
 
-    Without units, values up to 1100 are taken as hPa, others as Pa.
+    Without units, values are taken as hPa if none is greater than 1100, else as Pa.
 
     Raises:
-        DataError: where the file has pressures and the config model levels, or the other way round.
+        DataError: if the file has pressures and `level_units`, from the config, is ``model_level``, or the reverse.
     """
     values = np.atleast_1d(np.asarray(coordinate.values, dtype=np.float64))
     units = str(coordinate.attrs.get("units", "")).strip()
-    if not units and wanted_units != "model_level":
+    if not units and level_units != "model_level":
         units = "hPa" if values.max() <= _HIGHEST_HPA else "Pa"
-    factor = PRESSURE_IN_HPA.get(units.lower())
-    if wanted_units == "model_level":
-        if factor is not None:
-            raise DataError(f"{where}: {name} is in {units}, but data.level_units is model_level; use hPa or Pa")
+    hpa_per_unit = PRESSURE_IN_HPA.get(units.lower())
+    if level_units == "model_level":
+        if hpa_per_unit is not None:
+            raise DataError(f"{origin}: {name} is in {units}, but data.level_units is model_level; use hPa or Pa")
         return values
-    if factor is None:
+    if hpa_per_unit is None:
         raise DataError(
-            f'{where}: {name} is in "{units}", not in units of pressure; if these are model levels, set '
+            f'{origin}: {name} is in "{units}", not in units of pressure; if these are model levels, set '
             "data.level_units: model_level"
         )
-    return values * factor * (100.0 if wanted_units == "Pa" else 1.0)
+    units_per_hpa = 100.0 if level_units == "Pa" else 1.0
+    return values * hpa_per_unit * units_per_hpa
 
 
-def match_levels(have: np.ndarray, wanted: Sequence[float], variable: str, units: str, where: str) -> tuple[int, ...]:
-    """Return the row of each wanted level; equal within rounding, never the nearest.
+def match_levels(
+    available: np.ndarray, requested: Sequence[float], variable: str, units: str, origin: str
+) -> tuple[int, ...]:
+    """Return the row of each requested level; levels must be equal within rounding, and are never the nearest.
+
+    Args:
+        available: (K,) levels of the file.
+        requested: levels to find.
+        variable: the variable, for messages.
+        units: units of the levels, for messages.
+        origin: the file, for messages.
 
     Raises:
-        DataError: naming the levels that are missing and those that there are.
+        DataError: if levels are missing; the message lists them and those of the file.
     """
-    rows, missing = [], []
-    for level in wanted:
-        gap = np.abs(have - level)
-        if gap.min() <= _LEVEL_TOLERANCE * level:
-            rows.append(int(gap.argmin()))
+    rows = []
+    missing_levels = []
+    for level in requested:
+        distance = np.abs(available - level)
+        if distance.min() <= _LEVEL_TOLERANCE * level:
+            rows.append(int(distance.argmin()))
         else:
-            missing.append(level)
-    if missing:
+            missing_levels.append(level)
+    if missing_levels:
+        missing_text = ", ".join(f"{level:g}" for level in missing_levels)
+        available_text = ", ".join(f"{level:g}" for level in available)
         raise DataError(
-            f"{where}: {variable} has no level {', '.join(f'{level:g}' for level in missing)} {units}; it has "
-            f"{', '.join(f'{level:g}' for level in have)} {units}; change data.levels or "
-            f"data.variable_options.{variable}.levels"
+            f"{origin}: {variable} has no level {missing_text} {units}; it has {available_text} {units}; change "
+            f"data.levels or data.variable_options.{variable}.levels"
         )
     return tuple(rows)

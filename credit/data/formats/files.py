@@ -1,4 +1,4 @@
-"""From the sources of a config to open files: globs, date patterns, the package's samples, a bounded set of handles."""
+"""Finding and opening the files of sources: globs, date patterns, samples of the package, and a cache of open files."""
 
 from __future__ import annotations
 
@@ -23,40 +23,41 @@ from credit.data.formats.select import select_positions
 from credit.data.formats.units import require_packing
 from credit.errors import ConfigError, DataError, did_you_mean
 
-_DATE_PARTS = {"%Y": r"\d{4}", "%m": r"\d{2}", "%d": r"\d{2}", "%H": r"\d{2}", "%M": r"\d{2}", "%j": r"\d{3}"}
+_DATE_CODES = {"%Y": r"\d{4}", "%m": r"\d{2}", "%d": r"\d{2}", "%H": r"\d{2}", "%M": r"\d{2}", "%j": r"\d{3}"}
 _TOKEN = re.compile(r"%.|\*\*/|\*|\?")
 _WILDCARDS = {"**/": "(?:.*/)?", "*": "[^/]*", "?": "[^/]"}
-_ZARR_MARKS = ("zarr.json", ".zmetadata", ".zgroup")
+_ZARR_DESCRIPTIONS = ("zarr.json", ".zmetadata", ".zgroup")
 _GRIB_ENDINGS = (".grib", ".grib1", ".grib2", ".grb", ".grb1", ".grb2", ".gb", ".gb2")
 _KINDS = {"netcdf": "netCDF file", "zarr": "zarr store"}
 
 
 def expand_paths(source: SourceConfig, key: str) -> list[Path | str]:
-    """Return the files and zarr stores of a source, each once; a pattern's matches are in order of name.
+    """Return the files and zarr stores of a source, each once; those that match a pattern are sorted by name.
 
-    Remote stores are URLs, as text; a source of a plugin is one file, whose name is its place in the config.
+    Remote stores are URLs, as text. A source of a plugin is one file, whose name is its key in the config.
 
     Args:
         source: the source.
-        key: its place in the config, for messages.
+        key: its key in the config, such as ``data.sources.0``.
 
     Raises:
-        ConfigError: for a date part that is not supported.
-        DataError: where nothing is found.
+        ConfigError: for a date code that is not supported.
+        DataError: if no file is found.
     """
     if source.type is not None:
         return [f"{key} ({source.type})"]
     patterns = [source.path] if isinstance(source.path, str) else source.path
-    found: dict[Path | str, None] = {}
+    # A dictionary keeps the order and drops duplicates.
+    paths: dict[Path | str, None] = {}
     for pattern in patterns:
-        found.update(dict.fromkeys(expand_path(pattern, f"{key}.path")))
-    if not found:
+        paths.update(dict.fromkeys(expand_path(pattern, f"{key}.path")))
+    if not paths:
         raise DataError(f"{key}.path: the list is empty; name at least one file")
-    return list(found)
+    return list(paths)
 
 
 def expand_path(pattern: str, key: str) -> list[Path | str]:
-    """Return the files and zarr stores that one path stands for, at least one; see `expand_paths`."""
+    """Return the files and zarr stores that match one path or pattern, at least one; see `expand_paths`."""
     if is_remote(pattern):
         if "*" in pattern:
             raise DataError(f"{key}: {pattern}: patterns find files on disks only; list the stores")
@@ -66,36 +67,42 @@ def expand_path(pattern: str, key: str) -> list[Path | str]:
     if not _TOKEN.search(pattern) and "[" not in pattern:
         path = Path(pattern)
         if not path.exists():
-            raise DataError(f"{key}: {pattern} does not exist{_nearby(path)}")
+            raise DataError(f"{key}: {pattern} does not exist{_describe_nearest_folder(path)}")
         if path.is_dir() and not is_zarr(path):
-            raise DataError(f"{key}: {pattern} is a folder and no zarr store; write {path}/*.nc for the files in it")
+            raise DataError(f"{key}: {pattern} is a folder, not a zarr store; write {path}/*.nc for the files in it")
         return [path]
-    regex = "".join(_as_regex(pattern, key))
-    wide = re.sub("%.", "*", pattern)
-    matches = [Path(name) for name in sorted(glob.glob(wide, recursive=True)) if re.fullmatch(regex, name)]
+    # The glob finds candidates with any text for a date code, and the regular expression those with digits.
+    regex = _build_regex(pattern, key)
+    candidates = sorted(glob.glob(re.sub("%.", "*", pattern), recursive=True))
+    matches = [Path(name) for name in candidates if re.fullmatch(regex, name)]
     if not matches:
-        raise DataError(f"{key}: no file matches {pattern}{_nearby(Path(pattern))}")
+        raise DataError(f"{key}: no file matches {pattern}{_describe_nearest_folder(Path(pattern))}")
     return matches
 
 
-def _as_regex(pattern: str, key: str) -> list[str]:
-    """A glob's matches are tried against this, so that %Y stands for four digits and not for any text."""
-    parts, end = [], 0
+def _build_regex(pattern: str, key: str) -> str:
+    """Return the regular expression of a glob with date codes, in which %Y stands for four digits."""
+    pieces = []
+    end = 0
     for token in _TOKEN.finditer(pattern):
-        parts.append(_literal(pattern[end : token.start()]))
+        pieces.append(_escape(pattern[end : token.start()]))
         if token[0] in _WILDCARDS:
-            parts.append(_WILDCARDS[token[0]])
-        elif token[0] in _DATE_PARTS:
-            parts.append(_DATE_PARTS[token[0]])
+            pieces.append(_WILDCARDS[token[0]])
+        elif token[0] in _DATE_CODES:
+            pieces.append(_DATE_CODES[token[0]])
         else:
-            raise ConfigError(f"{key}: {pattern}: {token[0]} is not known; use {' '.join(_DATE_PARTS)}, * or ?")
+            raise ConfigError(f"{key}: {pattern}: {token[0]} is not known; use {' '.join(_DATE_CODES)}, * or ?")
         end = token.end()
-    return [*parts, _literal(pattern[end:])]
+    pieces.append(_escape(pattern[end:]))
+    return "".join(pieces)
 
 
-def _literal(text: str) -> str:
-    """Escape everything but a glob's character sets, [0-9]."""
-    return "".join(part if part.startswith("[") else re.escape(part) for part in re.split(r"(\[[^\]]+\])", text))
+def _escape(text: str) -> str:
+    """Escape everything but the character sets of a glob, such as [0-9]."""
+    pieces = []
+    for piece in re.split(r"(\[[^\]]+\])", text):
+        pieces.append(piece if piece.startswith("[") else re.escape(piece))
+    return "".join(pieces)
 
 
 def _sample_files(name: str, key: str) -> list[Path]:
@@ -106,25 +113,29 @@ def _sample_files(name: str, key: str) -> list[Path]:
     return sorted((root / name).glob("*.nc"))
 
 
-def _nearby(path: Path) -> str:
-    """Return what the nearest existing folder holds, in words."""
+def _describe_nearest_folder(path: Path) -> str:
+    """Return the contents of the nearest existing folder, as the end of a message."""
     folder = path.parent
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
     if folder != path.parent:
         return f"; the folder {path.parent} does not exist"
     names = sorted(item.name for item in folder.iterdir())
-    shown = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
-    return f"; {folder} holds {shown}" if names else f"; {folder} is empty"
+    if not names:
+        return f"; {folder} is empty"
+    listed_names = ", ".join(names[:5])
+    if len(names) > 5:
+        listed_names += ", ..."
+    return f"; {folder} contains {listed_names}"
 
 
 def is_zarr(path: Path) -> bool:
-    """Whether `path` is a zarr store, by its name or by what lies in it."""
-    return path.suffix == ".zarr" or any((path / mark).exists() for mark in _ZARR_MARKS)
+    """Return whether `path` is a zarr store, by its name or by the files in it."""
+    return path.suffix == ".zarr" or any((path / name).exists() for name in _ZARR_DESCRIPTIONS)
 
 
 def format_of(path: Path, configured: str) -> str:
-    """Return ``netcdf``, ``zarr`` or ``grib``: as configured, else by the name's ending and the first bytes."""
+    """Return ``netcdf``, ``zarr`` or ``grib``: as configured, or for ``auto`` by the name and the first bytes."""
     if configured != "auto":
         return configured
     if is_zarr(path):
@@ -135,14 +146,17 @@ def format_of(path: Path, configured: str) -> str:
         with open(path, "rb") as file:
             return "grib" if file.read(4) == b"GRIB" else "netcdf"
     except OSError:
-        return "netcdf"  # whose reader says what is wrong
+        # Opening it as netCDF reports why it cannot be read.
+        return "netcdf"
 
 
 def open_file(path: Path | str, source: SourceConfig) -> xr.Dataset:
-    """Open a file lazily, cut to what its source selects; times stay encoded, packed values are unpacked when read.
+    """Open a file lazily, at the positions that its source selects.
+
+    Times stay encoded, and packed values are unpacked when they are read.
 
     Raises:
-        DataError: if it is missing or unreadable, or lacks what is selected.
+        DataError: if it is missing or unreadable, or does not have the selected positions.
     """
     if source.type is not None:
         return open_plugin_source(source, str(path))
@@ -159,21 +173,21 @@ def open_file(path: Path | str, source: SourceConfig) -> xr.Dataset:
         if file_format == "zarr":
             options["consolidated"] = _is_consolidated(path)
         with warnings.catch_warnings():
-            # two fill values (CMIP writes float32 and float64 1e20) are both read as missing, as they should
+            # CMIP files have two fill values, 1e20 in float32 and float64. xarray warns, but both are read as missing.
             warnings.simplefilter("ignore", xr.SerializationWarning)
             dataset = xr.open_dataset(path, engine=engine, **options)
     except (OSError, ValueError, KeyError, RuntimeError, AttributeError, TypeError) as error:
         if isinstance(error, TypeError):
-            # a coordinate, which is unpacked at once, has packing attributes that are no numbers
-            with xr.open_dataset(path, engine=engine, decode_cf=False, chunks=None, cache=False) as raw:
-                for name, variable in raw.variables.items():
+            # Coordinates are unpacked when the file is opened, which fails if a packing attribute is not a number.
+            with xr.open_dataset(path, engine=engine, decode_cf=False, chunks=None, cache=False) as raw_dataset:
+                for name, variable in raw_dataset.variables.items():
                     require_packing(str(name), variable.attrs, str(path))
         raise _unreadable(path, file_format, error) from error
     return select_positions(dataset, source.select, str(path))
 
 
 def _is_consolidated(path: Path) -> bool:
-    """Whether a zarr store has its arrays' descriptions in one place; asking for them in vain makes xarray complain."""
+    """Return whether a zarr store has consolidated metadata; xarray warns if it is told to use them and has none."""
     description = path / "zarr.json"
     if description.exists():
         return json.loads(description.read_text()).get("consolidated_metadata") is not None
@@ -199,61 +213,72 @@ def _unreadable(path: Path, file_format: str, error: Exception) -> DataError:
 
 
 def file_fingerprint(path: Path) -> list[int]:
-    """Return size and time of change of a file, of a zarr store those of its description."""
-    file = next((path / name for name in _ZARR_MARKS if (path / name).exists()), path)
-    status = file.stat()
+    """Return size and time of change of a file; for a zarr store, of the file that describes it."""
+    for name in _ZARR_DESCRIPTIONS:
+        if (path / name).exists():
+            path = path / name
+            break
+    status = path.stat()
     return [status.st_size, status.st_mtime_ns]
 
 
 def file_key(path: Path | str) -> str:
-    """Return what a training store calls a source file: the absolute path, the URL, or the place of a plugin's."""
-    return str(path.absolute() if isinstance(path, Path) else path)
+    """Return the name of a source file in a training store: absolute path, URL, or config key of a plugin's source."""
+    if isinstance(path, Path):
+        path = path.absolute()
+    return str(path)
 
 
 class OpenFiles:
-    """Keeps what was learnt of the files that were used last, of at most `most`; of GRIB files and plugins, always.
+    """Cache of the datasets of the files that were used last; those of GRIB files and plugins are never dropped.
 
-    Of a netCDF file that is some 100 kB. Its handle may be closed meanwhile: xarray keeps those of 128 files and opens
-    others again, in about half of the time that looking at a file takes.
+    The dataset of a netCDF file takes about 100 kB. Its handle may be closed in the meantime: xarray keeps the handles
+    of 128 files and opens others again, which takes about half as long as creating the dataset.
 
-    After a fork, and after unpickling in a worker, files are opened anew: handles must not be shared by processes.
-    GRIB files have no handles between reads, and sources of plugins see to theirs.
+    After a fork, and after unpickling in a worker, files are opened again, because processes must not share handles.
+    GRIB files have no handles between reads, and sources of plugins manage their own.
 
     Args:
         sources: the sources of the config.
-        most: of how many files.
+        max_files: number of datasets to keep, not counting GRIB files and plugins.
     """
 
-    def __init__(self, sources: Sequence[SourceConfig], most: int = 1024) -> None:
+    def __init__(self, sources: Sequence[SourceConfig], max_files: int = 1024) -> None:
         self._sources = list(sources)
-        self._most = most
+        self._max_files = max_files
+        # Number of the process that opened the files.
         self._owner = os.getpid()
-        self._open: OrderedDict[tuple[Path | str, int], xr.Dataset] = OrderedDict()
-        self._before = self._open
-        self._lasting: dict[tuple[Path | str, int], xr.Dataset] = {}
+        self._datasets: OrderedDict[tuple[Path | str, int], xr.Dataset] = OrderedDict()
+        self._datasets_of_parent = self._datasets
+        self._permanent_datasets: dict[tuple[Path | str, int], xr.Dataset] = {}
 
     def get(self, path: Path | str, number: int) -> xr.Dataset:
-        """Return a file of source `number`, open."""
+        """Return the dataset of a file of source `number`."""
         if self._owner != os.getpid():
-            # what was open before a fork stays referred to: its connections are the parent's, not to be ended here
-            self._owner, self._before, self._open = os.getpid(), self._open, OrderedDict()
-        key, source = (path, number), self._sources[number]
-        if key in self._lasting:
-            return self._lasting[key]
-        if key in self._open:
-            self._open.move_to_end(key)
-            return self._open[key]
+            # After a fork the datasets of the parent stay referenced, so that its connections are not closed here.
+            self._datasets_of_parent = self._datasets
+            self._datasets = OrderedDict()
+            self._owner = os.getpid()
+        key = (path, number)
+        if key in self._permanent_datasets:
+            return self._permanent_datasets[key]
+        if key in self._datasets:
+            self._datasets.move_to_end(key)
+            return self._datasets[key]
+        source = self._sources[number]
         dataset = open_file(path, source)
-        if source.type is not None or (not is_remote(path) and format_of(path, source.format) == "grib"):
-            self._lasting[key] = dataset
+        is_plugin = source.type is not None
+        if is_plugin or (not is_remote(path) and format_of(path, source.format) == "grib"):
+            self._permanent_datasets[key] = dataset
             return dataset
-        self._open[key] = dataset
-        while len(self._open) > self._most:
-            self._open.popitem(last=False)[1].close()
+        self._datasets[key] = dataset
+        while len(self._datasets) > self._max_files:
+            _, oldest_dataset = self._datasets.popitem(last=False)
+            oldest_dataset.close()
         return dataset
 
     def fingerprint(self, path: Path | str, number: int) -> list[int]:
-        """Return two numbers that are others when the file is; of a zarr store or a plugin, when its description is."""
+        """Return two numbers that change with the file; for a zarr store or a plugin, with its description."""
         if self._sources[number].type is not None:
             return self.get(path, number).encoding["fingerprint"]
         if is_remote(path):
@@ -261,4 +286,4 @@ class OpenFiles:
         return file_fingerprint(path)
 
     def __getstate__(self) -> dict[str, object]:
-        return self.__dict__ | {"_owner": -1, "_open": OrderedDict(), "_before": OrderedDict()}
+        return self.__dict__ | {"_owner": -1, "_datasets": OrderedDict(), "_datasets_of_parent": OrderedDict()}

@@ -1,40 +1,63 @@
-"""The messages of a GRIB file: what each is, where it begins, and its values.
+"""Messages of a GRIB file: parameter, level, time, grid and offset of each, and their values.
 
-A GRIB file is a row of messages without a table of contents; each is one horizontal field with its description. So a
-file is read once from end to end to know what it holds. Nothing is written beside it.
+A GRIB file is a sequence of messages without a table of contents; each is one horizontal field with its description. So
+a file is read once from end to end to list its contents. No index file is written.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
 
-from credit.data.formats.grib_grid import GribGrid, read_grid
 from credit.errors import DataError
 from credit.utils.installation import install_command
 
-# what tells messages of one variable apart, besides time and level
+# Keys that distinguish messages of one variable, besides time and level.
 CHOICES = ("typeOfLevel", "stepType", "number", "grid", "step", "expver", "dataType", "stream")
-_UNIT_MINUTES = {0: 1, 1: 60, 2: 1440, 10: 180, 11: 360, 12: 720}
+# Code of a unit of steps (GRIB code table 4.4) -> its length; months and longer units have no fixed one.
+_MINUTES_PER_UNIT = {0: 1, 1: 60, 2: 1440, 10: 180, 11: 360, 12: 720}
 _CELL_METHODS = {"avg": "time: mean", "accum": "time: sum", "max": "time: maximum", "min": "time: minimum"}
 _EPOCH = datetime(1900, 1, 1)
 _MINUTE = timedelta(minutes=1)
-# no field holds it, unlike ecCodes' default 9999
+# Stands for missing values while they are read. Fields can contain the default of ecCodes, 9999, but not this.
 _MISSING = -1e100
+
+_REGULAR = ("regular_ll", "regular_gg")
+_REDUCED = ("reduced_gg", "reduced_ll")
+
+
+@dataclass(frozen=True)
+class GribGrid:
+    """Latitudes and longitudes of the values of a message.
+
+    Attributes:
+        name: type and size, such as ``regular_ll 181x360``.
+        lat: (H,) degrees north, from north to south.
+        lon: (W,) degrees east, ascending.
+        order: (H * W,) index in the message of each point of (lat, lon); None if the message has them in this order.
+        problem: reason why the grid cannot be used, and what to do, as a text that follows the name of a variable;
+            None if it can be used.
+    """
+
+    name: str
+    lat: np.ndarray = field(default_factory=lambda: np.empty(0))
+    lon: np.ndarray = field(default_factory=lambda: np.empty(0))
+    order: np.ndarray | None = None
+    problem: str | None = None
 
 
 @dataclass(frozen=True)
 class Parameter:
-    """What a field is.
+    """Parameter (variable) of a message.
 
     Attributes:
-        name: ecCodes' shortName (``2t``), or the numbers of a parameter that it does not know.
+        name: shortName of ecCodes (``2t``), or the numbers of a parameter that ecCodes does not know.
         aliases: the CF name (``t2m``) and the paramId (``167``).
         attributes: units, standard_name, long_name.
     """
@@ -46,22 +69,22 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Message:
-    """One field.
+    """Description of one field.
 
     Attributes:
-        offset: where its message begins in the file.
-        place: its place among the fields of the message (GRIB 2 allows several).
-        parameter: what it is.
-        grid: where its values lie.
+        offset: first byte of the message in the file.
+        field_number: index among the fields of the message (GRIB 2 allows several).
+        parameter: its parameter.
+        grid: its grid.
         minutes: valid time; the end of the window of a mean or an accumulation.
         window: minutes of that window, None for an instantaneous field.
         level: the level in units of its type.
-        choices: the `CHOICES` that it has, and its type of level -> level.
-        packing_step: distance of two neighbouring values that it can hold; 0 where it is not packed simply.
+        choices: values of the `CHOICES` that it has, and its type of level -> level.
+        packing_step: step of the packed integers in units of the field; 0 if they are not packed linearly.
     """
 
     offset: int
-    place: int
+    field_number: int
     parameter: Parameter
     grid: GribGrid
     minutes: int
@@ -72,7 +95,7 @@ class Message:
 
     @property
     def cell_methods(self) -> str | None:
-        """CF's name for what is done over the window."""
+        """CF's ``cell_methods`` of a mean, sum or extreme over the window; None for other fields."""
         return _CELL_METHODS.get(str(self.choices.get("stepType")))
 
 
@@ -80,34 +103,36 @@ def import_eccodes() -> object:
     """Return the module eccodes.
 
     Raises:
-        DataError: saying how to install it.
+        DataError: if it is not installed; the message says how to install it.
     """
     try:
         import eccodes
-    except (ImportError, RuntimeError) as error:  # RuntimeError: the package without its C library
+    except (ImportError, RuntimeError) as error:  # A RuntimeError means that the C library is missing.
         raise DataError(f"GRIB files need ecCodes ({error}); install it with: {install_command('grib')}") from error
     return eccodes
 
 
 def read_messages(path: Path) -> list[Message]:
-    """Return what every message of a file is; reads the whole file.
+    """Return the descriptions of all messages of a file, in its order; reads the whole file.
 
     Raises:
-        DataError: if the file is truncated, or holds no message.
+        DataError: if the file is truncated, or has no message.
     """
     eccodes = import_eccodes()
     parameters: dict[object, Parameter] = {}
     grids: dict[str, GribGrid] = {}
     messages: list[Message] = []
-    last, place = -1, 0
+    previous_offset = -1
+    field_number = 0
     try:
         with open(path, "rb") as file, _several_fields(file):
             while (handle := eccodes.codes_grib_new_from_file(file)) is not None:
                 try:
                     offset = int(eccodes.codes_get(handle, "offset", int))
-                    place = place + 1 if offset == last else 0
-                    last = offset
-                    messages.append(_describe(handle, offset, place, parameters, grids))
+                    # The fields of one message come one after the other, with the same offset.
+                    field_number = field_number + 1 if offset == previous_offset else 0
+                    previous_offset = offset
+                    messages.append(_describe(handle, offset, field_number, parameters, grids))
                 finally:
                     eccodes.codes_release(handle)
     except (OSError, ValueError, eccodes.CodesInternalError) as error:
@@ -116,22 +141,25 @@ def read_messages(path: Path) -> list[Message]:
             "being written, or of another format: copy it again, or set data.sources.N.format"
         ) from error
     if not messages:
-        raise DataError(f"{path}: holds no GRIB message; if it is of another format, set data.sources.N.format")
+        raise DataError(f"{path}: contains no GRIB message; if it is of another format, set data.sources.N.format")
     return messages
 
 
 def read_values(path: Path, messages: list[tuple[int, int]]) -> np.ndarray:
-    """Return the fields (N, points) float32 of messages, given by offset and place, in the file's order of points.
+    """Return fields (N, points) float32 in the order of points of the file; missing values are NaN.
 
-    Missing values are NaN.
+    Args:
+        path: the file.
+        messages: (offset, field number) of each of the N fields, see `Message`.
     """
     eccodes = import_eccodes()
     fields = []
     with open(path, "rb") as file, _several_fields(file):
-        for offset, place in messages:
+        for offset, field_number in messages:
             file.seek(offset)
             eccodes.codes_grib_multi_support_reset_file(file)
-            for _ in range(place):
+            # ecCodes cannot seek to a later field of a message, so those before it are skipped.
+            for _ in range(field_number):
                 eccodes.codes_release(eccodes.codes_grib_new_from_file(file))
             handle = eccodes.codes_grib_new_from_file(file)
             try:
@@ -144,9 +172,9 @@ def read_values(path: Path, messages: list[tuple[int, int]]) -> np.ndarray:
 
 
 def read_coefficients(path: Path, message: Message) -> np.ndarray | None:
-    """Return the coefficients of the model's half levels (2, levels + 1), a in Pa and b, from the top down.
+    """Return coefficients of the half levels of the model (2, levels + 1): a in Pa, and b, from the top down.
 
-    None where the message does not list them.
+    Return None if the message does not list them.
     """
     eccodes = import_eccodes()
     with open(path, "rb") as file:
@@ -162,7 +190,7 @@ def read_coefficients(path: Path, message: Message) -> np.ndarray | None:
 
 @contextmanager
 def _several_fields(file: BinaryIO) -> Iterator[None]:
-    """Let the fields of one message follow each other as if each had its own."""
+    """Let ecCodes return each field of a message as if it were a message of its own."""
     eccodes = import_eccodes()
     eccodes.codes_grib_multi_support_on()
     try:
@@ -173,7 +201,7 @@ def _several_fields(file: BinaryIO) -> Iterator[None]:
 
 
 def _get(handle: int, key: str, kind: type | None = None) -> object:
-    """Return a key's value, None where the message does not have it."""
+    """Return the value of a key, None if the message does not have it."""
     eccodes = import_eccodes()
     try:
         value = eccodes.codes_get(handle, key, kind)
@@ -183,47 +211,62 @@ def _get(handle: int, key: str, kind: type | None = None) -> object:
 
 
 def _describe(
-    handle: int, offset: int, place: int, parameters: dict[object, Parameter], grids: dict[str, GribGrid]
+    handle: int, offset: int, field_number: int, parameters: dict[object, Parameter], grids: dict[str, GribGrid]
 ) -> Message:
+    """Return the description of a field; grids and parameters of earlier messages are reused, and new ones added."""
     grid_key = f"{_get(handle, 'gridType')} {_get(handle, 'md5GridSection')}"
     if grid_key not in grids:
-        grids[grid_key] = read_grid(handle)
-    # looking up names takes most of the time, so each parameter's are looked up once
-    number = _get(handle, "paramId", int)
-    parameter_key = number or _unknown_name(handle)
+        grids[grid_key] = _read_grid(handle)
+    # Looking up names takes most of the time, so those of each parameter are looked up once.
+    param_id = _get(handle, "paramId", int)
+    parameter_key = param_id or _unknown_name(handle)
     if parameter_key not in parameters:
-        parameters[parameter_key] = _parameter(handle, number)
+        parameters[parameter_key] = _read_parameter(handle, param_id)
     minutes = _minutes(_get(handle, "validityDate", int), _get(handle, "validityTime", int))
-    initial = _minutes(_get(handle, "dataDate", int), _get(handle, "dataTime", int))
-    level_type, level = _get(handle, "typeOfLevel", str) or "unknown", float(_get(handle, "level", float) or 0.0)
-    known = {name: _get(handle, name) for name in ("stepType", "number", "expver", "dataType", "stream")}
-    known |= {"grid": grids[grid_key].name, "step": (minutes - initial) / 60, "typeOfLevel": level_type}
-    known[level_type] = level
-    packed = str(_get(handle, "packingType")).startswith("grid_")
-    scale = (_get(handle, "binaryScaleFactor", int), _get(handle, "decimalScaleFactor", int)) if packed else (None, 0)
+    initial_minutes = _minutes(_get(handle, "dataDate", int), _get(handle, "dataTime", int))
+    level_type = _get(handle, "typeOfLevel", str) or "unknown"
+    level = float(_get(handle, "level", float) or 0.0)
+    choices = {name: _get(handle, name) for name in ("stepType", "number", "expver", "dataType", "stream")}
+    choices["grid"] = grids[grid_key].name
+    choices["step"] = (minutes - initial_minutes) / 60
+    choices["typeOfLevel"] = level_type
+    choices[level_type] = level
     return Message(
-        offset,
-        place,
-        parameters[parameter_key],
-        grids[grid_key],
-        minutes,
-        None if known["stepType"] == "instant" else _window(handle),
-        level,
-        {key: value for key, value in known.items() if value is not None},
-        0.0 if None in scale else 2.0 ** scale[0] * 10.0 ** -scale[1],
+        offset=offset,
+        field_number=field_number,
+        parameter=parameters[parameter_key],
+        grid=grids[grid_key],
+        minutes=minutes,
+        window=None if choices["stepType"] == "instant" else _read_window(handle),
+        level=level,
+        choices={key: value for key, value in choices.items() if value is not None},
+        packing_step=_read_packing_step(handle),
     )
 
 
-def _parameter(handle: int, number: int | None) -> Parameter:
+def _read_packing_step(handle: int) -> float:
+    if not str(_get(handle, "packingType")).startswith("grid_"):
+        return 0.0
+    binary_scale = _get(handle, "binaryScaleFactor", int)
+    decimal_scale = _get(handle, "decimalScaleFactor", int)
+    if binary_scale is None or decimal_scale is None:
+        return 0.0
+    return 2.0**binary_scale * 10.0**-decimal_scale
+
+
+def _read_parameter(handle: int, param_id: int | None) -> Parameter:
     name = _get(handle, "shortName", str) or _unknown_name(handle)
-    aliases = [_get(handle, "cfVarName", str), str(number) if number else None]
-    attributes = {"units": "units", "cfName": "standard_name", "name": "long_name"}
-    found = {ours: _get(handle, theirs, str) for theirs, ours in attributes.items()}
-    return Parameter(str(name), tuple(alias for alias in aliases if alias), {k: str(v) for k, v in found.items() if v})
+    aliases = [_get(handle, "cfVarName", str), str(param_id) if param_id else None]
+    attributes = {}
+    for grib_key, cf_name in {"units": "units", "cfName": "standard_name", "name": "long_name"}.items():
+        value = _get(handle, grib_key, str)
+        if value:
+            attributes[cf_name] = str(value)
+    return Parameter(str(name), tuple(alias for alias in aliases if alias), attributes)
 
 
 def _unknown_name(handle: int) -> str:
-    """Return the numbers of a parameter that ecCodes has no name for: two of them must not be taken for one."""
+    """Return a name made of the numbers of a parameter that ecCodes does not know, so that no two share a name."""
     if _get(handle, "edition", int) == 1:
         keys = ("indicatorOfParameter", "table2Version")
     else:
@@ -239,6 +282,63 @@ def _minutes(date: int | None, time: int | None) -> int:
     return (day - _EPOCH) // _MINUTE
 
 
-def _window(handle: int) -> int | None:
-    unit = _UNIT_MINUTES.get(_get(handle, "stepUnits", int))
-    return None if unit is None else (_get(handle, "endStep", int) - _get(handle, "startStep", int)) * unit
+def _read_window(handle: int) -> int | None:
+    """Return the minutes that a mean or an accumulation covers; None if its unit of time has no fixed length."""
+    minutes_per_unit = _MINUTES_PER_UNIT.get(_get(handle, "stepUnits", int))
+    if minutes_per_unit is None:
+        return None
+    return (_get(handle, "endStep", int) - _get(handle, "startStep", int)) * minutes_per_unit
+
+
+def _read_grid(handle: int) -> GribGrid:
+    """Return the grid of a message.
+
+    Rows and columns are derived from the coordinates of all points, so that the scanning directions do not matter.
+    """
+    eccodes = import_eccodes()
+    grid_type = eccodes.codes_get(handle, "gridType", str)
+    if grid_type not in _REGULAR:
+        return GribGrid(grid_type, problem=_describe_unsupported(grid_type))
+    try:
+        lat_of_point = eccodes.codes_get_array(handle, "latitudes", float)
+        lon_of_point = eccodes.codes_get_array(handle, "longitudes", float)
+    except eccodes.CodesInternalError as error:
+        return GribGrid(grid_type, problem=f"is on a grid whose coordinates ecCodes cannot compute ({error})")
+    lat = np.unique(lat_of_point)[::-1]
+    lon = np.unique(lon_of_point)
+    name = f"{grid_type} {len(lat)}x{len(lon)}"
+    if len(lat) * len(lon) != len(lat_of_point):
+        return GribGrid(name, problem=f"has {len(lat_of_point)} points, which are not {len(lat)} rows of {len(lon)}")
+    if _get_flag(handle, "alternativeRowScanning"):
+        # Every second line runs backwards, but ecCodes computes coordinates as if it did not.
+        line_length = len(lat) if _get_flag(handle, "jPointsAreConsecutive") else len(lon)
+        scan_order = np.arange(len(lat_of_point)).reshape(-1, line_length)
+        scan_order[1::2] = scan_order[1::2, ::-1]
+        lat_of_point = lat_of_point[scan_order.ravel()]
+        lon_of_point = lon_of_point[scan_order.ravel()]
+    order = np.lexsort((lon_of_point, -lat_of_point))
+    is_in_order = np.array_equal(order, np.arange(len(order)))
+    return GribGrid(name, lat, lon, None if is_in_order else order)
+
+
+def _get_flag(handle: int, key: str) -> bool:
+    eccodes = import_eccodes()
+    return bool(eccodes.codes_is_defined(handle, key) and eccodes.codes_get(handle, key, int))
+
+
+def _describe_unsupported(grid_type: str) -> str:
+    if grid_type in _REDUCED:
+        return (
+            f"is on a reduced grid ({grid_type}), whose rows have fewer points towards the poles; make them equally "
+            "long, for example with cdo setgridtype,regular IN OUT, or ask the archive for a regular grid (MARS, CDS: "
+            "grid=1/1)"
+        )
+    if grid_type == "sh":
+        return (
+            "is given as spherical harmonics, not as values on a grid; transform it, for example with cdo sp2gpl IN "
+            "OUT, or ask the archive for a regular grid (MARS, CDS: grid=1/1)"
+        )
+    return (
+        f"is on a grid of the type {grid_type}; only global latitude-longitude and regular Gaussian grids can be used: "
+        "interpolate it, for example with cdo remapbil,r360x181 IN OUT"
+    )

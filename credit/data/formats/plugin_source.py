@@ -93,19 +93,19 @@ def register_source(name: str, options: type[StrictModel] | None = None) -> Call
     return register
 
 
-def open_plugin_source(source: SourceConfig, where: str) -> xr.Dataset:
+def open_plugin_source(source: SourceConfig, origin: str) -> xr.Dataset:
     """Open a source of a plugin as a dataset with CF coordinates; fields are read when they are accessed.
 
     The dataset can be pickled; its encoding has a ``fingerprint``, see `credit.data.formats.files.OpenFiles`.
 
     Args:
         source: its section of the config.
-        where: key of the section, for messages.
+        origin: key of the section, for messages.
 
     Raises:
         DataError: if it cannot be created, or does not describe its contents.
     """
-    factory = SourceFactory(where, _SOURCES[source.type], source.options)
+    factory = SourceFactory(origin, _SOURCES[source.type], source.options)
     factory.require_importable()
     metadata = factory.describe()
     variables = {
@@ -204,13 +204,13 @@ class SourceFactory:
     """Factory of a source that creates it anew in each process, because open files must not be shared.
 
     Args:
-        where: config key and type of the source, for messages.
+        origin: config key and type of the source, for messages.
         cls: the class of the plugin, which is pickled by its name, so that another process imports the plugin.
         options: options of the config.
     """
 
-    def __init__(self, where: str, cls: type, options: Mapping[str, Any]) -> None:
-        self.where = where
+    def __init__(self, origin: str, cls: type, options: Mapping[str, Any]) -> None:
+        self.origin = origin
         self._class = cls
         self._options = dict(options)
         self._source: Any = None
@@ -310,7 +310,7 @@ class SourceFactory:
 
     def error(self, message: str) -> DataError:
         """Return an error about the source that names the class to correct."""
-        return DataError(f"{self.where}: {message}; correct {self._class.__qualname__} in {self._class.__module__}")
+        return DataError(f"{self.origin}: {message}; correct {self._class.__qualname__} in {self._class.__module__}")
 
     @contextmanager
     def calling(self, call: str) -> Iterator[None]:
@@ -325,8 +325,8 @@ class SourceFactory:
                 if frame.filename == file:
                     location = f"{file}, line {frame.lineno}"
             raise DataError(
-                f"{self.where}: {call} fails ({type(error).__name__}: {error}); look at "
-                f"{self.where.split()[0]}.options, or correct {self._class.__qualname__} in {location}"
+                f"{self.origin}: {call} fails ({type(error).__name__}: {error}); look at "
+                f"{self.origin.split()[0]}.options, or correct {self._class.__qualname__} in {location}"
             ) from error
 
     def __getstate__(self) -> dict[str, object]:

@@ -1,16 +1,16 @@
-"""Regridder: brings fields from one global latitude-longitude grid to another.
+"""Regridding from one global latitude-longitude grid to another.
 
-On such grids each method is a weighted mean over rows, then one over columns: two matrices with few entries a row.
+Each method is a weighted mean over rows, followed by one over columns: two sparse matrices.
 
-- ``bilinear``: linear in latitude and, periodically, in longitude. Where the source has no row on a pole, one is made
-  of its last row: the mean or, for a component of a vector, zonal wavenumber 1, which is what one vector at the pole
-  looks like in components along all meridians.
+- ``bilinear``: linear in latitude and, periodically, in longitude. If the source has no row on a pole, one is computed
+  from its last row: the mean or, for a component of a vector, zonal wavenumber 1, because the components of one vector
+  at the pole along all meridians have this shape.
 - ``conservative``: the mean over the source cells that a target cell covers, by covered area (first order; P. W. Jones,
-  Mon. Wea. Rev. 127, 2204 (1999)); the global mean is kept.
-- ``nearest``: the value of the nearest row and column, the first in the grid's order of two equally near ones.
+  Mon. Wea. Rev. 127, 2204 (1999)); the global mean is preserved.
+- ``nearest``: the value of the nearest row and column; of two equally near ones, the first in the order of the grid.
 
-Letters of shapes: h, w are the source's rows and columns, H, W the target's; K is the most source rows (columns) that
-one target row (column) is made of.
+Letters of shapes: h, w are rows and columns of the source, H, W those of the target; K is the greatest number of source
+rows (columns) that contribute to one target row (column).
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ import numpy as np
 
 from credit.grid import LatLonGrid
 
-# weights below are rounding of the edges
+# Smaller weights are rounding errors of the edges.
 _NEGLIGIBLE = 1e-9
-# half, less rounding: a cell that is covered by exactly half is not missing
+# One half less rounding errors: a cell of which exactly half is covered is not missing.
 _LEAST_VALID = 0.5 - 1e-5
 _AT_POLE_DEGREES = 1e-3
 
 
 @dataclass(frozen=True)
 class _SparseMatrix:
-    """The entries of a matrix with few of them a row.
+    """Sparse matrix with at most K entries a row.
 
     Attributes:
-        columns: (rows, K) where they are.
-        weights: (rows, K) float32; each row adds up to 1.
+        columns: (rows, K) column of each entry.
+        weights: (rows, K) float32 values of the entries; each row adds up to 1.
     """
 
     columns: np.ndarray
@@ -43,15 +43,18 @@ class _SparseMatrix:
 
     @classmethod
     def from_dense(cls, matrix: np.ndarray) -> _SparseMatrix:
-        kept = matrix / matrix.sum(axis=1, keepdims=True)
-        kept[kept < _NEGLIGIBLE] = 0.0
-        most = int((kept > 0).sum(axis=1).max())
-        columns = np.sort(np.argsort(-kept, axis=1, kind="stable")[:, :most], axis=1)
-        return cls(columns, np.take_along_axis(kept, columns, axis=1).astype(np.float32))
+        weights = matrix / matrix.sum(axis=1, keepdims=True)
+        weights[weights < _NEGLIGIBLE] = 0.0
+        max_entries = int((weights > 0).sum(axis=1).max())
+        # Rows with fewer entries are filled up with zeros. In increasing order columns are read fastest.
+        columns = np.sort(np.argsort(-weights, axis=1, kind="stable")[:, :max_entries], axis=1)
+        return cls(columns, np.take_along_axis(weights, columns, axis=1).astype(np.float32))
 
     def times(self, fields: np.ndarray, axis: int) -> np.ndarray:
         """Return the product with `fields` along `axis`, -2 or -1."""
-        weights_KN = np.ascontiguousarray(self.weights.T)[..., None] if axis == -2 else self.weights.T
+        weights_KN = self.weights.T
+        if axis == -2:
+            weights_KN = np.ascontiguousarray(weights_KN)[..., None]
         total = weights_KN[0] * fields.take(self.columns[:, 0], axis=axis)
         for number in range(1, len(weights_KN)):
             total += weights_KN[number] * fields.take(self.columns[:, number], axis=axis)
@@ -59,14 +62,14 @@ class _SparseMatrix:
 
 
 class Regridder:
-    """Brings fields from one grid to another.
+    """Interpolation of fields from one grid to another.
 
-    A missing value has the weight 0, and what is left of the weights is scaled up to 1. A target cell is missing where
-    less than half of its weight is left.
+    A missing value has the weight 0, and the remaining weights are scaled to add up to 1. A target cell is missing if
+    less than half of its weight remains.
 
     Args:
-        source: the grid of the fields.
-        target: the grid to bring them to.
+        source: grid of the fields.
+        target: grid to interpolate to.
         method: see the module.
         vector: the fields are a component of a vector, which changes sign across a pole.
     """
@@ -81,19 +84,26 @@ class Regridder:
         self._add_north = self._add_south = False
         if method == "conservative":
             rows = _overlaps(-np.sin(np.deg2rad(target.lat_bounds)), -np.sin(np.deg2rad(source.lat_bounds)))
+            # A target cell can overlap source cells one turn further west or east.
             columns = sum(_overlaps(_edges(target.lon), _edges(source.lon) + turn) for turn in (-360.0, 0.0, 360.0))
         elif method == "bilinear":
-            self._add_north, self._add_south = (bool(90.0 - abs(source.lat[end]) > _AT_POLE_DEGREES) for end in (0, -1))
+            self._add_north = bool(90.0 - abs(source.lat[0]) > _AT_POLE_DEGREES)
+            self._add_south = bool(90.0 - abs(source.lat[-1]) > _AT_POLE_DEGREES)
             lat = np.concatenate([[90.0] * self._add_north, source.lat, [-90.0] * self._add_south])
-            rows, columns = _linear(-target.lat, -lat), _linear_round(target.lon, source.lon)
+            # Latitudes descend, and the interpolation needs ascending coordinates.
+            rows = _linear(-target.lat, -lat)
+            columns = _linear_periodic(target.lon, source.lon)
         else:
-            gap = np.abs(target.lon[:, None] - source.lon)
-            columns = _nearest(np.minimum(gap, 360.0 - gap))
+            distance = np.abs(target.lon[:, None] - source.lon)
+            columns = _nearest(np.minimum(distance, 360.0 - distance))
             rows = _nearest(np.abs(target.lat[:, None] - source.lat))
-        self._rows, self._columns = _SparseMatrix.from_dense(rows), _SparseMatrix.from_dense(columns)
-        # orthonormal functions of longitude that a row on a pole may consist of
+        self._rows = _SparseMatrix.from_dense(rows)
+        self._columns = _SparseMatrix.from_dense(columns)
+        # Orthonormal functions of longitude onto which the last row is projected for a row on the pole.
         angle = np.deg2rad(source.lon)
-        wave = np.stack([np.cos(angle), np.sin(angle)]) * np.sqrt(2.0) if vector else np.ones((1, len(angle)))
+        wave = np.ones((1, len(angle)))
+        if vector:
+            wave = np.stack([np.cos(angle), np.sin(angle)]) * np.sqrt(2.0)
         self._pole_waves = (wave / np.sqrt(len(angle))).astype(np.float32)
         self._pole_mean = np.full((1, len(angle)), len(angle) ** -0.5, dtype=np.float32)
 
@@ -107,21 +117,22 @@ class Regridder:
         valid = self._mean((~missing).astype(np.float32), self._pole_mean)
         return np.divide(total, valid, out=np.full_like(total, np.nan), where=valid >= _LEAST_VALID)
 
-    def _mean(self, fields: np.ndarray, pole: np.ndarray) -> np.ndarray:
-        parts = [fields]
+    def _mean(self, fields: np.ndarray, pole_functions: np.ndarray) -> np.ndarray:
+        """Return the weighted means of fields without missing values, with the rows on the poles added."""
+        rows = [fields]
         if self._add_north:
-            parts.insert(0, fields[..., :1, :] @ pole.T @ pole)
+            rows.insert(0, fields[..., :1, :] @ pole_functions.T @ pole_functions)
         if self._add_south:
-            parts.append(fields[..., -1:, :] @ pole.T @ pole)
-        if len(parts) > 1:
-            fields = np.concatenate(parts, axis=-2)
-        # infinite values become infinite or missing ones, which the reader refuses
+            rows.append(fields[..., -1:, :] @ pole_functions.T @ pole_functions)
+        if len(rows) > 1:
+            fields = np.concatenate(rows, axis=-2)
+        # Infinite values become infinite or missing ones, which the reader refuses.
         with np.errstate(invalid="ignore"):
             return self._columns.times(self._rows.times(fields, axis=-2), axis=-1)
 
 
 def _overlaps(target: np.ndarray, source: np.ndarray) -> np.ndarray:
-    """Return how much of each interval of `target` lies in each of `source`; both are ascending edges."""
+    """Return the length that each interval of `target` shares with each of `source`; both are ascending edges."""
     upper = np.minimum(target[1:, None], source[1:])
     lower = np.maximum(target[:-1, None], source[:-1])
     return np.maximum(upper - lower, 0.0)
@@ -135,27 +146,30 @@ def _edges(lon: np.ndarray) -> np.ndarray:
 
 
 def _linear(target: np.ndarray, source: np.ndarray) -> np.ndarray:
-    """Return the matrix of linear interpolation between ascending places; beyond the ends the last value holds."""
+    """Return the matrix of linear interpolation between ascending coordinates, constant beyond the ends."""
     after = np.clip(np.searchsorted(source, target, side="right"), 1, len(source) - 1)
-    share = np.clip((target - source[after - 1]) / (source[after] - source[after - 1]), 0.0, 1.0)
+    before = after - 1
+    share = np.clip((target - source[before]) / (source[after] - source[before]), 0.0, 1.0)
     matrix = np.zeros((len(target), len(source)))
-    matrix[np.arange(len(target)), after - 1] = 1.0 - share
+    matrix[np.arange(len(target)), before] = 1.0 - share
     matrix[np.arange(len(target)), after] = share
     return matrix
 
 
-def _linear_round(target: np.ndarray, source: np.ndarray) -> np.ndarray:
+def _linear_periodic(target: np.ndarray, source: np.ndarray) -> np.ndarray:
     """Return the matrix of linear interpolation along a circle."""
-    around = _linear(target, np.concatenate([[source[-1] - 360.0], source, [source[0] + 360.0]]))
-    matrix = around[:, 1:-1]
-    matrix[:, -1] += around[:, 0]
-    matrix[:, 0] += around[:, -1]
+    extended = np.concatenate([[source[-1] - 360.0], source, [source[0] + 360.0]])
+    extended_matrix = _linear(target, extended)
+    # The two added columns are the last and the first of the source.
+    matrix = extended_matrix[:, 1:-1]
+    matrix[:, -1] += extended_matrix[:, 0]
+    matrix[:, 0] += extended_matrix[:, -1]
     return matrix
 
 
 def _nearest(distance: np.ndarray) -> np.ndarray:
-    """Return the matrix that takes the nearest, from distances (target, source)."""
+    """Return the matrix that takes the nearest source row or column, from distances (target, source)."""
     matrix = np.zeros_like(distance)
-    # of equally near ones the first, whatever rounding says
+    # Rounded distances make equally near ones equal, of which argmin takes the first.
     matrix[np.arange(len(distance)), np.round(distance, 6).argmin(axis=1)] = 1.0
     return matrix

@@ -1,4 +1,4 @@
-"""Zarr stores that are not on a disk: s3://, gs://, https:// and whatever else fsspec knows."""
+"""Remote zarr stores: s3://, gs://, https:// and all other protocols of fsspec."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ from credit.errors import DataError
 from credit.utils.installation import install_command
 
 _URL = re.compile(r"^[a-z][a-z0-9+.-]*://")
-_DESCRIPTIONS = ("zarr.json", ".zmetadata", ".zgroup")
+# Files that describe a store, of formats 3 and 2 (consolidated or not).
+_DESCRIPTION_NAMES = ("zarr.json", ".zmetadata", ".zgroup")
 
 
 def is_remote(path: Path | str) -> bool:
-    """Whether a source's path is a URL."""
+    """Return whether the path of a source is a URL."""
     return isinstance(path, str) and _URL.match(path) is not None
 
 
@@ -28,12 +29,12 @@ def open_remote(url: str, storage_options: Mapping[str, object], **options: obje
     """Open a remote zarr store of format 2 or 3 lazily.
 
     Args:
-        url: where it is.
-        storage_options: for the file system, such as ``{"anon": True}``.
-        **options: for ``xarray.open_dataset``.
+        url: address of the store.
+        storage_options: options of the file system, such as ``{"anon": True}``.
+        **options: options of ``xarray.open_dataset``.
 
     Raises:
-        DataError: if the protocol's library is not installed, or there is no zarr store that can be read.
+        DataError: if the library of the protocol is not installed, or the address has no readable zarr store.
     """
     name, description = read_description(url, storage_options)
     consolidated = name == ".zmetadata" or json.loads(description).get("consolidated_metadata") is not None
@@ -41,39 +42,40 @@ def open_remote(url: str, storage_options: Mapping[str, object], **options: obje
         store = zarr.storage.FsspecStore.from_url(url, storage_options=dict(storage_options), read_only=True)
         return xr.open_dataset(store, engine="zarr", consolidated=consolidated, **options)
     except Exception as error:
-        raise _unreachable(url, error) from error
+        raise _unreadable_store(url, error) from error
 
 
 def read_description(url: str, storage_options: Mapping[str, object]) -> tuple[str, bytes]:
-    """Return name and content of the file that describes a remote zarr store.
+    """Return the name and the content of the file that describes a remote zarr store.
 
     Raises:
-        DataError: if there is none, or it cannot be reached.
+        DataError: if there is no such file, or it cannot be read.
     """
     try:
         files = fsspec.get_mapper(url, **storage_options)
-        found = ((name, files.get(name)) for name in _DESCRIPTIONS)
-        name, description = next((item for item in found if item[1] is not None), (None, None))
+        for name in _DESCRIPTION_NAMES:
+            description = files.get(name)
+            if description is not None:
+                return name, description
     except ImportError as error:
         raise DataError(f"{url}: {error}; for s3, gs and http install: {install_command('cloud')}") from error
     except Exception as error:
-        # each protocol's library has its own errors
-        raise _unreachable(url, error) from error
-    if name is None:
-        raise DataError(
-            f"{url}: there is no zarr store ({', '.join(_DESCRIPTIONS)}); it is perhaps elsewhere or not public"
-        )
-    return name, description
+        # The library of each protocol has its own errors.
+        raise _unreadable_store(url, error) from error
+    raise DataError(
+        f"{url}: there is no zarr store ({', '.join(_DESCRIPTION_NAMES)}); check the address, and whether the store "
+        "is public"
+    )
 
 
 def remote_fingerprint(url: str, storage_options: Mapping[str, object]) -> list[int]:
-    """Return bytes and checksum of a remote store's description."""
+    """Return size and checksum of the file that describes a remote store; both are likely to differ if it changes."""
     _, description = read_description(url, storage_options)
     return [len(description), zlib.crc32(description)]
 
 
-def _unreachable(url: str, error: Exception) -> DataError:
+def _unreadable_store(url: str, error: Exception) -> DataError:
     return DataError(
-        f"{url}: cannot be read as a zarr store ({type(error).__name__}: {error}); look at the address, the network "
-        "and the key storage_options beside its path (for public buckets {anon: true})"
+        f"{url}: cannot be read as a zarr store ({type(error).__name__}: {error}); check the address, the network "
+        "and the key storage_options next to its path (for public buckets {anon: true})"
     )

@@ -1,4 +1,4 @@
-"""One position along a further dimension (ensemble member, step, height), chosen by the value of its coordinate."""
+"""Selection of one position along a dimension (ensemble member, step, height) by the value of its coordinate."""
 
 from __future__ import annotations
 
@@ -10,52 +10,56 @@ import xarray as xr
 from credit.errors import DataError, did_you_mean
 
 Value = float | int | str
-_MOST_LISTED = 40
+_MAX_LISTED = 40
 
 
-def select_positions(dataset: xr.Dataset, select: Mapping[str, Value], where: str) -> xr.Dataset:
-    """Return the dataset cut to one value of each selected coordinate; variables without it stay as they are.
+def select_positions(dataset: xr.Dataset, select: Mapping[str, Value], origin: str) -> xr.Dataset:
+    """Return the dataset at one value of each selected coordinate; variables without the coordinate do not change.
 
     Args:
-        dataset: a file, nothing of it read.
+        dataset: the file, opened lazily.
         select: coordinate -> value.
-        where: the file, for messages.
+        origin: the file, for messages.
 
     Raises:
-        DataError: for a coordinate or a value that is not there.
+        DataError: for a coordinate or a value that the file does not have.
     """
-    for name, wanted in select.items():
+    for name, selected in select.items():
         coordinate = dataset.variables.get(name)
         if coordinate is None or coordinate.ndim > 1:
-            lacking = "its dimension has no coordinate" if name in dataset.dims else "it is no coordinate of the file"
-            hint = did_you_mean(name, [str(key) for key, value in dataset.variables.items() if value.ndim <= 1])
-            raise DataError(f"{where}: data.sources.N.select names {name}, but {lacking}{hint}")
+            problem = "it is not a coordinate of the file"
+            if name in dataset.dims:
+                problem = "its dimension has no coordinate"
+            names = [str(key) for key, variable in dataset.variables.items() if variable.ndim <= 1]
+            raise DataError(f"{origin}: data.sources.N.select names {name}, but {problem}{did_you_mean(name, names)}")
         values = np.atleast_1d(coordinate.values)
-        positions = [place for place, value in enumerate(values) if same_value(value, wanted)]
+        positions = [position for position, value in enumerate(values) if same_value(value, selected)]
         if len(positions) != 1:
-            problem = "not there" if not positions else f"there {len(positions)} times"
+            problem = f"there {len(positions)} times" if positions else "not there"
             raise DataError(
-                f"{where}: data.sources.N.select: {name} {wanted} is {problem}; the file has {listing(values)}"
+                f"{origin}: data.sources.N.select: {name} {selected} is {problem}; the file has {listing(values)}"
             )
         if coordinate.ndim == 1:
             dataset = dataset.isel({coordinate.dims[0]: positions[0]})
     return dataset
 
 
-def same_value(have: object, wanted: Value) -> bool:
-    """Whether two values are equal as numbers where both are, else as text."""
-    have = have.decode() if isinstance(have, bytes) else have
+def same_value(value: object, selected: Value) -> bool:
+    """Return whether two values are equal: as numbers if both are numbers, else as text."""
+    if isinstance(value, bytes):
+        value = value.decode()
     try:
-        return bool(np.isclose(float(have), float(wanted), rtol=1e-6, atol=0.0))
+        # Coordinates are often float32, and a config holds float64.
+        return bool(np.isclose(float(value), float(selected), rtol=1e-6, atol=0.0))
     except (TypeError, ValueError):
-        return str(have).strip() == str(wanted).strip()
+        return str(value).strip() == str(selected).strip()
 
 
 def listing(values: Iterable[object]) -> str:
-    """Return values for a message, the middle left out where they are many."""
+    """Return values as text for a message; of many values those in the middle are left out."""
     texts = [f"{value:g}" if isinstance(value, float | np.floating) else _text(value) for value in values]
-    if len(texts) > _MOST_LISTED:
-        texts = [*texts[: _MOST_LISTED // 2], "...", *texts[-_MOST_LISTED // 2 :]]
+    if len(texts) > _MAX_LISTED:
+        texts = [*texts[: _MAX_LISTED // 2], "...", *texts[-_MAX_LISTED // 2 :]]
     return ", ".join(texts)
 
 

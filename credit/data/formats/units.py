@@ -12,7 +12,7 @@ import numpy as np
 from credit.errors import ConfigError, DataError
 from credit.utils.installation import install_command
 
-# what UDUNITS does not know, or takes for something else (C is coulomb, mb millibarn)
+# Spellings that UDUNITS does not know, or takes for another unit (C is coulomb, mb millibarn).
 _SPELLINGS = {
     "kelvin": "K", "k": "K", "celsius": "degC", "c": "degC", "degc": "degC", "deg_c": "degC", "degree_celsius": "degC",
     "degrees_celsius": "degC", "pascal": "Pa", "pa": "Pa", "hpa": "hPa", "millibar": "hPa", "mbar": "hPa", "mb": "hPa",
@@ -44,7 +44,7 @@ def plain(units: str) -> str:
             name, power = _FACTOR.fullmatch(factor).groups()
             if name is None:
                 continue
-            # what follows a solidus directly is divided by
+            # Only the factor that follows a solidus directly is in the denominator.
             divides = number > 0 and position == 0
             power = int(power or 1) * (-1 if divides else 1)
             powers.append(name if power == 1 else f"{name}{power}")
@@ -53,7 +53,7 @@ def plain(units: str) -> str:
 
 
 def is_same_unit(first: str, second: str) -> bool:
-    """Return whether two spellings stand for one unit; UDUNITS, where installed, decides about unusual spellings."""
+    """Return whether two spellings are one unit; UDUNITS, if installed, decides about unusual spellings."""
     if plain(first) == plain(second):
         return True
     try:
@@ -63,7 +63,7 @@ def is_same_unit(first: str, second: str) -> bool:
 
 
 def is_convertible(first: str, second: str) -> bool:
-    """Return whether two units may measure one quantity; without UDUNITS they are taken to do so."""
+    """Return whether one unit can be converted to another; without UDUNITS the answer is yes."""
     try:
         find_conversion(first, second, "", "")
     except ConfigError:
@@ -75,7 +75,7 @@ def is_convertible(first: str, second: str) -> bool:
 
 @dataclass(frozen=True)
 class Conversion:
-    """From one unit to another: ``scale * value + offset``."""
+    """Conversion from one unit to another: ``scale * value + offset``."""
 
     scale: float
     offset: float
@@ -86,63 +86,71 @@ class Conversion:
 
 
 class ExpConversion:
-    """From the natural logarithm of a number of Pa to Pa."""
+    """Conversion from the natural logarithm of pressure in Pa to pressure in Pa."""
 
     def apply(self, fields: np.ndarray) -> np.ndarray:
         """Return pressure, float64."""
         return np.exp(np.asarray(fields, dtype=np.float64))
 
 
-def find_conversion(have: str, wanted: str, name: str, where: str, key: str = "") -> Conversion | None:
-    """Return the conversion of a variable to the units of the run's data, None where nothing changes.
+def find_conversion(source_units: str, target_units: str, name: str, origin: str, key: str = "") -> Conversion | None:
+    """Return the conversion of a variable to the units of the run, None if nothing changes.
 
     Args:
-        have: its units in the file, empty where the file has none.
-        wanted: those of the data.
-        name: the variable.
-        where: the file.
-        key: what says so, by default ``data.variable_options.NAME.units``.
+        source_units: units in the file, empty if the file has none.
+        target_units: units of the run.
+        name: the variable, for messages.
+        origin: the file, for messages.
+        key: config key that sets the target units, for messages; by default ``data.variable_options.NAME.units``.
 
     Raises:
-        ConfigError: if `wanted` is no unit, or cf-units is needed and not installed.
-        DataError: if the file has no units, or such that cannot be converted.
+        ConfigError: if `target_units` is not a unit, or cf-units is needed and not installed.
+        DataError: if the file has no units, or units that cannot be converted.
     """
     key = key or f"data.variable_options.{name}.units"
-    if not have.strip():
+    if not source_units.strip():
         raise DataError(
-            f'{where}: {name} has no units, so it cannot be converted to "{wanted}" ({key}); write its units into the '
-            f"file, or leave {key} out if you are sure of them"
+            f'{origin}: {name} has no units, so it cannot be converted to "{target_units}" ({key}); write its units '
+            f"into the file, or leave {key} out if you are sure of them"
         )
-    if plain(have) == plain(wanted):
+    # Equal spellings need no UDUNITS, which is an optional package.
+    if plain(source_units) == plain(target_units):
         return None
-    what = f'{where}: {name} is in "{have}", not "{wanted}" ({key})'
-    there, here = _parse(have, what), _parse(wanted, what)
-    if here is None:
+    purpose = f'{origin}: {name} is in "{source_units}", not "{target_units}" ({key})'
+    source_unit = _parse(source_units, purpose)
+    target_unit = _parse(target_units, purpose)
+    if target_unit is None:
         raise ConfigError(
-            f'{key}: "{wanted}" is no unit that UDUNITS knows, so {name} of {where} cannot be converted from "{have}"; '
-            "write for example K, Pa, m s-1 or kg m-2"
+            f'{key}: "{target_units}" is not a unit that UDUNITS knows, so {name} of {origin} cannot be converted from '
+            f'"{source_units}"; write for example K, Pa, m s-1 or kg m-2'
         )
-    if there is None or not there.is_convertible(here):
-        why = "is no unit that UDUNITS knows" if there is None else f'and "{wanted}" measure different quantities'
+    if source_unit is None or not source_unit.is_convertible(target_unit):
+        reason = f'and "{target_units}" measure different quantities'
+        if source_unit is None:
+            reason = "is not a unit that UDUNITS knows"
         raise DataError(
-            f'{where}: {name} is in "{have}" and cannot be converted to "{wanted}" ({key}): "{have}" {why}; correct '
-            f"the units in the file, or {key}"
+            f'{origin}: {name} is in "{source_units}" and cannot be converted to "{target_units}" ({key}): '
+            f'"{source_units}" {reason}; correct the units in the file, or {key}'
         )
-    zero, one, two = (float(there.convert(value, here)) for value in (0.0, 1.0, 2.0))
-    if not np.isclose(two - one, one - zero, rtol=1e-9, atol=0.0):
+    # Two values define a linear conversion; the third shows whether it is linear, unlike that from decibels.
+    at_0, at_1, at_2 = (float(source_unit.convert(value, target_unit)) for value in (0.0, 1.0, 2.0))
+    if not np.isclose(at_2 - at_1, at_1 - at_0, rtol=1e-9, atol=0.0):
         raise DataError(
-            f'{where}: {name} is in "{have}", which is not proportional to "{wanted}" ({key}); leave it out'
+            f'{origin}: {name} is in "{source_units}", which is not proportional to "{target_units}" ({key}); leave '
+            "it out"
         )
-    return None if (zero, one) == (0.0, 1.0) else Conversion(one - zero, zero)
+    if (at_0, at_1) == (0.0, 1.0):
+        return None
+    return Conversion(at_1 - at_0, at_0)
 
 
-def _parse(units: str, what: str) -> Any | None:
-    """Return a unit of cf-units, None where UDUNITS does not know it; `what` says what is to be converted."""
+def _parse(units: str, purpose: str) -> Any | None:
+    """Return a unit of cf-units, None if UDUNITS does not know it; `purpose` begins the message without cf-units."""
     try:
         import cf_units
     except ImportError as error:
         raise ConfigError(
-            f"{what}; converting units needs the package cf-units; install it with: {install_command('units')}"
+            f"{purpose}; converting units needs the package cf-units; install it with: {install_command('units')}"
         ) from error
     try:
         with cf_units.suppress_errors():
@@ -151,21 +159,21 @@ def _parse(units: str, what: str) -> Any | None:
         return None
 
 
-def require_packing(name: str, attributes: Mapping[str, Any], where: str) -> None:
+def require_packing(name: str, attributes: Mapping[str, Any], origin: str) -> None:
     """Refuse packed values that cannot be unpacked.
 
     Args:
         name: the variable.
-        attributes: with scale_factor and add_offset, where it has them.
-        where: the file, for messages.
+        attributes: its attributes, with scale_factor and add_offset if it is packed.
+        origin: the file, for messages.
 
     Raises:
-        DataError: if one of the two is no number.
+        DataError: if one of these two is not a number.
     """
     for key in ("scale_factor", "add_offset"):
         value = attributes.get(key, 0.0)
         if np.size(value) != 1 or np.asarray(value).dtype.kind not in "iuf":
             raise DataError(
-                f"{where}: the attribute {key} of {name} is {value!r}, but it must be one number; correct it, for "
+                f"{origin}: the attribute {key} of {name} is {value!r}, but it must be one number; correct it, for "
                 f"example with ncatted -a {key},{name},m,d,NUMBER FILE"
             )

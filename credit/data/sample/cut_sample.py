@@ -1,7 +1,9 @@
-"""Cuts the package's sample out of the full simulation: ``python -m credit.data.sample.cut_sample SOURCE_FOLDER``.
+"""Script that extracts the sample of the package from the full simulation.
 
-Packed integers are copied as they are, nothing is repacked. A chunk holds one latitude row of all times of a file:
-neighbouring times of a cell lie close together and deflate 13 to 20 % smaller than in chunks of whole maps.
+Usage: ``python -m credit.data.sample.cut_sample SOURCE_FOLDER``.
+
+Packed integers are copied without repacking. A chunk contains one latitude row of all times of a file: adjacent times
+of a cell are then next to each other, and the compressed size is 13 to 20 % smaller than with chunks of whole maps.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import cftime
 import netCDF4
 import numpy as np
 
-# variable -> its levels in hPa, None for 2-D variables
+# Variable -> its levels in hPa, None for 2-D variables.
 FIELDS: dict[str, list[float] | None] = {
     "z": [850, 500, 250],
     "t": [850],
@@ -24,7 +26,7 @@ FIELDS: dict[str, list[float] | None] = {
     "sst": None,
 }
 STATIC = ("geopotential_at_surface", "land_sea_mask")
-# file -> source file, first and last day: a year to train on, then what validation and test need
+# File -> source file, first and last day: a year for training, then the periods of validation and test.
 FILES = {
     "speedy_2000q1.nc": ("speedy_t31_5.625deg_6h_2000Q1.nc", (2000, 1, 1), (2000, 3, 31)),
     "speedy_2000q2.nc": ("speedy_t31_5.625deg_6h_2000Q2.nc", (2000, 4, 1), (2000, 6, 30)),
@@ -37,24 +39,24 @@ LIMIT_BYTES = 20_000_000
 
 
 def cut_sample(source_folder: Path, target_folder: Path) -> Counter[str]:
-    """Write the sample's files.
+    """Write the files of the sample.
 
     Args:
-        source_folder: the folder with the full simulation.
-        target_folder: where the files go; they are overwritten.
+        source_folder: folder of the full simulation.
+        target_folder: folder to write to; files there are overwritten.
 
     Returns:
-        Bytes on disk by field, over all files, and ``total`` with everything else of the files.
+        Bytes of each field in all files, and ``total`` for the whole files.
     """
     target_folder.mkdir(parents=True, exist_ok=True)
     sizes: Counter[str] = Counter()
     for name, (source_name, first, last) in FILES.items():
-        target = target_folder / name
-        with netCDF4.Dataset(source_folder / source_name) as source, netCDF4.Dataset(target, "w") as out:
+        target_path = target_folder / name
+        with netCDF4.Dataset(source_folder / source_name) as source, netCDF4.Dataset(target_path, "w") as target:
             source.set_auto_maskandscale(False)
-            _copy(source, out, _times_within(source, first, last))
-        sizes["total"] += target.stat().st_size
-        sizes.update(_bytes_by_field(target))
+            _copy(source, target, _times_within(source, first, last))
+        sizes["total"] += target_path.stat().st_size
+        sizes.update(_bytes_by_field(target_path))
     return sizes
 
 
@@ -65,41 +67,41 @@ def _times_within(source: netCDF4.Dataset, first: tuple[int, int, int], last: tu
     return np.flatnonzero((time[:] >= begin) & (time[:] <= end))
 
 
-def _copy(source: netCDF4.Dataset, out: netCDF4.Dataset, times: np.ndarray) -> None:
-    out.setncatts({name: source.getncattr(name) for name in source.ncattrs()})
-    out.comment = f"{source.comment} Cut to some of the fields, levels and times; packed values unchanged."
+def _copy(source: netCDF4.Dataset, target: netCDF4.Dataset, times: np.ndarray) -> None:
+    target.setncatts({name: source.getncattr(name) for name in source.ncattrs()})
+    target.comment = f"{source.comment} Cut to some of the fields, levels and times; packed values unchanged."
     for name in ("time", "latitude", "longitude"):
-        out.createDimension(name, len(times) if name == "time" else len(source[name]))
+        target.createDimension(name, len(times) if name == "time" else len(source[name]))
         values = source[name][times] if name == "time" else source[name][:]
-        _create(out, source[name], name, (name,))[:] = values
+        _create(target, source[name], name, (name,))[:] = values
     columns = len(source["longitude"])
     for name, levels in FIELDS.items():
         variable = source[name]
         if levels is None:
-            made = _create(out, variable, name, variable.dimensions, (len(times), 1, columns))
-            made[:] = variable[times]
+            cut_variable = _create(target, variable, name, variable.dimensions, (len(times), 1, columns))
+            cut_variable[:] = variable[times]
             continue
-        # each variable has its own levels, so its own dimension
+        # Each variable has other levels, so it needs a dimension of its own.
         vertical = f"level_{name}"
         rows = [int(np.flatnonzero(source["level"][:] == level)[0]) for level in levels]
-        out.createDimension(vertical, len(rows))
-        _create(out, source["level"], vertical, (vertical,))[:] = source["level"][rows]
+        target.createDimension(vertical, len(rows))
+        _create(target, source["level"], vertical, (vertical,))[:] = source["level"][rows]
         dimensions = ("time", vertical, "latitude", "longitude")
-        made = _create(out, variable, name, dimensions, (len(times), 1, 1, columns))
-        made[:] = variable[times][:, rows]
+        cut_variable = _create(target, variable, name, dimensions, (len(times), 1, 1, columns))
+        cut_variable[:] = variable[times][:, rows]
     for name in STATIC:
-        _create(out, source[name], name, source[name].dimensions)[:] = source[name][:]
+        _create(target, source[name], name, source[name].dimensions)[:] = source[name][:]
 
 
 def _create(
-    out: netCDF4.Dataset,
+    target: netCDF4.Dataset,
     like: netCDF4.Variable,
     name: str,
     dimensions: tuple[str, ...],
     chunks: tuple[int, ...] | None = None,
 ) -> netCDF4.Variable:
     attributes = {key: like.getncattr(key) for key in like.ncattrs()}
-    made = out.createVariable(
+    variable = target.createVariable(
         name,
         like.dtype,
         dimensions,
@@ -109,25 +111,27 @@ def _create(
         chunksizes=chunks,
         fill_value=attributes.pop("_FillValue", None),
     )
-    made.setncatts(attributes)
-    made.set_auto_maskandscale(False)  # after the attributes, which would switch it on
-    return made
+    variable.setncatts(attributes)
+    # Setting the attributes of packed values switches packing on, so it is switched off afterwards.
+    variable.set_auto_maskandscale(False)
+    return variable
 
 
 def _bytes_by_field(path: Path) -> dict[str, int]:
-    """Return the size of each field's values, deflated on their own as the file stores them."""
+    """Return the compressed size of the values of each field, which are compressed as in the file."""
     sizes = {}
     with netCDF4.Dataset(path) as file:
         file.set_auto_maskandscale(False)
         for name, levels in FIELDS.items():
             values = file[name][:]
-            stack = [values] if levels is None else np.moveaxis(values, 1, 0)
-            for level, field in zip(levels or [""], stack, strict=True):
-                sizes[f"{name}{level}"] = sum(_deflated(field[:, row]) for row in range(field.shape[1]))
+            fields = [values] if levels is None else np.moveaxis(values, 1, 0)
+            for level, field in zip(levels or [""], fields, strict=True):
+                sizes[f"{name}{level}"] = sum(_compressed_bytes(field[:, row]) for row in range(field.shape[1]))
     return sizes
 
 
-def _deflated(values: np.ndarray) -> int:
+def _compressed_bytes(values: np.ndarray) -> int:
+    # The shuffle filter of HDF5 stores the first bytes of all values, then the second bytes, and so on.
     shuffled = np.ascontiguousarray(values).view(np.uint8).reshape(-1, values.itemsize).T
     return len(zlib.compress(shuffled.tobytes(), 9))
 

@@ -1,8 +1,8 @@
-"""Forcing that is computed from time and place: solar radiation at the top of the atmosphere and encodings.
+"""Forcing that is computed from time and location: solar radiation at the top of the atmosphere, and encodings.
 
-The Sun's position is the Astronomical Almanac's low-precision formula (about an arc minute for two centuries around
-2000). Over a step the flux is integrated in closed form between the hour angles of sunrise and sunset, so that a short
-step is as accurate as a long one and polar night is exactly 0.
+The position of the Sun is from the low-precision formula of the Astronomical Almanac (accurate to about an arc minute
+for two centuries around 2000). Over a step the flux is integrated analytically between the hour angles of sunrise and
+sunset, so that short steps are as accurate as long ones and polar night is exactly 0.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ SOLAR_CONSTANT = 1361.0  # W m-2, Kopp and Lean (2011), doi:10.1029/2010GL045777
 
 # Total solar irradiance at 1 au, yearly means 1940-2008, W m-2: the series recommended for CMIP5 (SOLARIS; Lean 2000
 # with a varying background). ERA5 uses it times 0.9965 and repeats the last cycle, 1996-2008, afterwards.
-_CMIP5_FIRST_YEAR, _CMIP5_LAST_YEAR, _CYCLE_YEARS, _ERA5_SCALE = 1940, 2008, 13, 0.9965
+_CMIP5_FIRST_YEAR = 1940
+_CMIP5_LAST_YEAR = 2008
+_CYCLE_YEARS = 13
+_ERA5_SCALE = 0.9965
 _CMIP5_TSI = (
     *(1365.9242, 1365.8451, 1365.7419, 1365.5841, 1365.6140, 1365.8810, 1365.9791, 1366.2185, 1366.3490, 1366.2555),
     *(1366.0131, 1365.7765, 1365.7676, 1365.6284, 1365.6564, 1365.7773, 1366.3109, 1366.6681, 1366.6328, 1366.3828),
@@ -33,13 +36,15 @@ _CMIP5_TSI = (
 )
 
 _DAYS_1900_TO_J2000 = 36524.5  # from 1900-01-01 00:00 to 2000-01-01 12:00
-_JAN_2001_SINCE_J2000 = 365.5  # where in its orbit the Earth starts a year of a calendar without leap days
+# Days from J2000 to 2001-01-01. In calendars without leap days every year starts at this position of the Earth's orbit.
+_JAN_2001_SINCE_J2000 = 365.5
 _TROPICAL_YEAR_DAYS = 365.2422
 _SECONDS_PER_RADIAN = 86400.0 / (2.0 * np.pi)
-_LONGEST_PIECE_MINUTES = 180  # the Sun's declination is held for so long; it moves by at most 0.05 degrees meanwhile
+# The declination of the Sun is constant in an interval of at most this length; it changes by at most 0.05 degrees.
+_MAX_INTERVAL_MINUTES = 180
 
-# mean and standard deviation of the flux over all cells of a latitude-longitude grid and a year, W m-2, rounded;
-# a step's spread is that of 6 h
+# Mean and standard deviation of the flux over all cells of a latitude-longitude grid and a year, W m-2, rounded. The
+# standard deviation of a step is that of steps of 6 h.
 _FLUX_STATISTICS = {"step": (297.0, 356.0), "daily": (297.0, 168.0)}
 
 
@@ -59,11 +64,11 @@ def toa_radiation(
         lat_deg: (H,) degrees north.
         lon_deg: (W,) degrees east.
         minutes: the time t at which the step starts.
-        calendar: the calendar; calendars without leap days place the Sun by the fraction of the year.
+        calendar: the calendar; without leap days, the position of the Sun depends on the fraction of the year.
         step_minutes: length dt of the step.
-        window: ``past`` integrates over (t - dt, t], ERA5's label; ``next`` over (t, t + dt].
+        window: ``past`` integrates over (t - dt, t], as ERA5 labels its accumulations; ``next`` over (t, t + dt].
         tsi: ``constant`` (1361 W m-2) or ``era5`` (yearly, linear between mid-years, held before 1940).
-        mean: ``step``, or ``daily``: the day's mean flux, at the middle of the window, times the step's length.
+        mean: ``step``, or ``daily``: the mean flux of the day at the middle of the window, times the step's length.
 
     Returns:
         (H, W) J m-2, float32.
@@ -73,27 +78,33 @@ def toa_radiation(
     lat = np.deg2rad(np.asarray(lat_deg, dtype=np.float64))[:, None]
     lon = np.deg2rad(np.asarray(lon_deg, dtype=np.float64))[None, :]
     if mean == "daily":
-        share = _daily_mean(lat, start + step_minutes / 2.0, calendar)
-        total = np.repeat(share * step_minutes * 60.0, lon.shape[1], axis=1)
+        mean_cosine = _daily_mean(lat, start + step_minutes / 2.0, calendar)
+        total = np.repeat(mean_cosine * step_minutes * 60.0, lon.shape[1], axis=1)
     else:
-        pieces = max(1, int(np.ceil(step_minutes / _LONGEST_PIECE_MINUTES)))
-        edges = start + np.linspace(0.0, step_minutes, pieces + 1)
+        num_intervals = max(1, int(np.ceil(step_minutes / _MAX_INTERVAL_MINUTES)))
+        edges = start + np.linspace(0.0, step_minutes, num_intervals + 1)
         total = np.zeros((lat.shape[0], lon.shape[1]))
-        for first, last in zip(edges[:-1], edges[1:], strict=True):
-            total += _piece(lat, lon, first, last, calendar)
-    irradiance = SOLAR_CONSTANT if tsi == "constant" else era5_irradiance(start + step_minutes / 2.0, calendar)
+        for interval_start, interval_end in zip(edges[:-1], edges[1:], strict=True):
+            total += _integrate_interval(lat, lon, interval_start, interval_end, calendar)
+    irradiance = SOLAR_CONSTANT
+    if tsi == "era5":
+        irradiance = era5_irradiance(start + step_minutes / 2.0, calendar)
     return (irradiance * total).astype(np.float32)
 
 
 def era5_irradiance(minutes: float, calendar: Calendar) -> float:
-    """Return ERA5's total solar irradiance in W m-2 at 1 au (CMIP5's series times 0.9965)."""
+    """Return the total solar irradiance of ERA5 in W m-2 at 1 au (the CMIP5 series times 0.9965)."""
+    # Yearly means are valid in the middle of the year.
     year = calendar.datetime(int(minutes)).year + float(calendar.year_fraction(np.array(int(minutes)))) - 0.5
-    below = int(np.floor(year))
-    share = year - below
-    return _ERA5_SCALE * ((1.0 - share) * _cmip5_irradiance(below) + share * _cmip5_irradiance(below + 1))
+    earlier_year = int(np.floor(year))
+    share = year - earlier_year
+    earlier = _cmip5_irradiance(earlier_year)
+    later = _cmip5_irradiance(earlier_year + 1)
+    return _ERA5_SCALE * ((1.0 - share) * earlier + share * later)
 
 
 def _cmip5_irradiance(year: int) -> float:
+    """Return the yearly mean; the last solar cycle repeats after the series, and the first year is used before it."""
     if year > _CMIP5_LAST_YEAR:
         year = _CMIP5_LAST_YEAR - _CYCLE_YEARS + 1 + (year - _CMIP5_LAST_YEAR - 1) % _CYCLE_YEARS
     return _CMIP5_TSI[max(year, _CMIP5_FIRST_YEAR) - _CMIP5_FIRST_YEAR]
@@ -107,8 +118,8 @@ def sun_position(minutes: float, calendar: Calendar) -> tuple[float, float, floa
     if calendar.name in ("standard", "proleptic_gregorian"):
         days = minutes / 1440.0 - _DAYS_1900_TO_J2000
     else:
-        whole = int(np.floor(minutes))
-        days = _JAN_2001_SINCE_J2000 + _TROPICAL_YEAR_DAYS * float(calendar.year_fraction(np.array(whole)))
+        whole_minutes = np.array(int(np.floor(minutes)))
+        days = _JAN_2001_SINCE_J2000 + _TROPICAL_YEAR_DAYS * float(calendar.year_fraction(whole_minutes))
     anomaly = np.deg2rad(357.529 + 0.98560028 * days)
     mean_longitude = np.deg2rad(280.459 + 0.98564736 * days)
     longitude = mean_longitude + np.deg2rad(1.915 * np.sin(anomaly) + 0.020 * np.sin(2.0 * anomaly))
@@ -116,43 +127,54 @@ def sun_position(minutes: float, calendar: Calendar) -> tuple[float, float, floa
     obliquity = np.deg2rad(23.439 - 0.00000036 * days)
     declination = np.arcsin(np.sin(obliquity) * np.sin(longitude))
     right_ascension = np.arctan2(np.cos(obliquity) * np.sin(longitude), np.cos(longitude))
-    equation = np.mod(mean_longitude - right_ascension + np.pi, 2.0 * np.pi) - np.pi
-    return float(declination), float(equation), float(distance**-2)
+    # The difference is small, but may be off by whole turns.
+    equation_of_time = np.mod(mean_longitude - right_ascension + np.pi, 2.0 * np.pi) - np.pi
+    return float(declination), float(equation_of_time), float(distance**-2)
 
 
 def _daylight(lat: np.ndarray, declination: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return a, b and the sunset hour angle of the cosine of the zenith angle, a + b cos(h), each (H, 1)."""
+    """Return a and b of the cosine of the zenith angle, a + b cos(hour angle), and the hour angle of sunset, (H, 1)."""
     a = np.sin(lat) * np.sin(declination)
     b = np.cos(lat) * np.cos(declination)
-    return a, b, np.arccos(np.clip(-a / np.maximum(b, 1e-15), -1.0, 1.0))
+    # Clipping gives 0 in polar night and pi in polar day; b is 0 at the poles.
+    sunset = np.arccos(np.clip(-a / np.maximum(b, 1e-15), -1.0, 1.0))
+    return a, b, sunset
 
 
 def _daily_mean(lat: np.ndarray, minutes: float, calendar: Calendar) -> np.ndarray:
-    """Return the mean over a day of the zenith angle's positive cosine over distance squared, (H, 1)."""
+    """Return the daily mean of the positive cosine of the zenith angle, divided by distance squared, (H, 1)."""
     declination, _, inverse_square = sun_position(minutes, calendar)
     a, b, sunset = _daylight(lat, declination)
     return inverse_square / np.pi * np.maximum(a * sunset + b * np.sin(sunset), 0.0)
 
 
-def _piece(lat: np.ndarray, lon: np.ndarray, first: float, last: float, calendar: Calendar) -> np.ndarray:
-    """Return the integral over (first, last] of the positive cosine over distance squared, (H, W) in s."""
-    declination, equation, inverse_square = sun_position(0.5 * (first + last), calendar)
+def _integrate_interval(lat: np.ndarray, lon: np.ndarray, start: float, end: float, calendar: Calendar) -> np.ndarray:
+    """Return the integral of the positive cosine of the zenith angle over distance squared, (H, W) in s.
+
+    Args:
+        lat: (H, 1) latitude in radians.
+        lon: (1, W) longitude in radians.
+        start: start of the interval in minutes.
+        end: end of the interval in minutes.
+        calendar: the calendar.
+    """
+    declination, equation_of_time, inverse_square = sun_position(0.5 * (start + end), calendar)
     a, b, sunset = _daylight(lat, declination)
     half_day = a * sunset + b * np.sin(sunset)
 
-    def primitive(minutes: float) -> tuple[np.ndarray, np.ndarray]:
-        """Whole turns since an arbitrary noon, (1, W), and the integral from the last noon on, (H, W)."""
-        # whole days of `first` are taken off so that the angle stays small and exact
-        day = (minutes - 1440.0 * np.floor(first / 1440.0)) / 1440.0
-        hour_angle = 2.0 * np.pi * (day - 0.5) + equation + lon
+    def integrate_from_noon(minutes: float) -> tuple[np.ndarray, np.ndarray]:
+        """Return whole turns since an arbitrary noon, (1, W), and the integral from the last noon on, (H, W)."""
+        # Whole days are subtracted, so that the angle stays small and exact.
+        day = (minutes - 1440.0 * np.floor(start / 1440.0)) / 1440.0
+        hour_angle = 2.0 * np.pi * (day - 0.5) + equation_of_time + lon
         turns = np.floor((hour_angle + np.pi) / (2.0 * np.pi))
         angle = np.clip(hour_angle - 2.0 * np.pi * turns, -sunset, sunset)
         return turns, a * angle + b * np.sin(angle)
 
-    turns_0, part_0 = primitive(first)
-    turns_1, part_1 = primitive(last)
-    # in this order of summation a night gives exactly 0: 2x + (-x - x)
-    integral = 2.0 * half_day * (turns_1 - turns_0) + (part_1 - part_0)
+    start_turns, start_integral = integrate_from_noon(start)
+    end_turns, end_integral = integrate_from_noon(end)
+    # With this order of summation a night gives exactly 0: 2x + (-x - x).
+    integral = 2.0 * half_day * (end_turns - start_turns) + (end_integral - start_integral)
     return inverse_square * _SECONDS_PER_RADIAN * np.maximum(integral, 0.0)
 
 
@@ -161,8 +183,8 @@ def compute_dynamic_forcing(
 ) -> np.ndarray:
     """Return one computed dynamic forcing of the step that starts at `minutes`, (H, W) float32.
 
-    ``sin_year`` and ``cos_year`` are of the fraction of the calendar year; ``sin_day`` and ``cos_day`` of the mean
-    solar time of the place (UTC plus an hour for 15 degrees east), counted from its midnight.
+    ``sin_year`` and ``cos_year`` depend on the fraction of the calendar year, ``sin_day`` and ``cos_day`` on local mean
+    solar time (UTC plus one hour for 15 degrees east).
     """
     if name == "toa_incident_solar_radiation":
         return toa_radiation(grid.lat, grid.lon, minutes, calendar, step_minutes, solar.window, solar.tsi, solar.mean)
@@ -171,22 +193,22 @@ def compute_dynamic_forcing(
         value = wave(2.0 * np.pi * calendar.year_fraction(np.array(minutes)))
         return np.full(grid.shape, value, dtype=np.float32)
     assert name.endswith("_day"), name
-    local = calendar.day_fraction(np.array(minutes)) + grid.lon / 360.0
-    return np.broadcast_to(wave(2.0 * np.pi * local).astype(np.float32), grid.shape).copy()
+    local_time = calendar.day_fraction(np.array(minutes)) + grid.lon / 360.0
+    return np.broadcast_to(wave(2.0 * np.pi * local_time).astype(np.float32), grid.shape).copy()
 
 
 def compute_static(name: str, grid: LatLonGrid) -> np.ndarray:
     """Return one computed static input, (H, W) float32: ``sin_latitude``, ``sin_longitude`` or ``cos_longitude``."""
     wave = {"sin": np.sin, "cos": np.cos}[name[:3]]
-    axis = {"latitude": grid.lat[:, None], "longitude": grid.lon[None, :]}[name[4:]]
-    return np.broadcast_to(wave(np.deg2rad(axis)).astype(np.float32), grid.shape).copy()
+    degrees = {"latitude": grid.lat[:, None], "longitude": grid.lon[None, :]}[name[4:]]
+    return np.broadcast_to(wave(np.deg2rad(degrees)).astype(np.float32), grid.shape).copy()
 
 
 def fixed_statistics(name: str, step_minutes: int, solar: SolarConfig) -> tuple[float, float]:
-    """Return the mean and standard deviation that normalise a computed channel, whatever the data.
+    """Return the mean and standard deviation that normalise a computed channel; they do not depend on the data.
 
-    Encodings, already of order 1, have (0, 1). Solar radiation has the flux statistics of a year on a
-    latitude-longitude grid, times the step's length in seconds.
+    Encodings, which are of order 1, have (0, 1). Solar radiation has the statistics of the flux over a year on a
+    latitude-longitude grid, times the length of the step in seconds.
     """
     if name != "toa_incident_solar_radiation":
         return 0.0, 1.0

@@ -155,7 +155,7 @@ def build_derived(
 
 def _log_interpolation(name: str, kind: str | None, layout: VariableLayout) -> None:
     """Log how a variable is interpolated, and how it continues below the ground."""
-    if layout.column is None or layout.column.wanted is None:
+    if layout.column is None or layout.column.target is None:
         return
     extrapolated = kind == "geopotential" or interpolation_kind(name, layout.attributes.get("standard_name", ""))
     below = "extrapolated" if extrapolated else "kept constant"

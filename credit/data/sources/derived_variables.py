@@ -67,14 +67,16 @@ def interpolation_kind(name: str, standard_name: str) -> str:
     return ""
 
 
-def si_conversion(role: str, name: str, attributes: Mapping[str, str], where: str) -> Conversion | ExpConversion | None:
+def si_conversion(
+    role: str, name: str, attributes: Mapping[str, str], origin: str
+) -> Conversion | ExpConversion | None:
     """Return the conversion of an input of a formula to SI units; None if it has them.
 
     Args:
         role: its role in the formula.
         name: its name in the file.
         attributes: its attributes in the file.
-        where: the file, for messages.
+        origin: the file, for messages.
 
     Raises:
         DataError: for missing or unknown units.
@@ -86,7 +88,7 @@ def si_conversion(role: str, name: str, attributes: Mapping[str, str], where: st
     if units not in _UNITS[role]:
         known_units = " or ".join(_UNITS[role])
         raise DataError(
-            f'{where}: {name} is in "{units}", but as {role} it must be in {known_units}; correct its units'
+            f'{origin}: {name} is in "{units}", but as {role} it must be in {known_units}; correct its units'
         )
     scale, offset = _UNITS[role][units]
     if (scale, offset) == (1.0, 0.0):
@@ -166,7 +168,7 @@ def _derive(kind: str, column: Column | None, block: Mapping[str, np.ndarray]) -
         values = thermodynamics.relative_humidity(block["specific_humidity"], pressure, saturation)
     if column is None:
         return values
-    if column.wanted is None:
+    if column.target is None:
         return values[list(column.rows)]
     return _interpolator(column, block).constant(values)
 
@@ -184,13 +186,13 @@ def _geopotential(column: Column, block: Mapping[str, np.ndarray]) -> np.ndarray
     virtual = thermodynamics.virtual_temperature(block[FIELD].astype(np.float64), block["specific_humidity"])
     upper, lower = levels.edges(surface)
     at_levels, at_edges = thermodynamics.geopotential(virtual, upper, lower, ground)
-    if column.wanted is None:
+    if column.target is None:
         return at_levels[list(column.rows)]
     # Values at the uppermost level, then at the lower edge of every layer; the last edge is the ground.
     top = thermodynamics.R_DRY * virtual[:1] * np.log(lower[0] / levels.take([0]).lowest(surface))
     values = np.concatenate([at_edges[:1] + top, at_edges])
     temperature = np.concatenate([virtual[:1], 0.5 * (virtual[:-1] + virtual[1:]), virtual[-1:]])
-    interpolator = interpolation_weights(levels.lower_edges(), column.wanted, surface)
+    interpolator = interpolation_weights(levels.lower_edges(), column.target, surface)
     geopotential = interpolator.hydrostatic(values, -thermodynamics.R_DRY * temperature)
     lowest_pressure = levels.lowest(surface)
     for row, is_below in enumerate(interpolator.below):
@@ -234,10 +236,10 @@ def _surface(block: Mapping[str, np.ndarray]) -> np.ndarray:
 
 
 def _interpolator(column: Column, block: Mapping[str, np.ndarray]) -> VerticalInterpolator:
-    return interpolation_weights(column.levels, column.wanted, _surface(block))
+    return interpolation_weights(column.levels, column.target, _surface(block))
 
 
 def _describe_levels(column: Column, mask_LN: np.ndarray) -> str:
     """Return the values of the levels of the run for which a mask is true in some cell."""
     rows = np.flatnonzero(mask_LN.reshape(len(mask_LN), -1).any(axis=1))
-    return f"level {', '.join(f'{value:g}' for value in column.wanted.values[rows])}"
+    return f"level {', '.join(f'{value:g}' for value in column.target.values[rows])}"

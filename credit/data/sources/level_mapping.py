@@ -1,4 +1,4 @@
-"""Which levels a run has, and how they are made of those of its sources."""
+"""Vertical mapping: the levels of a run, and the rows or the interpolation by which source files give them."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ _ROUNDING = 1e-6
 
 
 class LevelResolver:
-    """Which levels a run has, and how they are made of those of its sources.
+    """Levels of a run, and the way from the levels of its sources to them.
 
     Args:
         conf: the data section.
 
     Attributes:
-        paths: the files with coefficients that the config names.
+        paths: files with coefficients that the config names.
 
     Raises:
-        DataError: if one of them cannot be read.
+        DataError: if one of these files cannot be read.
     """
 
     def __init__(self, conf: DataConfig) -> None:
         self._conf = conf
         self.paths: list[Path] = []
-        self._of_run = self._load(conf.coefficients, "data.coefficients")
-        self._of_source = [
+        self._run_levels = self._load(conf.coefficients, "data.coefficients")
+        self._source_levels = [
             self._load(source.vertical and source.vertical.coefficients, f"data.sources.{number}.vertical.coefficients")
             for number, source in enumerate(conf.sources)
         ]
@@ -47,65 +47,72 @@ class LevelResolver:
         return load_coefficients(Path(path), key)
 
     def find_column(
-        self, dataset: xr.Dataset, coordinate: str, request: VariableRequest, number: int, where: str
+        self, dataset: xr.Dataset, coordinate: str, request: VariableRequest, number: int, origin: str
     ) -> tuple[tuple[int, ...] | None, Column | None]:
-        """Return the rows of a file that a variable is made of, and how; None where levels are matched by value.
+        """Return the rows of a file to read for a variable, and their way to the levels of the run.
+
+        The rows are None if levels are matched by value, and the way is None if nothing is computed from them.
 
         Args:
             dataset: the file.
             coordinate: its level coordinate.
             request: the variable.
-            number: of the source.
-            where: the file, for messages.
+            number: index of the source in ``data.sources``.
+            origin: the file, for messages.
 
         Raises:
-            DataError: for levels without coefficients, above the top, or not enough of them for what is derived.
+            DataError: for levels without coefficients, levels of the run above the uppermost level of the file, or too
+                few levels for the derived variable.
         """
-        conf, kind = self._conf, self._conf.field(request.serves).derive
+        conf = self._conf
+        kind = conf.field(request.serves).derive
         vertical = conf.sources[number].vertical
         needs_ground = kind in ("geopotential", "mean_sea_level_pressure")
         if needs_ground and (vertical is None or vertical.surface_geopotential is None):
             raise DataError(
                 f"data.variable_options.{request.serves}.derive: {kind} is computed on hybrid levels, from surface "
-                "pressure and "
-                f"the height of the ground; set both in data.sources.{number}.vertical"
+                f"pressure and the height of the ground; set both in data.sources.{number}.vertical"
             )
-        with_pressure = kind in ("relative_humidity", "relative_humidity_water")
+        needs_pressure = kind in ("relative_humidity", "relative_humidity_water")
         if vertical is None:
-            return None, self._plain(request, number) if with_pressure else None
-        interpolated = conf.level_units != "model_level" or self._of_run is not None
-        if not (interpolated or needs_ground or with_pressure):
+            return None, self._pressure_column(request, number) if needs_pressure else None
+        is_interpolated = conf.level_units != "model_level" or self._run_levels is not None
+        if not (is_interpolated or needs_ground or needs_pressure):
             return None, None
-        levels = read_levels(dataset, coordinate, self._of_source[number], where)
+        levels = read_levels(dataset, coordinate, self._source_levels[number], origin)
+        # From the top down, as interpolation and the integrals of derived variables need them.
         order = np.argsort(levels.pressure(np.array(MEAN_SURFACE_PA)), kind="stable")
         if needs_ground:
-            require_full_column(levels.take(order), request.serves, request.name, where)
+            require_full_column(levels.take(order), request.serves, request.name, origin)
         if request.levels is None:
+            # A 2-D variable is taken from the lowest level.
             return (int(order[-1]),), Column(levels.take(order[-1:]), None)
         levels = levels.take(order)
         rows = tuple(order.tolist())
-        if not interpolated:
-            return rows, Column(levels, None, match_levels(levels.values, request.levels, request.name, "", where))
+        if not is_interpolated:
+            matched_rows = match_levels(levels.values, request.levels, request.name, "", origin)
+            return rows, Column(levels, None, matched_rows)
         if len(levels) < 2:
-            raise DataError(f"{where}: {request.name} has one level, between which nothing can be interpolated")
-        wanted = self._wanted(request)
+            raise DataError(f"{origin}: {request.name} has only one level, but interpolation needs at least two")
+        target_levels = self._find_target_levels(request)
+        # Levels of the run above the file are reported now, not when the first field is read.
         try:
-            interpolation_weights(levels, wanted, np.array(MEAN_SURFACE_PA))
+            interpolation_weights(levels, target_levels, np.array(MEAN_SURFACE_PA))
         except DataError as error:
             raise DataError(
-                f"{where}: {request.name}: {error}: data.levels or data.variable_options.{request.serves}.levels"
+                f"{origin}: {request.name}: {error}: data.levels or data.variable_options.{request.serves}.levels"
             ) from error
-        return rows, Column(levels, wanted)
+        return rows, Column(levels, target_levels)
 
-    def _wanted(self, request: VariableRequest) -> HybridLevels:
-        """Return the run's levels of a variable."""
-        if self._of_run is None:
+    def _find_target_levels(self, request: VariableRequest) -> HybridLevels:
+        """Return the levels of the run that a variable has."""
+        if self._run_levels is None:
             return HybridLevels.of_pressures(request.levels, _PASCAL[self._conf.level_units])
-        where = f"data.coefficients: {self._conf.coefficients}"
-        return self._of_run.take(match_levels(self._of_run.values, request.levels, request.serves, "", where))
+        origin = f"data.coefficients: {self._conf.coefficients}"
+        return self._run_levels.take(match_levels(self._run_levels.values, request.levels, request.serves, "", origin))
 
-    def _plain(self, request: VariableRequest, number: int) -> Column:
-        """Return the run's levels where they are the source's, of pressure."""
+    def _pressure_column(self, request: VariableRequest, number: int) -> Column:
+        """Return the column of a source that has the pressure levels of the run."""
         if self._conf.level_units == "model_level":
             raise DataError(
                 f"data.variable_options.{request.serves}.derive: on model levels pressure must be known; set "
@@ -115,19 +122,26 @@ class LevelResolver:
         return Column(levels, None, tuple(range(len(levels))))
 
 
-def require_full_column(levels: HybridLevels, derived: str, source: str, where: str) -> None:
-    """Stop where a column of hybrid levels, of `source`, does not reach the ground without a gap.
+def require_full_column(levels: HybridLevels, derived: str, source: str, origin: str) -> None:
+    """Stop if a column of hybrid levels does not reach the ground without a gap.
+
+    Args:
+        levels: the column, from the top down.
+        derived: the variable that is derived from it, for messages.
+        source: the variable that has these levels, for messages.
+        origin: the file, for messages.
 
     Raises:
-        DataError: naming what is `derived` from it.
+        DataError: if a layer is missing, or the edges of the layers are not known.
     """
-    complete = levels.a_bounds is not None and abs(levels.b_bounds[-1, 1] - 1.0) < _ROUNDING
-    if complete:
+    is_complete = levels.a_bounds is not None and abs(levels.b_bounds[-1, 1] - 1.0) < _ROUNDING
+    if is_complete:
+        # The lower edge of each layer must be the upper edge of the next.
         edges = np.stack([levels.a_bounds, levels.b_bounds])
-        complete = np.allclose(edges[:, 1:, 0], edges[:, :-1, 1], rtol=1e-5, atol=1e-7)
-    if not complete:
+        is_complete = np.allclose(edges[:, 1:, 0], edges[:, :-1, 1], rtol=1e-5, atol=1e-7)
+    if not is_complete:
         raise DataError(
-            f"{where}: {derived} is derived from whole columns, but {source} has {len(levels)} levels "
+            f"{origin}: {derived} is derived from whole columns, but {source} has {len(levels)} levels "
             f"({levels.values[0]:g} to {levels.values[-1]:g}) without those down to the ground, or without "
             "coefficients of half levels (hyai and hybi, bounds, pv); add what is missing, or name a file with the "
             "coefficients: data.sources.N.vertical.coefficients"

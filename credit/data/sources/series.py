@@ -209,10 +209,10 @@ def read_file_variable(
         raise
     except Exception as error:
         # netCDF, HDF5 and zarr raise a dozen kinds of errors for damaged data.
-        where = f"{position.start} to {position.stop - 1}" if isinstance(position, slice) else position
+        time_range = f"{position.start} to {position.stop - 1}" if isinstance(position, slice) else position
         raise DataError(
-            f"{file_variable.path}: {file_variable.layout.name} cannot be read at position {where} in time ({error}); "
-            "the file is damaged or truncated: copy it again"
+            f"{file_variable.path}: {file_variable.layout.name} cannot be read at position {time_range} in time "
+            f"({error}); the file is damaged or truncated: copy it again"
         ) from error
 
 

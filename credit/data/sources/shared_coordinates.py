@@ -36,7 +36,7 @@ class SharedCoordinates:
         self._regridders: dict[tuple, Regridder] = {}
 
     def regridder(
-        self, coordinates: Coordinates, dims: dict[str, str], method: str, vector: bool, where: str
+        self, coordinates: Coordinates, dims: dict[str, str], method: str, vector: bool, origin: str
     ) -> tuple[LatLonGrid, AxisOrder, Regridder | None]:
         """Return the grid of a file, its axis order, and the regridder to the grid of the run (None if it is on it).
 
@@ -49,8 +49,8 @@ class SharedCoordinates:
             arrays.append(bounds)
         key = tuple(array.tobytes() for array in arrays)
         if key not in self._grids:
-            grid, orientation = coordinates.grid(lat, lon, where)
-            self._grids[key] = grid, orientation, self._is_grid_of_run(grid, where)
+            grid, orientation = coordinates.grid(lat, lon, origin)
+            self._grids[key] = grid, orientation, self._is_grid_of_run(grid, origin)
         grid, orientation, is_grid_of_run = self._grids[key]
         if is_grid_of_run:
             return grid, orientation, None
@@ -58,39 +58,39 @@ class SharedCoordinates:
             self._regridders[key, method, vector] = Regridder(grid, self.grid, method, vector)
         return grid, orientation, self._regridders[key, method, vector]
 
-    def _is_grid_of_run(self, grid: LatLonGrid, where: str) -> bool:
+    def _is_grid_of_run(self, grid: LatLonGrid, origin: str) -> bool:
         if self.grid is None:
             self.grid = grid
-            self._grid_origin = where
+            self._grid_origin = origin
         difference = self.grid.describe_mismatch(grid)
         if difference and not self._regrids:
             raise DataError(
-                f"{self._grid_origin} and {where} are on different grids: {difference}; set data.grid to the grid "
+                f"{self._grid_origin} and {origin} are on different grids: {difference}; set data.grid to the grid "
                 "that all are to be brought to"
             )
         if difference:
-            logger.info("%s and files like it are brought to the grid of data.grid: %s", where, difference)
+            logger.info("%s and files like it are brought to the grid of data.grid: %s", origin, difference)
         return difference is None
 
-    def minutes(self, coordinate: xr.Variable, values: np.ndarray, where: str) -> np.ndarray:
+    def minutes(self, coordinate: xr.Variable, values: np.ndarray, origin: str) -> np.ndarray:
         """Return the minutes of times that are encoded as in `coordinate`."""
         if values.size == 0:
-            raise DataError(f"{where}: the time axis has no time; leave the file out")
+            raise DataError(f"{origin}: the time axis has no time; leave the file out")
         if not np.isfinite(np.asarray(values, dtype=np.float64)).all():
-            raise DataError(f"{where}: the time coordinate has missing values")
+            raise DataError(f"{origin}: the time coordinate has missing values")
         try:
             calendar = Calendar(str(coordinate.attrs.get("calendar", "standard")))
             minutes = calendar.from_cf(values, str(coordinate.attrs.get("units", "")))
         except DataError as error:
-            raise DataError(f"{where}: {error}; rewrite the time axis, for example as hours since a date") from error
+            raise DataError(f"{origin}: {error}; rewrite the time axis, for example as hours since a date") from error
         if self.calendar is None:
             self.calendar = calendar
-            self._calendar_origin = where
+            self._calendar_origin = origin
         names = {calendar.name, self.calendar.name}
         is_compatible = names <= _GREGORIAN_CALENDARS and calendar.datetime(minutes.min()).year >= _FIRST_GREGORIAN_YEAR
         if len(names) > 1 and not is_compatible:
             raise DataError(
-                f"{where} has the calendar {calendar.name}, {self._calendar_origin} has {self.calendar.name}; all "
+                f"{origin} has the calendar {calendar.name}, {self._calendar_origin} has {self.calendar.name}; all "
                 "files must share one"
             )
         return minutes

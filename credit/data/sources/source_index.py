@@ -16,7 +16,7 @@ from credit.data.formats.cf import Coordinates, VariableLayout, is_vector_compon
 from credit.data.formats.files import OpenFiles, expand_paths
 from credit.data.formats.grib import ABSENT
 from credit.data.formats.run_grid import load_grid
-from credit.data.formats.unit_checks import build_rules, read_file_range, require_units
+from credit.data.formats.unit_checks import build_rules, range_in_file_units, read_file_range, require_units
 from credit.data.formats.units import find_conversion
 from credit.data.sources.derived_variables import derived_attributes, interpolation_kind, si_conversion
 from credit.data.sources.level_mapping import LevelResolver
@@ -283,8 +283,7 @@ class _FileScanner:
             level_units=self._conf.level_units,
             packing=None if has_fill_value else packing,
             file_range=read_file_range(declared, packing),
-            valid_range=field.valid_range if is_read else None,
-            conversion=conversion,
+            valid_range=range_in_file_units(field.valid_range, conversion) if is_read else None,
             has_options=is_read,
         )
         return VariableLayout(
@@ -303,7 +302,7 @@ class _FileScanner:
             packing_step=step,
             chunk_times=variable.encoding.get("preferred_chunks", {}).get(dims.get("time"), 1),
             rules=rules,
-            where=f"{self._where}: {request.name}",
+            origin=f"{self._where}: {request.name}",
             calendar=self._shared.calendar,
         )
 

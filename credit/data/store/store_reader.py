@@ -2,7 +2,7 @@
 
 Format 2, a zarr 3 group that xarray and other tools open as well:
 
-| array | shape | what |
+| array | shape | content |
 |---|---|---|
 | ``fields`` | (time, channel, latitude, longitude) float32 | ``channels.stored``, physical units; NaN where masked |
 | ``static_fields`` | (static_channel, latitude, longitude) float32 | ``channels.static_stored`` |
@@ -179,8 +179,8 @@ def read_description(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(f"data.store: {path} is not a training store ({error}); {WAY_OUT}") from error
     if meta["format"] not in _KNOWN_FORMATS:
-        known = " and ".join(map(str, _KNOWN_FORMATS))
-        raise DataError(f"data.store: {path} has format {meta['format']}, but this version reads {known}; {WAY_OUT}")
+        formats = " and ".join(map(str, _KNOWN_FORMATS))
+        raise DataError(f"data.store: {path} has format {meta['format']}, but this version reads {formats}; {WAY_OUT}")
     return meta
 
 
@@ -268,7 +268,7 @@ def splits_span(splits: Mapping[str, Split]) -> tuple[int, int]:
 
 
 def identity(conf: DataConfig) -> dict[str, Any]:
-    """Return what of the config a store's content depends on, by key."""
+    """Return config key -> value of all settings on which the content of a store depends."""
     channels = conf.channel_map()
     names = sorted({channel.variable for channel in channels.stored + channels.static_stored})
     fields = {name: conf.field(name) for name in names}
@@ -289,7 +289,7 @@ def identity(conf: DataConfig) -> dict[str, Any]:
         },
         **{f"data.variable_options.{name}.derive": field.derive for name, field in fields.items() if field.derive},
         **{f"data.variable_options.{name}.inputs": field.inputs for name, field in fields.items() if field.inputs},
-        # without a source that is brought to them, the fields do not depend on the coefficients
+        # Unless a source is interpolated to model levels, the fields do not depend on the coefficients.
         **({"data.coefficients": conf.coefficients} if conf.coefficients and conf.has_vertical else {}),
         **(_regridding(conf, fields) if conf.grid else {}),
     }
@@ -305,13 +305,12 @@ def _regridding(conf: DataConfig, fields: Mapping[str, VariableOptions]) -> dict
 
 
 def _identity_of(source: SourceConfig) -> dict[str, Any]:
-    # stores that were made before there were these do not have them
-    unset = {
-        key
-        for key in ("select", "times", "vertical", "type", "options", "period")
-        if getattr(source, key) == SourceConfig.model_fields[key].default
-    }
-    return source.model_dump(mode="json", exclude={"storage_options"} | unset)
+    # Stores of earlier versions do not have these keys, so they are left out if they have their default.
+    excluded_keys = {"storage_options"}
+    for key in ("select", "times", "vertical", "type", "options", "period"):
+        if getattr(source, key) == SourceConfig.model_fields[key].default:
+            excluded_keys.add(key)
+    return source.model_dump(mode="json", exclude=excluded_keys)
 
 
 def require_same_identity(path: Path, meta: Mapping[str, Any], conf: DataConfig) -> None:

@@ -119,9 +119,9 @@ FILES = [
     Fault("a static field with missing values", ["ground", "missing"], spoil=in_both(
           lambda file: {"ground": np.where(np.arange(W) < 3, np.nan, fields()["ground"]).astype(np.float32)})),
     Fault("a static field that moves", ["ground", "varies in time"], spoil=in_both(moving_static)),
-    Fault("Celsius called Kelvin", ["data_1.nc: t2m at", "no temperature in K"], spoil=in_both(in_celsius)),
+    Fault("Celsius called Kelvin", ["data_1.nc: t2m at", "the limits of temperature in K"], spoil=in_both(in_celsius)),
     Fault("a temperature in Pa", ["t2m", '"Pa"', "temperature"], spoil=in_both(attributes={"t2m": {"units": "Pa"}})),
-    Fault("a height called geopotential", ["z, level 500 at", "no geopotential in m2 s-2"],
+    Fault("a height called geopotential", ["z, level 500 at", "the limits of geopotential in m2 s-2"],
           ["data.variables.prognostic={vars_3D: [z]}"],
           spoil=in_both(lambda file: {"z": fields()["t"] * 0.1 + np.array([5500, 1500], np.float32)[:, None, None]},
                         attributes={"z": {"units": "m2 s-2", "standard_name": "geopotential"}})),

@@ -207,7 +207,7 @@ def test_long_chunks_of_a_large_file_are_named(
 
 def test_what_cannot_be_used(tmp_path: Path) -> None:
     path = write(wb2(), tmp_path / "a.nc")
-    with pytest.raises(DataError, match="climatology.path: .*none.nc does not exist.* holds a.nc"):
+    with pytest.raises(DataError, match="climatology.path: .*none.nc does not exist.* contains a.nc"):
         load(tmp_path / "none.nc")
     with pytest.raises(DataError, match="grid is not that of the data: .*verification.grid brings both to one"):
         load(path, grid=make_grid(8, 8), rename=NAMES)
@@ -231,5 +231,5 @@ def test_what_cannot_be_used(tmp_path: Path) -> None:
         load(tmp_path / "*.nc")
     with pytest.raises(ValueError, match="rename and storage_options are for a file"):
         ClimatologyConfig(rename={"z": "geopotential"})
-    with pytest.raises(ConfigError, match="cf-units|no unit"):
+    with pytest.raises(ConfigError, match="cf-units|not a unit"):
         load(path, rename=NAMES, attributes={"z": {"units": "nothing at all"}})

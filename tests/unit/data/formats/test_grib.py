@@ -264,7 +264,7 @@ def test_levels_that_are_not_there_at_every_time(tmp_path: Path, caplog: pytest.
     [
         ("reduced_gg_pl_48_grib2", r"on a reduced grid \(reduced_gg\).*cdo setgridtype,regular"),
         ("sh_pl_grib2", "as spherical harmonics.*cdo sp2gpl"),
-        ("polar_stereographic_pl_grib2", "a grid of the kind polar_stereographic.*cdo remapbil"),
+        ("polar_stereographic_pl_grib2", "a grid of the type polar_stereographic.*cdo remapbil"),
     ],
 )
 def test_other_grids(tmp_path: Path, sample: str, reason: str) -> None:
@@ -277,8 +277,8 @@ def test_damaged_files(tmp_path: Path) -> None:
     whole = message(field_number(0))
     for name, content, reason in (
         ("cut.grib", whole + whole[:-20], "message 2 cannot be read as GRIB"),
-        ("empty.grib", b"", "holds no GRIB message"),
-        ("text.grib", b"<html>502 Bad Gateway</html>", "holds no GRIB message"),
+        ("empty.grib", b"", "contains no GRIB message"),
+        ("text.grib", b"<html>502 Bad Gateway</html>", "contains no GRIB message"),
     ):
         with pytest.raises(DataError, match=f"{name}: {reason}"):
             open_sources(config(write_grib(tmp_path / name, content), p2=["t"]))

@@ -82,7 +82,7 @@ def test_what_was_open_before_a_fork_is_not_ended_by_a_worker(store: Path) -> No
     assert files.get(store, 0) is not before()
     gc.collect()
     assert before() is not None
-    assert not pickle.loads(pickle.dumps(files))._before
+    assert not pickle.loads(pickle.dumps(files))._datasets_of_parent
 
 
 def test_in_memory_and_into_the_training_store(store: Path, tmp_path: Path) -> None:

@@ -61,7 +61,7 @@ def test_by_value_not_by_place(members: tuple[Path, np.ndarray]) -> None:
         ({}, "t", r"dimension number \(3\) of t is not time, level, .*select: \{number: 0\}; it has 0, 1, 5"),
         ({"number": 2}, "t", "select: number 2 is not there; the file has 0, 1, 5"),
         ({"height": 10}, "t", "select: height 10 is not there; the file has 2"),
-        ({"nummber": 1}, "t", 'names nummber, but it is no coordinate of the file; did you mean "number"'),
+        ({"nummber": 1}, "t", 'names nummber, but it is not a coordinate of the file; did you mean "number"'),
         ({"nameless": 1}, "bare", "names nameless, but its dimension has no coordinate"),
         ({}, "bare", r"nameless \(2\) of bare has no coordinate variable.*cut the file to one position"),
     ],

@@ -8,7 +8,13 @@ import netCDF4
 import numpy as np
 import pytest
 
-from credit.data.formats.unit_checks import build_rules, find_implausible_units, read_file_range, require_units
+from credit.data.formats.unit_checks import (
+    build_rules,
+    find_implausible_units,
+    range_in_file_units,
+    read_file_range,
+    require_units,
+)
 from credit.data.formats.units import Conversion
 from credit.data.sources.source_reader import open_sources
 from credit.errors import DataError
@@ -198,7 +204,7 @@ def test_the_range_that_a_file_declares(attributes: dict, packing: tuple | None,
         rules = build_rules("x", {"units": "1"}, file_range=found)
         assert rules.apply(np.full((1, 2, 2), 2.0))[1] is None
         assert rules.describe(rules.apply(np.full((1, 2, 2), 1e3 if found[1] < 1e3 else -1e3))[1]).startswith(
-            "4 of 4 values are no value in 1 within the valid range that the file declares"
+            "4 of 4 values are outside the limits of values in 1 and of the valid range that the file declares"
         )
 
 
@@ -209,7 +215,8 @@ def test_a_wide_range_of_the_file_does_not_excuse_wrong_units() -> None:
 
 def test_a_declared_range_decides_alone() -> None:
     """In units of the run: what is within is accepted, also a fill value; what is outside is missing."""
-    rules = build_rules("t", {"units": "K"}, valid_range=[-1000.0, 20.0], conversion=Conversion(1.0, -273.15))
+    valid_range = range_in_file_units([-1000.0, 20.0], Conversion(1.0, -273.15))
+    rules = build_rules("t", {"units": "K"}, valid_range=valid_range)
     field = np.array([[[280.0, 9e36], [-500.0, np.nan]]], dtype=np.float32)
     values, wrong = rules.apply(field)
     assert wrong is None

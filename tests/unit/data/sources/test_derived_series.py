@@ -85,7 +85,7 @@ def test_coefficients_from_a_file(tmp_path: Path, everything: Path) -> None:
         found = open_sources(config(bare, GROUND | {"coefficients": str(table)})).read(1)
         np.testing.assert_allclose(found, expected, rtol=1e-5)
     (tmp_path / "short.csv").write_text("\n".join(["n,a [Pa],b", *rows[4:]]))
-    with pytest.raises(DataError, match=r"24 levels \(1 to 24\), the coefficients are of 20"):
+    with pytest.raises(DataError, match=r"24 levels \(1 to 24\), but the coefficients are for 20"):
         open_sources(config(bare, GROUND | {"coefficients": str(tmp_path / "short.csv")}))
     (tmp_path / "full.csv").write_text("\n".join(["n,a [Pa],b", *rows[:-1]]))
     with pytest.raises(DataError, match="full.csv: coefficients of half levels must run .* to the ground"):

@@ -268,10 +268,10 @@ def test_a_variable_that_is_in_the_files_but_is_not_read(tmp_path: Path) -> None
 def test_paths_that_lead_nowhere(tmp_path: Path) -> None:
     write_file(tmp_path / "era_2000.nc", {"t2m": random_fields(4, H, W)})
     for path, message in {
-        "era_2001.nc": "does not exist; .* holds era_2000.nc",
+        "era_2001.nc": "does not exist; .* contains era_2000.nc",
         "era_%Y%m.nc": "no file matches",
         "nowhere/*.nc": "the folder .*nowhere does not exist",
-        ".": r"is a folder and no zarr store; write .*\*\.nc",
+        ".": r"is a folder, not a zarr store; write .*\*\.nc",
     }.items():
         with pytest.raises(DataError, match=message):
             open_sources(make_config(tmp_path / path, p2=["t2m"]))
@@ -379,9 +379,9 @@ def test_few_files_stay_open_and_workers_open_their_own(tmp_path: Path) -> None:
     t = random_fields(6, H, W)
     paths = [write_file(tmp_path / f"{n}.nc", {"t2m": t[n : n + 1]}, hours=[6 * n]) for n in range(6)]
     reader = open_sources(make_config(paths, p2=["t2m"]))
-    reader._files = OpenFiles([SourceConfig(path="")], most=2)
+    reader._files = OpenFiles([SourceConfig(path="")], max_files=2)
     np.testing.assert_array_equal([reader.read(index)[0] for index in range(6)], t)
-    assert len(reader._files._open) == 2
+    assert len(reader._files._datasets) == 2
     again = pickle.loads(pickle.dumps(reader))
     np.testing.assert_array_equal(again.read(5)[0], t[5])
     with multiprocessing.get_context("spawn").Pool(1) as pool:

@@ -54,7 +54,7 @@ def test_one_bad_time_of_eight_may_be_the_only_one(tmp_path: Path) -> None:
     inspect_data(write_bad_times(tmp_path, [0]), findings)
     assert findings.messages == []
     said = "\n".join(lines)
-    assert " 8 of " in said and "at least one of each file; preprocessing looks at all" in said
+    assert " 8 of " in said and "at least one of each file; preprocessing checks all" in said
     assert "training look" not in said
     assert "values: 1 of these times are bad and will be left out" in said
 

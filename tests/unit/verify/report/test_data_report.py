@@ -65,7 +65,7 @@ def test_what_the_page_says(conf: DataConfig) -> None:
     pictures = [base64.b64decode(one) for one in re.findall(r'base64,([^"]+)"', text)]
     assert len(pictures) == 3 and all(picture.startswith(b"\x89PNG") for picture in pictures)
     assert "2000-01-06T00:00 was left out: t2m" in text
-    assert re.search(r"t2m at 2000-\S+: 128 of 128 values are no temperature in degC", text)
+    assert re.search(r"t2m at 2000-\S+: 128 of 128 values are outside the limits of temperature in degC", text)
     assert "log1p, unit 0.5" in text and "2000-01-05T18:00 to 2000-01-06T06:00" in text
     for name in ("t2m", "rain", "land"):
         assert f"<td>{name}</td>" in text

@@ -1,0 +1,118 @@
+"""Physical limits of quantities, by their units."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from credit.data.formats.units import plain
+
+# quantity -> unit -> least and greatest value
+_QUANTITY_LIMITS = {
+    "temperature": {"K": (80.0, 400.0), "degC": (-193.0, 127.0)},
+    "pressure at the surface or at sea level": {"Pa": (2e4, 1.2e5), "hPa": (200.0, 1200.0)},
+    "specific humidity": {"kg kg-1": (-0.05, 0.2), "g kg-1": (-50.0, 200.0)},
+    "wind": {"m s-1": (-500.0, 500.0)},
+    "geopotential": {"m2 s-2": (-1e5, 5e6)},
+    "geopotential height": {"m": (-1e4, 5e5)},
+}
+# These detect fractions whose values are per cent. Other units of a fraction are accepted, unlike those above.
+_FRACTION_LIMITS = {"area fraction": {"1": (-0.01, 1.01), "%": (-1.0, 101.0)}}
+# Names of each quantity: standard names, and usual short names for files without a standard name.
+_QUANTITIES = {
+    "temperature": ("air_temperature", "surface_temperature", "sea_surface_temperature", "t", "t2m", "sst", "skt"),
+    "pressure at the surface or at sea level": (
+        "air_pressure_at_mean_sea_level", "air_pressure_at_sea_level", "surface_air_pressure", "msl", "sp",
+    ),
+    "specific humidity": ("specific_humidity", "q"),
+    "wind": ("eastward_wind", "northward_wind", "u", "v", "u10", "v10"),
+    "geopotential": ("geopotential", "z"),
+    "geopotential height": ("geopotential_height", "gh"),
+    "area fraction": ("land_area_fraction", "land_binary_mask", "sea_area_fraction", "sea_ice_area_fraction"),
+}  # fmt: skip
+_QUANTITY_OF = {name: quantity for quantity, names in _QUANTITIES.items() for name in names}
+_UNITS_OF_QUANTITIES = {unit for units in _QUANTITY_LIMITS.values() for unit in units}
+# Limits of any other quantity in these units. They are wide: K includes differences and potential temperature at 100 km
+# (2e5 K), m2 s-2 energy per mass such as CAPE, kg kg-1 water in peat, Pa pressure in the deep ocean and stress, J m-2
+# sums over months.
+_UNIT_LIMITS = {
+    "K": (-1e6, 1e6),
+    "degC": (-1e6, 1e6),
+    "Pa": (-1e9, 1e9),
+    "hPa": (-1e7, 1e7),
+    "Pa s-1": (-1e4, 1e4),
+    "kg kg-1": (-1.0, 100.0),
+    "g kg-1": (-1e3, 1e5),
+    "m s-1": (-1e4, 1e4),
+    "m": (-2e4, 1e7),
+    "mm": (-1e6, 1e7),
+    "%": (-1e4, 1e5),
+    "m2 s-2": (-1e6, 1e8),
+    "s-1": (-1e3, 1e3),
+    "W m-2": (-1e5, 1e5),
+    "J m-2": (-1e14, 1e14),
+    "kg m-2": (-1e7, 1e8),
+    "kg m-2 s-1": (-1e3, 1e3),
+    "m3 m-3": (-10.0, 10.0),
+}
+# Limits on levels at most at this pressure, where the thermosphere begins, and on model levels.
+_THERMOSPHERE_LIMITS = {
+    "temperature": {"K": (80.0, 3000.0), "degC": (-193.0, 2700.0)},
+    "wind": {"m s-1": (-2000.0, 2000.0)},
+}
+_THERMOSPHERE_HPA = 1e-3
+# Up to this pressure the height of a level is far from 0 and known within a factor of 2; at higher pressure it is known
+# within the tolerance, in m.
+_UNCERTAIN_HEIGHT_HPA = 700.0
+_HEIGHT_TOLERANCE = 2000.0
+
+
+def find_quantity(name: str, attributes: Mapping[str, str]) -> str:
+    """Return the quantity that a variable measures, by its standard name, else its name; empty if it is not known."""
+    return _QUANTITY_OF.get(attributes.get("standard_name") or name, "")
+
+
+def has_limits(quantity: str, units: str) -> bool:
+    """Return whether the limits of these units are those of the quantity, not those of any quantity."""
+    return units in (_QUANTITY_LIMITS | _FRACTION_LIMITS).get(quantity, {})
+
+
+def describe_wrong_units(name: str, attributes: Mapping[str, str]) -> str | None:
+    """Return the problem with the units of a variable; None if they are right or unknown, or the quantity is."""
+    quantity = find_quantity(name, attributes)
+    units = plain(attributes.get("units", ""))
+    if quantity not in _QUANTITY_LIMITS or units not in _UNITS_OF_QUANTITIES or units in _QUANTITY_LIMITS[quantity]:
+        return None
+    quantity_name = attributes.get("standard_name") or name
+    return (
+        f'{name}: its units are "{attributes["units"]}", but {quantity_name} is a {quantity} '
+        f"({' or '.join(_QUANTITY_LIMITS[quantity])}); correct units or standard_name in the files, or "
+        f"data.sources.N.rename; or set data.variable_options.{name}.valid_range: [least, greatest] to read it as it is"
+    )
+
+
+def find_limits(quantity: str, units: str, pressure: float | None) -> tuple[float, float]:
+    """Return least and greatest value of a quantity in these units.
+
+    The height of a pressure level is about 7.5 km times ln(1013 hPa / p).
+
+    Args:
+        quantity: the quantity; empty if it is not known.
+        units: units of the values.
+        pressure: pressure of the level in hPa; NaN if it is not known, None without a level.
+    """
+    # A comparison with NaN is false, so model levels have the limits of the thermosphere.
+    may_be_thermosphere = pressure is not None and not pressure > _THERMOSPHERE_HPA
+    if may_be_thermosphere and units in _THERMOSPHERE_LIMITS.get(quantity, {}):
+        return _THERMOSPHERE_LIMITS[quantity][units]
+    # Geopotential per metre of height; heights themselves are in m.
+    gravity = {"m2 s-2": 9.80665, "m": 1.0}.get(units)
+    on_pressure_level = pressure is not None and np.isfinite(pressure)
+    if quantity.startswith("geopotential") and on_pressure_level and gravity is not None:
+        height = 7500.0 * np.log(1013.0 / pressure)
+        if pressure <= _UNCERTAIN_HEIGHT_HPA:
+            return 0.5 * height * gravity, 2.0 * height * gravity
+        return (height - _HEIGHT_TOLERANCE) * gravity, (height + _HEIGHT_TOLERANCE) * gravity
+    limits = (_QUANTITY_LIMITS | _FRACTION_LIMITS).get(quantity, {}).get(units)
+    return limits or _UNIT_LIMITS.get(units) or (-np.inf, np.inf)
