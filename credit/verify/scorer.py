@@ -122,7 +122,7 @@ def score_forecasts(
         # All ranks gather sharded weights, so a rank without further groups joins in the others' forecasts.
         largest_share = -(-len(groups) // share.count)
         for _ in range(largest_share - len(share_groups)):
-            archive.keep_company(leads.tolist())
+            archive.join_collectives(leads.tolist())
         return scores if share.is_counted else None
 
     scores = gather(score_share, share.is_sharded)
