@@ -33,7 +33,6 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load_file
 from torch import Tensor
-from torch.distributed.checkpoint import Metadata
 
 from credit.errors import CheckpointError, ConfigError, CreditError, did_you_mean
 from credit.parallel.dtensor import local_shard
@@ -219,7 +218,7 @@ def verify_checkpoint(path: Path) -> str | None:
 
 
 def _read_manifest(path: Path) -> dict[str, tuple[int, int]] | None:
-    """Return size and checksum of each file, None if the manifest is missing or damaged."""
+    """Return file -> (size, checksum), None if the manifest is missing or damaged."""
     try:
         manifest = json.loads((path / MANIFEST).read_text())
         return {name: (entry["size"], entry["crc32"]) for name, entry in manifest.items()}
@@ -328,11 +327,8 @@ def load_into(path: Path, stem: str, state: Mapping[str, Tensor]) -> None:
         CheckpointError: on every rank, naming the tensors that are missing, left over or of another shape.
     """
 
-    def read_metadata() -> Metadata | None:
-        return sharded.read_metadata(path / stem) if (path / stem).is_dir() else None
-
-    # It reads the heads of all files. If each of a thousand ranks did so, they would open a million files.
-    metadata = run_on_rank0(read_metadata)
+    # This reads the heads of all files. If each of a thousand ranks did so, they would open a million files.
+    metadata = run_on_rank0(lambda: sharded.read_metadata(path / stem) if (path / stem).is_dir() else None)
 
     def load() -> None:
         if metadata is not None:
