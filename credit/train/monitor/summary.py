@@ -186,7 +186,7 @@ def _describe_best(checkpoints: Path, step: int) -> str:
 
 
 def write_summary(folder: Path, summary: Mapping[str, Any]) -> None:
-    """Write summary.json; if that fails, log a warning, because the run itself has succeeded."""
+    """Write summary.json; if that fails, log a warning, because it must not change the outcome of the run."""
     try:
         atomic_write_text(folder / "summary.json", json.dumps(summary, indent=1) + "\n")
     except CreditError as error:
