@@ -114,6 +114,17 @@ def check_forecasts(config: Config, data: DataSummary, report: CheckReport) -> i
     output_names: list[str] = []
     with report.collect():
         output_names = _list_output_channels(config, data, int(leads[-1]))
+    _check_scores(config, data, report)
+    # With "latest", the new forecast is added to those of earlier calls, so the times to score are not known here.
+    scored_times = np.array([] if conf.initial_times == "latest" else initial_times, dtype=np.int64)
+    planned = PlannedForecasts("this run", scored_times, leads, output_names, data.calendar)
+    check_other_forecasts(config, data, planned, report)
+    num_cells = data.grid.area_weights().size
+    return 4 * len(output_names) * num_cells * len(leads) * len(initial_times)
+
+
+def _check_scores(config: Config, data: DataSummary, report: CheckReport) -> None:
+    """Check the section verification: its channels, grid, regions, events and climatology."""
     with report.collect():
         select_figure_channels(
             config.verification.figure_channels, data.channels.output, "verification.figure_channels"
@@ -132,12 +143,6 @@ def check_forecasts(config: Config, data: DataSummary, report: CheckReport) -> i
     if "train" in data.samples:
         with report.collect():
             _check_climatology(config, data)
-    # With "latest", the new forecast is added to those of earlier calls, so the times to score are not known here.
-    scored_times = np.array([] if conf.initial_times == "latest" else initial_times, dtype=np.int64)
-    planned = PlannedForecasts("this run", scored_times, leads, output_names, data.calendar)
-    check_other_forecasts(config, data, planned, report)
-    num_cells = data.grid.area_weights().size
-    return 4 * len(output_names) * num_cells * len(leads) * len(initial_times)
 
 
 def check_ensemble(config: Config, model: nn.Module, report: CheckReport) -> None:
