@@ -118,7 +118,7 @@ def _build_job(config: Config, model_config: Config | None, arguments: argparse.
     from credit.config.load import build_section
     from credit.errors import ConfigError
     from credit.hpc.cluster import load_cluster, require_section
-    from credit.hpc.job import build_job
+    from credit.hpc.job import JobRequest, build_job
     from credit.parallel.mesh import plan_degrees
 
     named_sections = [section for section in (config.pbs, config.slurm) if section.cluster]
@@ -136,10 +136,8 @@ def _build_job(config: Config, model_config: Config | None, arguments: argparse.
     options = {key: getattr(arguments, key) for key in ("nodes", "chain") if getattr(arguments, key) is not None}
     section = build_section(type(section), {**section.model_dump(), **options}, origin="credit submit")
     variable_names = _list_variables(config, model_config, arguments)
-    job = build_job(
-        arguments.job,
-        cluster,
-        section,
+    request = JobRequest(
+        kind=arguments.job,
         experiment=config.experiment,
         folder=Path(config.save_loc),
         config=Path(arguments.config),
@@ -150,6 +148,7 @@ def _build_job(config: Config, model_config: Config | None, arguments: argparse.
         model=Path(arguments.model) if model_config is not None else None,
         after=arguments.after,
     )
+    job = build_job(request, cluster, section)
     tensor = config.inference.parallelism.tensor
     if job.spread and job.ranks % tensor:
         raise ConfigError(

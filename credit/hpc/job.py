@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from credit.calendar import parse_duration
@@ -23,17 +23,17 @@ class Job:
     """Resources, command and environment of a job script.
 
     Attributes:
-        kind: the command that runs: train, preprocess, rollout or verify.
-        name: as the scheduler allows it.
+        kind: the command that the job runs: train, preprocess, rollout or verify.
+        name: name of the job in the characters that the scheduler allows.
         folder: the run's folder, absolute.
-        workdir: where the command runs; relative paths of the config count from here.
-        arguments: of ``python -m credit.cli.main``.
+        workdir: working folder of the command; relative paths in the config are relative to it.
+        arguments: arguments of ``python -m credit.cli.main``.
         scheduler: pbs or slurm.
-        asked: the section with the cluster's values filled in.
-        start: the words of the command that starts processes on nodes, with placeholders.
-        variables: of the environment that the config names; a job that lacks them gets them.
+        asked: the section pbs or slurm of the config, with the cluster's values filled in.
+        start: words of the command that starts processes on nodes, with placeholders.
+        variables: environment variables that the config refers to; the script sets those that the job lacks.
         spread: whether one forecast is spread over ranks (``inference.parallelism``).
-        after: kind of the jobs of this run that must have ended well before this one starts, None for none.
+        after: kind of the jobs of this run that must have succeeded before this job starts, None for none.
     """
 
     kind: str
@@ -50,12 +50,12 @@ class Job:
 
     @property
     def is_collective(self) -> bool:
-        """Whether the processes are ranks of one process group."""
+        """True if the processes are ranks of one process group."""
         return self.kind in ("train", "verify") or self.spread
 
     @property
     def is_array(self) -> bool:
-        """Whether each node is a job of an array; the jobs share the initial times."""
+        """True if each node is a job of an array; the jobs share the initial times."""
         return not self.is_collective and self.size > 1
 
     @property
@@ -70,17 +70,17 @@ class Job:
 
     @property
     def ranks_per_node(self) -> int:
-        """Processes of a node."""
+        """Number of processes on a node."""
         return self.asked.ranks_per_node or self.gpus_per_node or 1
 
     @property
     def gpus_per_node(self) -> int:
-        """GPUs of a node."""
+        """Number of GPUs of a node."""
         return self.asked.gpus_per_node or 0
 
     @property
     def ranks(self) -> int:
-        """Processes of one job."""
+        """Number of processes of one job."""
         return self.nodes * self.ranks_per_node
 
     @property
@@ -90,38 +90,40 @@ class Job:
 
     @property
     def links(self) -> int:
-        """Number of jobs of the chain; jobs other than training continue when they are submitted again."""
-        return self.asked.chain or 1 if self.kind == "train" else 1
+        """Number of jobs in the chain; 1 for other jobs than training, which can be submitted again to continue."""
+        if self.kind != "train":
+            return 1
+        return self.asked.chain or 1
 
     @property
     def seconds(self) -> int:
-        """Time of one job."""
+        """Time limit of one job in seconds."""
         assert self.asked.walltime is not None, "resolve() requires it"
         return parse_duration(self.asked.walltime) * 60
 
     @property
     def clock(self) -> str:
-        """Time of one job as HH:MM:SS."""
+        """Time limit of one job as HH:MM:SS."""
         return f"{self.seconds // 3600:02d}:{self.seconds // 60 % 60:02d}:00"
 
     @property
     def cpus_per_rank(self) -> int | None:
-        """Cores of a process."""
+        """Number of cores of a process, None if the cores of a node are not set."""
         return self.asked.cpus_per_node and max(1, self.asked.cpus_per_node // self.ranks_per_node)
 
     @property
     def tasks_per_node(self) -> int:
-        """Processes of a node that Slurm starts: the ranks if srun is the launcher, else one."""
+        """Number of processes that Slurm starts on a node: all ranks if srun is the launcher, else one."""
         return self.ranks_per_node if self.is_collective and self.launch == "srun" else 1
 
     @property
     def cpus_per_task(self) -> int | None:
-        """Cores of such a process."""
+        """Number of cores of a process that Slurm starts, None if the cores of a node are not set."""
         return self.asked.cpus_per_node and max(1, self.asked.cpus_per_node // self.tasks_per_node)
 
     @property
     def select(self) -> str:
-        """Nodes and their resources in the words of PBS."""
+        """Nodes and their resources as PBS's select directive."""
         return pbs.select_directive(self)
 
     @property
@@ -131,16 +133,20 @@ class Job:
 
     @property
     def python(self) -> str:
-        """Interpreter of the job."""
+        """Path of the Python interpreter of the job."""
         return self.asked.python or sys.executable
 
     @property
     def script(self) -> Path:
-        """Where the script is written."""
+        """Path of the job script."""
         return self.folder / "jobs" / f"{self.kind}.sh"
 
     def starter(self, ranks: int, ranks_per_node: int) -> list[str]:
-        """Return the words of the command that starts `ranks` processes, `ranks_per_node` on each node."""
+        """Return the words of the command that starts `ranks` processes, `ranks_per_node` on each node.
+
+        Raises:
+            ConfigError: if the command of the cluster file has other placeholders.
+        """
         try:
             return [word.format(ranks=ranks, ranks_per_node=ranks_per_node) for word in self.start]
         except (KeyError, IndexError, ValueError) as error:
@@ -149,59 +155,67 @@ class Job:
             ) from error
 
 
-def build_job(
-    kind: str,
-    cluster: Cluster,
-    section: PbsConfig | SlurmConfig,
-    *,
-    experiment: str,
-    folder: Path,
-    config: Path,
-    overrides: Sequence[str] = (),
-    variables: Mapping[str, str] | None = None,
-    spread: bool = False,
-    online: bool = False,
-    model: Path | None = None,
-    after: str | None = None,
-) -> Job:
-    """Return a job.
+@dataclass(frozen=True)
+class JobRequest:
+    """Command that a job is to run, independent of the cluster.
+
+    Attributes:
+        kind: a key of `KINDS`.
+        experiment: name of the run.
+        folder: the run's folder.
+        config: path of the config file.
+        overrides: overrides ``section.key=value`` of the config; those of the sections pbs and slurm are not passed on.
+        variables: environment variables that the config refers to.
+        spread: whether the config spreads one forecast over ranks.
+        online: whether verification makes the forecasts itself.
+        model: config or folder of the run that makes these forecasts, None for this run.
+        after: kind of the jobs of this run that must have succeeded before this job starts, None for none.
+    """
+
+    kind: str
+    experiment: str
+    folder: Path
+    config: Path
+    overrides: Sequence[str] = ()
+    variables: Mapping[str, str] = field(default_factory=dict)
+    spread: bool = False
+    online: bool = False
+    model: Path | None = None
+    after: str | None = None
+
+
+def build_job(request: JobRequest, cluster: Cluster, section: PbsConfig | SlurmConfig) -> Job:
+    """Return the job that runs a command on a cluster.
 
     Args:
-        kind: a key of `KINDS`.
+        request: the command.
         cluster: the site.
-        section: the config's section of the site's scheduler.
-        experiment: the run's name.
-        folder: the run's folder.
-        config: the config file.
-        overrides: ``section.key=value``, handed on but for those of the sections pbs and slurm.
-        variables: of the environment that the config names.
-        spread: whether the config spreads one forecast over ranks.
-        online: whether forecasts are made while they are scored.
-        model: the config or the folder of the run that makes them, where it is another.
-        after: kind of the jobs that must have ended well before.
+        section: the config's section for the scheduler of the site.
 
     Raises:
-        ConfigError: for what the site does not allow.
+        ConfigError: if the section is incomplete or exceeds the limits of the site.
     """
+    kind = request.kind
     assert kind in KINDS, kind
-    asked = resolve(cluster, section, KINDS[kind] or online)
+    asked = resolve(cluster, section, KINDS[kind] or request.online)
     if kind == "preprocess":
         asked = asked.model_copy(update={"nodes": 1, "ranks_per_node": 1})
-    command_arguments = [text for text in overrides if not text.startswith(("pbs.", "slurm."))]
-    if online:
+    command_arguments = [text for text in request.overrides if not text.startswith(("pbs.", "slurm."))]
+    if request.online:
         command_arguments.append("--online")
-    if model is not None:
-        command_arguments += ["--model", str(model.absolute())]
+    if request.model is not None:
+        command_arguments += ["--model", str(request.model.absolute())]
+    name = request.experiment if kind == "train" else f"{kind}_{request.experiment}"
     return Job(
         kind=kind,
-        name=SCHEDULERS[cluster.scheduler].job_name(experiment if kind == "train" else f"{kind}_{experiment}"),
-        folder=folder.absolute(),
+        name=SCHEDULERS[cluster.scheduler].job_name(name),
+        folder=request.folder.absolute(),
         workdir=Path.cwd(),
-        arguments=(kind, str(config.absolute()), *command_arguments),
+        arguments=(kind, str(request.config.absolute()), *command_arguments),
         scheduler=cluster.scheduler,
         asked=asked,
         start=tuple(cluster.start),
-        variables=variables or {},
-        spread=spread and (kind == "rollout" or online),
-        after=after,
+        variables=request.variables,
+        spread=request.spread and (kind == "rollout" or request.online),
+        after=request.after,
     )

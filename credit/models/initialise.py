@@ -1,8 +1,8 @@
-"""Initial weights that depend on (seed, parameter name) alone.
+"""Initial weights that depend only on the seed and the name of the parameter.
 
-Every value is drawn from a generator of its own, so the weights do not depend on the order of construction, on
-which other parameters exist, or on how the model is sharded. `initial_values` yields whole tensors one at a time: a
-sharded model takes its parts of them.
+Each tensor is drawn from a random generator of its own. So the weights do not depend on the order of construction, on
+the other parameters, or on the sharding. `initial_values` yields whole tensors one at a time, of which a sharded model
+takes its parts.
 """
 
 from __future__ import annotations
@@ -22,116 +22,145 @@ from credit.errors import ConfigError
 from credit.parallel.blocks.marks import plain_name
 
 _NORMS = (nn.LayerNorm, nn.GroupNorm)
-_KNOWN = (*_NORMS, nn.Linear, nn.Conv2d, nn.ConvTranspose2d)
-_OWN_NORM = (
-    "weights that torch's spectral_norm, weight_norm or another parametrization makes cannot be started; "
-    "credit.models.layers.spectral_norm.apply_spectral_norm(model) normalises on any mesh, a parametrization of your "
-    "own needs a method initial_buffers(weight, generator)"
+_STANDARD_LAYERS = (*_NORMS, nn.Linear, nn.Conv2d, nn.ConvTranspose2d)
+_UNSUPPORTED_PARAMETRIZATION = (
+    "weights with torch's spectral_norm, weight_norm or another parametrization cannot be initialised; use "
+    "credit.models.layers.spectral_norm.apply_spectral_norm(model), or give a parametrization of your own a method "
+    "initial_buffers(weight, generator)"
 )
 
 
 def generator_for(seed: int, name: str) -> torch.Generator:
-    """Return a CPU generator whose stream is determined by `seed` and `name`."""
+    """Return a random generator on the CPU that depends only on `seed` and `name`."""
     digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
 
 
 def kaiming_normal(shape: Sequence[int], fan_in: int, generator: torch.Generator) -> Tensor:
-    """Draw N(0, 2 / fan_in) (He et al. 2015, arXiv 1502.01852)."""
+    """Return a CPU tensor drawn from N(0, 2 / fan_in) (He et al. 2015, arXiv 1502.01852)."""
     return torch.randn(tuple(shape), generator=generator, device="cpu") * math.sqrt(2.0 / fan_in)
 
 
 def _inputs_per_output(module: nn.Module, shape: torch.Size) -> float:
-    """Return how many input values reach one output value through a weight of this shape."""
+    """Return the number of input values that contribute to one output value through a weight of this shape."""
     if isinstance(module, nn.ConvTranspose2d):
         return shape[0] * math.prod(shape[2:]) / math.prod(module.stride)
     return math.prod(shape[1:])
 
 
-def _own_tensors(module: nn.Module) -> dict[str, Tensor]:
-    """Return a module's own parameters and those of its buffers that its state dict has."""
-    buffers = {k: b for k, b in module.named_buffers(recurse=False) if k not in module._non_persistent_buffers_set}
-    return dict(module.named_parameters(recurse=False)) | buffers
+def _direct_tensors(module: nn.Module) -> dict[str, Tensor]:
+    """Return the parameters and persistent buffers of a module, without those of the modules inside it."""
+    tensors = dict(module.named_parameters(recurse=False))
+    for key, buffer in module.named_buffers(recurse=False):
+        if key not in module._non_persistent_buffers_set:
+            tensors[key] = buffer
+    return tensors
 
 
-def _values(path: str, module: nn.Module, own: Mapping[str, Tensor], seed: int) -> Iterator[tuple[str, Tensor]]:
-    """Yield (key, value) of a module's own tensors.
+def _draw_values(
+    path: str, module: nn.Module, tensors: Mapping[str, Tensor], seed: int
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield (key, initial value) of a module's direct tensors.
+
+    Args:
+        path: name of the module in the model.
+        module: the module.
+        tensors: key -> direct tensor of the module.
+        seed: of the model.
 
     Raises:
-        ConfigError: if nothing tells how they start.
+        ConfigError: if their initial values are not defined.
     """
-    dot = f"{path}." if path else ""
+    prefix = f"{path}." if path else ""
     if hasattr(module, "initial_value"):
-        for key, tensor in own.items():
-            yield key, module.initial_value(key, tensor.shape, generator_for(seed, f"{dot}{key}"))
-    elif isinstance(module, _KNOWN) and own.keys() <= {"weight", "bias"}:
-        for key, tensor in own.items():
+        for key, tensor in tensors.items():
+            yield key, module.initial_value(key, tensor.shape, generator_for(seed, f"{prefix}{key}"))
+    elif isinstance(module, _STANDARD_LAYERS) and tensors.keys() <= {"weight", "bias"}:
+        for key, tensor in tensors.items():
             if isinstance(module, _NORMS):
                 yield key, torch.full(tensor.shape, float(key == "weight"), device="cpu")
                 continue
-            bound = _inputs_per_output(module, own["weight"].shape) ** -0.5
+            bound = _inputs_per_output(module, tensors["weight"].shape) ** -0.5
             value = torch.empty(tensor.shape, device="cpu")
-            yield key, value.uniform_(-bound, bound, generator=generator_for(seed, f"{dot}{key}"))
-    elif own:
-        yield from _reset_values(path, module, own, seed)
+            yield key, value.uniform_(-bound, bound, generator=generator_for(seed, f"{prefix}{key}"))
+    elif tensors:
+        yield from _draw_reset_values(path, module, tensors, seed)
 
 
-def _reset_values(path: str, module: nn.Module, own: Mapping[str, Tensor], seed: int) -> Iterator[tuple[str, Tensor]]:
-    """Yield what a module's own ``reset_parameters`` draws, as torch's kinds of layers have one."""
-    where = f"model.type: {path or 'the model'} ({type(module).__name__})"
+def _draw_reset_values(
+    path: str, module: nn.Module, tensors: Mapping[str, Tensor], seed: int
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield (key, initial value) of a module's direct tensors as its ``reset_parameters`` sets them.
+
+    The method is called on two copies of the module, whose tensors are filled with different values before. A tensor
+    that differs afterwards, or has NaN, was not set by it.
+    """
+    description = f"model.type: {path or 'the model'} ({type(module).__name__})"
     if isinstance(module, batchnorm._BatchNorm) or (
         isinstance(module, batchnorm._NormBase) and module.track_running_stats
     ):
         raise ConfigError(
-            f"{where}: its statistics are those of one rank's samples; use GroupNorm, or InstanceNorm without "
+            f"{description}: its statistics are those of one rank's samples; use GroupNorm, or InstanceNorm without "
             "track_running_stats"
         )
     if any(isinstance(hook, (SpectralNorm, WeightNorm)) for hook in module._forward_pre_hooks.values()):
-        raise ConfigError(f"{where}: {_OWN_NORM}")
-    drawn = generator_for(seed, path).initial_seed()
+        raise ConfigError(f"{description}: {_UNSUPPORTED_PARAMETRIZATION}")
+    module_seed = generator_for(seed, path).initial_seed()
     try:
-        values = others = _as_reset(module, drawn, high=False)
-        if not all(_has_nan(tensor.dtype) for tensor in own.values()):
-            others = _as_reset(module, drawn, high=True)
+        values = _reset_copy(module, module_seed, high=False)
+        second_values = values
+        # NaN marks an unset tensor; a second copy is needed only for types without NaN.
+        if not all(_has_nan(tensor.dtype) for tensor in tensors.values()):
+            second_values = _reset_copy(module, module_seed, high=True)
     except (IndexError, RuntimeError) as error:
         raise ConfigError(
-            f"{where}: its reset_parameters fails where tensors are not set yet ({error}); have it set each before "
+            f"{description}: its reset_parameters fails if tensors are not set yet ({error}); let it set each before "
             "use, or give the class a method initial_value(key, shape, generator)"
         ) from error
-    unset = [key for key, value in values.items() if value.isnan().any() or not torch.equal(value, others[key])]
+    unset = []
+    for key, value in values.items():
+        if value.isnan().any() or not torch.equal(value, second_values[key]):
+            unset.append(key)
     if unset:
         raise ConfigError(
-            f"{where}: nothing tells how {', '.join(unset)} start: no reset_parameters sets them; give the class a "
+            f"{description}: {', '.join(unset)} cannot be initialised: no reset_parameters sets them; give the class a "
             "method initial_value(key, shape, generator) that returns the value of each of its tensors"
         )
-    yield from ((key, value.detach()) for key, value in values.items())
+    for key, value in values.items():
+        yield key, value.detach()
 
 
-def _as_reset(module: nn.Module, seed: int, high: bool) -> dict[str, Tensor]:
-    """Return a module's own tensors on the CPU after ``reset_parameters``; what that leaves alone is as `_blank`."""
-    whole = _unset_copy(module, high)
-    reset = getattr(whole, "reset_parameters", None) or getattr(whole, "_reset_parameters", None)
+def _reset_copy(module: nn.Module, seed: int, high: bool) -> dict[str, Tensor]:
+    """Return the direct tensors of a copy of a module on the CPU after ``reset_parameters``.
+
+    Tensors that the method does not set have the values of `_blank`.
+    """
+    unset_module = _unset_copy(module, high)
+    reset = getattr(unset_module, "reset_parameters", None) or getattr(unset_module, "_reset_parameters", None)
     if reset is not None:
+        # reset_parameters draws from torch's global generator, which is restored afterwards.
         state = torch.get_rng_state()
         torch.random.default_generator.manual_seed(seed)
         try:
             reset()
         finally:
             torch.set_rng_state(state)
-    return _own_tensors(whole)
+    return _direct_tensors(unset_module)
 
 
 def _unset_copy(module: nn.Module, high: bool) -> nn.Module:
-    """Return a module like `module` on the CPU whose tensors are whole and not set, as `_blank` has them."""
-    whole = object.__new__(type(module))
-    whole.__dict__.update(module.__dict__)
+    """Return a copy of `module` on the CPU, whose tensors are whole and have the values of `_blank`."""
+    # The constructor of the module is unknown, so the copy is made without it.
+    unset_module = object.__new__(type(module))
+    unset_module.__dict__.update(module.__dict__)
     for kind in ("_parameters", "_buffers"):
-        blank = {
-            key: tensor if tensor is None else _blank(tensor, high) for key, tensor in getattr(module, kind).items()
-        }
-        whole.__dict__[kind] = blank
-    whole.__dict__["_modules"] = {key: child and _unset_copy(child, high) for key, child in module._modules.items()}
-    return whole
+        blank_tensors = {}
+        for key, tensor in getattr(module, kind).items():
+            blank_tensors[key] = None if tensor is None else _blank(tensor, high)
+        unset_module.__dict__[kind] = blank_tensors
+    children = {key: child and _unset_copy(child, high) for key, child in module._modules.items()}
+    unset_module.__dict__["_modules"] = children
+    return unset_module
 
 
 def _has_nan(dtype: torch.dtype) -> bool:
@@ -139,7 +168,7 @@ def _has_nan(dtype: torch.dtype) -> bool:
 
 
 def _blank(tensor: Tensor, high: bool) -> Tensor:
-    """Return NaN; where there is none, the highest or the lowest value: what is set does not depend on which."""
+    """Return a whole tensor of NaN; if its type has no NaN, of the highest or the lowest value of the type."""
     value = torch.zeros(tensor.shape, dtype=tensor.dtype, device="cpu")
     if _has_nan(tensor.dtype):
         value.fill_(torch.nan)
@@ -154,47 +183,57 @@ def _blank(tensor: Tensor, high: bool) -> Tensor:
 def initial_values(model: nn.Module, seed: int) -> Iterator[tuple[str, Tensor]]:
     """Yield (state-dict name, whole CPU tensor) for every parameter and buffer in the state dict of `model`.
 
-    Works on the meta device and after sharding: only names, types and global shapes are read. Linear and
-    convolution weights and biases are uniform in +-1/sqrt(inputs per output), norms are the identity; a module that
-    wants something else has a method `initial_value(key, shape, generator)`, and one of another kind that has not
-    starts as its `reset_parameters` says. A parametrization with buffers has `initial_buffers(weight, generator)`.
+    The model may be on the meta device or sharded, because only names, types and global shapes are read.
+
+    The values of a module are, in this order:
+
+    - those of its method ``initial_value(key, shape, generator)``, if it has one;
+    - for linear layers and convolutions, uniform in +-1/sqrt(inputs per output); for norms, the identity;
+    - for other modules, those that its method ``reset_parameters`` sets.
+
+    A parametrization with buffers needs a method ``initial_buffers(weight, generator)``.
 
     Raises:
-        ConfigError: naming a module of which nothing tells how it starts.
+        ConfigError: naming a module whose initial values are not defined.
     """
-    links: set[nn.Module] = set()
+    parametrizations: set[nn.Module] = set()
     for path, module in model.named_modules():
         path = plain_name(path)
         if isinstance(module, parametrize.ParametrizationList):
-            links.update(module)
-            continue  # its parameter belongs to the layer above, which is where it is drawn
-        if module in links:
-            continue  # and so do its buffers
-        dot = f"{path}." if path else ""
-        own, chain = _own_tensors(module), ()
+            # Its parameter and its buffers are drawn with the layer that has the weight, which comes before.
+            parametrizations.update(module)
+            continue
+        if module in parametrizations:
+            continue
+        prefix = f"{path}." if path else ""
+        tensors = _direct_tensors(module)
+        chain = ()
         if parametrize.is_parametrized(module):
-            chain = _own_chain(path, module)
-            own["weight"] = chain.original
-        for key, value in _values(path, module, own, seed):
-            name = f"{dot}{key}"
+            chain = _weight_parametrizations(path, module)
+            tensors["weight"] = chain.original
+        for key, value in _draw_values(path, module, tensors, seed):
+            name = f"{prefix}{key}"
             if key != "weight" or not chain:
                 yield name, value
                 continue
-            yield f"{dot}parametrizations.weight.original", value
-            for i, link in enumerate(chain):
-                for buffer, vector in link.initial_buffers(value, generator_for(seed, f"{name}/{i}")).items():
-                    yield f"{dot}parametrizations.weight.{i}.{buffer}", vector
+            yield f"{prefix}parametrizations.weight.original", value
+            for number, parametrization in enumerate(chain):
+                buffers = parametrization.initial_buffers(value, generator_for(seed, f"{name}/{number}"))
+                for buffer_name, buffer in buffers.items():
+                    yield f"{prefix}parametrizations.weight.{number}.{buffer_name}", buffer
 
 
-def _own_chain(path: str, module: nn.Module) -> parametrize.ParametrizationList:
+def _weight_parametrizations(path: str, module: nn.Module) -> parametrize.ParametrizationList:
     """Return the parametrizations of a module's weight.
 
     Raises:
-        ConfigError: if there are others, or others' that do not tell how they start.
+        ConfigError: if another tensor has a parametrization, or one of them has no method `initial_buffers`.
     """
     chains = module.parametrizations
-    if set(chains) != {"weight"} or not all(hasattr(link, "initial_buffers") for link in chains.weight):
-        raise ConfigError(f"model.type: {path or 'the model'} ({type(module).__name__}): {_OWN_NORM}")
+    if set(chains) != {"weight"} or not all(hasattr(layer, "initial_buffers") for layer in chains.weight):
+        raise ConfigError(
+            f"model.type: {path or 'the model'} ({type(module).__name__}): {_UNSUPPORTED_PARAMETRIZATION}"
+        )
     return chains.weight
 
 

@@ -202,7 +202,7 @@ class Trainer:
         for step in divergence.steps:
             initial_times.update(parts.order.initial_times(step, state.left_out))
         times = ", ".join(parts.calendar.format(minutes) for minutes in sorted(initial_times))
-        problem = f"step {divergence.steps[-1] + 1}: {divergence.what}"
+        problem = f"step {divergence.steps[-1] + 1}: {divergence.problem}"
         if not divergence.finite and state.rollbacks:
             last_step = divergence.steps[-1]
             with self._open_batches(last_step, last_step + 1) as batches:

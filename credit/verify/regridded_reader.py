@@ -1,4 +1,4 @@
-"""Cache around a field reader that also regrids its fields to the grid of the scores."""
+"""Cache around a field reader, which also regrids the fields to the grid of the scores."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ Masks = Mapping[str, np.ndarray]
 
 
 class RegriddedReader:
-    """A FieldReader on the grid of the scores that caches what it has read, up to a limit of memory.
+    """FieldReader on the grid of the scores that caches the fields of the times read last.
 
-    Climatology, damping and scoring read the same times; of a small data set each is read once. If the scores have no
-    grid of their own, they have the data's and nothing is regridded.
+    Climatology, damping and scoring read the same times. The cache takes up to 1 GiB of memory, so each field of a
+    small data set is read only once.
 
     Args:
         reader: reader of the data.
-        min_cached_times: number of times to cache at least.
-        score_grid: grid of the scores, None for the data's.
+        min_cached_times: smallest number of times to cache, even if they need more memory.
+        score_grid: grid of the scores; None for the grid of the data, so that nothing is regridded.
     """
 
     def __init__(self, reader: FieldReader, min_cached_times: int, score_grid: LatLonGrid | None = None) -> None:
@@ -61,15 +61,18 @@ class RegriddedReader:
         """Yield the fields of several times."""
         return map(self.read, indices)
 
-    def read_into(self, index: int, places: Sequence[np.ndarray | None]) -> None:
+    def read_into(self, index: int, targets: Sequence[np.ndarray | None]) -> None:
         """Copy the fields of one time into arrays; see `credit.data.reader.FieldReader`."""
-        scatter_fields(self.read(index), places)
+        scatter_fields(self.read(index), targets)
 
     def regridder_from(self, channels: Sequence[Channel], grid: LatLonGrid) -> Callable[[np.ndarray], np.ndarray]:
-        """Return a function that regrids fields (..., C, h, w) of `channels` on `grid` to the grid of the scores.
+        """Return a function that regrids fields (..., C, h, w) to the grid of the scores, (..., C, H, W).
 
-        On the data's grid, cells that the data have masked are missing. On another grid those that the fields have as
-        NaN are missing.
+        Cells count as missing if the fields are NaN there, and on the grid of the data also if the data mask them.
+
+        Args:
+            channels: (C,) channels of the fields.
+            grid: grid of the fields.
         """
         if self.grid.describe_mismatch(grid) is None:
             return lambda fields: fields
@@ -82,7 +85,7 @@ class RegriddedReader:
 
 
 def _regrid_masks(masks: Masks, regridder: Regridder) -> dict[str, np.ndarray]:
-    """Return variable -> mask, True in cells of which less than half is valid."""
+    """Return variable -> mask on the new grid, True in cells of which less than half is valid."""
     regridded = {}
     for name, mask in masks.items():
         field = np.where(mask, np.float32(np.nan), np.float32(0.0))

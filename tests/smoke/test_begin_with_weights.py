@@ -65,7 +65,7 @@ def test_weights_of_another_model_are_refused(small_run: Path, exported: Path, c
         ("ddp.pt", ["model.dim=[16, 32, 64, 128]"], "these weights are of another model"),
         ("weights.safetensors", ["data.history_len=2"], "data.history_len: 1 in the checkpoint, 2"),
         ("weights.safetensors", ["data.levels=[850]"], "trained on other channels"),
-        ("config.yml", [], "is no file of torch.save"),
+        ("config.yml", [], "is not a file of torch.save"),
     ):
         started = [*new, f"trainer.resume={small_run / name}", *changes]
         refused = command("train", *started)

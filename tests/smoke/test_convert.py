@@ -116,7 +116,7 @@ def test_what_is_wrong_with_the_files_is_said(published: Path, command) -> None:
         (["--levels=10,60,100,120,136"], "no level 136"),
         (["--variables=U,W"], "no variable W"),
         (["model.dim=[16,32,64,128]"], "of another model"),
-        ([f"--weights={published / 'mean.nc'}"], "is no file of torch.save"),
+        ([f"--weights={published / 'mean.nc'}"], "is not a file of torch.save"),
         ([f"--static={published / 'mean.nc'}"], "has no coordinate latitude"),
     ):
         done = command("convert", config, *files(published), *extra)

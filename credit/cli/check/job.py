@@ -13,7 +13,7 @@ from credit.config import Config
 from credit.data.samples.loader import ResumableSampler
 from credit.errors import ConfigError
 from credit.hpc.cluster import load_cluster, require_section
-from credit.hpc.job import Job, build_job
+from credit.hpc.job import Job, JobRequest, build_job
 from credit.hpc.script import render
 from credit.parallel.mesh import DeviceGrid, ParallelDims, plan_degrees
 from credit.parallel.process_info import read_process_info
@@ -37,9 +37,8 @@ def render_job(config: Config, report: CheckReport) -> Job | None:
         cluster = load_cluster(section.cluster)
         require_section(cluster, section)
         folder = Path(config.save_loc)
-        job = build_job(
-            "train", cluster, section, experiment=config.experiment, folder=folder, config=folder / "config.yml"
-        )
+        request = JobRequest("train", config.experiment, folder, config=folder / "config.yml")
+        job = build_job(request, cluster, section)
         render(job)
     return job
 

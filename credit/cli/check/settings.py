@@ -38,7 +38,7 @@ from credit.verify.statistics.regions import region_weights, scored_regions
 
 
 def check_training(config: Config, data: DataSummary, report: CheckReport) -> None:
-    """Build the loss, the optimizer and what else training takes from the config alone."""
+    """Check the sections that training uses, by building the loss, the optimizer and the preview's plan."""
     conf = config.trainer
     with report.collect():
         require_monitor(config, data.channels)
@@ -64,56 +64,75 @@ def check_training(config: Config, data: DataSummary, report: CheckReport) -> No
             report.say(f"trainer.preview: {plan.describe(data.calendar)}")
     train = data.splits.get("train")
     for channel in data.channels.group("dynamic_forcing"):
-        wants = channel.source == "data" and config.data.field(channel.variable).in_forecast == "climatology"
-        if wants and train is not None and train.last - train.first < LEAST_CLIMATOLOGY_MINUTES:
+        if channel.source != "data" or config.data.field(channel.variable).in_forecast != "climatology":
+            continue
+        if train is not None and train.last - train.first < LEAST_CLIMATOLOGY_MINUTES:
+            num_days = (train.last - train.first) / 1440
             report.add(
                 f"data.variable_options.{channel.variable}.in_forecast: climatology cannot be fitted to "
-                "data.splits.train, which "
-                f"has {(train.last - train.first) / 1440:.0f} days and needs {LEAST_CLIMATOLOGY_MINUTES // 1440}; use "
+                f"data.splits.train, which has {num_days:.0f} days and needs {LEAST_CLIMATOLOGY_MINUTES // 1440}; use "
                 "persist"
             )
 
 
 def check_forecasts(config: Config, data: DataSummary, report: CheckReport) -> int:
-    """Choose the initial times, lay out the files and look at what scoring needs.
+    """Check the sections that forecasts and scores use, by choosing the initial times and laying out the files.
 
     Returns:
-        Bytes that the forecasts take at most.
+        Upper bound of the size of the forecasts in bytes.
     """
-    conf, step, initial = config.inference, config.data.step_minutes, []
-    leads = np.array(choose_leads(conf, step))
+    conf = config.inference
+    step_minutes = config.data.step_minutes
+    leads = np.array(choose_leads(conf, step_minutes))
+    initial_times = []
     report.say(
         f"lead times: {len(leads)}, {format_duration(int(leads[0]))} to {format_duration(int(leads[-1]))} "
         f"(inference.lead_time {conf.lead_time}, data.timestep {config.data.timestep}); figures of "
         f"{', '.join(config.verification.figure_leads)}"
     )
     _check_checkpoint(config, report)
-    # a test period without a sample has been named
+    # A test period without samples has been reported already.
     chosen_by_split = isinstance(conf.initial_times, InitialTimesConfig)
     if len(data.times) and "test" in (data.samples if chosen_by_split else data.splits):
         with report.collect():
             chosen = find_initial_times(conf, config.data, data.times, data.calendar, data.splits["test"])
-            initial = chosen.minutes
-            first, last = data.calendar.format(initial[0]), data.calendar.format(initial[-1])
-            whole = len(cases_with_truth({*initial}, data, leads, data.splits["test"]))
-            report.say(f"inference.initial_times: {len(initial)}, {first} to {last}; {whole} of them can be scored")
+            initial_times = chosen.minutes
+            first_time = data.calendar.format(initial_times[0])
+            last_time = data.calendar.format(initial_times[-1])
+            num_scored = len(cases_with_truth({*initial_times}, data, leads, data.splits["test"]))
+            report.say(
+                f"inference.initial_times: {len(initial_times)}, {first_time} to {last_time}; {num_scored} of them can "
+                "be scored"
+            )
             if chosen.left_out:
                 report.say(chosen.left_out)
     elif chosen_by_split:
         with report.collect():
-            interval_minutes(conf.initial_times, step)
+            interval_minutes(conf.initial_times, step_minutes)
     with report.collect():
         require_same_format(Path(config.save_loc) / conf.folder, conf.format, conf.split)
-    written: list[str] = []
+    output_names: list[str] = []
     with report.collect():
-        written = _find_written(config, data, int(leads[-1]))
+        output_names = _list_output_channels(config, data, int(leads[-1]))
+    _check_scores(config, data, report)
+    # With "latest", the new forecast is added to those of earlier calls, so the times to score are not known here.
+    scored_times = np.array([] if conf.initial_times == "latest" else initial_times, dtype=np.int64)
+    planned = PlannedForecasts("this run", scored_times, leads, output_names, data.calendar)
+    check_other_forecasts(config, data, planned, report)
+    num_cells = data.grid.area_weights().size
+    return 4 * len(output_names) * num_cells * len(leads) * len(initial_times)
+
+
+def _check_scores(config: Config, data: DataSummary, report: CheckReport) -> None:
+    """Check the section verification: its channels, grid, regions, events and climatology."""
     with report.collect():
         select_figure_channels(
             config.verification.figure_channels, data.channels.output, "verification.figure_channels"
         )
     with report.collect():
-        onto = config.verification.grid
-        grid = data.grid if onto is None else load_grid(onto, "verification.grid")
+        grid = data.grid
+        if config.verification.grid is not None:
+            grid = load_grid(config.verification.grid, "verification.grid")
         region_weights(grid, scored_regions(config.verification))
     with report.collect():
         find_events(config.verification.events, data.channels.output, data.attributes)
@@ -123,18 +142,13 @@ def check_forecasts(config: Config, data: DataSummary, report: CheckReport) -> i
         select_figure_channels(config.verification.animate, data.channels.output, "verification.animate")
     if "train" in data.samples:
         with report.collect():
-            _try_climatology(config, data)
-    # the latest time is appended to others, which are scored with it
-    scored = np.array([] if conf.initial_times == "latest" else initial, dtype=np.int64)
-    planned = PlannedForecasts("this run", scored, leads, written, data.calendar)
-    check_other_forecasts(config, data, planned, report)
-    return 4 * len(written) * data.grid.area_weights().size * len(leads) * len(initial)
+            _check_climatology(config, data)
 
 
 def check_ensemble(config: Config, model: nn.Module, report: CheckReport) -> None:
-    """See whether the network has the blocks that get noise, and dropout where that is to stay on."""
+    """Check that the network has the blocks that get noise, and has dropout if the ensemble uses it."""
     conf = config.inference.ensemble
-    # another run's network is not this one
+    # If the checkpoint is that of another run, its network may differ from `model`.
     if conf is None or config.inference.checkpoint not in ("best", "latest"):
         return
     if conf.dropout:
@@ -147,41 +161,49 @@ def check_ensemble(config: Config, model: nn.Module, report: CheckReport) -> Non
 
 
 def _check_checkpoint(config: Config, report: CheckReport) -> None:
-    """A checkpoint of another run must be there; those of this run may be to come."""
+    """Check that a checkpoint of another run exists; those of this run may not exist yet."""
     which = config.inference.checkpoint
+    if which in ("best", "latest"):
+        return
     run_checkpoints = (Path(config.save_loc) / "checkpoints").resolve()
-    if (
-        which not in ("best", "latest")
-        and run_checkpoints not in Path(which).resolve().parents
-        and not Path(which).is_dir()
-    ):
+    if run_checkpoints not in Path(which).resolve().parents and not Path(which).is_dir():
         report.add(str(no_such_checkpoint("inference.checkpoint", which)))
 
 
-def _find_written(config: Config, data: DataSummary, longest: int) -> list[str]:
-    """Return the channels of the forecasts' files; what is made of outputs is known where the data can be read."""
-    conf, step = config.inference, config.data.step_minutes
+def _list_output_channels(config: Config, data: DataSummary, longest_lead: int) -> list[str]:
+    """Return the names of the channels in the forecasts' files.
+
+    Variables that are derived from the model's outputs are included only if the data can be read.
+    """
+    conf = config.inference
+    step_minutes = config.data.step_minutes
     if data.reader is not None:
-        products = OutputDiagnostics(conf, config.data, data.channels, data.attributes, data.reader.static(), longest)
-        fields = products.output_fields(data.grid, data.calendar)
+        diagnostics = OutputDiagnostics(
+            conf, config.data, data.channels, data.attributes, data.reader.static(), longest_lead
+        )
+        fields = diagnostics.output_fields(data.grid, data.calendar)
     elif conf.pressure_levels is not None or conf.derive:
         return [channel.name for channel in data.channels.output]
     else:
-        level_units = config.data.level_units
-        fields = OutputFields(data.channels, data.grid, data.calendar, data.attributes, step, level_units)
-    layout = build_layout(fields, [step], OutputOptions(variables=conf.variables, levels=conf.levels))
-    output = fields.channels.output
-    return [output[index].name for variable in layout.variables for index in variable.index]
+        fields = OutputFields(
+            data.channels, data.grid, data.calendar, data.attributes, step_minutes, config.data.level_units
+        )
+    options = OutputOptions(variables=conf.variables, levels=conf.levels)
+    layout = build_layout(fields, [step_minutes], options)
+    names = []
+    for variable in layout.variables:
+        names += [fields.channels.output[channel_index].name for channel_index in variable.index]
+    return names
 
 
-def _try_climatology(config: Config, data: DataSummary) -> None:
-    """See whether the climatology of the scores can be fitted to the training period's times, or read its file."""
+def _check_climatology(config: Config, data: DataSummary) -> None:
+    """Read the file of the scores' climatology, or plan its fit to the times of the training period."""
     conf = config.verification.climatology
     train = data.splits["train"]
     if conf.method == "file":
         grid = data.grid if config.verification.grid is None else None
         channels = data.channels.output
-        normal, _ = load_climatology(conf, config.data, channels, data.calendar, data.attributes, grid)
-        normal.at(train.first)
+        climatology, _ = load_climatology(conf, config.data, channels, data.calendar, data.attributes, grid)
+        climatology.at(train.first)
     else:
         plan_fit(data.times, data.calendar, train.first, train.last, conf)

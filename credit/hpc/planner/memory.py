@@ -1,7 +1,7 @@
-"""What a rank holds: exact for weights, gradients and optimizer state, an upper bound for what FSDP2 has in flight.
+"""Memory of a rank: exact for weights, gradients and optimizer state, an upper bound for FSDP2's temporary tensors.
 
-FSDP2 cuts each weight along its first dimension into equal chunks, the last of which may be short or missing; rank 0
-has a full chunk of each, so what is counted here is the fullest rank's.
+FSDP2 cuts each weight along its first dimension into equal chunks, of which the last may be short or missing. Rank 0
+has a full chunk of each weight, so the numbers here are those of the fullest rank.
 """
 
 from __future__ import annotations
@@ -18,19 +18,20 @@ from torch.distributed.tensor import DTensor
 from credit.parallel.dtensor import local, shard_dim
 from credit.parallel.mesh import ParallelDims
 
-# AdamW keeps two moments of each element, and one float32 count of steps for each weight
-_MOMENTS, _COUNT_BYTES = 2, 4
+# AdamW has two moments of each element, and one float32 count of steps for each weight.
+_NUM_MOMENTS = 2
+_STEP_COUNT_BYTES = 4
 
 
 @dataclass(frozen=True)
 class Weight:
-    """A weight as tensor parallelism leaves it to a rank.
+    """Weight, or the part of it that tensor parallelism gives to a rank.
 
     Attributes:
-        rows: length of the dimension that FSDP2 cuts.
-        row: elements of a row.
-        bytes: of an element.
-        trains: whether it has a gradient.
+        rows: length of the first dimension, which FSDP2 cuts.
+        row: number of elements in a row.
+        bytes: bytes of an element.
+        trains: whether the weight has a gradient.
     """
 
     rows: int
@@ -39,56 +40,62 @@ class Weight:
     trains: bool
 
     def part(self, ranks: int) -> int:
-        """Return the elements on the fullest of `ranks` ranks."""
+        """Return the number of elements on the fullest of `ranks` ranks."""
         return math.ceil(self.rows / ranks) * self.row
 
 
 @dataclass(frozen=True)
 class ShardUnit:
-    """What FSDP2 gathers and reduces together.
+    """Group of weights that FSDP2 gathers and reduces together.
 
     Attributes:
-        weights: of the unit.
-        split: whether tensor parallelism has split some of them; if so it is sharded over the data ranks alone.
-        kept: whether its weights stay whole from the forward to the backward pass.
+        weights: weights of the unit.
+        split: whether tensor parallelism has split some of them. Such a unit is sharded over the data ranks only.
+        stays_gathered: whether its weights stay gathered from the forward to the backward pass.
     """
 
     weights: tuple[Weight, ...]
     split: bool
-    kept: bool
+    stays_gathered: bool
 
     def ranks(self, degrees: ParallelDims) -> int:
-        """Return over how many ranks it is sharded."""
+        """Return the number of ranks over which the unit is sharded."""
         return degrees.shard if self.split else degrees.shard * degrees.tensor
 
     def part(self, degrees: ParallelDims, training: bool = False) -> int:
-        """Return a rank's elements; those with a gradient alone if `training`."""
-        return sum(w.part(self.ranks(degrees)) for w in self.weights if w.trains or not training)
+        """Return the number of elements on the fullest rank; with `training`, only of weights that have a gradient."""
+        ranks = self.ranks(degrees)
+        return sum(weight.part(ranks) for weight in self.weights if weight.trains or not training)
 
     def gathered(self, degrees: ParallelDims, training: bool = False) -> int:
-        """Return the elements of all parts together; uneven weights are padded, so they are more than the weights'."""
+        """Return the number of elements on all ranks together, including those that pad weights to equal parts."""
         return self.part(degrees, training) * self.ranks(degrees)
 
     def whole(self, training: bool = False) -> int:
-        """Return the elements of the weights."""
-        return sum(w.part(1) for w in self.weights if w.trains or not training)
+        """Return the number of elements of the weights, without padding."""
+        return sum(weight.part(1) for weight in self.weights if weight.trains or not training)
 
 
 @dataclass(frozen=True)
 class Precision:
-    """Bytes of an element: of gathered weights and their gradients, and of gradients while they are reduced."""
+    """Bytes of an element in the collectives of FSDP2.
 
-    whole: int = 4
+    Attributes:
+        gathered: of gathered weights and their gradients.
+        reduced: of gradients while they are reduced.
+    """
+
+    gathered: int = 4
     reduced: int = 4
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """How an optimizer step goes through the model.
+    """Passes of an optimizer step through the model.
 
     Attributes:
-        micro_steps: micro-steps.
-        rollout: steps of the training rollout.
+        micro_steps: number of micro-steps.
+        rollout: number of steps of the training rollout.
         recompute: whether steps of a rollout are computed again in the backward pass.
     """
 
@@ -98,29 +105,29 @@ class Schedule:
 
     @property
     def passes(self) -> int:
-        """Forward and backward passes through the model."""
+        """Number of forward and backward passes through the model."""
         return self.micro_steps * self.rollout
 
     @property
     def recomputes(self) -> bool:
-        """Whether the model runs again in the backward pass."""
+        """True if the model runs again in the backward pass."""
         return self.recompute and self.rollout > 1
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes on the fullest rank.
+    """Memory of the fullest rank in bytes.
 
     Attributes:
         parameters: the rank's part of the weights.
-        gradients: of their gradients, which are there from the backward pass to the update.
-        optimizer: AdamW's moments and counts.
-        average: the moving average of the weights.
-        buffers: spectral norm's vectors and other buffers of the model.
+        gradients: the rank's part of the gradients, which exist from the backward pass to the update.
+        optimizer: AdamW's moments and step counts.
+        average: moving average of the weights.
+        buffers: vectors of spectral norm and other buffers of the model.
         fields: static fields, masks and weights of the loss.
-        activations: what one micro-step keeps for its backward pass, and its samples.
-        gathered: whole weights that FSDP2 holds at once, at most.
-        reduced: whole gradients on their way to the ranks' parts, at most.
+        activations: activations that one micro-step stores for its backward pass, and its samples.
+        gathered: upper bound of the gathered weights of FSDP2.
+        reduced: upper bound of the gradients that FSDP2 has not reduced to the ranks' parts yet.
         host: whether parameters, gradients, optimizer state and average are in host memory.
     """
 
@@ -137,32 +144,32 @@ class Memory:
 
     @property
     def states(self) -> int:
-        """Bytes that the update works on."""
+        """Bytes of the tensors that the optimizer's update reads or writes."""
         return self.parameters + self.gradients + self.optimizer + self.average
 
     @property
     def device(self) -> int:
-        """Bytes on the GPU, at most."""
-        others = self.buffers + self.fields + self.activations + self.gathered + self.reduced
-        return others + (0 if self.host else self.states)
+        """Upper bound of the bytes on the GPU."""
+        always_on_device = self.buffers + self.fields + self.activations + self.gathered + self.reduced
+        return always_on_device + (0 if self.host else self.states)
 
 
 def read_units(model: nn.Module, reshard_after_forward: bool) -> tuple[ShardUnit, ...]:
-    """Return the sharding units of a model on its ranks, late before early; one unit where it is not sharded.
+    """Return the sharding units of a model, those of late layers first; one unit if the model is not sharded.
 
     Args:
         model: after `credit.parallel.parallelize.parallelize`, on any device.
-        reshard_after_forward: as it was sharded; the unit where the backward pass begins and the model itself keep
-            their weights in any case.
+        reshard_after_forward: value with which the model was sharded. The unit where the backward pass begins and the
+            model itself stay gathered in any case.
     """
     sharded = [module for module in model.modules() if isinstance(module, FSDPModule)]
     units: list[ShardUnit] = []
     assigned_ids: set[int] = set()
     for number, module in enumerate(reversed(sharded or [model])):
-        parameters = [p for p in module.parameters() if id(p) not in assigned_ids]
+        parameters = [parameter for parameter in module.parameters() if id(parameter) not in assigned_ids]
         assigned_ids.update(map(id, parameters))
         stays_gathered = not reshard_after_forward or number == 0 or module is model
-        is_split = any(_split_axis(p) is not None for p in parameters)
+        is_split = any(_split_dim(parameter) is not None for parameter in parameters)
         units.append(ShardUnit(tuple(map(_read_weight, parameters)), is_split, stays_gathered))
     return tuple(units)
 
@@ -170,29 +177,30 @@ def read_units(model: nn.Module, reshard_after_forward: bool) -> tuple[ShardUnit
 def states(
     units: Sequence[ShardUnit], degrees: ParallelDims, buffers: int, *, average: bool, host: bool = False
 ) -> Memory:
-    """Return what stays with the fullest rank from step to step.
+    """Return the memory of the fullest rank that is in use from step to step.
 
     Args:
-        units: of the model.
-        degrees: the mesh.
+        units: sharding units of the model.
+        degrees: degrees of parallelism.
         buffers: bytes of the model's buffers on a rank.
-        average: whether a moving average is kept.
-        host: whether the states are in host memory.
+        average: whether there is a moving average of the weights.
+        host: whether parameters, gradients, optimizer state and average are in host memory.
     """
-
-    def held(copies: int, training: bool, each: int = 0) -> int:
-        return sum(
-            copies * weight.bytes * weight.part(unit.ranks(degrees)) + each
-            for unit in units
-            for weight in unit.weights
-            if weight.trains or not training
-        )
-
+    all_bytes = 0
+    trained_bytes = 0
+    num_trained = 0
+    for unit in units:
+        for weight in unit.weights:
+            part_bytes = weight.bytes * weight.part(unit.ranks(degrees))
+            all_bytes += part_bytes
+            if weight.trains:
+                trained_bytes += part_bytes
+                num_trained += 1
     return Memory(
-        parameters=held(1, False),
-        gradients=held(1, True),
-        optimizer=held(_MOMENTS, True, _COUNT_BYTES),
-        average=held(1, True) if average else 0,
+        parameters=all_bytes,
+        gradients=trained_bytes,
+        optimizer=_NUM_MOMENTS * trained_bytes + _STEP_COUNT_BYTES * num_trained,
+        average=trained_bytes if average else 0,
         buffers=buffers,
         host=host,
     )
@@ -201,33 +209,38 @@ def states(
 def in_flight(
     units: Sequence[ShardUnit], degrees: ParallelDims, precision: Precision, schedule: Schedule
 ) -> tuple[int, int]:
-    """Return the most bytes of whole weights and of whole gradients that FSDP2 holds at once.
+    """Return upper bounds, in bytes, of the gathered weights and of the unreduced gradients of FSDP2.
 
-    Weights: units that keep theirs (all, when a rollout step is computed again), one at work, the next one gathered
-    ahead, and the buffer that it comes in. Gradients: those of the unit at work and the buffer in which they are
-    reduced; and those of all units where several passes add up before the reduction.
+    Gathered weights are those of the units that stay gathered (all units, if rollout steps are computed again), of the
+    present unit, and of the next unit, which is gathered ahead, with the buffer of its collective. Unreduced gradients
+    are those of the present unit with the buffer of their reduction, and those of all units if the gradients of several
+    passes are added up before the reduction.
 
     Args:
-        units: of the model.
-        degrees: the mesh.
-        precision: of the exchange.
-        schedule: of an optimizer step.
+        units: sharding units of the model.
+        degrees: degrees of parallelism.
+        precision: bytes of an element in the collectives.
+        schedule: passes of an optimizer step.
     """
-    kept, freed, buffers = 0, [0], [0]
+    stays_gathered = 0
+    max_freed = 0
+    max_buffer = 0
     for unit in units:
-        whole = unit.gathered(degrees)
-        # weights that one rank has alone are copied, not gathered
-        ahead = whole if unit.ranks(degrees) > 1 else 0
-        buffers.append(ahead)
-        if unit.kept or schedule.recomputes:
-            kept += whole
+        unit_elements = unit.gathered(degrees)
+        # Weights that are on one rank only are copied, not gathered, so they need no buffer.
+        buffer_elements = unit_elements if unit.ranks(degrees) > 1 else 0
+        max_buffer = max(max_buffer, buffer_elements)
+        if unit.stays_gathered or schedule.recomputes:
+            stays_gathered += unit_elements
         else:
-            freed.append(whole + ahead)
-    gathered = kept + max(freed) + max(buffers)
+            # The present unit, and the next one, which is taken to be as large.
+            max_freed = max(max_freed, unit_elements + buffer_elements)
+    gathered = stays_gathered + max_freed + max_buffer
     computed = max(unit.whole(training=True) for unit in units)
     reduced = max(unit.gathered(degrees, training=True) for unit in units)
-    waiting = sum(unit.whole(training=True) for unit in units) if schedule.passes > 1 else 0
-    return gathered * precision.whole, computed * precision.whole + (reduced + waiting) * precision.reduced
+    accumulated = sum(unit.whole(training=True) for unit in units) if schedule.passes > 1 else 0
+    gradient_bytes = computed * precision.gathered + (reduced + accumulated) * precision.reduced
+    return gathered * precision.gathered, gradient_bytes
 
 
 def buffer_bytes(model: nn.Module) -> int:
@@ -235,17 +248,20 @@ def buffer_bytes(model: nn.Module) -> int:
     return sum(local(buffer).numel() * buffer.element_size() for buffer in model.buffers())
 
 
-def _split_axis(parameter: torch.Tensor) -> int | None:
-    """Return the dimension along which tensor parallelism has cut a parameter, None where it has not."""
+def _split_dim(parameter: torch.Tensor) -> int | None:
+    """Return the dimension along which tensor parallelism has cut a parameter, None if it has not."""
     if not isinstance(parameter, DTensor) or "tp" not in parameter.device_mesh.mesh_dim_names:
         return None
-    return shard_dim(parameter.placements[parameter.device_mesh.mesh_dim_names.index("tp")])
+    tensor_axis = parameter.device_mesh.mesh_dim_names.index("tp")
+    return shard_dim(parameter.placements[tensor_axis])
 
 
 def _read_weight(parameter: nn.Parameter) -> Weight:
-    shape, axis = list(parameter.shape), _split_axis(parameter)
-    if axis is not None:
+    """Return the shape and size of a parameter, or of the part of it that tensor parallelism gives to a rank."""
+    shape = list(parameter.shape)
+    split_dim = _split_dim(parameter)
+    if split_dim is not None:
         mesh = parameter.device_mesh
-        shape[axis] //= mesh.size(mesh.mesh_dim_names.index("tp"))
+        shape[split_dim] //= mesh.size(mesh.mesh_dim_names.index("tp"))
     rows = shape[0] if shape else 1
     return Weight(rows, math.prod(shape[1:]), parameter.element_size(), parameter.requires_grad)

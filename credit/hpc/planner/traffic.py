@@ -40,9 +40,9 @@ def sharding_collectives(
         stride = degrees.tensor if unit.split else 1
         gradient_bytes = unit.part(degrees, training=True) * precision.reduced
         if ranks > 1:
-            gathered_bytes = unit.gathered(degrees) * precision.whole
+            gathered_bytes = unit.gathered(degrees) * precision.gathered
             gather = Collective("all-gather", ranks, gathered_bytes, stride, blocks=False)
-            collectives[gather] += schedule.passes * (1 if unit.kept else 2)
+            collectives[gather] += schedule.passes * (1 if unit.stays_gathered else 2)
             if gradient_bytes:
                 reduce = Collective("reduce-scatter", ranks, gradient_bytes, stride, blocks=False)
                 collectives[reduce] += 1

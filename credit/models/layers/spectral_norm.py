@@ -3,8 +3,8 @@
 The weight in use is W / sigma, sigma = u^T W v, where u and v are float32 buffers that follow the leading singular
 vectors of W by power iteration. A forward pass only reads u and v; `advance_power_iterations` alone moves them.
 
-Call it once per optimizer step, before the step's first forward. The package's trainer does; so does whoever trains by
-hand:
+Call it once per optimizer step, before the step's first forward. The package's trainer does that. In a training loop of
+your own, do it like this:
 
     model = apply_spectral_norm(model)
     for batch in batches:
@@ -16,8 +16,8 @@ hand:
 All micro-steps, rollout steps and recomputations of an optimizer step then compute with the same u and v. An iteration
 between a forward and its recomputation would give wrong gradients without any error.
 
-Each weight is normalised when it is read. `normalize_together` does it for many weights in one pass, where that saves
-kernels (GPUs) or collectives (tensor parallelism).
+Each weight is normalised when it is read. `normalize_together` normalises many weights in one pass, which saves kernels
+on GPUs and collectives with tensor parallelism.
 """
 
 from __future__ import annotations
@@ -78,12 +78,12 @@ class SpectralNorm(nn.Module):
     def share(
         self, split: int, total: Callable[[Tensor], Tensor], common: Callable[[Tensor], Tensor]
     ) -> dict[str, int | None]:
-        """Take the weight from now on as one part of a matrix.
+        """Declare the weight to be one part of a matrix that is split over ranks.
 
         Args:
             split: 0 if the matrix is split by rows, 1 by columns.
             total: adds up a tensor over the parts, in the backward pass as well.
-            common: hands on a tensor that all parts have whole, and adds up its gradient.
+            common: returns a tensor that is equal on all parts unchanged, and adds up its gradient over them.
 
         Returns:
             The dimension along which each buffer is split with the matrix, None for the one that stays whole.
@@ -93,7 +93,7 @@ class SpectralNorm(nn.Module):
 
     @staticmethod
     def share_sums(model: nn.Module) -> None:
-        """Add up over the parts of split weights once for all weights of a sharding unit, in place."""
+        """Let the split weights of each sharding unit share one sum over the ranks, in place."""
         normalize_together(model, by_unit=True)
 
     def initial_buffers(self, weight: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
@@ -134,7 +134,7 @@ _normalized_together: ContextVar[Mapping[SpectralNorm, Tensor]] = ContextVar(
 def apply_spectral_norm(model: nn.Module) -> nn.Module:
     """Normalise every Conv2d, ConvTranspose2d and Linear weight of `model` in place, and return the model.
 
-    Who trains it calls `advance_power_iterations` once per optimizer step.
+    Call `advance_power_iterations` once per optimizer step when you train it.
     """
     classes: dict[type, type] = {}
     for module in list(model.modules()):
@@ -176,36 +176,37 @@ def singular_vectors(model: nn.Module) -> dict[str, Tensor]:
 
 
 def is_trainable(chain: Chain) -> bool:
-    """Return whether the weight can change. Vectors of others stay as they are, so a frozen layer's function does."""
+    """Return whether the weight can change; u and v of frozen weights stay fixed, so their layers do not change."""
     return chain.original.requires_grad or any(parameter.requires_grad for parameter in chain.parameters())
 
 
 @torch.no_grad()
 def advance_power_iterations(model: nn.Module, iterations: int = 1) -> None:
-    """Collective: move u and v of every weight that trains by power iterations, v first, in place.
+    """Collective: update u and v of every trainable weight by power iterations, v first, in place.
 
-    To be called once per optimizer step, before its first forward, and with more iterations after weights have been
-    replaced. The present weights are used as they are stored, whole or sharded; where they are sharded or split over
-    ranks, an iteration takes two all-reduces for each mesh.
+    Call it once per optimizer step, before its first forward, and with more iterations after weights have been
+    replaced. Sharded weights are not gathered: an iteration of weights that are sharded or split over ranks takes two
+    all-reduces for each mesh.
 
     Args:
-        model: all ranks of its meshes call this.
+        model: the model, on all ranks of its meshes.
         iterations: number of power iterations.
     """
-    whole: dict[SpectralNorm, Chain] = {}
+    unsharded: dict[SpectralNorm, Chain] = {}
     sharded: dict[SpectralNorm, Chain] = {}
     for norm, chain in normalized_weights(model).items():
         if is_trainable(chain):
             is_sharded = isinstance(chain.original, DTensor) and num_shards(chain.original) > 1
-            chains = sharded if is_sharded else whole
+            chains = sharded if is_sharded else unsharded
             chains[norm] = chain
-    if whole:
-        _advance_whole(whole, iterations)
+    if unsharded:
+        _advance_unsharded(unsharded, iterations)
     if sharded:
         _advance_sharded(sharded, iterations)
 
 
-def _advance_whole(chains: Mapping[SpectralNorm, Chain], iterations: int) -> None:
+def _advance_unsharded(chains: Mapping[SpectralNorm, Chain], iterations: int) -> None:
+    """Iterate with matrices that this rank has completely."""
     us = [norm.u for norm in chains]
     vs = [norm.v for norm in chains]
     with without_autocast(us[0]):
@@ -233,35 +234,45 @@ class _StoredPart:
         return cls(norm, chain, rows, slice(bounds[0].start * inner_size, bounds[0].stop * inner_size))
 
     def adapter_tensors(self) -> list[Tensor]:
-        """Return what every rank needs the whole of, to compute with what adapters add to the weight."""
+        """Return the tensors that every rank needs completely to multiply the adapters' addend by a vector."""
         parameters = [parameter for adapter in _adapters(self.chain) for parameter in adapter.parameters()]
         # Without tensor parallelism, u is whole on every rank.
         return [self.norm.u, *parameters] if parameters and isinstance(self.norm.u, DTensor) else parameters
 
-    def add_adapters(self, product: Tensor, vector: Tensor, whole: Mapping[Tensor, Tensor], transposed: bool) -> Tensor:
-        """Return the product of the original matrix with `vector`, plus that of what adapters add to the matrix."""
+    def add_adapters(
+        self, product: Tensor, vector: Tensor, gathered: Mapping[Tensor, Tensor], transposed: bool
+    ) -> Tensor:
+        """Return the product of the matrix including its adapters and a vector.
+
+        Args:
+            product: product of the original matrix and the vector.
+            vector: the vector.
+            gathered: tensor of `adapter_tensors` -> the same completely.
+            transposed: whether the matrix is transposed.
+        """
         adapters = _adapters(self.chain)
         if not adapters:
             return product
         addend = torch.zeros(self.chain.original.shape, device=vector.device)
         for adapter in adapters:
-            parameters = {name: whole[parameter] for name, parameter in adapter.named_parameters()}
+            parameters = {name: gathered[parameter] for name, parameter in adapter.named_parameters()}
             addend = functional_call(adapter, parameters, addend)
         matrix = self.norm.matrix(addend)
         return product + torch.mv(matrix.t() if transposed else matrix, vector)
 
 
 def _advance_sharded(chains: Mapping[SpectralNorm, Chain], iterations: int) -> None:
-    """Collective: iterate with the parts of each matrix that this rank stores.
+    """Collective: iterate with matrices of which this rank stores a part.
 
-    Every rank multiplies its parts, and the products of all ranks are added up to whole vectors. Of those a rank keeps
-    what tensor parallelism gives it. Adapters are small: their whole parameters come with the first of these sums.
+    Every rank multiplies its parts, and the sums of the products over the ranks are the complete vectors u and v. At
+    the end each rank stores the part of them that tensor parallelism gives to it. Adapters are small, so their complete
+    parameters are gathered with the first of these sums.
     """
     parts = [_StoredPart.of(norm, chain) for norm, chain in chains.items()]
     originals = [chain.original for chain in chains.values()]
     to_gather = [tensor for part in parts for tensor in part.adapter_tensors()]
     us = [_embed_part_of(norm.u) for norm in chains]
-    whole: dict[Tensor, Tensor] = {}
+    gathered: dict[Tensor, Tensor] = {}
     with without_autocast(us[0]):
         matrices = hold_matrices(
             [norm.matrix(local(chain.original)).to(norm.u.device) for norm, chain in chains.items()]
@@ -272,15 +283,15 @@ def _advance_sharded(chains: Mapping[SpectralNorm, Chain], iterations: int) -> N
             for part, product in zip(parts, products, strict=True):
                 summands.append(_embed(product, [part.columns], part.norm.v.shape))
             if iteration == 0 and to_gather:
-                gathered = [_embed_part_of(tensor).to(us[0].device) for tensor in to_gather]
-                sums = sum_over_shards(summands + gathered, originals + to_gather)
-                whole = dict(zip(to_gather, sums[len(parts) :], strict=True))
-                us = [whole.get(part.norm.u, u) for part, u in zip(parts, us, strict=True)]
+                embedded = [_embed_part_of(tensor).to(us[0].device) for tensor in to_gather]
+                sums = sum_over_shards(summands + embedded, originals + to_gather)
+                gathered = dict(zip(to_gather, sums[len(parts) :], strict=True))
+                us = [gathered.get(part.norm.u, u) for part, u in zip(parts, us, strict=True)]
             else:
                 sums = sum_over_shards(summands, originals)
             vs = []
             for part, product, u in zip(parts, sums[: len(parts)], us, strict=True):
-                vs.append(part.add_adapters(product, u, whole, transposed=True))
+                vs.append(part.add_adapters(product, u, gathered, transposed=True))
             vs = unit_vectors(vs)
             products = matrices.products([v[part.columns] for part, v in zip(parts, vs, strict=True)], transposed=False)
             summands = []
@@ -288,7 +299,7 @@ def _advance_sharded(chains: Mapping[SpectralNorm, Chain], iterations: int) -> N
                 summands.append(_embed(product, [part.rows], part.norm.u.shape))
             us = []
             for part, product, v in zip(parts, sum_over_shards(summands, originals), vs, strict=True):
-                us.append(part.add_adapters(product, v, whole, transposed=False))
+                us.append(part.add_adapters(product, v, gathered, transposed=False))
             us = unit_vectors(us)
     for norm, u, v in zip(chains, us, vs, strict=True):
         local(norm.u).copy_(u[local_bounds(norm.u)[0]])
@@ -299,23 +310,23 @@ def _embed(part: Tensor, bounds: Sequence[slice], shape: torch.Size) -> Tensor:
     """Return a tensor of `shape` with `part` at `bounds` and zeros elsewhere."""
     if part.shape == shape:
         return part
-    whole = part.new_zeros(shape)
-    whole[tuple(bounds)] = part
-    return whole
+    embedded = part.new_zeros(shape)
+    embedded[tuple(bounds)] = part
+    return embedded
 
 
 def _embed_part_of(tensor: Tensor) -> Tensor:
-    """Return this rank's part of `tensor` in the shape of the whole, with zeros for what other ranks hold."""
+    """Return a tensor with the shape of all of `tensor`, with this rank's part of it and zeros elsewhere."""
     return _embed(local(tensor), local_bounds(tensor), tensor.shape)
 
 
 def _adapters(chain: Chain) -> list[nn.Module]:
-    """Return the parametrizations before spectral norm, which add something to the weight."""
+    """Return the adapters of a weight: the parametrizations before spectral norm, which add something to the weight."""
     return list(chain)[:-1]
 
 
 def _before_norm(chain: Chain) -> Tensor:
-    """Return the weight that spectral norm is given, or this rank's part of it."""
+    """Return the input of spectral norm, which is the weight with its adapters, or this rank's part of it."""
     weight = chain.original
     if isinstance(weight, DTensor):
         weight = weight.to_local()
@@ -325,15 +336,15 @@ def _before_norm(chain: Chain) -> Tensor:
 
 
 def normalize_together(module: nn.Module, by_unit: bool) -> None:
-    """Let the forward of `module` normalise the weights inside it in one pass at its start; in place.
+    """Change the forward of `module` in place, so that it normalises the weights inside it in one pass at its start.
 
-    On a GPU weights of one shape share their kernels. Split weights share the sum of their sigmas over the ranks, and
-    its gradient. Other weights are normalised when they are read, as without this.
+    On a GPU, weights of the same shape share their kernels. Split weights share the sum of their sigmas over the ranks,
+    and its gradient. All other weights are still normalised when they are read.
 
     Args:
-        module: not to be compiled, as a graph computes each of its weights itself.
-        by_unit: let each sharding unit inside take its own weights in its own forward. Sharded weights are whole, and
-            checkpointed blocks are recomputed, unit by unit.
+        module: module that is not compiled, because a compiled graph normalises each of its weights itself.
+        by_unit: whether the forward of each sharding unit inside normalises the weights of that unit. This is needed
+            because sharded weights are gathered, and checkpointed blocks are recomputed, unit by unit.
     """
     units = [module]
     if by_unit:
@@ -351,7 +362,7 @@ def normalize_together(module: nn.Module, by_unit: bool) -> None:
 def _forward_together(
     forward: Callable[..., Any], chains: Mapping[SpectralNorm, Chain], *args: Any, **kwargs: Any
 ) -> Any:
-    """Call `forward` while the weights of `chains` are those that are normalised here."""
+    """Normalise the weights of `chains`, then call `forward`, which uses the results."""
     if torch.compiler.is_compiling():
         return forward(*args, **kwargs)
     ready = _normalized_together.get()
@@ -364,7 +375,7 @@ def _forward_together(
 
 
 def _normalize_groups(weights: Iterable[tuple[SpectralNorm, Tensor]]) -> dict[SpectralNorm, Tensor]:
-    """Return the normalised weights, or this rank's parts of them, of which several are computed together."""
+    """Return the normalised weights, or this rank's parts, of those weights that can be computed with others."""
     split: dict[SpectralNorm, Tensor] = {}
     same_shape: defaultdict[tuple[Any, ...], dict[SpectralNorm, Tensor]] = defaultdict(dict)
     for norm, weight in weights:
@@ -385,7 +396,7 @@ def _normalize_groups(weights: Iterable[tuple[SpectralNorm, Tensor]]) -> dict[Sp
 
 
 def _normalize_split(weights: Mapping[SpectralNorm, Tensor]) -> dict[SpectralNorm, Tensor]:
-    """Collective: return this rank's parts of split weights divided by their sigmas, by one sum over the ranks."""
+    """Collective: return this rank's parts of split weights, normalised with one sum over the ranks for all weights."""
     sum_over_parts = next(iter(weights)).sum_over_parts
     with without_autocast(next(iter(weights.values()))):
         products = [torch.dot(local(n.u), torch.mv(n.matrix(part), local(n.v))) for n, part in weights.items()]

@@ -1,4 +1,4 @@
-"""The store of a run's checkpoints: saves them while training goes on."""
+"""Writer of a run's checkpoints that saves them in a thread while training goes on."""
 
 from __future__ import annotations
 
@@ -25,19 +25,21 @@ logger = logging.getLogger(__name__)
 
 
 class AsyncCheckpointer:
-    """Saves a run's checkpoints, one at a time, while training goes on; collective where there is a process group.
+    """Writer of a run's checkpoints that saves one at a time while training goes on.
 
-    Training waits for the copy to host memory alone. A thread writes the copy and agrees with the other ranks' threads
-    over a group of its own, as the training's group would deadlock. If it fails, the older checkpoints are untouched,
-    nothing half-written is left, and the run goes on with a warning: a full disk may have room again at the next save.
-    Only a failure of the last save of all is an error.
+    Building it is collective if there is a process group. Training waits only for the copy to host memory. A thread
+    writes the copy, and coordinates with the threads of the other ranks over a process group of its own, because
+    sharing the group of the training would deadlock.
+
+    If a save fails, the older checkpoints are untouched, no incomplete files remain, and the run goes on with a
+    warning, because a full disk may have room again at the next save. Only a failure of the last save is an error.
 
     Args:
         folder: the run's ``checkpoints`` folder.
 
     Attributes:
-        committed: step of the newest checkpoint that this store has completed, None before the first.
-        seconds: the longest time from the call of `save` to the completed checkpoint.
+        committed: step of the newest checkpoint that this writer has completed, None before the first.
+        seconds: longest time from the call of `save` to the complete checkpoint, in seconds.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -60,59 +62,70 @@ class AsyncCheckpointer:
         keep: Retention | None = None,
         synchronous: bool = False,
     ) -> Path:
-        """Collective: copy everything and write ``step_XXXXXXXX`` in the background; wait for the previous save first.
+        """Collective: copy all tensors and write the checkpoint of `step` in the background.
+
+        It waits for the previous save first.
 
         Args:
-            step: optimizer steps taken.
-            tensors: stem -> named tensors, the same names on every rank: DTensors, of which each part is written once,
-                or plain tensors that are equal on all ranks. They may change as soon as this returns.
+            step: number of optimizer steps taken.
+            tensors: stem -> named tensors, the same names on every rank. They are DTensors, each shard of which is
+                written once, or plain tensors that are equal on all ranks. They may change as soon as this returns.
             assets: plain tensors that never change, the same on every rank.
-            meta: JSON-ready.
-            links: which of ``latest`` and ``best`` to move to it once it is complete.
-            keep: which checkpoints to keep then, None for all.
-            synchronous: return when it is complete.
+            meta: contents of meta.json, ready for JSON.
+            links: those of ``latest`` and ``best`` that move to the checkpoint once it is complete.
+            keep: checkpoints that stay once this one is complete, None for all.
+            synchronous: return only when the checkpoint is complete.
 
         Returns:
-            The folder that it will have.
+            The folder of the checkpoint, ``step_XXXXXXXX``, which does not exist until the checkpoint is complete.
 
         Raises:
-            CheckpointError: if this save failed and is synchronous.
+            CheckpointError: if this save fails and is synchronous.
         """
         self.settle()
-        began = time.perf_counter()
-        text = json.dumps({"format": FORMAT, "step": step, **meta}, indent=1)
-        copied = self._writer.copy(tensors)
-        self._job = self._thread.submit(self._write, began, step, copied, assets, text, links, keep)
+        start_time = time.perf_counter()
+        meta_text = json.dumps({"format": FORMAT, "step": step, **meta}, indent=1)
+        staged = self._writer.copy(tensors)
+        self._job = self._thread.submit(self._write, start_time, step, staged, assets, meta_text, links, keep)
         if synchronous:
             self.wait()
         return step_folder(self._folder, step)
 
     def point(self, name: str, step: int) -> None:
-        """Collective: move the link `name` to the checkpoint of `step`, if it is there, after the save under way."""
+        """Collective: wait for the save in progress, then move the link `name` to the checkpoint of `step`.
+
+        The link stays as it is if there is no such checkpoint.
+        """
         self.settle()
         target = step_folder(self._folder, step)
-        together(lambda: point(self._folder, name, target) if self._is_main and target.is_dir() else None)
+
+        def move_link() -> None:
+            if self._is_main and target.is_dir():
+                point(self._folder, name, target)
+
+        together(move_link)
 
     def wait(self) -> None:
-        """Wait for the save that is under way, if there is one.
+        """Wait for the save in progress, if there is one.
 
         Raises:
-            CheckpointError: on every rank, if it failed; once.
+            CheckpointError: on every rank, if the save failed. A second call does not raise it again.
         """
         if self._job is not None:
             try:
                 self._job.result()
             finally:
+                # A signal may interrupt the waiting; the save is then still in progress and must be waited for later.
                 if self._job.done():
                     self._job = None
 
     def settle(self) -> None:
-        """Collective: wait for the save that is under way; if it failed, say so and go on."""
+        """Collective: wait for the save in progress; if it failed, log a warning and go on."""
         try:
             self.wait()
-        except CheckpointError as failure:
+        except CheckpointError as save_error:
             if self._is_main:
-                logger.warning("%s. The run goes on and tries again at its next checkpoint", failure)
+                logger.warning("%s. The run goes on and tries again at its next checkpoint", save_error)
 
     def __enter__(self) -> AsyncCheckpointer:
         return self
@@ -120,68 +133,92 @@ class AsyncCheckpointer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Complete the save that is under way; a failure of it does not hide an error that ends the run."""
+        """Complete the save in progress; if it fails, an error that already ends the run takes precedence."""
         try:
             self.wait()
-        except CheckpointError as failure:
+        except CheckpointError as save_error:
             if error is None:
                 raise
-            logger.error("%s", failure)
+            logger.error("%s", save_error)
         finally:
             self._thread.shutdown()
 
     def _write(
         self,
-        began: float,
+        start_time: float,
         step: int,
-        copied: sharded.StagedShards,
+        staged: sharded.StagedShards,
         assets: Mapping[str, Tensor],
-        meta: str,
+        meta_text: str,
         links: Sequence[str],
         keep: Retention | None,
     ) -> None:
-        """Collective over the threads of all ranks: write what was copied, complete it, and remove what is too old."""
+        """Collective over the threads of all ranks: write the staged shards and remove the oldest checkpoints.
+
+        Everything is written into a hidden folder, which gets its final name when it is complete.
+        """
         target = step_folder(self._folder, step)
-        beside = self._folder / f".{target.name}.part"
+        temporary = self._folder / f".{target.name}.part"
+
+        def prepare() -> None:
+            if self._is_main:
+                _make_empty(temporary)
+
+        def complete() -> None:
+            if self._is_main:
+                _complete(temporary, target, manifest, assets, meta_text)
+
+        def move_links_and_prune() -> None:
+            if not self._is_main:
+                return
+            for name in links:
+                point(self._folder, name, target)
+            if keep is not None:
+                prune(self._folder, keep)
+
         try:
-            together(lambda: _make_empty(beside) if self._is_main else None, self._group)
-            files = self._writer.write(beside, copied)
-            together(lambda: _complete(beside, target, files, assets, meta) if self._is_main else None, self._group)
+            together(prepare, self._group)
+            manifest = self._writer.write(temporary, staged)
+            together(complete, self._group)
         except CheckpointError as error:
             if self._is_main:
-                shutil.rmtree(beside, ignore_errors=True)
+                shutil.rmtree(temporary, ignore_errors=True)
             raise CheckpointError(
                 f"{target}: cannot be saved ({error}); older checkpoints are untouched. Free space"
             ) from error
         self.committed = step
-        self.seconds = max(self.seconds, time.perf_counter() - began)
-        together(lambda: self._tidy(target, links, keep) if self._is_main else None, self._group)
-
-    def _tidy(self, target: Path, links: Sequence[str], keep: Retention | None) -> None:
-        for name in links:
-            point(self._folder, name, target)
-        if keep is not None:
-            prune(self._folder, keep)
+        self.seconds = max(self.seconds, time.perf_counter() - start_time)
+        # From here on the checkpoint counts, so a failure to move a link or to remove an old one must not undo it.
+        together(move_links_and_prune, self._group)
 
 
-def _make_empty(beside: Path) -> None:
-    """Make the folder that is written to, and remove those that a killed run has left."""
-    for left in beside.parent.glob(".step_*.part"):
-        shutil.rmtree(left)
-    beside.mkdir(parents=True)
+def _make_empty(temporary: Path) -> None:
+    """Create the folder to write to, and remove those that a killed run has left behind."""
+    for leftover in temporary.parent.glob(".step_*.part"):
+        shutil.rmtree(leftover)
+    temporary.mkdir(parents=True)
 
 
 def _complete(
-    beside: Path, target: Path, files: Mapping[str, Mapping[str, int]], assets: Mapping[str, Tensor], meta: str
+    temporary: Path,
+    target: Path,
+    shard_files: Mapping[str, Mapping[str, int]],
+    assets: Mapping[str, Tensor],
+    meta_text: str,
 ) -> None:
-    """Write what is not sharded and the manifest, and rename the folder."""
-    save_file({name: value.contiguous() for name, value in assets.items()}, beside / "assets.safetensors")
-    (beside / "meta.json").write_text(meta)
-    files = {**files, **{name: sharded.seal(beside / name) for name in ("assets.safetensors", "meta.json")}}
-    (beside / MANIFEST).write_text(json.dumps(files, indent=1))
-    sharded.flush(beside / MANIFEST)
-    for folder in (*(path for path in beside.iterdir() if path.is_dir()), beside):
-        sharded.flush(folder)
+    """Write the files that are not sharded, then the manifest, and give the folder its final name."""
+    save_file({name: value.contiguous() for name, value in assets.items()}, temporary / "assets.safetensors")
+    (temporary / "meta.json").write_text(meta_text)
+    manifest = dict(shard_files)
+    for name in ("assets.safetensors", "meta.json"):
+        manifest[name] = sharded.seal(temporary / name)
+    (temporary / MANIFEST).write_text(json.dumps(manifest, indent=1))
+    # The contents must be on the disk before the rename is, or a power failure leaves an empty checkpoint.
+    sharded.flush(temporary / MANIFEST)
+    for path in temporary.iterdir():
+        if path.is_dir():
+            sharded.flush(path)
+    sharded.flush(temporary)
     shutil.rmtree(target, ignore_errors=True)
-    beside.rename(target)
+    temporary.rename(target)
     sharded.flush(target.parent)

@@ -1,4 +1,4 @@
-"""Published weights in, one of our checkpoints out; and our weights out as one safetensors file."""
+"""Import of published weights as a checkpoint, and export of a checkpoint's weights as one safetensors file."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ from credit.train.fine_tuning import load_forecast_network
 from credit.train.optim import build_optimizer, optimizer_tensors
 from credit.utils.atomic import atomic_write
 
-# the name of solar radiation in the published statistics
+# Variable -> its name in the published statistics, for solar radiation.
 DEFAULT_RENAME = {"toa_incident_solar_radiation": "tsi"}
 
 
 @dataclass(frozen=True)
 class PublishedFiles:
-    """The files beside published weights.
+    """Files of a published model: weights, statistics and static fields.
 
     Attributes:
-        weights: a torch or safetensors file, as `read_state_file` takes it.
-        mean: netCDF with the mean of each variable, by level where it has levels.
-        std: netCDF with what the deviation from the mean is divided by.
-        static: netCDF with the static fields on the model's grid. They are taken as normalised already, as the
-            published ones are, unless `mean` and `std` have them.
-        rename: our variable -> its name in these files.
+        weights: torch or safetensors file that `read_state_file` can read.
+        mean: netCDF file with the mean of each variable, for each level if the variable has levels.
+        std: netCDF file with the divisor of the deviation from the mean, in the same form.
+        static: netCDF file with the static fields on the model's grid. They count as normalised already, as the
+            published ones are, unless `mean` and `std` contain them.
+        rename: variable of the config -> its name in these files.
     """
 
     weights: Path
@@ -56,13 +56,13 @@ class PublishedFiles:
 
 
 def import_checkpoint(config: Config, files: PublishedFiles) -> Path:
-    """Write step 0 of the run: published weights with everything that a forecast needs.
+    """Write published weights, with everything that a forecast needs, as the checkpoint of step 0 of a run.
 
     Returns:
-        The checkpoint; ``credit_rollout`` forecasts with it and ``credit_train`` goes on from it.
+        The folder of the checkpoint. ``credit rollout`` can forecast with it and ``credit train`` can continue from it.
 
     Raises:
-        CheckpointError: if the run has checkpoints already, or the weights are not those of the config's model.
+        CheckpointError: if the run has checkpoints already, or the weights do not fit the config's model.
         DataError: if a file lacks a variable or a level.
     """
     run_folder = Path(config.save_loc)
@@ -72,15 +72,15 @@ def import_checkpoint(config: Config, files: PublishedFiles) -> Path:
         raise CheckpointError(f"{folder}: has checkpoints already; choose another save_loc")
     channels = config.data.channel_map()
     with open_netcdf(files.static) as static:
-        grid, orientation = _read_grid(static, files.static)
-        fields = [_static_field(static, channel, orientation, grid, files) for channel in channels.group("static")]
+        grid, axis_order = _read_grid(static, files.static)
+        fields = [_read_static_field(static, channel, axis_order, grid, files) for channel in channels.group("static")]
     static_CHW = np.stack(fields) if fields else np.zeros((0, *grid.shape), dtype=np.float32)
     statistics = read_statistics(channels, files)
     layers = find_run_layers(config)
     assets = ModelAssets(channels, grid, statistics, {}, static_CHW, masks={}, climatology=None, layers=layers)
     model = build_network(config, channels, grid, assets.attributes)
-    published = read_state_file(files.weights)
-    state = model_class(config.model.type).convert_published_state(published, config.model)
+    published_state = read_state_file(files.weights)
+    state = model_class(config.model.type).convert_published_state(published_state, config.model)
     checkpoint.load_state(model, state, files.weights)
     weights = model.state_dict()
     optimizer = optimizer_tensors(model, build_optimizer(model, config.trainer))
@@ -93,26 +93,32 @@ def import_checkpoint(config: Config, files: PublishedFiles) -> Path:
 
 
 def export_weights(config: Config, which: str, target: Path) -> Path:
-    """Write the weights that forecast as one safetensors file, with config, channels and statistics as metadata.
+    """Write the weights that make forecasts as one safetensors file, with the checkpoint's meta.json as metadata.
+
+    Args:
+        config: of the run.
+        which: the checkpoint: ``best``, ``latest`` or a path.
+        target: file to write.
 
     Raises:
-        CreditError: if it cannot be written; an old file stays.
+        CreditError: if the file cannot be written; an existing file then stays as it is.
     """
     path = checkpoint.resolve_checkpoint(Path(config.save_loc) / "checkpoints", which, "--checkpoint")
     meta = (path / "meta.json").read_text(encoding="utf-8")
     weights = _forecast_weights(config, path)
-    return atomic_write(target, lambda beside: _save(weights, meta, beside))
 
+    def save(temporary: Path) -> None:
+        try:
+            save_file(dict(weights), temporary, metadata={"credit": meta})
+        except SafetensorError as error:
+            # safetensors hides errors of the system in its own type, which `atomic_write` would not recognise.
+            raise OSError(str(error)) from error
 
-def _save(weights: Mapping[str, Tensor], meta: str, path: Path) -> None:
-    try:
-        save_file(dict(weights), path, metadata={"credit": meta})
-    except SafetensorError as error:  # what it makes of the system's errors
-        raise OSError(str(error)) from error
+    return atomic_write(target, save)
 
 
 def _forecast_weights(config: Config, path: Path) -> dict[str, Tensor]:
-    """Return the weights that forecast; adapters come merged into their base."""
+    """Return name -> weight of the network that makes forecasts, with LoRA adapters merged into the weights."""
     meta = checkpoint.load_meta(path)
     if "base" not in meta:
         return checkpoint.load_tensors(path, "forecast")
@@ -124,41 +130,68 @@ def _forecast_weights(config: Config, path: Path) -> dict[str, Tensor]:
 
 
 def read_statistics(channels: ChannelMap, files: PublishedFiles) -> Statistics:
-    """Return the statistics of every input and output channel."""
-    wanted = [*channels.stored, *channels.group("static")]
-    wanted += [c for c in channels.group("dynamic_forcing") if c.source == "computed"]
-    names, mean, std = [], [], []
-    with open_netcdf(files.mean) as means, open_netcdf(files.std) as stds:
-        for channel in wanted:
-            theirs = files.rename.get(channel.variable, channel.variable)
-            if theirs not in means and channel.group == "static":
-                pair = (0.0, 1.0)
-            elif theirs not in means and channel.source == "computed":
-                continue
+    """Return the statistics of every input and output channel.
+
+    Raises:
+        DataError: if a file lacks a variable or a level, or does not have one number for each channel.
+    """
+    required_channels = [*channels.stored, *channels.group("static")]
+    for channel in channels.group("dynamic_forcing"):
+        if channel.source == "computed":
+            required_channels.append(channel)
+    names = []
+    means = []
+    stds = []
+    with open_netcdf(files.mean) as mean_file, open_netcdf(files.std) as std_file:
+        for channel in required_channels:
+            name = files.rename.get(channel.variable, channel.variable)
+            if name in mean_file or not (channel.group == "static" or channel.source == "computed"):
+                mean = _read_value(mean_file, name, channel, files.mean)
+                std = _read_value(std_file, name, channel, files.std)
+            elif channel.group == "static":
+                # Published static fields are normalised already.
+                mean, std = 0.0, 1.0
             else:
-                pair = tuple(
-                    _value(data, theirs, channel, path) for data, path in ((means, files.mean), (stds, files.std))
-                )
+                continue
             names.append(channel.name)
-            mean.append(pair[0])
-            std.append(pair[1])
+            means.append(mean)
+            stds.append(std)
     unknown = np.full(len(names), np.nan)
-    # published files tell nothing of tendencies: the state's own deviation stands in, which model.residual does not use
+    # Published files have no statistics of the tendencies. The deviation of the state replaces that of the tendencies,
+    # which is not used unless model.residual is set.
     return Statistics(
-        tuple(names), np.array(mean), np.array(std), unknown, unknown, np.zeros(len(names)), np.array(std), unknown * 0
+        names=tuple(names),
+        mean=np.array(means),
+        std=np.array(stds),
+        minimum=unknown,
+        maximum=unknown,
+        tendency_mean=np.zeros(len(names)),
+        tendency_std=np.array(stds),
+        count=unknown * 0,
     )
 
 
 def open_netcdf(path: Path) -> xr.Dataset:
-    """Open a netCDF file of a published model."""
+    """Open a netCDF file of a published model, without decoding its times.
+
+    Raises:
+        DataError: if it cannot be read as netCDF.
+    """
     try:
         return xr.open_dataset(path, decode_times=False)
     except (OSError, ValueError) as error:
         raise DataError(f"{path}: cannot be read as netCDF ({error})") from error
 
 
-def _value(data: xr.Dataset, name: str, channel: Channel, path: Path) -> float:
-    """Return one number: the variable's own, or that of the channel's level, matched exactly."""
+def _read_value(data: xr.Dataset, name: str, channel: Channel, path: Path) -> float:
+    """Return the number of a channel: that of the variable, or that at the channel's level, which must match exactly.
+
+    Args:
+        data: statistics of a published model.
+        name: name of the variable in `data`.
+        channel: channel of the variable.
+        path: path of `data`, for messages.
+    """
     if name not in data:
         raise DataError(f"{path}: no variable {name}{did_you_mean(name, map(str, data.data_vars))}; see --rename")
     array = data[name].squeeze()
@@ -166,33 +199,37 @@ def _value(data: xr.Dataset, name: str, channel: Channel, path: Path) -> float:
         levels = np.asarray(data[array.dims[0]].values, dtype=np.float64)
         rows = np.flatnonzero(levels == channel.level)
         if len(rows) != 1:
-            shown = ", ".join(f"{value:g}" for value in levels)
-            raise DataError(f"{path}: {name} has no level {channel.level:g}; it has {shown}")
+            available_levels = ", ".join(f"{value:g}" for value in levels)
+            raise DataError(f"{path}: {name} has no level {channel.level:g}; it has {available_levels}")
         array = array[int(rows[0])]
     if array.ndim:
-        raise DataError(f"{path}: {name} has shape {array.shape}; one number a channel is needed")
+        raise DataError(f"{path}: {name} has shape {array.shape}; each channel needs one number")
     return float(array)
 
 
 def _read_grid(static: xr.Dataset, path: Path) -> tuple[LatLonGrid, AxisOrder]:
+    """Return the grid of the static fields and the order of rows and columns in their file."""
     coordinates = []
     for choices in (("latitude", "lat"), ("longitude", "lon")):
-        found = [name for name in choices if name in static.variables]
-        if not found:
+        available_names = [name for name in choices if name in static.variables]
+        if not available_names:
             raise DataError(f"{path}: has no coordinate {choices[0]}")
-        coordinates.append(static[found[0]].values)
+        coordinates.append(static[available_names[0]].values)
     return LatLonGrid.from_coords(*coordinates, origin=str(path))
 
 
-def _static_field(
-    static: xr.Dataset, channel: Channel, orientation: AxisOrder, grid: LatLonGrid, files: PublishedFiles
+def _read_static_field(
+    static: xr.Dataset, channel: Channel, axis_order: AxisOrder, grid: LatLonGrid, files: PublishedFiles
 ) -> np.ndarray:
+    """Return the field (H, W) of a static channel, float32, in the row and column order of the grid."""
     if channel.source != "data":
-        raise ConfigError(f"data.variables.static: {channel.name} is computed or a mask; published models have none")
+        raise ConfigError(
+            f"data.variables.static: {channel.name} is computed or a mask; published models do not have such fields"
+        )
     name = files.rename.get(channel.variable, channel.variable)
     if name not in static:
         raise DataError(f"{files.static}: no variable {name}{did_you_mean(name, map(str, static.data_vars))}")
-    field = orientation.apply(np.asarray(static[name].squeeze().values, dtype=np.float32))
-    if field.shape != grid.shape or not np.isfinite(field).all():
-        raise DataError(f"{files.static}: {name} has shape {field.shape} or missing values; expected {grid.shape}")
-    return field
+    field_HW = axis_order.apply(np.asarray(static[name].squeeze().values, dtype=np.float32))
+    if field_HW.shape != grid.shape or not np.isfinite(field_HW).all():
+        raise DataError(f"{files.static}: {name} has shape {field_HW.shape} or missing values; expected {grid.shape}")
+    return field_HW

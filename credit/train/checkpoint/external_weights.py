@@ -1,4 +1,4 @@
-"""Weights that other programs saved: one file, whole tensors, names with or without what wrappers put into them."""
+"""Reader of weights that other programs saved: one file of whole tensors, with or without the prefixes of wrappers."""
 
 from __future__ import annotations
 
@@ -31,63 +31,68 @@ from credit.train.checkpoint.resume import require_same_function
 
 logger = logging.getLogger(__name__)
 
-# where training programs keep the weights in what they save
-_KEYS = ("model_state_dict", "model", "state_dict")
-# FSDP1, torch.compile and activation checkpointing write these anywhere into a name; DDP and DataParallel its beginning
-_INSIDE = ("_fsdp_wrapped_module.", "_orig_mod.", "_checkpoint_wrapped_module.")
-_BEFORE = "module."
+# Keys under which training programs save the weights.
+_STATE_KEYS = ("model_state_dict", "model", "state_dict")
+# FSDP1, torch.compile and activation checkpointing insert these anywhere into a name.
+_WRAPPER_PREFIXES = ("_fsdp_wrapped_module.", "_orig_mod.", "_checkpoint_wrapped_module.")
+# DDP and DataParallel put this at the beginning of every name.
+_PARALLEL_PREFIX = "module."
 
 
 def read_state_file(path: Path) -> dict[str, Tensor]:
-    """Return the state dict in a safetensors or torch-saved file, by plain names; only tensors are unpickled.
+    """Return the state dict in a file of safetensors or `torch.save`, by the model's own names of its tensors.
 
-    The state dict is the file's content or lies in it under ``model_state_dict``, ``model`` or ``state_dict``.
+    The state dict is the whole content of the file, or is in it under ``model_state_dict``, ``model`` or
+    ``state_dict``. Only tensors and plain containers are unpickled.
 
     Raises:
-        CheckpointError: if the file cannot be read or holds no state dict.
+        CheckpointError: if the file cannot be read or does not contain a state dict.
     """
     try:
         content = load_file(path) if path.suffix == ".safetensors" else _load_torch_file(path)
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read ({error.strerror or error})") from error
     except SafetensorError as error:
-        raise CheckpointError(f"{path}: is no safetensors file, or a damaged one ({error}); copy it again") from error
+        raise CheckpointError(f"{path}: is not a safetensors file, or is damaged ({error}); copy it again") from error
     state = _find_state(content)
     if state is None:
-        raise CheckpointError(f"{path}: holds no state dict, neither under {', '.join(_KEYS)} nor bare")
+        raise CheckpointError(
+            f"{path}: does not contain a state dict, neither as its whole content nor under {', '.join(_STATE_KEYS)}"
+        )
     plain = _plain_names(state)
     if len(plain) < len(state):
-        raise CheckpointError(f"{path}: two tensors have one name without {', '.join((*_INSIDE, _BEFORE))}")
+        prefixes = ", ".join((*_WRAPPER_PREFIXES, _PARALLEL_PREFIX))
+        raise CheckpointError(f"{path}: two tensors have the same name without {prefixes}")
     return plain
 
 
 def _load_torch_file(path: Path) -> Any:
-    """Return what `torch.save` wrote, tensors and plain containers only.
-
-    torch's own messages recommend to unpickle everything, which would run code from the file. Whatever an unpickler
-    makes of bytes that are no pickle is an error of any kind.
+    """Return the content of a file of `torch.save`, which may be tensors and plain containers only.
 
     Raises:
-        CheckpointError: if it holds something else, or is no such file.
+        CheckpointError: if the file contains other objects, or was not written by `torch.save`.
         OSError: if the file cannot be opened.
     """
-    path.open("rb").close()  # what cannot be opened is no fault of its content
+    # A file that cannot be opened must raise OSError; below, every error means that the content is wrong.
+    path.open("rb").close()
     try:
         with warnings.catch_warnings():
-            # of the protocol of a pickle that is refused anyway
+            # torch warns about the protocol of a pickle that it refuses anyway.
             warnings.simplefilter("ignore", UserWarning)
             return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
+        # Bytes that are not a pickle may raise any exception. torch's own messages are not shown, because they
+        # recommend to unpickle everything, which would run code from the file.
         is_archive = zipfile.is_zipfile(path)
-        objects = re.search(r"GLOBAL ([\w.]+)", str(error))
-        if isinstance(error, pickle.UnpicklingError) and (objects or is_archive):
-            kind = f" ({objects[1]})" if objects else ""
+        class_match = re.search(r"GLOBAL ([\w.]+)", str(error))
+        if isinstance(error, pickle.UnpicklingError) and (class_match or is_archive):
+            kind = f" ({class_match[1]})" if class_match else ""
             raise CheckpointError(
                 f"{path}: holds Python objects beside tensors{kind}, which are not loaded because they can run code; "
-                "save the state dict alone where the file comes from: torch.save(model.state_dict(), FILE)"
+                "save only the state dict where the file comes from: torch.save(model.state_dict(), FILE)"
             ) from error
         raise CheckpointError(
-            f"{path}: is no file of torch.save, or a damaged one; copy it again, or give a state dict that was saved "
+            f"{path}: is not a file of torch.save, or is damaged; copy it again, or give a state dict that was saved "
             "with torch.save or safetensors"
         ) from error
 
@@ -97,7 +102,7 @@ def load_weights(model: nn.Module, path: Path) -> None:
     """Collective: fill a model, sharded or not, with the weights in a file; every rank reads it.
 
     Raises:
-        CheckpointError: on every rank, if any cannot read it, or the weights are of another model.
+        CheckpointError: on every rank, if any rank cannot read the file, or the weights are of another model.
     """
     together(lambda: checkpoint.load_state(model, read_state_file(path), path))
 
@@ -105,8 +110,8 @@ def load_weights(model: nn.Module, path: Path) -> None:
 def assets_for_weights(config: Config, assets: ModelAssets, reader: FieldReader, path: Path) -> ModelAssets:
     """Collective: return the assets of a run that begins with the weights in a file.
 
-    A file that ``credit convert --export`` wrote says with which statistics they were trained; those are kept. Others
-    do not tell.
+    A file that ``credit convert --export`` wrote contains the statistics that its weights were trained with, and the
+    run takes those. Other files do not contain any, so the statistics of the run's own data are used, with a warning.
 
     Args:
         config: of the run.
@@ -115,7 +120,8 @@ def assets_for_weights(config: Config, assets: ModelAssets, reader: FieldReader,
         path: the file.
 
     Raises:
-        CheckpointError, DataError: if the file says that its weights compute with other channels, or as another model.
+        CheckpointError: if the weights were trained with another config of the model, or with other channels.
+        DataError: if they were trained on another grid, or with another unit of a variable.
     """
     meta = run_on_rank0(lambda: _exported_meta(path))
     if meta is None:
@@ -136,7 +142,7 @@ def assets_for_weights(config: Config, assets: ModelAssets, reader: FieldReader,
 
 
 def _exported_meta(path: Path) -> dict[str, Any] | None:
-    """Return what our own export says beside its weights, None for another file."""
+    """Return the metadata of a file that ``credit convert --export`` wrote, None for any other file."""
     if path.suffix != ".safetensors":
         return None
     try:
@@ -147,19 +153,20 @@ def _exported_meta(path: Path) -> dict[str, Any] | None:
 
 
 def _plain_names(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return a state dict by the names of the model itself."""
+    """Return a state dict whose names have no prefixes of wrappers."""
     plain = dict(state)
-    for wrapper in _INSIDE:
-        plain = {name.replace(wrapper, ""): value for name, value in plain.items()}
-    if plain and all(name.startswith(_BEFORE) for name in plain):
-        plain = {name.removeprefix(_BEFORE): value for name, value in plain.items()}
+    for prefix in _WRAPPER_PREFIXES:
+        plain = {name.replace(prefix, ""): value for name, value in plain.items()}
+    if plain and all(name.startswith(_PARALLEL_PREFIX) for name in plain):
+        plain = {name.removeprefix(_PARALLEL_PREFIX): value for name, value in plain.items()}
     return plain
 
 
 def _find_state(content: Any) -> Mapping[str, Tensor] | None:
+    """Return the state dict in the content of a file, None if there is none."""
     if not isinstance(content, Mapping):
         return None
-    for key in _KEYS:
+    for key in _STATE_KEYS:
         if isinstance(content.get(key), Mapping):
             return _find_state(content[key])
     is_state = content and all(isinstance(value, Tensor) for value in content.values())

@@ -1,4 +1,4 @@
-"""Whether and from where a run goes on: its folder, its checkpoint, and whether the config is still the same run's."""
+"""Start of a run: choice of the checkpoint or weights that it begins with, and comparison with their config."""
 
 from __future__ import annotations
 
@@ -24,88 +24,94 @@ from credit.utils.atomic import atomic_write_text
 
 logger = logging.getLogger(__name__)
 
-# of trainer.resume: these are no files, whatever lies in the working folder
-_NAMED = ("auto", "never", "best", "latest")
-# what the weights' function depends on beside their shapes; channels, grid and units are compared elsewhere
-_FUNCTION = ("model", "data.timestep", "data.history_len", "data.solar", "data.transforms")
-# what one run keeps beside it
-_SAME = (*_FUNCTION, "data.splits.train", "trainer.lora")
-_FREE = ("model.attn_dropout", "model.ff_dropout")
-# what may differ between the parts of one run without making it another
-_UNIMPORTANT = ("data.store", "data.sources", "data.cache", "data.cache_folder", "data.num_workers",
+# Values of trainer.resume that are never paths, even if the working folder has a file of that name.
+_RESUME_MODES = ("auto", "never", "best", "latest")
+# Keys that decide on what the network computes with its weights, in addition to their shapes. Channels, grid and units
+# are compared elsewhere.
+_FUNCTION_KEYS = ("model", "data.timestep", "data.history_len", "data.solar", "data.transforms")
+# Keys that must not change during a run.
+_RUN_KEYS = (*_FUNCTION_KEYS, "data.splits.train", "trainer.lora")
+# Exceptions from both: dropout does not change the network in eval mode.
+_CHANGEABLE_KEYS = ("model.attn_dropout", "model.ff_dropout")
+# Keys whose changes during a run are not worth a warning, because they do not change what the weights learn.
+_UNIMPORTANT_KEYS = ("data.store", "data.sources", "data.cache", "data.cache_folder", "data.num_workers",
                 "data.splits.test", "trainer.resume", "trainer.walltime", "trainer.log_every", "trainer.keep_last",
                 "trainer.device", "trainer.tensorboard", "trainer.checkpoint_every", "trainer.preview")  # fmt: skip
 
 
 def prepare_folder(folder: Path) -> None:
-    """Make the run's folder, ``save_loc``.
+    """Create the run's folder, ``save_loc``, if it does not exist.
 
     Raises:
-        ConfigError: if it cannot be made or written.
+        ConfigError: if it cannot be created, or this process cannot write to it.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        # ranks of several hosts, which may have one process number, try at once
+        # Ranks of several hosts do this at the same time and may have the same process id, so the name is random.
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
         raise ConfigError(
-            f'save_loc: "{folder}" cannot be written ({error.strerror}); choose a folder that is yours'
+            f'save_loc: "{folder}" cannot be written ({error.strerror}); choose a folder that you may write to'
         ) from error
 
 
 def write_config(config: Config, folder: Path) -> None:
-    """Write the resolved config into the run's folder, once it is known to be the run's."""
+    """Write the resolved config into the run's folder as ``config.yml``."""
     atomic_write_text(folder / "config.yml", dump_config(config))
 
 
 def find_checkpoint(config: Config, folder: Path) -> Path | None:
-    """Return the checkpoint to go on from, None to begin anew.
+    """Collective: return the checkpoint to start from, None for a run that starts without one.
 
-    A path in ``trainer.resume`` is where a run begins, that of a file in `find_initial_weights`; once it has
-    checkpoints of its own, it goes on from those, also if what it began with is gone. Collective.
+    If ``trainer.resume`` is a path, a new run starts from there. A checkpoint is returned by this function, a file of
+    weights by `find_initial_weights`. Once the run has checkpoints in its own folder, it continues from those, even if
+    that path no longer exists.
 
     Raises:
         NoWholeCheckpointError: if the run has checkpoints and all of them are damaged, unless ``trainer.resume`` is
             never.
-        ConfigError: if ``trainer.resume`` names what is not there or older than the run's own, or is never where there
-            is a whole checkpoint.
+        ConfigError: if the checkpoint in ``trainer.resume`` does not exist or is older than the run's newest, or if
+            ``trainer.resume`` is never although the run has a checkpoint that is not damaged.
     """
     resume = config.trainer.resume
     checkpoints = folder / "checkpoints"
-    own = checkpoint.newest_checkpoint(checkpoints)
+    newest = checkpoint.newest_checkpoint(checkpoints)
     if resume == "never":
-        if own is not None:
+        if newest is not None:
             raise ConfigError(
                 f"trainer.resume: never, but {checkpoints} has checkpoints that would be lost; use auto to continue "
                 "them, another save_loc, or remove them"
             )
         return None
-    if own is None:
+    if newest is None:
         checkpoint.require_whole_checkpoint(checkpoints)
     if resume == "auto":
-        return own
-    if resume not in _NAMED:
-        elsewhere = Path(resume).resolve().parent != checkpoints.resolve()
-        is_file, is_gone = run_on_rank0(lambda: (os.path.isfile(resume), elsewhere and not os.path.exists(resume)))
-        if is_gone and own is not None:
-            logger.warning("trainer.resume: %s is not there; the run goes on from its own %s", resume, own.name)
-        if is_file or (is_gone and own is not None):
-            return own
+        return newest
+    if resume not in _RESUME_MODES:
+        is_elsewhere = Path(resume).resolve().parent != checkpoints.resolve()
+        # Only rank 0 looks, because a shared file system may show a new or removed file to some ranks late.
+        is_file, is_gone = run_on_rank0(lambda: (os.path.isfile(resume), is_elsewhere and not os.path.exists(resume)))
+        if is_file:
+            return newest
+        if is_gone and newest is not None:
+            logger.warning("trainer.resume: %s does not exist; the run continues from its own %s", resume, newest.name)
+            return newest
     path = checkpoint.resolve_checkpoint(checkpoints, resume, "trainer.resume")
-    if own is not None and path.parent == checkpoints.resolve() and path != own.resolve():
+    if newest is not None and path.parent == checkpoints.resolve() and path != newest.resolve():
         raise ConfigError(
-            f"trainer.resume: {path} is older than {own}; remove the newer ones to go back, or choose another save_loc "
-            "to branch off"
+            f"trainer.resume: {path} is older than {newest}; remove the newer ones to go back, or choose another "
+            "save_loc to branch off"
         )
-    return own or path
+    return newest or path
 
 
 def choose_start(config: Config, launch: ProcessInfo) -> Path | None:
-    """Collective: return the checkpoint that training goes on from, None to begin anew; see `find_checkpoint`.
+    """Collective: return the checkpoint that training starts from, None for none; see `find_checkpoint`.
 
-    Where every checkpoint is damaged, STATUS says that the run has failed, as the next job of a chain would find the
-    same. With ``trainer.resume: never`` they are renamed: the new run must not take them for its newest.
+    If every checkpoint is damaged, STATUS says that the run has failed, because the next job of a chain would fail in
+    the same way. With ``trainer.resume: never`` damaged checkpoints are renamed, so that the new run does not take them
+    for its own.
     """
     folder = Path(config.save_loc)
     try:
@@ -120,24 +126,35 @@ def choose_start(config: Config, launch: ProcessInfo) -> Path | None:
 
 
 def find_initial_weights(config: Config, origin: Path | None) -> Path | None:
-    """Return the file of weights alone with which a new run begins, None where there is none.
+    """Return the file of weights that a new run starts with, None if it does not start with one.
 
     Args:
         config: of the run.
-        origin: what `find_checkpoint` has found: no checkpoint, where ``trainer.resume`` is a file.
+        origin: checkpoint from `find_checkpoint`, which is None for a new run if ``trainer.resume`` is a file.
     """
     resume = config.trainer.resume
-    return Path(resume) if origin is None and resume not in _NAMED else None
+    if origin is None and resume not in _RESUME_MODES:
+        return Path(resume)
+    return None
 
 
 def load_run_state(
     config: Config, reader: FieldReader, mesh: DeviceGrid, origin: Path, goes_on: bool
 ) -> tuple[Config, ModelAssets]:
-    """Return the config and the assets of a run that begins from a checkpoint, or goes on from it (`goes_on`).
+    """Return the config and the assets of a run that starts from a checkpoint.
+
+    Args:
+        config: of the run.
+        reader: of the run's data.
+        mesh: of the run's ranks.
+        origin: the checkpoint.
+        goes_on: True if the run continues that of the checkpoint, with the same global batch; False if it is another
+            run that only starts with its weights.
 
     Raises:
-        CheckpointError: if the checkpoint was trained on other fields or as another function.
-        ConfigError: if the run cannot go on with its global batch.
+        CheckpointError: if the checkpoint was trained with other channels or another config of the model.
+        DataError: if it was trained on another grid, or with another unit of a variable.
+        ConfigError: if these ranks cannot continue with the checkpoint's global batch.
     """
     meta = checkpoint.load_meta(origin)
     assets = ModelAssets.load(meta, checkpoint.load_tensors(origin, "assets"))
@@ -150,21 +167,30 @@ def load_run_state(
 
 
 def keep_global_batch(config: Config, data_ranks: int, samples: int, path: Path) -> Config:
-    """Return the config with the ``grad_accum_every`` that keeps the checkpoint's samples a step on these ranks.
+    """Return the config with the ``grad_accum_every`` that keeps the global batch of a checkpoint.
+
+    Args:
+        config: of the run.
+        data_ranks: number of ranks that read different samples.
+        samples: number of samples per optimizer step in the checkpoint.
+        path: the checkpoint, for messages.
 
     Raises:
-        ConfigError: if none does, as another global batch would be another run.
+        ConfigError: if no ``grad_accum_every`` keeps it; the run does not continue with another global batch.
     """
     conf = config.trainer
     batch = conf.train_batch_size * data_ranks
     if batch * conf.grad_accum_every == samples:
         return config
     if samples % batch:
-        fits = [n for n in range(1, samples // data_ranks + 1) if samples % (n * data_ranks) == 0]
+        divisors = [size for size in range(1, samples // data_ranks + 1) if samples % (size * data_ranks) == 0]
+        if divisors:
+            advice = f"train_batch_size {' or '.join(map(str, divisors))} does"
+        else:
+            advice = "another number of ranks may"
         raise ConfigError(
             f"trainer: {path} was trained with {samples} samples a step; train_batch_size {conf.train_batch_size} x "
-            f"{data_ranks} data ranks = {batch} does not divide that; "
-            + (f"train_batch_size {' or '.join(map(str, fits))} does" if fits else "another number of ranks may")
+            f"{data_ranks} data ranks = {batch} does not divide that; {advice}"
         )
     accumulation = samples // batch
     logger.warning("trainer.grad_accum_every is %d instead of %d, to keep %s's %d samples a step on %d data ranks",
@@ -174,57 +200,75 @@ def keep_global_batch(config: Config, data_ranks: int, samples: int, path: Path)
 
 
 def require_same_run(config: Config, trained: Mapping[str, Any], path: Path) -> None:
-    """Refuse to continue as another function of the same weights, and say what else has changed.
+    """Raise if a run cannot continue with its config, and log a warning that lists other changes.
 
     Args:
-        config: the config at hand.
+        config: the present config of the run.
         trained: the config in the checkpoint, as plain values.
         path: the checkpoint.
+
+    Raises:
+        CheckpointError: naming the keys that must not change during a run but have changed.
     """
-    require_same_function(config, trained, path, _SAME)
-    rest = [(key, *values) for key, *values in _changes(config, trained)
-            if key.startswith(("data.", "loss.", "trainer.", "seed"))]  # fmt: skip
-    noted = [f"{key} ({before} before, {now} now)" for key, before, now in rest
-             if not _is_below(key, (*_SAME, *_UNIMPORTANT))]  # fmt: skip
-    if noted:
-        logger.warning("changed since %s was written: %s", path.name, ", ".join(noted))
+    require_same_function(config, trained, path, _RUN_KEYS)
+    changes = []
+    for key, trained_value, value in _changes(config, trained):
+        concerns_training = key.startswith(("data.", "loss.", "trainer.", "seed"))
+        if concerns_training and not _is_below(key, (*_RUN_KEYS, *_UNIMPORTANT_KEYS)):
+            changes.append(f"{key} ({trained_value} before, {value} now)")
+    if changes:
+        logger.warning("changed since %s was written: %s", path.name, ", ".join(changes))
 
 
 def require_same_function(
-    config: Config, trained: Mapping[str, Any], path: Path, same: tuple[str, ...] = _FUNCTION
+    config: Config, trained: Mapping[str, Any], path: Path, same: tuple[str, ...] = _FUNCTION_KEYS
 ) -> None:
-    """Refuse to use weights in another function than the one that they were trained in.
+    """Raise if a network of this config would compute something else with the weights than when they were trained.
 
     Args:
-        config: the config at hand.
+        config: the present config.
         trained: the config in the checkpoint, as plain values.
         path: the checkpoint.
-        same: keys below which nothing may have changed.
+        same: keys that must not have changed, nor any key below them.
+
+    Raises:
+        CheckpointError: naming the keys that have changed.
     """
-    refused = [f"{key}: {before} in the checkpoint, {now} in the config"
-               for key, before, now in _changes(config, trained)
-               if _is_below(key, same) and not _is_below(key, _FREE)]  # fmt: skip
-    if refused:
+    changes = []
+    for key, trained_value, value in _changes(config, trained):
+        if _is_below(key, same) and not _is_below(key, _CHANGEABLE_KEYS):
+            changes.append(f"{key}: {trained_value} in the checkpoint, {value} in the config")
+    if changes:
         raise CheckpointError(
-            f"{path}: these weights were trained with another config: {'; '.join(refused)}. Go back to it, or take "
+            f"{path}: these weights were trained with another config: {'; '.join(changes)}. Go back to it, or choose "
             "another save_loc"
         )
 
 
 def _changes(config: Config, trained: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
-    """Return (key, value in the checkpoint, value now) of what differs."""
-    with suppress(ConfigError):  # what an earlier version wrote: as it is read now, with new keys at their defaults
+    """Return (key, value in the checkpoint, present value) of each key whose values differ."""
+    # An earlier version may have written the config: old keys get their new names, and new keys their defaults.
+    with suppress(ConfigError):
         trained = build_config(trained).model_dump(mode="json")
-    before, now = _flatten(trained), _flatten(config.model_dump(mode="json"))
-    keys = sorted(before.keys() | now.keys())
-    return [(key, before.get(key), now.get(key)) for key in keys if before.get(key) != now.get(key)]
+    trained_values = _flatten(trained)
+    values = _flatten(config.model_dump(mode="json"))
+    changes = []
+    for key in sorted(trained_values.keys() | values.keys()):
+        if trained_values.get(key) != values.get(key):
+            changes.append((key, trained_values.get(key), values.get(key)))
+    return changes
 
 
 def _is_below(key: str, prefixes: tuple[str, ...]) -> bool:
+    """Return whether a dotted key is one of `prefixes` or in a section below one of them."""
     return any(key == prefix or key.startswith(prefix + ".") for prefix in prefixes)
 
 
 def _flatten(value: Any, key: str = "") -> dict[str, Any]:
+    """Return dotted key -> value of nested sections, which are at `key`."""
     if not isinstance(value, Mapping):
         return {key: value}
-    return {k: v for name, item in value.items() for k, v in _flatten(item, f"{key}.{name}" if key else name).items()}
+    values = {}
+    for name, item in value.items():
+        values |= _flatten(item, f"{key}.{name}" if key else name)
+    return values

@@ -1,10 +1,10 @@
-"""Sharded tensors on disk: copied in a moment, written by the ranks that hold them, read on any mesh.
+"""Sharded tensors on disk: written by the ranks that hold the parts, read on any mesh.
 
-torch.distributed.checkpoint (DCP) decides which rank writes which part and finds the parts again on another mesh. The
-files are those of its safetensors storage: any number of them in a folder, each part's offset in the file's metadata.
-They are read by its `HuggingFaceStorageReader` but not written by its writer: that one makes a second copy of
-everything in memory, holds Python's lock meanwhile (3.4 s for 1 GB, in which training stands still), and calls fsync
-before the last block has left Python's buffer (torch 2.11 to 2.13).
+torch.distributed.checkpoint (DCP) decides which rank writes which part, and finds the parts again on another mesh. The
+files have the format of its safetensors storage: any number of files in a folder, with the offset of each part in the
+metadata of its file. They are read by its `HuggingFaceStorageReader`, but not written by its writer. That writer makes
+a second copy of everything in memory, holds Python's lock meanwhile, so that training stands still (3.4 s for 1 GB),
+and calls fsync before the last block has left Python's buffer (torch 2.11 to 2.13).
 """
 
 from __future__ import annotations
@@ -33,18 +33,19 @@ from torch.distributed.checkpoint.default_planner import create_default_local_sa
 from credit.parallel.dtensor import local_shard
 from credit.parallel.object_collectives import rank_of, scatter_from_rank0, together
 
-# file's metadata that DCP's reader looks for
-_OFFSETS, _OFFSET = "DCP_SHARDING_INFO", "saved_offsets"
+# Keys that DCP's reader looks for: in the metadata of a file, and in the entry of a tensor there.
+_SHARDING_KEY = "DCP_SHARDING_INFO"
+_OFFSETS_KEY = "saved_offsets"
 
 
 @dataclass(frozen=True)
 class StagedShards:
-    """This rank's parts of what is to be saved, independent of the live tensors.
+    """Copies of this rank's parts of the tensors to save.
 
     Attributes:
-        parts: stem -> name -> CPU tensor.
-        plans: stem -> where each part lies in its tensor.
-        done: when the copies from the device have arrived, None for tensors of the CPU.
+        parts: stem -> name of the tensor -> this rank's part of it on the CPU.
+        plans: stem -> DCP's plan, which has the position of each part in its tensor.
+        done: event after which the copies from the device are complete, None for tensors of the CPU.
     """
 
     parts: dict[str, dict[str, Tensor]]
@@ -53,32 +54,38 @@ class StagedShards:
 
 
 class ShardWriter:
-    """Copies and writes this rank's parts of one checkpoint after the other.
+    """Writer of this rank's parts of one checkpoint after another.
 
-    Host memory is kept from save to save, as new memory costs many times the copy; so is what the ranks have agreed on,
-    which for 64 ranks and 2000 tensors takes 4 s.
+    It reuses two things from save to save: host memory, because allocating it takes many times as long as the copy, and
+    the ranks' decision on who writes what, which takes 4 s for 64 ranks and 2000 tensors.
 
     Args:
-        group: of the threads that write; None for this process alone.
+        group: process group of the threads that write, None for this process alone.
     """
 
     def __init__(self, group: dist.ProcessGroup | None) -> None:
         self._group = group
         self._parts: dict[str, dict[str, Tensor]] = {}
-        self._offered: dict[str, SavePlan] = {}
-        self._chosen: dict[str, SavePlan] = {}
+        self._local_plans: dict[str, SavePlan] = {}
+        self._write_plans: dict[str, SavePlan] = {}
 
     @torch.no_grad()
     def copy(self, tensors: Mapping[str, Mapping[str, Tensor]]) -> StagedShards:
-        """Copy this rank's parts; what was copied before is overwritten.
+        """Copy this rank's parts of the tensors to host memory, over the previous copy.
 
-        Copies from a device are queued before whatever its stream does next, so nobody waits for them here.
+        Copies from a device are queued in its stream before any later change of the tensors, so that this method need
+        not wait for them.
+
+        Args:
+            tensors: stem -> name -> DTensor, or plain tensor that is equal on all ranks.
         """
-        kept, self._parts = self._parts, {}
+        previous_parts = self._parts
+        self._parts = {}
         on_device = False
-        for stem, named in tensors.items():
-            buffers, self._parts[stem] = kept.get(stem, {}), {}
-            for name, tensor in named.items():
+        for stem, tensors_by_name in tensors.items():
+            buffers = previous_parts.get(stem, {})
+            self._parts[stem] = {}
+            for name, tensor in tensors_by_name.items():
                 part = local_shard(tensor)
                 from_device = part.device.type != "cpu"
                 buffer = buffers.get(name)
@@ -86,62 +93,82 @@ class ShardWriter:
                     buffer = torch.empty(part.shape, dtype=part.dtype, device="cpu", pin_memory=from_device)
                 self._parts[stem][name] = buffer.copy_(part, non_blocking=from_device)
                 on_device |= from_device
-        plans = {stem: create_default_local_save_plan(named, False) for stem, named in tensors.items()}
+        plans = {}
+        for stem, tensors_by_name in tensors.items():
+            plans[stem] = create_default_local_save_plan(tensors_by_name, False)
         done = torch.accelerator.current_stream().record_event() if on_device else None
         return StagedShards(self._parts, plans, done)
 
-    def write(self, folder: Path, copied: StagedShards) -> dict[str, dict[str, int]]:
-        """Collective: write each stem's parts into ``folder/STEM``, every part once, and flush them.
+    def write(self, folder: Path, staged: StagedShards) -> dict[str, dict[str, int]]:
+        """Collective: write the parts of each stem into ``folder/STEM`` and flush them to the disk.
+
+        A part that several ranks hold is written by one of them.
 
         Returns:
-            The facts of all ranks' files: path below `folder` -> size and checksum.
+            Entries of the manifest for the files of all ranks: path below `folder` -> size and checksum.
 
         Raises:
-            CheckpointError: on all ranks, if one cannot write.
+            CheckpointError: on all ranks, if any rank cannot write.
         """
-        plans, rank = self._choose(copied.plans), rank_of(self._group)
+        write_plans = self._assign(staged.plans)
+        rank = rank_of(self._group)
 
-        def write() -> dict[str, dict[str, int]]:
-            if copied.done is not None:
-                copied.done.synchronize()
-            files = {}
-            for stem, parts in copied.parts.items():
-                if plans[stem].items or rank == 0:
+        def write_files() -> dict[str, dict[str, int]]:
+            if staged.done is not None:
+                staged.done.synchronize()
+            entries = {}
+            for stem, parts in staged.parts.items():
+                # Rank 0 writes a file even without parts, so that the folder of an empty stem exists.
+                if write_plans[stem].items or rank == 0:
                     path = folder / stem / f"rank_{rank:05d}.safetensors"
                     path.parent.mkdir(exist_ok=True)
-                    _write_parts(path, plans[stem], parts)
-                    files[str(path.relative_to(folder))] = seal(path)
-            return files
+                    _write_parts(path, write_plans[stem], parts)
+                    entries[str(path.relative_to(folder))] = seal(path)
+            return entries
 
-        return {name: facts for files in together(write, self._group) for name, facts in files.items()}
+        manifest = {}
+        for entries in together(write_files, self._group):
+            manifest |= entries
+        return manifest
 
-    def _choose(self, plans: dict[str, SavePlan]) -> dict[str, SavePlan]:
-        """Collective: return which parts this rank writes, of those that it has.
+    def _assign(self, local_plans: dict[str, SavePlan]) -> dict[str, SavePlan]:
+        """Collective: return the plan of the parts that this rank writes, of those that it has.
 
-        Rank 0 chooses for all: of 1024 ranks the plans take it seconds and a GB.
+        Only rank 0 gets the plans of all ranks, because those of 1024 ranks take a GB of memory and seconds.
         """
-        if not all(together(lambda: plans == self._offered, self._group)):
-            self._chosen, self._offered = scatter_from_rank0(plans, _choose_parts, self._group), plans
-        return self._chosen
+        if not all(together(lambda: local_plans == self._local_plans, self._group)):
+            self._write_plans = scatter_from_rank0(local_plans, _assign_parts, self._group)
+            self._local_plans = local_plans
+        return self._write_plans
 
 
-def _choose_parts(offers: list[dict[str, SavePlan]]) -> list[dict[str, SavePlan]]:
-    """Return, for each rank, what it writes; each part is written once."""
+def _assign_parts(plans_by_rank: list[dict[str, SavePlan]]) -> list[dict[str, SavePlan]]:
+    """Return for each rank the plans of the parts that it writes, so that each part is written once.
+
+    Args:
+        plans_by_rank: for each rank, stem -> plan of all parts that it has.
+    """
     planner = DefaultSavePlanner(flatten_state_dict=False)
-    by_stem = {stem: planner.create_global_plan([plans[stem] for plans in offers])[0] for stem in offers[0]}
-    return [{stem: of_ranks[rank] for stem, of_ranks in by_stem.items()} for rank in range(len(offers))]
+    write_plans: list[dict[str, SavePlan]] = [{} for _ in plans_by_rank]
+    for stem in plans_by_rank[0]:
+        stem_plans, _ = planner.create_global_plan([plans[stem] for plans in plans_by_rank])
+        for rank, plan in enumerate(stem_plans):
+            write_plans[rank][stem] = plan
+    return write_plans
 
 
 def _write_parts(path: Path, plan: SavePlan, parts: Mapping[str, Tensor]) -> None:
-    offsets = {item.index.fqn: {_OFFSET: list(item.index.offset)} for item in plan.items}
+    """Write the parts in `plan` as a safetensors file that DCP can read."""
+    offsets = {item.index.fqn: {_OFFSETS_KEY: list(item.index.offset)} for item in plan.items}
     assert len(offsets) == len(plan.items), "a rank holds one part of a tensor"
-    # one entry alone: safetensors writes several in random order, and equal weights shall make equal files
-    save_file({name: parts[name] for name in offsets}, path, metadata={_OFFSETS: json.dumps(offsets)})
+    # The metadata has one entry only: safetensors writes several in random order, and equal weights must give equal
+    # files.
+    save_file({name: parts[name] for name in offsets}, path, metadata={_SHARDING_KEY: json.dumps(offsets)})
 
 
 def seal(path: Path) -> dict[str, int]:
-    """Flush a file that is complete, give it the usual mode, and return its size and checksum."""
-    # safetensors' files are for the owner alone; the folder's mode knows the umask
+    """Flush a complete file to the disk, give it the usual mode, and return its size and checksum."""
+    # safetensors creates files that only the owner can read. The mode of the folder takes account of the umask.
     path.chmod(path.parent.stat().st_mode & 0o666)
     flush(path)
     return {"size": path.stat().st_size, "crc32": checksum(path)}
@@ -157,7 +184,7 @@ def checksum(path: Path) -> int:
 
 
 def flush(path: Path) -> None:
-    """Wait until a file, or the entries of a folder, are on the disk."""
+    """Wait until a file, or the entries of a folder, have been written to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -166,22 +193,22 @@ def flush(path: Path) -> None:
 
 
 def read_metadata(folder: Path) -> Metadata:
-    """Return what the files in `folder` hold and where, from the heads of all of them."""
+    """Return DCP's metadata of a folder: the shapes and positions of all tensors, from the heads of its files."""
     return HuggingFaceStorageReader(str(folder)).read_metadata()
 
 
 def shapes(metadata: Metadata) -> dict[str, torch.Size]:
-    """Return the shapes of the whole tensors."""
+    """Return name -> shape of the whole tensor."""
     return {name: entry.size for name, entry in metadata.state_dict_metadata.items()}
 
 
 def read_into(folder: Path, metadata: Metadata, state: Mapping[str, Tensor]) -> None:
-    """Fill `state`, plain tensors or DTensors on any mesh, in place; each rank reads its own parts and asks no other.
+    """Fill tensors in place from a folder; each rank reads its own parts, without communication.
 
     Args:
-        folder: written by `ShardWriter`, or any folder of safetensors files with whole tensors.
+        folder: folder that `ShardWriter` has written, or any folder of safetensors files with whole tensors.
         metadata: of `folder`, see `read_metadata`.
-        state: some or all of the folder's tensors, of their shapes.
+        state: name -> tensor to fill, for some or all tensors of the folder; plain tensors, or DTensors on any mesh.
     """
     assert not any(tensor.is_meta for tensor in state.values()), "a tensor without memory cannot be filled"
     reader = HuggingFaceStorageReader(str(folder))
@@ -192,9 +219,11 @@ def read_into(folder: Path, metadata: Metadata, state: Mapping[str, Tensor]) -> 
 
 
 def read_whole(folder: Path) -> dict[str, Tensor]:
-    """Return the whole tensors of `folder` on the CPU."""
+    """Return name -> whole tensor of a folder, on the CPU."""
     metadata = read_metadata(folder)
     entries: dict[str, Any] = metadata.state_dict_metadata
-    state = {name: torch.empty(entry.size, dtype=entry.properties.dtype) for name, entry in entries.items()}
+    state = {}
+    for name, entry in entries.items():
+        state[name] = torch.empty(entry.size, dtype=entry.properties.dtype)
     read_into(folder, metadata, state)
     return state

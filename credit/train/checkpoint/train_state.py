@@ -1,4 +1,4 @@
-"""Where a run stands: the part of its state that is no tensor. Saved with every checkpoint."""
+"""State of a run that is not a tensor, such as its step and best validation; saved with every checkpoint."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from credit.train.assets import ModelAssets
 
 @dataclass
 class TrainState:
-    """Where a run stands.
+    """State of a run that is not a tensor.
 
     Attributes:
-        step: optimizer steps taken.
-        best: the best value of ``trainer.monitor`` so far.
-        best_step: where it was.
-        worse: validations since then.
-        best_saved: [value, step] of the best validations whose checkpoints are kept, best first.
-        streak: the latest steps, if they were not finite.
-        left_out: blocks of samples that the run passes over, because they led it astray.
-        rollbacks: how often non-finite steps led it back to a checkpoint.
-        spikes: how often a jump of the loss did.
-        losses: of the latest steps, as far back as ``trainer.loss_spike`` looks.
+        step: number of optimizer steps taken.
+        best: best value of ``trainer.monitor`` so far.
+        best_step: step of the validation with that value.
+        worse: number of validations since then.
+        best_saved: [value, step] of the best validations whose checkpoints are retained, best first.
+        streak: consecutive steps without a finite loss or gradient, up to the latest step.
+        left_out: blocks of samples that the run skips, because their steps diverged.
+        rollbacks: number of rollbacks because of such a streak.
+        spikes: number of rollbacks because of a jump of the loss.
+        losses: losses of the latest steps, as many as ``trainer.loss_spike`` needs.
         saved: step of the newest checkpoint.
         validated: step of the newest validation.
-        spent: what the run has used, see `credit.train.monitor.usage.Usage`.
+        spent: resources that the run has used, see `credit.train.monitor.usage.Usage`.
     """
 
     step: int = 0
@@ -47,47 +47,57 @@ class TrainState:
     spent: dict[str, Any] = field(default_factory=dict)
 
     def restore(self, stored: Mapping[str, Any]) -> None:
-        """Take over the values of a checkpoint, in place; what an older version did not store is as at the start."""
-        fresh = TrainState()
-        for one in fields(self):
-            setattr(self, one.name, stored.get(one.name, getattr(fresh, one.name)))
+        """Set the values from those of a checkpoint; values that an older version did not store get their defaults."""
+        initial_state = TrainState()
+        for attribute in fields(self):
+            value = stored.get(attribute.name, getattr(initial_state, attribute.name))
+            setattr(self, attribute.name, value)
 
     def forget_checkpoints(self) -> None:
-        """Begin another run from here: what was best and saved lies elsewhere."""
-        fresh = TrainState()
+        """Reset the values about checkpoints and usage, for a new run that starts from another run's checkpoint."""
+        initial_state = TrainState()
         for name in ("best", "best_step", "worse", "best_saved", "saved", "spent"):
-            setattr(self, name, getattr(fresh, name))
+            setattr(self, name, getattr(initial_state, name))
 
     def require_best(self, monitor: str) -> None:
-        """Stop where validations have taken place and `monitor` was finite in none of them.
+        """Raise if there were validations but none with a finite value of `monitor`, the metric of ``trainer.monitor``.
 
         Raises:
-            CreditError: naming what to look at.
+            CreditError: with advice on the cause.
         """
         if self.worse and math.isinf(self.best):
             raise CreditError(
                 f"trainer.monitor: {monitor} was finite in none of {self.worse} validations, so no checkpoint is the "
-                "best; null in metrics.jsonl is what was not finite. Look at the values of data.splits.valid (credit "
-                "check, the report beside data.store): fields that never change there make skill infinite. Where only "
-                "the forecasts grow without bounds, lower trainer.learning_rate"
+                "best; values that were not finite are null in metrics.jsonl. Look at the fields of data.splits.valid "
+                "(credit check, the report beside data.store): skill is infinite if a field never changes there. If "
+                "only the forecasts grow without bounds, lower trainer.learning_rate"
             )
 
     def meta(self) -> dict[str, Any]:
-        """Return the values for a checkpoint, JSON-ready."""
+        """Return the values for a checkpoint, ready for JSON."""
         return asdict(self)
 
 
 def checkpoint_meta(
     config: Config,
     assets: ModelAssets,
-    progression: TrainState,
+    train_state: TrainState,
     calendar: str,
     data_ranks: int,
     base: dict[str, str] | None = None,
 ) -> dict[str, Any]:
-    """Return a checkpoint's meta.json: where the run stands and what its weights need to forecast."""
+    """Return the contents of a checkpoint's meta.json: the state of the run and what its weights need to forecast.
+
+    Args:
+        config: of the run.
+        assets: of the run.
+        train_state: state of the run at the checkpoint.
+        calendar: name of the data's CF calendar.
+        data_ranks: number of ranks that read different samples.
+        base: if the checkpoint has LoRA adapters, the checkpoint or file of the weights that they are added to.
+    """
     return {
-        "progression": progression.meta(),
+        "progression": train_state.meta(),
         "config": config.model_dump(mode="json"),
         "calendar": calendar,
         "samples_a_step": config.trainer.train_batch_size * config.trainer.grad_accum_every * data_ranks,

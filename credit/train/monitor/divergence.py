@@ -1,4 +1,4 @@
-"""Judges each step by its loss: which ones lead a run astray, and when it has to go back."""
+"""Detection of divergence: steps without a finite loss or gradient, and jumps of the loss."""
 
 from __future__ import annotations
 
@@ -14,58 +14,64 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class RollbackRequired(Exception):
-    """The run must go back to a checkpoint from before `steps`, and pass over their samples.
+    """Signal that the run must go back to a checkpoint from before `steps` and skip their samples.
 
     Attributes:
-        steps: optimizer steps (from 0), in order.
-        finite: True for a jump of the loss, False for steps that were skipped.
-        what: in words.
+        steps: optimizer steps, counted from 0, increasing.
+        finite: True for a jump of the loss, False for steps that were skipped because they were not finite.
+        problem: description for messages.
     """
 
     steps: list[int]
     finite: bool
-    what: str
+    problem: str
 
 
 class DivergenceGuard:
-    """Looks at every step in turn. All ranks give it the same numbers, so all come to the same verdict.
+    """Monitor of the losses that requires a rollback if a run diverges.
+
+    All ranks give it the same numbers, so all ranks decide alike.
 
     Args:
-        conf: of the run.
-        at: where it stands; `streak` and `losses` are kept there, so that a run that was interrupted judges alike.
+        conf: the section trainer of the config.
+        train_state: state of the run. It stores `streak` and `losses`, so that a run that was interrupted decides as
+            it would have without the interruption.
     """
 
-    def __init__(self, conf: TrainerConfig, at: TrainState) -> None:
-        self._most = conf.max_bad_steps
-        self._spike = conf.loss_spike
-        self._at = at
+    def __init__(self, conf: TrainerConfig, train_state: TrainState) -> None:
+        self._max_bad_steps = conf.max_bad_steps
+        self._spike_config = conf.loss_spike
+        self._train_state = train_state
 
     def judge(self, step: int, loss: float, bad: bool) -> None:
-        """Judge optimizer step `step` (from 0).
+        """Record one optimizer step; call it for every step in turn.
 
         Args:
-            step: the step.
-            loss: over the global batch.
-            bad: whether it was skipped because loss or gradient were not finite.
+            step: number of the step, counted from 0.
+            loss: loss of the global batch.
+            bad: whether the step was skipped because its loss or gradient was not finite.
 
         Raises:
-            Astray: if the run must go back.
+            RollbackRequired: if the run must go back to a checkpoint.
         """
-        at = self._at
+        state = self._train_state
         if bad:
             logger.warning("step %d: loss or gradient is not finite; the step was skipped", step + 1)
-            at.streak.append(step)
-            if len(at.streak) >= self._most:
-                what = f"loss or gradient was not finite {len(at.streak)} times in a row (trainer.max_bad_steps)"
-                raise RollbackRequired(list(at.streak), False, what)
+            state.streak.append(step)
+            if len(state.streak) >= self._max_bad_steps:
+                problem = f"loss or gradient was not finite {len(state.streak)} times in a row (trainer.max_bad_steps)"
+                raise RollbackRequired(list(state.streak), False, problem)
             return
-        at.streak.clear()
-        if self._spike is None:
+        state.streak.clear()
+        spike_config = self._spike_config
+        if spike_config is None:
             return
-        usual = median(at.losses) if len(at.losses) >= self._spike.window else None
-        if usual is not None and loss > self._spike.factor * usual:
-            what = f"the loss jumped to {loss:.4g} from a usual {usual:.4g} (trainer.loss_spike)"
-            if at.spikes < self._spike.limit:
-                raise RollbackRequired([step], True, what)
-            logger.warning("step %d: %s; trainer.loss_spike.limit is used up", step + 1, what)
-        at.losses = [*at.losses, loss][-self._spike.window :]
+        # The median of too few losses is not yet typical of the run: losses fall steeply at its start.
+        if len(state.losses) >= spike_config.window:
+            typical_loss = median(state.losses)
+            if loss > spike_config.factor * typical_loss:
+                problem = f"the loss jumped to {loss:.4g} from a usual {typical_loss:.4g} (trainer.loss_spike)"
+                if state.spikes < spike_config.limit:
+                    raise RollbackRequired([step], True, problem)
+                logger.warning("step %d: %s; trainer.loss_spike.limit is used up", step + 1, problem)
+        state.losses = [*state.losses, loss][-spike_config.window :]

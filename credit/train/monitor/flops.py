@@ -1,4 +1,4 @@
-"""Floating point operations of the network in a training step, by torch's counter on tensors without memory."""
+"""Floating-point operations of the network in a training step, counted by torch on the meta device."""
 
 from __future__ import annotations
 
@@ -20,35 +20,44 @@ logger = logging.getLogger(__name__)
 
 
 class FlopCounter:
-    """What the whole network computes for a micro-batch: matrix products, convolutions, attention.
+    """Counter of the operations of the whole network for one micro-batch: matrix products, convolutions, attention.
 
-    Counted are the forward and the backward pass as they are, without what checkpointing computes again (the model
-    FLOPs of Chowdhery et al. 2022, arXiv 2204.02311, appendix B): frozen weights have no gradient, the first step of a
-    rollout none for its input, and attention is two products forward and four backward. Nothing is counted before it is
-    asked for.
+    It counts the forward and the backward pass without the recomputation of activation checkpointing, which gives the
+    model FLOPs of Chowdhery et al. 2022, arXiv 2204.02311, appendix B. Frozen weights have no gradient, the input of a
+    rollout's first step has none either, and attention is two matrix products forward and four backward. The counting
+    is done when `operations` is called first.
 
     Args:
         config: of the run.
-        assets: of the run; only its shapes count.
-        sharded: whether FSDP2 shards the network, and so decides on its precision.
+        assets: of the run; only its shapes are used.
+        sharded: whether FSDP2 shards the network, because FSDP2 then decides on the precision.
     """
 
     def __init__(self, config: Config, assets: ModelAssets, sharded: bool = False) -> None:
-        self._config, self._assets = config, assets
-        conf, policy = config.trainer, build_policy(config.trainer, sharded)
-        in_bfloat16 = conf.amp and (policy is None or policy.param_dtype == torch.bfloat16)
-        self._rate = "bfloat16" if in_bfloat16 else "tf32" if conf.tf32 else "float32"
+        self._config = config
+        self._assets = assets
+        conf = config.trainer
+        policy = build_policy(conf, sharded)
+        if conf.amp and (policy is None or policy.param_dtype == torch.bfloat16):
+            self._rate = "bfloat16"
+        elif conf.tf32:
+            self._rate = "tf32"
+        else:
+            self._rate = "float32"
 
     def operations(self, steps: int) -> Mapping[str, int] | None:
-        """Return rate -> operations of a rollout of so many steps, forward and backward.
+        """Return rate -> operations of a rollout, forward and backward.
 
-        The rate is a field of `credit.hpc.planner.gpus.Gpu`: bfloat16 where the network computes in it, else as
-        trainer.tf32 says. None for a network that does not run without values.
+        A rate is a field of `credit.hpc.planner.gpus.Gpu`: bfloat16 if the network computes in that precision, else
+        tf32 or float32 according to trainer.tf32. The result is None for a network that cannot run on the meta device.
+
+        Args:
+            steps: number of steps of the rollout.
         """
         try:
-            counts = Counter(self._first)
+            counts = Counter(self._first_step)
             if steps > 1:
-                for rate, count in self._further.items():
+                for rate, count in self._further_step.items():
                     counts[rate] += (steps - 1) * count
         except RuntimeError as error:
             logger.info("operations are not counted, as the network needs values: %s", str(error).split("\n")[0])
@@ -56,15 +65,19 @@ class FlopCounter:
         return counts
 
     @functools.cached_property
-    def _first(self) -> Mapping[str, int]:
+    def _first_step(self) -> Mapping[str, int]:
         return self._count(fed_back=False)
 
     @functools.cached_property
-    def _further(self) -> Mapping[str, int]:
+    def _further_step(self) -> Mapping[str, int]:
         return self._count(fed_back=True)
 
     def _count(self, fed_back: bool) -> Mapping[str, int]:
-        """Count one step of a rollout; the gradient of what is `fed_back` goes on to the step before."""
+        """Return rate -> operations of one step of a rollout.
+
+        Args:
+            fed_back: whether the input is the output of a step before, so that its gradient is computed as well.
+        """
         config, assets = self._config, self._assets
         with torch.device("meta"):
             model = build_network(config, assets.channels, assets.grid, assets.attributes)

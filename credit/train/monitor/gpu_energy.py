@@ -1,4 +1,4 @@
-"""Energy that a GPU takes, by NVIDIA's management library (extra `energy`)."""
+"""Energy that GPUs use, measured by NVIDIA's management library NVML (extra `energy`)."""
 
 from __future__ import annotations
 
@@ -17,76 +17,96 @@ logger = logging.getLogger(__name__)
 
 
 class GpuEnergy:
-    """Energy of one GPU, in joules, by the driver's counter; of GPUs before Volta, which have none, power times time.
+    """Meter of the energy of one GPU, in joules.
+
+    It reads the driver's counter. GPUs before Volta have no counter, so their power is integrated between calls.
 
     Args:
         nvml: the module `pynvml`, initialised.
-        handle: of the GPU.
+        handle: NVML's handle of the GPU.
     """
 
     def __init__(self, nvml: ModuleType, handle: Any) -> None:
-        self._nvml, self._handle = nvml, handle
+        self._nvml = nvml
+        self._handle = handle
         try:
-            self._read = self._since_driver
-            self._seen = self._read()
+            self._read_joules = self._read_counter
+            self._last_joules = self._read_joules()
         except nvml.NVMLError:
-            self._read, self._joules, self._power = self._from_power, 0.0, self._watts()
-            self._at = time.monotonic()
-            self._seen = self._read()
+            self._read_joules = self._integrate_power
+            self._integrated_joules = 0.0
+            self._last_watts = self._read_watts()
+            self._last_time = time.monotonic()
+            self._last_joules = self._read_joules()
 
     def take(self) -> float:
-        """Return the joules since the last call, NaN where the library fails."""
+        """Return the joules since the last call, NaN if the library fails."""
         try:
-            now = self._read()
+            joules = self._read_joules()
         except self._nvml.NVMLError as error:
             logger.debug("the energy of the GPU is not known: %s", error)
             return math.nan
-        before, self._seen = self._seen, now
-        # a counter that has begun again, with the driver: what it shows came after
-        return now - before if now >= before else now
+        increase = joules - self._last_joules
+        self._last_joules = joules
+        # The counter starts again at 0 when the driver is loaded again; its value is then the energy since.
+        return increase if increase >= 0 else joules
 
-    def _since_driver(self) -> float:
+    def _read_counter(self) -> float:
+        """Return the joules since the driver was loaded."""
         return self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._handle) / 1e3
 
-    def _from_power(self) -> float:
-        now, power = time.monotonic(), self._watts()
-        self._joules += (now - self._at) * (self._power + power) / 2
-        self._at, self._power = now, power
-        return self._joules
+    def _integrate_power(self) -> float:
+        """Return the joules since this object was built, by the trapezoidal rule."""
+        now = time.monotonic()
+        watts = self._read_watts()
+        self._integrated_joules += (now - self._last_time) * (self._last_watts + watts) / 2
+        self._last_time = now
+        self._last_watts = watts
+        return self._integrated_joules
 
-    def _watts(self) -> float:
+    def _read_watts(self) -> float:
         return self._nvml.nvmlDeviceGetPowerUsage(self._handle) / 1e3
 
 
 class EnergyMeter:
-    """Energy of this rank's GPU; a GPU that ranks share is the first one's. Building it is collective on GPUs.
+    """Meter of the energy of this rank's GPU. If several ranks share a GPU, the first of them counts all of it.
+
+    Building it is collective if the device is a GPU.
 
     Args:
         device: of this process.
     """
 
     def __init__(self, device: torch.device) -> None:
-        opened = _open_device(device) if device.type == "cuda" else None
-        gpus = together(lambda: opened and opened[0]) if device.type == "cuda" else []
-        self._is_known = opened is not None
-        self._gpu = opened[1] if opened is not None and gpus.index(opened[0]) == rank_of() else None
+        self._gpu: GpuEnergy | None = None
+        self._is_known = False
+        if device.type != "cuda":
+            return
+        opened_gpu = _open_device(device)
+        uuids = together(lambda: opened_gpu and opened_gpu[0])
+        if opened_gpu is not None:
+            self._is_known = True
+            uuid, gpu = opened_gpu
+            if uuids.index(uuid) == rank_of():
+                self._gpu = gpu
 
     def take(self) -> float:
-        """Return the joules since the last call, NaN where they are not known, 0 where another rank counts them."""
+        """Return the joules since the last call, NaN if they are not known, 0 if another rank counts them."""
         if self._gpu is not None:
             return self._gpu.take()
         return 0.0 if self._is_known else math.nan
 
 
 def open_gpu(nvml: ModuleType, uuid: str) -> tuple[str, GpuEnergy]:
-    """Return the UUID and the energy of the whole GPU that a device of CUDA is, or is a part of (MIG).
+    """Return UUID and energy meter of the GPU of a CUDA device; a MIG instance is a part of a GPU, which is metered.
 
     Args:
         nvml: the module `pynvml`.
-        uuid: as torch gives it, without a prefix; it does not depend on CUDA_VISIBLE_DEVICES as the index does.
+        uuid: UUID of the device from torch, without a prefix. Unlike an index, it does not depend on
+            CUDA_VISIBLE_DEVICES.
 
     Raises:
-        nvml.NVMLError: if the library or the GPU tell nothing.
+        nvml.NVMLError: if the library does not work, or does not know the GPU or its energy.
     """
     nvml.nvmlInit()
     try:
@@ -98,6 +118,7 @@ def open_gpu(nvml: ModuleType, uuid: str) -> tuple[str, GpuEnergy]:
 
 
 def _open_device(device: torch.device) -> tuple[str, GpuEnergy] | None:
+    """Return UUID and energy meter of the GPU of `device`, None if its energy cannot be measured."""
     try:
         import pynvml
     except ImportError:

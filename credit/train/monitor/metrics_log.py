@@ -1,4 +1,4 @@
-"""What a run says of itself: metrics.jsonl, TensorBoard, a progress bar, and the file STATUS."""
+"""Output of a run about itself: metrics.jsonl, TensorBoard, a progress bar, log files and the file STATUS."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ logger = logging.getLogger(__name__)
 
 
 class MetricsLog:
-    """Appends JSON objects to ``metrics.jsonl``, one row a step; only the main process writes.
+    """Writer of ``metrics.jsonl``, which has one JSON object per line, and of TensorBoard files.
 
-    Rows that a full disk does not take are kept and tried again with the next.
+    Only the main process writes. Rows that cannot be written because the disk is full are written with later ones.
 
     Args:
         folder: the run's folder.
-        start_step: steps taken by the checkpoint that the run continues; later rows are cut, so that no step has two.
-        enabled: False on all but the main process.
+        start_step: step of the checkpoint that the run continues. Later rows are removed, so that no step has two.
+        enabled: False on all processes but the main one.
         tensorboard: also write TensorBoard files.
     """
 
@@ -42,7 +42,7 @@ class MetricsLog:
         self._path = folder / "metrics.jsonl"
         self._file = None
         self._board = None
-        self._waiting = bytearray()
+        self._pending = bytearray()
         if not enabled:
             return
         if tensorboard:
@@ -54,46 +54,48 @@ class MetricsLog:
         self._file = self._path.open("ab", buffering=0)
 
     def rewind(self, step: int) -> None:
-        """Cut the rows beyond `step`, which the run takes again."""
+        """Remove the rows after `step`, because the run repeats those steps."""
         if self._file is not None:
             self.flush()
             self._file.close()
             self._open(step)
 
     def write(self, row: Mapping[str, Any]) -> None:
-        """Write one row, numbers that are not finite as null; nested mappings become TensorBoard groups."""
+        """Write one row; numbers that are not finite become null, and nested mappings become TensorBoard groups."""
         if self._file is None:
             return
         row = _finite(row)
-        self._waiting += json.dumps(row, allow_nan=False).encode() + b"\n"
+        self._pending += json.dumps(row, allow_nan=False).encode() + b"\n"
         if self._board is not None:
-            early = {f"early/{key}": value for key, value in row.get("early", {}).items()}
-            scalars = {**row, **row.get("valid", {}), **early}
+            preview_scalars = {f"early/{key}": value for key, value in row.get("early", {}).items()}
+            scalars = {**row, **row.get("valid", {}), **preview_scalars}
             for key, value in scalars.items():
                 if isinstance(value, int | float) and key != "step":
                     self._board.add_scalar(key, value, row["step"])
 
     def show(self, picture: Path, step: int) -> None:
-        """Put a PNG file into TensorBoard, where there is one."""
+        """Add a PNG file to TensorBoard, if TensorBoard files are written."""
         if self._board is not None:
+            # The import is here because only runs with TensorBoard need it.
             from PIL import Image
 
             with Image.open(picture) as image:
                 self._board.add_image(picture.stem, np.asarray(image.convert("RGB")), step, dataformats="HWC")
 
     def flush(self) -> None:
-        """Hand the rows to the disk; a disk that takes none gets a warning."""
+        """Write the pending rows to the disk; if that fails, log a warning and keep the rows."""
         if self._file is None:
             return
         try:
-            while self._waiting:
-                del self._waiting[: self._file.write(self._waiting)]
+            # An unbuffered write may take only some of the bytes.
+            while self._pending:
+                del self._pending[: self._file.write(self._pending)]
             os.fsync(self._file.fileno())
         except OSError as error:
             logger.warning("%s: cannot be written (%s); tried again later", self._path, error.strerror)
 
     def close(self) -> None:
-        """Write what waits, and close."""
+        """Write the pending rows and close the files."""
         if self._file is not None:
             self.flush()
             with suppress(OSError):
@@ -103,10 +105,17 @@ class MetricsLog:
 
 
 class Progress:
-    """A progress bar on a terminal, nothing elsewhere."""
+    """Progress bar of the training on a terminal; without a terminal nothing is shown.
+
+    Args:
+        start: steps taken so far.
+        total: steps of the whole run.
+        enabled: False on all processes but the main one.
+    """
 
     def __init__(self, start: int, total: int, enabled: bool) -> None:
         self._enabled = enabled
+        # None lets the bar find out whether there is a terminal.
         hidden = None if enabled else True
         self._bar = ProgressBar(
             initial=start, total=total, desc="training", unit="step", disable=hidden, file=sys.stderr
@@ -117,42 +126,52 @@ class Progress:
         self._bar.update()
 
     def back_to(self, step: int) -> None:
-        """Show `step` as the steps taken."""
+        """Set the number of steps taken back to `step`."""
         self._bar.n = step
         self._bar.refresh()
 
-    def show(self, **shown: str) -> None:
-        """Show figures beside the bar."""
-        self._bar.set_postfix(shown, refresh=False)
+    def show(self, **values: str) -> None:
+        """Show names and values next to the bar."""
+        self._bar.set_postfix(values, refresh=False)
 
     def say(self, text: str) -> None:
-        """Print a line above the bar, unless the user asked for quiet."""
+        """Print a line above the bar, unless the user asked for quiet output."""
         if self._enabled and not is_quiet():
             ProgressBar.write(text, file=sys.stderr)
             sys.stderr.flush()
 
     def close(self) -> None:
-        """Leave the bar as it is."""
+        """Stop updating the bar; it stays on the terminal."""
         self._bar.close()
 
 
 def peak_memory_gb(device: torch.device) -> float:
-    """Return the most memory used so far, GB (1e9 bytes): the device's on a GPU, the process's on a CPU."""
+    """Return the peak memory so far in GB (1e9 bytes).
+
+    It is torch's memory on the device for a GPU, and the memory of the process for a CPU.
+    """
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 1e9
-    # Linux counts kilobytes, macOS bytes
+    # Linux counts in kilobytes, macOS in bytes.
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e9
 
 
 def write_status(folder: Path, state: str, step: int, reason: str, job_id: str) -> None:
-    """Replace the file STATUS atomically; `state` is done, running, requeue or failed.
+    """Replace the file STATUS atomically.
 
-    A disk that is too full for it gets a warning: what the file is about matters more.
+    If the file cannot be written, a warning is logged, because the run must not fail for that.
+
+    Args:
+        folder: the run's folder.
+        state: done, running, requeue or failed.
+        step: step of the newest checkpoint.
+        reason: reason of the state, one line.
+        job_id: id of the scheduler's job, empty for none.
     """
-    told = {"status": state, "step": step, "reason": reason, "job_id": job_id}
+    status = {"status": state, "step": step, "reason": reason, "job_id": job_id}
     try:
-        atomic_write_text(folder / "STATUS", json.dumps(told) + "\n")
+        atomic_write_text(folder / "STATUS", json.dumps(status) + "\n")
     except CreditError as error:
         logger.warning("%s", error)
 
@@ -160,19 +179,21 @@ def write_status(folder: Path, state: str, step: int, reason: str, job_id: str) 
 def write_failure(
     folder: Path, before: Mapping[str, Any], error: BaseException, step: int, job_id: str, every_rank: bool
 ) -> None:
-    """Write into STATUS why a start ended: ``requeue`` where another one may pass, else ``failed``.
+    """Write the error that ended a start into STATUS: ``requeue`` if another start may succeed, else ``failed``.
 
     Args:
-        folder: of the run.
-        before: what STATUS said before this start. The same error again, without a new checkpoint, is no passing one.
-        error: what ended it.
-        step: of the newest checkpoint.
-        job_id: of the scheduler.
-        every_rank: whether each rank calls this. Then the first reason stays: the others only see that a rank is gone.
+        folder: the run's folder.
+        before: contents of STATUS before this start. If they have the same error and the same step, the error is
+            permanent.
+        error: error that ended the start.
+        step: step of the newest checkpoint.
+        job_id: id of the scheduler's job, empty for none.
+        every_rank: whether each rank calls this. Then the first reason stays, because the other ranks only notice that
+            a rank is gone.
     """
     reason = next(iter(str(error).splitlines()), type(error).__name__)
-    repeated = is_repeated(before, step, reason) and not isinstance(error, KeyboardInterrupt)
-    if repeated or not isinstance(error, PASSING):
+    is_permanent = is_repeated(before, step, reason) and not isinstance(error, KeyboardInterrupt)
+    if is_permanent or not isinstance(error, PASSING):
         write_status(folder, "failed", step, reason, job_id)
     elif not every_rank or read_status(folder).get("status") not in ("failed", "requeue"):
         write_status(folder, "requeue", step, reason, job_id)
@@ -180,7 +201,7 @@ def write_failure(
 
 @contextmanager
 def rank_log(folder: Path, rank: int) -> Iterator[None]:
-    """Write all that this rank logs, and the error that ends it, to ``logs/rank_00000.log`` in the run's folder."""
+    """Write the log of this rank, and the error that ends it, to ``logs/rank_00000.log`` in the run's folder."""
     path = folder / "logs" / f"rank_{rank:05d}.log"
     path.parent.mkdir(parents=True, exist_ok=True)
     handler = logging.FileHandler(path, encoding="utf-8")
@@ -192,7 +213,7 @@ def rank_log(folder: Path, rank: int) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        # into the file alone: whoever catches the error tells the user
+        # The error goes to the file only, because the caller that catches it shows it to the user.
         handler.handle(root.makeRecord(root.name, logging.ERROR, path.name, 0, "%s", (error,), sys.exc_info()))
         raise
     finally:
@@ -201,20 +222,21 @@ def rank_log(folder: Path, rank: int) -> Iterator[None]:
 
 
 def _cut_rows(path: Path, start_step: int) -> None:
-    """Keep the rows up to `start_step`; a torn last line goes too."""
+    """Remove the rows after `start_step`, and an incomplete last line."""
     if not path.exists():
         return
-    kept = []
+    remaining_lines = []
     for line in path.read_text(encoding="utf-8").splitlines():
         try:
             if json.loads(line)["step"] <= start_step:
-                kept.append(line + "\n")
+                remaining_lines.append(line + "\n")
         except ValueError:
             continue
-    atomic_write_text(path, "".join(kept))
+    atomic_write_text(path, "".join(remaining_lines))
 
 
 def _open_tensorboard(folder: Path, start_step: int):
+    """Return TensorBoard's writer for `folder`; what it shows after `start_step` is removed."""
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as error:
@@ -225,7 +247,7 @@ def _open_tensorboard(folder: Path, start_step: int):
 
 
 def _finite(value: Any) -> Any:
-    """Return a row with None for each number that is not finite: JSON has none."""
+    """Return a row with None for each number that is not finite, because JSON has no such numbers."""
     if isinstance(value, Mapping):
-        return {key: _finite(own) for key, own in value.items()}
+        return {key: _finite(item) for key, item in value.items()}
     return None if isinstance(value, float) and not math.isfinite(value) else value

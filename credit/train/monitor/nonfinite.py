@@ -1,4 +1,4 @@
-"""Finds what is not finite first, by computing a step once more with an eye on every layer."""
+"""Search for the first layer and the channels whose values are not finite."""
 
 from __future__ import annotations
 
@@ -11,49 +11,58 @@ from credit.parallel.blocks.marks import plain_name
 
 
 def first_bad_layer(model: nn.Module, compute: Callable[[], Tensor]) -> str | None:
-    """Return in words which layer's output, or else which gradient, is the first that is not finite; None for none.
+    """Compute a step once more and return a description of the first value that is not finite, None if there is none.
 
-    A layer that is compiled, or computed again in the backward pass, may be seen as a whole only.
+    The value is the output of a layer, or else the loss, or else the gradient at the output of a layer. Layers inside a
+    block that is compiled, or computed again in the backward pass, may not be told apart.
 
     Args:
         model: the network.
-        compute: returns the loss; the gradients that its backward pass leaves behind are dropped.
+        compute: returns the loss. The gradients of its backward pass are removed afterwards.
     """
-    found: list[str] = []
+    problems: list[str] = []
 
-    def watch(name: str) -> Callable:
-        def look(module: nn.Module, args: tuple, output: object) -> None:
-            if not isinstance(output, Tensor) or found:
+    def build_forward_hook(name: str) -> Callable:
+        def check_output(module: nn.Module, args: tuple, output: object) -> None:
+            if not isinstance(output, Tensor) or problems:
                 return
-            where = f"{name or 'the model'} ({type(module).__name__})"
+            layer = f"{name or 'the model'} ({type(module).__name__})"
+
+            def check_gradient(gradient: Tensor) -> None:
+                if not problems and not torch.isfinite(gradient).all():
+                    problems.append(f"the gradient at the output of {layer}")
+
             if not torch.isfinite(output).all():
-                found.append(f"the output of {where}")
+                problems.append(f"the output of {layer}")
             elif output.requires_grad:
-                output.register_hook(lambda gradient: _note(found, gradient, f"the gradient at the output of {where}"))
+                output.register_hook(check_gradient)
 
-        return look
+        return check_output
 
-    # layers inside others come first: the innermost culprit is met first
-    hooks = [module.register_forward_hook(watch(plain_name(name))) for name, module in model.named_modules()]
+    # Layers inside others finish first, so the innermost layer is the one that is reported.
+    hooks = [
+        module.register_forward_hook(build_forward_hook(plain_name(name))) for name, module in model.named_modules()
+    ]
     try:
         loss = compute()
-        if not found and not torch.isfinite(loss):
-            found.append("the loss")
-        # also where the culprit is found: the other ranks of a sharded model may have to go on
+        if not problems and not torch.isfinite(loss):
+            problems.append("the loss")
+        # The backward pass runs even if the layer is known: other ranks of a sharded model may not know theirs, and
+        # would wait for this one in a collective.
         loss.backward()
     finally:
         for hook in hooks:
             hook.remove()
         model.zero_grad(set_to_none=True)
-    return found[0] if found else None
-
-
-def _note(found: list[str], gradient: Tensor, where: str) -> None:
-    if not found and not torch.isfinite(gradient).all():
-        found.append(where)
+    return problems[0] if problems else None
 
 
 def bad_channels(values_BCTHW: Tensor, names: list[str]) -> list[str]:
-    """Return the channels of a batch that hold an infinite value; NaN stands for what is declared missing."""
-    bad = torch.isinf(values_BCTHW).flatten(2).any(dim=2).any(dim=0)
-    return [name for name, one in zip(names, bad.tolist(), strict=True) if one]
+    """Return the names of the channels that have an infinite value; NaN is not an error, as it marks missing values.
+
+    Args:
+        values_BCTHW: a batch.
+        names: (C,) names of the channels.
+    """
+    is_infinite_C = torch.isinf(values_BCTHW).flatten(2).any(dim=2).any(dim=0)
+    return [name for name, is_infinite in zip(names, is_infinite_C.tolist(), strict=True) if is_infinite]

@@ -1,6 +1,6 @@
-"""An early view of a run: a few forecasts from the validation period, scored and drawn while training goes on.
+"""Preview of a run: a few forecasts from the validation period, scored and drawn while training goes on.
 
-It takes nothing from training and leaves nothing behind: no random draw, no gradient, the model's mode as it was.
+A preview does not change the training: it draws no random numbers, leaves no gradients, and restores the model's mode.
 """
 
 from __future__ import annotations
@@ -34,8 +34,9 @@ from credit.train.validate import any_rank_stops, evenly_spaced, shard_cases
 
 logger = logging.getLogger(__name__)
 
-# the run's folder; its data; step -> scores of the views so far; channel -> (truth, forecast), (H, W), at the last lead
-# time of the first case; initial times; lead time in minutes -> the files that were written
+# Function that draws a preview and returns the files that it has written. Its arguments are: the run's folder; the
+# data; step -> scores of the previews so far; channel -> (truth, forecast), both (H, W), at the last lead time of the
+# first case; the initial times; the lead time in minutes.
 DrawPreview = Callable[
     [
         Path,
@@ -51,12 +52,12 @@ DrawPreview = Callable[
 
 @dataclass(frozen=True)
 class PreviewPlan:
-    """What a view forecasts and scores.
+    """Forecasts and channels of a preview.
 
     Attributes:
         channels: names of the channels that are scored and drawn.
         initial: initial times in minutes, increasing.
-        lead: length of a forecast in minutes.
+        lead: length of each forecast in minutes.
     """
 
     channels: list[str]
@@ -64,76 +65,90 @@ class PreviewPlan:
     lead: int
 
     def describe(self, calendar: Calendar) -> str:
-        """Return the plan in words."""
-        first, last = calendar.format(self.initial[0]), calendar.format(self.initial[-1])
-        return f"{len(self.initial)} forecasts of {self.lead / 60:g} h, {first} to {last}; {', '.join(self.channels)}"
+        """Return the plan as text."""
+        first_time = calendar.format(self.initial[0])
+        last_time = calendar.format(self.initial[-1])
+        period = f"{first_time} to {last_time}"
+        return f"{len(self.initial)} forecasts of {self.lead / 60:g} h, {period}; {', '.join(self.channels)}"
 
 
 def plan_preview(
     config: Config, channels: ChannelMap, times: np.ndarray, calendar: Calendar, valid: Split
 ) -> PreviewPlan:
-    """Return what ``trainer.preview`` asks for.
+    """Return the forecasts and channels that ``trainer.preview`` requests.
 
     Args:
-        config: with that section.
-        channels: of the run.
-        times: (N,) minutes that the data have.
-        calendar: their calendar.
-        valid: the validation period, in which whole forecasts lie.
+        config: config that has this section.
+        channels: channels of the run.
+        times: (N,) times of the data in minutes.
+        calendar: calendar of the data.
+        valid: validation period; all forecasts lie completely in it.
 
     Raises:
-        ConfigError: if a channel is not predicted.
+        ConfigError: if a channel is not an output of the model.
         DataError: if no forecast fits into the period.
     """
-    conf, key, wanted = config.trainer.preview, "verification.figure_channels", config.verification.figure_channels
-    if conf.channels is not None:
-        key, wanted = "trainer.preview.channels", conf.channels
-    shown, lead = select_figure_channels(wanted, channels.output, key), parse_duration(conf.lead_time)
+    conf = config.trainer.preview
+    if conf.channels is None:
+        key = "verification.figure_channels"
+        selection = config.verification.figure_channels
+    else:
+        key = "trainer.preview.channels"
+        selection = conf.channels
+    channel_names = select_figure_channels(selection, channels.output, key)
+    lead = parse_duration(conf.lead_time)
     try:
-        found = require_samples(times, valid, calendar, config.data, lead // config.data.step_minutes)
+        initial_times = require_samples(times, valid, calendar, config.data, lead // config.data.step_minutes)
     except DataError as error:
         raise DataError(f"trainer.preview.lead_time: {conf.lead_time}: {error}; or shorten it") from error
-    return PreviewPlan(shown, evenly_spaced(found, conf.cases).tolist(), lead)
+    return PreviewPlan(channel_names, evenly_spaced(initial_times, conf.cases).tolist(), lead)
 
 
 class Preview:
-    """Forecasts with the weights that are in the model, writes their scores and has them drawn.
+    """Maker of previews: it forecasts with the model's present weights, writes the scores and draws them.
 
-    Ranks have the same number of forecasts, one at a time, as in validation: those of a sharded model need each other.
+    All ranks make the same number of forecasts, one at a time, as in validation, because the ranks of a sharded model
+    must run it together.
 
     Args:
-        plan: what is forecast.
-        stepper: runs the network, which is put in eval mode and back.
-        frames: initial states, forcing and truth.
-        conf: the data section.
-        weight_CHW: cell weights by output channel, summing to 1 over each, 0 where it is always missing.
+        plan: forecasts and channels.
+        stepper: runs the network, which is in eval mode during a preview.
+        frames: reader of initial states, forcing and truth.
+        conf: the section data of the config.
+        weight_CHW: weight of each cell for each output channel. The weights of a channel sum to 1; cells that are
+            always missing have weight 0.
         mesh: of the run's ranks.
-        folder: the run's.
-        draw: draws; what it raises is a warning.
+        folder: the run's folder.
+        draw: function that draws; its errors are logged as warnings.
     """
 
     def __init__(
         self, plan: PreviewPlan, stepper: Stepper, frames: FrameReader, conf: DataConfig, weight_CHW: torch.Tensor,
         mesh: DeviceGrid, folder: Path, draw: DrawPreview,
     ) -> None:  # fmt: skip
-        names = [channel.name for channel in stepper.channels.output]
-        self._rows = [names.index(name) for name in plan.channels]
-        self._plan, self._stepper, self._frames, self._conf = plan, stepper, frames, conf
-        self._weight_CHW = weight_CHW[self._rows]
-        self._hidden_CHW = (self._weight_CHW == 0).cpu().numpy()
+        output_names = [channel.name for channel in stepper.channels.output]
+        self._channel_index = [output_names.index(name) for name in plan.channels]
+        self._plan = plan
+        self._stepper = stepper
+        self._frames = frames
+        self._conf = conf
+        self._weight_CHW = weight_CHW[self._channel_index]
+        self._is_missing_CHW = (self._weight_CHW == 0).cpu().numpy()
         self._share = shard_cases(len(plan.initial), 1, mesh.data_rank, mesh.data_ranks)
-        self._is_main, self._folder, self._draw = mesh.rank == 0, folder, draw
+        self._is_main = mesh.rank == 0
+        self._folder = folder
+        self._draw = draw
         self._maps: dict[str, tuple[np.ndarray, np.ndarray]] = {}
 
     def __call__(self, step: int, log: MetricsLog, stop: Callable[[], bool]) -> bool:
-        """Look at the run after optimizer step `step`; False, and nothing written, where a rank wants to stop before.
+        """Collective: make a preview after optimizer step `step` and return whether it was completed.
 
-        Collective.
+        It is not completed, and nothing is written, if a rank wants to stop.
 
         Args:
-            step: steps taken.
-            log: gets a row with the scores, and the figures.
-            stop: whether this rank wants to stop; asked before each forecast.
+            step: number of optimizer steps taken.
+            log: log that gets a row with the scores, and the figures.
+            stop: returns whether this rank wants to stop; called before each forecast.
         """
         scores = self.score(stop)
         if scores is None:
@@ -145,27 +160,29 @@ class Preview:
         return True
 
     def score(self, stop: Callable[[], bool]) -> dict[str, float | None] | None:
-        """Return ``rmse/z500/24h`` and ``persistence/z500/24h`` of every channel and lead time, in the data's units.
+        """Collective: return the scores of all forecasts, None if a rank wanted to stop before they were complete.
 
-        Collective; None where a rank wanted to stop before it was over. A score that is not finite is None.
+        The keys are ``rmse/z500/24h``, ``persistence/z500/24h`` and so on for every channel and lead time. The values
+        are in the data's units; a value that is not finite is None.
         """
-        model, device = self._stepper.model, self._weight_CHW.device
-        was_training, stopped = model.training, False
+        model = self._stepper.model
+        was_training = model.training
+        stopped = False
         num_steps = self._plan.lead // self._conf.step_minutes
         lead_hours = [(number + 1) * self._conf.step_minutes / 60 for number in range(num_steps)]
         errors = RootMeanSquareError(MetricContext(self._stepper.channels, self._weight_CHW, lead_hours))
         model.eval()
-        for (case,), counted in zip(self._share.batches, self._share.counted, strict=True):
-            stopped = any_rank_stops(stop, device)
+        for (case,), num_counted in zip(self._share.batches, self._share.counted, strict=True):
+            stopped = any_rank_stops(stop, self._weight_CHW.device)
             if stopped:
                 break
-            self._forecast(case, counted > 0, errors)
+            self._forecast(case, num_counted > 0, errors)
         model.train(was_training)
         if stopped:
             return None
         scores = {}
         for name, total in (("rmse", errors.forecast_LC), ("persistence", errors.persistence_LC)):
-            # tensor-parallel peers have the same cases, so the mean is that over the data ranks
+            # Tensor-parallel peers have the same cases, so the mean over all ranks is that over the data ranks.
             mean_LC = mean_over_ranks(total) * self._share.ranks / self._share.cases
             for hour, values in zip(lead_hours, mean_LC.sqrt().tolist(), strict=True):
                 for channel, value in zip(self._plan.channels, values, strict=True):
@@ -173,36 +190,48 @@ class Preview:
         return scores
 
     def _forecast(self, case: int, counts: bool, errors: RootMeanSquareError) -> None:
-        """Forecast from one initial time, and add its errors where it `counts`."""
-        initial, step = self._plan.initial[case], self._conf.step_minutes
-        steps, past = self._plan.lead // step, self._conf.history_len
-        start = self._truth(initial)
-        for number, output in enumerate(
-            forecast(self._stepper, self._frames, make_starts([initial]), steps, step, past)
-        ):
+        """Forecast from one initial time and add its errors, unless the case only fills up this rank's share.
+
+        Args:
+            case: index of the initial time.
+            counts: False if another rank has the same case, and this one only runs the model together with it.
+            errors: sums of errors, to which those of this case are added.
+        """
+        initial = self._plan.initial[case]
+        step_minutes = self._conf.step_minutes
+        num_steps = self._plan.lead // step_minutes
+        starts = make_starts([initial])
+        initial_1CHW = self._read_truth(initial)
+        outputs = forecast(self._stepper, self._frames, starts, num_steps, step_minutes, self._conf.history_len)
+        for number, output_BCHW in enumerate(outputs):
             if not counts:
                 continue
-            truth = self._truth(initial + (number + 1) * step)
-            errors.add(number, output[:, None, self._rows], start, truth)
-            if number == steps - 1 and case == 0 and self._is_main:
-                self._keep_maps(truth[0].cpu().numpy(), output[0, self._rows].cpu().numpy())
+            truth_1CHW = self._read_truth(initial + (number + 1) * step_minutes)
+            errors.add(number, output_BCHW[:, None, self._channel_index], initial_1CHW, truth_1CHW)
+            if number == num_steps - 1 and case == 0 and self._is_main:
+                self._set_maps(truth_1CHW[0].cpu().numpy(), output_BCHW[0, self._channel_index].cpu().numpy())
 
-    def _truth(self, minutes: int) -> torch.Tensor:
-        """Return the scored channels (1, C, H, W) at a time, 0 where they are always missing."""
-        fields = self._frames.state(minutes)[self._rows]
-        return torch.from_numpy(np.where(self._hidden_CHW, 0.0, fields)[None]).to(self._weight_CHW.device)
+    def _read_truth(self, minutes: int) -> torch.Tensor:
+        """Return the scored channels (1, C, H, W) at a time, 0 in cells that are always missing."""
+        fields_CHW = self._frames.state(minutes)[self._channel_index]
+        fields_CHW = np.where(self._is_missing_CHW, 0.0, fields_CHW)
+        return torch.from_numpy(fields_CHW[None]).to(self._weight_CHW.device)
 
-    def _keep_maps(self, truth_CHW: np.ndarray, forecast_CHW: np.ndarray) -> None:
-        truth_CHW, forecast_CHW = (np.where(self._hidden_CHW, np.nan, own) for own in (truth_CHW, forecast_CHW))
-        self._maps = dict(zip(self._plan.channels, zip(truth_CHW, forecast_CHW, strict=True), strict=True))
+    def _set_maps(self, truth_CHW: np.ndarray, forecast_CHW: np.ndarray) -> None:
+        """Store the fields to draw, NaN in cells that are always missing."""
+        truth_CHW = np.where(self._is_missing_CHW, np.nan, truth_CHW)
+        forecast_CHW = np.where(self._is_missing_CHW, np.nan, forecast_CHW)
+        pairs = zip(truth_CHW, forecast_CHW, strict=True)
+        self._maps = dict(zip(self._plan.channels, pairs, strict=True))
 
     def _show(self, step: int, scores: Mapping[str, float | None], log: MetricsLog) -> None:
-        """Draw the views so far; whatever goes wrong, training goes on."""
+        """Draw the previews so far; an error is logged, because training must go on."""
         try:
-            # a full disk may not have taken the row yet
+            # The present scores are added because the row may not be in the file yet, if the disk is full.
             history = {**early_rows(self._folder), step: scores}
-            reader, plan = self._frames.reader, self._plan
-            for path in self._draw(self._folder, reader, history, self._maps, plan.initial, plan.lead):
+            plan = self._plan
+            paths = self._draw(self._folder, self._frames.reader, history, self._maps, plan.initial, plan.lead)
+            for path in paths:
                 log.show(path, step)
         except Exception as error:
             logger.warning("preview at step %d: not drawn (%s)", step, error or repr(error))
@@ -212,7 +241,7 @@ def build_preview(
     config: Config, frames: FrameReader, valid: Split, stepper: Stepper, weight_CHW: torch.Tensor, mesh: DeviceGrid,
     draw: DrawPreview,
 ) -> Preview | None:  # fmt: skip
-    """Return the run's preview, None where the config asks for none."""
+    """Return the maker of the run's previews, None if the config has no section ``trainer.preview``."""
     if config.trainer.preview is None:
         return None
     reader = frames.reader

@@ -1,4 +1,4 @@
-"""What a run has left: the end of its logs, the last rows of metrics.jsonl, STATUS, summary.json. Only reads."""
+"""Readers of the files of a run: its logs, metrics.jsonl, STATUS and summary.json."""
 
 from __future__ import annotations
 
@@ -10,27 +10,32 @@ from typing import Any
 
 from credit.errors import CheckpointError
 
-# Another start may survive these: a lost rank or host, a full disk, an interruption by hand. torch raises RuntimeError
-# for an error in the program, too; the next start repeats that one, and so it is recognised.
+# Errors after which another start may succeed: a lost rank or host, a full disk, an interruption by hand. torch raises
+# RuntimeError for errors in the program, too. Such an error is recognised because the next start repeats it.
 PASSING = (CheckpointError, OSError, RuntimeError, KeyboardInterrupt)
 
-_MOST_BYTES = 2**18
+_MAX_TAIL_BYTES = 2**18
 
 
-def tail(path: Path, most_bytes: int = _MOST_BYTES) -> list[str]:
-    """Return the last lines of a text file, whole ones; nothing where it cannot be read."""
+def tail(path: Path, max_bytes: int = _MAX_TAIL_BYTES) -> list[str]:
+    """Return the last complete lines of a text file; none if it cannot be read.
+
+    Args:
+        path: the file.
+        max_bytes: number of bytes to read from its end.
+    """
     try:
         with path.open("rb") as file:
             size = file.seek(0, 2)
-            file.seek(max(0, size - most_bytes))
+            file.seek(max(0, size - max_bytes))
             lines = file.read().decode(errors="replace").splitlines()
     except OSError:
         return []
-    return lines[1:] if size > most_bytes else lines
+    return lines[1:] if size > max_bytes else lines
 
 
 def read_last_metrics(folder: Path) -> list[dict[str, Any]]:
-    """Return the last rows of a run's metrics.jsonl; a torn one is left out."""
+    """Return the last rows of a run's metrics.jsonl, without incomplete ones."""
     rows = []
     for line in tail(folder / "metrics.jsonl"):
         try:
@@ -41,44 +46,46 @@ def read_last_metrics(folder: Path) -> list[dict[str, Any]]:
 
 
 def rows_with(folder: Path, key: str) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a run's metrics.jsonl that have `key`; a torn one is left out."""
+    """Yield the rows of a run's metrics.jsonl that have `key`, without incomplete ones."""
     with suppress(OSError), (folder / "metrics.jsonl").open(encoding="utf-8", errors="replace") as file:
         for line in file:
             with suppress(ValueError):
+                # Searching the text first avoids parsing most of the lines.
                 if f'"{key}"' in line:
                     yield json.loads(line)
 
 
 def early_rows(folder: Path) -> dict[int, dict[str, float | None]]:
-    """Return step -> scores of a run's early views, from its metrics.jsonl."""
+    """Return step -> scores of a run's previews, from its metrics.jsonl."""
     return {row["step"]: row["early"] for row in rows_with(folder, "early")}
 
 
 def read_status(folder: Path) -> dict[str, Any]:
-    """Return what STATUS says, nothing where there is none that can be read."""
+    """Return the contents of STATUS; empty if the file does not exist or cannot be read."""
     return _read_object(folder / "STATUS")
 
 
 def is_repeated(status: Mapping[str, Any], step: int, reason: str) -> bool:
-    """Return whether a failure is that of the start before, without a new checkpoint in between.
+    """Return whether a failure repeats that of the previous start, without a new checkpoint in between.
 
     Args:
-        status: what STATUS said before this start.
-        step: of the newest checkpoint.
-        reason: of the failure now.
+        status: contents of STATUS before this start.
+        step: step of the newest checkpoint.
+        reason: reason of the present failure.
     """
-    ended = status.get("status") in ("requeue", "failed")
-    return ended and status.get("step") == step and status.get("reason") == reason
+    has_failed = status.get("status") in ("requeue", "failed")
+    return has_failed and status.get("step") == step and status.get("reason") == reason
 
 
 def read_summary(folder: Path) -> dict[str, Any]:
-    """Return the summary of the run's parts so far, nothing where there is none that can be read."""
+    """Return the contents of summary.json; empty if the file does not exist or cannot be read."""
     return _read_object(folder / "summary.json")
 
 
 def _read_object(path: Path) -> dict[str, Any]:
+    """Return the JSON object in a file; empty if there is none."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return content if isinstance(content, dict) else {}

@@ -20,7 +20,9 @@ logger = logging.getLogger(__name__)
 
 BEAT_SECONDS = 10.0
 SILENCE_SECONDS = 60.0
+# Length of heartbeat.json in bytes. It is fixed, so that rewriting the file in place needs no further disk space.
 _LENGTH = 1024
+# Stands for a file that cannot be parsed; no job has this process id or beat.
 _UNREADABLE: dict[str, Any] = {"host": "", "pid": 0, "started": None, "job_id": "", "beat": -1}
 
 
@@ -48,7 +50,7 @@ class RunLock:
         self._path = folder / "heartbeat.json"
         self._beat, self._silence = beat, silence
         pid = os.getpid()
-        self._facts: dict[str, Any] = {
+        self._contents: dict[str, Any] = {
             "host": socket.gethostname(),
             "pid": pid,
             "started": _start_of(pid),
@@ -64,10 +66,10 @@ class RunLock:
 
     def note(self, step: int, doing: str) -> None:
         """Set the step and the activity that the next beat shows."""
-        self._facts.update(step=step, doing=doing)
+        self._contents.update(step=step, doing=doing)
 
     def require(self) -> None:
-        """Raise if the folder is no longer this run's.
+        """Raise if this process no longer has the lock of the folder.
 
         Raises:
             CheckpointError: if the folder or the file was removed, or if another job took the lock while this process
@@ -125,20 +127,22 @@ class RunLock:
         return True
 
     def _lives(self, other: dict[str, Any]) -> bool:
-        if other["host"] == self._facts["host"]:
+        """Return whether the job of another heartbeat file is alive; for a job on another host this takes a while."""
+        if other["host"] == self._contents["host"]:
             return _start_of(other["pid"]) == other["started"] is not None
         logger.warning("%s: waiting for a sign of life of %s", self._path, _describe(other))
-        until = time.monotonic() + self._silence
-        while time.monotonic() < until:
+        deadline = time.monotonic() + self._silence
+        while time.monotonic() < deadline:
             time.sleep(min(self._beat, 1.0))
-            now = self._read()
-            if now is None:
+            contents = self._read()
+            if contents is None:
                 return False
-            if now["beat"] != other["beat"] or now["pid"] != other["pid"]:
+            if contents["beat"] != other["beat"] or contents["pid"] != other["pid"]:
                 return True
         return False
 
     def _live(self) -> None:
+        """Rewrite the file every few seconds, until the lock is released or lost; runs in a thread."""
         while not self._over.wait(self._beat):
             # A file system that fails for a moment does not end the heartbeat.
             with suppress(OSError):
@@ -147,15 +151,16 @@ class RunLock:
                 if contents is not _UNREADABLE and not self._is_mine(contents):
                     self._lost.set()
                     return
-                self._facts["beat"] += 1
+                self._contents["beat"] += 1
                 # Rewriting the same bytes in place works on a full disk, too.
                 with self._path.open("r+b") as file:
                     file.write(self._bytes())
 
     def _is_mine(self, contents: dict[str, Any] | None) -> bool:
+        """Return whether contents of the file are from this process."""
         if contents is None:
             return False
-        return all(contents[key] == self._facts[key] for key in ("host", "pid", "started"))
+        return all(contents[key] == self._contents[key] for key in ("host", "pid", "started"))
 
     def _read(self) -> dict[str, Any] | None:
         """Return the contents of the file, None if it does not exist."""
@@ -170,8 +175,9 @@ class RunLock:
         return _UNREADABLE
 
     def _bytes(self) -> bytes:
-        self._facts["time"] = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        return json.dumps(self._facts).encode().ljust(_LENGTH - 1) + b"\n"
+        """Return the contents of the file at this moment, padded to a fixed length."""
+        self._contents["time"] = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        return json.dumps(self._contents).encode().ljust(_LENGTH - 1) + b"\n"
 
 
 def _start_of(pid: int) -> str | None:
@@ -192,8 +198,9 @@ def _start_of(pid: int) -> str | None:
     return None if fields[0] == "Z" else fields[19]
 
 
-def _describe(facts: dict[str, Any] | None) -> str:
-    if facts is None:
+def _describe(contents: dict[str, Any] | None) -> str:
+    """Return the job, process and host in the contents of a heartbeat file as text."""
+    if contents is None:
         return "a job"
-    job = f"job {facts['job_id']}, " if facts["job_id"] else ""
-    return f"{job}process {facts['pid']} on {facts['host']}"
+    job = f"job {contents['job_id']}, " if contents["job_id"] else ""
+    return f"{job}process {contents['pid']} on {contents['host']}"

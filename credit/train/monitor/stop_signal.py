@@ -19,7 +19,7 @@ _MARGIN_SECONDS = 60.0
 
 
 class StopSignal:
-    """Collects requests to save and stop; a context manager that holds the signal handlers.
+    """Context manager that installs signal handlers and collects requests to save and stop.
 
     Enter it as early as possible, so that no signal is missed.
 
@@ -58,7 +58,7 @@ class StopSignal:
 
     @property
     def is_interrupt(self) -> bool:
-        """Whether a person asked for the stop, with Ctrl-C."""
+        """True if a person requested the stop with Ctrl-C."""
         return self._signal == signal.SIGINT
 
     def reason(self, ahead_seconds: float) -> str | None:
@@ -73,6 +73,7 @@ class StopSignal:
         return self._reason
 
     def _find_reason(self, ahead_seconds: float) -> str | None:
+        """Look for a signal, then the file STOP, then the end of the job's time."""
         if self._signal is not None:
             return f"signal {self._signal.name}"
         # `Path.exists` would raise where a file system fails for a moment.
@@ -93,6 +94,7 @@ class StopSignal:
 
 
 def _seconds_left(end: str) -> float:
+    """Return the seconds until `end`, a text with seconds since 1970."""
     try:
         return float(end) - time.time()
     except ValueError as error:

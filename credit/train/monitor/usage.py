@@ -54,16 +54,16 @@ class Usage:
 
 
 class UsageMeter:
-    """Measures the resource usage of a run.
+    """Meter of the resource usage of a run.
 
     Args:
         device: of this process.
-        processes: of the run.
-        cost: of the network for a micro-batch.
-        share: micro-batches of an optimizer step over the processes that share each.
-        samples_a_step: over all processes.
-        peaks: rate -> TFLOP/s of the device, see `FlopCounter.operations`; empty where they are not known.
-        energy: of this process's GPU.
+        processes: number of processes of the run.
+        cost: counter of the network's operations for a micro-batch.
+        share: number of micro-batches in an optimizer step, divided by the number of processes that share each.
+        samples_a_step: number of samples per optimizer step, over all processes.
+        peaks: rate -> TFLOP/s of the device, see `FlopCounter.operations`; empty if they are not known.
+        energy: meter of the energy of this process's GPU.
         began: `time.perf_counter` at the start of this part of the run.
     """
 
@@ -78,12 +78,16 @@ class UsageMeter:
         energy: EnergyMeter,
         began: float,
     ) -> None:
-        self.device, self.processes, self.peaks = device, processes, peaks
+        self.device = device
+        self.processes = processes
+        self.peaks = peaks
         self.samples_a_step = samples_a_step
         self.spent = Usage()
-        self._cost, self._share, self._energy = cost, share, energy
-        self._seen = began
-        self._hours = "gpu_hours" if device.type == "cuda" else "process_hours"
+        self._cost = cost
+        self._share = share
+        self._energy = energy
+        self._last_time = began
+        self._hours_field = "gpu_hours" if device.type == "cuda" else "process_hours"
 
     def resume(self, step: int, stored: Mapping[str, Any], rows: Iterable[Mapping[str, Any]]) -> None:
         """Continue from the usage in a checkpoint and in later rows of the log, whose steps are lost but were used.
@@ -111,11 +115,11 @@ class UsageMeter:
     @contextmanager
     def timed(self, name: str) -> Iterator[None]:
         """Add the seconds of the block to the field `name` of `Usage`."""
-        began = time.perf_counter()
+        start_time = time.perf_counter()
         try:
             yield
         finally:
-            setattr(self.spent, name, getattr(self.spent, name) + time.perf_counter() - began)
+            setattr(self.spent, name, getattr(self.spent, name) + time.perf_counter() - start_time)
 
     def joules(self) -> float:
         """Return the energy of this process's GPU since the last call; pass the sum over the ranks to `add_energy`."""
@@ -135,45 +139,52 @@ class UsageMeter:
             wait: seconds of them spent waiting for data.
         """
         self._pass_time()
-        spent, samples = self.spent, len(lengths) * self.samples_a_step
-        tflop, ideal = self._work(lengths)
+        spent = self.spent
+        samples = len(lengths) * self.samples_a_step
+        tflop, ideal_s = self._count_work(lengths)
         spent.samples += samples
         spent.step_s += seconds
         spent.wait_s += wait
-        spent.tflop, spent.ideal_s = _sum(spent.tflop, tflop), _sum(spent.ideal_s, ideal)
-        figures = {
+        spent.tflop = _sum(spent.tflop, tflop)
+        spent.ideal_s = _sum(spent.ideal_s, ideal_s)
+        row = {
             "samples_per_s": samples / seconds,
             "data_wait_frac": wait / seconds,
             "tflops": None if tflop is None else tflop / seconds,
-            "mfu": None if ideal is None else ideal / seconds,
+            "mfu": None if ideal_s is None else ideal_s / seconds,
             "wall_hours": spent.wall_hours,
-            self._hours: getattr(spent, self._hours),
+            self._hours_field: getattr(spent, self._hours_field),
             "energy_kwh": spent.energy_kwh,
         }
-        return {name: value for name, value in figures.items() if value is not None}
+        return {name: value for name, value in row.items() if value is not None}
 
     def step_tflop(self, length: int) -> float | None:
         """Return the operations of a step over all processes, in 1e12; None if they cannot be counted."""
-        tflop, _ = self._work([length])
+        tflop, _ = self._count_work([length])
         return None if tflop is None else tflop * self.processes
 
-    def _work(self, lengths: Sequence[int]) -> tuple[float | None, float | None]:
+    def _count_work(self, lengths: Sequence[int]) -> tuple[float | None, float | None]:
         """Return the operations of steps on one process, in 1e12, and the seconds that they take at its peak rate."""
-        rates: Counter[str] = Counter()
-        for length, times in Counter(lengths).items():
+        total_counts: Counter[str] = Counter()
+        for length, num_steps in Counter(lengths).items():
             counts = self._cost.operations(length)
             if counts is None:
                 return None, None
-            rates.update({rate: count * times for rate, count in counts.items()})
-        work = {rate: count * self._share / 1e12 for rate, count in rates.items()}
-        ideal = sum(tflop / self.peaks[rate] for rate, tflop in work.items()) if self.peaks else None
-        return sum(work.values()), ideal
+            total_counts.update({rate: count * num_steps for rate, count in counts.items()})
+        tflop_by_rate = {rate: count * self._share / 1e12 for rate, count in total_counts.items()}
+        ideal_s = None
+        if self.peaks:
+            ideal_s = sum(tflop / self.peaks[rate] for rate, tflop in tflop_by_rate.items())
+        return sum(tflop_by_rate.values()), ideal_s
 
     def _pass_time(self) -> None:
+        """Add the time since the last call to the hours."""
         now = time.perf_counter()
-        hours, self._seen = (now - self._seen) / 3600, now
+        hours = (now - self._last_time) / 3600
+        self._last_time = now
         self.spent.wall_hours += hours
-        setattr(self.spent, self._hours, getattr(self.spent, self._hours) + hours * self.processes)
+        process_hours = getattr(self.spent, self._hours_field) + hours * self.processes
+        setattr(self.spent, self._hours_field, process_hours)
 
 
 def build_meter(
@@ -185,13 +196,27 @@ def build_meter(
     peaks: Mapping[str, float],
     began: float,
 ) -> UsageMeter:
-    """Return the meter of a run that began at `began` (`time.perf_counter`); collective on GPUs."""
+    """Return the meter of a run; collective if the device is a GPU.
+
+    Args:
+        config: of the run.
+        assets: of the run.
+        device: of this process.
+        mesh: of the run's ranks.
+        samples_a_step: number of samples per optimizer step, over all processes.
+        peaks: rate -> TFLOP/s of the device, see `FlopCounter.operations`; empty if they are not known.
+        began: `time.perf_counter` at the start of this part of the run.
+    """
     degrees = mesh.degrees
     share = config.trainer.grad_accum_every / degrees.tensor
     sharded = mesh.device_mesh is not None and config.trainer.parallelism.data != "none"
-    cost, energy = FlopCounter(config, assets, sharded), EnergyMeter(device)
+    cost = FlopCounter(config, assets, sharded)
+    energy = EnergyMeter(device)
     return UsageMeter(device, degrees.world, cost, share, samples_a_step, peaks, energy, began)
 
 
-def _sum(total: float | None, more: float | None) -> float | None:
-    return None if total is None or more is None else total + more
+def _sum(total: float | None, addend: float | None) -> float | None:
+    """Return the sum, None if either summand is unknown."""
+    if total is None or addend is None:
+        return None
+    return total + addend

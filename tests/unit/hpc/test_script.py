@@ -12,7 +12,7 @@ from credit.config.schema_jobs import PbsConfig, SlurmConfig
 from credit.errors import ConfigError
 from credit.hpc import pbs, slurm
 from credit.hpc.cluster import cluster_names, load_cluster
-from credit.hpc.job import KINDS, Job, build_job
+from credit.hpc.job import KINDS, Job, JobRequest, build_job
 from credit.hpc.script import render
 
 NAMES = ["", "run", "1st", "a b", "it's", "$(x)", "_x-", "e" * 99, "äöü", "x\n#PBS -q y"]
@@ -24,10 +24,11 @@ def job(
 ) -> Job:  # fmt: skip
     site = load_cluster(cluster)
     section = PbsConfig if site.scheduler == "pbs" else SlurmConfig
-    return build_job(
-        kind, site, section(**{"account": "P1", "walltime": "90min", **asked}), experiment="my run", folder=folder,
-        config=Path("my config.yml"), overrides=["seed=1", "pbs.queue=x"], spread=spread, online=online,
+    request = JobRequest(
+        kind, experiment="my run", folder=folder, config=Path("my config.yml"), overrides=["seed=1", "pbs.queue=x"],
+        spread=spread, online=online,
     )  # fmt: skip
+    return build_job(request, site, section(**{"account": "P1", "walltime": "90min", **asked}))
 
 
 def directives(text: str) -> list[str]:

@@ -135,7 +135,7 @@ class Indexed(nn.Linear):
 @pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.bool])
 def test_an_index_or_a_mask_is_set_or_named(dtype: torch.dtype) -> None:
     """Nothing but its own code knows the values; zeros in their place would train another model."""
-    with pytest.raises(ConfigError, match=r"model\.type: 0 \(Indexed\): nothing tells how order start.*initial_value"):
+    with pytest.raises(ConfigError, match=r"model\.type: 0 \(Indexed\): order cannot be initialised.*initial_value"):
         start(on_meta(lambda: nn.Sequential(Indexed(dtype, sets=False))))
 
     class Reads(Indexed):

@@ -60,14 +60,14 @@ class Evil:
 
 def test_what_is_no_state_dict_is_refused(tmp_path: Path, capfd: pytest.CaptureFixture) -> None:
     file = tmp_path / "file.pt"
-    objects, none = "holds Python objects beside tensors .*state_dict", "holds no state dict"
+    objects, none = "holds Python objects beside tensors .*state_dict", "does not contain a state dict"
     for content, says in (
         ({"model": Evil()}, objects),
         ({"weights": STATE}, none),
         ({"epoch": 3}, none),
         ({}, none),
         ([torch.ones(2)], none),
-        ({"a.b": torch.ones(2), "a._orig_mod.b": torch.ones(2)}, "two tensors have one name"),
+        ({"a.b": torch.ones(2), "a._orig_mod.b": torch.ones(2)}, "two tensors have the same name"),
     ):
         torch.save(content, file)
         with pytest.raises(CheckpointError, match=says):
@@ -96,11 +96,11 @@ def test_what_is_no_state_dict_is_refused(tmp_path: Path, capfd: pytest.CaptureF
 def test_junk_is_no_file_of_torch(tmp_path: Path, content: bytes) -> None:
     """Whatever torch's unpickler makes of it, nobody is told to unpickle it without protection."""
     (tmp_path / "junk.pt").write_bytes(content)
-    with pytest.raises(CheckpointError, match="is no file of torch.save, or a damaged one") as caught:
+    with pytest.raises(CheckpointError, match="is not a file of torch.save, or is damaged") as caught:
         read_state_file(tmp_path / "junk.pt")
     assert "weights_only" not in str(caught.value) and "\n" not in str(caught.value)
     (tmp_path / "junk.safetensors").write_bytes(content)
-    with pytest.raises(CheckpointError, match="is no safetensors file, or a damaged one"):
+    with pytest.raises(CheckpointError, match="is not a safetensors file, or is damaged"):
         read_state_file(tmp_path / "junk.safetensors")
 
 
@@ -109,5 +109,5 @@ def test_a_truncated_file_of_torch(tmp_path: Path, zipped: bool) -> None:
     file = tmp_path / "file.pt"
     torch.save({"w": torch.zeros(100, 100)}, file, _use_new_zipfile_serialization=zipped)
     file.write_bytes(file.read_bytes()[:20_000])
-    with pytest.raises(CheckpointError, match="or a damaged one; copy it again"):
+    with pytest.raises(CheckpointError, match="or is damaged; copy it again"):
         read_state_file(file)

@@ -35,7 +35,7 @@ def test_what_a_run_began_with_may_be_gone(tmp_path: Path, own: Path, caplog: py
     for name in ("weights.pt", "base/checkpoints/step_00000009"):
         with caplog.at_level(logging.WARNING):
             assert begun(tmp_path / name, tmp_path / "run") == (own, None)
-        assert f"{tmp_path / name} is not there; the run goes on from its own {own.name}" in caplog.text
+        assert f"{tmp_path / name} does not exist; the run continues from its own {own.name}" in caplog.text
         with pytest.raises(ConfigError, match="trainer.resume: .*no such checkpoint"):
             begun(tmp_path / name, tmp_path / "another")
     with pytest.raises(ConfigError, match="trainer.resume: .*step_00000009: no such checkpoint"):

@@ -25,7 +25,7 @@ def test_a_streak_in_a_row() -> None:
     with pytest.raises(RollbackRequired) as caught:
         judge(5, math.inf, True)
     assert (caught.value.steps, caught.value.finite) == ([3, 4, 5], False)
-    assert "3 times in a row (trainer.max_bad_steps)" in caught.value.what
+    assert "3 times in a row (trainer.max_bad_steps)" in caught.value.problem
 
 
 def test_an_interruption_forgets_nothing() -> None:
