@@ -1,10 +1,10 @@
-"""Formulas of the atmosphere on hybrid levels: humidity, hydrostatic geopotential, what lies below the ground.
+"""Formulas of the atmosphere on hybrid levels: humidity, hydrostatic geopotential, extrapolation below the ground.
 
-Everything is float64 arithmetic on arrays whose first axis is the level, from the top down, the rest cells; SI units.
+All arrays are float64 in SI units. Their first axis is the level, from the top down; the other axes are cells.
 
 Sources: [IFS] ECMWF, IFS Documentation CY47R3 (2021), Part III (dynamics) and IV (physics). [TBB] K. E. Trenberth,
 J. C. Berry and L. E. Buja, Vertical Interpolation and Truncation of Model-Coordinate Data, NCAR/TN-396+STR (1993),
-which is how ECMWF interpolates, too.
+the method that ECMWF uses as well.
 """
 
 from __future__ import annotations
@@ -14,19 +14,25 @@ import numpy as np
 GRAVITY = 9.80665  # m s-2
 R_DRY = 287.0597  # J kg-1 K-1, [IFS] part IV, chapter 12
 R_VAPOUR = 461.5250
-# J kg-1 K-1 at constant pressure, of ideal gases of two atoms and of three, as [IFS] has them
-CP_DRY, CP_VAPOUR = 3.5 * R_DRY, 4.0 * R_VAPOUR
+# Heat capacity at constant pressure, J kg-1 K-1, of ideal gases of two and of three atoms a molecule, as in [IFS].
+CP_DRY = 3.5 * R_DRY
+CP_VAPOUR = 4.0 * R_VAPOUR
 LATENT_HEAT = 2.5008e6  # J kg-1, of vaporisation at 0 degC, [IFS]
 _EPSILON = R_DRY / R_VAPOUR
 _LAPSE_RATE = 0.0065  # K m-1, of the standard atmosphere
-# change of ln T with ln p at that lapse rate
+# Derivative of ln T by ln p at this lapse rate.
 ALPHA = _LAPSE_RATE * R_DRY / GRAVITY
-# [TBB]: air below the ground is not to be warmer than this, nor colder than that, for the sake of a smooth pressure
-_WARMEST, _COLDEST = 290.5, 255.0
-# [TBB]: below mountains between these heights the temperature at sea level passes over to at most _WARMEST_PLATEAU
-_LOW_PLATEAU, _HIGH_PLATEAU, _WARMEST_PLATEAU = 2000.0, 2500.0, 298.0
+# K, [TBB]: temperatures below the ground that are warmer or colder are moderated, which gives a smoother pressure.
+_WARMEST = 290.5
+_COLDEST = 255.0
+# m, [TBB]: between these heights of the ground the limit _WARMEST_PLATEAU (K) of the temperature at sea level sets in.
+_LOW_PLATEAU = 2000.0
+_HIGH_PLATEAU = 2500.0
+_WARMEST_PLATEAU = 298.0
 _FLAT = 1e-3  # m2 s-2; a surface geopotential below it is sea level
-_FREEZING, _ALL_ICE = 273.16, 250.16  # K, [IFS] part IV, chapter 7
+# K, [IFS] part IV, chapter 7: saturation is over water above the first, over ice below the second temperature.
+_FREEZING = 273.16
+_ALL_ICE = 250.16
 
 
 def virtual_temperature(temperature: np.ndarray, humidity: np.ndarray) -> np.ndarray:
@@ -72,12 +78,13 @@ def geopotential(
 
     Args:
         temperature_KN: virtual temperature of K layers, the lowest of the model last.
-        upper_KN: pressure at the layers' upper edges (Pa), 0 at the top of the atmosphere.
-        lower_KN: at their lower edges; the last is surface pressure.
+        upper_KN: pressure at the upper edges of the layers (Pa), 0 at the top of the atmosphere.
+        lower_KN: pressure at the lower edges (Pa); the last is surface pressure.
         surface_N: geopotential of the ground.
     """
     at_top = upper_KN <= 0.0
-    ratio = np.log(lower_KN / np.where(at_top, 0.5 * lower_KN, upper_KN))  # ln 2 at the top, where it is alpha
+    # At the top the logarithm is infinite. It is replaced by ln 2, which is alpha there.
+    ratio = np.log(lower_KN / np.where(at_top, 0.5 * lower_KN, upper_KN))
     thickness = R_DRY * temperature_KN * ratio
     below = surface_N + np.cumsum(thickness[::-1], axis=0)[::-1] - thickness
     alpha = np.where(at_top, np.log(2.0), 1.0 - upper_KN / (lower_KN - upper_KN) * ratio)
@@ -101,15 +108,15 @@ def extrapolate_temperature(
 ) -> np.ndarray:
     """Return temperature (K) below the lowest level: linear in pressure down to the ground, extrapolated below it.
 
-    [TBB]: below the ground temperature follows a lapse rate, of the standard atmosphere where the ground is
-    low, and less where it is high.
+    [TBB]: below the ground temperature follows the lapse rate of the standard atmosphere if the ground is low, and a
+    smaller one if it is high.
 
     Args:
-        pressure: where it is wanted (Pa), at least that of the lowest level.
-        surface_pressure: at the ground (Pa).
+        pressure: pressure of the target (Pa), at least that of the lowest level.
+        surface_pressure: pressure at the ground (Pa).
         lowest: temperature of the lowest level (K).
-        lowest_pressure: of the lowest level (Pa).
-        surface_geopotential: of the ground (m2 s-2).
+        lowest_pressure: pressure of the lowest level (Pa).
+        surface_geopotential: geopotential of the ground (m2 s-2).
     """
     ground = surface_temperature(lowest, lowest_pressure, surface_pressure)
     share = (pressure - lowest_pressure) / (surface_pressure - lowest_pressure)
@@ -117,8 +124,9 @@ def extrapolate_temperature(
     height = surface_geopotential / GRAVITY
     sea_level = ground + _LAPSE_RATE * height
     plateau = np.minimum(sea_level, _WARMEST_PLATEAU)
-    passed = np.clip((height - _LOW_PLATEAU) / (_HIGH_PLATEAU - _LOW_PLATEAU), 0.0, 1.0)
-    warming = np.maximum(sea_level + passed * (plateau - sea_level) - ground, 0.0)
+    plateau_share = np.clip((height - _LOW_PLATEAU) / (_HIGH_PLATEAU - _LOW_PLATEAU), 0.0, 1.0)
+    warming = np.maximum(sea_level + plateau_share * (plateau - sea_level) - ground, 0.0)
+    # The third-order expansion of ground * exp(y).
     y = _alpha_of(warming, surface_geopotential) * np.log(pressure / surface_pressure)
     return np.where(pressure <= surface_pressure, above, ground * (1.0 + y + y**2 / 2.0 + y**3 / 6.0))
 
@@ -157,12 +165,13 @@ def _smoothed_ground(
     ground = surface_temperature(lowest, lowest_pressure, surface_pressure)
     ground = np.where(ground < _COLDEST, 0.5 * (_COLDEST + ground), ground)
     sea_level = ground + _LAPSE_RATE * surface_geopotential / GRAVITY
-    hot = (ground > _WARMEST) & (sea_level > _WARMEST)
+    is_hot = (ground > _WARMEST) & (sea_level > _WARMEST)
     alpha = _alpha_of(np.minimum(sea_level, _WARMEST) - ground, surface_geopotential)
-    return np.where(hot, 0.5 * (_WARMEST + ground), ground), np.where(hot, 0.0, alpha)
+    return np.where(is_hot, 0.5 * (_WARMEST + ground), ground), np.where(is_hot, 0.0, alpha)
 
 
 def _alpha_of(warming: np.ndarray, surface_geopotential: np.ndarray) -> np.ndarray:
-    """Return d ln T / d ln p that warms air by so much from the ground down to sea level."""
-    flat = np.abs(surface_geopotential) < _FLAT
-    return np.where(flat, ALPHA, R_DRY * warming / np.where(flat, 1.0, surface_geopotential))
+    """Return d ln T / d ln p with which air warms by `warming` (K) from the ground down to sea level."""
+    is_flat = np.abs(surface_geopotential) < _FLAT
+    # At sea level the quotient is 0 / 0, so it is computed with another divisor and not used.
+    return np.where(is_flat, ALPHA, R_DRY * warming / np.where(is_flat, 1.0, surface_geopotential))

@@ -108,6 +108,41 @@ def open_plugin_source(source: SourceConfig, origin: str) -> xr.Dataset:
     factory = SourceFactory(origin, _SOURCES[source.type], source.options)
     factory.require_importable()
     metadata = factory.describe()
+    variables, level_names = _build_coordinates(metadata)
+    conflicting_names = set(variables) & set(metadata.variables)
+    if conflicting_names:
+        raise factory.error(f"its variable {min(conflicting_names)} has the name of a coordinate; choose another name")
+    for name, variable in metadata.variables.items():
+        dims = []
+        times = None
+        levels = None
+        if not variable.is_static:
+            dims.append("time")
+            times = metadata.times
+        if variable.levels is not None:
+            dims.append(level_names[_axis_of(variable)])
+            levels, _ = _axis_of(variable)
+        fields = PluginFields(factory, name, levels, times, metadata.shape)
+        attributes = {key: getattr(variable, key) for key in ("units", "standard_name", "long_name", "cell_methods")}
+        encoding: dict[str, object] = {}
+        if variable.packing_step:
+            encoding = {"dtype": np.dtype(np.int32), "scale_factor": float(variable.packing_step)}
+        if variable.levels is not None:
+            # The plugin is asked for all levels at once.
+            encoding["preferred_chunks"] = {level_names[_axis_of(variable)]: len(variable.levels)}
+        variables[name] = xr.Variable(
+            (*dims, "latitude", "longitude"),
+            indexing.LazilyIndexedArray(fields),
+            {key: text for key, text in attributes.items() if text},
+            encoding,
+        )
+    dataset = xr.Dataset(variables, attrs=metadata.attributes)
+    dataset.encoding["fingerprint"] = metadata.fingerprint()
+    return dataset
+
+
+def _build_coordinates(metadata: _SourceMetadata) -> tuple[dict[str, xr.Variable], dict[tuple, str]]:
+    """Return the coordinates by name, and (levels, units) -> name of each level coordinate."""
     variables = {
         "time": xr.Variable(
             "time",
@@ -120,43 +155,15 @@ def open_plugin_source(source: SourceConfig, origin: str) -> xr.Dataset:
     if metadata.latitude_bounds is not None:
         variables["latitude"].attrs["bounds"] = "latitude_bounds"
         variables["latitude_bounds"] = xr.Variable(("latitude", "two"), metadata.latitude_bounds)
-    axes: dict[tuple, str] = {}
+    level_names: dict[tuple, str] = {}
     for variable in metadata.variables.values():
-        if variable.levels is not None and _axis_of(variable) not in axes:
+        if variable.levels is not None and _axis_of(variable) not in level_names:
             values, units = _axis_of(variable)
-            name = axes[values, units] = f"level_{len(axes)}"
+            name = f"level_{len(level_names)}"
+            level_names[values, units] = name
             standard_name = "air_pressure" if units.lower() in PRESSURE_IN_HPA else "model_level_number"
             variables[name] = xr.Variable(name, np.array(values), {"units": units, "standard_name": standard_name})
-    conflicting_names = set(variables) & set(metadata.variables)
-    if conflicting_names:
-        raise factory.error(f"its variable {min(conflicting_names)} has the name of a coordinate; choose another name")
-    for name, variable in metadata.variables.items():
-        dims = []
-        times = None
-        levels = None
-        if not variable.is_static:
-            dims.append("time")
-            times = metadata.times
-        if variable.levels is not None:
-            dims.append(axes[_axis_of(variable)])
-            levels, _ = _axis_of(variable)
-        fields = PluginFields(factory, name, levels, times, metadata.shape)
-        attributes = {key: getattr(variable, key) for key in ("units", "standard_name", "long_name", "cell_methods")}
-        encoding: dict[str, object] = {}
-        if variable.packing_step:
-            encoding = {"dtype": np.dtype(np.int32), "scale_factor": float(variable.packing_step)}
-        if variable.levels is not None:
-            # The plugin is asked for all levels at once.
-            encoding["preferred_chunks"] = {axes[_axis_of(variable)]: len(variable.levels)}
-        variables[name] = xr.Variable(
-            (*dims, "latitude", "longitude"),
-            indexing.LazilyIndexedArray(fields),
-            {key: text for key, text in attributes.items() if text},
-            encoding,
-        )
-    dataset = xr.Dataset(variables, attrs=metadata.attributes)
-    dataset.encoding["fingerprint"] = metadata.fingerprint()
-    return dataset
+    return variables, level_names
 
 
 def _axis_of(variable: SourceVariable) -> tuple[tuple[float, ...], str]:

@@ -1,15 +1,16 @@
-"""How fields on the run's levels are made of fields on a file's levels, and derived ones of others.
+"""Vertical interpolation of fields from the levels of a file to those of the run, and derived variables.
 
-Variables are brought from level to level linearly in ln p. Between the lowest level and the ground, and below it:
+Interpolation is linear in ln p. Between the lowest level and the ground, and below it:
 
 - temperature is linear in pressure down to the ground and then follows a lapse rate, after Trenberth et al. (1993);
-- geopotential that is derived goes on hydrostatically with that temperature;
-- all else (winds, humidity) keeps the value of the lowest level, as ECMWF does.
+- derived geopotential continues hydrostatically with this temperature;
+- all other variables (winds, humidity) keep the value of the lowest level, as in the method of ECMWF.
 
-Below the lowest of a source's pressure levels temperature follows the standard lapse rate, and geopotential goes on
+Below the lowest pressure level of a source, temperature follows the standard lapse rate, and geopotential continues
 linearly in ln p.
 
-Arrays of a block of cells are (K, N...) on a file's levels and (L, N...) on the run's; those of the ground are (N...).
+Arrays of a block of cells are (K, N...) on the levels of a file, (L, N...) on those of the run, and (N...) at the
+ground.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _SATURATION = {
     "relative_humidity": thermodynamics.saturation_pressure_mixed,
     "relative_humidity_water": thermodynamics.saturation_pressure_water,
 }
-# of formulas' inputs: unit -> scale and offset to the first
+# Units of the inputs of formulas: role -> unit -> scale and offset to SI units.
 _UNITS = {
     "temperature": {"K": (1.0, 0.0), "degC": (1.0, 273.15)},
     "specific_humidity": {"kg kg-1": (1.0, 0.0), "1": (1.0, 0.0), "g kg-1": (1e-3, 0.0)},
@@ -44,14 +45,15 @@ _UNITS = {
     SURFACE_PRESSURE: {"Pa": (1.0, 0.0), "hPa": (100.0, 0.0)},
     SURFACE_GEOPOTENTIAL: {"m2 s-2": (1.0, 0.0), "m": (thermodynamics.GRAVITY, 0.0)},
 }
-# what is not simply held below the ground, by standard_name or usual names
+# Names of the variables that are extrapolated below the ground: standard names and usual names.
 _EXTRAPOLATED = {
     "temperature": ("air_temperature", "t", "ta", "temp", "temperature"),
     "geopotential": ("geopotential", "geopotential_height", "z", "z3", "zg", "gh", "hgt"),
 }
-# of a block of columns, so that a few float64 copies of it stay small beside a column of float32
+# Number of values in a block, so that its float64 copies need little memory and stay in the cache.
 _BLOCK_VALUES = 300_000
-_LEAST_SURFACE_PA, _MOST_SURFACE_PA = 2e4, 1.2e5
+_MIN_SURFACE_PA = 2e4
+_MAX_SURFACE_PA = 1.2e5
 
 
 def derived_attributes(kind: str) -> dict[str, str]:
@@ -115,9 +117,7 @@ def compute_derived(
     """
     levels, height, width = inputs[FIELD].shape
     pressure = inputs.get(SURFACE_PRESSURE)
-    if pressure is not None and not (
-        np.nanmin(pressure) > _LEAST_SURFACE_PA and np.nanmax(pressure) < _MOST_SURFACE_PA
-    ):
+    if pressure is not None and not (np.nanmin(pressure) > _MIN_SURFACE_PA and np.nanmax(pressure) < _MAX_SURFACE_PA):
         raise DataError(
             f"surface pressure runs from {np.nanmin(pressure):g} to {np.nanmax(pressure):g} Pa; look at the units of "
             "what data.sources.N.vertical.surface_pressure names, in a forecast inference.surface_pressure"

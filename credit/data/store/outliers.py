@@ -1,4 +1,4 @@
-"""Values a thousand standard deviations from all others of their period, which units alone do not reveal."""
+"""Detection of values more than a thousand standard deviations from the others of their period."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from credit.config.schema_data import TransformConfig
 from credit.data.transforms import invert
 
 _MOST_DEVIATIONS = 1000.0
-# What lies off must be rare: the scale is that of the other times, and as many may be skipped as bad.
+# Outliers must be rare: the scale is computed without this fraction of the times, which is also the fraction of bad
+# times that may be skipped.
 _LEFT_OUT = 0.05
 _LEAST_TIMES = 10
 
@@ -28,7 +29,7 @@ class Outlier:
         value: in physical units.
         usual: median of the means of the channel's fields, in physical units.
         deviations: distance of both in standard deviations, of transformed values where the variable has a transform.
-        is_transformed: whether the variable has a transform.
+        is_transformed: True if the variable has a transform.
     """
 
     channel: str
@@ -72,24 +73,28 @@ def find_outliers(
     count, mean, squares, minimum, maximum = moments_T5C[present].transpose(1, 0, 2)
     center_C = np.median(mean, axis=0)
     distance_TC = np.sqrt(squares / count + (mean - center_C) ** 2)
-    usual = len(present) - max(1, math.ceil(_LEFT_OUT * len(present)))
-    scale_C = np.sqrt((np.sort(distance_TC, axis=0)[:usual] ** 2).mean(axis=0))
-    of_variable: dict[str, float] = {}
+    num_usual_times = len(present) - max(1, math.ceil(_LEFT_OUT * len(present)))
+    usual_distance_TC = np.sort(distance_TC, axis=0)[:num_usual_times]
+    scale_C = np.sqrt((usual_distance_TC**2).mean(axis=0))
+    scale_of_variable: dict[str, float] = {}
     for channel, scale in zip(channels, scale_C, strict=True):
-        of_variable[channel.variable] = max(scale, of_variable.get(channel.variable, 0.0))
-    judged_C = np.array([channel.variable not in accepted for channel in channels])
-    scale_C = np.array([of_variable[channel.variable] for channel in channels])
-    below, above = center_C - minimum, maximum - center_C
+        scale_of_variable[channel.variable] = max(scale, scale_of_variable.get(channel.variable, 0.0))
+    is_judged_C = np.array([channel.variable not in accepted for channel in channels])
+    scale_C = np.array([scale_of_variable[channel.variable] for channel in channels])
+    below = center_C - minimum
+    above = maximum - center_C
     outliers: dict[int, Outlier] = {}
     is_far_TC = np.maximum(below, above) > _MOST_DEVIATIONS * scale_C
-    for time, row in np.argwhere(is_far_TC & (scale_C > 0) & judged_C):
+    for time, row in np.argwhere(is_far_TC & (scale_C > 0) & is_judged_C):
         value = minimum[time, row] if below[time, row] > above[time, row] else maximum[time, row]
-        usual, channel = center_C[row], channels[row]
+        usual = center_C[row]
+        channel = channels[row]
         deviations = abs(value - usual) / scale_C[row]
         transform = transforms.get(channel.variable)
         if transform is not None:
             # The user compares the value with the file and with valid_range, which are in physical units.
-            value, usual = invert(value, transform), invert(usual, transform)
+            value = invert(value, transform)
+            usual = invert(usual, transform)
         outlier = Outlier(
             channel.name, channel.variable, float(value), float(usual), float(deviations), transform is not None
         )

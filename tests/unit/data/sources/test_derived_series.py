@@ -231,7 +231,7 @@ def test_units_of_the_files(tmp_path: Path, everything: Path) -> None:
     np.testing.assert_allclose(found[5:], expected[5:], rtol=1e-5, atol=0.5)
     for name, units, message in (
         ("sp", "K", "as surface_pressure it must be in Pa or hPa"),
-        ("sp", "Pa", r"odd.nc: sp at .* are no pressure at the surface or at sea level in Pa"),
+        ("sp", "Pa", r"odd.nc: sp at .* are outside the limits of pressure at the surface or at sea level in Pa"),
     ):
         with netCDF4.Dataset(path, "a") as file:
             file[name].units = units
