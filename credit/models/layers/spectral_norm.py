@@ -3,8 +3,7 @@
 The weight in use is W / sigma, sigma = u^T W v, where u and v are float32 buffers that follow the leading singular
 vectors of W by power iteration. A forward pass only reads u and v; `advance_power_iterations` alone moves them.
 
-Call it once per optimizer step, before the step's first forward. The package's trainer does that. In a training loop of
-your own, do it like this:
+Call it once per optimizer step, before the step's first forward. The package's trainer does that; a loop of your own:
 
     model = apply_spectral_norm(model)
     for batch in batches:
@@ -15,9 +14,6 @@ your own, do it like this:
 
 All micro-steps, rollout steps and recomputations of an optimizer step then compute with the same u and v. An iteration
 between a forward and its recomputation would give wrong gradients without any error.
-
-Each weight is normalised when it is read. `normalize_together` normalises many weights in one pass, which saves kernels
-on GPUs and collectives with tensor parallelism.
 """
 
 from __future__ import annotations
@@ -274,9 +270,8 @@ def _advance_sharded(chains: Mapping[SpectralNorm, Chain], iterations: int) -> N
     us = [_embed_part_of(norm.u) for norm in chains]
     gathered: dict[Tensor, Tensor] = {}
     with without_autocast(us[0]):
-        matrices = hold_matrices(
-            [norm.matrix(local(chain.original)).to(norm.u.device) for norm, chain in chains.items()]
-        )
+        stored = [norm.matrix(local(chain.original)).to(norm.u.device) for norm, chain in chains.items()]
+        matrices = hold_matrices(stored)
         for iteration in range(iterations):
             products = matrices.products([u[part.rows] for part, u in zip(parts, us, strict=True)], transposed=True)
             summands = []
@@ -327,10 +322,8 @@ def _adapters(chain: Chain) -> list[nn.Module]:
 
 def _before_norm(chain: Chain) -> Tensor:
     """Return the input of spectral norm, which is the weight with its adapters, or this rank's part of it."""
-    weight = chain.original
-    if isinstance(weight, DTensor):
-        weight = weight.to_local()
-    for adapter in list(chain)[:-1]:
+    weight = local(chain.original)
+    for adapter in _adapters(chain):
         weight = adapter(weight)
     return weight
 

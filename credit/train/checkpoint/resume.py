@@ -247,16 +247,26 @@ def require_same_function(
 
 def _changes(config: Config, trained: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
     """Return (key, value in the checkpoint, present value) of each key whose values differ."""
+    trained_values = _flatten(trained)
     # An earlier version may have written the config: old keys get their new names, and new keys their defaults.
     with suppress(ConfigError):
-        trained = build_config(trained).model_dump(mode="json")
-    trained_values = _flatten(trained)
-    values = _flatten(config.model_dump(mode="json"))
+        trained_values = _flatten(_dump_comparable(build_config(trained)))
+    values = _flatten(_dump_comparable(config))
     changes = []
     for key in sorted(trained_values.keys() | values.keys()):
         if trained_values.get(key) != values.get(key):
             changes.append((key, trained_values.get(key), values.get(key)))
     return changes
+
+
+def _dump_comparable(config: Config) -> dict[str, Any]:
+    """Return a config as plain values, with the shorthand `hyperdiffusion` written as an entry of the list."""
+    plain = config.model_dump(mode="json")
+    for section in ("model", "inference"):
+        entries = getattr(config, section).postprocess_entries.values()
+        plain[section]["hyperdiffusion"] = None
+        plain[section]["postprocess"] = [entry.model_dump(mode="json") for entry in entries]
+    return plain
 
 
 def _is_below(key: str, prefixes: tuple[str, ...]) -> bool:

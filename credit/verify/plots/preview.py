@@ -67,7 +67,7 @@ def rmse_history(history: Mapping[int, Scores], units: Mapping[str, str], num_ca
     The latest preview is bold, earlier ones are paler, persistence is dashed.
 
     Args:
-        history: see `draw_early_view`.
+        history: see `draw_preview`.
         units: channel -> units.
         num_cases: number of forecasts.
     """

@@ -15,7 +15,7 @@ from credit.config import build_config
 from credit.errors import CheckpointError, ConfigError
 from credit.train.checkpoint.async_writer import AsyncCheckpointer
 from credit.train.checkpoint.resume import find_checkpoint, find_initial_weights, prepare_folder, require_same_run
-from tests.unit.config.test_load import MINIMAL
+from tests.unit.config.test_load import MINIMAL, with_key
 
 
 def begun(resume: str | Path, folder: Path) -> tuple[Path | None, Path | None]:
@@ -84,3 +84,10 @@ def test_what_an_earlier_version_wrote_is_read_as_it_was_meant(caplog: pytest.Lo
     with caplog.at_level(logging.WARNING):
         require_same_run(config, longer, Path("step_00000001"))
     assert "data.split_gap (264h before, 240h now)" in caplog.text
+
+
+def test_the_shorthand_of_hyperdiffusion_is_no_change(caplog: pytest.LogCaptureFixture) -> None:
+    shorthand = build_config(with_key("model.hyperdiffusion", {}))
+    listed = build_config(with_key("model.postprocess", [{"kind": "hyperdiffusion"}]))
+    require_same_run(listed, shorthand.model_dump(mode="json"), Path("step_00000001"))
+    assert not caplog.messages
