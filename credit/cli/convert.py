@@ -67,7 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run the command."""
+    """Write a converted checkpoint; return the exit status."""
     from pathlib import Path
 
     from credit.config import load_config

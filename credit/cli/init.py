@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run the command."""
+    """Write the named starter config, or list all; return the exit status."""
     texts = templates()
     if arguments.name is None:
         for name, text in sorted(texts.items()):

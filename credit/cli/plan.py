@@ -61,7 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run the command."""
+    """Print the plan of the run; return the exit status."""
     from credit.hpc.planner.gpus import find_gpu
     from credit.hpc.planner.mesh import Run
     from credit.hpc.planner.plan import make_plan

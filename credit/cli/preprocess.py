@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run the command."""
+    """Write the training store; return the exit status."""
     from credit.config import load_config
     from credit.data.store.preprocess import preprocess
     from credit.parallel.process_info import require_one_process

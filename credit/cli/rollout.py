@@ -238,7 +238,7 @@ def _open_writer(
     initial_times: list[int],
     lead_minutes: list[int],
 ) -> ForecastWriter:
-    from credit.forecast.initial_times import lag_offsets
+    from credit.forecast.initial_times import analysis_offsets_minutes
     from credit.forecast.io.forecast_writer import ForecastWriter
     from credit.forecast.io.schema import OutputOptions
     from credit.forecast.rollout import checksums
@@ -246,7 +246,7 @@ def _open_writer(
 
     inference = config.inference
     step_minutes, history_len = config.data.step_minutes, config.data.history_len
-    lags = lag_offsets(inference.ensemble)
+    lags = analysis_offsets_minutes(inference.ensemble)
     options = OutputOptions(
         format=inference.format,
         layout=inference.layout,

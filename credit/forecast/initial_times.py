@@ -77,7 +77,7 @@ def find_initial_times(
         DataError: if the data lack what a named time needs, or no time is left.
     """
     step = data.step_minutes
-    lags = lag_offsets(conf.ensemble)
+    lags = analysis_offsets_minutes(conf.ensemble)
     # Offsets of all frames that a forecast reads: those of the input, for each analysis.
     frame_offsets = [lag + number * step for lag in lags for number in range(data.history_len)]
     if conf.initial_times == "latest":
@@ -207,7 +207,7 @@ class _Obstacles:
         self._last_lead = last_lead
         self._lead_times = range(step, last_lead + 1, step)
         self._input_offsets = [number * step for number in range(data.history_len)]
-        lags = lag_offsets(conf.ensemble)
+        lags = analysis_offsets_minutes(conf.ensemble)
         self._frame_offsets = [lag + offset for lag in lags for offset in self._input_offsets]
 
         length = f"inference.lead_time {conf.lead_time}"
@@ -265,7 +265,7 @@ def interval_minutes(time_range: InitialTimesConfig, step: int) -> int:
     return every
 
 
-def lag_offsets(conf: EnsembleConfig | None) -> list[int]:
+def analysis_offsets_minutes(conf: EnsembleConfig | None) -> list[int]:
     """Return the offsets of the analyses of an ensemble, in minutes before the initial time, increasing."""
     if conf is None:
         return [0]

@@ -70,7 +70,7 @@ class HybridLevels:
         return HybridLevels(np.arange(len(a)), a, b)
 
     def lowest(self, surface_N: np.ndarray) -> np.ndarray:
-        """Return pressure (N...) of the lowest level in Pa."""
+        """Return the pressure (N...) in Pa of the last level, next to the ground, for surface pressure (N...) in Pa."""
         return self.a[-1] + self.b[-1] * surface_N
 
     def edges(self, surface_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 _REAL_CALENDARS = {"standard", "proleptic_gregorian"}
 
 
-def forecast_label(name: str, archive: ForecastSource) -> str:
+def describe_origin(name: str, archive: ForecastSource) -> str:
     """Return the name of a forecast in error messages: its key in the config, and its path."""
     return str(archive.origin) if name == "model" else f"verification.other_forecasts.{name}: {archive.origin}"
 
@@ -78,7 +78,7 @@ def select_common_cases(
             require_comparable(name, archive, reader, regridded)
         with errors.collect():
             periods = [] if allow_seen else seen_periods(archive)
-            require_no_leakage(test, periods, forecast_label(name, archive), reader.calendar)
+            require_no_leakage(test, periods, describe_origin(name, archive), reader.calendar)
         with errors.collect():
             missing[name] = missing_channels(name, archive, reader, archives["model"].channel_names)
     with errors.collect():
@@ -152,7 +152,7 @@ def missing_channels(
     missing = [channel for channel in scored if channel not in archive.channel_names]
     if scored and len(missing) == len(scored) and {*outputs} & {*archive.channel_names}:
         raise DataError(
-            f"{forecast_label(name, archive)}: has none of the channels that the run writes ({', '.join(scored)}); "
+            f"{describe_origin(name, archive)}: has none of the channels that the run writes ({', '.join(scored)}); "
             "write others (inference.variables, levels), or leave these forecasts out"
         )
     return missing
@@ -165,7 +165,7 @@ def require_comparable(name: str, archive: ForecastSource, reader: FieldReader, 
         DataError: with all differences that forbid scoring.
     """
     errors = ErrorCollector()
-    forecast = forecast_label(name, archive)
+    forecast = describe_origin(name, archive)
     outputs = reader.channels.output
     output_names = [channel.name for channel in outputs]
     if not {*output_names} & {*archive.channel_names}:
@@ -219,7 +219,7 @@ def unit_conversion(name: str, archive: ForecastSource, reader: FieldReader, var
     if not (data_units and forecast_units):
         return None
     target = f"the units of {variable} in the data"
-    return find_conversion(forecast_units, data_units, variable, forecast_label(name, archive), target)
+    return find_conversion(forecast_units, data_units, variable, describe_origin(name, archive), target)
 
 
 def common_leads(archives: Mapping[str, ForecastSource]) -> np.ndarray:
@@ -233,7 +233,7 @@ def common_leads(archives: Mapping[str, ForecastSource]) -> np.ndarray:
     leads = np.array(sorted(lead for lead in common if lead > 0), dtype=np.int64)
     if not len(leads):
         available = [
-            f"{forecast_label(name, archive)} has {_describe_hours(archive.lead_minutes)}"
+            f"{describe_origin(name, archive)} has {_describe_hours(archive.lead_minutes)}"
             for name, archive in archives.items()
         ]
         raise DataError(
@@ -254,7 +254,7 @@ def common_cases(
     common = set.intersection(*(set(archive.initial_minutes.tolist()) for archive in archives.values()))
     if not common:
         available = [
-            f"{forecast_label(name, archive)} has {_describe_times(archive)}" for name, archive in archives.items()
+            f"{describe_origin(name, archive)} has {_describe_times(archive)}" for name, archive in archives.items()
         ]
         raise DataError(
             f"{'; '.join(available)}: there is no initial time in common; forecast from some of them "

@@ -55,7 +55,7 @@ def test_a_run_without_a_whole_checkpoint_stops(tmp_path: Path, ranks: int) -> N
 
     checked = ["check", str(folder / "config.yml"), *OPTIONS, "trainer.resume=never"]
     code, said = finish(checked, 1, timeout=180)
-    assert code == 0 and "it is renamed, and training begins anew" in said, said
+    assert code == 0 and "it is renamed, and training starts anew" in said, said
     code, said = train(folder, "trainer.resume=never", ranks=ranks)
     assert code == 0, said
     assert [row[0] for row in rows(run)] == [1, 2, 3, 4]

@@ -212,12 +212,12 @@ def _check_values(
         checked = look_at_values(reader, first, last)
         bad_times = checked.bad
         scope = ""
-        if checked.looked_at != checked.times:
+        if checked.num_checked != checked.num_times:
             scope = ", at least one of each file; preprocessing checks all"
-        report.say(f"values: {checked.looked_at} of {checked.times} times checked{scope}")
+        report.say(f"values: {checked.num_checked} of {checked.num_times} times checked{scope}")
         share = f"{len(bad_times)} of these times are bad"
         # A single bad time among a few that were checked may be the only one of all times.
-        max_bad = max(MOST_BAD * checked.looked_at, min(1.0, MOST_BAD * checked.times))
+        max_bad = max(MOST_BAD * checked.num_checked, min(1.0, MOST_BAD * checked.num_times))
         if bad_times and conf.on_bad_time == "skip" and len(bad_times) <= max_bad:
             report.say(f"values: {share} and will be left out (data.on_bad_time: skip); the first: {bad_times[0]}")
         elif len(bad_times) == 1:

@@ -12,7 +12,7 @@ from credit.cli.check.report import CheckReport
 from credit.config import Config
 from credit.errors import DataError
 from credit.forecast.io.forecast_reader import ForecastArchive, open_other_forecasts
-from credit.verify.cases import common_cases, common_leads, forecast_label, missing_channels, require_comparable
+from credit.verify.cases import common_cases, common_leads, describe_origin, missing_channels, require_comparable
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ def _read_forecast(name: str, archive: ForecastArchive, data: DataSummary, initi
                 missing.append(channel.name)
     if missing:
         raise DataError(
-            f"{forecast_label(name, archive)}: forecast from {archive.calendar.format(initial)} at {lead / 60:g} h: "
+            f"{describe_origin(name, archive)}: forecast from {archive.calendar.format(initial)} at {lead / 60:g} h: "
             f"{', '.join(missing)} not finite where the data have values, which cannot be scored; copy it again, or "
             "take these variables out of it"
         )

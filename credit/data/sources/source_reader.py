@@ -137,7 +137,11 @@ class SourceReader:
         return min(self.chunk_times, held_bytes // self.bytes_a_time)
 
     def read_into(self, index: int, targets: Sequence[np.ndarray | None]) -> None:
-        """Read the fields of one time into given arrays; see `credit.data.reader.FieldReader`."""
+        """Read the fields of one time into given arrays (H, W), one for each stored channel; None skips a channel.
+
+        Raises:
+            DataError: if a file cannot be read, or its values are impossible.
+        """
         channels = self.channels.stored
         variables = set()
         for channel, target in zip(channels, targets, strict=True):

@@ -23,21 +23,21 @@ _TIMES_WITH_BAR = 50
 
 
 @dataclass(frozen=True)
-class Look:
+class ValueCheckResult:
     """Result of the check of the values of a period.
 
     Attributes:
-        looked_at: number of times that were read, at least one of each file.
-        times: number of times of the period.
+        num_checked: number of times that were read, at least one of each file.
+        num_times: number of times of the period.
         bad: message for each time with bad fields.
     """
 
-    looked_at: int
-    times: int
+    num_checked: int
+    num_times: int
     bad: list[str]
 
 
-def look_at_values(reader: SourceReader, first_minutes: int, last_minutes: int) -> Look:
+def look_at_values(reader: SourceReader, first_minutes: int, last_minutes: int) -> ValueCheckResult:
     """Read one time of each file in a period, and others for a few seconds, and return what is wrong."""
     inside = np.flatnonzero((reader.times >= first_minutes) & (reader.times <= last_minutes))
     # Every file is read, however many there are, because each may have other units.
@@ -73,7 +73,7 @@ def look_at_values(reader: SourceReader, first_minutes: int, last_minutes: int) 
                     if problem is not None:
                         bad.append(problem)
             bar.update(len(batch_indices))
-    return Look(len(time_indices), len(inside), bad)
+    return ValueCheckResult(len(time_indices), len(inside), bad)
 
 
 def _spread(time_indices: np.ndarray, max_count: int) -> np.ndarray:

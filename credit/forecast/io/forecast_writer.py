@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from credit.errors import ConfigError
-from credit.forecast.io.netcdf_files import NetcdfFiles
+from credit.forecast.io.netcdf_files import NetcdfForecastWriter
 from credit.forecast.io.netcdf_names import PREFIX, split_of
 from credit.forecast.io.schema import OutputFields, OutputOptions, build_layout
 from credit.forecast.io.zarr_store import STORE, ZarrStore
@@ -64,9 +64,9 @@ class ForecastWriter:
                 f"inference.folder: {folder} cannot be created ({error.strerror}); choose another folder, or another "
                 "save_loc"
             ) from error
-        self._backend: NetcdfFiles | ZarrStore
+        self._backend: NetcdfForecastWriter | ZarrStore
         if options.format == "netcdf":
-            self._backend = NetcdfFiles(folder, self.layout, options.split, started_from)
+            self._backend = NetcdfForecastWriter(folder, self.layout, options.split, started_from)
         else:
             self._backend = ZarrStore(folder / STORE, self.layout, initial_minutes, options.layout, started_from)
 

@@ -50,7 +50,7 @@ _LEFT_SECONDS = 86400.0
 _MISSING = np.float32(netCDF4.default_fillvals["f4"])
 
 
-class NetcdfFiles:
+class NetcdfForecastWriter:
     """Writes forecasts of one layout into a folder; see `credit.forecast.io.forecast_writer.ForecastWriter`."""
 
     def __init__(
@@ -204,7 +204,7 @@ class _ForecastFile:
         return (number, member) in self._content
 
     def put(self, initial_minutes: int, member: int, number: int, fields_CHW: np.ndarray) -> None:
-        """Write one lead time of one member; see `NetcdfFiles.put`."""
+        """Write one lead time of one member; see `NetcdfForecastWriter.put`."""
         layout = self._layout
         if self._dataset is None:
             self._dataset = netCDF4.Dataset(self._temporary_path, "w", format="NETCDF4")

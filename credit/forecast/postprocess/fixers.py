@@ -100,7 +100,13 @@ class DryMassFixer(BudgetFixer):
 
 @register_postprocess("water", WaterSection)
 class WaterFixer(BudgetFixer):
-    """Corrects precipitation, so that it is evaporation minus the change of the water in the air."""
+    """Multiplies precipitation by one factor per sample, which closes the global budget of water.
+
+    Afterwards its global mean is that of evaporation minus the change of the water in the air, in kg m-2 per step.
+
+    Raises:
+        ConfigError: if precipitation may be negative, because a factor cannot correct its sign.
+    """
 
     def __init__(self, context: PostprocessContext, section: WaterSection) -> None:
         super().__init__(context, section)

@@ -52,7 +52,7 @@ class ChannelSlice:
     Attributes:
         group: ``output``, of which prognostic channels are the first, or ``dynamic_forcing``.
         rows: its channels there, side by side, in the order of the run's levels.
-        factor: from its units to SI; of a flux, to the amount of a step, in kg m-2 or J m-2.
+        factor: multiplies the field to give SI units; for a flux, the amount of a step in kg m-2 or J m-2.
     """
 
     group: str

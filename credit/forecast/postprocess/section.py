@@ -64,7 +64,7 @@ class ClampSection(PostprocessSection):
 
 
 class BudgetSection(PostprocessSection):
-    """Keys that every budget of the air has."""
+    """Config keys that the conservation fixers share."""
 
     needs_whole_columns: ClassVar[bool] = True
 

@@ -88,14 +88,14 @@ class Run:
             mean_steps += (end - start) * self.rollout[start]
         return mean_steps / max(self.rollout.values())
 
-    def batch(self, degrees: ParallelDims) -> int:
+    def samples_per_step(self, degrees: ParallelDims) -> int:
         """Return the samples of an optimizer step."""
         trainer = self.trainer
         return degrees.replicate * degrees.shard * trainer.train_batch_size * trainer.grad_accum_every
 
     def steps(self, degrees: ParallelDims) -> int:
         """Return the optimizer steps of the run, 0 if the samples do not fill a single one."""
-        steps_per_epoch = self.samples // self.batch(degrees)
+        steps_per_epoch = self.samples // self.samples_per_step(degrees)
         if not steps_per_epoch:
             return 0
         return self.trainer.max_steps or self.trainer.num_epoch * steps_per_epoch
@@ -260,7 +260,7 @@ class Planner:
             kernel_seconds=kernel_seconds + update_seconds,
             blocking_seconds=blocking_seconds,
             overlapped_seconds=overlapped_seconds,
-            samples=run.batch(degrees),
+            samples=run.samples_per_step(degrees),
             steps=run.steps(degrees),
             hours=0.0,
             megawatt_hours=0.0,

@@ -97,7 +97,7 @@ Start = Callable[[int], tuple[torch.optim.Optimizer, Callable[[Callable[[], None
 
 
 def extrapolate(shorter: Trace, longer: Trace, num_further: int) -> Trace:
-    """Return the trace of a step that adds to `longer`, `num_further` times, what `longer` adds to `shorter`.
+    """Return `longer + num_further * (longer - shorter)`, count by count: the trace of a step with a longer rollout.
 
     Counts of a single kernel whose size grows with the step may be negative; totals are correct.
     """

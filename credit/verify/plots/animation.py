@@ -83,7 +83,7 @@ def _images(
         axes[0].set_title(f"Truth, {calendar.format(initial + lead).replace('T', ' ')} UTC")
         axes[1].set_title(f"Forecast at {lead / 60:g} h")
         for mesh, field in zip(meshes, fields, strict=True):
-            mesh.set_array(field[:, background.order])
+            mesh.set_array(field[:, background.column_order])
         canvas.draw()
         if number == 0:
             # Later titles of another length must not move the maps.

@@ -51,7 +51,7 @@ def hovmoeller(
     band_name = f"{_format_latitude(south)} to {_format_latitude(north)}"
     start = calendar.format(initial).replace("T", " ")
     title = f"{channel}, mean over {band_name}: {forecast_name} from {start} UTC"
-    values = _stack(strips)[..., background.order]
+    values = _stack(strips)[..., background.column_order]
     figure, axes = _panels(channel, units, background.edges, time_axis, values, title)
     for axis in axes:
         format_longitude_axis(axis, background)

@@ -79,19 +79,19 @@ class Background:
         return cls(grid or reader.grid, land)
 
     @cached_property
-    def order(self) -> np.ndarray:
+    def column_order(self) -> np.ndarray:
         """(W,) the grid's columns eastward from the dateline, or from the one that lies on it."""
         return np.roll(np.arange(len(self.grid.lon)), -int(self._is_beyond_dateline.argmax()))
 
     @cached_property
     def edges(self) -> np.ndarray:
         """(W + 1,) edges of the turned columns, degrees east, the last 360 beyond the first."""
-        first = self.order[0]
+        first = self.column_order[0]
         width = 360.0 / len(self.grid.lon)
         west = self.grid.lon[first]
         if self._is_beyond_dateline[first]:
             west -= 360.0
-        return west + width * (np.arange(len(self.order) + 1) - 0.5)
+        return west + width * (np.arange(len(self.column_order) + 1) - 0.5)
 
     @cached_property
     def _is_beyond_dateline(self) -> np.ndarray:
@@ -123,7 +123,7 @@ def draw_map(
     """Draw a field (H, W), each cell in its colour, with the coastline over it; NaN is grey."""
     colors = colormaps[colormap].with_extremes(bad=MISSING)
     x, y = background.project(*np.meshgrid(background.edges, background.grid.lat_bounds))
-    mesh = axis.pcolormesh(x, y, field[:, background.order], cmap=colors, vmin=low, vmax=high, rasterized=True)
+    mesh = axis.pcolormesh(x, y, field[:, background.column_order], cmap=colors, vmin=low, vmax=high, rasterized=True)
     if background.land is not None:
         _draw_coastline(axis, background)
     _draw_graticule(axis, background)
@@ -171,7 +171,7 @@ def format_latitude_axis(axis: Axes) -> None:
 
 def _draw_coastline(axis: Axes, background: Background) -> None:
     """Draw the line where the land fraction is one half, up to the edges of the map."""
-    land = background.land[:, background.order]
+    land = background.land[:, background.column_order]
     edges = background.edges
     # The first and the last column meet at the edges of the map.
     land_at_edge = (land[:, :1] + land[:, -1:]) / 2

@@ -93,7 +93,11 @@ class ClimatologicalSample:
         return np.stack([self._read_cached(minutes) for minutes in self.times(season).tolist()], axis=1)
 
     def smallest_season(self, valid_times: np.ndarray) -> tuple[int, int]:
-        """Return the smallest number of times in a season of `valid_times`, and one of these valid times."""
+        """Return the size of the smallest sample among the seasons of `valid_times`, and a valid time in that season.
+
+        Args:
+            valid_times: (N,) minutes.
+        """
         valid_time_by_season = {self.season(minutes): minutes for minutes in valid_times.tolist()}
         return min((len(self.times(season)), minutes) for season, minutes in valid_time_by_season.items())
 

@@ -23,12 +23,15 @@ POINT_NAMES = ("diagram_probability", "diagram_frequency", OBSERVED)
 
 @dataclass
 class ReliabilityStatistics(CaseStatistics):
-    """Area means of each case, each (N, L, E B, R) float64; the points of an event follow one another.
+    """Area means of each case, float64; each (N cases, L lead times, E B points of all events, R regions).
+
+    The points of an event follow one another.
 
     Attributes:
-        frequency: of cells where a point's probabilities were forecast; those of an event add up to 1.
-        probability: sum of the probabilities forecast there.
-        occurrence: frequency of cells among them where the event then happened.
+        frequency: area fraction of the cells whose forecast probability falls into the point; the points of an event
+            add up to 1.
+        probability: area mean of the probability in these cells, with 0 in all others.
+        occurrence: area fraction of these cells in which the event then happened.
     """
 
     frequency: np.ndarray

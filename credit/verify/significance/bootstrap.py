@@ -44,7 +44,7 @@ _MINUTES_BEYOND_LEAD = 2 * 1440
 
 
 def interval_names(metrics: Iterable[str]) -> list[str]:
-    """Return the names of the ends of the metrics' intervals."""
+    """Return the names of the columns with the ends of each metric's confidence interval, in the order of `metrics`."""
     names = []
     for metric in metrics:
         names += [f"{metric}{suffix}" for suffix in INTERVAL_SUFFIXES]

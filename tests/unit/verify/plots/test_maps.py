@@ -50,8 +50,8 @@ def test_the_projection_is_equal_earth() -> None:
 def test_cells_lie_where_their_centres_are(grid: LatLonGrid) -> None:
     background = Background(grid, None)
     centres = (background.edges[:-1] + background.edges[1:]) / 2
-    np.testing.assert_allclose((centres - grid.lon[background.order] + 180) % 360, 180, atol=1e-9)
-    assert sorted(background.order) == list(range(len(grid.lon)))
+    np.testing.assert_allclose((centres - grid.lon[background.column_order] + 180) % 360, 180, atol=1e-9)
+    assert sorted(background.column_order) == list(range(len(grid.lon)))
     assert np.ptp(background.edges) == pytest.approx(360.0) and abs(background.edges[0] + 180) <= 180 / len(grid.lon)
 
 
@@ -61,13 +61,13 @@ def test_cells_are_drawn_between_their_bounds(grid: LatLonGrid) -> None:
     background, (field,) = Background(grid, None), fields(grid, 1)
     figure = new_figure(4, 2)
     mesh = draw_map(map_axes(figure, 1, 1)[0, 0], field, background, FIELD, 250.0, 290.0)
-    np.testing.assert_array_equal(mesh.get_array(), field[:, background.order])
+    np.testing.assert_array_equal(mesh.get_array(), field[:, background.column_order])
     corners = mesh.get_coordinates()
     lon, lat = np.meshgrid(background.edges - background.edges[0] - 180.0, grid.lat_bounds)
     np.testing.assert_allclose(np.moveaxis(corners, -1, 0), equal_earth(lon, lat), atol=1e-12)
     diagonals = corners[1:, 1:] - corners[:-1, :-1], corners[1:, :-1] - corners[:-1, 1:]
     drawn = np.abs(diagonals[0][..., 0] * diagonals[1][..., 1] - diagonals[0][..., 1] * diagonals[1][..., 0]) / 2
-    exact = 4 * np.pi * grid.area_weights()[:, background.order]
+    exact = 4 * np.pi * grid.area_weights()[:, background.column_order]
     # within a row of up to 24 degrees meridians are drawn straight
     np.testing.assert_allclose(drawn, exact, rtol=0.01)
 
@@ -112,7 +112,7 @@ def test_truth_and_forecast_share_their_colours_and_each_error_has_its_own(tmp_p
     for row, (true, mean, wide) in enumerate(given.values()):
         expected = true, mean, mean - true, wide
         for mesh, field in zip(drawn[4 * row : 4 * row + 4], expected, strict=True):
-            np.testing.assert_array_equal(np.ma.filled(mesh.get_array(), np.nan), field[:, background.order])
+            np.testing.assert_array_equal(np.ma.filled(mesh.get_array(), np.nan), field[:, background.column_order])
     limits = [mesh.get_clim() for mesh in drawn]
     assert len({*limits[0:2], *limits[4:6]}) == 1
     for true, ((low, high), own) in zip((truth, later), (limits[2:4], limits[6:8]), strict=True):
