@@ -38,6 +38,8 @@ _NO_VALUES = (
     fake_tensor.DynamicOutputShapeException,
     fake_tensor.UnsupportedFakeTensorException,
 )
+# Parts of torch's other messages about what the meta device lacks: values, and autocast.
+_META_MESSAGES = ("meta tensor", "unsupported scalarType", "unsupported autocast device_type 'meta'")
 
 
 @dataclass(frozen=True)
@@ -301,6 +303,6 @@ def _one_line_errors(beginning: str) -> Iterator[None]:
     except Exception as error:
         first_line = next(iter(str(error).splitlines()), "")
         message = f"{type(error).__name__}: {first_line}"
-        if isinstance(error, _NO_VALUES) or "meta tensor" in str(error):
+        if isinstance(error, _NO_VALUES) or any(text in message for text in _META_MESSAGES):
             raise _NeedsValues(message) from error
         raise ConfigError(f"{beginning}: {message}") from error

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from credit.errors import ConfigError
@@ -20,6 +19,7 @@ from credit.forecast.postprocess.budgets import ColumnIntegrator
 from credit.forecast.postprocess.clamp import output_bounds
 from credit.forecast.postprocess.physical_fields import ChannelSlice, StepFields, VariableResolver
 from credit.forecast.postprocess.section import BudgetSection, DryMassSection, EnergySection, WaterSection
+from credit.models.kernels.autocast import without_autocast
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class BudgetFixer(Postprocess):
 
     def forward(self, output_BCHW: Tensor, previous_BCHW: Tensor, forcing_BCHW: Tensor) -> Tensor:
         """See the base class."""
-        with torch.autocast(output_BCHW.device.type, enabled=False):
+        with without_autocast(output_BCHW):
             fields = StepFields(self._normalizer, output_BCHW, previous_BCHW, forcing_BCHW)
             for fixer in self._sequence:
                 fixer.fix(fields)
