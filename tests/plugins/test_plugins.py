@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -17,6 +18,7 @@ import yaml
 
 from credit.config import load_config
 from tests.parallel.torchrun import REPOSITORY, launch
+from tests.registries import isolate
 
 PLUGINS = ["tests.plugins.window_network", "tests.plugins.spread_loss", "tests.plugins.mean_anchor"]
 CHANGES = {
@@ -40,6 +42,15 @@ CHANGES = {
     },
     "inference": {"lead_time": "48h", "initial_times": {"every": "240h"}},
 }
+
+
+@pytest.fixture(autouse=True)
+def _forgotten_plugins(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let no kind that these tests register be seen by other tests of this process."""
+    isolate(monkeypatch)
+    yield
+    for name in ("mean_anchor", "spread_loss", "window_network"):
+        sys.modules.pop(f"tests.plugins.{name}", None)
 
 
 @pytest.fixture

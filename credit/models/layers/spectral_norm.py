@@ -322,8 +322,8 @@ def _adapters(chain: Chain) -> list[nn.Module]:
 
 def _before_norm(chain: Chain) -> Tensor:
     """Return the input of spectral norm, which is the weight with its adapters, or this rank's part of it."""
-    weight = local(chain.original)
-    for adapter in _adapters(chain):
+    weight = chain.original.to_local() if isinstance(chain.original, DTensor) else chain.original
+    for adapter in list(chain)[:-1]:
         weight = adapter(weight)
     return weight
 

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -50,6 +50,14 @@ MOMENTS = [
     ("terminal", "run", "credit.forecast.stepper:Stepper.decode", 1, ["rollout", "config.yml"]),
     ("pipe", "run", "credit.forecast.stepper:Stepper.decode", 1, ["verify", "config.yml", "--online"]),
 ]
+
+
+@pytest.fixture(autouse=True)
+def _interruptible() -> Iterator[None]:
+    """Let this process and its children receive Ctrl-C; a shell starts background jobs with SIGINT ignored."""
+    previous = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, previous)
 
 
 def run_interrupted(
