@@ -1,4 +1,4 @@
-"""What all commands share: arguments, and the environment of the libraries behind them."""
+"""Arguments that all commands share, and the environment of the libraries behind them."""
 
 from __future__ import annotations
 

@@ -64,11 +64,11 @@ def drop_former_loss_keys(raw: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(section, Mapping) or section.get("kind") not in LOSSES.names():
         return dict(raw)
     keys = LOSSES.find_section(section["kind"]).model_fields
-    kept = {}
+    remaining = {}
     for name, value in section.items():
         if name in keys or name not in _FORMER_LOSS_DEFAULTS or value != _FORMER_LOSS_DEFAULTS[name]:
-            kept[name] = value
-    return {**raw, "loss": kept}
+            remaining[name] = value
+    return {**raw, "loss": remaining}
 
 
 def find_old_key(key: str) -> str | None:

@@ -45,7 +45,7 @@ class SplitsConfig(StrictModel):
 
 
 class PreprocessConfig(StrictModel):
-    """How `credit preprocess` writes the training store. The values in the store do not depend on these keys."""
+    """Writing of the training store by `credit preprocess`. The values in the store do not depend on these keys."""
 
     workers: int = Field(1, ge=1, description="Number of processes on this machine, or of jobs on the cluster.")
     memory_gib: float = Field(
@@ -256,7 +256,7 @@ class DataConfig(StrictModel):
 
     @property
     def has_vertical(self) -> bool:
-        """Whether a source is interpolated to the run's levels."""
+        """True if a source is interpolated to the run's levels."""
         return any(source.vertical is not None for source in self.sources)
 
     @property

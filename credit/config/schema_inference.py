@@ -100,12 +100,12 @@ class ForecastParallelismConfig(StrictModel):
 
     @property
     def is_spread(self) -> bool:
-        """Whether several ranks share one forecast."""
+        """True if several ranks share one forecast."""
         return self.shard or self.tensor > 1
 
 
 class InferenceConfig(StrictModel):
-    """How forecasts are made."""
+    """Forecasts by `credit rollout` and `credit verify --online`."""
 
     checkpoint: PathText = Field("best", description="Weights of the forecasts: best, latest, or a checkpoint's path.")
     initial_times: InitialTimesConfig | list[str] | Literal["latest"] = Field(

@@ -26,7 +26,7 @@ class PostprocessSection(StrictModel):
 
     @property
     def subject(self) -> str:
-        """What this entry is about: the list has one entry for each subject."""
+        """Kind of this entry, with its variable if it has one: the list has one entry for each subject."""
         return self.kind
 
     def require_variables(self, data: DataConfig, key: str) -> None:

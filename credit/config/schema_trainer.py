@@ -103,7 +103,7 @@ class PreviewConfig(StrictModel):
 
 
 class TrainerConfig(StrictModel):
-    """How training runs."""
+    """Training by `credit train`."""
 
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="`auto`: a GPU if there is one.")
     max_steps: int | None = Field(

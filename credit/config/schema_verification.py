@@ -145,7 +145,7 @@ class OtherForecastsConfig(StrictModel):
 
 
 class VerificationConfig(StrictModel):
-    """How forecasts are scored."""
+    """Scores of forecasts by `credit verify`."""
 
     climatology: ClimatologyConfig = Field(
         ClimatologyConfig(), description="Climatology for anomaly correlation and baselines."

@@ -1,4 +1,4 @@
-"""What every model is built from, and what it may declare about itself.
+"""The contract of models: the spec that each is built from, and the base class.
 
 Shape suffixes: B batch, C channels, T time frames, H latitude rows, W longitude columns.
 """

@@ -209,7 +209,7 @@ def assemble_training(
 
 @dataclass(frozen=True)
 class Origin:
-    """What a run begins with.
+    """Weights and state that a run begins with.
 
     Attributes:
         checkpoint: the checkpoint that ``trainer.resume`` finds; None for a run from scratch or from weights.

@@ -25,7 +25,7 @@ from credit.grid import LatLonGrid
 
 @dataclass(frozen=True)
 class PerturbationContext:
-    """What a perturbation is built from beside its own section.
+    """Everything that a perturbation is built from beside its own section.
 
     Attributes:
         grid: of the fields.

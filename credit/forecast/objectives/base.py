@@ -1,4 +1,4 @@
-"""What one training step asks of the model: the contract of ``trainer.objective``.
+"""Training objectives: the contract of ``trainer.objective``.
 
 The training step gives an objective a batch and gets a loss back; it knows nothing else of how the model is run.
 Shape suffixes: B batch, M ensemble members, C channels, T time frames, H latitude rows, W longitude columns.
@@ -22,7 +22,7 @@ from credit.losses.base import Loss
 
 @dataclass(frozen=True)
 class ObjectiveContext:
-    """What an objective is built from.
+    """Everything that an objective is built from.
 
     Attributes:
         stepper: runs the network.

@@ -24,7 +24,7 @@ from credit.grid import LatLonGrid
 
 @dataclass(frozen=True)
 class PostprocessContext:
-    """What a post-process is built from beside its own section.
+    """Everything that a post-process is built from beside its own section.
 
     Attributes:
         data: the data section of the config.

@@ -47,7 +47,7 @@ _SOLAR_RADIATION = "toa_incident_solar_radiation"
 
 @dataclass(frozen=True)
 class ChannelSlice:
-    """Where a variable lies among the channels.
+    """Position of a variable among the channels.
 
     Attributes:
         group: ``output``, of which prognostic channels are the first, or ``dynamic_forcing``.

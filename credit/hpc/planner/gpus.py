@@ -1,4 +1,4 @@
-"""What is known of the GPUs and of the links between them: peak rates from data sheets, and what of them is reached.
+"""Peak rates of GPUs and of the links between them, from data sheets, and the share of them that is assumed reached.
 
 Sources: NVIDIA's data sheets of A100 (2021), H100, H200 and HGX B200 (2023 to 2025), dense rates of the SXM modules;
 memory is what `torch.cuda.get_device_properties` reports as total. Nodes: A100 as in NSF NCAR's Derecho and NERSC's

@@ -147,7 +147,7 @@ class MeshPlan:
 
     @property
     def works(self) -> bool:
-        """Whether the run can use this mesh."""
+        """True if the run can use this mesh."""
         return self.fits and self.steps > 0
 
 
