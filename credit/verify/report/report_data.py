@@ -105,7 +105,7 @@ def report_scores(table: ScoreTable) -> list[ReportScore]:
             event_description = replace(
                 description,
                 label=f"{description.label}: {event}",
-                what=f"The event: {definition}. {description.what}",
+                definition=f"The event: {definition}. {description.definition}",
             )
             scores.append(ReportScore(name, event_description, f"{name}:{event}", [row], number))
     return scores

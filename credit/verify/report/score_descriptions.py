@@ -13,7 +13,7 @@ class ScoreDescription:
 
     Attributes:
         label: name for people.
-        what: definition in a sentence.
+        definition: the definition in a sentence.
         good: sentence on good values.
         wind_label: name for a wind vector, "" if it is the same.
         wind: sentence on its computation for wind vectors, "" if it is the same.
@@ -22,7 +22,7 @@ class ScoreDescription:
     """
 
     label: str
-    what: str
+    definition: str
     good: str
     wind_label: str = ""
     wind: str = ""

@@ -77,7 +77,7 @@ class Page {
     const what = `${metricLabel(place.metric, row)} of ${rowTitle(scores, row)}${units ? ` (${units})` : ""}`;
     this.title = `${what}, ${scores.regions[place.region].label}, ${seasonLabel(season)}`;
     find("chart-title").textContent = this.title;
-    const { what: meaning, good, wind } = place.metric;
+    const { definition: meaning, good, wind } = place.metric;
     const few = season.blocks.filter((blocks) => blocks < scores.least_blocks).length;
     const parts = [meaning, row.wind ? wind : "", good, few ? fewBlocks(scores, few) : ""];
     find("meaning").textContent = parts.filter(Boolean).join(" ");
