@@ -104,6 +104,7 @@ def replace_entries(
 
 
 def _entries_of_kind(entries: Mapping[str, PostprocessSection], kind: str) -> list[tuple[str, PostprocessSection]]:
+    """Return the entries of one kind in their order, with their config keys."""
     return [(key, entry) for key, entry in entries.items() if entry.kind == kind]
 
 
@@ -112,6 +113,7 @@ def _position_of_added(kind: str, entries: Sequence[PostprocessSection]) -> int:
     if kind in BUILT_IN_ORDER:
         following_kinds = BUILT_IN_ORDER[BUILT_IN_ORDER.index(kind) + 1 :]
         for position, entry in enumerate(entries):
+            # Hyperdiffusion is the first entry of every list, also before kinds of plugins.
             if kind == "hyperdiffusion" or entry.kind in following_kinds:
                 return position
     return len(entries)

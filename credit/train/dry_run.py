@@ -296,6 +296,7 @@ def _step_errors(config: Config) -> Iterator[None]:
 
 @contextmanager
 def _one_line_errors(beginning: str) -> Iterator[None]:
+    """Turn an error that is not one of this package into a `ConfigError` of one line; see `_model_errors`."""
     try:
         yield
     except (CreditError, _NeedsValues):
