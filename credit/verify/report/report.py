@@ -174,7 +174,7 @@ def _terms(page: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return (term, explanation) of the scores of a page, of statistical terms and of the baselines."""
     terms = []
     for score in page["metrics"]:
-        explanation = f"{score['what']} {score['good']}"
+        explanation = f"{score['definition']} {score['good']}"
         if score["wind"]:
             explanation += f" Of wind vectors: {score['wind']}"
         terms.append((score["label"], explanation))
