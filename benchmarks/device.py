@@ -64,9 +64,9 @@ def build_step(
     from credit.models.initialise import initial_values
     from credit.parallel.mesh import DeviceGrid
     from credit.parallel.state.materialise import fill_
-    from credit.train import build
-    from credit.train.build_model import build_parallel_model
-    from credit.train.dry_run import dummy_assets
+    from credit.train.build.dry_run import dummy_assets
+    from credit.train.build.model import build_parallel_model
+    from credit.train.build.training import training as build
     from credit.train.ema import EMA
     from credit.train.monitor.flops import FlopCounter
     from credit.train.optim import build_optimizer

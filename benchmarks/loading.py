@@ -24,7 +24,7 @@ import torch
 import xarray as xr
 
 from credit.config import load_config
-from credit.config.schema_data import DataConfig, PreprocessConfig
+from credit.config.sections.data import DataConfig, PreprocessConfig
 from credit.data.reader import FieldReader, open_reader
 from credit.data.samples.dataset import ForecastDataset
 from credit.data.samples.frames import FrameReader

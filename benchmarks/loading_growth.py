@@ -25,7 +25,7 @@ import xarray as xr
 import zarr
 from loading import configure, ours, whole
 
-from credit.config.schema_data import DataConfig, PreprocessConfig
+from credit.config.sections.data import DataConfig, PreprocessConfig
 from credit.data.reader import FieldReader, open_reader
 from credit.data.samples.dataset import ForecastDataset
 from credit.data.samples.frames import FrameReader

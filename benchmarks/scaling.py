@@ -22,7 +22,7 @@ from live_memory import LiveMemory
 from memory import MESHES
 from torch import nn
 
-from credit.config.schema_trainer import ParallelismConfig, TrainerConfig
+from credit.config.sections.trainer import ParallelismConfig, TrainerConfig
 from credit.models.initialise import initial_values
 from credit.models.layers import spectral_norm
 from credit.models.layers.transformer_layer import FeedForward, TransformerLayer

@@ -7,7 +7,7 @@ from datetime import UTC
 from pathlib import Path
 
 from credit.cli.common import path_argument
-from credit.cli.terminal import format_table
+from credit.cli.console.terminal import format_table
 
 HELP = """Manage the checkpoints in SAVE_LOC/checkpoints.
 

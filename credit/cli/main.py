@@ -17,8 +17,8 @@ from typing import TextIO
 
 from credit import __version__
 from credit.cli.common import set_environment
-from credit.cli.interrupt import INTERRUPTED, InterruptGuard, end_process
-from credit.cli.terminal import LogFormatter, style, wrap
+from credit.cli.console.interrupt import INTERRUPTED, InterruptGuard, end_process
+from credit.cli.console.terminal import LogFormatter, style, wrap
 from credit.errors import CreditError
 from credit.utils.progress import set_quiet
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from credit.cli.common import add_config_arguments
-from credit.cli.terminal import print_json
+from credit.cli.console.terminal import print_json
 from credit.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from credit.grid import LatLonGrid
     from credit.hpc.planner.mesh import Checkpointing
     from credit.parallel.mesh import DeviceGrid
-    from credit.train.assets import ModelAssets
+    from credit.train.build.assets import ModelAssets
 
 HELP = """Predict memory and communication of training CONFIG on N GPUs, for every mesh of the ranks (replicas x shards
 x tensor parallelism), and recommend a mesh. It needs no GPU.
@@ -108,8 +108,8 @@ def build_plan_inputs(path: str, overrides: Sequence[str], grid: str | None) -> 
     from credit.calendar import Calendar
     from credit.config import load_config
     from credit.data.splits import build_splits, require_samples
-    from credit.train.dry_run import dummy_assets
-    from credit.train.open_data import open_fields
+    from credit.train.build.dry_run import dummy_assets
+    from credit.train.build.open_data import open_fields
 
     if grid is not None:
         config = load_config_without_paths(path, overrides)
@@ -170,8 +170,8 @@ class TrainingStepBuilder:
     def __init__(self, config: Config, assets: ModelAssets) -> None:
         import torch
 
-        from credit.train.build import build_run_loss
-        from credit.train.dry_run import dummy_assets
+        from credit.train.build.dry_run import dummy_assets
+        from credit.train.build.training import build_run_loss
 
         self._config = config
         self._assets = assets
@@ -183,7 +183,7 @@ class TrainingStepBuilder:
         """See `credit.hpc.planner.mesh.StepBuilder`."""
         import torch
 
-        from credit.train.build_model import build_parallel_model
+        from credit.train.build.model import build_parallel_model
 
         trainer = self._config.trainer
         parallelism = trainer.parallelism if sharded else trainer.parallelism.model_copy(update={"data": "none"})
@@ -198,7 +198,7 @@ class TrainingStepBuilder:
         import torch
 
         from credit.forecast.objectives.base import ObjectiveContext, build_objective
-        from credit.train.build import build_stepper
+        from credit.train.build.training import build_stepper
         from credit.train.optim import build_optimizer
         from credit.train.step import StepSettings, TrainingStep
 

@@ -13,21 +13,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from credit.cli.common import add_config_arguments
-from credit.cli.terminal import add_quiet_argument
+from credit.cli.console.terminal import add_quiet_argument
 from credit.utils.progress import ProgressBar
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from credit.config import Config
-    from credit.config.schema_inference import InferenceConfig
+    from credit.config.sections.inference import InferenceConfig
     from credit.data.reader import FieldReader
     from credit.forecast.io.diagnostics import OutputDiagnostics
     from credit.forecast.io.forecast_writer import ForecastWriter
     from credit.forecast.rollout import ForecastStart
     from credit.parallel.mesh import DeviceGrid
     from credit.parallel.process_info import ProcessInfo
-    from credit.train.build_forecaster import Forecaster
+    from credit.train.build.forecaster import Forecaster
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +70,7 @@ def run(arguments: argparse.Namespace) -> int:
     from credit.calendar import parse_duration
     from credit.config import load_config
     from credit.parallel.process_info import process_group, read_process_info
-    from credit.train.build_model import build_forecast_mesh, choose_device
+    from credit.train.build.model import build_forecast_mesh, choose_device
 
     overrides = list(arguments.overrides)
     if arguments.latest:
@@ -107,8 +107,8 @@ def _make_forecasts(config: Config, part: str | None, process_info: ProcessInfo,
     from credit.forecast.initial_times import choose_initial_times, choose_leads, group_initial_times
     from credit.forecast.io.async_writer import BackgroundWriter
     from credit.forecast.rollout import inference_mode
-    from credit.train.build_forecaster import assemble_forecaster, build_products
-    from credit.train.open_data import open_for_forecasts
+    from credit.train.build.forecaster import assemble_forecaster, build_products
+    from credit.train.build.open_data import open_for_forecasts
 
     inference = config.inference
     step_minutes = config.data.step_minutes
@@ -206,7 +206,7 @@ def _warn_distribution_shift(config: Config, forecaster: Forecaster, reader: Fie
     """Warn if the first fields look unlike those of training: in other units, or over another orography."""
     from credit.data.analyses import read_static_of
     from credit.errors import DataError
-    from credit.train.initial_condition_checks import describe_distribution_shift, describe_static_mismatch
+    from credit.train.build.initial_condition_checks import describe_distribution_shift, describe_static_mismatch
 
     assets = forecaster.assets
     warnings = []
@@ -242,7 +242,7 @@ def _open_writer(
     from credit.forecast.io.forecast_writer import ForecastWriter
     from credit.forecast.io.schema import OutputOptions
     from credit.forecast.rollout import checksums
-    from credit.train.build_forecaster import describe_run
+    from credit.train.build.forecaster import describe_run
 
     inference = config.inference
     step_minutes, history_len = config.data.step_minutes, config.data.history_len

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from credit.cli.common import add_config_arguments
-from credit.cli.interrupt import INTERRUPTED
-from credit.cli.terminal import add_quiet_argument
+from credit.cli.console.interrupt import INTERRUPTED
+from credit.cli.console.terminal import add_quiet_argument
 
 if TYPE_CHECKING:
     from credit.config import Config
@@ -77,8 +77,8 @@ def _train(config: Config, process_info: ProcessInfo) -> tuple[str, bool]:
     from credit.parallel.object_collectives import together
     from credit.parallel.process_info import process_group
     from credit.parallel.watchdog import Watchdog
-    from credit.train.build import assemble_training
-    from credit.train.build_model import choose_device
+    from credit.train.build.model import choose_device
+    from credit.train.build.training import assemble_training
     from credit.train.checkpoint.resume import prepare_folder
     from credit.train.monitor.metrics_log import rank_log, write_failure
     from credit.train.monitor.run_files import read_status

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from credit.cli.common import path_argument
-from credit.cli.terminal import add_quiet_argument, print_json
+from credit.cli.console.terminal import add_quiet_argument, print_json
 
 if TYPE_CHECKING:
     from credit.config import Config
@@ -76,7 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Run the command."""
     from credit.calendar import parse_duration
     from credit.parallel.process_info import process_group, read_process_info
-    from credit.train.build_model import choose_device
+    from credit.train.build.model import choose_device
     from credit.verify.verification import verify
 
     other_runs = [text for text in arguments.rest if "=" not in text or os.path.exists(text)]
@@ -117,7 +117,7 @@ def run(arguments: argparse.Namespace) -> int:
 
         print_json(summary_document(table, other_name, files))
     else:
-        from credit.cli.score_summary import format_summary
+        from credit.cli.console.score_summary import format_summary
 
         print(format_summary(table, other_name, arguments.all))
         print(f"\nscores   {files['scores_csv']}, {files['scores_nc']}")
@@ -171,7 +171,7 @@ def _add_other_run(config: Config, other_runs: list[str]) -> tuple[Config, str |
     Raises:
         ConfigError: if there are several runs, if the second is not a run, or if its name is taken.
     """
-    from credit.config.schema_verification import OtherForecastsConfig, is_reserved_name
+    from credit.config.sections.verification import OtherForecastsConfig, is_reserved_name
     from credit.errors import ConfigError
 
     if not other_runs:
@@ -249,8 +249,8 @@ def _open_data_and_forecasts(
 ) -> tuple[FieldReader, ForecastSource, WorkShare]:
     """Return the truth, the forecasts and the share of the cases of this process."""
     from credit.forecast.io.forecast_reader import open_forecasts
-    from credit.train.build_model import build_forecast_mesh
-    from credit.train.open_data import open_reader_once
+    from credit.train.build.model import build_forecast_mesh
+    from credit.train.build.open_data import open_reader_once
     from credit.verify.partial_scores import WorkShare
 
     if not online:
@@ -287,8 +287,8 @@ def _open_online(
     from credit.forecast.io.schema import OutputFields
     from credit.forecast.online import ForecastBatching, OnlineForecasts
     from credit.forecast.rollout import forecast
-    from credit.train.build_forecaster import assemble_forecaster, build_products, describe_run
-    from credit.train.open_data import open_fields, open_for_forecasts
+    from credit.train.build.forecaster import assemble_forecaster, build_products, describe_run
+    from credit.train.build.open_data import open_fields, open_for_forecasts
 
     # Forecasts with products are scored against other data, so this reader need not have the truth.
     reader, splits = open_for_forecasts(config) if products else open_fields(config)

@@ -13,7 +13,7 @@ from pydantic_core import PydanticUndefined
 
 from credit.config.registry import registered_sections_in
 from credit.config.schema import Config
-from credit.config.schema_base import sections_in
+from credit.config.sections.base import sections_in
 
 _INTRODUCTION = """# Configuration
 

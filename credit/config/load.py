@@ -22,7 +22,7 @@ from credit.config.renamed_keys import (
     rename_keys,
 )
 from credit.config.schema import Config
-from credit.config.schema_data import DataConfig
+from credit.config.sections.data import DataConfig
 from credit.config.validation_messages import build_error, describe_problem
 from credit.errors import ConfigError
 

@@ -16,7 +16,7 @@ from pydantic import GetCoreSchemaHandler
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError, core_schema
 
-from credit.config.schema_base import StrictModel
+from credit.config.sections.base import StrictModel
 from credit.errors import ConfigError, did_you_mean
 
 Registered = TypeVar("Registered", bound=type)

@@ -8,15 +8,15 @@ from typing import Any
 from pydantic import Field, model_validator
 
 from credit.calendar import parse_duration
-from credit.config.schema_base import PathText, StrictModel
-from credit.config.schema_data import DataConfig, PreprocessConfig
-from credit.config.schema_inference import InferenceConfig
-from credit.config.schema_jobs import PbsConfig, SlurmConfig
-from credit.config.schema_loss import LossEntry, default_loss
-from credit.config.schema_model import ModelEntry
-from credit.config.schema_postprocess import replace_entries, require_order
-from credit.config.schema_trainer import TrainerConfig
-from credit.config.schema_verification import VerificationConfig
+from credit.config.sections.base import PathText, StrictModel
+from credit.config.sections.data import DataConfig, PreprocessConfig
+from credit.config.sections.inference import InferenceConfig
+from credit.config.sections.jobs import PbsConfig, SlurmConfig
+from credit.config.sections.loss import LossEntry, default_loss
+from credit.config.sections.model import ModelEntry
+from credit.config.sections.postprocess import replace_entries, require_order
+from credit.config.sections.trainer import TrainerConfig
+from credit.config.sections.verification import VerificationConfig
 from credit.config.step_defaults import fill_step_defaults
 
 

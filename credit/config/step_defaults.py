@@ -7,11 +7,11 @@ from typing import Any
 
 from credit.calendar import format_duration, parse_duration
 from credit.config.registry import PERTURBATIONS
-from credit.config.schema_base import StrictModel
-from credit.config.schema_data import DataConfig
-from credit.config.schema_inference import InferenceConfig, InitialTimesConfig
-from credit.config.schema_trainer import PreviewConfig
-from credit.config.schema_verification import VerificationConfig
+from credit.config.sections.base import StrictModel
+from credit.config.sections.data import DataConfig
+from credit.config.sections.inference import InferenceConfig, InitialTimesConfig
+from credit.config.sections.trainer import PreviewConfig
+from credit.config.sections.verification import VerificationConfig
 from credit.errors import ConfigError
 
 

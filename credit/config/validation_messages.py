@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from credit.config.migration import find_replacement
 from credit.config.registry import WRONG_KIND, registered_sections_in
 from credit.config.schema import Config
-from credit.config.schema_base import sections_in
+from credit.config.sections.base import sections_in
 from credit.errors import ConfigError, did_you_mean, find_nearest
 
 # A key in the wrong section: the sections that have a key of this name are listed, up to this number.

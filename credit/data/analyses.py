@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from credit.channels import COMPUTED_STATIC, Channel
-from credit.config.schema_data import DataConfig
+from credit.config.sections.data import DataConfig
 from credit.data.error_collector import ErrorCollector
 from credit.data.formats.files import OpenFiles
 from credit.data.reader import FieldReader, open_reader

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from credit.channels import Channel, ChannelMap
-from credit.config.schema_data import TransformConfig
+from credit.config.sections.data import TransformConfig
 from credit.data.store.statistics import Statistics
 from credit.data.transforms import apply, invert
 

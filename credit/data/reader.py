@@ -9,7 +9,7 @@ import numpy as np
 
 from credit.calendar import Calendar
 from credit.channels import ChannelMap
-from credit.config.schema_data import DataConfig
+from credit.config.sections.data import DataConfig
 from credit.data.sources.source_reader import open_sources
 from credit.data.store.store_reader import open_configured_store
 from credit.grid import LatLonGrid

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from credit.calendar import Calendar, format_duration, parse_duration
-from credit.config.schema_data import DataConfig
+from credit.config.sections.data import DataConfig
 from credit.errors import ConfigError, DataError
 
 SPLITS = ("train", "valid", "test")

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from credit.channels import Channel
-from credit.config.schema_data import TransformConfig
+from credit.config.sections.data import TransformConfig
 
 Values = TypeVar("Values", np.ndarray, torch.Tensor)
 

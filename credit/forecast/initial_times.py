@@ -16,8 +16,8 @@ from typing import TypeVar
 import numpy as np
 
 from credit.calendar import Calendar, format_duration, parse_duration
-from credit.config.schema_data import DataConfig
-from credit.config.schema_inference import EnsembleConfig, InferenceConfig, InitialTimesConfig
+from credit.config.sections.data import DataConfig
+from credit.config.sections.inference import EnsembleConfig, InferenceConfig, InitialTimesConfig
 from credit.data.splits import Split, describe_coverage, describe_span
 from credit.errors import ConfigError, DataError
 from credit.forecast.ensemble.perturbations import lag_minutes

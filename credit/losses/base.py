@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from credit.channels import ChannelMap
-from credit.config.schema_loss import LossSection
+from credit.config.sections.loss import LossSection
 from credit.grid import LatLonGrid
 
 

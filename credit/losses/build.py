@@ -8,7 +8,7 @@ import numpy as np
 
 from credit.channels import ChannelMap
 from credit.config.registry import LOSSES
-from credit.config.schema_loss import LossSection
+from credit.config.sections.loss import LossSection
 from credit.errors import ConfigError, did_you_mean
 from credit.grid import LatLonGrid
 from credit.losses.base import Loss, LossContext

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
 from credit.config.registry import LOSSES
-from credit.config.schema_loss import LossSection
+from credit.config.sections.loss import LossSection
 
 if TYPE_CHECKING:
     from credit.losses.base import Loss

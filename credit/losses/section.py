@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from credit.config.schema_loss import LossSection
+from credit.config.sections.loss import LossSection
 
 
 class PointwiseSection(LossSection):

@@ -12,7 +12,7 @@ from typing import ClassVar
 from torch import Tensor, nn
 
 from credit.channels import Channel, ChannelMap
-from credit.config.schema_model import ModelSection
+from credit.config.sections.model import ModelSection
 from credit.errors import ConfigError
 from credit.grid import LatLonGrid
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
 from credit.config.registry import MODELS
-from credit.config.schema_model import ModelSection
+from credit.config.sections.model import ModelSection
 from credit.errors import ConfigError
 
 if TYPE_CHECKING:

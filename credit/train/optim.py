@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import torch
 from torch import nn
 
-from credit.config.schema_trainer import ScheduleConfig, TrainerConfig
+from credit.config.sections.trainer import ScheduleConfig, TrainerConfig
 from credit.parallel.blocks.marks import plain_name
 
 

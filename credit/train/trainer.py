@@ -18,10 +18,10 @@ from credit.parallel.fsdp2 import reshard
 from credit.parallel.host_copy import AsyncHostCopy
 from credit.parallel.object_collectives import run_on_rank0, together
 from credit.parallel.reduce import mean_over_ranks
+from credit.train.build.components import TrainingComponents
 from credit.train.checkpoint import checkpoint
 from credit.train.checkpoint.async_writer import AsyncCheckpointer
 from credit.train.checkpoint.train_state import TrainState, checkpoint_meta
-from credit.train.components import TrainingComponents
 from credit.train.monitor.divergence import DivergenceGuard, RollbackRequired
 from credit.train.monitor.metrics_log import MetricsLog, Progress, peak_memory_gb, write_failure, write_status
 from credit.train.monitor.run_files import read_last_metrics, read_status, read_summary

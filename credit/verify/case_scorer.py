@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from credit.channels import Channel, select_figure_channels, take_channels
 from credit.config import Config
-from credit.config.schema_verification import BASELINES
+from credit.config.sections.verification import BASELINES
 from credit.data.climatology.climatology import Fields
 from credit.data.formats.run_grid import load_grid
 from credit.data.splits import Split

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from credit.channels import Channel
-from credit.config.schema_verification import VerificationConfig
+from credit.config.sections.verification import VerificationConfig
 from credit.data.formats.regrid import Regridder
 from credit.grid import LatLonGrid
 from credit.verify.partial_scores import FieldsByChannelAndLead, PartialScores

@@ -11,7 +11,7 @@ import xarray as xr
 
 from credit.calendar import Calendar
 from credit.channels import Channel
-from credit.config.schema_verification import EventConfig
+from credit.config.sections.verification import EventConfig
 from credit.verify.report.report import write_report
 from credit.verify.scores.events import EventStatistics
 from credit.verify.scores.seeps import SeepsStatistics

@@ -21,8 +21,10 @@ import torch
 from credit.cli.plan import build_grid
 from credit.parallel.host_copy import AsyncHostCopy, to_device
 from credit.parallel.mesh import DeviceGrid
-from credit.train import build_model, fine_tuning, trainer
-from credit.train.dry_run import dummy_assets
+from credit.train import trainer
+from credit.train.build import fine_tuning
+from credit.train.build import model as build_model
+from credit.train.build.dry_run import dummy_assets
 from tests.gpu.worker import BUDGETS, FORECASTS, SINGLE, SPLIT, TRAINING, WRONG
 from tests.unit.hpc.measured import small_config
 

@@ -20,7 +20,7 @@ import torch
 
 from credit.cli.plan import build_grid
 from credit.config import Config
-from credit.config.schema_inference import EnsembleConfig
+from credit.config.sections.inference import EnsembleConfig
 from credit.data.samples.batch import Batch
 from credit.forecast.ensemble.feature_noise import build_noise
 from credit.forecast.ensemble.perturbations import build_perturbation
@@ -34,10 +34,10 @@ from credit.parallel.mesh import DeviceGrid, ParallelDims, build_mesh
 from credit.parallel.process_info import fake_process_group
 from credit.parallel.reduce import gradient_norm
 from credit.parallel.state.materialise import allocate_
-from credit.train.assets import ModelAssets
-from credit.train.build import build_metrics, build_run_loss, build_step, build_stepper, cell_weights
-from credit.train.build_model import build_network, build_parallel_model
-from credit.train.dry_run import dummy_assets
+from credit.train.build.assets import ModelAssets
+from credit.train.build.dry_run import dummy_assets
+from credit.train.build.model import build_network, build_parallel_model
+from credit.train.build.training import build_metrics, build_run_loss, build_step, build_stepper, cell_weights
 from credit.train.ema import EMA
 from credit.train.optim import build_optimizer
 from credit.train.validate import shard_cases, validate

@@ -7,8 +7,8 @@ from typing import Literal
 import torch
 from pydantic import Field
 
-from credit.config.schema_data import DataConfig
-from credit.config.schema_postprocess import PostprocessSection, require_member
+from credit.config.sections.data import DataConfig
+from credit.config.sections.postprocess import PostprocessSection, require_member
 from credit.forecast.postprocess.base import Postprocess, PostprocessContext, register_postprocess
 
 

@@ -10,7 +10,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from credit.config.schema_loss import LossSection
+from credit.config.sections.loss import LossSection
 from credit.losses import register_loss
 from credit.losses.base import Loss, LossContext
 

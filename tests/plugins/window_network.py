@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import Field
 from torch import nn
 
-from credit.config.schema_model import ModelSection
+from credit.config.sections.model import ModelSection
 from credit.models.base import ForecastModel, ModelSpec
 from credit.models.layers import (
     CrossScaleEmbedding,

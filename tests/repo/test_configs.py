@@ -11,7 +11,7 @@ import torch
 
 from credit.config import load_config
 from credit.grid import LatLonGrid
-from credit.train.build_model import build_network
+from credit.train.build.model import build_network
 
 REPOSITORY = Path(__file__).parents[2]
 TEMPLATES = REPOSITORY / "credit" / "config" / "templates"

@@ -13,8 +13,8 @@ import pytest
 import xarray as xr
 import yaml
 
-from credit.config import schema_source
-from credit.data.formats import plugin_source
+from credit.config.sections import source as schema_source
+from credit.data.formats.plugin import source as plugin_source
 from tests.smoke.test_train import rows
 
 PAGE = Path(__file__).parents[2] / "docs" / "own_source.md"

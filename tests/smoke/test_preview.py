@@ -11,7 +11,7 @@ import torch
 from credit.cli.main import main
 from credit.config import load_config
 from credit.parallel.process_info import read_process_info
-from credit.train.build import assemble_training
+from credit.train.build.training import assemble_training
 from credit.train.monitor.run_files import early_rows
 from tests.smoke.test_train import rows
 

@@ -7,14 +7,14 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from credit.cli.common import add_config_arguments
-from credit.cli.terminal import add_quiet_argument, print_json, wrap
+from credit.cli.console.terminal import add_quiet_argument, print_json, wrap
 
 if TYPE_CHECKING:
     from credit.cli.check.data import DataSummary
     from credit.cli.check.report import CheckReport
     from credit.config import Config
     from credit.parallel.mesh import ParallelDims
-    from credit.train.dry_run import DryRunResult
+    from credit.train.build.dry_run import DryRunResult
 
 HELP = """Check CONFIG and its data before a job is queued. Nothing is written.
 
@@ -148,7 +148,7 @@ def _check_data_alone(raw: Mapping[str, Any], report: CheckReport) -> None:
 
 def _try_network(config: Config, data: DataSummary, degrees: ParallelDims, report: CheckReport) -> DryRunResult | None:
     """Take a training step without memory for weights and fields, then split the model as on the run's ranks."""
-    from credit.train.dry_run import dummy_assets, try_bfloat16, try_mesh, try_step
+    from credit.train.build.dry_run import dummy_assets, try_bfloat16, try_mesh, try_step
 
     dry_run = None
     with report.collect():

@@ -11,7 +11,7 @@ from credit.calendar import Calendar
 from credit.channels import ChannelMap
 from credit.cli.check.report import CheckReport
 from credit.cli.check.store import check_store
-from credit.config.schema_data import DataConfig
+from credit.config.sections.data import DataConfig
 from credit.data.error_collector import ErrorCollector
 from credit.data.formats.files import OpenFiles
 from credit.data.formats.unit_checks import find_implausible_units

@@ -19,7 +19,7 @@ from credit.data.climatology.stored import describe_mismatch
 from credit.data.sources.source_reader import SourceReader
 from credit.data.store.preprocess import bytes_needed, times_within
 from credit.errors import ConfigError
-from credit.train.dry_run import DryRunResult
+from credit.train.build.dry_run import DryRunResult
 from credit.train.monitor.run_files import read_status
 
 # netCDF keeps this many unpacked bytes of a variable between two reads.

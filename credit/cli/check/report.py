@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from credit.cli.terminal import style, wrap
+from credit.cli.console.terminal import style, wrap
 from credit.data.error_collector import ErrorCollector
 from credit.errors import CreditError
 

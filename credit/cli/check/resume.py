@@ -10,12 +10,12 @@ from credit.config import Config
 from credit.data.splits import require_no_leakage
 from credit.models.lora import base_state_dict, checkpoint_state_dict
 from credit.parallel.mesh import DeviceGrid, ParallelDims
-from credit.train.assets import ModelAssets
+from credit.train.build.assets import ModelAssets
+from credit.train.build.dry_run import DryRunResult, dummy_assets
+from credit.train.build.fine_tuning import find_base
 from credit.train.checkpoint import checkpoint
 from credit.train.checkpoint.external_weights import assets_for_weights, read_state_file
 from credit.train.checkpoint.resume import find_checkpoint, find_initial_weights, load_run_state, require_same_run
-from credit.train.dry_run import DryRunResult, dummy_assets
-from credit.train.fine_tuning import find_base
 
 
 def check_resume(

@@ -14,7 +14,7 @@ from credit.cli.check.data import DataSummary
 from credit.cli.check.other_forecasts import PlannedForecasts, check_other_forecasts
 from credit.cli.check.report import CheckReport
 from credit.config import Config
-from credit.config.schema_inference import InitialTimesConfig
+from credit.config.sections.inference import InitialTimesConfig
 from credit.data.climatology.file import load_climatology
 from credit.data.climatology.fit import plan_fit
 from credit.data.formats.run_grid import load_grid
@@ -26,8 +26,8 @@ from credit.forecast.io.diagnostics import OutputDiagnostics
 from credit.forecast.io.forecast_writer import require_same_format
 from credit.forecast.io.schema import OutputFields, OutputOptions, build_layout
 from credit.losses.build import build_loss, channel_weights
-from credit.train.assets import LEAST_CLIMATOLOGY_MINUTES
-from credit.train.build import require_monitor
+from credit.train.build.assets import LEAST_CLIMATOLOGY_MINUTES
+from credit.train.build.training import require_monitor
 from credit.train.checkpoint.checkpoint import no_such_checkpoint
 from credit.train.monitor.preview import plan_preview
 from credit.train.optim import build_optimizer

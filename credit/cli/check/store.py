@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 from credit.cli.check.report import CheckReport
-from credit.config.schema_data import DataConfig
+from credit.config.sections.data import DataConfig
 from credit.data.climatology.stored import find_damaged_blocks
 from credit.data.store.integrity import require_undamaged
 from credit.data.store.repair import REDO_CHANGED, find_source_changes

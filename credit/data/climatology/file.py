@@ -20,9 +20,9 @@ import numpy as np
 import xarray as xr
 
 from credit.calendar import Calendar
-from credit.config.schema_data import DataConfig
-from credit.config.schema_source import SourceConfig
-from credit.config.schema_verification import ClimatologyConfig
+from credit.config.sections.data import DataConfig
+from credit.config.sections.source import SourceConfig
+from credit.config.sections.verification import ClimatologyConfig
 from credit.data.climatology.climatology import CACHE_BYTES, Climatology, LazyFields
 from credit.data.formats.cf import Coordinates, level_values, match_levels
 from credit.data.formats.files import expand_path, open_file

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from credit.calendar import Calendar
-from credit.config.schema_verification import ClimatologyConfig
+from credit.config.sections.verification import ClimatologyConfig
 from credit.data.climatology.climatology import Climatology, evaluate_harmonics
 from credit.errors import ConfigError
 from credit.utils.progress import ProgressBar

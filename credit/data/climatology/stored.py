@@ -25,8 +25,8 @@ import numpy as np
 import zarr
 from zarr.codecs import BloscCodec, Crc32cCodec
 
-from credit.config.schema_data import DataConfig, PreprocessConfig
-from credit.config.schema_verification import ClimatologyConfig
+from credit.config.sections.data import DataConfig, PreprocessConfig
+from credit.config.sections.verification import ClimatologyConfig
 from credit.data.climatology.blocks import block_shape, channels_per_chunk, estimate_bytes
 from credit.data.climatology.climatology import Climatology, LazyFields
 from credit.data.climatology.fit import ClimatologyPlan, fit_climatology, fit_fields, plan_fit

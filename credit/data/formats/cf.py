@@ -10,7 +10,7 @@ import numpy as np
 import xarray as xr
 
 from credit.calendar import Calendar
-from credit.data.formats.grib import UNREADABLE
+from credit.data.formats.grib.dataset import UNREADABLE
 from credit.data.formats.regrid import Regridder
 from credit.data.formats.select import listing
 from credit.data.formats.unit_checks import Implausible, ValueRules

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import xarray as xr
 
-from credit.config.schema_source import SourceConfig
-from credit.data.formats.grib import open_grib
+from credit.config.sections.source import SourceConfig
+from credit.data.formats.grib.dataset import open_grib
 from credit.data.formats.netcdf3 import missing_bytes
-from credit.data.formats.plugin_source import open_plugin_source
+from credit.data.formats.plugin.source import open_plugin_source
 from credit.data.formats.remote import is_remote, open_remote, remote_fingerprint
 from credit.data.formats.select import select_positions
 from credit.data.formats.units import require_packing

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from credit.config.schema_source import GridConfig, SourceConfig
+from credit.config.sections.source import GridConfig, SourceConfig
 from credit.data.formats.cf import Coordinates
 from credit.data.formats.files import expand_path, open_file
 from credit.errors import DataError

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from credit.config.schema_data import DataConfig
+from credit.config.sections.data import DataConfig
 from credit.data.formats.unit_limits import describe_wrong_units, find_limits, find_quantity, has_limits
 from credit.data.formats.units import Conversion, plain
 from credit.errors import DataError

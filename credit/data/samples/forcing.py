@@ -14,7 +14,7 @@ import numpy as np
 from credit.calendar import Calendar
 
 if TYPE_CHECKING:
-    from credit.config.schema_data import SolarConfig
+    from credit.config.sections.data import SolarConfig
     from credit.grid import LatLonGrid
 
 SOLAR_CONSTANT = 1361.0  # W m-2, Kopp and Lean (2011), doi:10.1029/2010GL045777

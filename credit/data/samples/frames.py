@@ -14,7 +14,7 @@ from functools import lru_cache
 import numpy as np
 
 from credit.channels import Channel
-from credit.config.schema_data import DataConfig, VariableOptions
+from credit.config.sections.data import DataConfig, VariableOptions
 from credit.data.climatology.climatology import Climatology
 from credit.data.reader import FieldReader
 from credit.data.samples.forcing import compute_dynamic_forcing, compute_static

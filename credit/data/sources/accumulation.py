@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from credit.calendar import Calendar, format_duration
-from credit.config.schema_data import DataConfig
+from credit.config.sections.data import DataConfig
 from credit.data.sources.series import VariableSeries
 from credit.errors import DataError
 

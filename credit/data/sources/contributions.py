@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from credit.calendar import Calendar
-from credit.config.schema_data import DataConfig
-from credit.config.schema_source import SourceConfig
+from credit.config.sections.data import DataConfig
+from credit.config.sections.source import SourceConfig
 from credit.data.formats.select import listing
 from credit.data.sources.derived_series import DerivedSeries
 from credit.data.sources.series import JoinedSeries, VariableSeries

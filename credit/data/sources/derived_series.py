@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from credit.calendar import Calendar
-from credit.config.schema_data import DataConfig
+from credit.config.sections.data import DataConfig
 from credit.data.formats.cf import VariableLayout
 from credit.data.formats.files import OpenFiles, file_key
 from credit.data.formats.units import Conversion

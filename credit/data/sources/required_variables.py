@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import xarray as xr
 
 from credit.channels import ChannelMap
-from credit.config.schema_data import DataConfig
-from credit.config.schema_source import SourceConfig
+from credit.config.sections.data import DataConfig
+from credit.config.sections.source import SourceConfig
 from credit.data.error_collector import ErrorCollector
-from credit.data.formats.grib import LEFT_OUT
+from credit.data.formats.grib.dataset import LEFT_OUT
 from credit.data.formats.select import listing
 from credit.errors import did_you_mean
 

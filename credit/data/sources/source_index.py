@@ -10,16 +10,16 @@ import numpy as np
 import xarray as xr
 
 from credit.calendar import Calendar
-from credit.config.schema_data import DataConfig, VariableOptions
+from credit.config.sections.data import DataConfig, VariableOptions
 from credit.data.error_collector import ErrorCollector
 from credit.data.formats.cf import Coordinates, VariableLayout, is_vector_component, level_values, match_levels
 from credit.data.formats.files import OpenFiles, expand_paths
-from credit.data.formats.grib import ABSENT
+from credit.data.formats.grib.dataset import ABSENT
 from credit.data.formats.run_grid import load_grid
 from credit.data.formats.unit_checks import build_rules, range_in_file_units, read_file_range, require_units
 from credit.data.formats.units import find_conversion
 from credit.data.sources.derived_variables import derived_attributes, interpolation_kind, si_conversion
-from credit.data.sources.level_mapping import LevelResolver
+from credit.data.sources.levels.level_mapping import LevelResolver
 from credit.data.sources.required_variables import (
     FIELD,
     VariableRequest,

@@ -10,7 +10,7 @@ import numpy as np
 
 from credit.calendar import Calendar
 from credit.channels import ChannelMap
-from credit.config.schema_data import DataConfig
+from credit.config.sections.data import DataConfig
 from credit.data.error_collector import ErrorCollector
 from credit.data.formats.cf import VariableLayout
 from credit.data.formats.files import OpenFiles, file_key

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-from credit.config.schema_data import PreprocessConfig
+from credit.config.sections.data import PreprocessConfig
 from credit.errors import ConfigError, DataError
 from credit.utils.installation import install_command
 from credit.utils.interrupts import start_without_interrupts

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from credit.channels import Channel
-from credit.config.schema_data import TransformConfig
+from credit.config.sections.data import TransformConfig
 from credit.data.transforms import invert
 
 _MOST_DEVIATIONS = 1000.0

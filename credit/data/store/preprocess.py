@@ -22,7 +22,7 @@ from zarr.codecs import BloscCodec, Crc32cCodec
 
 from credit import __version__
 from credit.calendar import EPOCH, Calendar
-from credit.config.schema_data import DataConfig, PreprocessConfig, TransformConfig
+from credit.config.sections.data import DataConfig, PreprocessConfig, TransformConfig
 from credit.data.sources.source_reader import SourceReader, open_sources
 from credit.data.splits import Split, build_splits
 from credit.data.store import store_reader, store_writer

@@ -20,7 +20,7 @@ import zarr
 
 from credit.calendar import Calendar
 from credit.channels import ChannelMap
-from credit.config.schema_data import DataConfig, TransformConfig
+from credit.config.sections.data import DataConfig, TransformConfig
 from credit.data.formats.files import OpenFiles, expand_paths, file_fingerprint, file_key
 from credit.data.sources.source_reader import SourceReader
 from credit.data.store.integrity import WHOLE_ARRAYS, Damage

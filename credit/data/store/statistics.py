@@ -16,7 +16,7 @@ import numpy as np
 
 from credit.calendar import format_duration
 from credit.channels import Channel
-from credit.config.schema_data import TransformConfig
+from credit.config.sections.data import TransformConfig
 from credit.data.store.outliers import find_outliers
 from credit.data.transforms import transform_channels
 from credit.errors import DataError

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from credit.calendar import Calendar
-from credit.config.schema_data import DataConfig
+from credit.config.sections.data import DataConfig
 from credit.data.splits import Split
 
 

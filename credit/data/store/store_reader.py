@@ -39,8 +39,8 @@ import zarr
 from credit.calendar import Calendar
 from credit.channels import ChannelMap
 from credit.config.renamed_keys import rename_dotted_key
-from credit.config.schema_data import DataConfig, VariableOptions
-from credit.config.schema_source import SourceConfig
+from credit.config.sections.data import DataConfig, VariableOptions
+from credit.config.sections.source import SourceConfig
 from credit.data.splits import Split, build_splits
 from credit.data.store.chunk_cache import ChunkCache
 from credit.data.store.chunk_reader import ChunkReader

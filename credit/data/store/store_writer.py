@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import zarr
 
-from credit.config.schema_data import TransformConfig
+from credit.config.sections.data import TransformConfig
 from credit.data.sources.source_reader import SourceReader
 from credit.data.store.statistics import Moments, valid_cells
 from credit.data.transforms import transform_channels

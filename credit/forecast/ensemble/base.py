@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from credit.config.registry import PERTURBATIONS
-from credit.config.schema_perturbation import InitialPerturbationSection, TendencyPerturbationSection
+from credit.config.sections.inference import InitialPerturbationSection, TendencyPerturbationSection
 from credit.data.samples.frames import FrameReader
 from credit.forecast.rollout import ForecastStart
 from credit.forecast.stepper import Stepper

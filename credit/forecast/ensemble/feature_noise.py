@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager, contextmanager
 import numpy as np
 from torch import Tensor, nn
 
-from credit.config.schema_inference import EnsembleConfig
+from credit.config.sections.inference import EnsembleConfig
 from credit.errors import ConfigError, did_you_mean
 from credit.forecast.rollout import ForecastStart, member_rng
 from credit.parallel.blocks.marks import is_marked, plain_name

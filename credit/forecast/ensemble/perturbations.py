@@ -30,7 +30,7 @@ from credit.physics.spherical_harmonics import CorrelatedNoise
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
-    from credit.config.schema_inference import EnsembleConfig
+    from credit.config.sections.inference import EnsembleConfig
 
 
 def build_perturbation(

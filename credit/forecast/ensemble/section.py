@@ -7,8 +7,8 @@ from typing import Literal
 from pydantic import Field
 
 from credit.calendar import parse_duration
-from credit.config.schema_base import Duration
-from credit.config.schema_perturbation import InitialPerturbationSection, TendencyPerturbationSection
+from credit.config.sections.base import Duration
+from credit.config.sections.inference import InitialPerturbationSection, TendencyPerturbationSection
 
 
 class GaussianOrBredSection(InitialPerturbationSection):

@@ -26,7 +26,7 @@ from credit.parallel.host_copy import to_device
 from credit.physics.spherical_harmonics import CorrelatedNoise
 
 if TYPE_CHECKING:
-    from credit.config.schema_inference import EnsembleConfig
+    from credit.config.sections.inference import EnsembleConfig
 
 
 @register_perturbation("sppt", SPPTSection)

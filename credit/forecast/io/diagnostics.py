@@ -16,11 +16,11 @@ import numpy as np
 
 from credit.calendar import Calendar, format_duration, parse_duration
 from credit.channels import Channel, ChannelMap
-from credit.config.schema_data import DataConfig
-from credit.config.schema_inference import InferenceConfig
-from credit.config.schema_output import ACCUMULATION, DerivedVariableConfig
+from credit.config.sections.data import DataConfig
+from credit.config.sections.inference import InferenceConfig
+from credit.config.sections.output import ACCUMULATION, DerivedVariableConfig
 from credit.data.sources.derived_variables import compute_derived, derived_attributes, interpolation_kind
-from credit.data.sources.level_mapping import require_full_column
+from credit.data.sources.levels.level_mapping import require_full_column
 from credit.data.sources.required_variables import FIELD, SURFACE_GEOPOTENTIAL, SURFACE_PRESSURE
 from credit.errors import ConfigError
 from credit.forecast.io.output_inputs import OutputInputs, RecipeInput

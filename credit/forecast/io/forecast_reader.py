@@ -17,7 +17,7 @@ import numpy as np
 import xarray as xr
 
 from credit.calendar import Calendar
-from credit.config.schema_verification import OtherForecastsConfig
+from credit.config.sections.verification import OtherForecastsConfig
 from credit.data.formats.remote import is_remote, open_remote
 from credit.errors import DataError
 from credit.forecast.forecast_source import ForecastSource

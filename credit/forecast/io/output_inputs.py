@@ -12,12 +12,12 @@ from pathlib import Path
 import numpy as np
 
 from credit.channels import ChannelMap
-from credit.config.schema_data import DataConfig
-from credit.config.schema_inference import InferenceConfig
+from credit.config.sections.data import DataConfig
+from credit.config.sections.inference import InferenceConfig
 from credit.data.formats.cf import match_levels
 from credit.data.formats.units import Conversion
 from credit.data.sources.derived_variables import si_conversion
-from credit.data.sources.hybrid_coefficients import MEAN_SURFACE_PA, load_coefficients
+from credit.data.sources.levels.hybrid_coefficients import MEAN_SURFACE_PA, load_coefficients
 from credit.data.sources.required_variables import SURFACE_GEOPOTENTIAL, SURFACE_PRESSURE
 from credit.errors import ConfigError, did_you_mean
 from credit.physics.vertical import Column, HybridLevels

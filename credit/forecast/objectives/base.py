@@ -14,7 +14,7 @@ from typing import TypeVar
 from torch import Tensor
 
 from credit.config.registry import OBJECTIVES
-from credit.config.schema_objective import ObjectiveSection
+from credit.config.sections.trainer import ObjectiveSection
 from credit.data.samples.batch import Batch
 from credit.forecast.stepper import Stepper, forcing_windows
 from credit.losses.base import Loss

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from credit.config.schema_objective import ObjectiveSection
+from credit.config.sections.trainer import ObjectiveSection
 
 
 class DeterministicSection(ObjectiveSection):

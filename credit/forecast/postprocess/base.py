@@ -15,10 +15,10 @@ from torch import Tensor
 
 from credit.channels import ChannelMap
 from credit.config.registry import POSTPROCESSES
-from credit.config.schema_data import DataConfig
-from credit.config.schema_postprocess import PostprocessSection
+from credit.config.sections.data import DataConfig
+from credit.config.sections.postprocess import PostprocessSection
 from credit.data.normalize import Normalizer
-from credit.data.sources.vertical_layers import VerticalLayers
+from credit.data.sources.levels.vertical_layers import VerticalLayers
 from credit.grid import LatLonGrid
 
 

@@ -1,9 +1,9 @@
 """Global budgets of the atmosphere (mass of dry air, water, energy) and the factors that close them.
 
-Integrals are over full columns (`credit.data.sources.vertical_layers`) and area-weighted over the globe, in float64.
-Gradients flow through all functions. The method, and the variable that each budget corrects, follow Sha, Schreck,
-Chapman and Gagne (2025), Improving AI weather prediction models using global mass and energy conservation schemes,
-arXiv:2501.05648; the formulas are derived here.
+Integrals are over full columns (`credit.data.sources.levels.vertical_layers`), area-weighted over the globe, in
+float64. Gradients flow through all functions. The method, and the variable that each budget corrects, follow Sha,
+Schreck, Chapman and Gagne (2025), Improving AI weather prediction models using global mass and energy conservation
+schemes, arXiv:2501.05648; the formulas are derived here.
 Shape suffixes: B batch, K layers, H latitude rows, W longitude columns. SI units.
 """
 
@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from credit.data.sources.vertical_layers import VerticalLayers
+from credit.data.sources.levels.vertical_layers import VerticalLayers
 from credit.grid import LatLonGrid
 from credit.physics.thermodynamics import CP_DRY, CP_VAPOUR, GRAVITY, LATENT_HEAT
 

@@ -6,9 +6,9 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from credit.config.schema_base import Duration
-from credit.config.schema_data import DataConfig
-from credit.config.schema_postprocess import PostprocessSection, require_member
+from credit.config.sections.base import Duration
+from credit.config.sections.data import DataConfig
+from credit.config.sections.postprocess import PostprocessSection, require_member
 
 Direction = Literal["down", "up"]
 

@@ -14,7 +14,7 @@ from typing import Literal, Protocol
 import torch
 from torch import nn
 
-from credit.config.schema_trainer import MixedPrecisionConfig, TrainerConfig
+from credit.config.sections.trainer import MixedPrecisionConfig, TrainerConfig
 from credit.errors import ConfigError
 from credit.hpc.planner.gpus import MEMORY_SHARE, Gpu
 from credit.hpc.planner.memory import (

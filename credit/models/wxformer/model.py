@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from pydantic import ValidationError
 from torch import Tensor, nn
 
-from credit.config.schema_model import ModelSection
+from credit.config.sections.model import ModelSection
 from credit.errors import ConfigError, did_you_mean
 from credit.models.base import ForecastModel, ModelSpec, require_input_shape
 from credit.models.initialise import initialise_

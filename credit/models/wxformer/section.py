@@ -6,8 +6,8 @@ from typing import Literal
 
 from pydantic import Field
 
-from credit.config.schema_base import StrictModel
-from credit.config.schema_model import ModelSection
+from credit.config.sections.base import StrictModel
+from credit.config.sections.model import ModelSection
 
 
 class PaddingConfig(StrictModel):

@@ -20,14 +20,14 @@ from credit.errors import CheckpointError, ConfigError, DataError, did_you_mean
 from credit.grid import AxisOrder, LatLonGrid
 from credit.models.registry import model_class
 from credit.parallel.mesh import DeviceGrid
-from credit.train.assets import ModelAssets, find_run_layers
-from credit.train.build_model import build_network
+from credit.train.build.assets import ModelAssets, find_run_layers
+from credit.train.build.fine_tuning import load_forecast_network
+from credit.train.build.model import build_network
 from credit.train.checkpoint import checkpoint
 from credit.train.checkpoint.async_writer import AsyncCheckpointer
 from credit.train.checkpoint.external_weights import read_state_file
 from credit.train.checkpoint.resume import prepare_folder, write_config
 from credit.train.checkpoint.train_state import TrainState, checkpoint_meta
-from credit.train.fine_tuning import load_forecast_network
 from credit.train.optim import build_optimizer, optimizer_tensors
 from credit.utils.atomic import atomic_write
 

@@ -25,7 +25,7 @@ from credit.data.store.statistics import Statistics
 from credit.errors import CheckpointError
 from credit.grid import LatLonGrid
 from credit.parallel.object_collectives import run_on_rank0, together
-from credit.train.assets import ModelAssets, read_seen, require_same_fields
+from credit.train.build.assets import ModelAssets, read_seen, require_same_fields
 from credit.train.checkpoint import checkpoint
 from credit.train.checkpoint.resume import require_same_function
 

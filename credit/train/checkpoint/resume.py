@@ -16,7 +16,7 @@ from credit.errors import CheckpointError, ConfigError
 from credit.parallel.mesh import DeviceGrid
 from credit.parallel.object_collectives import run_on_rank0
 from credit.parallel.process_info import ProcessInfo
-from credit.train.assets import ModelAssets, require_same_fields
+from credit.train.build.assets import ModelAssets, require_same_fields
 from credit.train.checkpoint import checkpoint
 from credit.train.monitor.metrics_log import write_status
 from credit.train.monitor.run_files import read_status

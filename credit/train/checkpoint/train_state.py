@@ -9,7 +9,7 @@ from typing import Any
 
 from credit.config import Config
 from credit.errors import CreditError
-from credit.train.assets import ModelAssets
+from credit.train.build.assets import ModelAssets
 
 
 @dataclass

@@ -6,7 +6,7 @@ import logging
 from dataclasses import dataclass
 from statistics import median
 
-from credit.config.schema_trainer import TrainerConfig
+from credit.config.sections.trainer import TrainerConfig
 from credit.train.checkpoint.train_state import TrainState
 
 logger = logging.getLogger(__name__)

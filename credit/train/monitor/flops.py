@@ -13,8 +13,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from credit.config import Config
 from credit.models.lora import apply_lora
-from credit.train.assets import ModelAssets
-from credit.train.build_model import build_network, build_policy
+from credit.train.build.assets import ModelAssets
+from credit.train.build.model import build_network, build_policy
 
 logger = logging.getLogger(__name__)
 

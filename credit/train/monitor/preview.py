@@ -17,7 +17,7 @@ import torch
 from credit.calendar import Calendar, parse_duration
 from credit.channels import ChannelMap, select_figure_channels
 from credit.config import Config
-from credit.config.schema_data import DataConfig
+from credit.config.sections.data import DataConfig
 from credit.data.reader import FieldReader
 from credit.data.samples.frames import FrameReader
 from credit.data.splits import Split, require_samples

@@ -14,7 +14,7 @@ import torch
 
 from credit.config import Config
 from credit.parallel.mesh import DeviceGrid
-from credit.train.assets import ModelAssets
+from credit.train.build.assets import ModelAssets
 from credit.train.monitor.flops import FlopCounter
 from credit.train.monitor.gpu_energy import EnergyMeter
 

@@ -12,7 +12,7 @@ from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.ticker import MultipleLocator
 
-from credit.config.schema_verification import BEST_BASELINE
+from credit.config.sections.verification import BEST_BASELINE
 from credit.verify.plots.style import (
     LETTERS_PER_INCH,
     MIN_WIDTH,

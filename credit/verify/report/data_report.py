@@ -10,7 +10,7 @@ import numpy as np
 
 from credit import __version__
 from credit.channels import Channel
-from credit.config.schema_data import DataConfig
+from credit.config.sections.data import DataConfig
 from credit.data.climatology.stored import describe_stored
 from credit.data.formats.unit_checks import find_implausible_units
 from credit.data.store.store_reader import StoreReader, open_configured_store, read_description

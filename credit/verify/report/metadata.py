@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from credit.config.schema_data import DataConfig
-from credit.config.schema_verification import BASELINES
+from credit.config.sections.data import DataConfig
+from credit.config.sections.verification import BASELINES
 from credit.data.formats.files import expand_paths, open_file
 from credit.errors import CreditError
 from credit.grid import LatLonGrid

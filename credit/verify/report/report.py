@@ -9,7 +9,7 @@ from typing import Any
 
 from credit import __version__
 from credit.config import Config, dump_config
-from credit.config.schema_verification import BEST_BASELINE
+from credit.config.sections.verification import BEST_BASELINE
 from credit.forecast.forecast_source import ForecastSource
 from credit.verify.report.html import embed, render, write_page
 from credit.verify.report.metadata import TrainingLog, describe_data, describe_truth

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch.distributed as dist
 
-from credit.config.schema_data import DataConfig
-from credit.config.schema_verification import VerificationConfig
+from credit.config.sections.data import DataConfig
+from credit.config.sections.verification import VerificationConfig
 from credit.data.climatology.climatology import Climatology, Fields
 from credit.data.climatology.file import load_climatology
 from credit.data.climatology.stored import load_or_fit_climatology

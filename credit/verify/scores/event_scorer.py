@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from credit.channels import Channel
-from credit.config.schema_verification import VerificationConfig
+from credit.config.sections.verification import VerificationConfig
 from credit.data.splits import Split
 from credit.verify.partial_scores import PartialScores
 from credit.verify.regridded_reader import RegriddedReader

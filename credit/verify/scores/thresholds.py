@@ -14,7 +14,7 @@ import numpy as np
 
 from credit.calendar import Calendar
 from credit.channels import Channel
-from credit.config.schema_verification import EventConfig
+from credit.config.sections.verification import EventConfig
 from credit.data.formats.units import plain
 from credit.errors import ConfigError, did_you_mean
 from credit.verify.scores.climatological_sample import MIN_TIMES, WITHIN_DAYS, ClimatologicalSample, Season

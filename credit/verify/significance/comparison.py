@@ -11,7 +11,7 @@ from typing import TypeVar
 import numpy as np
 import scipy.stats
 
-from credit.config.schema_verification import BASELINES, BEST_BASELINE, OWN_NAMES
+from credit.config.sections.verification import BASELINES, BEST_BASELINE, OWN_NAMES
 from credit.verify.significance.bootstrap import block_length, paired_test
 from credit.verify.statistics.case_statistics import CaseStatistics
 

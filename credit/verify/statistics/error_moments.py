@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from credit.config.schema_verification import BASELINES
+from credit.config.sections.verification import BASELINES
 from credit.data.climatology.climatology import Fields, LazyWeightedSum
 from credit.verify.statistics.area_mean import AreaMean
 from credit.verify.statistics.kernels import (

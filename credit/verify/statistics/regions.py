@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from credit.config.schema_verification import REGIONS, RegionConfig, VerificationConfig
+from credit.config.sections.verification import REGIONS, RegionConfig, VerificationConfig
 from credit.errors import ConfigError
 from credit.grid import LatLonGrid
 

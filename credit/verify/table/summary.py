@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from credit.config.schema_verification import BASELINES, BEST_BASELINE
+from credit.config.sections.verification import BASELINES, BEST_BASELINE
 from credit.verify.table.table import ScoreTable
 
 # Names of the headline channels in files of this package, ECMWF and WeatherBench 2.

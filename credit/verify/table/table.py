@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import xarray as xr
 
-from credit.config.schema_verification import BASELINES, BEST_BASELINE, REGIONS
+from credit.config.sections.verification import BASELINES, BEST_BASELINE, REGIONS
 from credit.utils.atomic import atomic_write
 from credit.verify.report.metadata import is_prescribed
 from credit.verify.significance.bootstrap import INTERVAL_SUFFIXES, METRICS_WITH_INTERVAL

@@ -10,14 +10,14 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from credit.config.schema_trainer import ParallelismConfig
+from credit.config.sections.trainer import ParallelismConfig
 from credit.models.layers import spectral_norm
 from credit.models.lora import apply_lora
 from credit.parallel import fsdp2
 from credit.parallel.blocks.marks import plain_name
 from credit.parallel.mesh import build_mesh, plan_degrees
 from credit.parallel.parallelize import parallelize
-from credit.train.build_model import compile_blocks
+from credit.train.build.model import compile_blocks
 from tests.parallel.fsdp2_api.example_models import WIDTH, Planned, built, gradients, require_close, samples, squares
 from tests.parallel.fsdp2_api.gradient_cases import case
 from tests.parallel.training.cases import whole

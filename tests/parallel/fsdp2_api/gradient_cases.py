@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
-from credit.config.schema_trainer import ParallelismConfig
+from credit.config.sections.trainer import ParallelismConfig
 from credit.errors import ConfigError
 from credit.models.layers import spectral_norm
 from credit.models.wxformer import WXFormer
@@ -24,7 +24,7 @@ from credit.parallel.blocks.marks import plain_name
 from credit.parallel.mesh import build_mesh, plan_degrees
 from credit.parallel.parallelize import parallelize
 from credit.parallel.tensor.tensor_parallel import apply_tensor_parallel
-from credit.train.build_model import compile_blocks
+from credit.train.build.model import compile_blocks
 from tests.parallel.fsdp2_api.example_models import (
     Block,
     Entries,

@@ -10,10 +10,10 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import parametrizations
 
-from credit.config.schema_trainer import MixedPrecisionConfig, TrainerConfig
+from credit.config.sections.trainer import MixedPrecisionConfig, TrainerConfig
 from credit.models.wxformer import WXFormer
 from credit.parallel import fsdp2
-from credit.train.build_model import build_policy
+from credit.train.build.model import build_policy
 from tests.parallel.fsdp2_api.example_models import (
     WIDTH,
     Block,

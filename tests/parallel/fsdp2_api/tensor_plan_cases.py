@@ -13,12 +13,12 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.utils import parametrizations, parametrize, prune
 
-from credit.config.schema_trainer import ParallelismConfig
+from credit.config.sections.trainer import ParallelismConfig
 from credit.parallel import fsdp2
 from credit.parallel.mesh import build_mesh, plan_degrees
 from credit.parallel.parallelize import parallelize
 from credit.parallel.tensor.tensor_parallel import apply_tensor_parallel
-from credit.train.build_model import compile_blocks
+from credit.train.build.model import compile_blocks
 from tests.parallel.fsdp2_api.example_models import (
     WIDTH,
     Planned,

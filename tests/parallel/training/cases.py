@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from credit.channels import ChannelMap
-from credit.config.schema_trainer import ParallelismConfig, TrainerConfig
+from credit.config.sections.trainer import ParallelismConfig, TrainerConfig
 from credit.data.normalize import Normalizer
 from credit.data.samples.batch import Batch
 from credit.data.store.statistics import Statistics

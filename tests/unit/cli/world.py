@@ -284,7 +284,7 @@ def slow(folder: Path) -> None:
 MODEL = """
 import torch
 from torch import nn
-from credit.config.schema_model import ModelSection
+from credit.config.sections.model import ModelSection
 from credit.models.base import ForecastModel
 from credit.models.registry import register_model
 

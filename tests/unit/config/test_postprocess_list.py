@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from credit.config import build_config
-from credit.config.schema_postprocess import PostprocessSection, replace_entries, require_order
+from credit.config.sections.postprocess import PostprocessSection, replace_entries, require_order
 from credit.errors import ConfigError
 from credit.forecast.postprocess.section import ClampSection, HyperdiffusionSection
 from tests.unit.config.test_load import with_key

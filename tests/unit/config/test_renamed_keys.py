@@ -10,7 +10,7 @@ import yaml
 
 from credit.config import Config, build_config, dump_config, load_config
 from credit.config.renamed_keys import REMOVED_IN, RENAMED_KEYS, rename_dotted_key
-from credit.config.schema_loss import LossSection
+from credit.config.sections.loss import LossSection
 from credit.errors import ConfigError
 from credit.losses import register_loss
 from credit.losses.base import Loss

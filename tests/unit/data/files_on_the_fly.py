@@ -8,7 +8,7 @@ from pathlib import Path
 import netCDF4
 import numpy as np
 
-from credit.config.schema_data import DataConfig
+from credit.config.sections.data import DataConfig
 
 SPLITS = {
     "train": ["2000-01-01", "2000-01-04"],

@@ -8,7 +8,7 @@ import eccodes
 import numpy as np
 import xarray as xr
 
-from credit.config.schema_data import DataConfig
+from credit.config.sections.data import DataConfig
 from credit.physics.vertical import HybridLevels
 from tests.unit.data.files_on_the_fly import make_config
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from credit.channels import ChannelMap
-from credit.config.schema_data import TransformConfig
+from credit.config.sections.data import TransformConfig
 from credit.data.normalize import Normalizer
 from credit.data.store.statistics import Statistics
 

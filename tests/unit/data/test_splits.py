@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from credit.calendar import Calendar
-from credit.config.schema_data import DataConfig
+from credit.config.sections.data import DataConfig
 from credit.data.splits import Split, build_splits, find_overlap, initial_times, require_no_leakage, require_samples
 from credit.errors import ConfigError, DataError
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from credit.channels import ChannelMap
-from credit.config.schema_data import DataConfig, TransformConfig
+from credit.config.sections.data import DataConfig, TransformConfig
 from credit.data.transforms import apply, invert, transform_channels
 
 LOG, ROOT = TransformConfig(kind="log1p", unit=0.01), TransformConfig(kind="sqrt", unit=4.0)

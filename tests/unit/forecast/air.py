@@ -14,8 +14,8 @@ from credit.data.store.statistics import Statistics
 from credit.data.transforms import apply
 from credit.forecast.stepper import Stepper
 from credit.grid import LatLonGrid
-from credit.train.assets import ModelAssets, find_run_layers
-from credit.train.build import build_stepper
+from credit.train.build.assets import ModelAssets, find_run_layers
+from credit.train.build.training import build_stepper
 from tests.unit.data.hybrid_on_the_fly import half_levels
 
 K, H, W = 8, 16, 32

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from credit.data.sources.vertical_layers import VerticalLayers
+from credit.data.sources.levels.vertical_layers import VerticalLayers
 from credit.forecast.postprocess import budgets
 from credit.forecast.postprocess.budgets import ColumnIntegrator
 from credit.grid import LatLonGrid

@@ -9,8 +9,8 @@ import pytest
 
 from credit.channels import ChannelMap
 from credit.config import build_config
-from credit.config.schema_data import DataConfig
-from credit.config.schema_inference import InferenceConfig
+from credit.config.sections.data import DataConfig
+from credit.config.sections.inference import InferenceConfig
 from credit.errors import ConfigError, DataError
 from credit.forecast.io.diagnostics import OutputDiagnostics
 from credit.forecast.rollout import ForecastStart

@@ -8,7 +8,7 @@ import torch
 from scipy import stats
 from torch import nn
 
-from credit.config.schema_inference import EnsembleConfig, NoiseConfig
+from credit.config.sections.inference import EnsembleConfig, NoiseConfig
 from credit.errors import ConfigError
 from credit.forecast.ensemble.feature_noise import build_noise, find_blocks
 from credit.forecast.ensemble.perturbations import build_perturbation

@@ -11,7 +11,7 @@ import pytest
 import xarray as xr
 
 from credit.calendar import Calendar
-from credit.config.schema_verification import OtherForecastsConfig
+from credit.config.sections.verification import OtherForecastsConfig
 from credit.errors import DataError
 from credit.forecast.io.forecast_reader import open_forecasts, open_other_forecasts
 from tests.unit.forecast.test_forecast_writer import GRID, INITIAL, LEADS, MASK, NAMES, make_writer, random_fields

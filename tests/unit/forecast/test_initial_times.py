@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from credit.calendar import Calendar
-from credit.config.schema_data import DataConfig
-from credit.config.schema_inference import InferenceConfig, InitialTimesConfig
+from credit.config.sections.data import DataConfig
+from credit.config.sections.inference import InferenceConfig, InitialTimesConfig
 from credit.data.splits import Split
 from credit.errors import ConfigError, DataError
 from credit.forecast.initial_times import (

@@ -12,7 +12,7 @@ import pytest
 import xarray as xr
 
 from credit.calendar import Calendar
-from credit.config.schema_inference import InferenceConfig
+from credit.config.sections.inference import InferenceConfig
 from credit.errors import ConfigError, DataError
 from credit.forecast.io.forecast_reader import open_forecasts
 from credit.forecast.io.forecast_writer import ForecastWriter

@@ -11,8 +11,8 @@ import torch
 
 from credit.calendar import Calendar
 from credit.channels import ChannelMap
-from credit.config.schema_data import DataConfig
-from credit.config.schema_inference import InferenceConfig
+from credit.config.sections.data import DataConfig
+from credit.config.sections.inference import InferenceConfig
 from credit.forecast.io.diagnostics import OutputDiagnostics
 from credit.forecast.io.schema import OutputFields
 from credit.forecast.online import ForecastBatching, OnlineForecasts

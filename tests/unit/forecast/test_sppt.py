@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from credit.config.schema_inference import EnsembleConfig
+from credit.config.sections.inference import EnsembleConfig
 from credit.forecast.ensemble.section import SPPTSection
 from credit.forecast.ensemble.sppt import build_stochastic
 from credit.forecast.rollout import ForecastStart, forecast, make_starts

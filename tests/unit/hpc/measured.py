@@ -20,7 +20,7 @@ from credit.hpc.planner.trace import Trace, trace_step
 from credit.models.initialise import initial_values
 from credit.parallel.mesh import DeviceGrid
 from credit.parallel.state.materialise import allocate_, fill_
-from credit.train.dry_run import dummy_assets
+from credit.train.build.dry_run import dummy_assets
 
 # few weights on many cells, so that activations are most of the memory
 SMALL = [

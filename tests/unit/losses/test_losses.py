@@ -10,7 +10,7 @@ import torch
 
 from credit.channels import ChannelMap
 from credit.config.registry import LOSSES
-from credit.config.schema_loss import LossSection
+from credit.config.sections.loss import LossSection
 from credit.errors import ConfigError
 from credit.grid import LatLonGrid
 from credit.losses import register_loss

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, spectral_norm, weight_norm
 
-from credit.config.schema_model import ModelSection
+from credit.config.sections.model import ModelSection
 from credit.errors import ConfigError
 from credit.models import ForecastModel, ModelSpec, build_model, register_model
 from credit.models.initialise import initial_values

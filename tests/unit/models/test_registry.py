@@ -9,8 +9,8 @@ import pytest
 from torch import nn
 
 from credit.config import registry
-from credit.config.schema_loss import LossSection
-from credit.config.schema_model import ModelSection
+from credit.config.sections.loss import LossSection
+from credit.config.sections.model import ModelSection
 from credit.errors import ConfigError
 from credit.models import ForecastModel, ModelSpec, build_model, model_class, model_names, register_model
 from credit.models.wxformer import WXFormer

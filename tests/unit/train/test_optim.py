@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from credit.config.schema_trainer import ScheduleConfig, TrainerConfig
+from credit.config.sections.trainer import ScheduleConfig, TrainerConfig
 from credit.train.optim import (
     build_optimizer,
     forecast_len_at,

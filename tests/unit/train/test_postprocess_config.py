@@ -13,9 +13,9 @@ import torch
 
 from credit.config import build_config
 from credit.errors import ConfigError
-from credit.train.assets import ModelAssets
-from credit.train.build import build_stepper
-from credit.train.initial_condition_checks import describe_static_mismatch
+from credit.train.build.assets import ModelAssets
+from credit.train.build.initial_condition_checks import describe_static_mismatch
+from credit.train.build.training import build_stepper
 from tests.unit.forecast import air
 from tests.unit.forecast.air import FLUXES, H, W, assemble, initial_state, raw_config, split, totals
 

@@ -12,7 +12,7 @@ import torch
 
 from credit.calendar import Calendar
 from credit.channels import ChannelMap
-from credit.config.schema_data import DataConfig
+from credit.config.sections.data import DataConfig
 from credit.data.samples.dataset import ForecastDataset
 from credit.data.samples.frames import FrameReader
 from credit.data.samples.loader import Loader

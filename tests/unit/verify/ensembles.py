@@ -8,7 +8,7 @@ import numpy as np
 import xarray as xr
 
 from credit.channels import ChannelMap
-from credit.config.schema_verification import REGIONS
+from credit.config.sections.verification import REGIONS
 from credit.verify.statistics.area_mean import AreaMean
 from credit.verify.statistics.ensemble_kernels import crps_from_sums, member_sums, vector_member_sums
 from credit.verify.statistics.regions import region_weights

@@ -14,7 +14,7 @@ from PIL import Image, ImageSequence
 
 from credit.calendar import Calendar
 from credit.channels import Channel
-from credit.config.schema_verification import VerificationConfig
+from credit.config.sections.verification import VerificationConfig
 from credit.errors import ConfigError, CreditError
 from credit.verify.example import ExampleCollector, ExampleEvolution, band_weights
 from credit.verify.partial_scores import PartialScores

@@ -12,9 +12,9 @@ import pytest
 import xarray as xr
 from scipy import special
 
-from credit.cli.score_summary import format_summary
+from credit.cli.console.score_summary import format_summary
 from credit.config import build_config
-from credit.config.schema_verification import OtherForecastsConfig
+from credit.config.sections.verification import OtherForecastsConfig
 from credit.errors import ConfigError, DataError
 from credit.forecast.io.forecast_reader import open_forecasts, open_other_forecasts
 from credit.verify.scorer import Verification, score_forecasts

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from credit.cli.score_summary import format_summary
+from credit.cli.console.score_summary import format_summary
 from credit.forecast.io.forecast_reader import open_forecasts
 from credit.forecast.io.forecast_writer import ForecastWriter
 from credit.forecast.io.schema import OutputFields

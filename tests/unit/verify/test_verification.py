@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from credit.cli.score_summary import format_summary
+from credit.cli.console.score_summary import format_summary
 from credit.errors import CreditError
 from credit.verify.plots.scores import skill_curves
 from credit.verify.plots.style import pretty_units

@@ -18,7 +18,7 @@ from credit.cli.check import check
 from credit.cli.check.report import CheckReport
 from credit.config import load_config
 from credit.data.sources.source_reader import open_sources
-from credit.train.dry_run import dummy_assets, try_step
+from credit.train.build.dry_run import dummy_assets, try_step
 from tests.unit.cli.check.fault import Fault
 from tests.unit.cli.check.faults import FAULTS, SEEDED, patch
 from tests.unit.cli.world import hours, lose_a_chunk, others, plugin

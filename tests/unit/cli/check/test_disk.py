@@ -8,7 +8,7 @@ import pytest
 
 from credit.cli.check import disk
 from credit.cli.check.report import CheckReport
-from credit.config.schema_data import PreprocessConfig
+from credit.config.sections.data import PreprocessConfig
 from credit.data.sources.source_reader import SourceReader
 
 

@@ -10,8 +10,8 @@ import signal
 import sys
 from typing import Any
 
-from credit.config.schema_data import DataConfig, PreprocessConfig
-from credit.config.schema_verification import ClimatologyConfig
+from credit.config.sections.data import DataConfig, PreprocessConfig
+from credit.config.sections.verification import ClimatologyConfig
 from credit.data.climatology import blocks, stored
 from credit.data.store.store_reader import StoreReader
 

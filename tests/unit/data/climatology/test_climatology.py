@@ -7,7 +7,7 @@ import pytest
 
 from credit.calendar import Calendar
 from credit.channels import ChannelMap
-from credit.config.schema_verification import ClimatologyConfig
+from credit.config.sections.verification import ClimatologyConfig
 from credit.data.climatology.climatology import Climatology
 from credit.data.climatology.fit import fit_climatology
 from credit.errors import ConfigError, DataError

@@ -12,8 +12,8 @@ import xarray as xr
 
 from credit.calendar import Calendar
 from credit.channels import ChannelMap
-from credit.config.schema_data import DataConfig
-from credit.config.schema_verification import ClimatologyConfig
+from credit.config.sections.data import DataConfig
+from credit.config.sections.verification import ClimatologyConfig
 from credit.data.climatology import file as module
 from credit.data.climatology.climatology import Climatology
 from credit.data.climatology.file import load_climatology

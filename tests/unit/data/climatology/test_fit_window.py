@@ -13,8 +13,8 @@ import zarr
 
 from credit.calendar import Calendar
 from credit.channels import ChannelMap
-from credit.config.schema_data import PreprocessConfig
-from credit.config.schema_verification import ClimatologyConfig
+from credit.config.sections.data import PreprocessConfig
+from credit.config.sections.verification import ClimatologyConfig
 from credit.data.climatology import stored
 from credit.data.climatology.climatology import Climatology
 from credit.data.climatology.fit import fit_climatology

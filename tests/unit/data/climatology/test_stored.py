@@ -21,8 +21,8 @@ import zarr
 
 from credit.cli.main import main
 from credit.config import Config, build_config
-from credit.config.schema_data import DataConfig, PreprocessConfig
-from credit.config.schema_verification import ClimatologyConfig, VerificationConfig
+from credit.config.sections.data import DataConfig, PreprocessConfig
+from credit.config.sections.verification import ClimatologyConfig, VerificationConfig
 from credit.data.climatology import blocks
 from credit.data.climatology import climatology as climatology_module
 from credit.data.climatology import stored as module
@@ -36,7 +36,7 @@ from credit.errors import ConfigError, DataError
 from credit.forecast.io.forecast_reader import open_forecasts
 from credit.forecast.io.forecast_writer import ForecastWriter
 from credit.forecast.io.schema import OutputFields
-from credit.train.assets import fit_assets
+from credit.train.build.assets import fit_assets
 from credit.verify.scorer import score_forecasts
 from credit.verify.scores import baselines
 from credit.verify.scores.baselines import build_climatology

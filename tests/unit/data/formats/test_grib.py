@@ -11,8 +11,8 @@ import eccodes
 import numpy as np
 import pytest
 
-from credit.config.schema_data import DataConfig
-from credit.data.formats.grib import open_grib
+from credit.config.sections.data import DataConfig
+from credit.data.formats.grib.dataset import open_grib
 from credit.data.reader import open_reader
 from credit.data.sources.source_reader import open_sources
 from credit.data.store.preprocess import preprocess

@@ -17,10 +17,10 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from credit.config import schema_source
-from credit.data.formats import plugin_source
+from credit.config.sections import source as schema_source
 from credit.data.formats.files import OpenFiles
-from credit.data.formats.plugin_source import SourceVariable, register_source
+from credit.data.formats.plugin import source as plugin_source
+from credit.data.formats.plugin.source import SourceVariable, register_source
 from credit.data.sources.source_reader import SourceReader, open_sources
 from credit.errors import ConfigError, DataError
 from tests.unit.data import hybrid_on_the_fly as world
@@ -350,7 +350,7 @@ def test_a_fingerprint_changes_with_what_is_said() -> None:
 
 MODULE = """
 import numpy as np, os
-from credit.data.formats.plugin_source import SourceVariable, register_source
+from credit.data.formats.plugin.source import SourceVariable, register_source
 
 @register_source("elsewhere")
 class Elsewhere:

@@ -17,8 +17,8 @@ import pytest
 import xarray as xr
 from fsspec.registry import known_implementations
 
-from credit.config.schema_data import DataConfig
-from credit.config.schema_source import SourceConfig
+from credit.config.sections.data import DataConfig
+from credit.config.sections.source import SourceConfig
 from credit.data.formats.files import OpenFiles
 from credit.data.reader import open_reader
 from credit.data.sources.source_reader import open_sources

@@ -7,7 +7,7 @@ import pytest
 
 from credit.calendar import Calendar
 from credit.channels import ChannelMap
-from credit.config.schema_data import DataConfig
+from credit.config.sections.data import DataConfig
 from credit.data.climatology.fit import fit_climatology
 from credit.data.samples.cached_reader import CachedReader
 from credit.data.samples.dataset import ForecastDataset

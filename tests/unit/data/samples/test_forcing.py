@@ -10,7 +10,7 @@ import pytest
 
 from credit.calendar import Calendar
 from credit.channels import COMPUTED_DYNAMIC, COMPUTED_STATIC
-from credit.config.schema_data import SolarConfig
+from credit.config.sections.data import SolarConfig
 from credit.data.samples.forcing import (
     SOLAR_CONSTANT,
     compute_dynamic_forcing,

@@ -13,11 +13,11 @@ import yaml
 from pydantic import ValidationError
 
 from credit.cli.main import main
-from credit.config.schema_data import DataConfig
-from credit.data.formats.grib import open_grib
+from credit.config.sections.data import DataConfig
+from credit.data.formats.grib.dataset import open_grib
 from credit.data.reader import open_reader
 from credit.data.sources import derived_variables
-from credit.data.sources.hybrid_coefficients import read_levels
+from credit.data.sources.levels.hybrid_coefficients import read_levels
 from credit.data.sources.source_reader import open_sources
 from credit.data.store.preprocess import preprocess
 from credit.data.store.store_reader import identity

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from credit.config.schema_data import DataConfig
+from credit.config.sections.data import DataConfig
 from credit.data.sources.source_reader import open_sources
 from credit.errors import DataError
 from tests.unit.data.files_on_the_fly import make_config

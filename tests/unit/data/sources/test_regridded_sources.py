@@ -12,7 +12,7 @@ import yaml
 from pydantic import ValidationError
 
 from credit.cli.main import main
-from credit.config.schema_data import DataConfig
+from credit.config.sections.data import DataConfig
 from credit.data.formats.regrid import Regridder
 from credit.data.reader import open_reader
 from credit.data.sources.source_reader import open_sources

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from credit.config.schema_data import DataConfig
+from credit.config.sections.data import DataConfig
 from credit.data.reader import open_reader
 from credit.data.sources.source_reader import SourceReader, open_sources
 from credit.data.store.preprocess import preprocess

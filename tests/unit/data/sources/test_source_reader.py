@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from credit.config.schema_source import SourceConfig
+from credit.config.sections.source import SourceConfig
 from credit.data.formats.cf import VariableLayout
 from credit.data.formats.files import OpenFiles
 from credit.data.sources.source_reader import open_sources
@@ -389,7 +389,7 @@ def test_few_files_stay_open_and_workers_open_their_own(tmp_path: Path) -> None:
 
 
 def test_a_date_part_is_checked_before_any_file(tmp_path: Path) -> None:
-    from credit.config.schema_source import SourceConfig
+    from credit.config.sections.source import SourceConfig
     from credit.data.formats.files import expand_paths
 
     with pytest.raises(ConfigError, match="data.sources.3.path"):

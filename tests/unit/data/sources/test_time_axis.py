@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from credit.calendar import Calendar
-from credit.config.schema_data import DataConfig
+from credit.config.sections.data import DataConfig
 from credit.data.sources.accumulation import TimeAggregation
 from credit.data.sources.source_reader import open_sources
 from credit.data.sources.time_axis import align_times

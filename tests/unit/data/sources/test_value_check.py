@@ -10,7 +10,7 @@ import pytest
 
 from credit.cli.check.data import inspect_data
 from credit.cli.check.report import CheckReport
-from credit.config.schema_data import DataConfig
+from credit.config.sections.data import DataConfig
 from credit.data.sources import value_check
 from credit.data.sources.source_reader import open_sources
 from credit.data.sources.value_check import look_at_values

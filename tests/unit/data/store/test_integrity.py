@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import zarr
 
-from credit.config.schema_data import DataConfig, PreprocessConfig
-from credit.config.schema_verification import ClimatologyConfig
+from credit.config.sections.data import DataConfig, PreprocessConfig
+from credit.config.sections.verification import ClimatologyConfig
 from credit.data.climatology.stored import find_damaged_blocks, preprocess_climatology
 from credit.data.reader import open_reader
 from credit.data.sources.source_reader import SourceReader, open_sources

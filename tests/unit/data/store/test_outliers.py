@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from credit.config.schema_data import DataConfig
+from credit.config.sections.data import DataConfig
 from credit.data.store import outliers, store_writer
 from credit.data.store.preprocess import preprocess
 from credit.data.store.store_reader import open_store, read_description

@@ -14,7 +14,7 @@ import pytest
 import xarray as xr
 import zarr
 
-from credit.config.schema_data import DataConfig
+from credit.config.sections.data import DataConfig
 from credit.data.reader import open_reader
 from credit.data.sources.source_reader import SourceReader, open_sources
 from credit.data.store import preprocess as module

@@ -20,7 +20,7 @@ import pytest
 import xarray as xr
 import zarr
 
-from credit.config.schema_data import DataConfig, PreprocessConfig
+from credit.config.sections.data import DataConfig, PreprocessConfig
 from credit.data.reader import open_reader
 from credit.data.sources import series
 from credit.data.sources.source_reader import open_sources
@@ -158,7 +158,7 @@ def test_another_period_reads_no_field(folder: Path, monkeypatch: pytest.MonkeyP
 
 SCRIPT = """
     import os, signal, sys, time
-    from credit.config.schema_data import DataConfig
+    from credit.config.sections.data import DataConfig
     from credit.data.store import store_writer as parts
     from credit.data.store import preprocess
     from credit.data.sources import source_reader as sources

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from credit.models.layers import spectral_norm, spectral_norm_batched
 from credit.models.wxformer import WXFormer
 from credit.parallel.blocks.activation_checkpoint import checkpoint_blocks
-from credit.train.build_model import compile_blocks
+from credit.train.build.model import compile_blocks
 
 from ..small import build, fields
 from .test_spectral_norm import assert_close, gradients, rollout_gradients, snapshot

@@ -8,7 +8,7 @@ import math
 import pytest
 from pydantic import ValidationError
 
-from credit.config.schema_trainer import TrainerConfig
+from credit.config.sections.trainer import TrainerConfig
 from credit.train.checkpoint.train_state import TrainState
 from credit.train.monitor.divergence import DivergenceGuard, RollbackRequired
 

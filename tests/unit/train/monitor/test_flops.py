@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from credit.cli.plan import build_grid
 from credit.config import Config
 from credit.models.kernels.dispatch import force_gpu_path
-from credit.train.dry_run import dummy_assets
+from credit.train.build.dry_run import dummy_assets
 from credit.train.monitor import flops
 from credit.train.monitor.flops import FlopCounter
 from tests.unit.hpc.measured import GRID, counted_flops, small_config, traced

@@ -14,7 +14,7 @@ from torch import nn
 
 from credit.calendar import Calendar
 from credit.channels import ChannelMap
-from credit.config.schema_data import DataConfig
+from credit.config.sections.data import DataConfig
 from credit.data.normalize import Normalizer
 from credit.data.samples.frames import FrameReader
 from credit.data.store.statistics import Statistics

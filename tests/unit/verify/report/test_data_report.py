@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from credit.config.schema_data import DataConfig
+from credit.config.sections.data import DataConfig
 from credit.data.store.preprocess import preprocess
 from credit.errors import DataError
 from credit.verify.report.data_report import write_data_report

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from credit.channels import ChannelMap
-from credit.config.schema_verification import BASELINES, REGIONS
+from credit.config.sections.verification import BASELINES, REGIONS
 from credit.data.splits import Split
 from credit.errors import DataError
 from credit.verify.scores import baselines

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from credit.config.schema_verification import REGIONS
+from credit.config.sections.verification import REGIONS
 from credit.verify.scores.events import EventStatistics
 from credit.verify.significance.bootstrap import confidence_intervals
 from credit.verify.statistics.area_mean import AreaMean

@@ -9,7 +9,7 @@ import pytest
 
 from credit.calendar import Calendar
 from credit.channels import Channel
-from credit.config.schema_verification import EventConfig
+from credit.config.sections.verification import EventConfig
 from credit.data.splits import Split
 from credit.errors import ConfigError
 from credit.verify.scores import climatological_sample as climate_module

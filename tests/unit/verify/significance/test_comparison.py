@@ -10,7 +10,7 @@ from scipy import stats
 
 from credit.cli.main import main
 from credit.config import dump_config
-from credit.config.schema_verification import OWN_NAMES
+from credit.config.sections.verification import OWN_NAMES
 from credit.errors import ConfigError
 from credit.verify.significance.bootstrap import number_of_blocks
 from credit.verify.significance.comparison import adjust_scorecard, compare, compare_all, references

@@ -15,7 +15,7 @@ import xarray as xr
 
 import credit
 from credit.channels import Channel, ChannelMap
-from credit.config.schema_verification import REGIONS
+from credit.config.sections.verification import REGIONS
 from credit.errors import DataError
 from credit.utils import threads
 from credit.verify.statistics import kernels

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from credit.channels import ChannelMap, take_channels
-from credit.config.schema_verification import REGIONS
+from credit.config.sections.verification import REGIONS
 from credit.data.climatology.climatology import LazyWeightedSum
 from credit.errors import DataError
 from credit.verify.statistics.area_mean import AreaMean

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from credit.calendar import Calendar
-from credit.config.schema_verification import REGIONS, VerificationConfig
+from credit.config.sections.verification import REGIONS, VerificationConfig
 from credit.errors import ConfigError
 from credit.verify.statistics.regions import region_weights, scored_regions
 from credit.verify.statistics.seasons import cases_by_season

@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from credit.channels import ChannelMap
-from credit.config.schema_verification import EventConfig
+from credit.config.sections.verification import EventConfig
 from credit.verify.scores.events import EventStatistics
 from credit.verify.scores.seeps import SeepsStatistics
 from credit.verify.scores.thresholds import Event, Precipitation

@@ -13,7 +13,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 import credit.verify.report
 from credit.calendar import Calendar
 from credit.channels import Channel
-from credit.cli.score_summary import format_summary
+from credit.cli.console.score_summary import format_summary
 from credit.verify.plots.scores import draw_scorecards, scorecard, scorecard_pages, skill_curves
 from credit.verify.significance.bootstrap import confidence_intervals
 from credit.verify.statistics.case_statistics import DeterministicStatistics

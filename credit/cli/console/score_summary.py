@@ -1,0 +1,64 @@
+"""Summary of scores on a terminal: a table of global RMSE with the differences that are significant."""
+
+from __future__ import annotations
+
+import math
+
+from credit.cli.console.terminal import format_table, style, wrap
+from credit.config.sections.verification import BEST_BASELINE
+from credit.verify.table.summary import headline_channels, summarize, summary_forecasts
+from credit.verify.table.table import ScoreTable
+
+# Longer names of forecasts would make the table wider than a terminal.
+_MAX_NAME_LETTERS = 20
+
+
+def format_summary(table: ScoreTable, reference: str | None = None, show_all: bool = False) -> str:
+    """Return the summary of a table of scores.
+
+    Args:
+        table: the scores.
+        reference: name of the forecast with which the model is compared; None for the baselines.
+        show_all: True for all channels, False for the headline channels.
+    """
+    forecasts = summary_forecasts(reference)
+    names = {name: _column_name(table, name) for name in forecasts}
+    model = table.display_name("model")
+    opponent = "the best of the three baselines" if reference is None else table.display_name(reference)
+    channels = table.channels if show_all else headline_channels(table)
+    header = ["channel", "units", "lead", *names.values(), "ratio", "n_eff"]
+    cells = []
+    previous_channel = None
+    for row in summarize(table, channels, table.summary_leads(), reference):
+        ratio = f"{_format_number(row.ratio, '.2f')}{'*' if row.significant else ' '}"
+        if row.significant:
+            # Only differences that are significant are worth a colour.
+            ratio = style(ratio, "green" if row.ratio < 1 else "red")
+        # A channel is named at its first lead time only.
+        label = ["", ""] if row.channel == previous_channel else [row.channel, row.units]
+        previous_channel = row.channel
+        scores = [_format_number(row.rmse[name], ".4g") for name in forecasts]
+        cells.append([*label, f"{row.lead_hours:g} h", *scores, ratio, _format_number(row.n_eff, ".0f")])
+    lines = [
+        wrap(f"RMSE, global, {table.n_cases} initial times. Ratio: {model} over {opponent}."),
+        format_table(header, cells, right_aligned=header[2:]),
+    ]
+    num_hidden = len(table.channels) - len(channels)
+    if num_hidden:
+        noun = "channel" if num_hidden == 1 else "channels"
+        lines.append(wrap(f"{num_hidden} more {noun}: --all prints them, scores.csv and the report have them."))
+    lines.append(wrap(table.describe_significance(reference or BEST_BASELINE)))
+    for warning in table.warnings():
+        lines.append(style(wrap(warning), "yellow"))
+    return "\n".join(lines)
+
+
+def _column_name(table: ScoreTable, forecast: str) -> str:
+    if forecast == "damped_persistence":
+        return "Damped"
+    return table.display_name(forecast)[:_MAX_NAME_LETTERS]
+
+
+def _format_number(value: float, format_spec: str) -> str:
+    """Return a number for the terminal, a hyphen for a missing one."""
+    return "-" if math.isnan(value) else format(value, format_spec)

@@ -1,0 +1,284 @@
+"""The ``inference`` section: initial times, ensembles with the bases of their perturbations, files of forecasts."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Annotated, Literal
+
+from pydantic import Field, SerializeAsAny, field_validator, model_validator
+
+from credit.calendar import parse_duration
+from credit.config.registry import PERTURBATIONS, RegisteredSection
+from credit.config.sections.base import Duration, PathText, StrictModel
+from credit.config.sections.model import HyperdiffusionEntry
+from credit.config.sections.output import DerivedVariableConfig, require_names
+from credit.config.sections.postprocess import PostprocessEntry, PostprocessSection, keyed_entries, require_order
+
+
+class InitialTimesConfig(StrictModel):
+    """A range of initial times."""
+
+    start: str | None = Field(None, description="First initial time. Default: the start of the test period.")
+    end: str | None = Field(
+        None,
+        description="Last initial time. Default: the last one whose whole forecast can be verified in the test period.",
+    )
+    every: Duration = Field(
+        "24h",
+        description="Interval between initial times. The default is rounded up to a multiple of `data.timestep`.",
+    )
+
+
+class NoiseConfig(StrictModel):
+    """Gaussian noise that is added to hidden features of the network at every step."""
+
+    std: float = Field(
+        0.5,
+        gt=0,
+        description="Standard deviation, as a multiple of the standard deviation of the block's output in each "
+        "forecast.",
+    )
+    where: list[str] | None = Field(
+        None,
+        min_length=1,
+        description="Blocks whose output gets noise, by name or by the first part of the name: [decoder], [stages.3]. "
+        "Default: all blocks.",
+    )
+
+
+class InitialPerturbationSection(StrictModel):
+    """Keys that every perturbation of the initial states has."""
+
+    kind: str
+    amplitude: float = Field(
+        0.3,
+        gt=0,
+        description="Standard deviation, as a multiple of the standard deviation of each channel's change over a step.",
+    )
+
+    def analysis_lags_minutes(self) -> list[int]:
+        """Return how long before its start a forecast reads analyses: 0 is the analysis that it starts from."""
+        return [0]
+
+    def step_multiples(self) -> dict[str, str]:
+        """Return the durations that must be multiples of ``data.timestep``, by key."""
+        return {}
+
+    def describe(self) -> str:
+        """Return text that tells the forecasts of this perturbation from those of another."""
+        return f"{self.kind} perturbations of {self.amplitude:g} deviations of change"
+
+
+class TendencyPerturbationSection(StrictModel):
+    """Keys that every perturbation of the tendencies has."""
+
+    kind: str
+
+    def describe(self) -> str:
+        """Return text that tells the forecasts of this perturbation from those of another."""
+        return f"{self.kind} perturbations of the tendencies"
+
+
+InitialPerturbationEntry = Annotated[
+    SerializeAsAny[InitialPerturbationSection],
+    RegisteredSection(PERTURBATIONS, default="correlated", base=InitialPerturbationSection),
+]
+TendencyPerturbationEntry = Annotated[
+    SerializeAsAny[TendencyPerturbationSection],
+    RegisteredSection(PERTURBATIONS, default="sppt", base=TendencyPerturbationSection),
+]
+
+
+class EnsembleConfig(StrictModel):
+    """Several forecasts from each initial time; they are the dimension `member` of the output."""
+
+    members: int = Field(description="Number of members, at least 2.")
+    perturbation: InitialPerturbationEntry | None = Field(
+        None,
+        description="Perturb the initial states. Members 1 and 2, 3 and 4, ... get the same perturbation with opposite "
+        "signs.",
+    )
+    control: bool = Field(
+        True, description="Member 0 is the control: without perturbation, stochastic tendencies and noise."
+    )
+    lagged: Duration | None = Field(
+        None, description="Lagged ensemble: member m starts from the analysis m times this interval earlier."
+    )
+    dropout: bool = Field(
+        False, description="Keep the network's dropout active. The results then also depend on the batch size."
+    )
+    stochastic: TendencyPerturbationEntry | None = Field(
+        None, description="Perturb the tendencies, the changes over a step; `{}` uses the defaults of `sppt`."
+    )
+    noise: NoiseConfig | None = Field(None, description="Noise on hidden features; {} uses the defaults.")
+    seed: int = Field(0, ge=0, description="Seed of all random numbers of the ensemble.")
+
+    @field_validator("members")
+    @classmethod
+    def _require_several(cls, members: int) -> int:
+        if members < 2:
+            raise ValueError("an ensemble has at least 2 members; for single forecasts leave inference.ensemble out")
+        return members
+
+    @model_validator(mode="after")
+    def _require_different_members(self) -> EnsembleConfig:
+        sources_of_spread = (self.perturbation, self.lagged, self.stochastic, self.noise)
+        if all(source is None for source in sources_of_spread) and not self.dropout:
+            raise ValueError("the members would be equal; give perturbation, lagged, stochastic, noise or dropout")
+        return self
+
+
+class ForecastParallelismConfig(StrictModel):
+    """Sharing of one forecast among ranks. By default each rank has the whole network and makes its own forecasts."""
+
+    tensor: int = Field(
+        1,
+        ge=1,
+        description="Number of tensor-parallel ranks. It must divide the number of ranks. Layers whose heads or hidden "
+        "units it does not divide stay whole.",
+    )
+    shard: bool = Field(
+        False, description="Shard the weights over all ranks (FSDP2), for models that do not fit on one device."
+    )
+
+    @property
+    def is_spread(self) -> bool:
+        """True if several ranks share one forecast."""
+        return self.shard or self.tensor > 1
+
+
+class InferenceConfig(StrictModel):
+    """Forecasts by `credit rollout` and `credit verify --online`."""
+
+    checkpoint: PathText = Field("best", description="Weights of the forecasts: best, latest, or a checkpoint's path.")
+    initial_times: InitialTimesConfig | list[str] | Literal["latest"] = Field(
+        InitialTimesConfig(),
+        description="A range {start, end, every}, a list of times, or `latest`: the last time from which the data "
+        "allow a forecast.",
+    )
+    lead_time: Duration = Field(
+        "72h", description="Length of a forecast. The default is rounded up to a multiple of `data.timestep`."
+    )
+    batch_size: int = Field(8, ge=1, description="Forecasts (initial times times members) in a batch on each rank.")
+    amp: bool = Field(False, description="Compute in bfloat16.")
+    parallelism: ForecastParallelismConfig = Field(
+        ForecastParallelismConfig(), description="Sharing of one forecast among several ranks."
+    )
+    ensemble: EnsembleConfig | None = Field(None, description="Several forecasts from each initial time.")
+    hyperdiffusion: HyperdiffusionEntry | None = Field(
+        None,
+        description="Damping of the shortest waves, instead of `model.hyperdiffusion`. A network learns to undo the "
+        "damping that it is trained with, so for forecasts of weeks halve the time. Default: as in training.",
+    )
+    postprocess: list[PostprocessEntry] | None = Field(
+        None,
+        min_length=1,
+        description="Entries that replace those of the same kind in `model.postprocess`, in forecasts alone. Default: "
+        "as in training.",
+    )
+    folder: PathText = Field(
+        "forecasts", description="Folder of the forecasts, relative to save_loc. `credit verify` scores this folder."
+    )
+    format: Literal["netcdf", "zarr"] = Field(
+        "netcdf", description="`netcdf`: one file for each initial time. `zarr`: one store for all forecasts."
+    )
+    layout: Literal["cf", "weatherbench2"] = Field("cf", description="Names of the dimensions in a zarr store.")
+    pressure_levels: list[float] | None = Field(
+        None,
+        min_length=1,
+        description="Pressure levels in hPa that variables on model levels are interpolated to. Needs "
+        "data.coefficients and surface pressure. Default: write model levels.",
+    )
+    derive: dict[str, DerivedVariableConfig] = Field(
+        {}, description="Name -> a variable that is computed from the output."
+    )
+    surface_pressure: str | None = Field(
+        None,
+        description="Output variable with surface pressure. Default: the one with standard_name surface_air_pressure.",
+    )
+    surface_geopotential: str | None = Field(
+        None,
+        description="Static variable with geopotential or height of the ground. Default: the one with standard_name "
+        "surface_geopotential, geopotential or surface_altitude.",
+    )
+    variables: list[str] | None = Field(
+        None, description="Variables to write. Default: all outputs and all derived variables."
+    )
+    levels: list[float] | None = Field(None, description="Levels to write, of variables on levels. Default: all.")
+    output_every: Duration | None = Field(
+        None, description="Interval between the lead times to write. Default: every step."
+    )
+    lead_times: list[Duration] | None = Field(
+        None, min_length=1, description="Lead times to write, instead of output_every: [24h, 72h, 120h]."
+    )
+    split: Literal["day", "month", "lead", "member"] | None = Field(
+        None,
+        description="For netCDF: split a forecast into one file for each day or month of the valid time, each lead "
+        "time, or each member. Default: one file.",
+    )
+    compression: int = Field(
+        0, ge=0, le=9, description="Level of lossless compression, 0 (none) to 9: zlib in netCDF, zstd in zarr."
+    )
+    keep_bits: int | None = Field(
+        None,
+        ge=1,
+        le=23,
+        description="Round values to this number of mantissa bits, which makes compression effective: 12 bits are a "
+        "relative error of 1.2e-4. Default: no rounding.",
+    )
+
+    @field_validator("derive")
+    @classmethod
+    def _require_names(cls, derive: dict[str, DerivedVariableConfig]) -> dict[str, DerivedVariableConfig]:
+        require_names(derive)
+        return derive
+
+    @field_validator("pressure_levels")
+    @classmethod
+    def _require_pressures(cls, levels: list[float] | None) -> list[float] | None:
+        if levels is not None and (min(levels) <= 0 or len(set(levels)) < len(levels)):
+            raise ValueError("pressures in hPa are above 0 and are named once each")
+        return levels
+
+    @field_validator("levels")
+    @classmethod
+    def _require_some_level(cls, levels: list[float] | None) -> list[float] | None:
+        if levels == []:
+            raise ValueError(
+                "the list is empty; leave the key out to write all levels, or select variables without levels in "
+                "inference.variables"
+            )
+        return levels
+
+    @property
+    def postprocess_entries(self) -> dict[str, PostprocessSection]:
+        """The entries that replace the model's, by their config keys, with `hyperdiffusion` as the first."""
+        return keyed_entries("inference", self.hyperdiffusion, self.postprocess)
+
+    @model_validator(mode="after")
+    def _postprocess_in_order(self) -> InferenceConfig:
+        require_order(self.postprocess_entries, "inference.postprocess")
+        return self
+
+    @model_validator(mode="after")
+    def _require_fitting_format(self) -> InferenceConfig:
+        if self.split is not None and self.format != "netcdf":
+            raise ValueError("split: is for netCDF; a zarr store contains all forecasts")
+        if self.split == "member" and self.ensemble is None:
+            raise ValueError("split: member is for ensembles; set ensemble, or another split")
+        if self.layout != "cf" and self.format != "zarr":
+            raise ValueError(f"layout: {self.layout} names zarr's dimensions; set format: zarr, too")
+        return self
+
+    @model_validator(mode="after")
+    def _require_fitting_lead_times(self) -> InferenceConfig:
+        if self.lead_times is None:
+            return self
+        if self.output_every is not None:
+            raise ValueError("lead_times and output_every both select what is written; give one of them")
+        minutes = [parse_duration(lead) for lead in self.lead_times]
+        if any(after <= before for before, after in itertools.pairwise(minutes)):
+            raise ValueError(f"lead_times: {', '.join(self.lead_times)} must increase")
+        if minutes[-1] > parse_duration(self.lead_time):
+            raise ValueError(f"lead_times: {self.lead_times[-1]} is longer than lead_time {self.lead_time}")
+        return self

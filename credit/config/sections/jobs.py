@@ -1,0 +1,107 @@
+"""The ``pbs`` and ``slurm`` sections: resources and settings of jobs. None means: as the cluster file says."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from credit.config.sections.base import Duration, PathText, StrictModel
+
+# One word of a directive. It cannot start a new line or another option.
+Word = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.@:+=,&|*()\[\]%/~-]+$")]
+# A line of the job script, without line breaks and other control characters.
+Line = Annotated[str, Field(pattern=r"^[^\p{Cc}\x{2028}\x{2029}]+$")]
+# A name of an environment variable or of a resource.
+Name = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+
+
+class SchedulerConfig(StrictModel):
+    """Keys that both schedulers have."""
+
+    cluster: PathText | None = Field(
+        None, description="The cluster: a name that `credit submit` knows, or the path of a cluster file."
+    )
+    account: Word | None = Field(None, description="The project whose allocation is charged.")
+    walltime: Duration | None = Field(None, description="Time limit of a job; in a chain, of each job.")
+    nodes: int | None = Field(
+        None,
+        ge=1,
+        description="Number of nodes. A rollout runs on an array of so many jobs with one node each; preprocess takes "
+        "one node.",
+    )
+    gpus_per_node: int | None = Field(
+        None, ge=0, description="GPUs on a node. preprocess uses none, and verify only with --online."
+    )
+    ranks_per_node: int | None = Field(
+        None, ge=1, description="Processes on a node. Default: one for each GPU, else one. preprocess is one process."
+    )
+    cpus_per_node: int | None = Field(None, ge=1, description="CPU cores on a node.")
+    memory: Annotated[str, Field(pattern=r"^[0-9]+[KMGT]B?$")] | None = Field(
+        None, description="Memory of a node, for example 200GB. Default: the scheduler's."
+    )
+    chain: int | None = Field(
+        None,
+        ge=1,
+        description="Largest number of jobs for a training run; each one continues where the last one stopped. "
+        "Default: 1.",
+    )
+    modules: list[Word] | None = Field(None, description="Environment modules to load.")
+    setup: list[Line] | None = Field(
+        None,
+        description="Shell commands to run first, one a line. `$VAR` is expanded when the job script is written.",
+    )
+    environment: dict[Name, str] | None = Field(
+        None, description="Environment variables to export, in addition to those of the cluster file."
+    )
+    directives: list[Line] | None = Field(None, description="Further options of the scheduler, one a line.")
+    python: PathText | None = Field(
+        None, description="Python interpreter of the job. Default: the one that runs `credit submit`."
+    )
+    template: PathText | None = Field(None, description="Path of a Jinja2 template for the job script.")
+
+
+class PbsConfig(SchedulerConfig):
+    """Jobs under PBS; see [on a cluster](hpc.md). A key that is not given is taken from the cluster file."""
+
+    scheduler: ClassVar[str] = "pbs"
+
+    queue: Word | None = Field(None, description="Name of the queue.")
+    chunk: dict[Name, Word] | None = Field(
+        None, description="Further resources of a node in `select`, for example {gpu_type: a100_80gb}."
+    )
+    resources: dict[Name, Word] | None = Field(
+        None, description="Further resources of the whole job, for example {job_priority: economy}."
+    )
+    launch: Literal["torchrun", "mpiexec"] | None = Field(
+        None, description="Launcher of the ranks: torchrun on each node, or mpiexec for all of them."
+    )
+
+    @property
+    def queue_name(self) -> str | None:
+        """Name by which a cluster file lists the limits of the job."""
+        return self.queue
+
+
+class SlurmConfig(SchedulerConfig):
+    """Jobs under Slurm; see [on a cluster](hpc.md). A key that is not given is taken from the cluster file."""
+
+    scheduler: ClassVar[str] = "slurm"
+
+    partition: Word | None = Field(None, description="Name of the partition.")
+    qos: Word | None = Field(None, description="Quality of service.")
+    constraint: Word | None = Field(None, description="Features that a node must have, for example gpu&hbm80g.")
+    signal_seconds: int | None = Field(
+        None,
+        ge=1,
+        description="Seconds before the time limit at which the job is told to save. Slurm may send the signal up to a "
+        "minute earlier.",
+    )
+    launch: Literal["torchrun", "srun"] | None = Field(
+        None, description="Launcher of the ranks: torchrun on each node, or srun for all of them."
+    )
+
+    @property
+    def queue_name(self) -> str | None:
+        """Name by which a cluster file lists the limits of the job."""
+        return self.qos or self.partition

@@ -1,0 +1,34 @@
+"""Base of the ``loss`` section. Each kind of loss registers its own section (`credit.losses.register_loss`)."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, SerializeAsAny
+
+from credit.config.registry import LOSSES, RegisteredSection
+from credit.config.sections.base import StrictModel
+
+Weight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+class LossSection(StrictModel):
+    """Keys that every training loss has; they set the weights and scales that a loss is built with."""
+
+    kind: str
+    scaling: Literal["tendency", "state"] = Field(
+        "tendency",
+        description="Unit of the error of a prognostic channel: the standard deviation of its own tendency (then "
+        "persistence scores about 1) or of its state. Diagnostic channels use their state's.",
+    )
+    latitude_weights: bool = Field(True, description="Weight cells by area.")
+    level_weights: Literal["none", "pressure"] = Field("none", description="Weight levels equally or by pressure.")
+    weights: dict[str, Weight] = Field({}, description="Weight of a variable (z) or channel (z500); default 1.")
+
+
+LossEntry = Annotated[SerializeAsAny[LossSection], RegisteredSection(LOSSES, default="mse", base=LossSection)]
+
+
+def default_loss() -> LossSection:
+    """Return the loss of a config without a ``loss`` section: the mean squared error."""
+    return LOSSES.find_section("mse").model_validate({"kind": "mse"})

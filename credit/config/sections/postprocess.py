@@ -1,0 +1,137 @@
+"""Base of the entries of ``model.postprocess``, the ordered list of what is applied to the output of every step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, ClassVar
+
+from pydantic import SerializeAsAny
+
+from credit.config.registry import POSTPROCESSES, RegisteredSection
+from credit.config.sections.base import StrictModel
+from credit.config.sections.data import DataConfig
+
+# A later entry must not undo an earlier one: damping moves values past their bounds, a clamp opens a closed budget.
+# Kinds of plugins may stand anywhere.
+BUILT_IN_ORDER = ("hyperdiffusion", "clamp", "dry_mass", "water", "energy")
+
+
+class PostprocessSection(StrictModel):
+    """Keys that every post-process has."""
+
+    kind: str
+
+    # whether the post-process sums over whole columns of air, which needs the layers' edges
+    needs_whole_columns: ClassVar[bool] = False
+
+    @property
+    def subject(self) -> str:
+        """Kind of this entry, with its variable if it has one: the list has one entry for each subject."""
+        return self.kind
+
+    def require_variables(self, data: DataConfig, key: str) -> None:
+        """Refuse variables that are not in the part of ``data.variables`` that this entry needs.
+
+        Args:
+            data: the data section.
+            key: of this entry, for messages.
+
+        Raises:
+            ValueError: naming key, variable and what it must be.
+        """
+
+
+PostprocessEntry = Annotated[
+    SerializeAsAny[PostprocessSection], RegisteredSection(POSTPROCESSES, base=PostprocessSection)
+]
+
+
+def keyed_entries(
+    section: str, hyperdiffusion: PostprocessSection | None, postprocess: Sequence[PostprocessSection] | None
+) -> dict[str, PostprocessSection]:
+    """Return the entries of a section's list in order, by their config keys; the shorthand is the first."""
+    entries = {} if hyperdiffusion is None else {f"{section}.hyperdiffusion": hyperdiffusion}
+    for number, entry in enumerate(postprocess or []):
+        entries[f"{section}.postprocess.{number}"] = entry
+    return entries
+
+
+def require_order(entries: Mapping[str, PostprocessSection], key: str) -> None:
+    """Refuse a list in which a later entry undoes an earlier one, or in which a built-in entry is repeated.
+
+    Kinds of plugins may stand anywhere and as often as their author likes.
+
+    Args:
+        entries: of the list, in order.
+        key: of the list, for messages.
+
+    Raises:
+        ValueError: naming the two.
+    """
+    kinds = [entry.kind for entry in entries.values()]
+    ordered = [kind for kind in kinds if kind in BUILT_IN_ORDER]
+    for earlier, later in zip(ordered, ordered[1:], strict=False):
+        if BUILT_IN_ORDER.index(later) < BUILT_IN_ORDER.index(earlier):
+            raise ValueError(f"{key}: {later} after {earlier} would undo it; the order is {', '.join(BUILT_IN_ORDER)}")
+    subjects = [entry.subject for entry in entries.values() if entry.kind in BUILT_IN_ORDER]
+    for subject in subjects:
+        if subjects.count(subject) > 1:
+            raise ValueError(f"{key}: {subject} is listed twice; give everything in one entry")
+
+
+def replace_entries(
+    entries: Mapping[str, PostprocessSection], replacements: Mapping[str, PostprocessSection]
+) -> dict[str, PostprocessSection]:
+    """Return the list in which `replacements` take the place of the entries of their kinds.
+
+    All replacements of a kind stand where the first entry of that kind stood. A kind that the list lacks is added: a
+    built-in one before the first entry that must follow it (`BUILT_IN_ORDER`), any other at the end.
+    """
+    replaced_kinds = {entry.kind for entry in replacements.values()}
+    result: list[tuple[str, PostprocessSection]] = []
+    placed_kinds = set()
+    for key, entry in entries.items():
+        if entry.kind not in replaced_kinds:
+            result.append((key, entry))
+        elif entry.kind not in placed_kinds:
+            placed_kinds.add(entry.kind)
+            result += _entries_of_kind(replacements, entry.kind)
+    for kind in dict.fromkeys(entry.kind for entry in replacements.values()):
+        if kind not in placed_kinds:
+            position = _position_of_added(kind, [entry for _, entry in result])
+            result[position:position] = _entries_of_kind(replacements, kind)
+    return dict(result)
+
+
+def _entries_of_kind(entries: Mapping[str, PostprocessSection], kind: str) -> list[tuple[str, PostprocessSection]]:
+    """Return the entries of one kind in their order, with their config keys."""
+    return [(key, entry) for key, entry in entries.items() if entry.kind == kind]
+
+
+def _position_of_added(kind: str, entries: Sequence[PostprocessSection]) -> int:
+    """Return the position in a list at which entries of a kind that it lacks are inserted."""
+    if kind in BUILT_IN_ORDER:
+        following_kinds = BUILT_IN_ORDER[BUILT_IN_ORDER.index(kind) + 1 :]
+        for position, entry in enumerate(entries):
+            # Hyperdiffusion is the first entry of every list, also before kinds of plugins.
+            if kind == "hyperdiffusion" or entry.kind in following_kinds:
+                return position
+    return len(entries)
+
+
+def require_member(key: str, name: str, allowed: set[str], rule: str) -> None:
+    """Refuse a variable that is not in the part of ``data.variables`` that a post-process needs.
+
+    Args:
+        key: that names the variable.
+        name: the variable.
+        allowed: the variables that fit.
+        rule: where it must stand: "in prognostic.vars_2D".
+
+    Raises:
+        ValueError: if it is not among them.
+    """
+    if name not in allowed:
+        raise ValueError(
+            f'{key}: "{name}" must be {rule} of data.variables; these are {", ".join(sorted(allowed)) or "none"}'
+        )

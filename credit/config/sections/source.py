@@ -1,0 +1,180 @@
+"""The entries of ``data.sources``, and the grid that sources are interpolated to."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal
+
+from pydantic import Field, ValidationError, model_validator
+
+from credit.config.sections.base import PathText, StrictModel
+from credit.errors import did_you_mean
+
+# Registered name of a source type -> the section of its options, None where it declares none.
+_OPTION_SECTIONS: dict[str, type[StrictModel] | None] = {}
+
+
+def register_source_type(name: str, options: type[StrictModel] | None = None) -> None:
+    """Let ``data.sources.N.type`` be `name`; `credit.data.formats.plugin.source.register_source` calls it.
+
+    Args:
+        name: of the type.
+        options: declares the keys of ``data.sources.N.options``. Without it, they are not checked here.
+    """
+    _OPTION_SECTIONS[name] = options
+
+
+class VerticalConfig(StrictModel):
+    """Vertical interpolation of a source, from hybrid levels or to hybrid levels."""
+
+    surface_pressure: str = Field(
+        description="Name of the variable with surface pressure or, as in ERA5, its logarithm (lnsp)."
+    )
+    surface_geopotential: str | None = Field(
+        None,
+        description="Name of the variable with geopotential or height of the ground. It is needed for values below "
+        "the ground and for `derive`.",
+    )
+    coefficients: PathText | None = Field(
+        None,
+        description="File with the coefficients of the source's levels, where the source does not have them: netCDF, "
+        "or CSV with the columns a (in Pa) and b of the half levels.",
+    )
+
+
+class SourceConfig(StrictModel):
+    """One set of files, or one source that a plugin registers, with some or all of the variables."""
+
+    path: PathText | list[PathText] | None = Field(
+        None,
+        description="A file, a zarr store (on a disk, or s3://, gs://, https://), a glob, a strftime pattern "
+        "(era5_%Y%m.nc), or a list of these. `sample:NAME` is data that come with the package. `~` and `$VAR` are "
+        "expanded.",
+    )
+    type: str | None = Field(None, description="Instead of `path`: the name of a source that a plugin registers.")
+    options: dict[str, Any] = Field({}, description="Keyword arguments for the class of `type`.")
+    format: Literal["auto", "netcdf", "zarr", "grib"] = Field(
+        "auto", description="Format of the files. `auto` recognises it by the name's ending and the first bytes."
+    )
+    variables: list[str] | None = Field(
+        None, description="Read only these variables from this source. Default: all that it contains."
+    )
+    rename: dict[str, str | list[str]] = Field(
+        {},
+        description="Variable of the run -> its name in the files. Give a list of names (`t: [t, T, var130]`) where "
+        "files differ: the first name that a file contains is used.",
+    )
+    period: tuple[str, str] | None = Field(
+        None,
+        description="Use only the times between these two dates (UTC, both included; a date without a time as the "
+        "last one means the whole day). So one source can continue another.",
+    )
+    select: dict[str, int | float | str] = Field(
+        {},
+        description="Coordinate -> value: selects one position along a further dimension (`{number: 0}`). In GRIB "
+        "files: typeOfLevel, stepType, number, grid, step (hours), expver, dataType, stream, or a type of level.",
+    )
+    times: Literal["exact", "persist", "cyclic"] = Field(
+        "exact",
+        description="When values are valid. `exact`: at their own times. `persist`: each until the next one, for "
+        "forcings that are rarer than the other data. `cyclic`: in every year, for a representative year.",
+    )
+    vertical: VerticalConfig | None = Field(
+        None,
+        description="Interpolate the variables on levels to `data.levels`, from hybrid levels or to them. Default: "
+        "none; the source must contain these levels.",
+    )
+    storage_options: dict[str, bool | int | float | str] = Field(
+        {},
+        description="How to access a remote zarr store, for example `{anon: true}`. Access keys belong in the "
+        "environment.",
+    )
+
+    def names_of(self, variable: str) -> list[str]:
+        """Return the names under which the files may contain a variable of the run, in the order of preference."""
+        names = self.rename.get(variable, variable)
+        return [names] if isinstance(names, str) else names
+
+    @model_validator(mode="after")
+    def _require_names(self) -> SourceConfig:
+        for variable, names in self.rename.items():
+            if not names:
+                raise ValueError(f"rename.{variable}: the list is empty; write at least one name")
+        return self
+
+    @model_validator(mode="after")
+    def _require_files_or_type(self) -> SourceConfig:
+        if (self.path is None) == (self.type is None):
+            raise ValueError(
+                "give exactly one of path (files) and type (a source that a plugin registers); "
+                f"{'both are' if self.path is not None else 'neither is'} given"
+            )
+        if self.type is None:
+            if self.options:
+                raise ValueError(f"options: {self.options} are for a source with a type; files have no options")
+            return self
+        if self.type not in _OPTION_SECTIONS:
+            hint = did_you_mean(self.type, _OPTION_SECTIONS)
+            if not hint:
+                hint = "; no plugin has registered a source: name the module of yours in plugins"
+            raise ValueError(f'type: "{self.type}" is not a registered source{hint}')
+        for key in ("format", "select", "storage_options"):
+            if getattr(self, key) != type(self).model_fields[key].default:
+                raise ValueError(f"{key} is for files; a source with a type has options instead")
+        self._check_options(_OPTION_SECTIONS[self.type])
+        return self
+
+    def _check_options(self, section: type[StrictModel] | None) -> None:
+        for name, value in self.options.items():
+            if not _is_plain(value):
+                raise ValueError(
+                    f"options: {name} is {value!r}; the config is saved with the run and may hold text, finite "
+                    "numbers, true, false, null, and lists and mappings (with text as keys) of these"
+                )
+        if section is None:
+            return
+        for name in self.options:
+            if name not in section.model_fields:
+                hint = did_you_mean(name, section.model_fields) or "; it has no options"
+                raise ValueError(f'options: "{name}" is not an option of {self.type}{hint}')
+        try:
+            section.model_validate(self.options)
+        except ValidationError as error:
+            detail = error.errors()[0]
+            option = ".".join(str(item) for item in detail["loc"])
+            rule = "this option is missing" if detail["type"] == "missing" else detail["msg"]
+            raise ValueError(f"options: {option}: {rule}; it is an option of {self.type}") from error
+
+
+def _is_plain(value: object) -> bool:
+    """Return whether YAML gives the same value back when it is written and read again."""
+    if isinstance(value, dict):
+        return all(isinstance(key, str) and _is_plain(item) for key, item in value.items())
+    if isinstance(value, list):
+        return all(_is_plain(item) for item in value)
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return value is None or isinstance(value, str | int)
+
+
+class GridConfig(StrictModel):
+    """A global latitude-longitude grid: give either `rows`, `columns` and `poles`, or `like`."""
+
+    rows: int | None = Field(None, ge=2, description="Number of rows, equally spaced in latitude.")
+    columns: int | None = Field(None, ge=2, description="Number of columns; the first one is at longitude 0.")
+    poles: bool | None = Field(
+        None,
+        description="true: the first and the last row lie on the poles (181 x 360). false: they lie half a cell away "
+        "from the poles (180 x 360).",
+    )
+    like: PathText | None = Field(
+        None, description="A file that has the grid; a pattern as in `data.sources.N.path` is allowed."
+    )
+
+    @model_validator(mode="after")
+    def _require_one_description(self) -> GridConfig:
+        num_missing = (self.rows, self.columns, self.poles).count(None)
+        num_allowed = 0 if self.like is None else 3
+        if num_missing != num_allowed:
+            raise ValueError("give rows, columns and poles, or like alone")
+        return self

@@ -1,0 +1,202 @@
+"""Variables of the ``data`` section: their groups, options and transforms."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Field, model_validator
+
+from credit.channels import COMPUTED_DYNAMIC, COMPUTED_STATIC, DERIVED_FROM
+from credit.config.sections.base import Hour, StrictModel
+
+Level = Annotated[float, Field(gt=0)]
+
+
+def _require_unique(levels: list[float]) -> list[float]:
+    repeated = sorted({level for level in levels if levels.count(level) > 1})
+    if repeated:
+        names = ", ".join(f"{level:g}" for level in repeated)
+        raise ValueError(f"{names} is named twice; name each level once")
+    return levels
+
+
+Levels = Annotated[list[Level], AfterValidator(_require_unique)]
+
+Derived = Literal[
+    "geopotential", "mean_sea_level_pressure", "relative_humidity", "relative_humidity_water", "wind_speed"
+]
+# Derived variables without levels of their own.
+_DERIVED_WITHOUT_LEVELS = ("mean_sea_level_pressure", "wind_speed")
+
+
+class GroupConfig(StrictModel):
+    """Variables of one group."""
+
+    vars_3D: list[str] = Field([], description="Variables on levels.")
+    vars_2D: list[str] = Field([], description="Variables without levels.")
+
+
+class VariablesConfig(StrictModel):
+    """The variables of the model, by their role."""
+
+    prognostic: GroupConfig = Field(
+        description="Input and output of the model; a forecast feeds the output of a step to the next one."
+    )
+    diagnostic: GroupConfig = Field(GroupConfig(), description="Output only.")
+    dynamic_forcing: GroupConfig = Field(
+        GroupConfig(),
+        description=f"Input only, varying in time. These are computed and need no data: {', '.join(COMPUTED_DYNAMIC)}.",
+    )
+    static: GroupConfig = Field(
+        GroupConfig(),
+        description=f"Input only, constant in time. These are computed and need no data: {', '.join(COMPUTED_STATIC)}.",
+    )
+
+    @model_validator(mode="after")
+    def _require_prognostic(self) -> VariablesConfig:
+        if not (self.prognostic.vars_3D or self.prognostic.vars_2D):
+            raise ValueError("prognostic needs at least one variable")
+        return self
+
+
+class VariableOptions(StrictModel):
+    """Options of one variable."""
+
+    levels: Levels | None = Field(None, description="Levels of this variable. Default: `data.levels`.")
+    missing: Literal["error", "fill_mean"] = Field(
+        "error",
+        description="Treatment of missing values. `error`: a missing value stops the command. `fill_mean`: for cells "
+        "that are always missing (sst over land); they are filled with the mean, masked in loss and scores, and the "
+        "model gets the mask as a static channel NAME_mask.",
+    )
+    temporal: Literal["instant", "mean", "accumulate", "deaccumulate"] = Field(
+        "instant",
+        description="What a value in the files stands for: an instant, or the mean or sum over a window that ends at "
+        "its time. Means and sums over windows shorter than the time step are combined. `deaccumulate`: values are "
+        "accumulated from the start of a forecast.",
+    )
+    restarts: list[Hour] | None = Field(
+        None,
+        min_length=1,
+        description="For `deaccumulate`: the hours (UTC) at which the accumulation starts from 0 again. Default: from "
+        "the time bounds in the files.",
+    )
+    window: Literal["past", "next"] = Field(
+        "past",
+        description="For forcings that are means or sums: the step from t to t+dt uses the window that ends at t "
+        "(`past`) or at t+dt (`next`).",
+    )
+    in_forecast: Literal["climatology", "persist", "observed"] = Field(
+        "persist",
+        description="Values of a dynamic forcing from data during a forecast. `persist`: the climatology plus the "
+        "anomaly at the initial time. `climatology`: the climatology. `observed`: the future analyses (a run with "
+        "prescribed forcing).",
+    )
+    minimum: float | None = Field(
+        None,
+        description="Lower bound of predictions (0 for humidity and precipitation), and of a dynamic forcing that a "
+        "forecast takes from the climatology (0 for sea ice). Default: none.",
+    )
+    maximum: float | None = Field(None, description="Upper bound, likewise (1 for a fraction). Default: none.")
+    valid_range: tuple[float, float] | None = Field(
+        None,
+        description="Smallest and largest valid value in the files, in the units of the run (`units`, if set). Values "
+        "outside are missing, for fill values that a file does not declare (-999); all values within are accepted. "
+        "Default: fill values, and values that are impossible in these units, stop the command.",
+    )
+    vector: Literal["auto", "yes", "no"] = Field(
+        "auto",
+        description="Whether the variable is a component of a vector, which changes its sign across a pole. `auto` "
+        "decides by the standard_name.",
+    )
+    units: str | None = Field(
+        None,
+        min_length=1,
+        description="Units of the run (`K`, `Pa`, `mm`). Files with other units are converted, which needs the extra "
+        "`units`. Default: the units of the files.",
+    )
+    regrid: Literal["bilinear", "conservative", "nearest"] | None = Field(
+        None,
+        description="Method of interpolation to `data.grid`; `nearest` is for masks and categories. Default: "
+        "`data.regrid`.",
+    )
+    derive: Derived | None = Field(
+        None,
+        description="Compute the variable instead of reading it. `relative_humidity` is with respect to water and ice "
+        "as in ERA5, `relative_humidity_water` with respect to water.",
+    )
+    inputs: dict[str, str] = Field(
+        {},
+        description="For `derive`: input -> variable. Defaults: temperature: t, specific_humidity: q, eastward_wind: "
+        "u, northward_wind: v.",
+    )
+
+    @property
+    def derived_from(self) -> dict[str, str]:
+        """Inputs of a derived variable: role -> variable; empty where it is read from data.
+
+        The grid and the times of the first input are those of the derived variable.
+        """
+        if self.derive is None:
+            return {}
+        return DERIVED_FROM[self.derive] | self.inputs
+
+    def require_consistent(self, name: str) -> None:
+        """Refuse options that contradict each other.
+
+        Args:
+            name: of the variable, for the message.
+
+        Raises:
+            ValueError: naming the options.
+        """
+        key = f"variable_options.{name}"
+        if self.minimum is not None and self.maximum is not None and self.minimum >= self.maximum:
+            raise ValueError(f"{key}: minimum {self.minimum:g} must be below maximum {self.maximum:g}")
+        if self.valid_range is not None and self.valid_range[0] >= self.valid_range[1]:
+            lower, upper = self.valid_range
+            raise ValueError(f"{key}.valid_range: {lower:g} must be below {upper:g}")
+        if self.restarts is not None and self.temporal != "deaccumulate":
+            raise ValueError(f"{key}.restarts has no effect without temporal: deaccumulate")
+        if self.window == "next" and self.temporal == "instant":
+            raise ValueError(f"{key}.window has no effect with temporal: instant; set mean or accumulate")
+        if self.inputs and self.derive is None:
+            raise ValueError(f"{key}.inputs has no effect without derive")
+
+    def require_derivable(self, name: str, has_levels: bool, is_predicted_or_read: bool) -> None:
+        """Refuse `derive` for a variable that is not of its kind.
+
+        Args:
+            name: of the variable, for the message.
+            has_levels: whether the variable is on levels.
+            is_predicted_or_read: whether it is prognostic, diagnostic, or a forcing that is not computed.
+
+        Raises:
+            ValueError: naming the option.
+        """
+        if self.derive is None:
+            return
+        key = f"variable_options.{name}.derive: {self.derive}"
+        inputs = DERIVED_FROM[self.derive]
+        for role in self.inputs:
+            if role not in inputs:
+                raise ValueError(f'{key} has no input "{role}"; its inputs are {", ".join(inputs)}')
+        if not is_predicted_or_read:
+            raise ValueError(f"{key} is for prognostic, diagnostic and forcing variables that are not computed")
+        if self.derive not in _DERIVED_WITHOUT_LEVELS and not has_levels:
+            raise ValueError(f"{key} is a field on levels; list {name} in vars_3D")
+        if self.derive == "mean_sea_level_pressure" and has_levels:
+            raise ValueError(f"{key} has no levels; list {name} in vars_2D")
+        if self.temporal != "instant":
+            raise ValueError(f"{key} is computed from instantaneous fields; remove temporal: {self.temporal}")
+
+
+class TransformConfig(StrictModel):
+    """A pointwise function for a skewed variable: applied before normalisation and inverted in every output."""
+
+    kind: Literal["log1p", "sqrt"] = Field(
+        description="`log1p`: ln(1 + |x| / unit); `sqrt`: the square root of |x| / unit; both with the sign of x."
+    )
+    unit: float = Field(
+        1.0, gt=0, description="Scale of x, in units of the variable: below it, log1p is nearly linear."
+    )

@@ -1,0 +1,242 @@
+"""The ``verification`` section: climatology, regions, events and other forecasts of the scores."""
+
+from __future__ import annotations
+
+import re
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from credit.config.sections.base import Duration, PathText, StrictModel
+from credit.config.sections.source import GridConfig
+from credit.errors import did_you_mean
+
+BASELINES = ("persistence", "damped_persistence", "climatology")
+BEST_BASELINE = "best_baseline"
+# Names that the scores of every run contain.
+OWN_NAMES = ("model", *BASELINES, BEST_BASELINE)
+
+
+class RegionConfig(StrictModel):
+    """A latitude-longitude box. A cell belongs to it if its centre does; the edges are included."""
+
+    lat: tuple[float, float] = Field((-90.0, 90.0), description="[south, north] in degrees.")
+    lon: tuple[float, float] = Field(
+        (0.0, 360.0), description="[west, east] in degrees, from west eastward: [347.5, 42.5] contains longitude 0."
+    )
+
+    @model_validator(mode="after")
+    def _require_box(self) -> RegionConfig:
+        south, north = self.lat
+        if not -90 <= south <= north <= 90:
+            raise ValueError(f"lat: [{south:g}, {north:g}] is not [south, north] within -90..90")
+        west, east = self.lon
+        if not (min(west, east) >= -180 and max(west, east) <= 360 and abs(east - west) <= 360):
+            raise ValueError(f"lon: [{west:g}, {east:g}] is not [west, east] within -180..360")
+        return self
+
+
+def _box(lat: tuple[float, float], lon: tuple[float, float] = (0.0, 360.0)) -> tuple[RegionConfig]:
+    return (RegionConfig(lat=lat, lon=lon),)
+
+
+_NORTH = (20.0, 90.0)
+_SOUTH = (-90.0, -20.0)
+
+# The regions of WeatherBench 2, with underscores instead of hyphens.
+REGIONS: dict[str, tuple[RegionConfig, ...]] = {
+    "global": _box((-90.0, 90.0)),
+    "tropics": _box((-20.0, 20.0)),
+    "extratropics": _box(_NORTH) + _box(_SOUTH),
+    "extratropics_north": _box(_NORTH),
+    "extratropics_south": _box(_SOUTH),
+    "europe": _box((35.0, 75.0), (347.5, 42.5)),
+    "north_america": _box((25.0, 60.0), (240.0, 285.0)),
+    "north_atlantic": _box((25.0, 65.0), (290.0, 350.0)),
+    "north_pacific": _box((25.0, 60.0), (145.0, 230.0)),
+    "east_asia": _box((25.0, 60.0), (102.5, 150.0)),
+    "ausnz": _box((-45.0, -12.5), (120.0, 175.0)),
+    "arctic": _box((60.0, 90.0)),
+    "antarctic": _box((-90.0, -60.0)),
+}
+DEFAULT_REGIONS = ["global", "tropics", "extratropics", "extratropics_north", "extratropics_south"]
+
+
+# Keys of an event's limit.
+_LIMIT_KEYS = ("above", "below", "above_quantile", "below_quantile")
+
+
+class EventConfig(StrictModel):
+    """An event: the value of a channel is beyond a limit. Exactly one of the four limits is given."""
+
+    channel: str = Field(description="The channel (`tp`, `t2m`, `z500`), one of those that are scored.")
+    above: float | None = Field(None, description="The event is a value above this, in the units of the data.")
+    below: float | None = Field(None, description="The event is a value below this, in the units of the data.")
+    above_quantile: float | None = Field(
+        None,
+        description="The event is a value above this quantile (between 0 and 1) of the training period, for each cell "
+        "and the season of the valid time.",
+    )
+    below_quantile: float | None = Field(None, description="The event is a value below this quantile, likewise.")
+
+    @model_validator(mode="after")
+    def _require_one_limit(self) -> EventConfig:
+        limits = [key for key in _LIMIT_KEYS if getattr(self, key) is not None]
+        if len(limits) != 1:
+            state = f"has {' and '.join(limits)}" if limits else "has no limit"
+            raise ValueError(f"{state}; an event has exactly one of {', '.join(_LIMIT_KEYS)}")
+        for key in ("above_quantile", "below_quantile"):
+            value = getattr(self, key)
+            if value is not None and not 0 < value < 1:
+                raise ValueError(f"{key}: {value:g} is not between 0 and 1; the ninetieth percentile is 0.9")
+        return self
+
+
+class ClimatologyConfig(StrictModel):
+    """The climatology for anomaly correlation and for the baselines, from the training period or from a file."""
+
+    method: Literal["harmonic", "window", "file"] = Field(
+        "harmonic",
+        description="`harmonic`: a fit of annual harmonics. `window`: means over a moving window of days. `file`: read "
+        "it from `path`.",
+    )
+    harmonics: int = Field(1, ge=0, description="For `harmonic`: number of annual harmonics; 0 is the mean alone.")
+    window_days: int = Field(61, ge=1, description="For `window`: width of the window in days.")
+    by_hour: bool = Field(
+        False, description="Fit one climatology for each hour of the day, for data with a diurnal cycle."
+    )
+    path: PathText | None = Field(
+        None,
+        description="For `file`: a netCDF file or zarr store with the dimensions dayofyear, hour, level, latitude and "
+        "longitude, as WeatherBench 2's.",
+    )
+    rename: dict[str, str] = Field(
+        {}, description="For `file`: variable of the run -> its name in the file. Default: as in `data.sources`."
+    )
+    storage_options: dict[str, bool | int | float | str] = Field(
+        {}, description="For `file`: how to access a remote zarr store, as in `data.sources`."
+    )
+
+    @model_validator(mode="after")
+    def _require_file(self) -> ClimatologyConfig:
+        if (self.method == "file") != (self.path is not None):
+            raise ValueError("method: file and path go together; give both or neither")
+        if self.method != "file" and (self.rename or self.storage_options):
+            raise ValueError("rename and storage_options are for a file (method: file)")
+        return self
+
+
+class OtherForecastsConfig(StrictModel):
+    """Other forecasts to score. A plain path means a section with this path alone."""
+
+    path: PathText = Field(
+        description="A folder that `credit rollout` has written, or a zarr store such as WeatherBench 2's, on a disk "
+        "or at s3://, gs://, https://."
+    )
+    rename: dict[str, str] = Field({}, description="Variable of the run -> its name in these forecasts.")
+    storage_options: dict[str, bool | int | float | str] = Field(
+        {}, description="How to access a remote zarr store, as in `data.sources`."
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _accept_path(cls, value: object) -> object:
+        return {"path": value} if isinstance(value, str) else value
+
+
+class VerificationConfig(StrictModel):
+    """Scores of forecasts by `credit verify`."""
+
+    climatology: ClimatologyConfig = Field(
+        ClimatologyConfig(), description="Climatology for anomaly correlation and baselines."
+    )
+    allow_seen: bool = Field(
+        False,
+        description="Also score forecasts in periods that the weights were trained or selected on. Useful to see "
+        "overfitting, and where the years of another data set have the same names.",
+    )
+    figure_channels: list[str] | None = Field(
+        None,
+        description="Channels of the maps, spectra and curves. Default: a few of z500, t850, t2m, msl, ... that exist.",
+    )
+    figure_leads: list[Duration] = Field(
+        ["24h", "72h"],
+        description="Lead times of the maps and spectra; those that the forecasts do not have are left out. The "
+        "defaults are rounded up to multiples of `data.timestep`.",
+    )
+    hovmoeller_band: tuple[float, float] = Field(
+        (35.0, 60.0), description="[south, north] in degrees of the latitude band of the Hovmoeller diagrams."
+    )
+    animate: list[str] = Field(
+        [], description="Channels to write as an animated GIF, which shows truth and forecast of one case."
+    )
+    other_forecasts: dict[str, OtherForecastsConfig] = Field(
+        {}, description="Name -> folder or store of other forecasts to score."
+    )
+    grid: GridConfig | None = Field(
+        None,
+        description="Grid of the scores. Truth, forecasts and climatology are interpolated to it conservatively. "
+        "WeatherBench 2's grid is {rows: 121, columns: 240, poles: true}. Default: the grid of the data.",
+    )
+    regions: list[str] = Field(
+        DEFAULT_REGIONS, description=f"Regions of the scores: global and any of {', '.join(REGIONS)}."
+    )
+    boxes: dict[str, RegionConfig] = Field({}, description="Name -> a region of your own, in addition to `regions`.")
+    events: dict[str, EventConfig] = Field(
+        {}, description="Name -> an event whose probability is scored (Brier score, reliability)."
+    )
+    seeps: list[str] | None = Field(
+        None,
+        description="Channels of accumulated precipitation that get the SEEPS score. Default: sums over the step "
+        "(`temporal: accumulate` or `deaccumulate`) that are called tp or total_precipitation, or are precipitation by "
+        "standard_name.",
+    )
+
+    @model_validator(mode="after")
+    def _require_band(self) -> VerificationConfig:
+        south, north = self.hovmoeller_band
+        if not -90 <= south < north <= 90:
+            raise ValueError(f"hovmoeller_band: [{south:g}, {north:g}] is not [south, north] within -90..90")
+        return self
+
+    @model_validator(mode="after")
+    def _require_unreserved_names(self) -> VerificationConfig:
+        for name in self.other_forecasts:
+            if is_reserved_name(name):
+                raise ValueError(
+                    f'other_forecasts: "{name}" is a name that every run uses for its scores ({", ".join(OWN_NAMES)}); '
+                    "take another name"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _require_known_regions(self) -> VerificationConfig:
+        for name in self.regions:
+            if name not in REGIONS:
+                raise ValueError(
+                    f'regions: "{name}" is not a known region; define regions of your own in '
+                    f"boxes{did_you_mean(name, REGIONS)}"
+                )
+        if "global" not in self.regions:
+            raise ValueError(f"regions: {self.regions} must contain global, which tables and figures show")
+        if len(set(self.regions)) < len(self.regions):
+            raise ValueError(f"regions: {self.regions} names a region twice")
+        for name in self.boxes:
+            if name in REGIONS:
+                raise ValueError(f'boxes: "{name}" is the name of one of the regions; take another name')
+        return self
+
+    @model_validator(mode="after")
+    def _require_event_names(self) -> VerificationConfig:
+        for name in self.events:
+            if not re.fullmatch(r"[A-Za-z0-9_.-]+", name):
+                raise ValueError(
+                    f'events: "{name}" becomes part of the names of scores; use letters, digits, underscore, dot and '
+                    "hyphen"
+                )
+        return self
+
+
+def is_reserved_name(name: str) -> bool:
+    """Return whether `name` is one of `OWN_NAMES`, also in the spelling of figures ("Damped persistence")."""
+    return name.strip().lower().replace(" ", "_") in OWN_NAMES

@@ -1,0 +1,102 @@
+"""Lazily read fields of a plugin's source, checked as they are read."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import cftime
+import numpy as np
+import xarray as xr
+from xarray.backends import BackendArray
+from xarray.core import indexing
+
+from credit.calendar import EPOCH
+
+if TYPE_CHECKING:
+    from credit.data.formats.plugin.source import SourceFactory
+
+_MINUTE = np.timedelta64(1, "m")
+_EPOCH = np.datetime64(EPOCH.removeprefix("minutes since ").replace(" ", "T"), "us")
+
+
+def encode_times(times: np.ndarray) -> tuple[np.ndarray, str]:
+    """Return minutes of dates, float64, NaN for missing ones, and the name of their calendar."""
+    if times.ndim == 1 and times.size and isinstance(times[0], cftime.datetime):
+        return np.asarray(cftime.date2num(times, EPOCH, times[0].calendar), dtype=np.float64), times[0].calendar
+    if times.ndim != 1 or (times.size and times.dtype.kind not in "MO"):
+        raise TypeError(f"must be a list of dates, is of type {times.dtype} and shape {times.shape}")
+    return (times.astype("datetime64[us]") - _EPOCH) / _MINUTE, "proleptic_gregorian"
+
+
+class PluginFields(BackendArray):
+    """Lazily read values of one variable of a source.
+
+    Args:
+        factory: creates the source.
+        name: the variable.
+        levels: its levels, as the plugin names them; None without levels.
+        times: (N,) as the source gives them; None for a static variable.
+        grid_shape: rows and columns.
+    """
+
+    def __init__(
+        self,
+        factory: SourceFactory,
+        name: str,
+        levels: tuple[float, ...] | None,
+        times: np.ndarray | None,
+        grid_shape: tuple[int, int],
+    ) -> None:
+        self._factory = factory
+        self._name = name
+        self._times = times
+        self._grid_shape = grid_shape
+        self._levels = None if levels is None else np.array(levels)
+        axes = [axis for axis in (times, self._levels) if axis is not None]
+        self.shape = (*map(len, axes), *grid_shape)
+        self.dtype = np.dtype(np.float32)
+
+    def __getitem__(self, key: indexing.ExplicitIndexer) -> np.ndarray:
+        return indexing.explicit_indexing_adapter(key, self.shape, indexing.IndexingSupport.OUTER, self._read)
+
+    def _read(self, key: tuple[int | slice | np.ndarray, ...]) -> np.ndarray:
+        """Return the values at indices of times, levels, rows and columns, each applied to its own axis."""
+        *leading, rows, columns = key
+        level_index = None
+        requested_levels = None
+        if self._levels is not None:
+            level_index = leading[-1]
+            requested_levels = tuple(np.atleast_1d(self._levels[level_index]).tolist())
+        if self._times is None:
+            fields = self._read_time(None, requested_levels)
+        elif isinstance(leading[0], int | np.integer):
+            fields = self._read_time(self._times[leading[0]], requested_levels)
+        else:
+            fields = np.stack([self._read_time(time, requested_levels) for time in self._times[leading[0]]])
+        if self._levels is not None and np.ndim(self._levels[level_index]) == 0:
+            fields = fields[..., 0, :, :]
+        return fields[..., rows, :][..., columns]
+
+    def _read_time(self, time: Any, levels: tuple[float, ...] | None) -> np.ndarray:
+        """Return the checked field of one time, float32."""
+        call = f"read({self._name!r}, {time}, {levels})"
+        source = self._factory.get()
+        with self._factory.calling(call):
+            result = source.read(self._name, time, levels)
+            if isinstance(result, xr.DataArray):
+                # A DataArray may carry its time, which reveals a field of another time.
+                result_time = result.coords.get("time") if time is not None else None
+                if result_time is not None:
+                    result_minutes, _ = encode_times(result_time.values.reshape(-1))
+                    requested_minutes, _ = encode_times(np.array([time]))
+                    if result_minutes.tolist() != requested_minutes.tolist():
+                        raise ValueError(f"it returns the field of {result_time.values}")
+                result = result.values
+            values = np.ma.asarray(result)
+        shape = self._grid_shape if levels is None else (len(levels), *self._grid_shape)
+        if values.shape != shape or values.dtype.kind not in "fiub":
+            returned = f"{values.dtype} of shape {values.shape}"
+            raise self._factory.error(f"{call} must return numbers of shape {shape}; it returned {returned}")
+        # A value beyond float32 becomes infinite, which is refused later.
+        with np.errstate(over="ignore"):
+            return values.astype(np.float32).filled(np.nan)

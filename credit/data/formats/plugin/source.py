@@ -1,0 +1,340 @@
+"""Sources of plugins, which the rest of the package sees as the dataset of a file.
+
+The main process asks a source once for its description. Fields are read wherever they are needed, and each process that
+reads creates the source anew from the options of the config.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+import xarray as xr
+from xarray.core import indexing
+
+from credit.calendar import EPOCH
+from credit.config.sections.base import StrictModel
+from credit.config.sections.source import SourceConfig, register_source_type
+from credit.data.formats.cf import PRESSURE_IN_HPA
+from credit.data.formats.plugin.fields import PluginFields, encode_times
+from credit.errors import ConfigError, DataError
+
+SourceClass = TypeVar("SourceClass", bound=type)
+_SOURCES: dict[str, type] = {}
+_GIVEN = ("latitude", "longitude", "times", "variables")
+
+
+@dataclass(frozen=True)
+class SourceVariable:
+    """Description of one variable of a plugin's source; only `units` must be given.
+
+    Attributes:
+        units: as in CF, for example ``K``.
+        levels: the values of its levels, in any order; None without levels.
+        level_units: ``hPa`` or ``Pa``; ``1`` for numbers of model levels.
+        standard_name: CF standard name, which also tells components of vectors.
+        long_name: description for people.
+        cell_methods: CF cell methods, for example ``time: mean``, if values are not instantaneous.
+        is_static: whether it does not vary in time.
+        packing_step: step, in its units, to which its values were rounded before.
+    """
+
+    units: str
+    levels: Sequence[float] | None = None
+    level_units: str = "hPa"
+    standard_name: str = ""
+    long_name: str = ""
+    cell_methods: str = ""
+    is_static: bool = False
+    packing_step: float = 0.0
+
+
+def register_source(name: str, options: type[StrictModel] | None = None) -> Callable[[SourceClass], SourceClass]:
+    """Class decorator that makes a class available as ``data.sources.N.type: name``.
+
+    The class is called with ``data.sources.N.options`` as keyword arguments. `options` declares them: with it, a wrong
+    option is an error of the config, before anything is read. What it makes has the attributes
+
+    - ``latitude`` (H,) and ``longitude`` (W,), degrees, in the order of its fields;
+    - ``times``: dates in UTC (datetime64, datetime or cftime), whole minutes;
+    - ``variables``: mapping from name to `SourceVariable`;
+    - ``latitude_bounds`` (H, 2), ``version`` (any text or number that changes when the data do) and ``attributes``
+      (global ones, such as title), where it likes;
+
+    and the method ``read(variable, time, levels)``, which returns one variable at one of ``times``, (L, H, W) at the
+    levels that are asked for, in that order, or (H, W) where `levels` is None; `time` is None where it is static.
+    Missing values are NaN or masked.
+
+    Raises:
+        ConfigError: for no class with a method ``read``, or if another class has the name.
+    """
+
+    def register(cls: SourceClass) -> SourceClass:
+        if not (isinstance(cls, type) and callable(getattr(cls, "read", None))):
+            raise ConfigError(f"source {name!r} must be a class with a method read(variable, time, levels); is {cls!r}")
+        other = _SOURCES.get(name, cls)
+        # a plugin that is loaded again brings its class anew
+        if (other.__module__, other.__qualname__) != (cls.__module__, cls.__qualname__):
+            raise ConfigError(
+                f"source name {name!r} of {cls.__module__} is taken by {other.__module__}; choose another name"
+            )
+        _SOURCES[name] = cls
+        register_source_type(name, options)
+        return cls
+
+    return register
+
+
+def open_plugin_source(source: SourceConfig, origin: str) -> xr.Dataset:
+    """Open a source of a plugin as a dataset with CF coordinates; fields are read when they are accessed.
+
+    The dataset can be pickled; its encoding has a ``fingerprint``, see `credit.data.formats.files.OpenFiles`.
+
+    Args:
+        source: its section of the config.
+        origin: key of the section, for messages.
+
+    Raises:
+        DataError: if it cannot be created, or does not describe its contents.
+    """
+    factory = SourceFactory(origin, _SOURCES[source.type], source.options)
+    factory.require_importable()
+    metadata = factory.describe()
+    variables, level_names = _build_coordinates(metadata)
+    conflicting_names = set(variables) & set(metadata.variables)
+    if conflicting_names:
+        raise factory.error(f"its variable {min(conflicting_names)} has the name of a coordinate; choose another name")
+    for name, variable in metadata.variables.items():
+        dims = []
+        times = None
+        levels = None
+        if not variable.is_static:
+            dims.append("time")
+            times = metadata.times
+        if variable.levels is not None:
+            dims.append(level_names[_axis_of(variable)])
+            levels, _ = _axis_of(variable)
+        fields = PluginFields(factory, name, levels, times, metadata.shape)
+        attributes = {key: getattr(variable, key) for key in ("units", "standard_name", "long_name", "cell_methods")}
+        encoding: dict[str, object] = {}
+        if variable.packing_step:
+            encoding = {"dtype": np.dtype(np.int32), "scale_factor": float(variable.packing_step)}
+        if variable.levels is not None:
+            # The plugin is asked for all levels at once.
+            encoding["preferred_chunks"] = {level_names[_axis_of(variable)]: len(variable.levels)}
+        variables[name] = xr.Variable(
+            (*dims, "latitude", "longitude"),
+            indexing.LazilyIndexedArray(fields),
+            {key: text for key, text in attributes.items() if text},
+            encoding,
+        )
+    dataset = xr.Dataset(variables, attrs=metadata.attributes)
+    dataset.encoding["fingerprint"] = metadata.fingerprint()
+    return dataset
+
+
+def _build_coordinates(metadata: _SourceMetadata) -> tuple[dict[str, xr.Variable], dict[tuple, str]]:
+    """Return the coordinates by name, and (levels, units) -> name of each level coordinate."""
+    variables = {
+        "time": xr.Variable(
+            "time",
+            metadata.minutes,
+            {"units": EPOCH, "calendar": metadata.calendar, "standard_name": "time", "axis": "T"},
+        ),
+        "latitude": xr.Variable("latitude", metadata.latitude, {"units": "degrees_north"}),
+        "longitude": xr.Variable("longitude", metadata.longitude, {"units": "degrees_east"}),
+    }
+    if metadata.latitude_bounds is not None:
+        variables["latitude"].attrs["bounds"] = "latitude_bounds"
+        variables["latitude_bounds"] = xr.Variable(("latitude", "two"), metadata.latitude_bounds)
+    level_names: dict[tuple, str] = {}
+    for variable in metadata.variables.values():
+        if variable.levels is not None and _axis_of(variable) not in level_names:
+            values, units = _axis_of(variable)
+            name = f"level_{len(level_names)}"
+            level_names[values, units] = name
+            standard_name = "air_pressure" if units.lower() in PRESSURE_IN_HPA else "model_level_number"
+            variables[name] = xr.Variable(name, np.array(values), {"units": units, "standard_name": standard_name})
+    return variables, level_names
+
+
+def _axis_of(variable: SourceVariable) -> tuple[tuple[float, ...], str]:
+    return tuple(float(level) for level in variable.levels), variable.level_units
+
+
+@dataclass(frozen=True)
+class _SourceMetadata:
+    """Checked description of the contents of a source.
+
+    Attributes:
+        times: (N,) as the source gives them.
+        minutes: (N,) the same in minutes since `EPOCH` in `calendar`.
+    """
+
+    latitude: np.ndarray
+    longitude: np.ndarray
+    latitude_bounds: np.ndarray | None
+    times: np.ndarray
+    minutes: np.ndarray
+    calendar: str
+    variables: dict[str, SourceVariable]
+    version: str
+    attributes: dict[str, str]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return len(self.latitude), len(self.longitude)
+
+    def fingerprint(self) -> list[int]:
+        """Return length and checksum of the description."""
+        coordinates = [self.latitude.tolist(), self.longitude.tolist(), np.sort(self.minutes).tolist()]
+        variables = {}
+        levels = {}
+        for name, variable in self.variables.items():
+            variables[name] = {**asdict(variable), "levels": None}
+            if variable.levels is not None:
+                levels[name] = _axis_of(variable)[0]
+        description = [self.version, self.calendar, *coordinates, variables, levels]
+        text = json.dumps(description, sort_keys=True, default=float).encode()
+        return [len(text), zlib.crc32(text)]
+
+
+class SourceFactory:
+    """Factory of a source that creates it anew in each process, because open files must not be shared.
+
+    Args:
+        origin: config key and type of the source, for messages.
+        cls: the class of the plugin, which is pickled by its name, so that another process imports the plugin.
+        options: options of the config.
+    """
+
+    def __init__(self, origin: str, cls: type, options: Mapping[str, Any]) -> None:
+        self.origin = origin
+        self._class = cls
+        self._options = dict(options)
+        self._source: Any = None
+        self._source_of_parent: Any = None
+        # Number of the process that created the source.
+        self._owner = -1
+
+    def require_importable(self) -> None:
+        """Refuse a class if another process would import a different class under its name."""
+        name = self._class.__qualname__
+        module = sys.modules.get(self._class.__module__)
+        if getattr(module, name, self._class) is not self._class:
+            raise self.error(
+                f"{name} of {self._class.__module__} is another class than the registered one; write register_source "
+                "above all other decorators"
+            )
+
+    def get(self) -> Any:
+        """Return the source of this process.
+
+        Raises:
+            DataError: if it cannot be created.
+        """
+        if self._owner != os.getpid():
+            # After a fork the source of the parent stays referenced, so that its connections are not closed here.
+            self._source_of_parent = self._source
+            arguments = ", ".join(f"{name}=..." for name in self._options)
+            with self.calling(f"{self._class.__name__}({arguments})"):
+                self._source = self._class(**self._options)
+            self._owner = os.getpid()
+        return self._source
+
+    def describe(self) -> _SourceMetadata:
+        """Return the checked description of the source.
+
+        Raises:
+            DataError: if something is missing or wrong.
+        """
+        source = self.get()
+        given: dict[str, Any] = {}
+        for name in (*_GIVEN, "latitude_bounds", "version", "attributes"):
+            if name not in _GIVEN and not hasattr(source, name):
+                continue
+            with self.calling(name):
+                given[name] = getattr(source, name)
+        variables = given["variables"]
+        is_valid = isinstance(variables, Mapping) and all(
+            isinstance(variable, SourceVariable) for variable in variables.values()
+        )
+        if not is_valid or not variables:
+            raise self.error(f"variables must map names to SourceVariable(units, ...); is {variables!r}")
+        for name, variable in variables.items():
+            if not isinstance(variable.units, str):
+                raise self.error(f"the units of {name} must be a text, such as K; is {variable.units!r}")
+            if variable.levels is not None:
+                levels = self._numbers(f"the levels of {name}", variable.levels)
+                if len(np.unique(levels)) < len(levels):
+                    raise self.error(f"the levels of {name} hold a value twice; is {variable.levels!r}")
+        latitude = self._numbers("latitude", given["latitude"])
+        longitude = self._numbers("longitude", given["longitude"])
+        bounds = given.get("latitude_bounds")
+        if bounds is not None:
+            with self.calling("latitude_bounds"):
+                bounds = np.asarray(bounds, dtype=np.float64)
+            if bounds.shape != (len(latitude), 2):
+                raise self.error(f"latitude_bounds must be ({len(latitude)}, 2) numbers; has the shape {bounds.shape}")
+        version = given.get("version", "")
+        attributes = given.get("attributes", {})
+        if not isinstance(version, str | int | float):
+            raise self.error(f"version must be a text or a number; is {version!r}")
+        if not isinstance(attributes, Mapping):
+            raise self.error(f"attributes must map names to texts; is {attributes!r}")
+        with self.calling("times"):
+            times = np.asarray(given["times"])
+            minutes, calendar = encode_times(times)
+        if len(minutes) == 0 or not (minutes == np.rint(minutes)).all():
+            first_wrong = times[minutes != np.rint(minutes)][:1].tolist()
+            raise self.error(f"times must be at least one date of whole minutes; is {first_wrong or 'empty'}")
+        return _SourceMetadata(
+            latitude=latitude,
+            longitude=longitude,
+            latitude_bounds=bounds,
+            times=times,
+            minutes=minutes.astype(np.int64),
+            calendar=calendar,
+            variables={str(name): variable for name, variable in variables.items()},
+            version=str(version),
+            attributes={str(name): str(text) for name, text in attributes.items()},
+        )
+
+    def _numbers(self, name: str, values: Any) -> np.ndarray:
+        with self.calling(name):
+            numbers = np.asarray(values, dtype=np.float64)
+        if numbers.ndim != 1 or not numbers.size or not np.isfinite(numbers).all():
+            raise self.error(f"{name} must be a list of finite numbers; is {values!r}")
+        return numbers
+
+    def error(self, message: str) -> DataError:
+        """Return an error about the source that names the class to correct."""
+        return DataError(f"{self.origin}: {message}; correct {self._class.__qualname__} in {self._class.__module__}")
+
+    @contextmanager
+    def calling(self, call: str) -> Iterator[None]:
+        """Re-raise any exception of the plugin as `DataError` with the call and the line that raised it."""
+        try:
+            yield
+        except Exception as error:
+            file = getattr(sys.modules.get(self._class.__module__), "__file__", None)
+            location = self._class.__module__
+            # The last frame in the plugin's own file.
+            for frame in traceback.extract_tb(error.__traceback__):
+                if frame.filename == file:
+                    location = f"{file}, line {frame.lineno}"
+            raise DataError(
+                f"{self.origin}: {call} fails ({type(error).__name__}: {error}); look at "
+                f"{self.origin.split()[0]}.options, or correct {self._class.__qualname__} in {location}"
+            ) from error
+
+    def __getstate__(self) -> dict[str, object]:
+        return self.__dict__ | {"_source": None, "_source_of_parent": None, "_owner": -1}

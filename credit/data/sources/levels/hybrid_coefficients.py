@@ -1,0 +1,271 @@
+"""Reading the coefficients of hybrid levels from source files and from tables.
+
+The formats that can hold them, and the variables that are read:
+
+| format | full levels | half levels |
+|---|---|---|
+| CF, ``atmosphere_hybrid_sigma_pressure_coordinate`` | ``formula_terms``: ap, b or a, b, p0 | those of the bounds |
+| CAM, ECMWF in netCDF | ``hyam``, ``hybm`` (and ``P0`` if hyam is not a pressure) | ``hyai``, ``hybi`` |
+| GRIB, ECMWF's tables as CSV | means of the half levels | ``pv``; columns ``a`` (Pa) and ``b`` |
+"""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import numpy as np
+import xarray as xr
+
+from credit.config.sections.source import SourceConfig
+from credit.data.formats.cf import PRESSURE_IN_HPA
+from credit.data.formats.files import open_file
+from credit.errors import DataError
+from credit.physics.vertical import HybridLevels
+
+_STANDARD_NAME = "atmosphere_hybrid_sigma_pressure_coordinate"
+_PA_PER_HPA = 100.0
+MEAN_SURFACE_PA = 101325.0
+# Coefficients that are fractions of p0 stay below this limit, and the largest of those in Pa exceeds it.
+_LARGEST_FRACTION = 1.5
+# Relative tolerance by which the value of a level may differ from that in the table.
+_LEVEL_TOLERANCE = 1e-5
+
+
+def read_levels(dataset: xr.Dataset, coordinate: str, table: HybridLevels | None, origin: str) -> HybridLevels:
+    """Return the levels of a file, hybrid or of pressure, in the order of its rows.
+
+    Args:
+        dataset: the file.
+        coordinate: its level coordinate.
+        table: all levels of the model, if the config names a file with them; else None.
+        origin: the file, for messages.
+
+    Raises:
+        DataError: if the file has no coefficients, or they do not fit the coordinate.
+    """
+    variable = dataset.variables[coordinate]
+    values = np.atleast_1d(np.asarray(variable.values, dtype=np.float64))
+    hpa_per_unit = PRESSURE_IN_HPA.get(str(variable.attrs.get("units", "")).strip().lower())
+    is_row_by_row = False
+    if table is None:
+        # CAM gives its hybrid levels in hPa as well: their pressure over a surface at p0. They are not pressure levels.
+        has_hyam = "hyam" in dataset.variables and dataset.variables["hyam"].dims == variable.dims
+        is_hybrid = variable.attrs.get("standard_name") == _STANDARD_NAME or has_hyam
+        if hpa_per_unit and not is_hybrid:
+            return HybridLevels.of_pressures(values, hpa_per_unit * _PA_PER_HPA)
+        table, is_row_by_row = _find_table(dataset, coordinate, origin)
+    if table is None:
+        raise DataError(
+            f"{origin}: the coefficients of its hybrid levels ({coordinate}) are missing: the file has neither "
+            "formula_terms nor hyam and hybm (in GRIB: pv); name a file with them: data.sources.N.vertical.coefficients"
+        )
+    if is_row_by_row:
+        return table
+    return table.take(_match_rows(table, values, coordinate, origin))
+
+
+def load_coefficients(path: Path, key: str) -> HybridLevels:
+    """Return all levels of a model from a netCDF, GRIB or CSV file.
+
+    Raises:
+        DataError: if it cannot be read, or has no coefficients; the message names `key` of the config.
+    """
+    if not path.exists():
+        raise DataError(f"{key}: {path} does not exist")
+    if path.suffix.lower() == ".csv":
+        return _read_csv(path, key)
+    with open_file(path, SourceConfig(path=str(path))) as dataset:
+        coordinate = None
+        for name, variable in dataset.variables.items():
+            if "formula_terms" in variable.attrs and variable.ndim == 1:
+                coordinate = str(name)
+                break
+        table, _ = _find_table(dataset, coordinate, str(path))
+    if table is None:
+        raise DataError(f"{key}: {path} has no coefficients: neither formula_terms nor hyam and hybm or hyai and hybi")
+    return table
+
+
+def _read_csv(path: Path, key: str) -> HybridLevels:
+    """Read half levels from the top down, in columns whose names begin with a and b; other columns are ignored."""
+    rule = f"{key}: {path} must have columns a (Pa) and b, with a number in every row"
+    try:
+        # Spreadsheet programs begin a file with a byte order mark, which utf-8-sig removes.
+        with open(path, newline="", encoding="utf-8-sig") as file:
+            rows = [[cell.strip().lower() for cell in row] for row in csv.reader(file) if row]
+        if not rows:
+            raise DataError(f"{rule}; it is empty")
+        header = [name.split(" ")[0] for name in rows[0]]
+        if not {"a", "b"} <= set(header):
+            raise DataError(f"{rule}; its columns are {', '.join(rows[0])}")
+        a_column = header.index("a")
+        b_column = header.index("b")
+        a = np.array([float(row[a_column]) for row in rows[1:]])
+        b = np.array([float(row[b_column]) for row in rows[1:]])
+    except (ValueError, IndexError, csv.Error) as error:
+        raise DataError(f"{rule} ({error})") from error
+    return _build_from_half_levels(a, b, f"{key}: {path}")
+
+
+def _find_table(dataset: xr.Dataset, coordinate: str | None, origin: str) -> tuple[HybridLevels | None, bool]:
+    """Return the levels for which a file has coefficients, and whether they are those of the coordinate, row by row."""
+    level = None if coordinate is None else dataset.variables[coordinate]
+    terms = {} if level is None else _formula_terms(level)
+    a_name = terms.get("ap", terms.get("a", "hyam"))
+    b_name = terms.get("b", "hybm")
+    half_levels = _read_half_levels(dataset, origin)
+    if not {a_name, b_name} <= set(dataset.variables):
+        return half_levels, False
+    a = dataset.variables[a_name]
+    b = dataset.variables[b_name]
+    is_row_by_row = level is not None and a.dims == level.dims
+    values = np.arange(1.0, a.size + 1)
+    if is_row_by_row:
+        values = np.atleast_1d(level.values).astype(np.float64)
+    p0 = None
+    if "ap" not in terms:
+        p0 = _find_reference_pressure(dataset, a, b, terms.get("p0", "P0"), values, origin)
+    pa_per_unit = _pascals_per_unit(a) if p0 is None else p0
+    bounds = _read_bounds(dataset, level, a, b, p0)
+    if bounds is None and half_levels is not None:
+        bounds = (half_levels.a_bounds, half_levels.b_bounds)
+    if bounds is None or len(bounds[0]) != a.size:
+        bounds = (None, None)
+    levels = HybridLevels(values, _float64_values(a) * pa_per_unit, _float64_values(b), *bounds)
+    _require_monotonic_pressure(levels, origin)
+    return levels, is_row_by_row
+
+
+def _formula_terms(variable: xr.Variable) -> dict[str, str]:
+    """Return term -> variable of CF's formula_terms."""
+    words = str(variable.attrs.get("formula_terms", "")).replace(":", " ").split()
+    return dict(zip(words[::2], words[1::2], strict=False))
+
+
+def _float64_values(variable: xr.Variable) -> np.ndarray:
+    return np.atleast_1d(np.asarray(variable.values, dtype=np.float64))
+
+
+def _pascals_per_unit(variable: xr.Variable) -> float:
+    """Return the number of Pa in the unit of a variable; a variable without a unit of pressure is in Pa."""
+    units = str(variable.attrs.get("units", "")).strip().lower()
+    return PRESSURE_IN_HPA.get(units, 1.0 / _PA_PER_HPA) * _PA_PER_HPA
+
+
+def _find_reference_pressure(
+    dataset: xr.Dataset, a: xr.Variable, b: xr.Variable, name: str, values: np.ndarray | None, origin: str
+) -> float | None:
+    """Return p0 in Pa if the coefficients a are fractions of it, None if they are pressures.
+
+    Args:
+        dataset: the file.
+        a: coefficients a of full levels.
+        b: coefficients b of full levels.
+        name: variable with p0, if the file has one.
+        values: values of the levels, None if they are not known.
+        origin: the file, for messages.
+    """
+    has_pressure_units = str(a.attrs.get("units", "")).strip().lower() in PRESSURE_IN_HPA
+    if has_pressure_units or np.abs(_float64_values(a)).max() > _LARGEST_FRACTION:
+        return None
+    if name in dataset.variables:
+        return float(dataset.variables[name].values) * _pascals_per_unit(dataset.variables[name])
+    # The values of such levels are usually their pressure in hPa over a surface at p0 = 1000 hPa.
+    sums = _float64_values(a) + _float64_values(b)
+    if values is not None and np.allclose(values, 1000.0 * sums, rtol=1e-4):
+        return 1e5
+    raise DataError(
+        f"{origin}: the coefficients of its levels are fractions of a reference pressure, but the variable {name} with "
+        "this pressure is missing; add it"
+    )
+
+
+def _read_half_levels(dataset: xr.Dataset, origin: str) -> HybridLevels | None:
+    """Return the levels between the half levels hyai, hybi; None if these are missing or do not reach the ground."""
+    if not {"hyai", "hybi"} <= set(dataset.variables):
+        return None
+    a = dataset.variables["hyai"]
+    b = dataset.variables["hybi"]
+    if a.size < 2 or not _reaches_ground(_float64_values(a), _float64_values(b)):
+        return None
+    a_middle = _average_neighbours(a)
+    b_middle = _average_neighbours(b)
+    values = None
+    if "lev" in dataset.variables and dataset.variables["lev"].size == a.size - 1:
+        values = np.atleast_1d(dataset.variables["lev"].values)
+    p0 = _find_reference_pressure(dataset, a_middle, b_middle, "P0", values, origin)
+    pa_per_unit = _pascals_per_unit(a) if p0 is None else p0
+    return _build_from_half_levels(_float64_values(a) * pa_per_unit, _float64_values(b), origin)
+
+
+def _average_neighbours(variable: xr.Variable) -> xr.Variable:
+    values = _float64_values(variable)
+    return xr.Variable(variable.dims, 0.5 * (values[1:] + values[:-1]), variable.attrs)
+
+
+def _reaches_ground(a: np.ndarray, b: np.ndarray) -> bool:
+    return a[-1] == 0.0 and b[-1] == 1.0
+
+
+def _build_from_half_levels(a: np.ndarray, b: np.ndarray, origin: str) -> HybridLevels:
+    """Return full levels, each at the mean pressure of its two half levels, numbered from 1 at the top."""
+    if len(a) < 2 or not _reaches_ground(a, b):
+        raise DataError(
+            f"{origin}: coefficients of half levels must run from the top to the ground, where a is 0 and b is 1"
+        )
+    a_bounds = np.stack([a[:-1], a[1:]], axis=1)
+    b_bounds = np.stack([b[:-1], b[1:]], axis=1)
+    numbers = np.arange(1.0, len(a))
+    levels = HybridLevels(numbers, a_bounds.mean(axis=1), b_bounds.mean(axis=1), a_bounds, b_bounds)
+    _require_monotonic_pressure(levels, origin)
+    return levels
+
+
+def _read_bounds(
+    dataset: xr.Dataset, level: xr.Variable | None, a: xr.Variable, b: xr.Variable, p0: float | None
+) -> tuple[np.ndarray, np.ndarray] | None:
+    """Return the coefficients at the edges of the layers (K, 2), upper first; None if the file has no CF bounds."""
+    bounds_name = "" if level is None else str(level.attrs.get("bounds", ""))
+    bounds = dataset.variables.get(bounds_name)
+    terms = {} if bounds is None else _formula_terms(bounds)
+    a_name = terms.get("ap", terms.get("a", a.attrs.get("bounds")))
+    b_name = terms.get("b", b.attrs.get("bounds"))
+    if not {a_name, b_name} <= set(dataset.variables):
+        return None
+    a_bounds = dataset.variables[a_name]
+    b_bounds = dataset.variables[b_name]
+    if a_bounds.shape != (a.size, 2) or b_bounds.shape != a_bounds.shape:
+        return None
+    # Bounds without units have those of the coefficients themselves, as CF says.
+    variable_with_units = a_bounds if "units" in a_bounds.attrs else a
+    pa_per_unit = _pascals_per_unit(variable_with_units) if p0 is None else p0
+    a_values = a_bounds.values.astype(np.float64) * pa_per_unit
+    b_values = b_bounds.values.astype(np.float64)
+    # Files list the two edges in either order; the upper one has the lower pressure.
+    order = np.argsort(a_values + b_values * MEAN_SURFACE_PA, axis=1)
+    return np.take_along_axis(a_values, order, axis=1), np.take_along_axis(b_values, order, axis=1)
+
+
+def _match_rows(table: HybridLevels, values: np.ndarray, coordinate: str, origin: str) -> np.ndarray:
+    """Return the row in a table of each level of a file: that with the same value, else both in the same order."""
+    distance = np.abs(table.values[:, None] - values)
+    if (distance.min(axis=0) <= _LEVEL_TOLERANCE * np.abs(values)).all():
+        return distance.argmin(axis=0)
+    if len(values) == len(table) and (np.diff(values) > 0).all():
+        return np.arange(len(values))
+    raise DataError(
+        f"{origin}: {coordinate} has {len(values)} levels ({values.min():g} to {values.max():g}), but the coefficients "
+        f"are for {len(table)} ({table.values[0]:g} to {table.values[-1]:g}); use those of the same model levels"
+    )
+
+
+def _require_monotonic_pressure(levels: HybridLevels, origin: str) -> None:
+    pressure = levels.pressure(np.array(MEAN_SURFACE_PA))
+    steps = np.diff(pressure)
+    is_monotonic = (steps > 0).all() or (steps < 0).all()
+    if not is_monotonic or pressure.min() <= 0.0 or pressure.max() > 1.1e5:
+        raise DataError(
+            f"{origin}: the coefficients give pressures from {pressure[0] / 100:g} to {pressure[-1] / 100:g} hPa that "
+            "are not monotonic or not between 0 and 1100 hPa; check the units and the order of the coefficients"
+        )

@@ -1,0 +1,144 @@
+"""Layers of air around the levels of a run, over which budgets are summed; they must make up whole columns.
+
+On model levels with ``data.coefficients`` a layer reaches from half level to half level, and a column from the
+uppermost half level to the ground. On pressure levels a layer reaches half way to its neighbours, and a column from 0
+to the ground; the part of a layer below the ground is not counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from credit.config.sections.data import DataConfig
+from credit.data.sources.levels.hybrid_coefficients import MEAN_SURFACE_PA, load_coefficients
+from credit.errors import ConfigError
+
+_PASCAL = {"hPa": 100.0, "Pa": 1.0}
+_ROUNDING = 1e-6
+# Pressure levels represent whole columns if at most a tenth of the air is above the uppermost level, the lowest level
+# is near the ground, and no two neighbours are far from each other.
+_MAX_UPPERMOST_PA = 1e4
+_MIN_LOWEST_PA = 1e5
+_MAX_DISTANCE_PA = 2e4
+_ADVICE = "take budgets out of model.postprocess, keeping clamp, or use data on levels of the whole column"
+
+
+@dataclass(frozen=True, eq=False)
+class VerticalLayers:
+    """Layers whose edges are at the pressure a + b * surface pressure.
+
+    Attributes:
+        levels: (K,) levels of the run, in their order.
+        a: (K, 2) Pa, at the upper and the lower edge of each layer, float64.
+        b: (K, 2), likewise.
+        cut_by_ground: edges may lie below the ground, where a layer then ends.
+    """
+
+    levels: tuple[float, ...]
+    a: np.ndarray
+    b: np.ndarray
+    cut_by_ground: bool
+
+    def to_dict(self) -> dict[str, object]:
+        """Return a JSON-ready description, for checkpoints."""
+        return {
+            "levels": list(self.levels), "a": self.a.tolist(), "b": self.b.tolist(),
+            "cut_by_ground": self.cut_by_ground,
+        }  # fmt: skip
+
+    @classmethod
+    def from_dict(cls, data: Mapping) -> VerticalLayers:
+        """Return the layers that `to_dict` has described."""
+        a = np.asarray(data["a"], dtype=np.float64)
+        b = np.asarray(data["b"], dtype=np.float64)
+        return cls(tuple(data["levels"]), a, b, data["cut_by_ground"])
+
+
+def build_layers(conf: DataConfig) -> VerticalLayers:
+    """Return the layers of the levels of the run.
+
+    Raises:
+        ConfigError: if they do not make up whole columns, or the config does not say whether they do.
+    """
+    if conf.level_units == "model_level":
+        return _layers_of_model_levels(conf)
+    return _layers_of_pressure_levels(conf.levels, _PASCAL[conf.level_units], conf.level_units)
+
+
+def _layers_of_model_levels(conf: DataConfig) -> VerticalLayers:
+    if conf.coefficients is None:
+        raise ConfigError(
+            "model.postprocess: budgets are sums over whole columns, but the pressure of data.levels, which are model "
+            "levels, is not known; set data.coefficients to a file with the coefficients of the half levels (netCDF, "
+            "GRIB, or CSV with columns a and b)"
+        )
+    table = load_coefficients(Path(conf.coefficients), "data.coefficients")
+    if table.a_bounds is None:
+        raise ConfigError(
+            f"data.coefficients: {conf.coefficients} has no half levels, between which the budgets of "
+            "model.postprocess are summed; name a file with hyai and hybi, or CSV with columns a and b of the half "
+            "levels"
+        )
+    table = table.take(np.argsort(table.pressure(np.array(MEAN_SURFACE_PA)), kind="stable"))
+    edges = np.stack([table.a_bounds / MEAN_SURFACE_PA, table.b_bounds])
+    is_contiguous = np.allclose(edges[:, 1:, 0], edges[:, :-1, 1], rtol=0.0, atol=_ROUNDING)
+    reaches_ground = np.allclose(edges[:, -1, 1], (0.0, 1.0), rtol=0.0, atol=_ROUNDING)
+    if not is_contiguous or not reaches_ground:
+        raise ConfigError(
+            f"data.coefficients: the half levels of {conf.coefficients} have gaps or do not reach the ground (a 0, b "
+            "1), and the budgets of model.postprocess are sums over whole columns; name a file with all half levels"
+        )
+    levels = np.asarray(conf.levels)
+    is_same_level = np.abs(table.values[:, None] - levels) <= _ROUNDING * levels
+    # Every level of the table must be a level of the run, and the reverse.
+    if not is_same_level.any(axis=1).all() or not is_same_level.any(axis=0).all():
+        raise ConfigError(
+            f"data.levels: {len(conf.levels)} levels, {_format_levels(conf.levels)}, are not the {len(table)} levels "
+            f"of data.coefficients, {_format_levels(table.values)}, so the budgets of model.postprocess would miss a "
+            f"part of the column; list all, name a file with the half levels between yours, or {_ADVICE}"
+        )
+    rows = is_same_level.argmax(axis=0)
+    return VerticalLayers(tuple(conf.levels), table.a_bounds[rows], table.b_bounds[rows], cut_by_ground=False)
+
+
+def _layers_of_pressure_levels(levels: Sequence[float], pascal: float, units: str) -> VerticalLayers:
+    """Return the layers of pressure levels, whose values are in a unit of `pascal` Pa."""
+    pressure = np.asarray(levels, dtype=np.float64) * pascal
+    order = np.argsort(pressure)
+    downward_pressure = pressure[order]
+    max_distance = np.inf
+    if len(levels) > 1:
+        max_distance = np.diff(downward_pressure).max()
+    is_whole_column = (
+        downward_pressure[0] <= _MAX_UPPERMOST_PA
+        and downward_pressure[-1] >= _MIN_LOWEST_PA
+        and max_distance <= _MAX_DISTANCE_PA
+    )
+    if not is_whole_column:
+        raise ConfigError(
+            f"data.levels: {_format_levels(levels)} {units} do not stand for whole columns, over which the budgets of "
+            f"model.postprocess are summed: the uppermost must be at most {_MAX_UPPERMOST_PA / pascal:g} {units}, the "
+            f"lowest at least {_MIN_LOWEST_PA / pascal:g}, and two neighbours at most {_MAX_DISTANCE_PA / pascal:g} "
+            f"apart; {_ADVICE}"
+        )
+    middle = 0.5 * (downward_pressure[1:] + downward_pressure[:-1])
+    a = np.zeros((len(levels), 2))
+    a[1:, 0] = middle
+    a[:-1, 1] = middle
+    # The lower edge of the lowest layer is the ground.
+    b = np.zeros((len(levels), 2))
+    b[-1, 1] = 1.0
+    original_order = np.argsort(order)
+    return VerticalLayers(tuple(levels), a[original_order], b[original_order], cut_by_ground=True)
+
+
+def _format_levels(values: Sequence[float] | np.ndarray) -> str:
+    """Return levels as text; of many levels the first three and the last."""
+    texts = [f"{value:g}" for value in values]
+    if len(texts) <= 8:
+        return ", ".join(texts)
+    return f"{', '.join(texts[:3])} ... {texts[-1]}"

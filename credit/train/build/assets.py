@@ -1,0 +1,318 @@
+"""Everything that a checkpoint carries besides weights: channels, grid, statistics, static fields, climatology."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from credit.calendar import Calendar
+from credit.channels import Channel, ChannelMap
+from credit.config import Config
+from credit.config.sections.data import DataConfig
+from credit.config.sections.verification import ClimatologyConfig
+from credit.data.climatology.climatology import Climatology
+from credit.data.climatology.stored import load_or_fit_climatology
+from credit.data.formats import cf
+from credit.data.formats.units import find_conversion, plain
+from credit.data.reader import FieldReader
+from credit.data.samples.frames import FrameReader
+from credit.data.sources.levels.vertical_layers import VerticalLayers, build_layers
+from credit.data.sources.value_check import look_at_values
+from credit.data.splits import Split, build_splits
+from credit.data.store.statistics import Statistics, fit_statistics
+from credit.errors import CheckpointError, ConfigError, DataError
+from credit.grid import LatLonGrid
+from credit.models.base import ModelSpec
+
+logger = logging.getLogger(__name__)
+
+# The annual harmonic cannot be fitted to less than about a year of data.
+LEAST_CLIMATOLOGY_MINUTES = 350 * 1440
+_FORCING_CLIMATOLOGY = ClimatologyConfig(method="harmonic", harmonics=1, by_hour=False)
+
+
+@dataclass(frozen=True)
+class ModelAssets:
+    """Everything that a checkpoint carries besides weights.
+
+    Attributes:
+        channels: the model's channels.
+        grid: the grid that its inputs and outputs lie on.
+        statistics: mean and deviations of every channel read from data; components of vectors have the mean 0.
+        attributes: variable -> units, standard_name, long_name.
+        static_CHW: static channels in physical units, float32.
+        masks: variable -> (H, W) bool, True where missing.
+        climatology: climatology of the dynamic forcing read from data, None if the training period is too short.
+        layers: the layers that budgets of the air are summed over, None if the run has no budgets.
+        seen: (first, last) of the periods that the weights were trained or selected on, also before this run, as
+            text. The periods of imported weights are unknown and not listed.
+    """
+
+    channels: ChannelMap
+    grid: LatLonGrid
+    statistics: Statistics
+    attributes: Mapping[str, Mapping[str, str]]
+    static_CHW: np.ndarray
+    masks: Mapping[str, np.ndarray]
+    climatology: Climatology | None
+    layers: VerticalLayers | None = None
+    seen: tuple[tuple[str, str], ...] = ()
+
+    def after(self, splits: Iterable[Split], calendar: Calendar) -> ModelAssets:
+        """Return a copy whose `seen` also lists the periods of `splits`."""
+        periods = [(calendar.format(split.first), calendar.format(split.last)) for split in splits]
+        return replace(self, seen=tuple(dict.fromkeys([*self.seen, *periods])))
+
+    @property
+    def static_stored_CHW(self) -> np.ndarray:
+        """The static channels that were read from data, in physical units, float32."""
+        is_stored_C = [channel.source == "data" for channel in self.channels.group("static")]
+        return self.static_CHW[is_stored_C]
+
+    def meta(self) -> dict[str, Any]:
+        """Return the part that is stored as JSON; `tensors` has the arrays."""
+        return {
+            "channels": self.channels.to_dict(),
+            "grid": self.grid.to_dict(),
+            "statistics": self.statistics.to_dict(),
+            "attributes": {name: dict(value) for name, value in self.attributes.items()},
+            "climatology": self.climatology is not None,
+            "layers": self.layers.to_dict() if self.layers is not None else None,
+            "seen": [list(period) for period in self.seen],
+        }
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Return the arrays as tensors by name: ``static``, ``mask/VARIABLE``, ``climatology/NAME``."""
+        tensors = {"static": torch.from_numpy(np.ascontiguousarray(self.static_CHW))}
+        for variable, mask_HW in self.masks.items():
+            tensors[f"mask/{variable}"] = torch.from_numpy(mask_HW)
+        if self.climatology is not None:
+            for name, array in self.climatology.to_dict().items():
+                tensors[f"climatology/{name}"] = torch.from_numpy(np.array(array))
+        return tensors
+
+    @classmethod
+    def load(cls, meta: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> ModelAssets:
+        """Return the assets that `meta` and `tensors` were made from.
+
+        Args:
+            meta: the output of `meta`, read from JSON.
+            tensors: the output of `tensors`.
+        """
+
+        def select_arrays(prefix: str) -> dict[str, np.ndarray]:
+            arrays = {}
+            for name, tensor in tensors.items():
+                if name.startswith(prefix):
+                    arrays[name.removeprefix(prefix)] = tensor.numpy()
+            return arrays
+
+        return cls(
+            channels=ChannelMap.from_dict(meta["channels"]),
+            grid=LatLonGrid.from_dict(meta["grid"]),
+            statistics=Statistics.from_dict(meta["statistics"]),
+            attributes=meta["attributes"],
+            static_CHW=tensors["static"].numpy(),
+            masks=select_arrays("mask/"),
+            climatology=Climatology.from_dict(select_arrays("climatology/")) if meta["climatology"] else None,
+            # Checkpoints written before budgets existed have no such key.
+            layers=VerticalLayers.from_dict(meta["layers"]) if meta.get("layers") else None,
+            seen=read_seen(meta),
+        )
+
+
+def read_seen(meta: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+    """Return `ModelAssets.seen` of a checkpoint's meta.json.
+
+    Checkpoints of earlier versions do not have the key; for them the splits of their own run are returned.
+    """
+    if "seen" in meta:
+        periods = meta["seen"]
+    elif meta.get("step"):
+        splits = meta["config"]["data"]["splits"]
+        periods = [splits["train"], splits["valid"]]
+    else:
+        # Nothing was trained before the first step.
+        periods = []
+    return tuple((start, end) for start, end in periods)
+
+
+def fit_assets(config: Config, reader: FieldReader, train: Split) -> ModelAssets:
+    """Return the assets of a new run.
+
+    Statistics and the climatology of the forcing are taken from the training store if it has them, else fitted.
+
+    Args:
+        config: the config of the run.
+        reader: the data.
+        train: the training period, which statistics and climatology are fitted to.
+
+    Raises:
+        DataError: if values of the data are not plausible.
+    """
+    statistics = getattr(reader, "statistics", None)
+    if statistics is None:
+        packing = getattr(reader, "packing_steps", None)
+        options = config.data.variable_options
+        with_valid_range = [variable for variable, option in options.items() if option.valid_range is not None]
+        statistics = fit_statistics(
+            reader,
+            train.first,
+            train.last,
+            config.data.step_minutes,
+            packing,
+            True,
+            config.data.transforms,
+            with_valid_range,
+        )
+    if hasattr(reader, "times_of_files"):
+        # Fitting has just read the training period. Bad values of the validation period would otherwise stop the run
+        # only at the end of its first epoch.
+        valid = build_splits(config.data, reader.calendar)["valid"]
+        bad_values = look_at_values(reader, valid.first, valid.last).bad
+        if bad_values:
+            raise DataError(bad_values[0])
+    statistics = zero_mean_vectors(statistics, config.data, reader)
+    climatology = None
+    dynamic_forcing = reader.channels.group("dynamic_forcing")
+    forcing = [channel.name for channel in dynamic_forcing if channel.source == "data"]
+    if forcing and train.last - train.first >= LEAST_CLIMATOLOGY_MINUTES:
+        climatology = load_or_fit_climatology(reader, forcing, train, _FORCING_CLIMATOLOGY)
+    elif forcing:
+        logger.info("the training period is under a year: %s persist unchanged in forecasts", ", ".join(forcing))
+    return ModelAssets(
+        channels=reader.channels,
+        grid=reader.grid,
+        statistics=statistics,
+        attributes=reader.attributes,
+        static_CHW=FrameReader(reader, config.data, None).static(),
+        masks=reader.masks,
+        climatology=climatology,
+        layers=find_run_layers(config),
+    )
+
+
+def find_run_layers(config: Config) -> VerticalLayers | None:
+    """Return the layers that the post-processes of the run sum over, None if none of them sums over columns.
+
+    Raises:
+        ConfigError: if the levels of the run do not make up whole columns.
+    """
+    entries = config.model.postprocess_entries | config.inference.postprocess_entries
+    if not any(entry.needs_whole_columns for entry in entries.values()):
+        return None
+    return build_layers(config.data)
+
+
+def zero_mean_vectors(statistics: Statistics, conf: DataConfig, reader: FieldReader) -> Statistics:
+    """Return statistics in which the components of vectors have the mean 0.
+
+    They are then only scaled. Across a pole a component changes its sign, which holds for normalised values only if 0
+    still means that there is no wind.
+    """
+    stored = reader.channels.stored
+    component_names = {channel.name for channel in stored if is_vector_component(conf, channel, reader.attributes)}
+    mean_C = np.array(statistics.mean, dtype=np.float64)
+    for channel_index, name in enumerate(statistics.names):
+        if name in component_names:
+            mean_C[channel_index] = 0.0
+    return replace(statistics, mean=mean_C)
+
+
+def build_model_spec(
+    conf: DataConfig, channels: ChannelMap, grid: LatLonGrid, attributes: Mapping[str, Mapping[str, str]]
+) -> ModelSpec:
+    """Return the shapes and roles of the data that a model is built from.
+
+    Components of a vector are matched by ``standard_name``: eastward_wind and northward_wind at a level are a pair.
+
+    Args:
+        conf: the data section of the config.
+        channels: the channels of the model.
+        grid: the grid that inputs and outputs lie on.
+        attributes: variable -> units, standard_name, long_name.
+    """
+    vector_channels = []
+    eastward: dict[tuple[str, float | None], int] = {}
+    northward: dict[tuple[str, float | None], int] = {}
+    for channel_index, channel in enumerate(channels.input):
+        if not is_vector_component(conf, channel, attributes):
+            continue
+        vector_channels.append(channel_index)
+        standard_name = attributes.get(channel.variable, {}).get("standard_name", "")
+        if "eastward" in standard_name:
+            eastward[standard_name.replace("eastward", ""), channel.level] = channel_index
+        elif "northward" in standard_name:
+            northward[standard_name.replace("northward", ""), channel.level] = channel_index
+    vector_pairs = []
+    for vector, eastward_index in eastward.items():
+        if vector in northward:
+            vector_pairs.append((eastward_index, northward[vector]))
+    return ModelSpec(
+        channels=channels,
+        grid=grid,
+        input_frames=conf.history_len,
+        output_frames=1,
+        timestep_minutes=conf.step_minutes,
+        vector_channels=tuple(vector_channels),
+        vector_pairs=tuple(vector_pairs),
+    )
+
+
+def is_vector_component(conf: DataConfig, channel: Channel, attributes: Mapping[str, Mapping[str, str]]) -> bool:
+    """Return whether a channel is a component of a vector, which changes its sign across a pole."""
+    standard_name = attributes.get(channel.variable, {}).get("standard_name", "")
+    return cf.is_vector_component(conf.field(channel.variable).vector, standard_name)
+
+
+def require_same_fields(
+    assets: ModelAssets, reader: FieldReader, path: Path, channels: ChannelMap | None = None
+) -> None:
+    """Require the channels, grid and units of the data to be those of the checkpoint.
+
+    Args:
+        assets: the assets of the checkpoint.
+        reader: the data. Units of variables that it does not have are not compared.
+        path: the checkpoint, for messages.
+        channels: the channels of the config, if the reader has only some of them; by default those of the reader.
+
+    Raises:
+        CheckpointError: if the channels differ.
+        DataError: if the grid or the units of a variable differ.
+    """
+    difference = assets.channels.describe_mismatch(channels or reader.channels)
+    if difference:
+        raise CheckpointError(f"{path}: trained on other channels than data.variables asks for: {difference}")
+    difference = assets.grid.describe_mismatch(reader.grid)
+    if difference:
+        raise DataError(f"{path}: trained on another grid than the data have: {difference}")
+    for variable, attributes in assets.attributes.items():
+        trained_units = attributes.get("units")
+        data_units = reader.attributes.get(variable, {}).get("units")
+        if trained_units and data_units and plain(trained_units) != plain(data_units):
+            remedy = _describe_units_remedy(variable, data_units, trained_units)
+            raise DataError(
+                f"{variable}: the data are in {data_units}, the checkpoint {path} was trained on {trained_units}; "
+                f"{remedy}"
+            )
+
+
+def _describe_units_remedy(variable: str, data_units: str, trained_units: str) -> str:
+    """Return how to make the units of a variable those of the checkpoint."""
+    try:
+        find_conversion(data_units, trained_units, variable, "the data")
+    except DataError:
+        return (
+            "these units measure different quantities: correct the units in the file, or read the quantity that was "
+            "trained on (data.sources.N.rename)"
+        )
+    except ConfigError:
+        # Without UDUNITS it is unknown whether the units can be converted; setting the key reports what is missing.
+        pass
+    return f'data.variable_options.{variable}.units: "{trained_units}" converts them'

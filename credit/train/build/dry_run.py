@@ -1,0 +1,309 @@
+"""Dry run of a network without memory or other ranks, which raises the errors of a run's first step.
+
+Tensors on the meta device have a shape and no values, so the largest model takes seconds on a login node. torch's fake
+process group replaces the other ranks: the network is split as over all of them, and nothing is communicated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch._subclasses import fake_tensor
+
+from credit.config import Config
+from credit.data.samples.batch import Batch
+from credit.data.store.statistics import Statistics
+from credit.errors import ConfigError, CreditError
+from credit.forecast.objectives.base import ObjectiveContext, build_objective
+from credit.grid import LatLonGrid
+from credit.models.layers.spectral_norm import advance_power_iterations
+from credit.models.lora import apply_lora, checkpoint_state_dict
+from credit.parallel.blocks.activation_checkpoint import checkpoint_blocks
+from credit.parallel.mesh import ParallelDims, build_mesh
+from credit.parallel.process_info import fake_process_group
+from credit.train.build.assets import ModelAssets, find_run_layers
+from credit.train.build.model import build_network, build_parallel_model
+from credit.train.build.training import build_run_loss, build_stepper
+
+_META = torch.device("meta")
+# Errors that torch raises when the values of a tensor without values are needed.
+_NO_VALUES = (
+    NotImplementedError,
+    fake_tensor.DataDependentOutputException,
+    fake_tensor.DynamicOutputShapeException,
+    fake_tensor.UnsupportedFakeTensorException,
+)
+# Parts of torch's other messages about what the meta device lacks: values, and autocast.
+_META_MESSAGES = ("meta tensor", "unsupported scalarType", "unsupported autocast device_type 'meta'")
+
+
+@dataclass(frozen=True)
+class DryRunResult:
+    """Result of a dry run.
+
+    Attributes:
+        model: the network on the meta device, with adapters if only those train.
+        untried: the reason why a step could not be tried, empty if it was.
+    """
+
+    model: nn.Module
+    untried: str
+
+    @property
+    def parameters(self) -> int:
+        """Number of parameters, adapters included."""
+        return sum(parameter.numel() for parameter in self.model.parameters())
+
+    @property
+    def trained_parameters(self) -> int:
+        """Number of parameters that train."""
+        return sum(parameter.numel() for parameter in self.model.parameters() if parameter.requires_grad)
+
+    @property
+    def checkpoint_bytes(self) -> int:
+        """Bytes of a checkpoint's tensors: live weights, averaged weights and the optimizer's two moments."""
+        tensors = checkpoint_state_dict(self.model).values()
+        weight_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        # The weights are saved twice, and each trained parameter has two float32 moments.
+        return 2 * weight_bytes + 8 * self.trained_parameters
+
+
+def dummy_assets(
+    config: Config,
+    grid: LatLonGrid,
+    attributes: Mapping[str, Mapping[str, str]],
+    masks: Mapping[str, np.ndarray] | None = None,
+) -> ModelAssets:
+    """Return assets with placeholder statistics and static fields; a dry run needs only their shapes.
+
+    Args:
+        config: the config of the run.
+        grid: the grid of the data.
+        attributes: variable -> units, standard_name, long_name.
+        masks: variable -> (H, W) bool, True where missing; None if the data are unknown.
+    """
+    channels = config.data.channel_map()
+    names = tuple(channel.name for channel in channels.stored + channels.static_stored)
+    zeros_C = np.zeros(len(names))
+    ones_C = np.ones(len(names))
+    statistics = Statistics(
+        names=names,
+        mean=zeros_C,
+        std=ones_C,
+        minimum=zeros_C,
+        maximum=ones_C,
+        tendency_mean=zeros_C,
+        tendency_std=ones_C,
+        count=ones_C.astype(np.int64),
+    )
+    if masks is None:
+        masks = {}
+        for channel in channels.input:
+            if channel.source == "mask":
+                masks[channel.variable] = np.zeros(grid.shape, dtype=bool)
+    return ModelAssets(
+        channels=channels,
+        grid=grid,
+        statistics=statistics,
+        attributes=attributes,
+        static_CHW=np.zeros((len(channels.group("static")), *grid.shape), dtype=np.float32),
+        masks=masks,
+        climatology=None,
+        layers=find_run_layers(config),
+    )
+
+
+def try_step(config: Config, assets: ModelAssets) -> DryRunResult:
+    """Build the network and take a step without memory: the rollout, the loss, the backward pass.
+
+    Shapes do not depend on trainer.amp; `try_bfloat16` checks what does. Blocks are not compiled.
+
+    Args:
+        config: the config of the run.
+        assets: from `dummy_assets`.
+
+    Raises:
+        ConfigError: if the model cannot be built, or a pass fails.
+    """
+    model_type = config.model.type
+    trainer = config.trainer
+    with _model_errors(model_type, "cannot be built"), _META:
+        model = build_network(config, assets.channels, assets.grid, assets.attributes)
+    if trainer.lora is not None:
+        apply_lora(model, trainer.lora.targets, trainer.lora.rank, trainer.lora.alpha)
+    if trainer.activation_checkpoint:
+        checkpoint_blocks(model, trainer.activation_checkpoint)
+    model.train()
+    # The weights of a channel that is missing in every cell are 0 / 0.
+    with np.errstate(invalid="ignore"):
+        loss = build_run_loss(config, assets, _META)
+    checked_model = _CheckedModel(model, model_type, len(assets.channels.output))
+    # Building the stepper checks the post-processing, which depends on the grid and on units.
+    stepper = build_stepper(config, assets, checked_model, _META, amp=False)
+    objective = build_objective(trainer.objective, ObjectiveContext(stepper, loss, trainer.recompute_steps))
+    # The third step of a rollout has the same shapes as the second.
+    num_steps = min(config.data.forecast_len, 2)
+    batch = _dummy_batch(config, assets, num_steps)
+    advance_power_iterations(model)
+    try:
+        with _step_errors(config):
+            training_loss = objective.training_loss(batch, range(1, num_steps + 1), reduce_gradients=True)
+        with _model_errors(model_type, "fails in the backward pass"):
+            training_loss.backward()
+    except _NeedsValues as error:
+        return DryRunResult(model, str(error))
+    return DryRunResult(model, "")
+
+
+def try_bfloat16(config: Config, assets: ModelAssets) -> None:
+    """Take a forecast step in bfloat16, as on a CPU but without memory or values.
+
+    torch checks the dtypes of some operations only when there are values, so a run may still fail later.
+
+    Args:
+        config: the config of the run.
+        assets: from `dummy_assets`.
+
+    Raises:
+        ConfigError: if the model cannot compute in bfloat16.
+    """
+    with _META:
+        model = build_network(config, assets.channels, assets.grid, assets.attributes).eval()
+    stepper = build_stepper(config, assets, model, torch.device("cpu"), amp=True)
+    batch_size = config.trainer.train_batch_size
+    num_frames = config.data.history_len
+    num_prognostic = len(assets.channels.group("prognostic"))
+    num_forcing = len(assets.channels.group("dynamic_forcing"))
+    # The meta device has no autocast. Fake tensors have no values either, but report the device that they imitate.
+    with fake_tensor.FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
+        for module in model.modules():
+            _replace_by_fakes(module._parameters)
+            _replace_by_fakes(module._buffers)
+        state_BCTHW = torch.empty(batch_size, num_prognostic, num_frames, *assets.grid.shape)
+        forcing_BCTHW = torch.empty(batch_size, num_forcing, num_frames, *assets.grid.shape)
+        with suppress(_NeedsValues), _model_errors(config.model.type, "fails in bfloat16 (amp)"):
+            stepper.step(state_BCTHW, forcing_BCTHW)
+
+
+def try_mesh(config: Config, assets: ModelAssets, degrees: ParallelDims) -> None:
+    """Split the network as over the ranks of `degrees`, in this process alone.
+
+    Args:
+        config: the config of the run.
+        assets: from `dummy_assets`.
+        degrees: the number of ranks along each mesh axis.
+
+    Raises:
+        ConfigError: if the network cannot be split so.
+    """
+    # Offloaded parameters would be allocated in host memory, which a dry run must not take.
+    parallelism = config.trainer.parallelism.model_copy(update={"cpu_offload": False})
+    trainer = config.trainer.model_copy(update={"parallelism": parallelism})
+    with fake_process_group(degrees.world):
+        mesh = build_mesh(degrees, 0, "cpu")
+        with _model_errors(config.model.type, f"cannot be split over {degrees.world} ranks"):
+            build_parallel_model(config.model_copy(update={"trainer": trainer}), assets, mesh, _META)
+
+
+def _replace_by_fakes(tensors: dict[str, Tensor | None]) -> None:
+    """Replace the tensors of a module by empty ones of the same shape and dtype; inside a `FakeTensorMode`."""
+    for name, tensor in tensors.items():
+        if tensor is not None:
+            tensors[name] = torch.empty(tensor.shape, dtype=tensor.dtype)
+
+
+def _dummy_batch(config: Config, assets: ModelAssets, num_steps: int) -> Batch:
+    """Return a batch of the run on the meta device, with targets for `num_steps` steps."""
+    batch_size = config.trainer.train_batch_size
+    history_len = config.data.history_len
+
+    def empty_fields(group: str, num_frames: int) -> Tensor:
+        num_channels = len(assets.channels.group(group))
+        return torch.empty(batch_size, num_channels, num_frames, *assets.grid.shape, device=_META)
+
+    prognostic_BCTHW = empty_fields("prognostic", num_steps)
+    diagnostic_BCTHW = empty_fields("diagnostic", num_steps)
+    return Batch(
+        history_BCTHW=empty_fields("prognostic", history_len),
+        forcing_BCTHW=empty_fields("dynamic_forcing", history_len + num_steps - 1),
+        target_BCTHW=torch.cat([prognostic_BCTHW, diagnostic_BCTHW], dim=1),
+        initial_B=torch.empty(batch_size, dtype=torch.int64, device=_META),
+    )
+
+
+class _CheckedModel(nn.Module):
+    """Calls a model and checks the shape of its output, so that messages tell the model's errors from others.
+
+    Args:
+        model: the network.
+        model_type: ``model.type``.
+        out_channels: the channels that its output must have.
+    """
+
+    def __init__(self, model: nn.Module, model_type: str, out_channels: int) -> None:
+        super().__init__()
+        self.model = model
+        self._model_type = model_type
+        self._out_channels = out_channels
+
+    def forward(self, x_BCTHW: Tensor) -> Tensor:
+        with _model_errors(self._model_type, "fails in the forward pass"):
+            out_BCTHW = self.model(x_BCTHW)
+        expected_shape = (x_BCTHW.shape[0], self._out_channels, 1, *x_BCTHW.shape[3:])
+        if out_BCTHW.shape != expected_shape:
+            raise ConfigError(
+                f"model.type: {self._model_type} returns {tuple(out_BCTHW.shape)} for an input of "
+                f"{tuple(x_BCTHW.shape)}; it must be {expected_shape} (batch, output channels, 1, rows, columns)"
+            )
+        return out_BCTHW
+
+
+class _NeedsValues(Exception):
+    """The model needs a value, or an operation that the meta device does not have; it may still be correct."""
+
+
+@contextmanager
+def _model_errors(model_type: str, problem: str) -> Iterator[None]:
+    """Turn an error of the model's code into a message of one line.
+
+    Args:
+        model_type: ``model.type``.
+        problem: the step that fails, such as "cannot be built".
+
+    Raises:
+        ConfigError: for every error of the block that is not one of this package.
+        _NeedsValues: if the block needs the values of a tensor that has none.
+    """
+    with _one_line_errors(f"model.type: {model_type} {problem}"):
+        yield
+
+
+@contextmanager
+def _step_errors(config: Config) -> Iterator[None]:
+    """Like `_model_errors`, for what surrounds the model in a training step."""
+    kinds = [f"trainer.objective.kind: {config.trainer.objective.kind}", f"loss.kind: {config.loss.kind}"]
+    entries = config.model.postprocess_entries
+    if entries:
+        kinds.append(f"model.postprocess: {', '.join(entry.kind for entry in entries.values())}")
+    with _one_line_errors(f"the training step outside the model fails ({'; '.join(kinds)})"):
+        yield
+
+
+@contextmanager
+def _one_line_errors(beginning: str) -> Iterator[None]:
+    """Turn an error that is not one of this package into a `ConfigError` of one line; see `_model_errors`."""
+    try:
+        yield
+    except (CreditError, _NeedsValues):
+        raise
+    except Exception as error:
+        first_line = next(iter(str(error).splitlines()), "")
+        message = f"{type(error).__name__}: {first_line}"
+        if isinstance(error, _NO_VALUES) or any(text in message for text in _META_MESSAGES):
+            raise _NeedsValues(message) from error
+        raise ConfigError(f"{beginning}: {message}") from error

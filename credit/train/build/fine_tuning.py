@@ -1,0 +1,134 @@
+"""Fine-tuning with adapters: locate, verify and load the base checkpoint, and merge adapters for forecasts.
+
+A checkpoint of adapters contains only the adapters. Its meta.json identifies the base checkpoint by its path and by a
+checksum of its weights.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from credit.config import Config
+from credit.config.sections.trainer import LoraConfig
+from credit.errors import CheckpointError, ConfigError
+from credit.models.lora import apply_lora, base_state_dict, checkpoint_state_dict, initial_adapters, merge_adapters
+from credit.parallel.mesh import DeviceGrid
+from credit.parallel.object_collectives import run_on_rank0
+from credit.parallel.parallelize import parallelize
+from credit.parallel.state.materialise import allocate_, fill_, require_filled
+from credit.train.build.assets import ModelAssets
+from credit.train.build.model import build_network, set_tf32
+from credit.train.checkpoint import checkpoint
+
+logger = logging.getLogger(__name__)
+
+
+def find_base(config: Config, origin: Path | None) -> Path | None:
+    """Collective: return the base checkpoint that ``trainer.lora`` adapts, None if all weights train.
+
+    Args:
+        config: the config of the run.
+        origin: the checkpoint that the run starts from, by `find_checkpoint`: either adapters of this run, whose
+            meta.json names their base, or the base itself.
+
+    Raises:
+        ConfigError: if there is no checkpoint, or the base lies in the folder that adapters are to be saved in.
+        CheckpointError: if the base of adapters is missing or has changed.
+    """
+    if config.trainer.lora is None:
+        return None
+    if origin is None:
+        raise ConfigError(
+            "trainer.lora: adapters need a trained model; set trainer.resume to the path of one of its checkpoints"
+        )
+    meta = checkpoint.load_meta(origin)
+    if "base" in meta:
+        return locate_base(meta["base"], config.trainer.resume, origin)
+    if origin.resolve().parent == (Path(config.save_loc) / "checkpoints").resolve():
+        raise ConfigError(
+            f"trainer.lora: {origin} contains all weights and lies in the folder of this run; set another save_loc for "
+            f"the adapters, and trainer.resume: {origin}"
+        )
+    logger.info(
+        "training adapters of %s; keep it, because the checkpoints of this run contain only the adapters", origin
+    )
+    return origin.resolve()
+
+
+def describe_base(base: Path) -> dict[str, str]:
+    """Return the entry for the base in the meta.json of adapters: its path, and a checksum of its weights."""
+    return {"path": str(base), "weights": checkpoint.fingerprint(base, "forecast")}
+
+
+def locate_base(recorded: Mapping[str, str], resume: str, origin: Path) -> Path:
+    """Collective: return the base of the adapters in `origin`, at its recorded path or at ``trainer.resume``.
+
+    Args:
+        recorded: the output of `describe_base` when the adapters were saved.
+        resume: ``trainer.resume``, the new path of a base that has been moved.
+        origin: the checkpoint of adapters.
+
+    Raises:
+        CheckpointError: if neither path is the base, or the base is damaged.
+    """
+
+    def find_path() -> Path:
+        for path in (Path(recorded["path"]), Path(resume).resolve()):
+            if path.is_dir() and describe_base(path)["weights"] == recorded["weights"]:
+                return path
+        raise CheckpointError(
+            f"{origin}: contains adapters of {recorded['path']}, which does not exist or has other weights than when "
+            f"they were trained (checksum {recorded['weights']}); restore it, or set trainer.resume to its new path"
+        )
+
+    base = run_on_rank0(find_path)
+    return checkpoint.resolve_checkpoint(base.parent, str(base), "trainer.resume")
+
+
+def load_base(model: nn.Module, base: Path, seed: int) -> None:
+    """Collective: load the forecast weights of `base` into a model with adapters, and initialise the adapters.
+
+    Args:
+        model: the model with adapters, with memory and without values.
+        base: the base checkpoint.
+        seed: the seed of the initial adapters.
+    """
+    checkpoint.load_into(base, "forecast", base_state_dict(model))
+    fill_(model, initial_adapters(model, seed))
+
+
+def load_forecast_network(
+    config: Config, lora: LoraConfig | None, assets: ModelAssets, path: Path, device: torch.device, mesh: DeviceGrid
+) -> nn.Module:
+    """Collective over the mesh: return the network of a checkpoint with its forecast weights, in eval mode.
+
+    In a single process, adapters are merged into their base.
+
+    Args:
+        config: a config with the model and data sections that the weights were trained with.
+        lora: the adapters' settings in training, None if all weights were trained.
+        assets: the assets of the checkpoint.
+        path: the checkpoint.
+        device: the device of this rank.
+        mesh: the ranks that share the network, from `credit.train.build.model.build_forecast_mesh`.
+    """
+    with torch.device("meta"):
+        model = build_network(config, assets.channels, assets.grid, assets.attributes)
+    if lora is not None:
+        apply_lora(model, lora.targets, lora.rank, lora.alpha)
+    set_tf32(config.trainer.tf32, device)
+    parallelize(model, mesh.device_mesh, shard=config.inference.parallelism.shard)
+    allocate_(model, device)
+    if lora is not None:
+        base = locate_base(checkpoint.load_meta(path)["base"], config.trainer.resume, path)
+        checkpoint.load_into(base, "forecast", base_state_dict(model))
+    checkpoint.load_into(path, "forecast", checkpoint_state_dict(model))
+    require_filled(model)
+    if mesh.device_mesh is None:
+        model = merge_adapters(model)
+    return model.eval()

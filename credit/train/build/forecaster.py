@@ -1,0 +1,198 @@
+"""Puts a forecast together: a trained model from its checkpoint, with the data that it starts from."""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from credit.config import Config, build_config
+from credit.config.sections.data import VariableOptions
+from credit.config.sections.postprocess import replace_entries, require_order
+from credit.data.reader import FieldReader
+from credit.data.samples.frames import FrameReader
+from credit.errors import CheckpointError, ConfigError
+from credit.forecast.ensemble.perturbations import describe_ensemble
+from credit.forecast.io.diagnostics import OutputDiagnostics
+from credit.forecast.io.schema import SEEN
+from credit.forecast.stepper import Stepper
+from credit.models.inference import prepare_for_inference
+from credit.parallel.mesh import DeviceGrid
+from credit.parallel.process_info import ProcessInfo
+from credit.train.build.assets import ModelAssets, find_run_layers, require_same_fields
+from credit.train.build.fine_tuning import load_forecast_network
+from credit.train.build.initial_condition_checks import find_masked_cells
+from credit.train.build.model import choose_device
+from credit.train.build.training import build_stepper
+from credit.train.checkpoint import checkpoint
+from credit.utils.malloc import retain_freed_memory
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Forecaster:
+    """A trained model ready to run.
+
+    Attributes:
+        config: the run's config, with the model section that the weights were trained with.
+        assets: of the checkpoint.
+        stepper: runs the network.
+        frames: initial states and forcing.
+        step_taken: optimizer steps behind the weights.
+        path: the checkpoint.
+    """
+
+    config: Config
+    assets: ModelAssets
+    stepper: Stepper
+    frames: FrameReader
+    step_taken: int
+    path: Path
+
+
+def assemble_forecaster(
+    config: Config, reader: FieldReader, which: str, launch: ProcessInfo | None = None, mesh: DeviceGrid | None = None
+) -> Forecaster:
+    """Return the model of a checkpoint, to forecast from the run's data; collective where it is spread over ranks.
+
+    Args:
+        config: the run's.
+        reader: of its data, or of as much of them as a forecast reads.
+        which: best, latest or a path.
+        launch: of this process, which chooses its device.
+        mesh: from `credit.train.build.model.build_forecast_mesh`; default: this process alone.
+
+    Raises:
+        CheckpointError: if the checkpoint was trained on other channels or on another grid.
+        DataError: if it was trained on other units, or on data that are missing in other cells.
+    """
+    path = checkpoint.resolve_checkpoint(Path(config.save_loc) / "checkpoints", which, "inference.checkpoint")
+    meta = checkpoint.load_meta(path)
+    assets = ModelAssets.load(meta, checkpoint.load_tensors(path, "assets"))
+    require_same_fields(assets, reader, path, config.data.channel_map())
+    hidden = find_masked_cells(assets, reader, path)
+    trained = build_config(meta["config"], origin=str(path / "meta.json"))
+    if trained.data.step_minutes != config.data.step_minutes or trained.data.history_len != config.data.history_len:
+        raise CheckpointError(
+            f"{path}: trained with data.timestep {trained.data.timestep} and history_len {trained.data.history_len}; "
+            f"the config has {config.data.timestep} and {config.data.history_len}"
+        )
+    config = with_trained_settings(config, trained)
+    # A budget that only the forecast has needs layers that the training did not.
+    layers = assets.layers if assets.layers is not None else find_run_layers(config)
+    assets = replace(assets, attributes={**reader.attributes, **assets.attributes}, layers=layers)
+    device = choose_device(config.trainer.device, launch.local_rank if launch is not None else 0)
+    retain_freed_memory(device)
+    mesh = mesh or DeviceGrid()
+    model = load_forecast_network(config, trained.trainer.lora, assets, path, device, mesh)
+    if mesh.device_mesh is None:
+        prepare_for_inference(model, torch.bfloat16 if config.inference.amp else None)
+    stepper = build_stepper(config, assets, model, device, config.inference.amp)
+    frames = FrameReader(reader, config.data, assets.climatology, hidden)
+    return Forecaster(config, assets, stepper, frames, meta["step"], path)
+
+
+def build_products(forecaster: Forecaster, last_lead: int) -> OutputDiagnostics:
+    """Return the diagnostics of a forecast: pressure levels and derived variables.
+
+    Args:
+        forecaster: makes the outputs.
+        last_lead: longest lead time, minutes.
+    """
+    config = forecaster.config
+    assets = forecaster.assets
+    return OutputDiagnostics(
+        config.inference,
+        config.data,
+        assets.channels,
+        assets.attributes,
+        assets.static_stored_CHW,
+        last_lead,
+        assets.masks,
+    )
+
+
+def with_trained_settings(config: Config, trained: Config) -> Config:
+    """Return `config` with all settings that the weights depend on from `trained`.
+
+    Data sources, the treatment of forcing in a forecast and the inference section stay those of `config`.
+
+    Raises:
+        ConfigError: if the entries of ``inference.postprocess`` do not fit between the trained ones.
+    """
+    variables = trained.data.variable_options.keys() | config.data.variable_options.keys()
+    options = {name: trained.data.field(name) for name in variables}
+    forcing = config.data.variables.dynamic_forcing
+    for name in options.keys() & {*forcing.vars_3D, *forcing.vars_2D}:
+        given = config.data.field(name)
+        update = {"in_forecast": given.in_forecast, "minimum": given.minimum, "maximum": given.maximum}
+        options[name] = options[name].model_copy(update=update)
+    data = config.data.model_copy(
+        update={"variable_options": options, "solar": trained.data.solar, "transforms": trained.data.transforms}
+    )
+    entries = replace_entries(trained.model.postprocess_entries, config.inference.postprocess_entries)
+    try:
+        require_order(entries, "inference.postprocess, with the entries that the weights were trained with")
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    if config.inference.postprocess:
+        kinds = ", ".join(entry.kind for entry in entries.values())
+        logger.info("inference.postprocess changes the post-processing of the forecasts; its entries are now %s", kinds)
+    model = trained.model.model_copy(update={"hyperdiffusion": None, "postprocess": list(entries.values()) or None})
+    return config.model_copy(update={"model": model, "data": data})
+
+
+def describe_run(forecaster: Forecaster) -> dict[str, str | int]:
+    """Return the global attributes of this model's forecast files; they tell the files of one run from another's."""
+    config = forecaster.config
+    assets = forecaster.assets
+    forcing = []
+    for channel in assets.channels.group("dynamic_forcing"):
+        source = "computed"
+        if channel.source == "data":
+            source = _describe_forcing(config.data.field(channel.variable))
+        forcing.append(f"{channel.name}: {source}")
+    hyperdiffusion = "none"
+    other_kinds: list[str] = []
+    for entry in config.model.postprocess_entries.values():
+        if entry.kind == "hyperdiffusion":
+            hyperdiffusion = f"{entry.time}, order {entry.order}"
+        elif entry.kind not in other_kinds:
+            other_kinds.append(entry.kind)
+    attributes: dict[str, str | int] = {
+        "title": f"Forecasts of {config.experiment}",
+        "experiment": config.experiment,
+        "model": config.model.type,
+        "parameters": sum(parameter.numel() for parameter in forecaster.stepper.model.parameters()),
+        "checkpoint_step": forecaster.step_taken,
+        "weights": checkpoint.fingerprint(forecaster.path, "forecast"),
+        SEEN: ", ".join("/".join(period) for period in assets.seen) or "unknown",
+        "forcing": "; ".join(forcing) or "none",
+        "hyperdiffusion": hyperdiffusion,
+    }
+    if config.inference.ensemble is not None:
+        attributes["ensemble"] = describe_ensemble(config.inference.ensemble)
+    if config.inference.amp:
+        attributes["precision"] = "bfloat16"
+    if other_kinds:
+        attributes["post"] = ", ".join(other_kinds)
+    if config.inference.postprocess:
+        replaced = [entry.model_dump(mode="json") for entry in config.inference.postprocess]
+        attributes["inference_postprocess"] = json.dumps(replaced)
+    return attributes
+
+
+def _describe_forcing(options: VariableOptions) -> str:
+    """Return how a forcing is set in a forecast, with the bounds of values that are not observed."""
+    text = options.in_forecast
+    if options.in_forecast == "observed":
+        return text
+    if options.minimum is not None:
+        text += f", at least {options.minimum:g}"
+    if options.maximum is not None:
+        text += f", at most {options.maximum:g}"
+    return text

@@ -1,0 +1,237 @@
+"""Builders of the model of a run: device, precision, sharding and compilation, for one process or many ranks."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import os
+import shutil
+import sys
+from collections.abc import Mapping
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import MixedPrecisionPolicy
+
+from credit.channels import ChannelMap
+from credit.config import Config
+from credit.config.sections.inference import ForecastParallelismConfig
+from credit.config.sections.trainer import MixedPrecisionConfig, TrainerConfig
+from credit.errors import ConfigError
+from credit.grid import LatLonGrid
+from credit.models.base import ForecastModel
+from credit.models.layers.spectral_norm import normalize_together
+from credit.models.lora import apply_lora
+from credit.models.registry import build_model
+from credit.parallel.fsdp2 import _build_mp_policy
+from credit.parallel.mesh import DeviceGrid, ParallelDims, build_mesh
+from credit.parallel.parallelize import parallelize
+from credit.parallel.process_info import ProcessInfo
+from credit.parallel.state.materialise import allocate_
+from credit.train.build.assets import ModelAssets, build_model_spec
+
+logger = logging.getLogger(__name__)
+
+
+def use_deterministic_algorithms(on: bool) -> None:
+    """Switch torch's deterministic algorithms on or off; must be called before the first matrix product."""
+    if on:
+        # Without this setting, torch refuses every matrix product on a GPU in deterministic mode.
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    if on != torch.are_deterministic_algorithms_enabled():
+        # The call imports torch's compiler, which takes a second, so it is made only for a change.
+        torch.use_deterministic_algorithms(on)
+
+
+def set_tf32(on: bool, device: torch.device) -> None:
+    """Switch TF32 on or off for float32 matrix products and convolutions on a GPU.
+
+    torch's own default is TF32 for convolutions only. The matrix-vector products of spectral norm have no TF32 kernel,
+    and budgets are computed in float64, so neither is affected.
+    """
+    if device.type == "cuda":
+        torch.set_float32_matmul_precision("high" if on else "highest")
+        torch.backends.cudnn.allow_tf32 = on
+
+
+def choose_device(name: str, local_rank: int = 0) -> torch.device:
+    """Return the device of ``trainer.device``; with several GPUs on a host, the one of the process's local rank.
+
+    The GPU becomes the current device of the process. Otherwise every rank would also take memory on the first GPU.
+
+    Args:
+        name: "cuda", "cpu" or "auto".
+        local_rank: the rank of the process on its host.
+
+    Raises:
+        ConfigError: if a GPU is required and torch sees none.
+    """
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("trainer.device: cuda, but torch sees no GPU on this host; set it to auto or cpu")
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda":
+        device = torch.device("cuda", local_rank % torch.cuda.device_count())
+        torch.cuda.set_device(device)
+        return device
+    return torch.device(name)
+
+
+def build_network(config: Config, channels: ChannelMap, grid: LatLonGrid, attributes: Mapping) -> ForecastModel:
+    """Return the untrained network of a run.
+
+    Args:
+        config: the config of the run.
+        channels: the channels of the model.
+        grid: the grid of the fields.
+        attributes: variable -> units, standard_name, long_name.
+    """
+    spec = build_model_spec(config.data, channels, grid, attributes)
+    return build_model(spec, config.model)
+
+
+def build_parallel_model(
+    config: Config, assets: ModelAssets, mesh: DeviceGrid, device: torch.device
+) -> tuple[nn.Module, bool]:
+    """Collective: return the network on its ranks, with memory but without values, and whether it runs under autocast.
+
+    The network is built on the meta device, so no rank ever holds more than its own shard.
+
+    Args:
+        config: the config of the run.
+        assets: channels, grid and attributes of the model.
+        mesh: the ranks that share the network.
+        device: the device of this rank.
+    """
+    conf = config.trainer
+    with torch.device("meta"):
+        model = build_network(config, assets.channels, assets.grid, assets.attributes)
+    if conf.lora is not None:
+        apply_lora(model, conf.lora.targets, conf.lora.rank, conf.lora.alpha)
+    if conf.compile and device.type != "meta":
+        require_compiler(device)
+    set_tf32(conf.tf32, device)
+    sharded = mesh.device_mesh is not None and conf.parallelism.data != "none"
+    policy = build_policy(conf, sharded)
+    autocast = conf.amp and policy is None
+    if policy is not None:
+        precision = str(policy)
+    elif autocast:
+        precision = "bfloat16 (autocast)"
+    else:
+        precision = "float32"
+    logger.info("ranks: %s; computed in %s", mesh.describe(), precision)
+    parallelize(
+        model,
+        mesh.device_mesh,
+        shard=sharded,
+        checkpoint=conf.activation_checkpoint,
+        compile_blocks=compile_blocks if conf.compile else None,
+        policy=policy,
+        reshard_after_forward=conf.parallelism.reshard_after_forward,
+        cpu_offload=conf.parallelism.cpu_offload,
+    )
+    allocate_(model, device, host_parameters=sharded and conf.parallelism.cpu_offload)
+    # With tensor parallelism, `parallelize` has already grouped the weights for the sums over their shards. A compiled
+    # block normalises its own weights within its graph.
+    if device.type != "cpu" and mesh.degrees.tensor == 1 and not conf.compile:
+        normalize_together(model, by_unit=sharded or bool(conf.activation_checkpoint))
+    return model, autocast
+
+
+def build_policy(conf: TrainerConfig, sharded: bool) -> MixedPrecisionPolicy | None:
+    """Return FSDP2's mixed precision policy.
+
+    Args:
+        conf: the trainer section of the config.
+        sharded: whether the parameters are sharded by FSDP2.
+
+    Returns:
+        None if the network computes in float32 or, with ``amp``, under autocast.
+    """
+    if not sharded or not conf.amp:
+        return None
+    # With adapters, weights gathered in bfloat16 would round away the small changes that adapters add to them. Under
+    # autocast the sum of both is rounded instead.
+    if conf.lora is not None:
+        return None
+    policy_config = conf.fsdp2_mp_policy or MixedPrecisionConfig()
+    return _build_mp_policy({"trainer": {"amp": True, "fsdp2_mp_policy": policy_config.model_dump()}})
+
+
+def build_forecast_mesh(conf: ForecastParallelismConfig, launch: ProcessInfo, device_type: str) -> DeviceGrid:
+    """Collective: return the mesh of the ranks that compute a forecast together.
+
+    Args:
+        conf: ``inference.parallelism``. If it does not distribute the model, every rank forecasts alone.
+        launch: rank and number of ranks of this process.
+        device_type: "cuda" or "cpu".
+
+    Raises:
+        ConfigError: if the number of ranks is not a multiple of ``tensor``.
+    """
+    if not conf.is_spread:
+        return DeviceGrid()
+    num_groups, remainder = divmod(launch.world, conf.tensor)
+    if remainder or not num_groups:
+        raise ConfigError(
+            f"inference.parallelism.tensor: {conf.tensor} does not divide the {launch.world} ranks that were started; "
+            f"start a multiple of {conf.tensor}, or set it to 1"
+        )
+    if conf.shard:
+        degrees = ParallelDims(shard=num_groups, tensor=conf.tensor)
+    else:
+        degrees = ParallelDims(replicate=num_groups, tensor=conf.tensor)
+    return build_mesh(degrees, launch.rank, device_type)
+
+
+def require_compiler(device: torch.device) -> None:
+    """Require the compilers that torch.compile needs on a device.
+
+    Without them, torch would fail at the first step, with an error that a job script may take for a passing one.
+
+    Args:
+        device: the device that the model is compiled for.
+
+    Raises:
+        ConfigError: if a compiler or the package triton is missing.
+    """
+    if device.type == "cuda":
+        # Triton compiles the C code that launches its kernels.
+        language = "C"
+        commands = [os.environ["CC"]] if "CC" in os.environ else ["gcc", "clang"]
+    else:
+        language = "C++"
+        default_command = "clang++" if sys.platform == "darwin" else "g++"
+        commands = [os.environ.get("CXX", default_command)]
+    problem = None
+    if device.type == "cuda" and importlib.util.find_spec("triton") is None:
+        problem = "the package triton is missing"
+    elif not any(shutil.which(command) for command in commands):
+        problem = f"no {language} compiler is found ({' or '.join(commands)})"
+    if problem is not None:
+        raise ConfigError(f"trainer.compile: true, but {problem}; load or install it, or set trainer.compile to false")
+
+
+def compile_blocks(model: nn.Module, backend: str = "inductor") -> None:
+    """Compile every marked block with torch.compile, in place; must be called before FSDP2.
+
+    Each block is compiled as one graph, together with the activation checkpointing around it. Code that torch cannot
+    trace is an error. Only the forward methods are compiled, so that hooks stay outside the graphs.
+
+    Args:
+        model: the model, on any device; its blocks are marked with ``_fsdp2_shard``.
+        backend: the backend of torch.compile. Tests use one that compiles faster.
+    """
+    marked_modules = [module for module in model.modules() if getattr(module, "_fsdp2_shard", False)]
+    # A checkpointed block is marked like the wrapper around it, and is compiled with the wrapper.
+    wrapped_ids = {id(child) for module in marked_modules for child in module.children()}
+    units = [module for module in marked_modules if id(module) not in wrapped_ids]
+    # All blocks count against one limit. Each needs up to five graphs: training, validation, the smaller last batch of
+    # the validation, the preview, and with frozen weights one more for the first block, whose input needs a gradient
+    # only from the second step of the rollout on.
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 5 * len(units))
+    for unit in units:
+        # Blocks of a class differ in shape. With its default, torch would compile the second block for dynamic shapes,
+        # which fails in inductor ("cannot determine truth value of Relational", torch 2.13).
+        unit.forward = torch.compile(unit.forward, fullgraph=True, dynamic=False, backend=backend)

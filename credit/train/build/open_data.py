@@ -1,0 +1,80 @@
+"""Functions that open the data of a run once for all ranks."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+
+from credit.config import Config
+from credit.config.sections.data import DataConfig
+from credit.config.sections.inference import InitialTimesConfig
+from credit.data.analyses import open_analyses
+from credit.data.reader import FieldReader, open_reader
+from credit.data.splits import Split, build_splits, describe_gaps
+from credit.data.store.integrity import require_undamaged
+from credit.data.store.store_reader import StoreReader
+from credit.parallel.object_collectives import run_on_rank0, together
+
+logger = logging.getLogger(__name__)
+
+
+def open_reader_once(conf: DataConfig) -> FieldReader:
+    """Collective: open the data.
+
+    Rank 0 reads the metadata of the store or of the source files, and sends the reader to the other ranks.
+
+    Args:
+        conf: the data section of the config.
+    """
+    reader = run_on_rank0(lambda: open_reader(conf))
+    _use_local_store(reader, conf)
+    return reader
+
+
+def open_fields(config: Config) -> tuple[FieldReader, dict[str, Split]]:
+    """Collective: open the data of a run and build its splits."""
+    reader = open_reader_once(config.data)
+    return reader, _build_splits(config, reader)
+
+
+def open_training_fields(config: Config) -> tuple[FieldReader, dict[str, Split]]:
+    """Collective: open the data of a run, build its splits, and check that the training store is complete.
+
+    Without the check, training would fail at a missing chunk in the middle of an epoch.
+
+    Raises:
+        DataError: if chunks are missing; the message says how to write them again.
+    """
+    reader, splits = open_fields(config)
+    if isinstance(reader, StoreReader):
+        run_on_rank0(lambda: require_undamaged(reader.path))
+    return reader, splits
+
+
+def open_for_forecasts(config: Config) -> tuple[FieldReader, dict[str, Split]]:
+    """Collective: open the analyses that forecasts start from, and build the splits; see `credit.data.analyses`."""
+    initial_times = config.inference.initial_times
+    # Without an end, the last initial time is the last whose forecast can be verified, so all variables are opened.
+    needs_truth = isinstance(initial_times, InitialTimesConfig) and initial_times.end is None
+    reader = run_on_rank0(lambda: open_analyses(config.data, needs_truth))
+    _use_local_store(reader, config.data)
+    return reader, _build_splits(config, reader)
+
+
+def _use_local_store(reader: FieldReader, conf: DataConfig) -> None:
+    """Collective: have each rank read the store at the path of its own config, which may differ between hosts."""
+    if isinstance(reader, StoreReader):
+        together(lambda: reader.use_local_config(conf))
+
+
+def _build_splits(config: Config, reader: FieldReader) -> dict[str, Split]:
+    """Return the splits of a run, and warn of gaps of the data within them."""
+    splits = build_splits(config.data, reader.calendar)
+    step_minutes = config.data.step_minutes
+    for split in splits.values():
+        split_times = reader.times[(reader.times >= split.first) & (reader.times <= split.last)]
+        if (np.diff(split_times) > step_minutes).any():
+            gaps = describe_gaps(split_times, reader.calendar, step_minutes)
+            logger.warning("%s: %s; no sample crosses them", split.describe(reader.calendar), gaps)
+    return splits
