@@ -279,7 +279,7 @@ def _shard_groups(
     if mesh.device_mesh is None:
         rank, ranks = process_info.rank, process_info.world
     else:
-        rank, ranks = mesh.data_rank, mesh.data_ranks
+        rank, ranks = mesh.data_rank, mesh.num_data_ranks
     if process_info.is_main and len(groups) < ranks:
         logger.warning(
             "inference.batch_size: it makes only %d batches of initial times, so %d of %d ranks are idle; lower it",
@@ -314,15 +314,15 @@ def _sync_incomplete_times(times: list[int], process_info: ProcessInfo, mesh: De
     """Collective: return the list of the first tensor-parallel peer; peers look at the files at different moments."""
     if mesh.device_mesh is None:
         return times
-    from credit.parallel.object_collectives import together
+    from credit.parallel.object_collectives import run_on_all_ranks
 
-    return together(lambda: times)[process_info.rank - mesh.tensor_rank]
+    return run_on_all_ranks(lambda: times)[process_info.rank - mesh.tensor_rank]
 
 
 def _max_batches(num_batches: int, mesh: DeviceGrid) -> int:
     """Collective: return the largest number of batches of any rank that shares weights with this one."""
     if mesh.device_mesh is None:
         return num_batches
-    from credit.parallel.object_collectives import together
+    from credit.parallel.object_collectives import run_on_all_ranks
 
-    return max(together(lambda: num_batches))
+    return max(run_on_all_ranks(lambda: num_batches))

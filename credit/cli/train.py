@@ -74,7 +74,7 @@ def _train(config: Config, process_info: ProcessInfo) -> tuple[str, bool]:
 
     from credit.calendar import parse_duration
     from credit.hpc.planner.gpus import reported_peaks
-    from credit.parallel.object_collectives import together
+    from credit.parallel.object_collectives import run_on_all_ranks
     from credit.parallel.process_info import process_group
     from credit.parallel.watchdog import Watchdog
     from credit.train.build.model import choose_device
@@ -97,9 +97,9 @@ def _train(config: Config, process_info: ProcessInfo) -> tuple[str, bool]:
     with ExitStack() as stack:
         stop = stack.enter_context(StopSignal(folder if process_info.is_main else None, walltime_seconds))
         store = stack.enter_context(process_group(process_info, device, timeout_minutes))
-        together(lambda: prepare_folder(folder))
+        run_on_all_ranks(lambda: prepare_folder(folder))
         stack.enter_context(rank_log(folder, process_info.rank))
-        together(functools.partial(_enter_lock, stack, run_lock))
+        run_on_all_ranks(functools.partial(_enter_lock, stack, run_lock))
         # The watchdog's patience ends long before that of the collectives.
         patience_seconds = timeout_minutes * 60.0 / 4
         watchdog = stack.enter_context(

@@ -263,7 +263,7 @@ def _open_data_and_forecasts(
         reader = open_reader_once(config.data)
     if mesh.device_mesh is None:
         return reader, forecasts, WorkShare(process.rank, process.world)
-    share = WorkShare(mesh.data_rank, mesh.data_ranks, is_counted=mesh.tensor_rank == 0, is_sharded=True)
+    share = WorkShare(mesh.data_rank, mesh.num_data_ranks, is_counted=mesh.tensor_rank == 0, is_sharded=True)
     return reader, forecasts, share
 
 

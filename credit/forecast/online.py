@@ -17,7 +17,7 @@ from credit.forecast.initial_times import group_initial_times
 from credit.forecast.io.diagnostics import OutputDiagnostics
 from credit.forecast.io.schema import OutputFields
 from credit.forecast.rollout import ForecastStart, batch_starts, inference_mode
-from credit.parallel.host_copy import fetched
+from credit.parallel.host_copy import prefetch_to_host
 
 # (starts of a batch, number of steps) -> output (B, C, H, W) of each step
 Run = Callable[[Sequence[ForecastStart], int], Iterator[Tensor]]
@@ -157,7 +157,7 @@ class OnlineForecasts(ForecastSource):
             outputs = inference_mode(self._run(batch, (self._last_lead + longest_lag) // self._step_minutes))
             # Prefetching to the host keeps one more step in memory. Several batches keep a GPU busy without it.
             if len(batches) == 1:
-                outputs = fetched(outputs)
+                outputs = prefetch_to_host(outputs)
             self._batches.append((batch, outputs))
 
     def _advance(self, first_lead: int) -> None:

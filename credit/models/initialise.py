@@ -19,7 +19,7 @@ from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
 from credit.errors import ConfigError
-from credit.parallel.blocks.marks import plain_name
+from credit.parallel.blocks.marks import strip_wrapper_prefixes
 
 _NORMS = (nn.LayerNorm, nn.GroupNorm)
 _STANDARD_LAYERS = (*_NORMS, nn.Linear, nn.Conv2d, nn.ConvTranspose2d)
@@ -30,7 +30,7 @@ _UNSUPPORTED_PARAMETRIZATION = (
 )
 
 
-def generator_for(seed: int, name: str) -> torch.Generator:
+def build_generator(seed: int, name: str) -> torch.Generator:
     """Return a random generator on the CPU that depends only on `seed` and `name`."""
     digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
@@ -74,7 +74,7 @@ def _draw_values(
     prefix = f"{path}." if path else ""
     if hasattr(module, "initial_value"):
         for key, tensor in tensors.items():
-            yield key, module.initial_value(key, tensor.shape, generator_for(seed, f"{prefix}{key}"))
+            yield key, module.initial_value(key, tensor.shape, build_generator(seed, f"{prefix}{key}"))
     elif isinstance(module, _STANDARD_LAYERS) and tensors.keys() <= {"weight", "bias"}:
         for key, tensor in tensors.items():
             if isinstance(module, _NORMS):
@@ -82,7 +82,7 @@ def _draw_values(
                 continue
             bound = _inputs_per_output(module, tensors["weight"].shape) ** -0.5
             value = torch.empty(tensor.shape, device="cpu")
-            yield key, value.uniform_(-bound, bound, generator=generator_for(seed, f"{prefix}{key}"))
+            yield key, value.uniform_(-bound, bound, generator=build_generator(seed, f"{prefix}{key}"))
     elif tensors:
         yield from _draw_reset_values(path, module, tensors, seed)
 
@@ -105,7 +105,7 @@ def _draw_reset_values(
         )
     if any(isinstance(hook, (SpectralNorm, WeightNorm)) for hook in module._forward_pre_hooks.values()):
         raise ConfigError(f"{description}: {_UNSUPPORTED_PARAMETRIZATION}")
-    module_seed = generator_for(seed, path).initial_seed()
+    module_seed = build_generator(seed, path).initial_seed()
     try:
         values = _reset_copy(module, module_seed, high=False)
         second_values = values
@@ -198,7 +198,7 @@ def initial_values(model: nn.Module, seed: int) -> Iterator[tuple[str, Tensor]]:
     """
     parametrizations: set[nn.Module] = set()
     for path, module in model.named_modules():
-        path = plain_name(path)
+        path = strip_wrapper_prefixes(path)
         if isinstance(module, parametrize.ParametrizationList):
             # Its parameter and its buffers are drawn with the layer that has the weight, which comes before.
             parametrizations.update(module)
@@ -218,7 +218,7 @@ def initial_values(model: nn.Module, seed: int) -> Iterator[tuple[str, Tensor]]:
                 continue
             yield f"{prefix}parametrizations.weight.original", value
             for number, parametrization in enumerate(chain):
-                buffers = parametrization.initial_buffers(value, generator_for(seed, f"{name}/{number}"))
+                buffers = parametrization.initial_buffers(value, build_generator(seed, f"{name}/{number}"))
                 for buffer_name, buffer in buffers.items():
                     yield f"{prefix}parametrizations.weight.{number}.{buffer_name}", buffer
 

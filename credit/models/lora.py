@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from credit.errors import ConfigError, did_you_mean
-from credit.models.initialise import generator_for
+from credit.models.initialise import build_generator
 from credit.models.kernels.autocast import without_autocast
-from credit.parallel.blocks.marks import plain_name
-from credit.parallel.dtensor import local
+from credit.parallel.blocks.marks import strip_wrapper_prefixes
+from credit.parallel.dtensor import to_local
 
 # Kinds of layers that can have an adapter.
 ADAPTABLE_LAYERS = (nn.Linear, nn.Conv2d, nn.ConvTranspose2d)
@@ -71,9 +71,9 @@ class LoRA(nn.Module):
 
     def forward(self, weight: Tensor) -> Tensor:
         """Return the adapted weight, or this rank's part of it."""
-        weight = local(weight)
-        a = local(self.a)
-        b = local(self.b)
+        weight = to_local(weight)
+        a = to_local(self.a)
+        b = to_local(self.b)
         # The factor that is whole on every rank gets a gradient from each rank's part of the weight.
         if self._split_dim == 0:
             a = self._sum_gradient(a)
@@ -133,7 +133,7 @@ def _adapted_layers(model: nn.Module) -> Iterator[tuple[str, nn.Module, LoRA]]:
     """Yield (plain path, layer, adapter) of every adapted layer."""
     for path, layer in model.named_modules():
         if parametrize.is_parametrized(layer, "weight") and isinstance(layer.parametrizations.weight[0], LoRA):
-            yield plain_name(path), layer, layer.parametrizations.weight[0]
+            yield strip_wrapper_prefixes(path), layer, layer.parametrizations.weight[0]
 
 
 def initial_adapters(model: nn.Module, seed: int) -> Iterator[tuple[str, Tensor]]:
@@ -144,7 +144,7 @@ def initial_adapters(model: nn.Module, seed: int) -> Iterator[tuple[str, Tensor]
     for path, _, adapter in _adapted_layers(model):
         for key, parameter in adapter.named_parameters():
             name = f"{path}.parametrizations.weight.0.{key}"
-            yield name, adapter.initial_value(key, parameter.shape, generator_for(seed, name))
+            yield name, adapter.initial_value(key, parameter.shape, build_generator(seed, name))
 
 
 def checkpoint_state_dict(model: nn.Module) -> dict[str, Tensor]:

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Placement
 
 
-def local(tensor: Tensor) -> Tensor:
+def to_local(tensor: Tensor) -> Tensor:
     """Return this rank's part of a DTensor, differentiable; any other tensor is returned as it is."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
@@ -36,7 +36,7 @@ def num_shards(tensor: Tensor) -> int:
     return shards
 
 
-def local_bounds(tensor: Tensor) -> list[slice]:
+def local_slices(tensor: Tensor) -> list[slice]:
     """Return which elements of the whole tensor this rank holds, a slice for each dimension."""
     bounds = [slice(0, length) for length in tensor.shape]
     if not isinstance(tensor, DTensor):

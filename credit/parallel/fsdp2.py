@@ -27,18 +27,23 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import DTensor
 
 from credit.parallel.blocks.activation_checkpoint import checkpoint_blocks
-from credit.parallel.blocks.entry_points import copy_returned_views, custom_entries
+from credit.parallel.blocks.entry_points import copy_returned_views, custom_entry_points
 from credit.parallel.blocks.sharding_units import (
     _has_fsdp2_shard,
     _is_shardable,
-    find_units,
+    find_sharding_units,
     fsdp2_is_applied,
     require_shardable,
     split_by_dtype,
 )
-from credit.parallel.precision import _build_mp_policy, _fix_spectral_norm_dtype, read_section, read_switch
+from credit.parallel.precision import _build_mp_policy, _fix_spectral_norm_dtype, read_boolean, read_section
 from credit.parallel.process_info import read_process_info
-from credit.parallel.state.full_state import gather_state, gather_weights, scatter_state, scatter_weights
+from credit.parallel.state.full_state import (
+    gather_optimizer_state,
+    gather_weights,
+    scatter_optimizer_state,
+    scatter_weights,
+)
 
 # The fixed interface, of which some names are defined in other modules.
 __all__ = [
@@ -77,8 +82,8 @@ def apply_fsdp2(model: nn.Module, dp_mesh: DeviceMesh | None, conf: Mapping[str,
     """
     trainer = read_section(conf, "trainer")
     parallelism = read_section(trainer, "parallelism", "trainer.")
-    reshard_after_forward = read_switch(parallelism, "trainer.parallelism.reshard_after_forward", default=True)
-    cpu_offload = read_switch(parallelism, "trainer.parallelism.cpu_offload", default=False)
+    reshard_after_forward = read_boolean(parallelism, "trainer.parallelism.reshard_after_forward", default=True)
+    cpu_offload = read_boolean(parallelism, "trainer.parallelism.cpu_offload", default=False)
     policy = _build_mp_policy(conf)
     require_shardable(model)
     checkpointing = trainer.get("activation_checkpoint")
@@ -123,7 +128,7 @@ def shard_units(
     if cpu_offload:
         # Memory is pinned for copies to a GPU only.
         offload = CPUOffloadPolicy(pin_memory=whole_mesh.device_type != "cpu")
-    units = find_units(model)
+    units = find_sharding_units(model)
     sharded_parameters: set[int] = set()
     resharding = _ReshardWithoutGradients()
     for unit in units:
@@ -143,7 +148,7 @@ def shard_units(
             sharded_parameters.update(map(id, module.parameters()))
             if not frees_weights:
                 resharding.watch(module)
-        for name in custom_entries(unit):
+        for name in custom_entry_points(unit):
             register_fsdp_forward_method(unit, name)
             if not frees_weights:
                 setattr(unit, name, resharding.wrap_entry_point(getattr(unit, name)))
@@ -217,7 +222,7 @@ def fsdp2_optimizer_state_dict(model: nn.Module, optimizer: torch.optim.Optimize
         ``{"state": {parameter name: {key: value}}, "param_groups": [{..., "params": [name, ...]}, ...]}``.
     """
     reshard(model)
-    return gather_state(model, optimizer)
+    return gather_optimizer_state(model, optimizer)
 
 
 def fsdp2_load_optimizer_state_dict(
@@ -231,7 +236,7 @@ def fsdp2_load_optimizer_state_dict(
         CheckpointError: on every rank, if the state belongs to other parameters or is not whole.
     """
     reshard(model)
-    scatter_state(model, optimizer, state_dict)
+    scatter_optimizer_state(model, optimizer, state_dict)
 
 
 def _apply_activation_checkpointing(model: nn.Module) -> None:

@@ -44,7 +44,7 @@ class AsyncHostCopy:
         return self._host
 
 
-def fetched(outputs: Iterable[Tensor]) -> Iterator[Tensor]:
+def prefetch_to_host(outputs: Iterable[Tensor]) -> Iterator[Tensor]:
     """Yield tensors on the host; the GPU gets the next one to compute before the host waits for the present one."""
     pending: deque[AsyncHostCopy] = deque()
     for output in outputs:

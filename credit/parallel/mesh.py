@@ -87,10 +87,10 @@ def _describe_choices(world: int) -> list[str]:
     for tensor in range(1, world + 1):
         if world % tensor:
             continue
-        data_ranks = world // tensor
-        for replicate in range(1, data_ranks + 1):
-            if data_ranks % replicate == 0:
-                shard = data_ranks // replicate
+        num_data_ranks = world // tensor
+        for replicate in range(1, num_data_ranks + 1):
+            if num_data_ranks % replicate == 0:
+                shard = num_data_ranks // replicate
                 grids.append(f"{{data: fsdp2, replicate: {replicate}, tensor: {tensor}}} (shard {shard})")
     if len(grids) > _MAX_LISTED_GRIDS:
         grids = [*grids[:_MAX_LISTED_GRIDS], "..."]
@@ -117,7 +117,7 @@ class DeviceGrid:
         return self.rank // self.degrees.tensor
 
     @property
-    def data_ranks(self) -> int:
+    def num_data_ranks(self) -> int:
         """Number of shares of the samples."""
         return self.degrees.replicate * self.degrees.shard
 
@@ -127,7 +127,7 @@ class DeviceGrid:
         return self.rank % self.degrees.tensor
 
     @property
-    def tensor_peers(self) -> ProcessGroup | None:
+    def tensor_group(self) -> ProcessGroup | None:
         """The ranks that work on the same sample as this one; None where there is no other."""
         return None if self.degrees.tensor == 1 else self.device_mesh["tp"].get_group()
 

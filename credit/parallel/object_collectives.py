@@ -19,12 +19,12 @@ T = TypeVar("T")
 U = TypeVar("U")
 
 
-def rank_of(group: dist.ProcessGroup | None = None) -> int:
+def current_rank(group: dist.ProcessGroup | None = None) -> int:
     """Return this process's rank, 0 where there is no process group."""
     return dist.get_rank(group) if dist.is_initialized() else 0
 
 
-def together(function: Callable[[], T], group: dist.ProcessGroup | None = None) -> list[T]:
+def run_on_all_ranks(function: Callable[[], T], group: dist.ProcessGroup | None = None) -> list[T]:
     """Collective: call `function` on every rank and return the results of all ranks, in the order of ranks.
 
     Args:
@@ -63,8 +63,8 @@ def run_on_rank0(function: Callable[[], T]) -> T:
     """Collective: call `function` on rank 0 only and return its result on every rank.
 
     Use it to read files: the ranks must not disagree on their contents, and a thousand ranks that read at once are a
-    load for a file system. The result may be large, since it is sent to each rank once; `together` would need memory
-    for the largest result times the number of ranks.
+    load for a file system. The result may be large, since it is sent to each rank once; `run_on_all_ranks` would need
+    memory for the largest result times the number of ranks.
 
     Args:
         function: runs no collective; its result can be pickled.
@@ -78,10 +78,10 @@ def run_on_rank0(function: Callable[[], T]) -> T:
 
     def run_and_pickle() -> None:
         # A result that cannot be pickled must be an error of all ranks, so pickling is done before the broadcast.
-        if rank_of() == 0:
+        if current_rank() == 0:
             pickled.append(pickle.dumps(function()))
 
-    together(run_and_pickle)
+    run_on_all_ranks(run_and_pickle)
     payload = [pickled[0] if pickled else None]
     with _report_lost_ranks():
         dist.broadcast_object_list(payload, src=0)
@@ -101,7 +101,7 @@ def scatter_from_rank0(value: T, transform: Callable[[list[T]], list[U]], group:
     """
     if not dist.is_initialized():
         return transform([value])[0]
-    is_main = rank_of(group) == 0
+    is_main = current_rank(group) == 0
     values = [value] * dist.get_world_size(group) if is_main else None
     with _report_lost_ranks():
         dist.gather_object(value, values, group=group, group_dst=0)
@@ -111,7 +111,7 @@ def scatter_from_rank0(value: T, transform: Callable[[list[T]], list[U]], group:
         if is_main:
             results.extend(transform(values))
 
-    together(transform_on_rank0, group)
+    run_on_all_ranks(transform_on_rank0, group)
     received: list[U | None] = [None]
     with _report_lost_ranks():
         dist.scatter_object_list(received, results if is_main else None, group=group, group_src=0)

@@ -12,7 +12,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy
 
 from credit.errors import ConfigError
 from credit.parallel.blocks.activation_checkpoint import checkpoint_blocks
-from credit.parallel.blocks.compilation import keep_dtensors_outside
+from credit.parallel.blocks.compilation import keep_dtensors_out_of_graphs
 from credit.parallel.fsdp2 import shard_units
 from credit.parallel.tensor.dropout import has_dropout
 from credit.parallel.tensor.tensor_parallel import apply_tensor_parallel, share_sums
@@ -69,7 +69,7 @@ def parallelize(
     if checkpoint:
         checkpoint_blocks(model, checkpoint)
     if compile_blocks is not None:
-        keep_dtensors_outside(model)
+        keep_dtensors_out_of_graphs(model)
         compile_blocks(model)
     elif tensor_ranks > 1:
         share_sums(model)

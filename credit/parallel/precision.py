@@ -33,8 +33,8 @@ def _build_mp_policy(conf: Mapping[str, Any]) -> MixedPrecisionPolicy | None:
     """
     trainer = read_section(conf, "trainer")
     requested = trainer.get("fsdp2_mp_policy")
-    amp = read_switch(trainer, "trainer.amp", default=False)
-    spectral_norm = read_switch(read_section(conf, "model"), "model.use_spectral_norm", default=False)
+    amp = read_boolean(trainer, "trainer.amp", default=False)
+    spectral_norm = read_boolean(read_section(conf, "model"), "model.use_spectral_norm", default=False)
     if not amp or (spectral_norm and requested is None):
         return None
     if not isinstance(requested or {}, Mapping):
@@ -47,7 +47,7 @@ def _build_mp_policy(conf: Mapping[str, Any]) -> MixedPrecisionPolicy | None:
         if key not in _POLICY_KEYS:
             raise ConfigError(f"{path}: there is no such key{did_you_mean(str(key), _POLICY_KEYS)}")
         if key == _CAST_INPUTS:
-            settings[key] = read_switch(requested, path, default=True)
+            settings[key] = read_boolean(requested, path, default=True)
         else:
             settings[key] = _read_dtype(value, path)
     return MixedPrecisionPolicy(**settings)
@@ -90,7 +90,7 @@ def read_section(conf: Any, name: str, parent: str = "") -> Mapping[str, Any]:
     return section
 
 
-def read_switch(section: Mapping[str, Any], path: str, default: bool) -> bool:
+def read_boolean(section: Mapping[str, Any], path: str, default: bool) -> bool:
     """Return a switch of a section, `default` where it is missing or None.
 
     A plain dict has not been validated, and the text "false" is true in Python. 0 and 1 count as booleans.

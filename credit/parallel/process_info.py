@@ -201,14 +201,14 @@ def _find_address(
     if is_one_host:
         return "localhost", port
     if launcher == "slurm" and environ.get("SLURM_STEP_NODELIST"):
-        return first_host(environ["SLURM_STEP_NODELIST"]), port
+        return parse_first_host(environ["SLURM_STEP_NODELIST"]), port
     raise ConfigError(
         f"{world} ranks of {launcher} run on several hosts, and MASTER_ADDR is not set; add to the job script: "
         f"export MASTER_ADDR={socket.gethostname()} (the host of rank 0)"
     )
 
 
-def first_host(nodes: str) -> str:
+def parse_first_host(nodes: str) -> str:
     """Return the first host of a Slurm node list: ``gpu[003-007,9],login1`` -> ``gpu003``."""
     prefix, bracket, remainder = nodes.partition("[")
     if not bracket or "," in prefix:
@@ -216,4 +216,4 @@ def first_host(nodes: str) -> str:
     numbers, _, suffix = remainder.partition("]")
     first_number = numbers.split(",")[0].split("-")[0]
     # A name may have several brackets.
-    return prefix + first_number + first_host(suffix)
+    return prefix + first_number + parse_first_host(suffix)

@@ -50,7 +50,7 @@ class Watchdog:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
-    def note(self, activity: str) -> None:
+    def record_activity(self, activity: str) -> None:
         """Record that this rank begins an activity, which counts as progress."""
         self._count += 1
         self._activity = activity
@@ -80,7 +80,7 @@ class Watchdog:
                 is_reported = False
             beats += 1
             # Reading the flight recorder costs time, so it is read during a halt only.
-            collectives = last_collectives() if is_halted else {}
+            collectives = read_last_collectives() if is_halted else {}
             try:
                 self._store.set(_key(self._rank), json.dumps(self._status(beats, collectives)))
                 seconds_waited = time.monotonic() - last_progress
@@ -97,7 +97,7 @@ class Watchdog:
             before = self._read_statuses()
             # Every rank that lives writes its status at least once in this time.
             self._stop.wait(1.5 * self._beat)
-            own_status = self._status(-1, last_collectives())
+            own_status = self._status(-1, read_last_collectives())
             lines += describe_lag(before, {**self._read_statuses(), 0: own_status})
         frame = sys._current_frames().get(self._main_thread)
         if frame is not None:
@@ -155,7 +155,7 @@ def describe_lag(
     return lines
 
 
-def last_collectives() -> dict[str, tuple[int, str]]:
+def read_last_collectives() -> dict[str, tuple[int, str]]:
     """Return (number, name) of the last collective that this rank has begun, by group; empty where unknown."""
     dump = getattr(torch._C._distributed_c10d, "_dump_fr_trace_json", None)
     if dump is None:

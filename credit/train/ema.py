@@ -15,7 +15,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from credit.models.layers.spectral_norm import advance_power_iterations, singular_vectors
-from credit.parallel.blocks.marks import plain_name
+from credit.parallel.blocks.marks import strip_wrapper_prefixes
 from credit.parallel.fsdp2 import reshard
 
 # Power iterations that adapt the singular vectors to the averaged weights.
@@ -42,7 +42,7 @@ class EMA:
         self._live: list[nn.Parameter] = []
         for name, parameter in model.named_parameters():
             if parameter.requires_grad:
-                self.average[plain_name(name)] = parameter.detach().clone()
+                self.average[strip_wrapper_prefixes(name)] = parameter.detach().clone()
                 self._live.append(parameter)
 
     @torch.no_grad()

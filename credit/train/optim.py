@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from credit.config.sections.trainer import ScheduleConfig, TrainerConfig
-from credit.parallel.blocks.marks import plain_name
+from credit.parallel.blocks.marks import strip_wrapper_prefixes
 
 
 def build_optimizer(model: nn.Module, conf: TrainerConfig) -> torch.optim.AdamW:
@@ -82,5 +82,5 @@ def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dic
     tensors = {}
     for name, parameter in model.named_parameters():
         for key, tensor in optimizer.state.get(parameter, {}).items():
-            tensors[f"{plain_name(name)}/{key}"] = tensor
+            tensors[f"{strip_wrapper_prefixes(name)}/{key}"] = tensor
     return tensors

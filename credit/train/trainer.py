@@ -16,7 +16,7 @@ from credit.errors import CreditError
 from credit.models.lora import checkpoint_state_dict
 from credit.parallel.fsdp2 import reshard
 from credit.parallel.host_copy import AsyncHostCopy
-from credit.parallel.object_collectives import run_on_rank0, together
+from credit.parallel.object_collectives import run_on_all_ranks, run_on_rank0
 from credit.parallel.reduce import mean_over_ranks
 from credit.train.build.components import TrainingComponents
 from credit.train.checkpoint import checkpoint
@@ -207,7 +207,7 @@ class Trainer:
             last_step = divergence.steps[-1]
             with self._open_batches(last_step, last_step + 1) as batches:
                 explanation = parts.training_step.explain(batches, last_step)
-            layer = next(filter(None, together(lambda: explanation)), None)
+            layer = next(filter(None, run_on_all_ranks(lambda: explanation)), None)
             raise CreditError(
                 f"{problem}, and the run had gone back for this before. Initial times of the batches: {times}. "
                 + (f"Not finite at first: {layer}. " if layer else "Computed once more, the last one is finite. ")
@@ -228,7 +228,9 @@ class Trainer:
         self.load(start)
         vars(state).update(history, streak=[])
         state.saved = state.step
-        together(lambda: checkpoint.remove_after(self._checkpoint_folder, state.step) if parts.launch.is_main else None)
+        run_on_all_ranks(
+            lambda: checkpoint.remove_after(self._checkpoint_folder, state.step) if parts.launch.is_main else None
+        )
         self._checkpointer.point("latest", state.step)
         self._unlogged_steps.clear()
         log.rewind(state.step)
@@ -238,7 +240,7 @@ class Trainer:
     def _open_batches(self, first: int, last: int) -> DevicePrefetcher:
         parts = self._parts
         loader = parts.order.loader(first, last, self._state.left_out)
-        return DevicePrefetcher(loader, parts.device, parts.mesh.tensor_peers)
+        return DevicePrefetcher(loader, parts.device, parts.mesh.tensor_group)
 
     def _save_seconds(self) -> float:
         """Return an upper bound on the seconds of a save, which may have to wait for the one before it."""
@@ -246,13 +248,13 @@ class Trainer:
 
     def _note(self, activity: str) -> None:
         """Tell the watchdog and readers of the run lock what begins now."""
-        self._parts.watchdog.note(activity)
+        self._parts.watchdog.record_activity(activity)
         if self._run_lock is not None:
             self._run_lock.note(self._state.step, activity)
 
     def _agree_on_reason(self, reason: str | None) -> str:
         """Collective: return the reason of the first rank that has one."""
-        return next(filter(None, together(lambda: reason)), "asked for on another rank")
+        return next(filter(None, run_on_all_ranks(lambda: reason)), "asked for on another rank")
 
     def _is_due(self, step: int, every: int) -> bool:
         """Return whether something happens after `step` that happens every so many steps and at the end of the run."""
@@ -345,7 +347,7 @@ class Trainer:
 
     def _begin_save(self, links: tuple[str, ...]) -> None:
         state, parts = self._state, self._parts
-        together(lambda: self._run_lock.require() if self._run_lock is not None else None)
+        run_on_all_ranks(lambda: self._run_lock.require() if self._run_lock is not None else None)
         state.saved = state.step
         reshard(parts.model)
         tensors = {
@@ -355,7 +357,7 @@ class Trainer:
         }
         state.spent = parts.meter.state()
         meta = checkpoint_meta(
-            parts.config, parts.assets, state, parts.calendar.name, parts.mesh.data_ranks, parts.base
+            parts.config, parts.assets, state, parts.calendar.name, parts.mesh.num_data_ranks, parts.base
         )
         keep = checkpoint.Retention(
             self._conf.keep_last, self._conf.keep_every, tuple(int(step) for _, step in state.best_saved)

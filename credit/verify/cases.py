@@ -17,7 +17,7 @@ from credit.errors import DataError
 from credit.forecast.forecast_source import ForecastSource
 from credit.forecast.initial_times import choose_leads
 from credit.forecast.io.schema import SEEN
-from credit.parallel.object_collectives import rank_of
+from credit.parallel.object_collectives import current_rank
 
 if TYPE_CHECKING:
     from credit.data.reader import FieldReader
@@ -86,7 +86,7 @@ def select_common_cases(
     with errors.collect():
         cases = common_cases(archives, reader, leads, test)
     errors.raise_any()
-    if rank_of() == 0:
+    if current_rank() == 0:
         model = archives["model"]
         for name in archives:
             if name == "model":

@@ -11,7 +11,7 @@ from typing import TypeVar
 import numpy as np
 import torch.distributed as dist
 
-from credit.parallel.object_collectives import together
+from credit.parallel.object_collectives import run_on_all_ranks
 from credit.verify.scores.events import EventStatistics
 from credit.verify.scores.rank_histogram import RankHistogram
 from credit.verify.scores.seeps import SeepsStatistics
@@ -127,7 +127,7 @@ def gather(score: Callable[[], PartialScores | None], is_sharded: bool) -> Parti
         results.append(score())
     else:
         # Only a failure is shared here. The scores are large, and rank 0 alone needs those of the others.
-        together(lambda: results.append(score()))
+        run_on_all_ranks(lambda: results.append(score()))
     parts: list[PartialScores | None] | None = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
     dist.gather_object(results[0], parts)
     if parts is None:

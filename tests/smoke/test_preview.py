@@ -25,8 +25,8 @@ class Asked:
     def __init__(self, at: str) -> None:
         self._at, self._wish = at, None
 
-    def note(self, what: str) -> None:
-        self._wish = self._wish or ("asked" if what == self._at else None)
+    def record_activity(self, activity: str) -> None:
+        self._wish = self._wish or ("asked" if activity == self._at else None)
 
     def reason(self, ahead_seconds: float) -> str | None:
         return self._wish

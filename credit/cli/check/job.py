@@ -76,7 +76,7 @@ def check_run_length(config: Config, data: DataSummary, degrees: ParallelDims, r
     with report.collect():
         sampler = ResumableSampler(
             len(data.samples["train"]), trainer.train_batch_size, trainer.grad_accum_every, config.seed, 0, 0,
-            data_ranks=DeviceGrid(degrees).data_ranks,
+            num_data_ranks=DeviceGrid(degrees).num_data_ranks,
         )  # fmt: skip
         samples_per_step = sampler.block_size
         num_steps = trainer.max_steps or trainer.num_epoch * sampler.steps_per_epoch

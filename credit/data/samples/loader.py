@@ -34,10 +34,11 @@ def block_of_step(step: int, skipped_blocks: Collection[int]) -> int:
 class ResumableSampler(Sampler[list[int]]):
     """Iterator over the micro-batches of this rank from optimizer step `first_step` to `last_step`.
 
-    The epochs are laid end to end and divided into blocks of ``batch_size * data_ranks * accumulation`` samples. A
+    The epochs are laid end to end and divided into blocks of ``batch_size * num_data_ranks * accumulation`` samples. A
     block never spans two epochs; the rest of an epoch is dropped. Optimizer step s (from 0) takes the s-th block that
-    is not skipped. In a block, micro-step m gives data rank r the samples ``[(m * data_ranks + r) * batch_size, ...)``,
-    so the union over ranks and micro-steps is the same for every number of ranks with the same global batch.
+    is not skipped. In a block, micro-step m gives data rank r the `batch_size` samples from
+    ``(m * num_data_ranks + r) * batch_size`` on, so the union over ranks and micro-steps is the same for every number
+    of ranks with the same global batch.
     """
 
     def __init__(
@@ -49,14 +50,15 @@ class ResumableSampler(Sampler[list[int]]):
         first_step: int,
         last_step: int,
         data_rank: int = 0,
-        data_ranks: int = 1,
+        num_data_ranks: int = 1,
         skipped_blocks: Collection[int] = (),
     ) -> None:
-        self.block_size = batch_size * accumulation * data_ranks
+        self.block_size = batch_size * accumulation * num_data_ranks
         if self.block_size > num_samples:
             raise ConfigError(
-                f"trainer.train_batch_size {batch_size} x grad_accum_every {accumulation} x {data_ranks} data ranks = "
-                f"{self.block_size} samples a step, but the training period has {num_samples}; lower one of them"
+                f"trainer.train_batch_size {batch_size} x grad_accum_every {accumulation} x {num_data_ranks} data "
+                f"ranks = {self.block_size} samples a step, but the training period has {num_samples}; lower one of "
+                "them"
             )
         self._num_samples = num_samples
         self._batch_size = batch_size
@@ -65,7 +67,7 @@ class ResumableSampler(Sampler[list[int]]):
         self._first_step = first_step
         self._last_step = last_step
         self._data_rank = data_rank
-        self._data_ranks = data_ranks
+        self._num_data_ranks = num_data_ranks
         self._skipped_blocks = skipped_blocks
         self._cached_order: tuple[int, np.ndarray] | None = None
 
@@ -79,7 +81,7 @@ class ResumableSampler(Sampler[list[int]]):
 
     def __iter__(self) -> Iterator[list[int]]:
         for step in range(self._first_step, self._last_step):
-            samples_MRB = self.samples(step).reshape(self._accumulation, self._data_ranks, self._batch_size)
+            samples_MRB = self.samples(step).reshape(self._accumulation, self._num_data_ranks, self._batch_size)
             for samples_RB in samples_MRB:
                 yield samples_RB[self._data_rank].tolist()
 
@@ -106,7 +108,7 @@ class SampleSchedule:
         seed: seed of the run.
         workers: threads or processes of a loader.
         data_rank: data-parallel rank of this process.
-        data_ranks: number of data-parallel ranks.
+        num_data_ranks: number of data-parallel ranks.
     """
 
     def __init__(
@@ -117,7 +119,7 @@ class SampleSchedule:
         seed: int,
         workers: int,
         data_rank: int = 0,
-        data_ranks: int = 1,
+        num_data_ranks: int = 1,
     ) -> None:
         self._dataset = dataset
         self._workers = workers
@@ -128,7 +130,7 @@ class SampleSchedule:
             accumulation,
             seed,
             data_rank=data_rank,
-            data_ranks=data_ranks,
+            num_data_ranks=num_data_ranks,
         )
         sampler = self._build_sampler(first_step=0, last_step=0)
         self.steps_per_epoch = sampler.steps_per_epoch

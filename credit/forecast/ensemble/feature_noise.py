@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from credit.config.sections.inference import EnsembleConfig
 from credit.errors import ConfigError, did_you_mean
 from credit.forecast.rollout import ForecastStart, member_rng
-from credit.parallel.blocks.marks import is_marked, plain_name
+from credit.parallel.blocks.marks import is_marked, strip_wrapper_prefixes
 from credit.parallel.host_copy import to_device
 
 
@@ -116,7 +116,7 @@ def find_blocks(model: nn.Module, prefixes: Sequence[str] | None) -> dict[str, n
     Raises:
         ConfigError: if the network has no blocks, or a prefix matches none.
     """
-    blocks = {plain_name(name): module for name, module in model.named_modules() if is_marked(module)}
+    blocks = {strip_wrapper_prefixes(name): module for name, module in model.named_modules() if is_marked(module)}
     if not blocks:
         raise ConfigError(
             f"inference.ensemble.noise: {type(model).__name__} marks no block with _fsdp2_shard; mark those whose "

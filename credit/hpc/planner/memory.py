@@ -15,7 +15,7 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
-from credit.parallel.dtensor import local, shard_dim
+from credit.parallel.dtensor import shard_dim, to_local
 from credit.parallel.mesh import ParallelDims
 
 # AdamW has two moments of each element, and one float32 count of steps for each weight.
@@ -245,7 +245,7 @@ def in_flight(
 
 def buffer_bytes(model: nn.Module) -> int:
     """Return the bytes of a rank's part of the model's buffers."""
-    return sum(local(buffer).numel() * buffer.element_size() for buffer in model.buffers())
+    return sum(to_local(buffer).numel() * buffer.element_size() for buffer in model.buffers())
 
 
 def _split_dim(parameter: torch.Tensor) -> int | None:

@@ -217,12 +217,12 @@ class Planner:
             best_speed = speed
 
     def _plan_tensor_degree(self, tensor: int) -> list[MeshPlan]:
-        data_ranks = self._world // tensor
+        num_data_ranks = self._world // tensor
         meshes = []
-        for replicate in _divisors(data_ranks):
+        for replicate in _divisors(num_data_ranks):
             # With a whole replica on each rank FSDP2 would be DDP.
             data = "ddp" if replicate == self._world else "fsdp2"
-            degrees = ParallelDims(replicate, data_ranks // replicate, tensor)
+            degrees = ParallelDims(replicate, num_data_ranks // replicate, tensor)
             meshes.append(self.mesh(data, degrees, self._run.trainer.activation_checkpoint))
         return meshes
 

@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.flop_counter import flop_registry
 
 from credit.models.kernels.dispatch import force_gpu_path
-from credit.parallel.dtensor import local
+from credit.parallel.dtensor import to_local
 from credit.parallel.state.materialise import allocate_
 
 # Names of collectives differ between releases of torch.
@@ -185,7 +185,7 @@ class _Watch(TorchDispatchMode):
         self.constants = 0
         self.kernels: Counter[Kernel] = Counter()
         self.collectives: list[Collective] = []
-        self._held_storages = [local(tensor).untyped_storage() for tensor in held]
+        self._held_storages = [to_local(tensor).untyped_storage() for tensor in held]
         self._counted_keys = {storage._cdata for storage in self._held_storages}
         self._live_storages: dict[int, tuple[int, weakref.ref]] = {}
         self._live_bytes = 0
@@ -217,7 +217,7 @@ class _Watch(TorchDispatchMode):
 
     def note_gradient(self, gradient: Tensor) -> None:
         """Stop counting a gradient as an activation: it belongs to its parameter now."""
-        storage = local(gradient).untyped_storage()
+        storage = to_local(gradient).untyped_storage()
         if storage._cdata in self._live_storages:
             self._live_bytes -= self._live_storages.pop(storage._cdata)[0]
             self._counted_keys.add(storage._cdata)
@@ -329,7 +329,7 @@ def _cast_as_fsdp2(model: nn.Module, param_dtype: torch.dtype, output_dtype: tor
 
 
 def _tensors(tree: Any) -> list[Tensor]:
-    return [local(leaf) for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+    return [to_local(leaf) for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
 
 
 def _size(tensor: Tensor) -> int:

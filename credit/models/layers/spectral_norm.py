@@ -36,7 +36,7 @@ from credit.models.kernels.autocast import without_autocast
 from credit.models.kernels.dispatch import use_cpu_kernels
 from credit.models.layers.spectral_norm_batched import hold_matrices, normalize_batched, unit_vectors
 from credit.parallel.blocks.marks import is_marked
-from credit.parallel.dtensor import local, local_bounds, num_shards
+from credit.parallel.dtensor import local_slices, num_shards, to_local
 from credit.parallel.reduce import sum_over_shards
 
 # Leaves sigma of a random matrix a few per cent low.
@@ -110,7 +110,7 @@ class SpectralNorm(nn.Module):
                 return normalized_weight
         u, v = self.u, self.v
         if self.sum_over_parts is not None:
-            weight, u, v = local(weight), local(u), local(v)
+            weight, u, v = to_local(weight), to_local(u), to_local(v)
         with without_autocast(weight):
             sigma = torch.dot(u, torch.mv(self.matrix(weight), v))
             if self.sum_over_parts is not None:
@@ -223,7 +223,7 @@ class _StoredPart:
 
     @classmethod
     def of(cls, norm: SpectralNorm, chain: Chain) -> _StoredPart:
-        bounds = local_bounds(chain.original)
+        bounds = local_slices(chain.original)
         rows = bounds.pop(norm.out_dim)
         # Of the dimensions that make up the columns only the first is ever cut.
         inner_size = chain.original.shape[2:].numel()
@@ -270,7 +270,7 @@ def _advance_sharded(chains: Mapping[SpectralNorm, Chain], iterations: int) -> N
     us = [_embed_part_of(norm.u) for norm in chains]
     gathered: dict[Tensor, Tensor] = {}
     with without_autocast(us[0]):
-        stored = [norm.matrix(local(chain.original)).to(norm.u.device) for norm, chain in chains.items()]
+        stored = [norm.matrix(to_local(chain.original)).to(norm.u.device) for norm, chain in chains.items()]
         matrices = hold_matrices(stored)
         for iteration in range(iterations):
             products = matrices.products([u[part.rows] for part, u in zip(parts, us, strict=True)], transposed=True)
@@ -297,8 +297,8 @@ def _advance_sharded(chains: Mapping[SpectralNorm, Chain], iterations: int) -> N
                 us.append(part.add_adapters(product, v, gathered, transposed=False))
             us = unit_vectors(us)
     for norm, u, v in zip(chains, us, vs, strict=True):
-        local(norm.u).copy_(u[local_bounds(norm.u)[0]])
-        local(norm.v).copy_(v[local_bounds(norm.v)[0]])
+        to_local(norm.u).copy_(u[local_slices(norm.u)[0]])
+        to_local(norm.v).copy_(v[local_slices(norm.v)[0]])
 
 
 def _embed(part: Tensor, bounds: Sequence[slice], shape: torch.Size) -> Tensor:
@@ -312,7 +312,7 @@ def _embed(part: Tensor, bounds: Sequence[slice], shape: torch.Size) -> Tensor:
 
 def _embed_part_of(tensor: Tensor) -> Tensor:
     """Return a tensor with the shape of all of `tensor`, with this rank's part of it and zeros elsewhere."""
-    return _embed(local(tensor), local_bounds(tensor), tensor.shape)
+    return _embed(to_local(tensor), local_slices(tensor), tensor.shape)
 
 
 def _adapters(chain: Chain) -> list[nn.Module]:
@@ -392,7 +392,7 @@ def _normalize_split(weights: Mapping[SpectralNorm, Tensor]) -> dict[SpectralNor
     """Collective: return this rank's parts of split weights, normalised with one sum over the ranks for all weights."""
     sum_over_parts = next(iter(weights)).sum_over_parts
     with without_autocast(next(iter(weights.values()))):
-        products = [torch.dot(local(n.u), torch.mv(n.matrix(part), local(n.v))) for n, part in weights.items()]
+        products = [torch.dot(to_local(n.u), torch.mv(n.matrix(part), to_local(n.v))) for n, part in weights.items()]
         sigmas = sum_over_parts(torch.stack(products)).unbind()
         return {
             norm: (part.float() * sigma.reciprocal()).to(part.dtype)

@@ -17,8 +17,8 @@ from torch.distributed.fsdp import FSDPModule
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
 from credit.errors import ConfigError
-from credit.parallel.blocks.entry_points import custom_entries
-from credit.parallel.blocks.marks import is_marked, wrapped_modules
+from credit.parallel.blocks.entry_points import custom_entry_points
+from credit.parallel.blocks.marks import is_marked, wrapped_module_ids
 from credit.parallel.blocks.spectral_norm_replay import NormalizedWeight, RecordedForward, find_normalized_weights
 
 # Matrix products and attention: expensive to compute, and their results are small against what else a block saves.
@@ -58,7 +58,7 @@ def checkpoint_blocks(model: nn.Module, mode: Literal[True, "selective"] = True)
         raise ConfigError(
             f"trainer.activation_checkpoint: {type(model).__name__} marks no block with _fsdp2_shard; set it to false"
         )
-    inside_wrapper = wrapped_modules(model)
+    inside_wrapper = wrapped_module_ids(model)
     # A block that is used in two places gets one wrapper.
     wrappers: dict[nn.Module, CheckpointWrapper] = {}
     for parent in list(model.modules()):
@@ -85,7 +85,7 @@ def _wrap_block(block: nn.Module, mode: Literal[True, "selective"]) -> Checkpoin
         options["context_fn"] = selective
     wrapper = checkpoint_wrapper(block, CheckpointImpl.NO_REENTRANT, **options)
     # torch's wrapper checkpoints forward only and hands other attributes of the block on as they are.
-    for name in custom_entries(block):
+    for name in custom_entry_points(block):
         setattr(wrapper, name, functools.partial(wrapper.checkpoint_fn, getattr(block, name)))
     return wrapper
 

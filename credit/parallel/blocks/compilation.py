@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from credit.parallel.dtensor import local
+from credit.parallel.dtensor import to_local
 
 
-def keep_dtensors_outside(model: nn.Module) -> None:
+def keep_dtensors_out_of_graphs(model: nn.Module) -> None:
     """Let the marked blocks compute with this rank's parts of split weights and buffers as plain tensors; in place.
 
     A graph that turns a DTensor into a plain tensor has the device mesh among its values. Where a checkpointed block
@@ -44,7 +44,7 @@ def _take_parts_before_forward(block: nn.Module, split_tensors: list[tuple[nn.Mo
         for module, name in split_tensors:
             tensors = module._parameters if name in module._parameters else module._buffers
             # An instance attribute hides the parameter of the same name, which stays registered in the module.
-            vars(module)[name] = local(tensors[name])
+            vars(module)[name] = to_local(tensors[name])
 
     def forget_parts(block: nn.Module, args: tuple, output: object) -> None:
         for module, name in split_tensors:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from credit.errors import ConfigError
 
 
-def custom_entries(block: nn.Module) -> tuple[str, ...]:
+def custom_entry_points(block: nn.Module) -> tuple[str, ...]:
     """Return the names of a block's entry points beside ``forward``.
 
     Raises:
@@ -36,7 +36,7 @@ def copy_returned_views(module: nn.Module) -> None:
     such as ``y += 1`` behind the module, would drop the hook, and torch warns of every view for that reason.
     """
     module.register_forward_hook(_copy_views_of_output)
-    for name in custom_entries(module):
+    for name in custom_entry_points(module):
         setattr(module, name, functools.partial(_call_and_copy_views, getattr(module, name)))
 
 

@@ -17,7 +17,7 @@ def is_marked(module: nn.Module) -> bool:
     return bool(getattr(module, "_fsdp2_shard", False)) and not isinstance(module, CheckpointWrapper)
 
 
-def wrapped_modules(model: nn.Module) -> set[int]:
+def wrapped_module_ids(model: nn.Module) -> set[int]:
     """Return the ids of the modules that sit inside a wrapper of checkpointing or of torch.compile."""
     ids = set()
     for module in model.modules():
@@ -27,6 +27,6 @@ def wrapped_modules(model: nn.Module) -> set[int]:
     return ids
 
 
-def plain_name(name: str) -> str:
+def strip_wrapper_prefixes(name: str) -> str:
     """Return the name of a parameter or module without the prefixes of wrappers, as checkpoints have it."""
     return ".".join(component for component in name.split(".") if component not in _WRAPPER_PREFIXES)

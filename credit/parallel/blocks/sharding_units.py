@@ -11,7 +11,7 @@ from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from credit.errors import ConfigError
-from credit.parallel.blocks.marks import plain_name, wrapped_modules
+from credit.parallel.blocks.marks import strip_wrapper_prefixes, wrapped_module_ids
 
 _OTHER_WRAPPERS = (DistributedDataParallel, DataParallel, FullyShardedDataParallel)
 _CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
@@ -34,9 +34,9 @@ def fsdp2_is_applied(model: nn.Module) -> bool:
     return any(isinstance(module, FSDPModule) for module in model.modules())
 
 
-def find_units(model: nn.Module) -> list[nn.Module]:
+def find_sharding_units(model: nn.Module) -> list[nn.Module]:
     """Return the sharding units, inner before outer and late before early; the last one is the model."""
-    inside_wrapper = wrapped_modules(model)
+    inside_wrapper = wrapped_module_ids(model)
     units = []
     for module in model.modules():
         is_checkpointed = isinstance(module, CheckpointWrapper) or id(module) in inside_wrapper
@@ -88,14 +88,14 @@ def require_shardable(model: nn.Module) -> None:
     if fsdp2_is_applied(model):
         raise ConfigError(f"{type(model).__name__} is sharded already; apply_fsdp2 is called once, on a plain model")
     for path, module in model.named_modules():
-        _require_module(plain_name(path) or "the model", module, module is model)
+        _require_module(strip_wrapper_prefixes(path) or "the model", module, module is model)
     taken: set[int] = set()
-    for unit in find_units(model):
+    for unit in find_sharding_units(model):
         split_by_dtype(unit, taken)
         taken.update(map(id, unit.parameters()))
     unit_of_parameter: dict[int, int] = {}
     modules_of_inner_units: set[int] = set()
-    for number, unit in enumerate(find_units(model)):
+    for number, unit in enumerate(find_sharding_units(model)):
         unit_modules = [module for module in unit.modules() if id(module) not in modules_of_inner_units]
         modules_of_inner_units.update(map(id, unit_modules))
         for module in unit_modules:
@@ -106,11 +106,12 @@ def require_shardable(model: nn.Module) -> None:
                         "its own; call one module from both blocks, or do not mark them with _fsdp2_shard"
                     )
     for name, parameter in model.named_parameters():
+        plain_name = strip_wrapper_prefixes(name)
         if not parameter.dim():
-            raise ConfigError(f"{plain_name(name)}: FSDP2 cannot shard a scalar; give it one dimension, torch.ones(1)")
+            raise ConfigError(f"{plain_name}: FSDP2 cannot shard a scalar; give it one dimension, torch.ones(1)")
         if parameter.is_complex():
             raise ConfigError(
-                f"{plain_name(name)}: FSDP2 cannot be relied upon for complex parameters (bfloat16 loses the imaginary "
+                f"{plain_name}: FSDP2 cannot be relied upon for complex parameters (bfloat16 loses the imaginary "
                 "part); store both parts in a last dimension of 2, and use torch.view_as_complex in forward"
             )
 
@@ -171,7 +172,7 @@ def _main_dtype(unit: nn.Module, taken: set[int]) -> torch.dtype | None:
         if parameter.requires_grad and id(parameter) not in taken:
             num_weights[parameter.dtype] += parameter.numel()
     # A wrapper of checkpointing or compilation has no weights; those of the block in it count as its own.
-    inside_wrapper = wrapped_modules(unit)
+    inside_wrapper = wrapped_module_ids(unit)
     for module in unit.modules():
         if module is unit or id(module) in inside_wrapper:
             dtype = _dtype_of(module, taken)
@@ -184,5 +185,5 @@ def _names_of(model: nn.Module, parameter: nn.Parameter) -> str:
     names = []
     for name, other in model.named_parameters(remove_duplicate=False):
         if other is parameter:
-            names.append(plain_name(name))
+            names.append(strip_wrapper_prefixes(name))
     return " and ".join(names)

@@ -25,10 +25,10 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from credit.errors import CheckpointError, ConfigError
-from credit.parallel.blocks.marks import plain_name
+from credit.parallel.blocks.marks import strip_wrapper_prefixes
 from credit.parallel.dtensor import local_shard
-from credit.parallel.object_collectives import rank_of, run_on_rank0
-from credit.parallel.state.materialise import scatter_from_main
+from credit.parallel.object_collectives import current_rank, run_on_rank0
+from credit.parallel.state.materialise import scatter_tensor_from_rank0
 
 # FSDP1 puts this prefix anywhere into a name.
 _FSDP1_PREFIX = "_fsdp_wrapped_module."
@@ -56,9 +56,9 @@ def scatter_weights(model: nn.Module, state_dict: Any) -> None:
     Raises:
         CheckpointError: on every rank, if the state dict does not fit; the model is as it was.
     """
-    model = unwrap(model)
+    model = unwrap_data_parallel(model)
     target = model.state_dict()
-    target_names = {plain_name(name): name for name in target}
+    target_names = {strip_wrapper_prefixes(name): name for name in target}
     full_values: dict[str, Any] = {}
 
     def check_on_rank0() -> dict[str, Any]:
@@ -73,21 +73,21 @@ def scatter_weights(model: nn.Module, state_dict: Any) -> None:
     state = {}
     for plain, name in target_names.items():
         if isinstance(target[name], Tensor):
-            state[name] = scatter_from_main(full_values.get(plain), target[name])
+            state[name] = scatter_tensor_from_rank0(full_values.get(plain), target[name])
         else:
             state[name] = extra_state[plain]
     on_meta = any(isinstance(value, Tensor) and value.is_meta for value in target.values())
     model.load_state_dict(state, strict=True, assign=on_meta)
 
 
-def unwrap(model: nn.Module) -> nn.Module:
+def unwrap_data_parallel(model: nn.Module) -> nn.Module:
     """Return the model inside DistributedDataParallel or DataParallel, which put ``module.`` before its names."""
     while isinstance(model, DistributedDataParallel | DataParallel):
         model = model.module
     return model
 
 
-def gather_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+def gather_optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """Collective: return the whole optimizer state on rank 0, an empty dict on other ranks.
 
     Returns:
@@ -96,7 +96,7 @@ def gather_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str
     Raises:
         ConfigError: if the optimizer has parameters that are not the model's.
     """
-    names = _name_parameters(unwrap(model), optimizer)
+    names = _name_parameters(unwrap_data_parallel(model), optimizer)
     state = {}
     for parameter, name in names.items():
         if optimizer.state.get(parameter):
@@ -105,11 +105,11 @@ def gather_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str
     for group in optimizer.param_groups:
         parameter_names = [names[parameter] for parameter in group["params"]]
         groups.append({**copy.deepcopy(_group_settings(group)), "params": parameter_names})
-    return {"state": state, "param_groups": groups} if rank_of() == 0 else {}
+    return {"state": state, "param_groups": groups} if current_rank() == 0 else {}
 
 
-def scatter_state(model: nn.Module, optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> None:
-    """Collective: load what `gather_state` has returned on rank 0; the `saved` of other ranks is not read.
+def scatter_optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> None:
+    """Collective: load what `gather_optimizer_state` has returned on rank 0; the `saved` of other ranks is not read.
 
     Settings go to the parameters that had them, however the optimizer groups them now.
 
@@ -117,7 +117,7 @@ def scatter_state(model: nn.Module, optimizer: torch.optim.Optimizer, saved: Map
         ConfigError: if the optimizer has parameters that are not the model's.
         CheckpointError: on every rank, if the state belongs to other parameters or is not whole.
     """
-    names = _name_parameters(unwrap(model), optimizer)
+    names = _name_parameters(unwrap_data_parallel(model), optimizer)
     state_on_rank0: dict[Any, Mapping[str, Any]] = {}
 
     def check_on_rank0() -> tuple[dict[Any, dict[str, Any]], list[dict[str, Any]]]:
@@ -155,7 +155,7 @@ def scatter_state(model: nn.Module, optimizer: torch.optim.Optimizer, saved: Map
 
 def _name_parameters(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[nn.Parameter, str]:
     """Return the plain names of the optimizer's parameters, in its order."""
-    names = {parameter: plain_name(name) for name, parameter in model.named_parameters()}
+    names = {parameter: strip_wrapper_prefixes(name) for name, parameter in model.named_parameters()}
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     num_foreign = sum(parameter not in names for parameter in parameters)
     if num_foreign:
@@ -234,7 +234,7 @@ def _gather_value(value: Any) -> Any:
     if isinstance(value, DTensor):
         # State in host memory is gathered on the device of the mesh.
         value = value.to(value.device_mesh.device_type).full_tensor()
-    if rank_of() > 0:
+    if current_rank() > 0:
         return None
     return value.detach().to("cpu", copy=True) if isinstance(value, Tensor) else copy.deepcopy(value)
 
@@ -243,7 +243,7 @@ def _scatter_value(outline: Any, full_value: Tensor | None, parameter: nn.Parame
     """Collective for a tensor: return this rank's part of a whole value of rank 0, split as `parameter` is."""
     if not (isinstance(outline, Tensor) and outline.is_meta):
         return copy.deepcopy(outline)
-    return scatter_from_main(full_value, parameter, outline.dtype)
+    return scatter_tensor_from_rank0(full_value, parameter, outline.dtype)
 
 
 def _initial_value(value: Any, parameter: nn.Parameter) -> Any:
@@ -319,7 +319,7 @@ def _plain_names(state_names: Iterable[Any], names: Collection[str], label: str)
     for name in state_names:
         if not isinstance(name, str):
             raise CheckpointError(f"{label}: the key {name!r} is not a name")
-        plain = plain_name(name).replace(_FSDP1_PREFIX, "")
+        plain = strip_wrapper_prefixes(name).replace(_FSDP1_PREFIX, "")
         while plain not in names and plain.startswith(_DDP_PREFIX):
             plain = plain.removeprefix(_DDP_PREFIX)
         if plain in name_of_plain:

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from credit.errors import ConfigError
-from credit.parallel.blocks.marks import plain_name
-from credit.parallel.dtensor import local_bounds, local_shard
+from credit.parallel.blocks.marks import strip_wrapper_prefixes
+from credit.parallel.dtensor import local_shard, local_slices
 
 
 @torch.no_grad()
@@ -44,7 +44,7 @@ def fill_(model: nn.Module, values: Iterable[tuple[str, Tensor]]) -> None:
     for name, value in values:
         target = targets[name]
         assert value.shape == target.shape, f"{name}: {tuple(value.shape)} does not fill {tuple(target.shape)}"
-        local_shard(target).copy_(part_of(value, target))
+        local_shard(target).copy_(take_local_part(value, target))
 
 
 def require_filled(model: nn.Module) -> None:
@@ -64,15 +64,15 @@ def require_filled(model: nn.Module) -> None:
 
 def named_tensors(model: nn.Module) -> dict[str, Tensor]:
     """Return every parameter and buffer by its name in a state dict, which wrappers do not change."""
-    return {plain_name(name): t for name, t in (*model.named_parameters(), *model.named_buffers())}
+    return {strip_wrapper_prefixes(name): t for name, t in (*model.named_parameters(), *model.named_buffers())}
 
 
-def part_of(full_value: Tensor, like: Tensor) -> Tensor:
+def take_local_part(full_value: Tensor, like: Tensor) -> Tensor:
     """Return this rank's part of a whole tensor that every rank has, cut as `like` is."""
-    return full_value[tuple(local_bounds(like))]
+    return full_value[tuple(local_slices(like))]
 
 
-def scatter_from_main(full_value: Tensor | None, target: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+def scatter_tensor_from_rank0(full_value: Tensor | None, target: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     """Collective: return this rank's part of a whole tensor that rank 0 has, cut as `target` is and on its device.
 
     Args:
@@ -90,7 +90,7 @@ def scatter_from_main(full_value: Tensor | None, target: Tensor, dtype: torch.dt
     if dist.is_initialized():
         # gloo does not support every dtype (complex, bool, uint16), so bytes are sent.
         dist.broadcast(value.view(-1).view(torch.uint8), src=0)
-    part = part_of(value, target).clone()
+    part = take_local_part(value, target).clone()
     if target.device.type != "meta":
         part = part.to(target.device)
     if not is_sharded:

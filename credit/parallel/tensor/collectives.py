@@ -11,7 +11,7 @@ import torch.distributed._functional_collectives as functional
 from torch import Tensor
 
 
-class SumGradient(torch.autograd.Function):
+class AllReduceBackward(torch.autograd.Function):
     """Identity whose gradient is summed over the ranks: for the common input of split layers."""
 
     @staticmethod
@@ -24,7 +24,7 @@ class SumGradient(torch.autograd.Function):
         return None, _sum_over_ranks(gradient, ctx.group)
 
 
-class Sum(torch.autograd.Function):
+class AllReduceForward(torch.autograd.Function):
     """Sum over the ranks whose gradient is passed on unchanged: for the outputs of split layers."""
 
     @staticmethod
@@ -36,7 +36,7 @@ class Sum(torch.autograd.Function):
         return gradient, None
 
 
-class Total(torch.autograd.Function):
+class AllReduceBothWays(torch.autograd.Function):
     """Sum over the ranks whose gradient is summed as well: for a sum that each rank uses for its own part."""
 
     @staticmethod
@@ -92,7 +92,7 @@ def plan_fused_routes(rows: int, parts: int, group: dist.ProcessGroup) -> FusedR
     )
 
 
-class DealFusedRows(torch.autograd.Function):
+class ExchangeFusedRows(torch.autograd.Function):
     """Exchange of rows that gives each rank its share of every fused part of a weight; see `FusedRoutes`."""
 
     @staticmethod

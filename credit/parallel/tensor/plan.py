@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.utils import parametrize
 
 from credit.errors import ConfigError
-from credit.parallel.blocks.marks import plain_name
+from credit.parallel.blocks.marks import strip_wrapper_prefixes
 
 KINDS = ("colwise", "rowwise", "replicated", "colwise:N")
 
@@ -80,7 +80,7 @@ def read_plan(path: str, block: nn.Module) -> list[list[PlannedLayer]]:
             entry = entries[name]
             partner = _find_rowwise_partner(name, names, entries)
             layer = PlannedLayer(
-                path=plain_name(f"{path}.{name}" if path else name),
+                path=strip_wrapper_prefixes(f"{path}.{name}" if path else name),
                 location=_locate(path, block, name),
                 module=modules[name],
                 parent=modules[parent],
@@ -124,7 +124,7 @@ def require_splittable(model: nn.Module, layers: list[PlannedLayer]) -> None:
 
 
 def _locate(path: str, block: nn.Module, name: str) -> str:
-    return f"{type(block).__name__}._tp_plan[{name!r}] (at {plain_name(path) or 'the model'})"
+    return f"{type(block).__name__}._tp_plan[{name!r}] (at {strip_wrapper_prefixes(path) or 'the model'})"
 
 
 def _read_entry(value: object, location: str) -> PlanEntry:

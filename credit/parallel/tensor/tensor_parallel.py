@@ -37,8 +37,15 @@ from torch.nn.utils.parametrize import ParametrizationList
 
 from credit.errors import ConfigError
 from credit.parallel.blocks.sharding_units import require_unwrapped
-from credit.parallel.dtensor import local
-from credit.parallel.tensor.collectives import DealFusedRows, FusedRoutes, Sum, SumGradient, Total, plan_fused_routes
+from credit.parallel.dtensor import to_local
+from credit.parallel.tensor.collectives import (
+    AllReduceBackward,
+    AllReduceBothWays,
+    AllReduceForward,
+    ExchangeFusedRows,
+    FusedRoutes,
+    plan_fused_routes,
+)
 from credit.parallel.tensor.dropout import RankRandomState, has_dropout
 from credit.parallel.tensor.plan import PlannedLayer, read_plan, require_splittable
 
@@ -103,8 +110,8 @@ def _split_parameters(layer: nn.Linear, dim: int, mesh: DeviceMesh) -> None:
     if parametrize.is_parametrized(layer, "weight"):
         chain = layer.parametrizations.weight
         _split_tensor(chain, "original", Shard(dim), mesh)
-        total = functools.partial(Total.apply, mesh.get_group())
-        sum_gradient = functools.partial(SumGradient.apply, mesh.get_group())
+        total = functools.partial(AllReduceBothWays.apply, mesh.get_group())
+        sum_gradient = functools.partial(AllReduceBackward.apply, mesh.get_group())
         for parametrization in chain:
             for name, tensor_dim in parametrization.share(dim, total, sum_gradient).items():
                 placement = Replicate() if tensor_dim is None else Shard(tensor_dim)
@@ -154,14 +161,14 @@ def _colwise_forward(
     product: Callable[..., Any] = F.linear,
     routes: FusedRoutes | None = None,
 ) -> Any:
-    weight = local(layer.weight)
-    bias = None if layer.bias is None else local(layer.bias)
+    weight = to_local(layer.weight)
+    bias = None if layer.bias is None else to_local(layer.bias)
     if routes is not None:
         # Each rank stores consecutive rows, as checkpoints have them, but computes with its share of every part. A
         # weight is small against activations, so the exchange is cheap.
-        weight = DealFusedRows.apply(weight, routes)
-        bias = None if bias is None else DealFusedRows.apply(bias, routes)
-    y = product(SumGradient.apply(group, x), weight, bias)
+        weight = ExchangeFusedRows.apply(weight, routes)
+        bias = None if bias is None else ExchangeFusedRows.apply(bias, routes)
+    y = product(AllReduceBackward.apply(group, x), weight, bias)
     if random_state is not None and random_state.is_needed():
         random_state.enter(x.device)
     return y
@@ -174,13 +181,13 @@ def _rowwise_forward(
     x: Any,
     product: Callable[..., Tensor] = F.linear,
 ) -> Tensor:
-    weight = local(layer.weight)
+    weight = to_local(layer.weight)
     if random_state is not None:
         random_state.leave(weight.device)
     # The bias is added once, after the sum over the ranks.
-    y = Sum.apply(product(x, weight, None), group)
+    y = AllReduceForward.apply(product(x, weight, None), group)
     return y if layer.bias is None else y + layer.bias.to(y.dtype)
 
 
 def _sum_gradient_of_output(module: nn.Module, args: tuple, output: Tensor, *, group: dist.ProcessGroup) -> Tensor:
-    return SumGradient.apply(group, output)
+    return AllReduceBackward.apply(group, output)

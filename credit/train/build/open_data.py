@@ -14,7 +14,7 @@ from credit.data.reader import FieldReader, open_reader
 from credit.data.splits import Split, build_splits, describe_gaps
 from credit.data.store.integrity import require_undamaged
 from credit.data.store.store_reader import StoreReader
-from credit.parallel.object_collectives import run_on_rank0, together
+from credit.parallel.object_collectives import run_on_all_ranks, run_on_rank0
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +65,7 @@ def open_for_forecasts(config: Config) -> tuple[FieldReader, dict[str, Split]]:
 def _use_local_store(reader: FieldReader, conf: DataConfig) -> None:
     """Collective: have each rank read the store at the path of its own config, which may differ between hosts."""
     if isinstance(reader, StoreReader):
-        together(lambda: reader.use_local_config(conf))
+        run_on_all_ranks(lambda: reader.use_local_config(conf))
 
 
 def _build_splits(config: Config, reader: FieldReader) -> dict[str, Split]:

@@ -174,7 +174,7 @@ def assemble_training(
 
     def run_validation(step: int, stop: Callable[[], bool]) -> dict[str, float] | None:
         metrics = build_metrics(config, assets, weight_CHW)
-        with DevicePrefetcher(valid_loader, device, mesh.tensor_peers) as batches:
+        with DevicePrefetcher(valid_loader, device, mesh.tensor_group) as batches:
             # The loss is averaged over as many steps as the last training step had.
             return validate(objective, batches, share, metrics, forecast_len(step - 1), stop)
 
@@ -307,7 +307,7 @@ def build_training_order(
         config.seed,
         0 if placeholder else data.num_workers,
         data_rank=mesh.data_rank,
-        data_ranks=mesh.data_ranks,
+        num_data_ranks=mesh.num_data_ranks,
     )
 
 
@@ -327,7 +327,7 @@ def build_valid_loader(
         as_forecast=True,
         placeholder=mesh.tensor_rank > 0,
     )
-    share = shard_cases(len(initial_times), config.trainer.valid_batch_size, mesh.data_rank, mesh.data_ranks)
+    share = shard_cases(len(initial_times), config.trainer.valid_batch_size, mesh.data_rank, mesh.num_data_ranks)
     return Loader(dataset, share.batches, workers=0), share
 
 

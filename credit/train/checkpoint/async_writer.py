@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from credit.errors import CheckpointError
-from credit.parallel.object_collectives import rank_of, together
+from credit.parallel.object_collectives import current_rank, run_on_all_ranks
 from credit.train.checkpoint import sharded
 from credit.train.checkpoint.checkpoint import FORMAT, MANIFEST, Retention, point, prune, step_folder
 
@@ -47,7 +47,7 @@ class AsyncCheckpointer:
         self.seconds = 0.0
         self._folder = folder
         self._group = dist.new_group(backend="gloo") if dist.is_initialized() else None
-        self._is_main = rank_of() == 0
+        self._is_main = current_rank() == 0
         self._writer = sharded.ShardWriter(self._group)
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._job: Future[None] | None = None
@@ -103,7 +103,7 @@ class AsyncCheckpointer:
             if self._is_main and target.is_dir():
                 point(self._folder, name, target)
 
-        together(move_link)
+        run_on_all_ranks(move_link)
 
     def wait(self) -> None:
         """Wait for the save in progress, if there is one.
@@ -177,9 +177,9 @@ class AsyncCheckpointer:
                 prune(self._folder, keep)
 
         try:
-            together(prepare, self._group)
+            run_on_all_ranks(prepare, self._group)
             manifest = self._writer.write(temporary, staged)
-            together(complete, self._group)
+            run_on_all_ranks(complete, self._group)
         except CheckpointError as error:
             if self._is_main:
                 shutil.rmtree(temporary, ignore_errors=True)
@@ -189,7 +189,7 @@ class AsyncCheckpointer:
         self.committed = step
         self.seconds = max(self.seconds, time.perf_counter() - start_time)
         # From here on the checkpoint counts, so a failure to move a link or to remove an old one must not undo it.
-        together(move_links_and_prune, self._group)
+        run_on_all_ranks(move_links_and_prune, self._group)
 
 
 def _make_empty(temporary: Path) -> None:

@@ -36,8 +36,8 @@ from torch import Tensor
 
 from credit.errors import CheckpointError, ConfigError, CreditError, did_you_mean
 from credit.parallel.dtensor import local_shard
-from credit.parallel.object_collectives import rank_of, run_on_rank0, together
-from credit.parallel.state.materialise import part_of
+from credit.parallel.object_collectives import current_rank, run_on_all_ranks, run_on_rank0
+from credit.parallel.state.materialise import take_local_part
 from credit.train.checkpoint import sharded
 from credit.utils.atomic import atomic_write
 
@@ -166,7 +166,7 @@ def newest_checkpoint(folder: Path, at_most: int | None = None) -> Path | None:
         problem = verify_checkpoint(path)
         if problem is None:
             return path
-        if rank_of() == 0:
+        if current_rank() == 0:
             logger.warning("%s is skipped: %s", path, problem)
     return None
 
@@ -198,20 +198,20 @@ def verify_checkpoint(path: Path) -> str | None:
         manifest = _read_manifest(path)
         if manifest is None:
             return f"{MANIFEST} is missing or unreadable, so it was not finished"
-        if rank_of() == 0:
+        if current_rank() == 0:
             present = {str(file.relative_to(path)) for file in path.rglob("*") if file.is_file()}
             extra_files = sorted(present - manifest.keys() - {MANIFEST})
             if extra_files:
                 return f"{extra_files[0]} is not in {MANIFEST}"
         num_ranks = dist.get_world_size() if dist.is_initialized() else 1
-        for name in sorted(manifest)[rank_of() :: num_ranks]:
+        for name in sorted(manifest)[current_rank() :: num_ranks]:
             size, crc32 = manifest[name]
             problem = _verify_file(path, name, size, crc32)
             if problem is not None:
                 return problem
         return None
 
-    for problem in together(verify_share):
+    for problem in run_on_all_ranks(verify_share):
         if problem is not None:
             return problem
     return None
@@ -257,7 +257,7 @@ def resolve_checkpoint(folder: Path, which: str, key: str) -> Path:
             raise CheckpointError(f"{folder}: no checkpoint here; train first, or give a path")
         return newest
     path = folder / "best" if which == "best" else Path(which)
-    if not all(together(path.is_dir)):
+    if not all(run_on_all_ranks(path.is_dir)):
         if which == "best":
             alternative = ""
             if newest_checkpoint(folder) is not None:
@@ -339,7 +339,7 @@ def load_into(path: Path, stem: str, state: Mapping[str, Tensor]) -> None:
         require_same_tensors(state, {name: tensor.shape for name, tensor in stored.items()}, path)
         _fill(state, stored)
 
-    together(load)
+    run_on_all_ranks(load)
 
 
 def load_state(model: torch.nn.Module, state: Mapping[str, Tensor], origin: Path) -> None:
@@ -394,4 +394,4 @@ def require_same_tensors(model_state: Mapping[str, Tensor], shapes: Mapping[str,
 def _fill(state: Mapping[str, Tensor], whole_tensors: Mapping[str, Tensor]) -> None:
     """Copy into each tensor of `state`, in place, this rank's part of the whole tensor of the same name."""
     for name, tensor in state.items():
-        local_shard(tensor).copy_(part_of(whole_tensors[name], tensor))
+        local_shard(tensor).copy_(take_local_part(whole_tensors[name], tensor))

@@ -85,7 +85,7 @@ def import_checkpoint(config: Config, files: PublishedFiles) -> Path:
     weights = model.state_dict()
     optimizer = optimizer_tensors(model, build_optimizer(model, config.trainer))
     tensors = {"model": weights, "forecast": weights, "optimizer": optimizer}
-    meta = checkpoint_meta(config, assets, TrainState(saved=0), "standard", data_ranks=1)
+    meta = checkpoint_meta(config, assets, TrainState(saved=0), "standard", num_data_ranks=1)
     with AsyncCheckpointer(folder) as store:
         target = store.save(0, tensors, assets.tensors(), meta, links=("latest", "best"))
     write_config(config, run_folder)

@@ -24,7 +24,7 @@ from credit.data.reader import FieldReader
 from credit.data.store.statistics import Statistics
 from credit.errors import CheckpointError
 from credit.grid import LatLonGrid
-from credit.parallel.object_collectives import run_on_rank0, together
+from credit.parallel.object_collectives import run_on_all_ranks, run_on_rank0
 from credit.train.build.assets import ModelAssets, read_seen, require_same_fields
 from credit.train.checkpoint import checkpoint
 from credit.train.checkpoint.resume import require_same_function
@@ -104,7 +104,7 @@ def load_weights(model: nn.Module, path: Path) -> None:
     Raises:
         CheckpointError: on every rank, if any rank cannot read the file, or the weights are of another model.
     """
-    together(lambda: checkpoint.load_state(model, read_state_file(path), path))
+    run_on_all_ranks(lambda: checkpoint.load_state(model, read_state_file(path), path))
 
 
 def assets_for_weights(config: Config, assets: ModelAssets, reader: FieldReader, path: Path) -> ModelAssets:

@@ -163,15 +163,15 @@ def load_run_state(
         require_same_function(config, meta["config"], origin)
         return config, assets
     require_same_run(config, meta["config"], origin)
-    return keep_global_batch(config, mesh.data_ranks, meta["samples_a_step"], origin), assets
+    return keep_global_batch(config, mesh.num_data_ranks, meta["samples_a_step"], origin), assets
 
 
-def keep_global_batch(config: Config, data_ranks: int, samples: int, path: Path) -> Config:
+def keep_global_batch(config: Config, num_data_ranks: int, samples: int, path: Path) -> Config:
     """Return the config with the ``grad_accum_every`` that keeps the global batch of a checkpoint.
 
     Args:
         config: of the run.
-        data_ranks: number of ranks that read different samples.
+        num_data_ranks: number of ranks that read different samples.
         samples: number of samples per optimizer step in the checkpoint.
         path: the checkpoint, for messages.
 
@@ -179,22 +179,22 @@ def keep_global_batch(config: Config, data_ranks: int, samples: int, path: Path)
         ConfigError: if no ``grad_accum_every`` keeps it; the run does not continue with another global batch.
     """
     conf = config.trainer
-    batch = conf.train_batch_size * data_ranks
+    batch = conf.train_batch_size * num_data_ranks
     if batch * conf.grad_accum_every == samples:
         return config
     if samples % batch:
-        divisors = [size for size in range(1, samples // data_ranks + 1) if samples % (size * data_ranks) == 0]
+        divisors = [size for size in range(1, samples // num_data_ranks + 1) if samples % (size * num_data_ranks) == 0]
         if divisors:
             advice = f"train_batch_size {' or '.join(map(str, divisors))} does"
         else:
             advice = "another number of ranks may"
         raise ConfigError(
             f"trainer: {path} was trained with {samples} samples a step; train_batch_size {conf.train_batch_size} x "
-            f"{data_ranks} data ranks = {batch} does not divide that; {advice}"
+            f"{num_data_ranks} data ranks = {batch} does not divide that; {advice}"
         )
     accumulation = samples // batch
     logger.warning("trainer.grad_accum_every is %d instead of %d, to keep %s's %d samples a step on %d data ranks",
-                   accumulation, conf.grad_accum_every, path.name, samples, data_ranks)  # fmt: skip
+                   accumulation, conf.grad_accum_every, path.name, samples, num_data_ranks)  # fmt: skip
     trainer = conf.model_copy(update={"grad_accum_every": accumulation})
     return config.model_copy(update={"trainer": trainer})
 

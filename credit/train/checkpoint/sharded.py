@@ -31,7 +31,7 @@ from torch.distributed.checkpoint import (
 from torch.distributed.checkpoint.default_planner import create_default_local_save_plan
 
 from credit.parallel.dtensor import local_shard
-from credit.parallel.object_collectives import rank_of, scatter_from_rank0, together
+from credit.parallel.object_collectives import current_rank, run_on_all_ranks, scatter_from_rank0
 
 # Keys that DCP's reader looks for: in the metadata of a file, and in the entry of a tensor there.
 _SHARDING_KEY = "DCP_SHARDING_INFO"
@@ -111,7 +111,7 @@ class ShardWriter:
             CheckpointError: on all ranks, if any rank cannot write.
         """
         write_plans = self._assign(staged.plans)
-        rank = rank_of(self._group)
+        rank = current_rank(self._group)
 
         def write_files() -> dict[str, dict[str, int]]:
             if staged.done is not None:
@@ -127,7 +127,7 @@ class ShardWriter:
             return entries
 
         manifest = {}
-        for entries in together(write_files, self._group):
+        for entries in run_on_all_ranks(write_files, self._group):
             manifest |= entries
         return manifest
 
@@ -136,7 +136,7 @@ class ShardWriter:
 
         Only rank 0 gets the plans of all ranks, because those of 1024 ranks take a GB of memory and seconds.
         """
-        if not all(together(lambda: local_plans == self._local_plans, self._group)):
+        if not all(run_on_all_ranks(lambda: local_plans == self._local_plans, self._group)):
             self._write_plans = scatter_from_rank0(local_plans, _assign_parts, self._group)
             self._local_plans = local_plans
         return self._write_plans

@@ -83,7 +83,7 @@ def checkpoint_meta(
     assets: ModelAssets,
     train_state: TrainState,
     calendar: str,
-    data_ranks: int,
+    num_data_ranks: int,
     base: dict[str, str] | None = None,
 ) -> dict[str, Any]:
     """Return the contents of a checkpoint's meta.json: the state of the run and what its weights need to forecast.
@@ -93,14 +93,14 @@ def checkpoint_meta(
         assets: of the run.
         train_state: state of the run at the checkpoint.
         calendar: name of the data's CF calendar.
-        data_ranks: number of ranks that read different samples.
+        num_data_ranks: number of ranks that read different samples.
         base: if the checkpoint has LoRA adapters, the checkpoint or file of the weights that they are added to.
     """
     return {
         "progression": train_state.meta(),
         "config": config.model_dump(mode="json"),
         "calendar": calendar,
-        "samples_a_step": config.trainer.train_batch_size * config.trainer.grad_accum_every * data_ranks,
+        "samples_a_step": config.trainer.train_batch_size * config.trainer.grad_accum_every * num_data_ranks,
         **({"base": base} if base else {}),
         **assets.meta(),
     }

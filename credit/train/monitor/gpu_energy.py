@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from credit.parallel.object_collectives import rank_of, together
+from credit.parallel.object_collectives import current_rank, run_on_all_ranks
 from credit.utils.installation import install_command
 
 logger = logging.getLogger(__name__)
@@ -83,11 +83,11 @@ class EnergyMeter:
         if device.type != "cuda":
             return
         opened_gpu = _open_device(device)
-        uuids = together(lambda: opened_gpu and opened_gpu[0])
+        uuids = run_on_all_ranks(lambda: opened_gpu and opened_gpu[0])
         if opened_gpu is not None:
             self._is_known = True
             uuid, gpu = opened_gpu
-            if uuids.index(uuid) == rank_of():
+            if uuids.index(uuid) == current_rank():
                 self._gpu = gpu
 
     def take(self) -> float:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from credit.parallel.blocks.marks import plain_name
+from credit.parallel.blocks.marks import strip_wrapper_prefixes
 
 
 def first_bad_layer(model: nn.Module, compute: Callable[[], Tensor]) -> str | None:
@@ -41,7 +41,8 @@ def first_bad_layer(model: nn.Module, compute: Callable[[], Tensor]) -> str | No
 
     # Layers inside others finish first, so the innermost layer is the one that is reported.
     hooks = [
-        module.register_forward_hook(build_forward_hook(plain_name(name))) for name, module in model.named_modules()
+        module.register_forward_hook(build_forward_hook(strip_wrapper_prefixes(name)))
+        for name, module in model.named_modules()
     ]
     try:
         loss = compute()

@@ -134,7 +134,7 @@ class Preview:
         self._conf = conf
         self._weight_CHW = weight_CHW[self._channel_index]
         self._is_missing_CHW = (self._weight_CHW == 0).cpu().numpy()
-        self._share = shard_cases(len(plan.initial), 1, mesh.data_rank, mesh.data_ranks)
+        self._share = shard_cases(len(plan.initial), 1, mesh.data_rank, mesh.num_data_ranks)
         self._is_main = mesh.rank == 0
         self._folder = folder
         self._draw = draw

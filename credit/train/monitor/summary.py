@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from credit.errors import CreditError
-from credit.parallel.object_collectives import rank_of, together
+from credit.parallel.object_collectives import current_rank, run_on_all_ranks
 from credit.train.checkpoint.checkpoint import step_folder
 from credit.train.checkpoint.train_state import TrainState
 from credit.train.monitor.metrics_log import peak_memory_gb
@@ -39,8 +39,8 @@ def write_run_summary(
         total_steps: number of steps of the whole run.
         length: number of times that the last step applied the network to a micro-batch.
     """
-    usage_of_ranks = together(lambda: (meter.joules(), peak_memory_gb(meter.device)))
-    if rank_of() > 0:
+    usage_of_ranks = run_on_all_ranks(lambda: (meter.joules(), peak_memory_gb(meter.device)))
+    if current_rank() > 0:
         return ""
     meter.add_energy(sum(joules for joules, _ in usage_of_ranks))
     peak_gb = max(peak for _, peak in usage_of_ranks)

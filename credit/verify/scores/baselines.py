@@ -17,7 +17,7 @@ from credit.data.climatology.file import load_climatology
 from credit.data.climatology.stored import load_or_fit_climatology
 from credit.data.splits import Split
 from credit.grid import LatLonGrid
-from credit.parallel.object_collectives import together
+from credit.parallel.object_collectives import run_on_all_ranks
 from credit.utils.progress import ProgressBar
 from credit.verify.statistics.area_mean import AreaMean
 from credit.verify.statistics.error_moments import BaselineState, ReferenceFields
@@ -90,7 +90,7 @@ def fit_damping(
         return sums
 
     if dist.is_initialized():
-        shares = together(lambda: fit_share(dist.get_rank(), dist.get_world_size()))
+        shares = run_on_all_ranks(lambda: fit_share(dist.get_rank(), dist.get_world_size()))
     else:
         shares = [fit_share(0, 1)]
     sums_by_time = {}

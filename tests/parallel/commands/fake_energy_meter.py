@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from credit.parallel.object_collectives import rank_of
+from credit.parallel.object_collectives import current_rank
 from credit.train.monitor import usage
 
 
@@ -19,7 +19,7 @@ class FakeEnergyMeter:
 
     def take(self) -> float:
         """Return this rank's joules."""
-        return 100.0 * (rank_of() + 1)
+        return 100.0 * (current_rank() + 1)
 
 
 usage.EnergyMeter = FakeEnergyMeter

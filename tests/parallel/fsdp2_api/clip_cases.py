@@ -61,8 +61,8 @@ def distribute_with_gradients(model: nn.Module, name: str) -> None:
     mesh = init_device_mesh("cpu", shape, mesh_dim_names=axes)
     parallelize(model, mesh, shard=shard)
     tensor_ranks = shape[-1] if "tp" in axes else 1
-    data_ranks = 4 // tensor_ranks
-    share = samples().chunk(data_ranks)[dist.get_rank() // tensor_ranks]
+    num_data_ranks = 4 // tensor_ranks
+    share = samples().chunk(num_data_ranks)[dist.get_rank() // tensor_ranks]
     squares(model, share).backward()
 
 

@@ -14,7 +14,7 @@ from credit.config.sections.trainer import ParallelismConfig
 from credit.models.layers import spectral_norm
 from credit.models.lora import apply_lora
 from credit.parallel import fsdp2
-from credit.parallel.blocks.marks import plain_name
+from credit.parallel.blocks.marks import strip_wrapper_prefixes
 from credit.parallel.mesh import build_mesh, plan_degrees
 from credit.parallel.parallelize import parallelize
 from credit.train.build.model import compile_blocks
@@ -149,7 +149,10 @@ def plan_above_sharding_units() -> None:
                     (squares(each, x) + squares(each, 2 * x)).backward()
                 require_close(gradients(model), gradients(alone))
             moved, expected = (
-                {plain_name(name): whole(vector) for name, vector in spectral_norm.singular_vectors(each).items()}
+                {
+                    strip_wrapper_prefixes(name): whole(vector)
+                    for name, vector in spectral_norm.singular_vectors(each).items()
+                }
                 for each in (model, alone)
             )
             require_close(moved, expected)

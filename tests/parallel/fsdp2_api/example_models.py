@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from credit.parallel.blocks.marks import plain_name
+from credit.parallel.blocks.marks import strip_wrapper_prefixes
 from tests.parallel.training.cases import whole
 
 WIDTH, SAMPLES = 8, 8
@@ -262,12 +262,12 @@ def mine(batch: Tensor) -> Tensor:
 
 def gradients(model: nn.Module) -> dict[str, Tensor]:
     """Return the whole gradients by plain name; collective where the model is sharded."""
-    return {plain_name(name): whole(p.grad) for name, p in model.named_parameters() if p.grad is not None}
+    return {strip_wrapper_prefixes(name): whole(p.grad) for name, p in model.named_parameters() if p.grad is not None}
 
 
 def weights(model: nn.Module) -> dict[str, Tensor]:
     """Return the whole weights by plain name; collective where the model is sharded."""
-    return {plain_name(name): whole(p) for name, p in model.named_parameters()}
+    return {strip_wrapper_prefixes(name): whole(p) for name, p in model.named_parameters()}
 
 
 def reference(model: nn.Module, loss: Callable[[nn.Module, Tensor], Tensor], seed: int = 1) -> dict[str, Tensor]:

@@ -20,7 +20,7 @@ from credit.errors import ConfigError
 from credit.models.layers import spectral_norm
 from credit.models.wxformer import WXFormer
 from credit.parallel import fsdp2
-from credit.parallel.blocks.marks import plain_name
+from credit.parallel.blocks.marks import strip_wrapper_prefixes
 from credit.parallel.mesh import build_mesh, plan_degrees
 from credit.parallel.parallelize import parallelize
 from credit.parallel.tensor.tensor_parallel import apply_tensor_parallel
@@ -352,7 +352,10 @@ def split_normalised_and_compiled() -> None:
                 (squares(each, x) + squares(each, 2 * x)).backward()
             require_close(gradients(model), gradients(alone))
         moved, expected = (
-            {plain_name(name): whole(vector) for name, vector in spectral_norm.singular_vectors(each).items()}
+            {
+                strip_wrapper_prefixes(name): whole(vector)
+                for name, vector in spectral_norm.singular_vectors(each).items()
+            }
             for each in (model, alone)
         )
         require_close(moved, expected)

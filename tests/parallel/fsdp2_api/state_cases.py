@@ -14,8 +14,8 @@ from torch.distributed.tensor import DTensor
 
 from credit.errors import CheckpointError, ConfigError
 from credit.parallel import fsdp2
-from credit.parallel.blocks.marks import plain_name
-from credit.parallel.object_collectives import run_on_rank0, together
+from credit.parallel.blocks.marks import strip_wrapper_prefixes
+from credit.parallel.object_collectives import run_on_all_ranks, run_on_rank0
 from tests.parallel.fsdp2_api.example_models import (
     WIDTH,
     Net,
@@ -42,16 +42,16 @@ def state_dict_and_back() -> None:
     with torch.no_grad():
         model(mine(samples()))  # leaves some weights whole
     state = fsdp2.fsdp2_state_dict(model)
-    together(lambda: require_equal(dict(state), expected if dist.get_rank() == 0 else {}))
+    run_on_all_ranks(lambda: require_equal(dict(state), expected if dist.get_rank() == 0 else {}))
     for value in state.values():
         value.zero_()
-    together(lambda: require_equal(model.scale, expected["scale"]))  # it was a copy
+    run_on_all_ranks(lambda: require_equal(model.scale, expected["scale"]))  # it was a copy
     require_equal(weights(model), {name: value for name, value in expected.items() if name != "scale"})
     other = fsdp2.apply_fsdp2(built(Net, seed=9), None, {})
     given = dict(expected) if dist.get_rank() == 0 else None  # the others' argument is not read
     fsdp2.fsdp2_load_state_dict(other, given)
     require_equal(weights(other), {name: value for name, value in expected.items() if name != "scale"})
-    together(lambda: require_equal(given, expected if given else None))
+    run_on_all_ranks(lambda: require_equal(given, expected if given else None))
     expected["head.bias"].add_(1.0)
     assert not torch.equal(whole(other.head.bias), expected["head.bias"]), "the model holds the dict's memory"
 
@@ -111,16 +111,16 @@ def check_optimizer(make: Callable[[Any], torch.optim.Optimizer], steps: int) ->
         model(mine(samples()))  # leaves some weights whole
     state, saved = fsdp2.fsdp2_state_dict(model), fsdp2.fsdp2_optimizer_state_dict(model, optimizer)
     snapshot = copy.deepcopy(saved)
-    together(lambda: dist.get_rank() == 0 and require_like_one_process(saved, plain, alone))
+    run_on_all_ranks(lambda: dist.get_rank() == 0 and require_like_one_process(saved, plain, alone))
     for step in (10, 11):
         take_step(model, optimizer, step)
-    together(lambda: require_equal(saved, snapshot))  # it was a copy
+    run_on_all_ranks(lambda: require_equal(saved, snapshot))  # it was a copy
     resumed = fsdp2.apply_fsdp2(built(Net, seed=9), None, {})
     again = make(resumed.parameters())
     take_step(resumed, again, 3)  # the unused layer has no state, the others have a wrong one
     fsdp2.fsdp2_load_state_dict(resumed, state)
     fsdp2.fsdp2_load_optimizer_state_dict(resumed, again, saved)
-    together(lambda: require_equal(saved, snapshot))  # nor does loading change it
+    run_on_all_ranks(lambda: require_equal(saved, snapshot))  # nor does loading change it
     for key, value in again.state.get(resumed.unused.weight, {}).items():
         assert not torch.count_nonzero(whole(value)), f"{key} does not start from zero"
         assert isinstance(value, DTensor) or value.dim() == 0
@@ -226,8 +226,8 @@ def states_that_are_not_whole() -> None:
         message = raised(lambda given=given: fsdp2.fsdp2_load_state_dict(model, given))
         assert message.startswith("CheckpointError: state dict: ") and words in message, message
     saved = fsdp2.fsdp2_optimizer_state_dict(model, optimizer)
-    parts = {plain_name(name): optimizer.state.get(p, {}) for name, p in model.named_parameters()}
-    names = [plain_name(name) for name, _ in model.named_parameters()]
+    parts = {strip_wrapper_prefixes(name): optimizer.state.get(p, {}) for name, p in model.named_parameters()}
+    names = [strip_wrapper_prefixes(name) for name, _ in model.named_parameters()]
     for given, words in (
         (optimizer.state_dict(), "its parameters are numbers"),
         ({"state": parts, "param_groups": [{"params": names}]}, "embed.weight/exp_avg is a rank's part (a DTensor)"),
@@ -292,9 +292,11 @@ def models_that_are_not_sharded() -> None:
             optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
             if seed == 0:
                 fsdp2.fsdp2_load_state_dict(model, expected if dist.get_rank() == 0 else {})
-                together(lambda plain=plain: require_equal(dict(plain.state_dict()), dict(expected)))
+                run_on_all_ranks(lambda plain=plain: require_equal(dict(plain.state_dict()), dict(expected)))
             state = fsdp2.fsdp2_state_dict(model)
-            together(lambda state=state: require_equal(dict(state), dict(expected) if dist.get_rank() == 0 else {}))
+            run_on_all_ranks(
+                lambda state=state: require_equal(dict(state), dict(expected) if dist.get_rank() == 0 else {})
+            )
             squares(model, samples()).backward()
             optimizer.step()
             saved = fsdp2.fsdp2_optimizer_state_dict(model, optimizer)

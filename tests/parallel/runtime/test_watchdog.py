@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from credit.parallel.watchdog import Watchdog, describe_lag, last_collectives
+from credit.parallel.watchdog import Watchdog, describe_lag, read_last_collectives
 from tests.parallel.torchrun import launch
 
 
@@ -39,7 +39,7 @@ def test_description_of_the_lag() -> None:
 
 
 def test_one_process_has_nothing_to_watch() -> None:
-    before = last_collectives()  # of groups that this process had
+    before = read_last_collectives()  # of groups that this process had
     with Watchdog(None, 0, 1, patience=1) as watchdog:
-        watchdog.note("step 1")
-    assert last_collectives() == before
+        watchdog.record_activity("step 1")
+    assert read_last_collectives() == before

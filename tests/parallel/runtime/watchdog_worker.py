@@ -25,7 +25,7 @@ def main(silent: bool) -> None:
         Watchdog(store, launch.rank, launch.world, patience=1.5, beat=0.3) as watchdog,
     ):
         for number in range(4):
-            watchdog.note(f"step {number}")
+            watchdog.record_activity(f"step {number}")
             if launch.rank == 1 and number == 3:
                 if silent:
                     # somebody else has to wake it up again

@@ -28,7 +28,7 @@ from credit.losses.section import PointwiseSection
 from credit.models.initialise import initial_values
 from credit.models.layers import spectral_norm, spectral_norm_batched
 from credit.models.wxformer import WXFormer
-from credit.parallel.blocks.marks import plain_name
+from credit.parallel.blocks.marks import strip_wrapper_prefixes
 from credit.parallel.fsdp2 import _build_mp_policy
 from credit.parallel.mesh import DeviceGrid
 from credit.parallel.parallelize import parallelize
@@ -144,7 +144,7 @@ def batches(case: Case, mesh: DeviceGrid, first: int = 0) -> Iterator[Batch]:
     for number in range(first, first + 1000):
         generator = torch.Generator().manual_seed(number)
         shape = (SAMPLES, 3 + case.rollout, max(3, case.rollout), ROWS, COLUMNS)
-        fields = torch.randn(shape, generator=generator).unflatten(0, (case.accumulation, mesh.data_ranks, -1))
+        fields = torch.randn(shape, generator=generator).unflatten(0, (case.accumulation, mesh.num_data_ranks, -1))
         for mine in fields[:, mesh.data_rank]:
             target = torch.stack([mine[:, 3 + n, :3] for n in range(case.rollout)], dim=2)
             yield Batch(mine[:, :2, :1], mine[:, 2:3, : case.rollout], target, torch.arange(len(mine)))
@@ -169,7 +169,7 @@ def _train(case: Case, mesh: DeviceGrid, model: nn.Module, autocast: bool) -> di
 
     def keep(*_: Any) -> None:
         if not gradients:
-            gradients.update({plain_name(name): whole(p.grad) for name, p in model.named_parameters()})
+            gradients.update({strip_wrapper_prefixes(name): whole(p.grad) for name, p in model.named_parameters()})
 
     optimizer.register_step_pre_hook(keep)
     model.eval()

@@ -12,15 +12,15 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from credit.models import lora
-from credit.models.initialise import generator_for, initial_values
+from credit.models.initialise import build_generator, initial_values
 from credit.models.wxformer import WXFormer
-from credit.parallel.blocks.marks import plain_name
+from credit.parallel.blocks.marks import strip_wrapper_prefixes
 from credit.parallel.dtensor import local_shard
 from credit.parallel.mesh import DeviceGrid, build_mesh, plan_degrees
 from credit.parallel.parallelize import parallelize
 from credit.parallel.process_info import process_group, read_process_info
 from credit.parallel.reduce import mean_over_ranks
-from credit.parallel.state.materialise import allocate_, fill_, part_of, require_filled
+from credit.parallel.state.materialise import allocate_, fill_, require_filled, take_local_part
 from tests.parallel.training import cases
 
 MESHES = ("4x1", "2x2")
@@ -43,7 +43,7 @@ def build(case: cases.Case, mesh: DeviceGrid, data: str) -> nn.Module:
     allocate_(model, torch.device("cpu"))
     base = lora.base_state_dict(model)
     for name, value in initial_values(plain, seed=7):
-        local_shard(base[name]).copy_(part_of(value, base[name]))
+        local_shard(base[name]).copy_(take_local_part(value, base[name]))
     fill_(model, map(not_zero, lora.initial_adapters(model, seed=7)))
     require_filled(model)
     return model.train()
@@ -53,7 +53,7 @@ def not_zero(named: tuple[str, Tensor]) -> tuple[str, Tensor]:
     """Return an initial value, random also for b: while it is zero, a has no gradient."""
     name, value = named
     if name.endswith(".b"):
-        value = 0.05 * torch.randn(value.shape, generator=generator_for(7, name))
+        value = 0.05 * torch.randn(value.shape, generator=build_generator(7, name))
     return name, value
 
 
@@ -66,7 +66,7 @@ def train(case: cases.Case, mesh: DeviceGrid, data: str) -> dict[str, Tensor]:
 
     def keep(*_: object) -> None:
         if not gradients:
-            named = {plain_name(name): p.grad for name, p in model.named_parameters() if p.grad is not None}
+            named = {strip_wrapper_prefixes(name): p.grad for name, p in model.named_parameters() if p.grad is not None}
             gradients.update({f"gradient/{name}": cases.whole(gradient) for name, gradient in named.items()})
 
     optimizer.register_step_pre_hook(keep)

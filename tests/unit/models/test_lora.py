@@ -16,7 +16,7 @@ from credit.models.kernels.dispatch import force_gpu_path
 from credit.models.layers import spectral_norm
 from credit.models.wxformer import WXFormer
 from credit.parallel.blocks.activation_checkpoint import checkpoint_blocks
-from credit.parallel.blocks.marks import plain_name
+from credit.parallel.blocks.marks import strip_wrapper_prefixes
 
 from .small import SETTINGS, build, fields
 
@@ -143,8 +143,10 @@ def gradients_of_two_steps(model: nn.Module, x: torch.Tensor) -> dict[str, torch
         model.zero_grad()
         spectral_norm.advance_power_iterations(model)
         (model(x).square().mean() + model(2 * x).square().mean()).backward()
-    gradients = {plain_name(name): p.grad for name, p in model.named_parameters() if p.grad is not None}
-    return gradients | {plain_name(name): vector for name, vector in spectral_norm.singular_vectors(model).items()}
+    gradients = {strip_wrapper_prefixes(name): p.grad for name, p in model.named_parameters() if p.grad is not None}
+    return gradients | {
+        strip_wrapper_prefixes(name): vector for name, vector in spectral_norm.singular_vectors(model).items()
+    }
 
 
 @pytest.mark.parametrize("mode", [True, "selective"])

@@ -14,7 +14,7 @@ from credit.errors import ConfigError
 from credit.models.kernels.dispatch import force_gpu_path
 from credit.models.layers import spectral_norm
 from credit.parallel.blocks.activation_checkpoint import checkpoint_blocks
-from credit.parallel.blocks.marks import plain_name
+from credit.parallel.blocks.marks import strip_wrapper_prefixes
 from tests.unit.models.small import build, fields
 
 
@@ -30,7 +30,7 @@ def gradients(mode: bool | str) -> tuple[dict[str, torch.Tensor], int]:
         checkpoint_blocks(model, mode)  # those that are wrapped stay as they are
     spectral_norm.advance_power_iterations(model)
     model(model(fields())).square().mean().backward()
-    return {plain_name(name): p.grad for name, p in model.named_parameters()}, len(calls)
+    return {strip_wrapper_prefixes(name): p.grad for name, p in model.named_parameters()}, len(calls)
 
 
 @pytest.mark.parametrize("mode", [True, "selective"])
@@ -72,8 +72,8 @@ def test_spectral_norm_of_torch_does_not_iterate_again(norm, mode: bool | str) -
         x = torch.randn(5, 3)
         for _ in range(2):
             (model(x).square().mean() + model(2 * x).square().mean()).backward()
-        values = {plain_name(name): p.grad for name, p in model.named_parameters()}
-        found.append(values | {plain_name(name): buffer for name, buffer in model.named_buffers()})
+        values = {strip_wrapper_prefixes(name): p.grad for name, p in model.named_parameters()}
+        found.append(values | {strip_wrapper_prefixes(name): buffer for name, buffer in model.named_buffers()})
     assert found[0].keys() == found[1].keys() and len(found[0]) == 10
     for name, value in found[0].items():
         torch.testing.assert_close(found[1][name], value, rtol=1e-5, atol=1e-7, msg=name)
@@ -99,8 +99,8 @@ def test_a_normalised_layer_that_a_block_calls_twice(norm) -> None:
         if checkpointed:
             checkpoint_blocks(model)
         model(torch.randn(5, 3)).square().mean().backward()
-        values = {plain_name(name): p.grad for name, p in model.named_parameters()}
-        found.append(values | {plain_name(name): buffer for name, buffer in model.named_buffers()})
+        values = {strip_wrapper_prefixes(name): p.grad for name, p in model.named_parameters()}
+        found.append(values | {strip_wrapper_prefixes(name): buffer for name, buffer in model.named_buffers()})
     for name, value in found[0].items():
         torch.testing.assert_close(found[1][name], value, rtol=1e-5, atol=1e-7, msg=name)
 
@@ -152,8 +152,8 @@ def test_custom_entry_points_are_computed_again(norm: Callable, mode: bool | str
             with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
                 loss = coded(model, x)
             loss.backward()
-        values = {plain_name(name): p.grad for name, p in model.named_parameters()}
-        found.append(values | {plain_name(name): buffer for name, buffer in model.named_buffers()})
+        values = {strip_wrapper_prefixes(name): p.grad for name, p in model.named_parameters()}
+        found.append(values | {strip_wrapper_prefixes(name): buffer for name, buffer in model.named_buffers()})
         calls.append(model[1].calls)
         kept.append(sum(sizes))
     assert found[0].keys() == found[1].keys()

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from credit.parallel.host_copy import fetched
+from credit.parallel.host_copy import prefetch_to_host
 
 
 # the meta device stands for one that computes by itself
@@ -20,9 +20,9 @@ def test_the_next_is_asked_for_before_one_is_handed_out(device: str, made: list[
             begun.append(number)
             yield torch.empty(number, device=device)
 
-    seen = [(len(output), begun[-1]) for output in fetched(outputs())]
+    seen = [(len(output), begun[-1]) for output in prefetch_to_host(outputs())]
     assert seen == list(zip([1, 2, 3], made, strict=True))
 
 
 def test_nothing_comes_of_nothing() -> None:
-    assert list(fetched([])) == []
+    assert list(prefetch_to_host([])) == []

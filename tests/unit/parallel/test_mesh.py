@@ -50,4 +50,4 @@ def test_neighbours_are_tensor_peers_and_share_samples() -> None:
     ranks = [DeviceGrid(ParallelDims(replicate=2, shard=2, tensor=2), rank) for rank in range(8)]
     assert [m.data_rank for m in ranks] == [0, 0, 1, 1, 2, 2, 3, 3]
     assert [m.tensor_rank for m in ranks] == [0, 1] * 4
-    assert ranks[0].data_ranks == 4
+    assert ranks[0].num_data_ranks == 4

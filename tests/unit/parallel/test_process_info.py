@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from credit.errors import ConfigError
-from credit.parallel.process_info import first_host, read_process_info, require_one_process
+from credit.parallel.process_info import parse_first_host, read_process_info, require_one_process
 
 SLURM = {"SLURM_JOB_ID": "4711", "SLURM_PROCID": "5", "SLURM_STEP_NUM_TASKS": "8", "SLURM_LOCALID": "1",
          "SLURM_STEP_TASKS_PER_NODE": "4(x2)", "SLURM_STEP_NODELIST": "gpu[003-004]"}  # fmt: skip
@@ -85,4 +85,4 @@ def test_what_runs_on_one_process_says_so(monkeypatch: pytest.MonkeyPatch) -> No
     ],
 )
 def test_first_host(nodes: str, host: str) -> None:
-    assert first_host(nodes) == host
+    assert parse_first_host(nodes) == host

@@ -99,13 +99,13 @@ def on_gpu(monkeypatch: pytest.MonkeyPatch, library: object, ranks: list, rank: 
     """Return the meter of a rank whose GPU is the first; `ranks` are the GPUs that the ranks have."""
     monkeypatch.setitem(sys.modules, "pynvml", library)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(uuid=FIRST))
-    monkeypatch.setattr(gpu_energy, "rank_of", lambda: rank)
+    monkeypatch.setattr(gpu_energy, "current_rank", lambda: rank)
 
-    def together(what):
+    def run_on_all_ranks(what):
         assert what() == ranks[rank]
         return ranks
 
-    monkeypatch.setattr(gpu_energy, "together", together)
+    monkeypatch.setattr(gpu_energy, "run_on_all_ranks", run_on_all_ranks)
     return EnergyMeter(torch.device("cuda", 0))
 
 
