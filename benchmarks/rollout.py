@@ -43,7 +43,7 @@ from credit.forecast.io.async_writer import BackgroundWriter
 from credit.forecast.io.forecast_writer import ForecastWriter
 from credit.forecast.io.schema import OutputFields, OutputOptions
 from credit.forecast.online import ForecastBatching, OnlineForecasts
-from credit.forecast.rollout import forecast, inference_mode, make_starts
+from credit.forecast.rollout import ForecastInputs, forecast_batch, iterate_in_inference_mode, make_starts
 from credit.forecast.stepper import Stepper
 from credit.grid import LatLonGrid
 from credit.models.inference import prepare_for_inference
@@ -141,7 +141,7 @@ def measure(case: str, steps: int, rounds: int, members: int, amp: bool) -> dict
             if name == BARE:
                 return _compute(stepper, x, steps, amp)
             if name == ALONE:
-                return _consume(forecast(stepper, frames, starts, steps, STEP, 1), steps)
+                return _consume(forecast_batch(stepper, ForecastInputs(frames, STEP, 1), starts, steps), steps)
             if name == SCORED:
                 return _score(stepper, frames, channels, grid, steps, members)
             with tempfile.TemporaryDirectory() as folder:
@@ -153,7 +153,7 @@ def measure(case: str, steps: int, rounds: int, members: int, amp: bool) -> dict
                 with BackgroundWriter(writer, {lead: n for n, lead in enumerate(leads)}, STEP, "it", [0]) as background:
                     if name == BOTH:
                         return _score(stepper, frames, channels, grid, steps, members, background)
-                    _write(forecast(stepper, frames, starts, steps, STEP, 1), starts, background)
+                    _write(forecast_batch(stepper, ForecastInputs(frames, STEP, 1), starts, steps), starts, background)
                 return (_now() - began) / steps
 
         names = list(dict.fromkeys([BARE, ALONE, case]))
@@ -188,12 +188,14 @@ def _score(stepper, frames, channels, grid, steps: int, members: int, background
     reader, leads, began = RandomReader(channels, grid, steps), [STEP * n for n in range(1, steps + 1)], []
 
     def run(starts, number):
-        outputs = forecast(stepper, frames, starts, number, STEP, 1)
+        outputs = forecast_batch(stepper, ForecastInputs(frames, STEP, 1), starts, number)
         for taken in range(1, number + 1):
             began.append(_now())
             output = next(outputs)
             if background is not None:
-                background.put([replace(start, initial=0, analysis=0) for start in starts], taken, output)
+                background.put(
+                    [replace(start, initial_minutes=0, analysis_minutes=0) for start in starts], taken, output
+                )
             yield output
 
     fields = OutputFields(channels, grid, reader.calendar, {}, STEP)
@@ -212,7 +214,7 @@ def _score(stepper, frames, channels, grid, steps: int, members: int, background
 
 
 def _write(outputs: Iterator[torch.Tensor], starts, background: BackgroundWriter) -> None:
-    for step, output in enumerate(inference_mode(outputs), start=1):
+    for step, output in enumerate(iterate_in_inference_mode(outputs), start=1):
         background.put(starts, step, output)
 
 

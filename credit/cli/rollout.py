@@ -106,7 +106,7 @@ def _make_forecasts(config: Config, part: str | None, process_info: ProcessInfo,
     """
     from credit.forecast.initial_times import choose_initial_times, choose_leads, group_initial_times
     from credit.forecast.io.async_writer import BackgroundWriter
-    from credit.forecast.rollout import inference_mode
+    from credit.forecast.rollout import iterate_in_inference_mode
     from credit.train.build.forecaster import assemble_forecaster, build_products
     from credit.train.build.open_data import open_for_forecasts
 
@@ -130,7 +130,7 @@ def _make_forecasts(config: Config, part: str | None, process_info: ProcessInfo,
         _warn_distribution_shift(config, forecaster, reader, incomplete_times[0])
     batches = []
     for batch in _build_batches(groups, inference):
-        if any(start.initial in incomplete_times for start in batch):
+        if any(start.initial_minutes in incomplete_times for start in batch):
             batches.append(batch)
     padding = _padding_batches(initial_times[0], inference, _max_batches(len(batches), mesh) - len(batches))
 
@@ -138,7 +138,7 @@ def _make_forecasts(config: Config, part: str | None, process_info: ProcessInfo,
     with BackgroundWriter(
         writer, lead_numbers, step_minutes, str(forecaster.path), incomplete_times, diagnostics
     ) as background:
-        forecast_batch = _build_forecast(config, forecaster, background.reading)
+        forecast_batch = _build_forecast(config, forecaster, background.file_lock)
         bar = ProgressBar(
             total=sum(map(len, batches)),
             desc="forecasting",
@@ -148,9 +148,9 @@ def _make_forecasts(config: Config, part: str | None, process_info: ProcessInfo,
         with bar:
             for number, batch in enumerate([*batches, *padding]):
                 is_padding = number >= len(batches)
-                longest_lag = max(start.initial - start.analysis for start in batch)
+                longest_lag = max(start.initial_minutes - start.analysis_minutes for start in batch)
                 outputs = forecast_batch(batch, (lead_minutes[-1] + longest_lag) // step_minutes)
-                for step, output in enumerate(inference_mode(outputs), start=1):
+                for step, output in enumerate(iterate_in_inference_mode(outputs), start=1):
                     # Tensor-parallel peers compute the same output; one of them writes it.
                     if not is_padding and mesh.tensor_rank == 0:
                         background.put(batch, step, output)
@@ -163,30 +163,28 @@ def _make_forecasts(config: Config, part: str | None, process_info: ProcessInfo,
 
 
 def _build_forecast(
-    config: Config, forecaster: Forecaster, reading: AbstractContextManager
+    config: Config, forecaster: Forecaster, file_lock: AbstractContextManager
 ) -> Callable[[Sequence[ForecastStart], int], Iterator[Tensor]]:
     """Return a function that takes a batch and a number of steps and yields the output (B, C, H, W) of each step."""
-    from credit.forecast.ensemble.feature_noise import build_noise
+    from credit.forecast.ensemble.feature_noise import build_feature_noise
     from credit.forecast.ensemble.perturbations import build_perturbation
-    from credit.forecast.ensemble.sppt import build_stochastic
-    from credit.forecast.rollout import forecast
+    from credit.forecast.ensemble.sppt import build_tendency_perturbation
+    from credit.forecast.rollout import ForecastInputs, forecast_batch
 
     ensemble = config.inference.ensemble
-    step_minutes, history_len = config.data.step_minutes, config.data.history_len
-    stepper, frames, grid = forecaster.stepper, forecaster.frames, forecaster.assets.grid
-    perturb = None
+    stepper = forecaster.stepper
+    grid = forecaster.assets.grid
+    inputs = ForecastInputs(forecaster.frames, config.data.step_minutes, config.data.history_len, file_lock)
+    perturb_states = None
     if ensemble is not None:
-        perturb = build_perturbation(ensemble, stepper, frames, grid, step_minutes, history_len, reading)
+        perturb_states = build_perturbation(ensemble, stepper, inputs, grid)
     return functools.partial(
-        forecast,
+        forecast_batch,
         stepper,
-        frames,
-        step_minutes=step_minutes,
-        history_len=history_len,
-        perturb=perturb,
-        reading=reading,
-        stochastic=build_stochastic(ensemble, grid, step_minutes),
-        noise=build_noise(ensemble, stepper.model),
+        inputs,
+        perturb_states=perturb_states,
+        draw_factors=build_tendency_perturbation(ensemble, grid, config.data.step_minutes),
+        build_noise_context=build_feature_noise(ensemble, stepper.model),
     )
 
 
@@ -241,11 +239,11 @@ def _open_writer(
     from credit.forecast.initial_times import analysis_offsets_minutes
     from credit.forecast.io.forecast_writer import ForecastWriter
     from credit.forecast.io.schema import OutputOptions
-    from credit.forecast.rollout import checksums
+    from credit.forecast.rollout import ForecastInputs, build_initial_state_checksum
     from credit.train.build.forecaster import describe_run
 
     inference = config.inference
-    step_minutes, history_len = config.data.step_minutes, config.data.history_len
+    inputs = ForecastInputs(forecaster.frames, config.data.step_minutes, config.data.history_len)
     lags = analysis_offsets_minutes(inference.ensemble)
     options = OutputOptions(
         format=inference.format,
@@ -264,7 +262,7 @@ def _open_writer(
         options,
         members=None if inference.ensemble is None else inference.ensemble.members,
         global_attributes=describe_run(forecaster) | diagnostics.described,
-        started_from=checksums(forecaster.frames, lags, step_minutes, history_len),
+        started_from=build_initial_state_checksum(inputs, lags),
     )
 
 

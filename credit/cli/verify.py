@@ -280,13 +280,13 @@ def _open_online(
     """
     from functools import partial
 
-    from credit.forecast.ensemble.feature_noise import build_noise
+    from credit.forecast.ensemble.feature_noise import build_feature_noise
     from credit.forecast.ensemble.perturbations import build_perturbation, lag_minutes
-    from credit.forecast.ensemble.sppt import build_stochastic
+    from credit.forecast.ensemble.sppt import build_tendency_perturbation
     from credit.forecast.initial_times import choose_initial_times, choose_leads
     from credit.forecast.io.schema import OutputFields
     from credit.forecast.online import ForecastBatching, OnlineForecasts
-    from credit.forecast.rollout import forecast
+    from credit.forecast.rollout import ForecastInputs, forecast_batch
     from credit.train.build.forecaster import assemble_forecaster, build_products, describe_run
     from credit.train.build.open_data import open_fields, open_for_forecasts
 
@@ -310,18 +310,17 @@ def _open_online(
         fields = OutputFields(
             assets.channels, assets.grid, reader.calendar, assets.attributes, step, level_units, assets.masks
         )
+    inputs = ForecastInputs(forecaster.frames, step, history)
     perturb = None
     if ensemble is not None:
-        perturb = build_perturbation(ensemble, forecaster.stepper, forecaster.frames, assets.grid, step, history)
+        perturb = build_perturbation(ensemble, forecaster.stepper, inputs, assets.grid)
     make_forecast = partial(
-        forecast,
+        forecast_batch,
         forecaster.stepper,
-        forecaster.frames,
-        step_minutes=step,
-        history_len=history,
-        perturb=perturb,
-        stochastic=build_stochastic(ensemble, assets.grid, step),
-        noise=build_noise(ensemble, forecaster.stepper.model),
+        inputs,
+        perturb_states=perturb,
+        draw_factors=build_tendency_perturbation(ensemble, assets.grid, step),
+        build_noise_context=build_feature_noise(ensemble, forecaster.stepper.model),
     )
     members = None if ensemble is None else ensemble.members
     forecasts = OnlineForecasts(

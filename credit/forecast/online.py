@@ -16,7 +16,7 @@ from credit.forecast.forecast_source import ForecastSource
 from credit.forecast.initial_times import group_initial_times
 from credit.forecast.io.diagnostics import OutputDiagnostics
 from credit.forecast.io.schema import OutputFields
-from credit.forecast.rollout import ForecastStart, batch_starts, inference_mode
+from credit.forecast.rollout import ForecastStart, batch_starts, iterate_in_inference_mode
 from credit.parallel.host_copy import prefetch_to_host
 
 # (starts of a batch, number of steps) -> output (B, C, H, W) of each step
@@ -153,8 +153,8 @@ class OnlineForecasts(ForecastSource):
             self._diagnostics.reset()
         batches = batch_starts(group, self._batch_size, self.members or 1, self._lag_minutes)
         for batch in batches:
-            longest_lag = max(start.initial - start.analysis for start in batch)
-            outputs = inference_mode(self._run(batch, (self._last_lead + longest_lag) // self._step_minutes))
+            longest_lag = max(start.initial_minutes - start.analysis_minutes for start in batch)
+            outputs = iterate_in_inference_mode(self._run(batch, (self._last_lead + longest_lag) // self._step_minutes))
             # Prefetching to the host keeps one more step in memory. Several batches keep a GPU busy without it.
             if len(batches) == 1:
                 outputs = prefetch_to_host(outputs)
@@ -186,7 +186,7 @@ class OnlineForecasts(ForecastSource):
         # In one batch without lag, the members of an initial time are adjacent and arrive at once: no copy is needed.
         members_are_adjacent = diagnostics is None and self._lag_minutes == 0 and len(self._batches) == 1
         for index, start in enumerate(batch):
-            lead = start.analysis + self._num_steps * self._step_minutes - start.initial
+            lead = start.analysis_minutes + self._num_steps * self._step_minutes - start.initial_minutes
             is_read = lead in self._scored_leads and lead >= first_lead
             fields_CHW = fields_BCHW[index]
             if diagnostics is not None and 0 < lead <= self._last_lead and (is_read or diagnostics.needs_every_step):
@@ -195,7 +195,7 @@ class OnlineForecasts(ForecastSource):
                 continue
             for channel_index, mask in self._channel_masks.items():
                 fields_CHW[channel_index, mask] = np.nan
-            key = (start.initial, lead)
+            key = (start.initial_minutes, lead)
             if members_are_adjacent:
                 # The first member adds those of all members.
                 if start.member == 0:

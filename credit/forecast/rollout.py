@@ -9,12 +9,13 @@ import functools
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from credit.data.normalize import Normalizer
 from credit.data.samples.frames import FrameReader
 from credit.forecast.stepper import Stepper
 from credit.parallel.host_copy import to_device
@@ -25,152 +26,231 @@ class ForecastStart:
     """Start of one forecast, or of one member of an ensemble.
 
     Attributes:
-        initial: the time in minutes that lead times count from.
+        initial_minutes: initial time in minutes of the calendar, from which lead times count.
         member: number of the member, 0 for a single forecast.
-        analysis: the time in minutes whose fields it starts from; before `initial` for a lagged member.
+        analysis_minutes: time in minutes of the fields that the forecast starts from; before `initial_minutes` for a
+            lagged member.
     """
 
-    initial: int
+    initial_minutes: int
     member: int
-    analysis: int
+    analysis_minutes: int
 
 
-def make_starts(initial: Sequence[int], members: int = 1, lag_minutes: int = 0) -> list[ForecastStart]:
-    """Return the starts of all members, those of one initial time side by side; member m starts m lags earlier."""
+def make_starts(initial_times: Sequence[int], members: int = 1, lag_minutes: int = 0) -> list[ForecastStart]:
+    """Return the starts of all members, those of one initial time side by side.
+
+    Args:
+        initial_times: initial times in minutes.
+        members: number of members, 1 for single forecasts.
+        lag_minutes: interval between the analyses of two members; member m starts m lags before the initial time.
+    """
     starts = []
-    for minutes in initial:
-        starts += [ForecastStart(minutes, member, minutes - member * lag_minutes) for member in range(members)]
+    for initial_minutes in initial_times:
+        for member in range(members):
+            starts.append(ForecastStart(initial_minutes, member, initial_minutes - member * lag_minutes))
     return starts
 
 
 def batch_starts(
-    initial: Sequence[int], batch_size: int, members: int = 1, lag_minutes: int = 0
+    initial_times: Sequence[int], batch_size: int, members: int = 1, lag_minutes: int = 0
 ) -> list[list[ForecastStart]]:
-    """Return the starts of a group of initial times, `batch_size` at a time."""
-    starts = make_starts(initial, members, lag_minutes)
+    """Return the starts of `make_starts` in batches of `batch_size`; the last batch may be smaller."""
+    starts = make_starts(initial_times, members, lag_minutes)
     return [starts[first : first + batch_size] for first in range(0, len(starts), batch_size)]
 
 
 def member_rng(seed: int, start: ForecastStart, stream: int) -> np.random.Generator:
-    """Return the random number generator of a member; each purpose has its own stream."""
+    """Return the random number generator of one member.
+
+    Args:
+        seed: ``inference.ensemble.seed``.
+        start: forecast of the member; only its initial time and its member number count.
+        stream: number of the purpose; different purposes get independent random numbers.
+    """
     # Times before 1970 are negative, and a seed must not be.
-    return np.random.default_rng([seed, start.initial % 2**63, start.member, stream])
+    return np.random.default_rng([seed, start.initial_minutes % 2**63, start.member, stream])
 
 
-# Starts of a batch and their normalised states (B, C, T, H, W) -> perturbed states.
-Perturb = Callable[[Sequence[ForecastStart], Tensor], Tensor]
-# Starts of a batch -> for each step the factors (B, 1, H, W) of the changes that the network predicts.
-Stochastic = Callable[[Sequence[ForecastStart], torch.device], Iterator[Tensor]]
+# Starts of a batch and their normalised states (B, C, T, H, W) -> perturbed states of the same shape.
+PerturbStates = Callable[[Sequence[ForecastStart], Tensor], Tensor]
+# Starts of a batch -> for each step the factors (B, 1, H, W) that multiply the changes that the network predicts.
+DrawFactors = Callable[[Sequence[ForecastStart], torch.device], Iterator[Tensor]]
 # Starts of a batch -> a function that returns a context for each step, inside which the network adds its noise.
-Noise = Callable[[Sequence[ForecastStart]], Callable[[], AbstractContextManager[None]]]
+BuildNoiseContext = Callable[[Sequence[ForecastStart]], Callable[[], AbstractContextManager[None]]]
 
 
-def analyses(frames: FrameReader, times: Sequence[int], step_minutes: int, history_len: int) -> np.ndarray:
-    """Return the prognostic fields (B, C, T, H, W) of the input frames up to each of `times`, in physical units."""
+@dataclass(frozen=True)
+class ForecastInputs:
+    """Fields that forecasts read: those that they start from, and their forcing.
+
+    Attributes:
+        frames: reader of the fields at a time.
+        step_minutes: time step of the model in minutes.
+        history_len: number of input frames of the model.
+        file_lock: context that is entered while fields are read. `BackgroundWriter` needs a lock here.
+    """
+
+    frames: FrameReader
+    step_minutes: int
+    history_len: int
+    file_lock: AbstractContextManager = field(default_factory=nullcontext)
+
+
+def read_initial_states(inputs: ForecastInputs, analysis_times: Sequence[int]) -> np.ndarray:
+    """Return the prognostic fields of the input frames up to each of some times.
+
+    Args:
+        inputs: source of the fields.
+        analysis_times: time in minutes of the last input frame of each forecast.
+
+    Returns:
+        (B, C, T, H, W) float32 in physical units.
+
+    Raises:
+        DataError: if the data do not have a frame.
+    """
     states = []
-    for minutes in times:
-        frame_times = [minutes + offset * step_minutes for offset in range(1 - history_len, 1)]
-        states.append(np.stack([frames.prognostic(frame_time) for frame_time in frame_times], axis=1))
+    with inputs.file_lock:
+        for minutes in analysis_times:
+            frame_times = _frame_times(inputs, minutes)
+            states.append(np.stack([inputs.frames.prognostic(frame_time) for frame_time in frame_times], axis=1))
     return np.stack(states)
 
 
-def checksums(
-    frames: FrameReader, lags_minutes: Sequence[int], step_minutes: int, history_len: int
-) -> Callable[[int], str]:
+def _frame_times(inputs: ForecastInputs, last_frame: int) -> list[int]:
+    """Return the times of the input frames in minutes, the earliest first and `last_frame` at the end."""
+    return [last_frame + offset * inputs.step_minutes for offset in range(1 - inputs.history_len, 1)]
+
+
+def build_initial_state_checksum(inputs: ForecastInputs, lags_minutes: Sequence[int]) -> Callable[[int], str]:
     """Return the function initial time -> checksum of the prognostic fields that its members start from.
 
-    The checksum has 16 hexadecimal digits. Another analysis of the same time has another checksum.
+    The function takes minutes and returns 16 hexadecimal digits. Another analysis of the same time has another
+    checksum, so forecasts from it do not count as complete.
+
+    Args:
+        inputs: source of the fields; its lock is not used.
+        lags_minutes: offsets of the analyses in minutes before the initial time.
     """
 
     @functools.cache  # lagged members of neighbouring initial times share analyses
-    def checksum_of_analysis(analysis: int) -> bytes:
+    def hash_analysis(analysis_minutes: int) -> bytes:
         digest = hashlib.blake2b(digest_size=8)
-        for k in range(1 - history_len, 1):
-            digest.update(np.ascontiguousarray(frames.prognostic(analysis + k * step_minutes)))
+        for frame_time in _frame_times(inputs, analysis_minutes):
+            digest.update(np.ascontiguousarray(inputs.frames.prognostic(frame_time)))
         return digest.digest()
 
-    return lambda initial: hashlib.blake2b(
-        b"".join(checksum_of_analysis(initial - lag) for lag in lags_minutes), digest_size=8
-    ).hexdigest()
+    def hash_initial_states(initial_minutes: int) -> str:
+        digests = [hash_analysis(initial_minutes - lag) for lag in lags_minutes]
+        return hashlib.blake2b(b"".join(digests), digest_size=8).hexdigest()
+
+    return hash_initial_states
 
 
-def forcing_of(
-    stepper: Stepper, frames: FrameReader, times: Sequence[int], step_minutes: int, history_len: int,
-    reading: AbstractContextManager, last: Sequence[int] | None = None,
-) -> Callable[[int], Tensor]:  # fmt: skip
-    """Return the function step number -> normalised forcing (B, C, T, H, W) that forecasts from `times` may know.
+def build_forcing_function(
+    normalizer: Normalizer,
+    inputs: ForecastInputs,
+    analysis_times: Sequence[int],
+    last_forcing_steps: Sequence[int] | None = None,
+) -> Callable[[int], Tensor]:
+    """Return the function step number -> forcing of the input frames of that step.
 
-    From the step number in `last` on, the forcing of a forecast is constant.
+    Step numbers count from 0. The forcing is normalised, (B, C, T, H, W), and on the device of the normalizer. It
+    contains only what a forecast may know, which depends on ``in_forecast`` of each variable.
+
+    Args:
+        normalizer: of the run.
+        inputs: source of the fields.
+        analysis_times: time in minutes that each forecast of the batch starts from.
+        last_forcing_steps: for each forecast, the step number from which on its forcing is constant; None for no limit.
     """
-    device = stepper.normalizer.tendency_scale_C.device
+    device = normalizer.tendency_scale_C.device
 
-    def forcing(number: int) -> Tensor:
+    def read_forcing(step_number: int) -> Tensor:
         fields = []
-        with reading:
-            for index, initial in enumerate(times):
-                step = number if last is None else min(number, last[index])
-                frame_times = [initial + (step + offset) * step_minutes for offset in range(1 - history_len, 1)]
-                fields.append(np.stack([frames.forcing(minutes, initial=initial) for minutes in frame_times], axis=1))
-        return stepper.normalizer.encode(to_device(np.stack(fields), device), "dynamic_forcing")
+        with inputs.file_lock:
+            for index, analysis_minutes in enumerate(analysis_times):
+                forcing_step = step_number
+                if last_forcing_steps is not None:
+                    forcing_step = min(step_number, last_forcing_steps[index])
+                frames = []
+                for frame_time in _frame_times(inputs, analysis_minutes + forcing_step * inputs.step_minutes):
+                    frames.append(inputs.frames.forcing(frame_time, initial=analysis_minutes))
+                fields.append(np.stack(frames, axis=1))
+        return normalizer.encode(to_device(np.stack(fields), device), "dynamic_forcing")
 
-    return forcing
+    return read_forcing
 
 
 @torch.no_grad()
-def forecast(
+def forecast_batch(
     stepper: Stepper,
-    frames: FrameReader,
+    inputs: ForecastInputs,
     starts: Sequence[ForecastStart],
-    steps: int,
-    step_minutes: int,
-    history_len: int,
-    perturb: Perturb | None = None,
-    reading: AbstractContextManager | None = None,
-    stochastic: Stochastic | None = None,
-    noise: Noise | None = None,
+    num_steps: int,
+    perturb_states: PerturbStates | None = None,
+    draw_factors: DrawFactors | None = None,
+    build_noise_context: BuildNoiseContext | None = None,
 ) -> Iterator[Tensor]:
-    """Yield the output (B, C_out, H, W) of each step in physical units, float32, on the device.
+    """Yield the output of each step of a batch of forecasts.
+
+    Collective: if the network is sharded, all its ranks take the same number of steps.
 
     Starts with a shorter lag than others of the batch continue beyond the last lead time, which is not written. The
     data may have no observed forcing there, so the forcing is constant.
 
     Args:
         stepper: runs the network, in eval mode.
-        frames: initial states, and the forcing that a forecast may know.
-        starts: of the batch.
-        steps: number of steps, counted from the analyses.
-        step_minutes: time step.
-        history_len: input frames.
-        perturb: changes the initial states.
-        reading: held while fields are read.
-        stochastic: draws factors of each step's change.
-        noise: draws what is added inside the network.
+        inputs: source of the initial states and of the forcing.
+        starts: forecasts of the batch.
+        num_steps: number of steps, counted from the analyses.
+        perturb_states: perturbs the initial states; None for unperturbed ones.
+        draw_factors: draws the factors that multiply each step's change; None for no factors.
+        build_noise_context: makes the contexts in which the network adds noise to its features; None for no noise.
+
+    Yields:
+        (B, C_out, H, W) float32 in physical units, on the device of the network.
+
+    Raises:
+        DataError: if the data do not have a field that a forecast reads.
     """
-    reading = reading or nullcontext()
-    times = [start.analysis for start in starts]
-    with reading:
-        state = to_device(
-            analyses(frames, times, step_minutes, history_len), stepper.normalizer.tendency_scale_C.device
-        )
-    state = stepper.normalizer.encode(state, "prognostic")
-    if perturb is not None:
-        state = perturb(starts, state)
-    lags = [(start.initial - start.analysis) // step_minutes for start in starts]
-    last = [steps - 1 - max(lags) + lag for lag in lags]
-    forcing = forcing_of(stepper, frames, times, step_minutes, history_len, reading, last)
-    factors = None if stochastic is None else stochastic(starts, state.device)
-    noise_context = nullcontext if noise is None else noise(starts)
-    outputs = stepper.rollout(state, forcing, steps, factors=factors)
+    normalizer = stepper.normalizer
+    analysis_times = [start.analysis_minutes for start in starts]
+
+    # Initial states.
+    device = normalizer.tendency_scale_C.device
+    state = to_device(read_initial_states(inputs, analysis_times), device)
+    state = normalizer.encode(state, "prognostic")
+    if perturb_states is not None:
+        state = perturb_states(starts, state)
+
+    # The forecast with the longest lag reaches the last lead time in the last step, the others some steps before.
+    lag_steps = [(start.initial_minutes - start.analysis_minutes) // inputs.step_minutes for start in starts]
+    longest_lag = max(lag_steps)
+    last_forcing_steps = [num_steps - 1 - longest_lag + lag for lag in lag_steps]
+    forcing = build_forcing_function(normalizer, inputs, analysis_times, last_forcing_steps)
+
+    # Random numbers of the ensemble.
+    factors = None
+    if draw_factors is not None:
+        factors = draw_factors(starts, state.device)
+    noise_context: Callable[[], AbstractContextManager[None]] = nullcontext
+    if build_noise_context is not None:
+        noise_context = build_noise_context(starts)
+
+    outputs = stepper.rollout(state, forcing, num_steps, factors=factors)
     del state  # or it would stay in memory to the last step
-    for _ in range(steps):
+    for _ in range(num_steps):
+        # Only the network's step is inside the context, not the work of the caller between two steps.
         with noise_context():
             output = next(outputs)
         yield stepper.decode(output)
 
 
 @torch.inference_mode()
-def inference_mode(outputs: Iterator[Tensor]) -> Iterator[Tensor]:
-    """Yield the steps of `forecast`, computed in torch's inference mode, which is faster.
+def iterate_in_inference_mode(outputs: Iterator[Tensor]) -> Iterator[Tensor]:
+    """Yield the steps of `forecast_batch`, computed in torch's inference mode, which is faster.
 
     Not for use during training: tensors that a network keeps from such a forecast cannot be used by a training step.
     """

@@ -22,11 +22,11 @@ from credit.cli.plan import build_grid
 from credit.config import Config
 from credit.config.sections.inference import EnsembleConfig
 from credit.data.samples.batch import Batch
-from credit.forecast.ensemble.feature_noise import build_noise
+from credit.forecast.ensemble.feature_noise import build_feature_noise
 from credit.forecast.ensemble.perturbations import build_perturbation
-from credit.forecast.ensemble.sppt import build_stochastic
+from credit.forecast.ensemble.sppt import build_tendency_perturbation
 from credit.forecast.objectives.base import ObjectiveContext, build_objective
-from credit.forecast.rollout import forecast, inference_mode, make_starts
+from credit.forecast.rollout import ForecastInputs, forecast_batch, iterate_in_inference_mode, make_starts
 from credit.forecast.stepper import Stepper
 from credit.models.inference import prepare_for_inference
 from credit.parallel.host_copy import AsyncHostCopy
@@ -151,10 +151,12 @@ def forecast_with(config: Config, assets: ModelAssets, ensemble: dict[str, Any] 
         allocate_(model, CUDA)
         prepare_for_inference(model.eval(), torch.bfloat16 if config.inference.amp else None)
         stepper = build_stepper(config, assets, model, CUDA, config.inference.amp)
-        drawn = build_stochastic(conf, assets.grid, step), build_noise(conf, model)
+        draw_factors = build_tendency_perturbation(conf, assets.grid, step)
+        noise = build_feature_noise(conf, model)
+        inputs = ForecastInputs(frames, step, 1)
         starts = make_starts([0], conf.members if conf else 1)
-        perturb = conf and build_perturbation(conf, stepper, frames, assets.grid, step, 1)
-        outputs = inference_mode(forecast(stepper, frames, starts, 2, step, 1, perturb, None, *drawn))
+        perturb = conf and build_perturbation(conf, stepper, inputs, assets.grid)
+        outputs = iterate_in_inference_mode(forecast_batch(stepper, inputs, starts, 2, perturb, draw_factors, noise))
         with Watch():
             assert next(outputs).device == CUDA
         with Watch() as watch:

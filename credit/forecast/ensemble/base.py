@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TypeVar
 
 import torch
@@ -17,25 +16,22 @@ from torch import Tensor
 
 from credit.config.registry import PERTURBATIONS
 from credit.config.sections.inference import InitialPerturbationSection, TendencyPerturbationSection
-from credit.data.samples.frames import FrameReader
-from credit.forecast.rollout import ForecastStart
+from credit.forecast.rollout import ForecastInputs, ForecastStart
 from credit.forecast.stepper import Stepper
 from credit.grid import LatLonGrid
 
 
 @dataclass(frozen=True)
 class PerturbationContext:
-    """Everything that a perturbation is built from beside its own section.
+    """Everything that a perturbation is built from, apart from its config section.
 
     Attributes:
-        grid: of the fields.
-        step_minutes: time step.
-        seed: of all random numbers (``inference.ensemble.seed``).
-        has_control: whether member 0 is unperturbed.
+        grid: grid of the fields.
+        step_minutes: time step of the model in minutes.
+        seed: seed of all random numbers (``inference.ensemble.seed``).
+        has_control: True if member 0 is unperturbed.
         stepper: runs the network; None for a perturbation of tendencies.
-        frames: analyses and forcing; None for a perturbation of tendencies.
-        history_len: input frames.
-        reading: held while fields are read.
+        inputs: source of analyses and forcing; None for a perturbation of tendencies.
     """
 
     grid: LatLonGrid
@@ -43,19 +39,18 @@ class PerturbationContext:
     seed: int
     has_control: bool
     stepper: Stepper | None = None
-    frames: FrameReader | None = None
-    history_len: int = 1
-    reading: AbstractContextManager = field(default_factory=nullcontext)
+    inputs: ForecastInputs | None = None
 
 
 class InitialPerturbation(ABC):
     """Base class of perturbations of the initial states.
 
     Members come in pairs: members 1 and 2, 3 and 4, ... have the same perturbation with opposite signs, so that an even
-    number of them has the analysis as its mean. The caller sees to the pairs, the sign, the amplitude and the control.
+    number of them has the analysis as its mean. `build_perturbation` makes the pairs and applies sign, amplitude and
+    control; a subclass only draws.
 
     Args:
-        context: what it is built from.
+        context: grid, seed, model and data of the run.
         section: ``inference.ensemble.perturbation`` of the config.
     """
 
@@ -64,21 +59,22 @@ class InitialPerturbation(ABC):
 
     @abstractmethod
     def draw(self, starts: Sequence[ForecastStart], state_BCTHW: Tensor) -> Tensor:
-        """Return a perturbation (B, C, H, W) of about unit size for each start, on the device of the state.
-
-        Its unit is the standard deviation of a channel's change over a step.
+        """Return a perturbation of about unit size for each start.
 
         Args:
-            starts: what is drawn for; the two members of a pair come as the same start.
+            starts: forecasts of the batch; the two members of a pair come as the same start.
             state_BCTHW: normalised prognostic channels of the input frames.
+
+        Returns:
+            (B, C, H, W) float32 on the device of the state, in standard deviations of a channel's change over a step.
         """
 
 
 class TendencyPerturbation(ABC):
-    """Base class of perturbations of what the network predicts as change over a step.
+    """Base class of perturbations of the change over a step that the network predicts.
 
     Args:
-        context: what it is built from.
+        context: grid, time step and seed of the run.
         section: ``inference.ensemble.stochastic`` of the config.
     """
 
@@ -87,7 +83,15 @@ class TendencyPerturbation(ABC):
 
     @abstractmethod
     def factors(self, starts: Sequence[ForecastStart], device: torch.device) -> Iterator[Tensor]:
-        """Yield for each step the factors (B, 1, H, W) of the change; those of an unperturbed member 0 are 1."""
+        """Yield the factors of the change for each step, without end.
+
+        Args:
+            starts: forecasts of the batch.
+            device: device of the result.
+
+        Yields:
+            (B, 1, H, W) float32 without unit; 1 for an unperturbed member 0.
+        """
 
 
 PerturbationClass = TypeVar("PerturbationClass", bound=type)
@@ -99,7 +103,7 @@ def register_perturbation(
     """Class decorator that makes a perturbation available as a ``kind`` of ``inference.ensemble``.
 
     Args:
-        name: the kind.
+        name: value of ``kind`` in the config.
         section: an `InitialPerturbationSection` for ``inference.ensemble.perturbation``, a
             `TendencyPerturbationSection` for ``inference.ensemble.stochastic``.
 

@@ -21,9 +21,12 @@ from credit.forecast.rollout import ForecastStart, member_rng
 from credit.parallel.blocks.marks import is_marked, strip_wrapper_prefixes
 from credit.parallel.host_copy import to_device
 
+# Stream of `member_rng` that no other perturbation uses.
+_RNG_STREAM = 3
+
 
 class FeatureNoise:
-    """Adds noise to the outputs of a network's blocks, during the steps of the forecasts that use it.
+    """Noise on the outputs of a network's blocks, during the steps of the forecasts that use it.
 
     Args:
         conf: the ensemble section of the config, with `noise`.
@@ -39,7 +42,7 @@ class FeatureNoise:
         self._std = noise_config.std
         self._seed = conf.seed
         self._first_noisy_member = 1 if conf.control else 0
-        # One for each forecast of the present step, None for a forecast without noise. Between steps there are none.
+        # One for each forecast of the step that is computed, None for a forecast without noise. None between steps.
         self._generators: Sequence[np.random.Generator | None] | None = None
         for name, block in find_blocks(model, noise_config.where).items():
             block.register_forward_hook(functools.partial(self._add_noise, name))
@@ -56,8 +59,7 @@ class FeatureNoise:
         generators: list[np.random.Generator | None] = []
         for start in starts:
             if start.member >= self._first_noisy_member:
-                # 3 separates these random numbers from those of other perturbations of the same member.
-                generators.append(member_rng(self._seed, start, 3))
+                generators.append(member_rng(self._seed, start, _RNG_STREAM))
             else:
                 generators.append(None)
         return functools.partial(self._use_generators, generators)
@@ -78,10 +80,10 @@ class FeatureNoise:
         share one deviation because the layers that follow normalise over channels as well.
 
         Args:
-            name: the name of the block, for messages.
-            block: the block.
-            inputs: the inputs of the block, unused.
-            output: its output, with the forecasts of the batch in the first dimension.
+            name: name of the block, for messages.
+            block: block of the network.
+            inputs: arguments of the block, unused.
+            output: output of the block, with the forecasts of the batch in the first dimension.
 
         Raises:
             ConfigError: if the output is not one tensor with the forecasts of the batch in its first dimension.
@@ -89,10 +91,9 @@ class FeatureNoise:
         if self._generators is None or not any(self._generators):
             return None
         if not isinstance(output, Tensor) or len(output) != len(self._generators):
+            description = f"a {type(output).__name__}"
             if isinstance(output, Tensor):
                 description = f"a tensor {tuple(output.shape)}"
-            else:
-                description = f"a {type(output).__name__}"
             raise ConfigError(
                 f"inference.ensemble.noise: {name} ({type(block).__name__}) returns {description} for a batch of "
                 f"{len(self._generators)}; noise needs one tensor with a row for each forecast: name other blocks in "
@@ -103,7 +104,8 @@ class FeatureNoise:
             if generator is not None:
                 generator.standard_normal(out=forecast_noise, dtype=np.float32)
         output_std = output.float().std(dim=tuple(range(1, output.ndim)), keepdim=True)
-        return output + (self._std * output_std * to_device(noise, output.device)).to(output.dtype)
+        scaled_noise = self._std * output_std * to_device(noise, output.device)
+        return output + scaled_noise.to(output.dtype)
 
 
 def find_blocks(model: nn.Module, prefixes: Sequence[str] | None) -> dict[str, nn.Module]:
@@ -116,7 +118,10 @@ def find_blocks(model: nn.Module, prefixes: Sequence[str] | None) -> dict[str, n
     Raises:
         ConfigError: if the network has no blocks, or a prefix matches none.
     """
-    blocks = {strip_wrapper_prefixes(name): module for name, module in model.named_modules() if is_marked(module)}
+    blocks = {}
+    for name, module in model.named_modules():
+        if is_marked(module):
+            blocks[strip_wrapper_prefixes(name)] = module
     if not blocks:
         raise ConfigError(
             f"inference.ensemble.noise: {type(model).__name__} marks no block with _fsdp2_shard; mark those whose "
@@ -126,8 +131,11 @@ def find_blocks(model: nn.Module, prefixes: Sequence[str] | None) -> dict[str, n
         return blocks
     selected: dict[str, nn.Module] = {}
     for prefix in prefixes:
-        # The dots keep "stages.1" from matching "stages.10".
-        matches = {name: block for name, block in blocks.items() if f"{name}.".startswith(f"{prefix}.")}
+        matches = {}
+        for name, block in blocks.items():
+            # The dots keep "stages.1" from matching "stages.10".
+            if f"{name}.".startswith(f"{prefix}."):
+                matches[name] = block
         if not matches:
             raise ConfigError(
                 f'inference.ensemble.noise.where: no block of {type(model).__name__} matches "{prefix}"'
@@ -138,7 +146,7 @@ def find_blocks(model: nn.Module, prefixes: Sequence[str] | None) -> dict[str, n
     return selected
 
 
-def build_noise(conf: EnsembleConfig | None, model: nn.Module) -> FeatureNoise | None:
+def build_feature_noise(conf: EnsembleConfig | None, model: nn.Module) -> FeatureNoise | None:
     """Return the noise of ``inference.ensemble.noise``, None if the config has none."""
     if conf is None or conf.noise is None:
         return None

@@ -1,13 +1,13 @@
-"""Ensembles: initial states are perturbed, and the network's dropout stays on where that is asked for.
+"""Perturbations of the initial states of an ensemble, and dropout during forecasts.
 
-Perturbations are measured in standard deviations of each channel's change over a step, which is about the uncertainty
-of analyses.
+The unit of a perturbation is the standard deviation of each channel's change over a step, which is about the
+uncertainty of analyses.
+Shape suffixes: B batch, C channels, T time frames, H latitude rows, W longitude columns.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,11 +16,17 @@ from torch import Tensor, nn
 
 from credit.calendar import parse_duration
 from credit.config.registry import PERTURBATIONS
-from credit.data.samples.frames import FrameReader
 from credit.errors import ConfigError
 from credit.forecast.ensemble.base import InitialPerturbation, PerturbationContext, register_perturbation
 from credit.forecast.ensemble.section import GaussianOrBredSection
-from credit.forecast.rollout import ForecastStart, Perturb, analyses, forcing_of, member_rng
+from credit.forecast.rollout import (
+    ForecastInputs,
+    ForecastStart,
+    PerturbStates,
+    build_forcing_function,
+    member_rng,
+    read_initial_states,
+)
 from credit.forecast.stepper import Stepper
 from credit.grid import LatLonGrid
 from credit.parallel.host_copy import to_device
@@ -28,16 +34,26 @@ from credit.parallel.tensor.dropout import drop_rate
 from credit.physics.spherical_harmonics import CorrelatedNoise
 
 if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
-
     from credit.config.sections.inference import EnsembleConfig
 
 
+# Streams of `member_rng`: 2 belongs to `sppt`, 3 to `feature_noise`.
+_RNG_STREAM = 0
+_DROPOUT_RNG_STREAM = 1
+
+
 def build_perturbation(
-    conf: EnsembleConfig, stepper: Stepper, frames: FrameReader, grid: LatLonGrid, step_minutes: int, history_len: int,
-    reading: AbstractContextManager | None = None,
-) -> Perturb | None:  # fmt: skip
+    conf: EnsembleConfig, stepper: Stepper, inputs: ForecastInputs, grid: LatLonGrid
+) -> PerturbStates | None:
     """Return the function that perturbs the initial states of ``inference.ensemble``, None where nothing does.
+
+    With ``inference.ensemble.dropout`` it also turns on the dropout of the network, and the function seeds it.
+
+    Args:
+        conf: section inference.ensemble.
+        stepper: runs the network.
+        inputs: source of analyses and forcing.
+        grid: grid of the fields.
 
     Raises:
         ConfigError: if the config asks for dropout and the network has none.
@@ -49,13 +65,11 @@ def build_perturbation(
         return None
     perturbation = None
     if section is not None:
-        context = PerturbationContext(grid, step_minutes, conf.seed, conf.control, stepper, frames, history_len)
-        if reading is not None:
-            context = replace(context, reading=reading)
+        context = PerturbationContext(grid, inputs.step_minutes, conf.seed, conf.control, stepper, inputs)
         perturbation = PERTURBATIONS.find_class(section.kind)(context, section)
     first_perturbed = 1 if conf.control else 0
 
-    def perturb(starts: Sequence[ForecastStart], state_BCTHW: Tensor) -> Tensor:
+    def perturb_states(starts: Sequence[ForecastStart], state_BCTHW: Tensor) -> Tensor:
         if conf.dropout:
             _seed_dropout(conf.seed, starts)
         if perturbation is None:
@@ -63,27 +77,36 @@ def build_perturbation(
         signs = []
         pair_starts = []
         for start in starts:
+            # Perturbed members are numbered from 0; the control has the number -1 and the sign 0.
             number = start.member - first_perturbed
             if number < 0:
                 signs.append(0.0)
+            elif number % 2 == 0:
+                signs.append(1.0)
             else:
-                signs.append(1.0 if number % 2 == 0 else -1.0)
-            # The odd member of a pair draws the even one's numbers.
-            pair_starts.append(ForecastStart(start.initial, max(0, number) // 2, start.analysis))
+                signs.append(-1.0)
+            # Both members of a pair draw the same random numbers, those of the pair.
+            pair_number = max(0, number) // 2
+            pair_starts.append(ForecastStart(start.initial_minutes, pair_number, start.analysis_minutes))
         sign_B1111 = torch.tensor(signs, device=state_BCTHW.device)[:, None, None, None, None]
         change_BCHW = section.amplitude * perturbation.draw(pair_starts, state_BCTHW)
         return stepper.perturb_state(state_BCTHW, sign_B1111 * change_BCHW[:, :, None])
 
-    return perturb
+    return perturb_states
 
 
 def lag_minutes(conf: EnsembleConfig | None) -> int:
-    """Return by how much earlier each member starts than the one before, in minutes."""
-    return 0 if conf is None or conf.lagged is None else parse_duration(conf.lagged)
+    """Return the time in minutes by which each member starts before the previous one, 0 without lagged members."""
+    if conf is None or conf.lagged is None:
+        return 0
+    return parse_duration(conf.lagged)
 
 
 def describe_ensemble(conf: EnsembleConfig) -> str:
-    """Return text on how members differ; it tells the files of one ensemble from those of another."""
+    """Return a text on how the members differ, such as "5 members; seed 0; dropout".
+
+    It is an attribute of forecast files, where it distinguishes one ensemble from another.
+    """
     parts = [f"{conf.members} members", f"seed {conf.seed}"]
     if conf.perturbation is not None:
         parts.append(conf.perturbation.describe())
@@ -103,7 +126,9 @@ def describe_ensemble(conf: EnsembleConfig) -> str:
 
 
 def enable_dropout(model: nn.Module) -> None:
-    """Let dropout draw in evaluation too; everything else stays as it is.
+    """Put the dropout of a network into training mode, so that it also acts in forecasts.
+
+    All other modules stay in the mode that they have.
 
     Raises:
         ConfigError: if the network has no dropout.
@@ -121,41 +146,48 @@ def enable_dropout(model: nn.Module) -> None:
 
 
 def _seed_dropout(seed: int, starts: Sequence[ForecastStart]) -> None:
-    """Make dropout's numbers depend on the batch's first start."""
-    torch.manual_seed(member_rng(seed, starts[0], 1).integers(2**62))
+    """Seed torch's global generator, from which dropout draws, by the first start of a batch."""
+    torch.manual_seed(member_rng(seed, starts[0], _DROPOUT_RNG_STREAM).integers(2**62))
 
 
 class RandomFields:
-    """Random fields of variance 1: white from cell to cell, or correlated and the same at all levels of a variable.
+    """Random fields of mean 0 and variance 1 for all prognostic channels.
+
+    White noise is independent in each cell and channel. Correlated noise is the same at all levels of a variable.
 
     Args:
-        context: with stepper.
-        length_km: correlation length; None for white noise.
+        context: context of a perturbation of initial states.
+        length_km: correlation length in km; None for white noise.
     """
 
     def __init__(self, context: PerturbationContext, length_km: float | None) -> None:
         self._channels = context.stepper.channels.group("prognostic")
         variables = list(dict.fromkeys(channel.variable for channel in self._channels))
+        # Channel -> number of its variable.
         self._variable_index = [variables.index(channel.variable) for channel in self._channels]
         self._num_variables = len(variables)
         self._grid = context.grid
         self._seed = context.seed
-        self._correlated = CorrelatedNoise(context.grid, length_km) if length_km is not None else None
+        self._correlated_noise = None
+        if length_km is not None:
+            self._correlated_noise = CorrelatedNoise(context.grid, length_km)
 
     def draw(self, starts: Sequence[ForecastStart], device: torch.device) -> Tensor:
-        """Return (B, C, H, W)."""
-        fields = [self._draw(member_rng(self._seed, start, 0)) for start in starts]
+        """Return the random fields of each start, (B, C, H, W) float32 without unit."""
+        fields = [self._draw_member(member_rng(self._seed, start, _RNG_STREAM)) for start in starts]
         return to_device(np.stack(fields), device)
 
-    def _draw(self, generator: np.random.Generator) -> np.ndarray:
-        if self._correlated is None:
+    def _draw_member(self, generator: np.random.Generator) -> np.ndarray:
+        """Return the random fields of one member, (C, H, W) float32."""
+        if self._correlated_noise is None:
             return generator.standard_normal((len(self._channels), *self._grid.shape), dtype=np.float32)
-        return self._correlated.draw(self._num_variables, generator)[self._variable_index]
+        fields_VHW = self._correlated_noise.draw(self._num_variables, generator)
+        return fields_VHW[self._variable_index]
 
 
 @register_perturbation("gaussian", GaussianOrBredSection)
 class GaussianPerturbation(InitialPerturbation):
-    """White noise from cell to cell."""
+    """White noise, independent in each cell and channel."""
 
     def __init__(self, context: PerturbationContext, section: GaussianOrBredSection) -> None:
         super().__init__(context, section)
@@ -168,7 +200,7 @@ class GaussianPerturbation(InitialPerturbation):
 
 @register_perturbation("correlated", GaussianOrBredSection)
 class CorrelatedPerturbation(InitialPerturbation):
-    """Noise correlated over a distance, the same at all levels of a variable."""
+    """Noise that is correlated over a distance and the same at all levels of a variable."""
 
     def __init__(self, context: PerturbationContext, section: GaussianOrBredSection) -> None:
         super().__init__(context, section)
@@ -181,8 +213,10 @@ class CorrelatedPerturbation(InitialPerturbation):
 
 @register_perturbation("bred", GaussianOrBredSection)
 class BredPerturbation(InitialPerturbation):
-    """The differences that grow: noise is forecast through the days before, and scaled back after every cycle.
+    """Bred vectors: the differences between two forecasts that grow fastest before the initial time.
 
+    A random perturbation is added to an earlier analysis. A cycle forecasts from both states; the difference of the two
+    forecasts, scaled to size 1, is the perturbation of the next cycle.
     Toth and Kalnay 1997, doi:10.1175/1520-0493(1997)125<3297:EFANAT>2.0.CO;2. The size of a vector is the root of the
     mean over area and channels of its square, in standard deviations of the change over a step.
     """
@@ -197,31 +231,30 @@ class BredPerturbation(InitialPerturbation):
 
     def draw(self, starts: Sequence[ForecastStart], state_BCTHW: Tensor) -> Tensor:
         """See the base class; the size of each vector is 1."""
-        context = self.context
-        stepper = context.stepper
+        inputs = self.context.inputs
+        stepper = self.context.stepper
         device = state_BCTHW.device
         num_prognostic = state_BCTHW.shape[1]
         scale_C11 = stepper.normalizer.tendency_scale_C[:, None, None]
+        steps_per_cycle = self._cycle_minutes // inputs.step_minutes
         bred_BCHW = self._fields.draw(starts, device)
-        for number in range(self._num_cycles, 0, -1):
-            times = [start.analysis - number * self._cycle_minutes for start in starts]
-            with context.reading:
-                history = analyses(context.frames, times, context.step_minutes, context.history_len)
-            state = stepper.normalizer.encode(to_device(history, device), "prognostic")
+        # From the earliest cycle to the last one, which ends at the analyses.
+        for cycles_before in range(self._num_cycles, 0, -1):
+            cycle_starts = [start.analysis_minutes - cycles_before * self._cycle_minutes for start in starts]
+            fields = read_initial_states(inputs, cycle_starts)
+            state = stepper.normalizer.encode(to_device(fields, device), "prognostic")
             perturbed = stepper.perturb_state(state, self._amplitude * bred_BCHW[:, :, None])
-            forcing = forcing_of(
-                stepper, context.frames, [*times, *times], context.step_minutes, context.history_len, context.reading
-            )
             # The unperturbed and the perturbed forecasts run side by side in one batch.
-            for output in stepper.rollout(
-                torch.cat([state, perturbed]), forcing, self._cycle_minutes // context.step_minutes
-            ):
+            both_states = torch.cat([state, perturbed])
+            forcing = build_forcing_function(stepper.normalizer, inputs, [*cycle_starts, *cycle_starts])
+            for output in stepper.rollout(both_states, forcing, steps_per_cycle):
                 last_output = output
-            control, moved = last_output[:, :num_prognostic].chunk(2)
-            bred_BCHW = self._scale_to_unit((moved - control) / scale_C11)
+            control_BCHW, perturbed_BCHW = last_output[:, :num_prognostic].chunk(2)
+            bred_BCHW = self._scale_to_unit((perturbed_BCHW - control_BCHW) / scale_C11)
         return bred_BCHW
 
     def _scale_to_unit(self, change_BCHW: Tensor) -> Tensor:
-        area = self._area_HW.to(change_BCHW.device)
-        square = (change_BCHW**2 * area).sum(dim=(2, 3)).mean(dim=1) / area.sum()
-        return change_BCHW / square.sqrt().clamp(min=1e-12)[:, None, None, None]
+        """Return changes divided by their size, the root of the mean square over area and channels."""
+        area_HW = self._area_HW.to(change_BCHW.device)
+        square_B = (change_BCHW**2 * area_HW).sum(dim=(2, 3)).mean(dim=1) / area_HW.sum()
+        return change_BCHW / square_B.sqrt().clamp(min=1e-12)[:, None, None, None]

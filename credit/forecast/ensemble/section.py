@@ -30,17 +30,21 @@ class GaussianOrBredSection(InitialPerturbationSection):
 
     @property
     def cycle_minutes(self) -> int:
-        """Length of a breeding cycle."""
+        """Length of a breeding cycle in minutes."""
         return parse_duration(self.cycle)
 
     def analysis_lags_minutes(self) -> list[int]:
         """See the base class; breeding starts from the analyses of earlier cycles."""
-        num_cycles = self.cycles if self.kind == "bred" else 0
+        num_cycles = 0
+        if self.kind == "bred":
+            num_cycles = self.cycles
         return [number * self.cycle_minutes for number in range(num_cycles + 1)]
 
     def step_multiples(self) -> dict[str, str]:
         """See the base class."""
-        return {"cycle": self.cycle} if self.kind == "bred" else {}
+        if self.kind != "bred":
+            return {}
+        return {"cycle": self.cycle}
 
     def describe(self) -> str:
         """See the base class."""

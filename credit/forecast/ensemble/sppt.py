@@ -1,9 +1,10 @@
-"""Errors of the model itself in an ensemble: what it predicts as change is multiplied by random numbers.
+"""Model error in an ensemble: the change over a step that the network predicts is multiplied by random numbers.
 
 Stochastically perturbed tendencies (Buizza, Miller and Palmer 1999, doi:10.1002/qj.49712556006): the change over a step
 of all prognostic channels of a column is multiplied by 1 + r. r is a Gaussian field on the sphere, correlated over some
-hundred kilometres, that follows a first-order autoregression in time. It is limited to [-1, 1], so that no change turns
-round.
+hundred kilometres, and follows a first-order autoregression in time. It is limited to [-1, 1], so that no change
+reverses its sign.
+Shape suffixes: B batch, H latitude rows, W longitude columns.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from credit.calendar import parse_duration
 from credit.config.registry import PERTURBATIONS
 from credit.forecast.ensemble.base import PerturbationContext, TendencyPerturbation, register_perturbation
 from credit.forecast.ensemble.section import SPPTSection
-from credit.forecast.rollout import ForecastStart, Stochastic, member_rng
+from credit.forecast.rollout import DrawFactors, ForecastStart, member_rng
 from credit.grid import LatLonGrid
 from credit.parallel.host_copy import to_device
 from credit.physics.spherical_harmonics import CorrelatedNoise
@@ -29,39 +30,53 @@ if TYPE_CHECKING:
     from credit.config.sections.inference import EnsembleConfig
 
 
+# Stream of `member_rng` that no other perturbation uses.
+_RNG_STREAM = 2
+
+
 @register_perturbation("sppt", SPPTSection)
 class SPPT(TendencyPerturbation):
-    """Draws the factors of each step's change.
+    """Stochastically perturbed tendencies: draws the factors 1 + r of each step's change.
 
     Args:
-        context: of the ensemble.
-        section: amplitude, length and time of the random field.
+        context: grid, time step and seed of the ensemble.
+        section: amplitude, correlation length and correlation time of r.
     """
 
     def __init__(self, context: PerturbationContext, section: SPPTSection) -> None:
         super().__init__(context, section)
         self._amplitude = section.amplitude
         self._noise = CorrelatedNoise(context.grid, section.length)
-        self._memory = math.exp(-context.step_minutes / parse_duration(section.time))
+        # Correlation of the pattern with that of the step before.
+        self._autocorrelation = math.exp(-context.step_minutes / parse_duration(section.time))
         self._first_perturbed = 1 if context.has_control else 0
 
     def factors(self, starts: Sequence[ForecastStart], device: torch.device) -> Iterator[Tensor]:
         """See the base class."""
-        generators = [member_rng(self.context.seed, start, 2) for start in starts]
-        pattern = self._draw(generators)
+        generators = [member_rng(self.context.seed, start, _RNG_STREAM) for start in starts]
+        pattern_B1HW = self._draw_patterns(generators)
         is_perturbed = np.array([start.member >= self._first_perturbed for start in starts], dtype=np.float32)
         is_perturbed_B111 = is_perturbed[:, None, None, None]
+        # The weight of the new noise keeps the variance of the pattern at 1.
+        noise_weight = math.sqrt(1.0 - self._autocorrelation**2)
         while True:
-            r = np.clip(self._amplitude * pattern, -1.0, 1.0)
-            yield to_device(1.0 + is_perturbed_B111 * r, device)
-            pattern = self._memory * pattern + math.sqrt(1.0 - self._memory**2) * self._draw(generators)
+            r_B1HW = np.clip(self._amplitude * pattern_B1HW, -1.0, 1.0)
+            yield to_device(1.0 + is_perturbed_B111 * r_B1HW, device)
+            pattern_B1HW = self._autocorrelation * pattern_B1HW + noise_weight * self._draw_patterns(generators)
 
-    def _draw(self, generators: Sequence[np.random.Generator]) -> np.ndarray:
+    def _draw_patterns(self, generators: Sequence[np.random.Generator]) -> np.ndarray:
+        """Return one random field of variance 1 for each generator, (B, 1, H, W) float32."""
         return np.stack([self._noise.draw(1, generator) for generator in generators])
 
 
-def build_stochastic(conf: EnsembleConfig | None, grid: LatLonGrid, step_minutes: int) -> Stochastic | None:
-    """Return the function that draws the factors of ``inference.ensemble.stochastic``, None where there are none."""
+def build_tendency_perturbation(conf: EnsembleConfig | None, grid: LatLonGrid, step_minutes: int) -> DrawFactors | None:
+    """Return the function that draws the factors of ``inference.ensemble.stochastic``, None where there are none.
+
+    Args:
+        conf: section inference.ensemble.
+        grid: grid of the fields.
+        step_minutes: time step of the model in minutes.
+    """
     if conf is None or conf.stochastic is None:
         return None
     context = PerturbationContext(grid, step_minutes, conf.seed, conf.control)

@@ -53,7 +53,7 @@ class BackgroundWriter:
         products: computes the fields that are written from the output; None for the output itself.
 
     Attributes:
-        reading: lock to hold while source files are read, because the netCDF library is not safe for two threads.
+        file_lock: lock to hold while source files are read, because the netCDF library is not safe for two threads.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class BackgroundWriter:
         initial_times: Collection[int],
         products: OutputDiagnostics | None = None,
     ) -> None:
-        self.reading = threading.Lock()
+        self.file_lock = threading.Lock()
         self._writer = writer
         self._lead_numbers = lead_numbers
         self._step_minutes = step_minutes
@@ -93,8 +93,8 @@ class BackgroundWriter:
         needs_every_step = self._diagnostics is not None and self._diagnostics.needs_every_step
         items = []
         for index, start in enumerate(starts):
-            lead = start.analysis + step * self._step_minutes - start.initial
-            if start.initial not in self._initial_times or not 0 < lead <= self._last_lead:
+            lead = start.analysis_minutes + step * self._step_minutes - start.initial_minutes
+            if start.initial_minutes not in self._initial_times or not 0 < lead <= self._last_lead:
                 continue
             if lead in self._lead_numbers or needs_every_step:
                 items.append(_BatchItem(index, lead, start))
@@ -138,17 +138,18 @@ class BackgroundWriter:
                 fields_CHW = self._diagnostics.compute(item.start, item.lead, fields_CHW)
             if item.lead in self._lead_numbers:
                 number = self._lead_numbers[item.lead]
-                with self.reading:
-                    self._writer.put(item.start.initial, number, fields_CHW, item.start.member)
+                with self.file_lock:
+                    self._writer.put(item.start.initial_minutes, number, fields_CHW, item.start.member)
 
     def _require_finite(self, fields_CHW: np.ndarray, item: _BatchItem) -> None:
         """Refuse a forecast that has become unstable, so that its fields are not taken for a forecast."""
         if np.isfinite(fields_CHW).all():
             return
         layout = self._writer.layout
-        member = "" if layout.members is None else f", member {item.start.member}"
+        forecast_name = layout.calendar.format(item.start.initial_minutes)
+        if layout.members is not None:
+            forecast_name += f", member {item.start.member}"
         raise CreditError(
-            f"{self._origin}: forecast from {layout.calendar.format(item.start.initial)}{member}: not finite at "
-            f"{item.lead / 60:g} h; not written. Forecast a shorter inference.lead_time, or train on longer "
-            "rollouts (data.forecast_len)"
+            f"{self._origin}: forecast from {forecast_name}: not finite at {item.lead / 60:g} h; not written. Forecast "
+            "a shorter inference.lead_time, or train on longer rollouts (data.forecast_len)"
         )

@@ -216,7 +216,7 @@ class OutputDiagnostics:
         running_sums = [recipe for recipe in self._recipes if isinstance(recipe, _RunningSum)]
         if not running_sums:
             return []
-        key = (start.initial, start.member)
+        key = (start.initial_minutes, start.member)
         if key not in self._earlier_fields:
             self._earlier_fields[key] = [deque(maxlen=running_sum.num_steps or 1) for running_sum in running_sums]
         totals = []

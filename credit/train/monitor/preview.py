@@ -22,7 +22,7 @@ from credit.data.reader import FieldReader
 from credit.data.samples.frames import FrameReader
 from credit.data.splits import Split, require_samples
 from credit.errors import DataError
-from credit.forecast.rollout import forecast, make_starts
+from credit.forecast.rollout import ForecastInputs, forecast_batch, make_starts
 from credit.forecast.stepper import Stepper
 from credit.metrics import MetricContext
 from credit.metrics.rmse import RootMeanSquareError
@@ -202,7 +202,8 @@ class Preview:
         num_steps = self._plan.lead // step_minutes
         starts = make_starts([initial])
         initial_1CHW = self._read_truth(initial)
-        outputs = forecast(self._stepper, self._frames, starts, num_steps, step_minutes, self._conf.history_len)
+        inputs = ForecastInputs(self._frames, step_minutes, self._conf.history_len)
+        outputs = forecast_batch(self._stepper, inputs, starts, num_steps)
         for number, output_BCHW in enumerate(outputs):
             if not counts:
                 continue

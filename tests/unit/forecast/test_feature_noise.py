@@ -10,13 +10,14 @@ from torch import nn
 
 from credit.config.sections.inference import EnsembleConfig, NoiseConfig
 from credit.errors import ConfigError
-from credit.forecast.ensemble.feature_noise import build_noise, find_blocks
+from credit.forecast.ensemble.feature_noise import build_feature_noise, find_blocks
 from credit.forecast.ensemble.perturbations import build_perturbation
 from credit.forecast.ensemble.section import GaussianOrBredSection
-from credit.forecast.rollout import ForecastStart, forecast, make_starts
+from credit.forecast.rollout import ForecastInputs, ForecastStart, forecast_batch, make_starts
 from credit.models.wxformer import WXFormer
 from tests.unit.forecast.test_perturbations import GRID, SMALL, STEP, Still, make_stepper
 
+INPUTS = ForecastInputs(Still(), STEP, 1)
 BLOCKS = [*(f"stages.{n}.layers.0" for n in range(4)), *(f"decoder.blocks.{n}" for n in range(3))]
 
 
@@ -44,7 +45,7 @@ class TwoBlocks(nn.Module):
 
 def build_test_noise(model: nn.Module, control: bool = True, seed: int = 0, **options: object):
     conf = EnsembleConfig(members=50, noise=NoiseConfig(**options), control=control, seed=seed)
-    return build_noise(conf, model)
+    return build_feature_noise(conf, model)
 
 
 def wxformer() -> nn.Module:
@@ -91,9 +92,9 @@ def run_forecasts(
     """Return three steps of forecasts, (steps, B, C, H, W)."""
     stepper = make_stepper(model)
     conf = EnsembleConfig(members=3, perturbation=GaussianOrBredSection(kind="bred", cycles=2))
-    perturb = build_perturbation(conf, stepper, Still(), GRID, STEP, 1) if perturbed else None
+    perturb = build_perturbation(conf, stepper, INPUTS, GRID) if perturbed else None
     noise = build_test_noise(model, **options) if options else None
-    return np.stack(list(forecast(stepper, Still(), starts, 3, STEP, 1, perturb, noise=noise)))
+    return np.stack(list(forecast_batch(stepper, INPUTS, starts, 3, perturb, build_noise_context=noise)))
 
 
 def test_a_member_does_not_depend_on_its_batch() -> None:
@@ -115,7 +116,7 @@ def test_interleaved_forecasts_are_independent() -> None:
     model, starts = wxformer(), make_starts([0], 4)
     stepper, noise = make_stepper(model), build_test_noise(model)
     batches = (starts[:2], starts[2:])
-    forecasts = [forecast(stepper, Still(), batch, 3, STEP, 1, noise=noise) for batch in batches]
+    forecasts = [forecast_batch(stepper, INPUTS, batch, 3, build_noise_context=noise) for batch in batches]
     interleaved = np.stack([np.concatenate(fields) for fields in zip(*forecasts, strict=True)])
     consecutive = [run_forecasts(batch, wxformer(), std=0.5) for batch in batches]
     np.testing.assert_array_equal(interleaved, np.concatenate(consecutive, axis=1))
@@ -172,7 +173,7 @@ def test_wrong_options_are_refused() -> None:
     for options in ({"std": 0}, {"where": []}, {"wehre": ["decoder"]}):
         with pytest.raises(ValueError, match=next(iter(options))):
             EnsembleConfig(members=3, noise=options)
-    assert build_noise(None, nn.Linear(1, 1)) is None
+    assert build_feature_noise(None, nn.Linear(1, 1)) is None
     for options in [{}, *({"where": [name]} for name in BLOCKS)]:
         conf = EnsembleConfig(members=2, lagged="6h", noise=options)
-        assert build_noise(conf, wxformer()) is not None
+        assert build_feature_noise(conf, wxformer()) is not None

@@ -35,7 +35,7 @@ class Runs:
         self.batches.append((list(starts), steps))
         for number in range(1, steps + 1):
             self.steps += 1
-            times = torch.tensor([float(start.analysis + number * STEP) for start in starts])
+            times = torch.tensor([float(start.analysis_minutes + number * STEP) for start in starts])
             member = torch.tensor([float(start.member) for start in starts])
             yield torch.stack([times, member], dim=1)[:, :, None, None].expand(-1, -1, *GRID.shape)
 
@@ -69,7 +69,7 @@ def test_each_batch_runs_once_up_to_the_last_read_lead() -> None:
     assert forecasts.groups() == [[0, 1440], [2880]]
     for (initial, lead), fields in read_all(forecasts, forecasts.groups()).items():
         assert fields.shape == (1, 2, *GRID.shape) and (fields[0, 0] == initial + lead).all()
-    assert [([start.initial for start in batch], steps) for batch, steps in runs.batches] == [
+    assert [([start.initial_minutes for start in batch], steps) for batch, steps in runs.batches] == [
         ([0, 1440], 4),
         ([2880], 4),
     ]
@@ -83,7 +83,7 @@ def test_batches_do_not_depend_on_the_times_that_are_read() -> None:
     runs = Runs()
     forecasts = online(runs)
     read_all(forecasts, [[1440]])
-    assert [start.initial for start in runs.batches[0][0]] == [0, 1440]
+    assert [start.initial_minutes for start in runs.batches[0][0]] == [0, 1440]
     assert set(forecasts._pending) == {(0, 1440)}
 
 

@@ -12,7 +12,7 @@ from credit.config.sections.trainer import ParallelismConfig
 from credit.errors import ConfigError
 from credit.forecast.ensemble.perturbations import build_perturbation, describe_ensemble, enable_dropout
 from credit.forecast.ensemble.section import GaussianOrBredSection, SPPTSection
-from credit.forecast.rollout import ForecastStart, forecast, make_starts
+from credit.forecast.rollout import ForecastInputs, ForecastStart, forecast_batch, make_starts
 from credit.forecast.stepper import Stepper
 from credit.grid import LatLonGrid
 from credit.models.wxformer import WXFormer
@@ -63,7 +63,7 @@ def make_stepper(model: nn.Module, minimum: list[float] | None = None, grid: Lat
 def states(conf: EnsembleConfig, starts: list[ForecastStart], model: nn.Module | None = None, **options) -> np.ndarray:
     """Return the perturbed states in physical units, (B, C, H, W), of a world that is 10 and -5 everywhere."""
     stepper = make_stepper(model or Growth(), **options)
-    perturb = build_perturbation(conf, stepper, Still(), GRID, STEP, 1)
+    perturb = build_perturbation(conf, stepper, ForecastInputs(Still(), STEP, 1), GRID)
     state = perturb(starts, torch.zeros(len(starts), 2, 1, *GRID.shape))
     return stepper.normalizer.decode(state[:, :, 0], "prognostic").numpy() - np.array([10.0, -5.0])[:, None, None]
 
@@ -113,7 +113,7 @@ def test_bred_vectors_follow_the_fastest_growth() -> None:
 
 def test_lagged_members_start_earlier_and_are_valid_at_the_same_time() -> None:
     starts = make_starts([1440], 3, lag_minutes=720)
-    assert [start.analysis for start in starts] == [1440, 720, 0]
+    assert [start.analysis_minutes for start in starts] == [1440, 720, 0]
 
     class Clockwork(Still):
         """The first channel is the time."""
@@ -136,9 +136,10 @@ def test_lagged_members_start_earlier_and_are_valid_at_the_same_time() -> None:
             change[:, 0] = STEP / TENDENCY[0]
             return change
 
-    outputs = list(forecast(make_stepper(Forward()), Clockwork(), starts, 5, STEP, 1))
+    inputs = ForecastInputs(Clockwork(), STEP, 1)
+    outputs = list(forecast_batch(make_stepper(Forward()), inputs, starts, 5))
     for step, output in enumerate(outputs, start=1):
-        valid = [start.analysis + step * STEP for start in starts]
+        valid = [start.analysis_minutes + step * STEP for start in starts]
         np.testing.assert_allclose(output[:, 0, 0, 0], valid, rtol=1e-5)
 
 

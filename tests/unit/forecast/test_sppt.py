@@ -10,8 +10,8 @@ import torch
 
 from credit.config.sections.inference import EnsembleConfig
 from credit.forecast.ensemble.section import SPPTSection
-from credit.forecast.ensemble.sppt import build_stochastic
-from credit.forecast.rollout import ForecastStart, forecast, make_starts
+from credit.forecast.ensemble.sppt import build_tendency_perturbation
+from credit.forecast.rollout import ForecastInputs, ForecastStart, forecast_batch, make_starts
 from tests.unit.forecast.test_perturbations import GRID, STEP, Growth, Still, make_stepper
 
 CPU = torch.device("cpu")
@@ -20,7 +20,7 @@ CPU = torch.device("cpu")
 def factors(starts: list[ForecastStart], steps: int, control: bool = True, **options: object) -> np.ndarray:
     """Return the factors of the first steps, (steps, B, H, W)."""
     conf = EnsembleConfig(members=50, stochastic=SPPTSection(**options), control=control)
-    factor_fields = build_stochastic(conf, GRID, STEP)(starts, CPU)
+    factor_fields = build_tendency_perturbation(conf, GRID, STEP)(starts, CPU)
     return np.stack([factor.numpy()[:, 0] for factor in itertools.islice(factor_fields, steps)])
 
 
@@ -72,9 +72,12 @@ def test_members_with_equal_initial_states_diverge() -> None:
             return super().prognostic(minutes) + 1.0
 
     conf = EnsembleConfig(members=3, stochastic=SPPTSection())
-    starts, stepper = make_starts([0], 3), make_stepper(Growth())
-    ensemble = list(forecast(stepper, NonZero(), starts, 3, STEP, 1, stochastic=build_stochastic(conf, GRID, STEP)))
-    single_forecast = list(forecast(stepper, NonZero(), starts[:1], 3, STEP, 1))
+    starts = make_starts([0], 3)
+    stepper = make_stepper(Growth())
+    inputs = ForecastInputs(NonZero(), STEP, 1)
+    draw_factors = build_tendency_perturbation(conf, GRID, STEP)
+    ensemble = list(forecast_batch(stepper, inputs, starts, 3, draw_factors=draw_factors))
+    single_forecast = list(forecast_batch(stepper, inputs, starts[:1], 3))
     for step, (members, single) in enumerate(zip(ensemble, single_forecast, strict=True)):
         assert torch.equal(members[0], single[0]), step
         assert (members[1] - members[2]).abs().max() > 0.1
