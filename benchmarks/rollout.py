@@ -35,7 +35,7 @@ from wxformer import build_ours
 
 from credit.calendar import Calendar
 from credit.channels import ChannelMap
-from credit.cli.common import set_environment
+from credit.cli.common import set_environment_defaults
 from credit.config import build_config
 from credit.data.normalize import Normalizer
 from credit.data.store.statistics import Statistics
@@ -231,7 +231,7 @@ def main() -> None:
     if asked.case:
         print(json.dumps(measure(asked.case, asked.steps, asked.rounds, asked.members, asked.amp)))
         return
-    set_environment()  # of the processes that are started here
+    set_environment_defaults()  # of the processes that are started here
     wanted = [case for case in CASES if case not in (BARE, ALONE) and any(word in case for word in asked.cases)]
     if not wanted:
         parser.error(f"--cases {' '.join(asked.cases)}: no case has that in its name; there are {', '.join(CASES)}")

@@ -49,10 +49,10 @@ MODES = (*SHARED, "checkpoint", *ROLLOUTS)
 
 def build_ours(model: str = "starter") -> nn.Module:
     """Return our network, in a process that is set up as by our commands."""
-    from credit.cli.common import set_environment
+    from credit.cli.common import set_environment_defaults
     from credit.models.wxformer import WXFormer
 
-    set_environment()
+    set_environment_defaults()
     return WXFormer.from_kwargs(**MODELS[model])
 
 

@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run_command(arguments: argparse.Namespace) -> int:
     """Run the named subcommand; return the exit status."""
     from credit.errors import CheckpointError, ConfigError
     from credit.train.checkpoint.checkpoint import list_checkpoints

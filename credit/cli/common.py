@@ -9,7 +9,11 @@ from credit.utils.paths import expand_home
 
 
 def path_argument(text: str) -> str:
-    """Return a path from the command line; shells keep ``~`` as it is inside quotes and after ``--option=``."""
+    """Return a path from the command line with ``~`` expanded, which shells keep inside quotes and after ``--option=``.
+
+    Raises:
+        argparse.ArgumentTypeError: if the home folder of a user is not known.
+    """
     try:
         return expand_home(text)
     except ValueError as error:
@@ -17,7 +21,7 @@ def path_argument(text: str) -> str:
 
 
 def add_config_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add ``CONFIG [section.key=value ...]``."""
+    """Add the positional arguments ``CONFIG [section.key=value ...]``, which are parsed as `config` and `overrides`."""
     parser.add_argument("config", metavar="CONFIG", type=path_argument, help="YAML file that describes the run")
     parser.add_argument(
         "overrides",
@@ -27,7 +31,7 @@ def add_config_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def set_environment() -> None:
+def set_environment_defaults() -> None:
     """Set variables for fast CPU runs, unless they are set; call it before numpy and torch are used.
 
     - Huge pages for tensors of 2 MB and more. Many Linux distributions give them only on request (``madvise``).

@@ -19,7 +19,7 @@ example:
   credit convert config.yml --weights model.pt --mean mean.nc --std std.nc --static static.nc
   credit convert config.yml --export weights.safetensors --checkpoint latest"""
 
-__all__ = ["HELP", "add_arguments", "run"]
+__all__ = ["HELP", "add_arguments", "run_command"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -66,7 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run_command(arguments: argparse.Namespace) -> int:
     """Write a converted checkpoint; return the exit status."""
     from pathlib import Path
 

@@ -14,7 +14,7 @@ example:
   credit init quickstart > config.yml"""
 
 
-def templates() -> dict[str, str]:
+def load_starter_configs() -> dict[str, str]:
     """Return name -> text of the configs in the package."""
     folder = resources.files("credit.config") / "templates"
     texts = {}
@@ -29,9 +29,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", nargs="?", metavar="NAME", help="name of a starter config")
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run_command(arguments: argparse.Namespace) -> int:
     """Write the named starter config, or list all; return the exit status."""
-    texts = templates()
+    texts = load_starter_configs()
     if arguments.name is None:
         for name, text in sorted(texts.items()):
             first_comment = text.splitlines()[0].lstrip("# ")

@@ -16,9 +16,9 @@ from collections.abc import Callable, Sequence
 from typing import TextIO
 
 from credit import __version__
-from credit.cli.common import set_environment
+from credit.cli.common import set_environment_defaults
 from credit.cli.console.interrupt import INTERRUPTED, InterruptGuard, end_process
-from credit.cli.console.terminal import LogFormatter, style, wrap
+from credit.cli.console.terminal import LogFormatter, colorize, wrap_text
 from credit.errors import CreditError
 from credit.utils.progress import set_quiet
 
@@ -43,12 +43,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Args:
         arguments: words after ``credit``. By default those of the command line; the process then belongs to the
             command, and an interrupt ends it.
+
+    Raises:
+        SystemExit: from argparse, with status 0 after ``--help`` and 2 after a wrong argument.
     """
-    return _run_guarded(lambda: _dispatch(arguments), owns_process=arguments is None)
+    return _run_with_exit_status(lambda: _parse_and_run(arguments), owns_process=arguments is None)
 
 
-def _dispatch(arguments: Sequence[str] | None) -> int:
-    """Parse the name of the command and run it."""
+def _parse_and_run(arguments: Sequence[str] | None) -> int:
+    """Parse the name of the command, run the command and return its exit status."""
     parser = argparse.ArgumentParser(
         prog="credit",
         description="Train, run and score global AI weather models. One YAML file describes a run.",
@@ -59,11 +62,11 @@ def _dispatch(arguments: Sequence[str] | None) -> int:
     parser.add_argument("command", choices=list(COMMANDS), metavar="NAME", help="one of the commands below")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="arguments of the command")
     parsed = parser.parse_args(arguments)
-    return _run(parsed.command, parsed.arguments, f"credit {parsed.command}")
+    return _run_command(parsed.command, parsed.arguments, f"credit {parsed.command}")
 
 
 def _describe_commands() -> str:
-    """Return the list of commands, and where to begin."""
+    """Return the list of commands and the first steps of a new user, for the end of ``credit --help``."""
     lines = ["commands:"]
     for name, summary in COMMANDS.items():
         lines.append(f"  {name:11s} {summary}")
@@ -91,17 +94,18 @@ def build_parser(command: str, program: str) -> argparse.ArgumentParser:
     return parser
 
 
-def _run(command: str, arguments: Sequence[str], program: str) -> int:
-    """Run one command; errors that are addressed to the user become a message and an exit status."""
+def _run_command(command: str, arguments: Sequence[str], program: str) -> int:
+    """Run one command and return its exit status; print a `CreditError` as one message without a traceback."""
     with InterruptGuard() as guard:
         try:
-            set_environment()
+            set_environment_defaults()
             module = importlib.import_module(f"credit.cli.{command}")
             # Overrides may stand before, between and after options.
             parsed = build_parser(command, program).parse_intermixed_args(arguments)
             _set_up_output(quiet=getattr(parsed, "quiet", False))
-            return module.run(parsed)
+            return module.run_command(parsed)
         except CreditError as error:
+            # After Ctrl-C an error of the command is only a consequence of the interrupt.
             if not guard.interrupted:
                 _print_error(program, str(error))
                 return error.exit_code
@@ -116,7 +120,7 @@ def _run(command: str, arguments: Sequence[str], program: str) -> int:
 
 
 def _set_up_output(quiet: bool) -> None:
-    """Send log messages to standard error, without notices and progress bars if `quiet`."""
+    """Send log messages to standard error; `quiet` drops progress bars and messages below a warning."""
     set_quiet(quiet)
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(LogFormatter(sys.stderr))
@@ -126,21 +130,32 @@ def _set_up_output(quiet: bool) -> None:
 
 
 def _print_error(program: str, message: str) -> None:
-    text = wrap(f"{program}: {message}", sys.stderr, indent="  ")
-    print(style(f"{program}:", "red", sys.stderr) + text.removeprefix(f"{program}:"), file=sys.stderr)
+    """Print ``PROGRAM: MESSAGE`` on standard error, wrapped first and coloured second, since colour adds characters."""
+    text = wrap_text(f"{program}: {message}", sys.stderr, indent="  ")
+    print(colorize(f"{program}:", "red", sys.stderr) + text.removeprefix(f"{program}:"), file=sys.stderr)
 
 
-def _entry(command: str) -> Callable[[], int]:
-    """Return the entry point of ``credit_COMMAND``."""
-    return lambda: _run_guarded(lambda: _run(command, sys.argv[1:], f"credit_{command}"), owns_process=True)
+def _entry_point(command: str) -> Callable[[], int]:
+    """Return the function behind the program ``credit_COMMAND``, which setup.cfg names."""
+
+    def run_program() -> int:
+        program = f"credit_{command}"
+        return _run_with_exit_status(lambda: _run_command(command, sys.argv[1:], program), owns_process=True)
+
+    return run_program
 
 
-def _run_guarded(command: Callable[[], int], owns_process: bool) -> int:
-    """Run a command and return its exit status; end the process after an interrupt where the command owns it."""
+def _run_with_exit_status(command: Callable[[], int], owns_process: bool) -> int:
+    """Run a command and return its exit status, also after Ctrl-C or where nobody reads the output.
+
+    Args:
+        command: parses the arguments, runs and returns the exit status.
+        owns_process: True if the process ends with the command; an interrupt then ends the process at once.
+    """
     try:
-        status = _end_quietly(command)
+        status = _run_with_readable_output(command)
     except KeyboardInterrupt:
-        # Before or after the command itself.
+        # `_run_command` handles Ctrl-C while the command runs; this one came before or after.
         status = INTERRUPTED
     if owns_process:
         if status == INTERRUPTED:
@@ -150,25 +165,30 @@ def _run_guarded(command: Callable[[], int], owns_process: bool) -> int:
     return status
 
 
-def _end_quietly(command: Callable[[], int]) -> int:
-    """Run a command; if nobody reads its output any more, as behind ``| head``, end as SIGPIPE would end it."""
+def _run_with_readable_output(command: Callable[[], int]) -> int:
+    """Run a command; if nobody reads its output any more, as behind ``| head``, return the status of SIGPIPE.
+
+    Raises:
+        BrokenPipeError: if the broken pipe is another one, not standard output or standard error.
+    """
     try:
         try:
             return command()
         finally:
+            # Flushed here, output that nobody reads raises where it can be handled, not at the interpreter's exit.
             if sys.stdout is not None:
                 sys.stdout.flush()
     except BrokenPipeError:
-        unread_streams = [stream for stream in (sys.stdout, sys.stderr) if _is_unread(stream)]
-        if not unread_streams:
+        closed_streams = [stream for stream in (sys.stdout, sys.stderr) if _is_closed_pipe(stream)]
+        if not closed_streams:
             raise
-        for stream in unread_streams:
-            # Python flushes the rest of the output when it exits.
+        for stream in closed_streams:
+            # Python flushes the rest of the output when it exits, which must not fail again.
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
         return 128 + signal.SIGPIPE
 
 
-def _is_unread(stream: TextIO | None) -> bool:
+def _is_closed_pipe(stream: TextIO | None) -> bool:
     """Return whether a stream is a pipe whose other end is closed; False for streams without a file descriptor."""
     poll = select.poll()
     try:
@@ -178,17 +198,18 @@ def _is_unread(stream: TextIO | None) -> bool:
     return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
 
 
-init = _entry("init")
-check = _entry("check")
-plan = _entry("plan")
-preprocess = _entry("preprocess")
-train = _entry("train")
-rollout = _entry("rollout")
-verify = _entry("verify")
-submit = _entry("submit")
-checkpoint = _entry("checkpoint")
-doctor = _entry("doctor")
-convert = _entry("convert")
+# Entry points of the programs credit_init, credit_check and so on in setup.cfg.
+init = _entry_point("init")
+check = _entry_point("check")
+plan = _entry_point("plan")
+preprocess = _entry_point("preprocess")
+train = _entry_point("train")
+rollout = _entry_point("rollout")
+verify = _entry_point("verify")
+submit = _entry_point("submit")
+checkpoint = _entry_point("checkpoint")
+doctor = _entry_point("doctor")
+convert = _entry_point("convert")
 
 if __name__ == "__main__":
     sys.exit(main())

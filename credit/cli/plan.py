@@ -60,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print the plan as one JSON document")
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run_command(arguments: argparse.Namespace) -> int:
     """Print the plan of the run; return the exit status."""
     from credit.hpc.planner.gpus import find_gpu
     from credit.hpc.planner.mesh import Run

@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run_command(arguments: argparse.Namespace) -> int:
     """Write the training store; return the exit status."""
     from credit.config import load_config
     from credit.data.store.preprocess import preprocess

@@ -48,7 +48,7 @@ example:
   credit rollout config.yml inference.lead_time=240h
   credit rollout config.yml --latest data.sources.0.path=analysis.nc"""
 
-__all__ = ["HELP", "add_arguments", "run"]
+__all__ = ["HELP", "add_arguments", "run_command"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -65,7 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_quiet_argument(parser)
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run_command(arguments: argparse.Namespace) -> int:
     """Run the command."""
     from credit.calendar import parse_duration
     from credit.config import load_config

@@ -26,7 +26,7 @@ example:
   credit submit config.yml --cluster derecho --nodes 4 --chain 5 pbs.account=ABCD0001
   credit submit config.yml --job rollout --dry-run"""
 
-__all__ = ["HELP", "add_arguments", "run"]
+__all__ = ["HELP", "add_arguments", "run_command"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -61,7 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run_command(arguments: argparse.Namespace) -> int:
     """Run the command."""
     from pathlib import Path
 

@@ -34,8 +34,9 @@ example:
 exit status: 0 done, 1 any other failure, 2 wrong config or data, 85 stopped and can be continued, 130 stopped by Ctrl-C
 and can be continued. Ranks of a job of several processes exit with 0 in the last two cases; STATUS tells them apart."""
 
-__all__ = ["HELP", "add_arguments", "run"]
+__all__ = ["HELP", "add_arguments", "run_command"]
 
+# Exit status of a single process that was stopped in time and can be continued; see the help text.
 STOPPED_IN_TIME = 85
 
 
@@ -45,14 +46,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_quiet_argument(parser)
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Run the command."""
+def run_command(arguments: argparse.Namespace) -> int:
+    """Train the model of the config and return the exit status, which the help text lists."""
     from credit.config import load_config
     from credit.parallel.process_info import read_process_info
 
     config = load_config(arguments.config, arguments.overrides)
     process_info = read_process_info()
     if not process_info.is_main:
+        # The main rank logs what concerns all ranks; the others write their own log files.
         for handler in logging.getLogger().handlers:
             handler.setLevel(logging.ERROR)
     outcome, is_interrupt = _train(config, process_info)
@@ -65,10 +67,13 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _train(config: Config, process_info: ProcessInfo) -> tuple[str, bool]:
-    """Train while holding the signal handlers, the process group, the log file and the lock of the run's folder.
+    """Collective: train while holding the signal handlers, the process group, the log file and the lock of the run.
 
     Returns:
-        ``done`` or ``requeue``, and whether Ctrl-C stopped the run.
+        ``done`` or ``requeue`` (stopped, can be continued), and whether Ctrl-C stopped the run.
+
+    Raises:
+        CreditError: if the config, the data, the run's folder or its checkpoint do not allow the run.
     """
     import torch
 
@@ -97,21 +102,23 @@ def _train(config: Config, process_info: ProcessInfo) -> tuple[str, bool]:
     with ExitStack() as stack:
         stop = stack.enter_context(StopSignal(folder if process_info.is_main else None, walltime_seconds))
         store = stack.enter_context(process_group(process_info, device, timeout_minutes))
+        # `run_on_all_ranks` raises the error of one rank on all ranks, so that none waits for a rank that has ended.
         run_on_all_ranks(lambda: prepare_folder(folder))
         stack.enter_context(rank_log(folder, process_info.rank))
         run_on_all_ranks(functools.partial(_enter_lock, stack, run_lock))
-        # The watchdog's patience ends long before that of the collectives.
+        # The watchdog reports a rank that hangs long before the collectives of the other ranks time out.
         patience_seconds = timeout_minutes * 60.0 / 4
         watchdog = stack.enter_context(
             Watchdog(store, process_info.rank, process_info.world, patience=patience_seconds)
         )
+        # Peak FLOP rates of this GPU's data sheet, for the utilisation in metrics.jsonl; none for a CPU.
         peak_rates = {}
         if device.type == "cuda":
             peak_rates = reported_peaks(torch.cuda.get_device_name(device))
         try:
             trainer = assemble_training(config, process_info, device, watchdog, _draw_preview, start_time, peak_rates)
         except Exception as error:
-            # A run that is done stays done: only the new request was wrong.
+            # STATUS of a run that is done stays "done": only the new request was wrong.
             status = read_status(folder) if process_info.is_main else {}
             if status.get("status") in ("requeue", "running"):
                 write_failure(folder, status, error, status.get("step", 0), process_info.job_id, every_rank=False)
@@ -120,12 +127,13 @@ def _train(config: Config, process_info: ProcessInfo) -> tuple[str, bool]:
 
 
 def _draw_preview(*arguments: Any) -> list[Path]:
-    """Draw a preview; matplotlib is slow to import, and most runs draw none."""
+    """Draw a preview and return the figures' paths; the import of matplotlib waits until then, as it is slow."""
     from credit.verify.plots.preview import draw_preview
 
     return draw_preview(*arguments)
 
 
 def _enter_lock(stack: ExitStack, run_lock: RunLock | None) -> None:
+    """Take the lock of the run's folder until the stack closes; ranks other than the main one have None."""
     if run_lock is not None:
         stack.enter_context(run_lock)

@@ -45,7 +45,7 @@ started, each scores a share of the initial times.
   warnings     sentences on missing scores and unequal forecasts
   files        paths: scores_csv, scores_nc, figures, report"""
 
-__all__ = ["HELP", "add_arguments", "run"]
+__all__ = ["HELP", "add_arguments", "run_command"]
 
 logger = logging.getLogger(__name__)
 
@@ -72,7 +72,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_quiet_argument(parser)
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run_command(arguments: argparse.Namespace) -> int:
     """Run the command."""
     from credit.calendar import parse_duration
     from credit.parallel.process_info import process_group, read_process_info

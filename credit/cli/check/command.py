@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from credit.cli.common import add_config_arguments
-from credit.cli.console.terminal import add_quiet_argument, print_json, wrap
+from credit.cli.console.terminal import add_quiet_argument, print_json, wrap_text
 
 if TYPE_CHECKING:
     from credit.cli.check.data import DataSummary
@@ -33,7 +33,7 @@ example:
 
 exit status: 0 no errors, 2 errors, 130 interrupted."""
 
-__all__ = ["HELP", "add_arguments", "check", "run"]
+__all__ = ["HELP", "add_arguments", "check_config", "run_command"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -55,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_quiet_argument(parser)
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run_command(arguments: argparse.Namespace) -> int:
     """Run the command."""
     from contextlib import suppress
 
@@ -80,7 +80,7 @@ def run(arguments: argparse.Namespace) -> int:
             report.add(str(error))
             _check_data_alone(raw, report)
         else:
-            check(config, report, arguments.world_size, arguments.deep)
+            check_config(config, report, arguments.world_size, arguments.deep)
     if arguments.json:
         print_json(report.to_document())
     elif show_notes or report.messages or report.warnings:
@@ -89,10 +89,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _print_note(note: str) -> None:
-    print(wrap(note, indent="  "))
+    print(wrap_text(note, indent="  "))
 
 
-def check(config: Config, report: CheckReport, world_size: int | None = None, deep: bool = False) -> None:
+def check_config(config: Config, report: CheckReport, world_size: int | None = None, deep: bool = False) -> None:
     """Check a config, its data and its folder.
 
     Args:
@@ -154,12 +154,12 @@ def _try_network(config: Config, data: DataSummary, degrees: ParallelDims, repor
     with report.collect():
         assets = dummy_assets(config, data.grid, data.attributes, data.masks)
         dry_run = try_step(config, assets)
-        report.say(
+        report.add_note(
             f"model: {config.model.type}, {dry_run.parameters:,} parameters, {dry_run.trained_parameters:,} of them "
             f"trained, {len(data.channels.input)} input channels, {len(data.channels.output)} output channels"
         )
         if dry_run.untried:
-            report.say(f"model: a step could not be tried without values ({dry_run.untried})")
+            report.add_note(f"model: a step could not be tried without values ({dry_run.untried})")
     if dry_run is None:
         return None
     if config.trainer.amp or config.inference.amp:

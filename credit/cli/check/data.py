@@ -126,10 +126,12 @@ def _open_reader(conf: DataConfig, report: CheckReport, deep: bool) -> FieldRead
     if reader is not None:
         without_units = [name for name, attributes in reader.attributes.items() if not attributes.get("units")]
         if without_units:
-            report.say(f"units: the files state none for {', '.join(without_units)}, so no unit limits their values")
+            report.add_note(
+                f"units: the files state none for {', '.join(without_units)}, so no unit limits their values"
+            )
         height, width = reader.grid.shape
         names = ", ".join(channel.name for channel in reader.channels.stored + reader.channels.static_stored)
-        report.say(
+        report.add_note(
             f"data: {len(reader.times)} times, calendar {reader.calendar.name}, {height} x {width} cells; {names}"
         )
     return reader
@@ -140,7 +142,7 @@ def _report_contributions(
 ) -> None:
     """Print a line for each source with the variables and times that it contributes."""
     for contribution in contributions:
-        report.say(contribution.describe(conf, calendar))
+        report.add_note(contribution.describe(conf, calendar))
 
 
 def _longest_times(scan: SourceIndex) -> np.ndarray:
@@ -193,7 +195,7 @@ def _count_samples(
             text = f"{len(split_times)} times, {len(initial_times)} samples; {gaps}"
             if coverage:
                 text = f"{coverage}: {text}"
-            report.say(f"{split.describe(calendar)}: {text}")
+            report.add_note(f"{split.describe(calendar)}: {text}")
     return samples
 
 
@@ -214,12 +216,12 @@ def _check_values(
         scope = ""
         if checked.num_checked != checked.num_times:
             scope = ", at least one of each file; preprocessing checks all"
-        report.say(f"values: {checked.num_checked} of {checked.num_times} times checked{scope}")
+        report.add_note(f"values: {checked.num_checked} of {checked.num_times} times checked{scope}")
         share = f"{len(bad_times)} of these times are bad"
         # A single bad time among a few that were checked may be the only one of all times.
         max_bad = max(MOST_BAD * checked.num_checked, min(1.0, MOST_BAD * checked.num_times))
         if bad_times and conf.on_bad_time == "skip" and len(bad_times) <= max_bad:
-            report.say(f"values: {share} and will be left out (data.on_bad_time: skip); the first: {bad_times[0]}")
+            report.add_note(f"values: {share} and will be left out (data.on_bad_time: skip); the first: {bad_times[0]}")
         elif len(bad_times) == 1:
             report.add(bad_times[0])
         elif bad_times:

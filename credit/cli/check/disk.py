@@ -37,14 +37,14 @@ def check_folder(config: Config, report: CheckReport) -> None:
         tested_folders.add(existing_folder)
         try:
             with tempfile.TemporaryFile(dir=existing_folder):
-                report.say(f"{key}: {folder} can be written")
+                report.add_note(f"{key}: {folder} can be written")
         except OSError as error:
             report.add(
                 f"{key}: {folder}: {existing_folder} cannot be written ({error.strerror}); choose another folder"
             )
     status = read_status(Path(config.save_loc))
     if status.get("status") == "failed":
-        report.warn(f"save_loc: the run there failed at step {status.get('step')}: {status.get('reason')}")
+        report.add_warning(f"save_loc: the run there failed at step {status.get('step')}: {status.get('reason')}")
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def check_disk_space(
         store = Path(config.data.store)
         demands.append(_DiskDemand("data.store", store, store_bytes))
         task = "completed or repaired" if store.exists() else "written"
-        report.say(f"store: {store} is to be {task} (credit preprocess), at most {store_bytes / 2**30:.2f} GiB")
+        report.add_note(f"store: {store} is to be {task} (credit preprocess), at most {store_bytes / 2**30:.2f} GiB")
     _report_long_chunks(config, data, report)
     climatology_bytes = _climatology_bytes(config, data, report)
     if climatology_bytes:
@@ -110,7 +110,7 @@ def _compare_with_free_space(demands: list[_DiskDemand], report: CheckReport) ->
     free_bytes = shutil.disk_usage(folder).free
     purposes = ", ".join(f"{demand.purpose} {demand.num_bytes / 2**30:.2f}" for demand in demands)
     text = f"up to {needed_bytes / 2**30:.2f} GiB more are needed ({purposes}), {free_bytes / 2**30:.2f} GiB are free"
-    report.say(f"disk of {folder}: {text}")
+    report.add_note(f"disk of {folder}: {text}")
     if needed_bytes > free_bytes:
         report.add(
             f"save_loc, data.store: on the disk of {folder} {text}; free some space, choose another folder, keep fewer "
@@ -124,7 +124,7 @@ def _checkpoint_bytes(config: Config, dry_run: DryRunResult, num_steps: int, rep
     milestones = num_steps // trainer.keep_every if trainer.keep_every else 0
     # A new checkpoint is written before the oldest is removed.
     max_checkpoints = min(trainer.keep_last + trainer.keep_best + milestones + 1, max(num_steps, 1))
-    report.say(
+    report.add_note(
         f"checkpoints: at most {max_checkpoints} of {dry_run.checkpoint_bytes / 2**20:.1f} MiB (trainer.keep_last, "
         "keep_best, keep_every)"
     )
@@ -141,7 +141,7 @@ def _report_long_chunks(config: Config, data: DataSummary, report: CheckReport) 
     chunk_times = reader.chunk_times
     text = f"sources: chunks of files span up to {chunk_times} times"
     if config.data.store is None:
-        report.say(
+        report.add_note(
             f"{text}, and each time that training reads unpacks one whole chunk; set data.store and run credit "
             "preprocess"
         )
@@ -150,7 +150,7 @@ def _report_long_chunks(config: Config, data: DataSummary, report: CheckReport) 
     if times_per_read < chunk_times:
         num_reads = math.ceil(chunk_times / times_per_read)
         sufficient_gib = math.ceil(10 * chunk_times * reader.bytes_a_time / 2**30) / 10
-        report.say(
+        report.add_note(
             f"{text}; credit preprocess reads {times_per_read} at once and unpacks each about {num_reads} times; "
             f"preprocess.memory_gib={sufficient_gib:g}, in each of {config.preprocess.workers} processes, unpacks each "
             "once or twice"
@@ -182,14 +182,14 @@ def _climatology_bytes(config: Config, data: DataSummary, report: CheckReport) -
         return 0
     disk_bytes, memory_bytes = estimate_bytes(fit, num_channels, data.grid.shape)
     if config.preprocess.climatology:
-        report.say(
+        report.add_note(
             f"climatology: credit preprocess will fit it, with at most {disk_bytes / 2**30:.2f} GiB in the store and "
             f"{memory_bytes / 2**30:.2f} GiB of memory in each process"
         )
         return disk_bytes
     # Verification holds sums and fields of the output channels at once.
     held_bytes = 3 * disk_bytes * len(data.channels.output) / num_channels
-    report.say(
+    report.add_note(
         f"climatology: each verification fits it, in {held_bytes / 2**30:.2f} GiB of memory (preprocess.climatology)"
     )
     return 0

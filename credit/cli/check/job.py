@@ -64,7 +64,7 @@ def plan_ranks(config: Config, world_size: int | None, job: Job | None, report: 
         elif world_size is None:
             world_size = parallelism.tensor * (parallelism.replicate if parallelism.data == "fsdp2" else 1)
         degrees = plan_degrees(parallelism, world_size)
-        report.say(f"ranks: {DeviceGrid(degrees).describe()} (--world-size N checks another number)")
+        report.add_note(f"ranks: {DeviceGrid(degrees).describe()} (--world-size N checks another number)")
     return degrees
 
 
@@ -80,7 +80,9 @@ def check_run_length(config: Config, data: DataSummary, degrees: ParallelDims, r
         )  # fmt: skip
         samples_per_step = sampler.block_size
         num_steps = trainer.max_steps or trainer.num_epoch * sampler.steps_per_epoch
-        report.say(f"training: {num_steps} steps of {samples_per_step} samples; an epoch has {sampler.steps_per_epoch}")
+        report.add_note(
+            f"training: {num_steps} steps of {samples_per_step} samples; an epoch has {sampler.steps_per_epoch}"
+        )
         ramp = trainer.forecast_len_from
         last_forecast_len = forecast_len_at(num_steps - 1, num_steps, config.data.forecast_len, ramp)
         if last_forecast_len != config.data.forecast_len:
@@ -116,7 +118,7 @@ def check_walltime(
             "tells the run when its job ends"
         )
     if remaining_steps <= 0:
-        report.say("training: nothing is left to do; raise trainer.max_steps or num_epoch to train longer")
+        report.add_note("training: nothing is left to do; raise trainer.max_steps or num_epoch to train longer")
         return
     if not limits:
         return
@@ -133,7 +135,7 @@ def check_walltime(
     needed_jobs = math.ceil(hours * 60 / (minutes - _MARGIN_MINUTES))
     allowed_jobs = max(config.pbs.chain or 1, config.slurm.chain or 1, job.links if job is not None else 1)
     text = f"{remaining_steps} steps take about {hours:.1f} h at {median(speeds):.3g} samples/s (metrics.jsonl)"
-    report.say(f"time: {text}")
+    report.add_note(f"time: {text}")
     if needed_jobs > allowed_jobs:
         report.add(
             f"{walltime} and {allowed_jobs} job{'s' if allowed_jobs > 1 else ''} are too little: {text}, which is "

@@ -53,7 +53,7 @@ def check_other_forecasts(config: Config, data: DataSummary, planned: PlannedFor
         with report.collect():
             lacking = missing_channels(name, archive, data, planned.channel_names)
             if lacking and len(report.messages) == before:
-                report.say(
+                report.add_note(
                     f"verification.other_forecasts.{name}: no scores of {', '.join(lacking)}, which it does not have"
                 )
         leads, cases = _compare_times({"model": planned, name: archive}, data, report)
@@ -64,7 +64,7 @@ def check_other_forecasts(config: Config, data: DataSummary, planned: PlannedFor
             fitting[name] = archive
     if len(fitting) > 1:
         leads, cases = _compare_times(fitting, data, report)
-        report.say(
+        report.add_note(
             f"verification.other_forecasts: {', '.join(list(fitting)[1:])}: scored are what all forecasts have, "
             f"initial times: {len(cases) or 'not known'}, lead times: {len(leads)}"
         )

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from credit.cli.console.terminal import style, wrap
+from credit.cli.console.terminal import colorize, wrap_text
 from credit.data.error_collector import ErrorCollector
 from credit.errors import CreditError
 
@@ -36,12 +36,12 @@ class CheckReport(ErrorCollector):
         self.notes: list[str] = []
         self._show_note = say
 
-    def say(self, note: str) -> None:
+    def add_note(self, note: str) -> None:
         """Add a note."""
         self.notes.append(note)
         self._show_note(note)
 
-    def warn(self, message: str) -> None:
+    def add_warning(self, message: str) -> None:
         """Add a warning."""
         if message not in self.warnings:
             self.warnings.append(message)
@@ -78,12 +78,12 @@ class CheckReport(ErrorCollector):
         lines = []
         for level, color, messages in (("ERROR", "red", self.messages), ("WARNING", "yellow", self.warnings)):
             for group in group_messages(messages):
-                text = wrap(f"{level}: {group.describe()}", indent="  ")
-                lines.append(style(f"{level}:", color) + text.removeprefix(f"{level}:"))
+                text = wrap_text(f"{level}: {group.describe()}", indent="  ")
+                lines.append(colorize(f"{level}:", color) + text.removeprefix(f"{level}:"))
         if not lines:
-            return style("no problem found", "green")
+            return colorize("no problem found", "green")
         counts = f"{_count(self.messages, 'error')}, {_count(self.warnings, 'warning')}"
-        return "\n".join([*lines, style(counts, "bold")])
+        return "\n".join([*lines, colorize(counts, "bold")])
 
     def to_document(self) -> dict[str, Any]:
         """Return the report for JSON; the help of ``--json`` describes it."""
@@ -154,7 +154,7 @@ class _WarningHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         if record.levelno >= logging.WARNING:
-            self._report.warn(record.getMessage())
+            self._report.add_warning(record.getMessage())
         else:
             logging.getLogger().handle(record)
 

@@ -57,7 +57,7 @@ def check_resume(
                 state = base_state_dict(dry_run.model)
                 stored_shapes = checkpoint.stored_shapes(path, "forecast")
             checkpoint.require_same_tensors(state, stored_shapes, path)
-        report.say(f"checkpoint: the run begins with {path}, step {first_step}")
+        report.add_note(f"checkpoint: the run begins with {path}, step {first_step}")
     return config, first_step
 
 
@@ -71,7 +71,7 @@ def _check_initial_weights(
     if dry_run is not None:
         shapes = {name: value.shape for name, value in read_state_file(path).items()}
         checkpoint.require_same_tensors(dry_run.model.state_dict(), shapes, path)
-        report.say(f"weights: the run begins with those in {path}")
+        report.add_note(f"weights: the run begins with those in {path}")
 
 
 def _require_unseen_test_period(
@@ -97,7 +97,7 @@ def _report_damaged_checkpoints(folder: Path, used: Path | None, starts_anew: bo
         if used_is_here and checkpoint.step_of(path) <= checkpoint.step_of(used):
             continue
         if starts_anew:
-            report.warn(
+            report.add_warning(
                 f"checkpoint: {path} is damaged; with trainer.resume: never it is renamed, and training starts anew"
             )
             continue

@@ -61,7 +61,7 @@ def check_training(config: Config, data: DataSummary, report: CheckReport) -> No
     if conf.preview is not None and "valid" in data.splits and len(data.times):
         with report.collect():
             plan = plan_preview(config, data.channels, data.times, data.calendar, data.splits["valid"])
-            report.say(f"trainer.preview: {plan.describe(data.calendar)}")
+            report.add_note(f"trainer.preview: {plan.describe(data.calendar)}")
     train = data.splits.get("train")
     for channel in data.channels.group("dynamic_forcing"):
         if channel.source != "data" or config.data.field(channel.variable).in_forecast != "climatology":
@@ -85,7 +85,7 @@ def check_forecasts(config: Config, data: DataSummary, report: CheckReport) -> i
     step_minutes = config.data.step_minutes
     leads = np.array(choose_leads(conf, step_minutes))
     initial_times = []
-    report.say(
+    report.add_note(
         f"lead times: {len(leads)}, {format_duration(int(leads[0]))} to {format_duration(int(leads[-1]))} "
         f"(inference.lead_time {conf.lead_time}, data.timestep {config.data.timestep}); figures of "
         f"{', '.join(config.verification.figure_leads)}"
@@ -100,12 +100,12 @@ def check_forecasts(config: Config, data: DataSummary, report: CheckReport) -> i
             first_time = data.calendar.format(initial_times[0])
             last_time = data.calendar.format(initial_times[-1])
             num_scored = len(cases_with_truth({*initial_times}, data, leads, data.splits["test"]))
-            report.say(
+            report.add_note(
                 f"inference.initial_times: {len(initial_times)}, {first_time} to {last_time}; {num_scored} of them can "
                 "be scored"
             )
             if chosen.left_out:
-                report.say(chosen.left_out)
+                report.add_note(chosen.left_out)
     elif chosen_by_split:
         with report.collect():
             interval_minutes(conf.initial_times, step_minutes)
@@ -157,7 +157,7 @@ def check_ensemble(config: Config, model: nn.Module, report: CheckReport) -> Non
     if conf.noise is not None:
         with report.collect():
             names = find_blocks(model, conf.noise.where)
-            report.say(f"inference.ensemble.noise: after {', '.join(names)}")
+            report.add_note(f"inference.ensemble.noise: after {', '.join(names)}")
 
 
 def _check_checkpoint(config: Config, report: CheckReport) -> None:

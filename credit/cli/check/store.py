@@ -31,11 +31,11 @@ def check_store(conf: DataConfig, report: CheckReport, deep: bool) -> StoreReade
     if changes.changed:
         report.add(f"data.store: {path}: {changes.describe_changed()}; {REDO_CHANGED}")
     if changes.new:
-        report.say(
+        report.add_note(
             f"store: {len(changes.new)} source files are new since it was written, the first is {changes.new[0]}"
         )
     if changes.gone:
-        report.say(
+        report.add_note(
             f"store: {len(changes.gone)} source files that it was written from do not exist here, such as "
             f"{changes.gone[0]}"
         )
@@ -49,7 +49,7 @@ def check_store(conf: DataConfig, report: CheckReport, deep: bool) -> StoreReade
         verified = f"the checksums of {damage.num_chunks} chunks agree"
     else:
         verified = f"{damage.num_chunks} chunks have their full size (--deep compares checksums)"
-    report.say(f"store: {conf.store} is complete, statistics included; {verified}; {seconds:.1f} s")
+    report.add_note(f"store: {conf.store} is complete, statistics included; {verified}; {seconds:.1f} s")
     blocks = find_damaged_blocks(path, deep)
     if blocks:
         # A damaged block of full size is found with --deep only.
@@ -59,5 +59,5 @@ def check_store(conf: DataConfig, report: CheckReport, deep: bool) -> StoreReade
             "preprocess.climatology=true, which fits these again"
         )
     for text in damage.unchecked:
-        report.say(f"store: not checked: {text}")
+        report.add_note(f"store: not checked: {text}")
     return reader

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from credit.cli.console.terminal import format_table, style, wrap
+from credit.cli.console.terminal import colorize, format_table, wrap_text
 from credit.config.sections.verification import BEST_BASELINE
 from credit.verify.table.summary import headline_channels, summarize, summary_forecasts
 from credit.verify.table.table import ScoreTable
@@ -33,23 +33,23 @@ def format_summary(table: ScoreTable, reference: str | None = None, show_all: bo
         ratio = f"{_format_number(row.ratio, '.2f')}{'*' if row.significant else ' '}"
         if row.significant:
             # Only differences that are significant are worth a colour.
-            ratio = style(ratio, "green" if row.ratio < 1 else "red")
+            ratio = colorize(ratio, "green" if row.ratio < 1 else "red")
         # A channel is named at its first lead time only.
         label = ["", ""] if row.channel == previous_channel else [row.channel, row.units]
         previous_channel = row.channel
         scores = [_format_number(row.rmse[name], ".4g") for name in forecasts]
         cells.append([*label, f"{row.lead_hours:g} h", *scores, ratio, _format_number(row.n_eff, ".0f")])
     lines = [
-        wrap(f"RMSE, global, {table.n_cases} initial times. Ratio: {model} over {opponent}."),
+        wrap_text(f"RMSE, global, {table.n_cases} initial times. Ratio: {model} over {opponent}."),
         format_table(header, cells, right_aligned=header[2:]),
     ]
     num_hidden = len(table.channels) - len(channels)
     if num_hidden:
         noun = "channel" if num_hidden == 1 else "channels"
-        lines.append(wrap(f"{num_hidden} more {noun}: --all prints them, scores.csv and the report have them."))
-    lines.append(wrap(table.describe_significance(reference or BEST_BASELINE)))
+        lines.append(wrap_text(f"{num_hidden} more {noun}: --all prints them, scores.csv and the report have them."))
+    lines.append(wrap_text(table.describe_significance(reference or BEST_BASELINE)))
     for warning in table.warnings():
-        lines.append(style(wrap(warning), "yellow"))
+        lines.append(colorize(wrap_text(warning), "yellow"))
     return "\n".join(lines)
 
 

@@ -60,7 +60,7 @@ def supports_color(stream: TextIO | None) -> bool:
     return is_terminal(stream)
 
 
-def style(text: str, name: str, stream: TextIO | None = None) -> str:
+def colorize(text: str, name: str, stream: TextIO | None = None) -> str:
     """Return text in a colour, or unchanged where the stream shows none.
 
     Args:
@@ -73,7 +73,7 @@ def style(text: str, name: str, stream: TextIO | None = None) -> str:
     return f"\x1b[{_STYLES[name]}m{text}\x1b[0m"
 
 
-def text_width(stream: TextIO | None = None) -> int | None:
+def terminal_width(stream: TextIO | None = None) -> int | None:
     """Return the columns of the stream's terminal (``COLUMNS``, if it is set); None for a file or a pipe."""
     stream = sys.stdout if stream is None else stream
     if not is_terminal(stream):
@@ -89,7 +89,7 @@ def text_width(stream: TextIO | None = None) -> int | None:
     return max(width or shutil.get_terminal_size().columns, _MIN_WIDTH)
 
 
-def wrap(text: str, stream: TextIO | None = None, indent: str = "") -> str:
+def wrap_text(text: str, stream: TextIO | None = None, indent: str = "") -> str:
     """Return text broken between words at the width of the stream's terminal; unchanged for a file or a pipe.
 
     Args:
@@ -97,7 +97,7 @@ def wrap(text: str, stream: TextIO | None = None, indent: str = "") -> str:
         stream: that the text goes to; standard output by default.
         indent: put before the second and later lines that a line is broken into.
     """
-    width = text_width(stream)
+    width = terminal_width(stream)
     if width is None:
         return text
     lines = []
@@ -159,9 +159,9 @@ class LogFormatter(logging.Formatter):
         """Return the text of a record."""
         text = super().format(record)
         if record.exc_info is None:
-            text = wrap(text, self._stream, indent="  ")
+            text = wrap_text(text, self._stream, indent="  ")
         name = _LEVEL_STYLES.get(record.levelno)
         if name is None:
             return text
         level = record.levelname
-        return style(level, name, self._stream) + text.removeprefix(level)
+        return colorize(level, name, self._stream) + text.removeprefix(level)

@@ -16,7 +16,7 @@ secrets, credentials in URLs and the path of your home folder are hidden. Read t
 example:
   credit doctor config.yml --output report.txt"""
 
-__all__ = ["HELP", "add_arguments", "run"]
+__all__ = ["HELP", "add_arguments", "run_command"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,14 +30,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run_command(arguments: argparse.Namespace) -> int:
     """Run the command."""
     import os
     import sys
     from contextlib import suppress
     from pathlib import Path
 
-    from credit.cli.doctor.sections import DiagnosticContext, write_report
+    from credit.cli.doctor.sections import DiagnosticContext, render_report
     from credit.errors import ConfigError
     from credit.parallel.process_info import read_process_info
     from credit.utils.installation import find_conflicts
@@ -48,7 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
     for conflict in find_conflicts():
         print(f"credit doctor: {conflict}", file=sys.stderr)
     context = DiagnosticContext.from_config(arguments.config, arguments.overrides, os.environ)
-    text = write_report(context)
+    text = render_report(context)
     if arguments.output == "-":
         encoding = sys.stdout.encoding or "utf-8"
         print(text.encode(encoding, "backslashreplace").decode(encoding), end="")

@@ -83,7 +83,7 @@ class DiagnosticContext:
         return cls(None, config_error, raw, folder, environ)
 
 
-def write_report(context: DiagnosticContext) -> str:
+def render_report(context: DiagnosticContext) -> str:
     """Return the report."""
     secrets: set[str] = set()
     parts = []

@@ -31,7 +31,7 @@ def worlds(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
             if needs == "store":
                 preprocess(load_config("config.yml", ["data.store=store.zarr"]).data, progress=False)
             elif needs == "run":
-                assert main._run("train", ["config.yml", "trainer.checkpoint_every=1"], "credit_train") == 0
+                assert main._run_command("train", ["config.yml", "trainer.checkpoint_every=1"], "credit_train") == 0
         return folder
 
     return build

@@ -11,9 +11,9 @@ import pytest
 
 LARGE = """
 import resource, sys
-from credit.cli.common import set_environment
+from credit.cli.common import set_environment_defaults
 if sys.argv[1] == "large":
-    set_environment()
+    set_environment_defaults()
 import torch
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 torch.ones(25 * 2**20)

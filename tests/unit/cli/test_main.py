@@ -60,7 +60,7 @@ def test_another_broken_pipe_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_pa
 
 @pytest.mark.parametrize("given", ["inference.initial_times.every=24h", "inference.initial_times=[2000-01-08]"])
 def test_latest_and_other_initial_times(world: Path, given: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main._run("rollout", ["config.yml", "--latest", given], "credit rollout") == 2
+    assert main._run_command("rollout", ["config.yml", "--latest", given], "credit rollout") == 2
     assert f"--latest: {given} is given as well" in capsys.readouterr().err
 
 
@@ -68,7 +68,7 @@ def test_a_checkpoint_that_is_misspelt(world: Path, capsys: pytest.CaptureFixtur
     """A wrong config ends with 2, as elsewhere; a run that has no checkpoint yet with 1."""
     said = {"bset": (2, "inference.checkpoint: bset: no such checkpoint"), "best": (1, "train first")}
     for which, (code, words) in said.items():
-        assert main._run("rollout", ["config.yml", f"inference.checkpoint={which}"], "credit rollout") == code
+        assert main._run_command("rollout", ["config.yml", f"inference.checkpoint={which}"], "credit rollout") == code
         assert words in capsys.readouterr().err
 
 
@@ -122,6 +122,6 @@ def test_ctrl_c_ends_a_command_with_130(
     def interrupt(arguments: object) -> int:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("credit.cli.check.run", interrupt)
+    monkeypatch.setattr("credit.cli.check.run_command", interrupt)
     assert main.main(["check", "config.yml"]) == 130
     assert capsys.readouterr().err == "credit check: interrupted\n"

@@ -16,7 +16,7 @@ def test_a_model_of_a_plugin_without_blocks_is_planned(
     world: Path, plugins: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     plugin()(world)
-    assert main._run("plan", ["config.yml", "--world-size", "2", "--json", *SEEDED], "credit plan") == 0
+    assert main._run_command("plan", ["config.yml", "--world-size", "2", "--json", *SEEDED], "credit plan") == 0
     document = json.loads(capsys.readouterr().out)
     assert document["recommended"]["works"]
     assert list(document["checkpointing"]) == ["false"]

@@ -12,7 +12,7 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 
-from credit.cli.init import templates
+from credit.cli.init import load_starter_configs
 from credit.cli.plan import TrainingStepBuilder, build_grid
 from credit.config import Config, build_config
 from credit.config.load import _StrictLoader, apply_overrides
@@ -33,7 +33,7 @@ GRID = "48x96"
 
 def small_config(*overrides: str) -> Config:
     """Return the quickstart with a small network."""
-    raw = yaml.load(templates()["quickstart"], Loader=_StrictLoader)
+    raw = yaml.load(load_starter_configs()["quickstart"], Loader=_StrictLoader)
     return build_config(apply_overrides(raw, [*SMALL, *overrides]))
 
 

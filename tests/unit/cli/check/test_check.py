@@ -14,7 +14,7 @@ import torch.distributed as dist
 from safetensors import safe_open
 
 from credit.cli import main
-from credit.cli.check import check
+from credit.cli.check import check_config
 from credit.cli.check.report import CheckReport
 from credit.config import load_config
 from credit.data.sources.source_reader import open_sources
@@ -30,7 +30,7 @@ CONFIGS = sorted((Path(__file__).parents[4] / "config").glob("*.yml"))
 def run_check(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, list[str], str]:
     """Return the exit status, the errors, and the rest of the output."""
     capsys.readouterr()
-    code = main._run("check", ["config.yml", *arguments], "credit_check")
+    code = main._run_command("check", ["config.yml", *arguments], "credit_check")
     said, *blocks = re.split(r"^(?=ERROR: |WARNING: )", capsys.readouterr().out, flags=re.MULTILINE)
     if blocks:
         # The last line is the count.
@@ -117,7 +117,7 @@ def test_no_false_alarm_on_the_configs(
     places = [f"save_loc={tmp_path}/run", f"data.store={tmp_path}/store.zarr"]
     config = load_config(path, places if "store:" in path.read_text(encoding="utf-8") else places[:1])
     report = CheckReport()
-    check(config, report)
+    check_config(config, report)
     problems = report.messages
     # what is not here is what the sources are
     assert [problem for problem in problems if there or not re.match(r"data\.sources\.\d\.path: ", problem)] == []
@@ -167,11 +167,11 @@ def test_a_store_with_a_lost_chunk_is_not_trained_on_until_it_is_mended(
     monkeypatch.chdir(tmp_path)
     lose_a_chunk(tmp_path, 30)
     arguments = ["config.yml", "data.store=store.zarr", "trainer.max_steps=1"]
-    assert main._run("train", arguments, "credit train") == 2
+    assert main._run_command("train", arguments, "credit train") == 2
     assert "1 of 32 times are lost or damaged, the first is 2000-01-08T12:00" in capsys.readouterr().err
     assert not (tmp_path / "run" / "checkpoints").exists()
-    assert main._run("preprocess", arguments[:2], "credit preprocess") == 0
-    assert main._run("train", arguments, "credit train") == 0
+    assert main._run_command("preprocess", arguments[:2], "credit preprocess") == 0
+    assert main._run_command("train", arguments, "credit train") == 0
     assert (tmp_path / "run" / "checkpoints" / "latest").exists()
 
 
@@ -217,7 +217,7 @@ def test_one_rank_of_many_checks(
 
 
 def test_a_number_of_ranks_that_is_none(world: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main._run("check", ["config.yml", "--world-size", "0"], "credit_check") == 2
+    assert main._run_command("check", ["config.yml", "--world-size", "0"], "credit_check") == 2
     assert "--world-size: 0" in capsys.readouterr().err
 
 

@@ -39,7 +39,7 @@ def test_counts_are_the_last_line() -> None:
     for message in ("a.nc: bad", "b.nc: bad", "save_loc: bad"):
         report.add(message)
     assert report.format().splitlines()[-1] == "3 errors, 0 warnings"
-    report.warn("the run failed before")
+    report.add_warning("the run failed before")
     assert report.format().splitlines()[-2:] == ["WARNING: the run failed before", "3 errors, 1 warning"]
     assert report.exit_status == 2
 
@@ -57,7 +57,7 @@ def test_warnings_alone_are_no_failure() -> None:
 def test_json_is_all_that_is_printed(world: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_file(world / "data_other.nc", {"T2M": random_fields(20, 16, 32)}, hours(1))
     arguments = ["config.yml", "trainer.walltime=1min", "trainer.monitor=rmse/z500/6h", "loss.weights={z: 1}"]
-    assert main._run("check", [*arguments, "--json"], "credit check") == 2
+    assert main._run_command("check", [*arguments, "--json"], "credit check") == 2
     document = json.loads(capsys.readouterr().out)
     assert set(document) == {"errors", "warnings", "notes", "num_errors", "num_warnings"}
     assert document["num_errors"] == len(document["errors"]) >= 2
@@ -67,8 +67,8 @@ def test_json_is_all_that_is_printed(world: Path, capsys: pytest.CaptureFixture[
 
 
 def test_quiet_prints_problems_only(world: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main._run("check", ["config.yml", "--quiet"], "credit check") == 0
+    assert main._run_command("check", ["config.yml", "--quiet"], "credit check") == 0
     assert capsys.readouterr().out == ""
-    assert main._run("check", ["config.yml", "--quiet", "trainer.resume=/nowhere"], "credit check") == 2
+    assert main._run_command("check", ["config.yml", "--quiet", "trainer.resume=/nowhere"], "credit check") == 2
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("ERROR: ") and lines[-1] == "1 error, 0 warnings"

@@ -48,8 +48,8 @@ def test_environment_decides_about_color(
 
 
 def test_style_leaves_text_for_a_pipe_unchanged() -> None:
-    assert terminal.style("ERROR", "red", io.StringIO()) == "ERROR"
-    assert terminal.style("ERROR", "red", FakeTerminal()) == "\x1b[31mERROR\x1b[0m"
+    assert terminal.colorize("ERROR", "red", io.StringIO()) == "ERROR"
+    assert terminal.colorize("ERROR", "red", FakeTerminal()) == "\x1b[31mERROR\x1b[0m"
 
 
 def test_streams_that_are_missing_or_closed_are_no_terminals(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,7 +57,7 @@ def test_streams_that_are_missing_or_closed_are_no_terminals(monkeypatch: pytest
     closed.close()
     monkeypatch.setattr(sys, "stdout", None)
     assert not terminal.supports_color(None)
-    assert terminal.text_width() is None
+    assert terminal.terminal_width() is None
     assert not terminal.is_terminal(io.StringIO())
 
 
@@ -65,17 +65,17 @@ def test_text_is_wrapped_between_words(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "40")
     path = "/a/very/long/path/that/people/want/to/copy/as-it-is.nc"
     text = f"data.sources: {path} has no variable T; choose another file or rename it"
-    lines = terminal.wrap(text, FakeTerminal(), indent="  ").split("\n")
+    lines = terminal.wrap_text(text, FakeTerminal(), indent="  ").split("\n")
     assert " ".join(line.strip() for line in lines) == text
     assert all(len(line) <= 40 or path in line for line in lines)
     assert all(line.startswith("  ") for line in lines[1:])
-    assert terminal.wrap(text, io.StringIO()) == text
+    assert terminal.wrap_text(text, io.StringIO()) == text
 
 
 def test_wrapping_keeps_lines_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "40")
     text = "2 problems\n  - one that is so long that it needs another line\n  - two"
-    assert terminal.wrap(text, FakeTerminal()).split("\n") == [
+    assert terminal.wrap_text(text, FakeTerminal()).split("\n") == [
         "2 problems",
         "  - one that is so long that it needs",
         "  another line",

@@ -61,12 +61,12 @@ def patient(tmp_path: Path, worlds: Callable[[str], Path], monkeypatch: pytest.M
 def examine(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     """Return the report."""
     capsys.readouterr()
-    assert main._run("doctor", ["config.yml", "--output", "-", *arguments], "credit_doctor") == 0
+    assert main._run_command("doctor", ["config.yml", "--output", "-", *arguments], "credit_doctor") == 0
     return capsys.readouterr().out
 
 
 def test_everything_is_in_it(patient: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main._run("doctor", ["config.yml"], "credit_doctor") == 0
+    assert main._run_command("doctor", ["config.yml"], "credit_doctor") == 0
     assert "run/doctor.txt" in capsys.readouterr().out
     text = Path("run/doctor.txt").read_text()
     for title in sections.SECTIONS:
@@ -142,7 +142,7 @@ def test_a_config_that_cannot_be_read_gets_a_report(
     assert "==== config ====\nconfig config.yml:" in text or "problems" in text
     assert "==== versions ====\npython 3" in text
     assert [secret for secret in SECRETS if secret in text] == []
-    assert main._run("doctor", ["config.yml"], "credit_doctor") == 0
+    assert main._run_command("doctor", ["config.yml"], "credit_doctor") == 0
     assert Path("doctor.txt").exists()
 
 
@@ -177,7 +177,7 @@ def test_one_section_spoils_no_other(
 
 
 def test_a_file_that_cannot_be_written(patient: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main._run("doctor", ["config.yml", "--output", "config.yml/a.txt"], "credit_doctor") == 2
+    assert main._run_command("doctor", ["config.yml", "--output", "config.yml/a.txt"], "credit_doctor") == 2
     assert "--output: config.yml/a.txt cannot be written" in capsys.readouterr().err
 
 
@@ -186,8 +186,8 @@ def test_names_that_are_no_text(
     to: str, patient: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In an ASCII locale Python keeps the bytes of other names as surrogates."""
-    monkeypatch.setattr(sections, "write_report", lambda patient: "runs/fr\udcc3\udcbch\n")
-    assert main._run("doctor", ["config.yml", "--output", to], "credit_doctor") == 0
+    monkeypatch.setattr(sections, "render_report", lambda patient: "runs/fr\udcc3\udcbch\n")
+    assert main._run_command("doctor", ["config.yml", "--output", to], "credit_doctor") == 0
     said = capsys.readouterr().out
     text = said if to == "-" else Path(to).read_text()
     assert text.startswith("runs/fr\\udcc3\\udcbch")
