@@ -72,7 +72,7 @@ def test_each_command_has_its_scripts(setup_cfg: configparser.ConfigParser, repo
 def test_each_command_explains_itself(name: str) -> None:
     module = import_module(f"credit.cli.{name}")
     assert len(module.HELP) > 60
-    assert callable(module.run) and callable(module.add_arguments)
+    assert callable(module.run_command) and callable(module.add_arguments)
 
 
 def test_the_changelog_has_this_version(repository: Path) -> None:
