@@ -28,7 +28,9 @@ class CachedReader:
 
     def read(self, index: int) -> np.ndarray:
         """Return the fields of one time, (C, H, W) float32, read-only."""
-        return next(self.read_each([index]))
+        if index not in self._cache:
+            self._cache[index] = _read_only(self._reader.read(index))
+        return self._cache[index]
 
     def read_each(self, indices: Sequence[int]) -> Iterator[np.ndarray]:
         """Yield the fields of several times as `read` returns them."""
@@ -39,8 +41,7 @@ class CachedReader:
         for index in indices:
             while index not in self._cache:
                 missing_index, fields_CHW = next(missing_fields)
-                fields_CHW.flags.writeable = False
-                self._cache[missing_index] = fields_CHW
+                self._cache[missing_index] = _read_only(fields_CHW)
             yield self._cache[index]
 
     def read_into(self, index: int, targets: Sequence[np.ndarray | None]) -> None:
@@ -49,3 +50,9 @@ class CachedReader:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._reader, name)
+
+
+def _read_only(fields_CHW: np.ndarray) -> np.ndarray:
+    """Protect fields that several callers share from being changed, and return them."""
+    fields_CHW.flags.writeable = False
+    return fields_CHW

@@ -38,6 +38,11 @@ class ForecastDataset(Dataset):
         placeholder: bool = False,
     ) -> None:
         self._frames = frames
+        channels = frames.reader.channels
+        self._num_prognostic = len(channels.group("prognostic"))
+        self._num_forcing = len(channels.group("dynamic_forcing"))
+        self._num_output = len(channels.output)
+        self._grid_shape = frames.reader.grid.shape
         self.initial = np.asarray(initial, dtype=np.int64)
         self._step = step
         self._history_len = history_len
@@ -56,17 +61,15 @@ class ForecastDataset(Dataset):
 
     def __getitems__(self, indices: Sequence[int]) -> Batch:
         """Return several samples as one batch."""
-        channels = self._frames.reader.channels
-        grid_shape = self._frames.reader.grid.shape
         batch_size = len(indices)
         initial_B = self.initial[list(indices)]
         # Each forecast step but the first adds an input frame to those of the history.
         num_inputs = self._history_len + self._forecast_len - 1
         allocate = _meta_tensor if self._placeholder else self._buffers.take
         batch = Batch(
-            history_BCTHW=allocate(batch_size, len(channels.group("prognostic")), self._history_len, *grid_shape),
-            forcing_BCTHW=allocate(batch_size, len(channels.group("dynamic_forcing")), num_inputs, *grid_shape),
-            target_BCTHW=allocate(batch_size, len(channels.output), self._forecast_len, *grid_shape),
+            history_BCTHW=allocate(batch_size, self._num_prognostic, self._history_len, *self._grid_shape),
+            forcing_BCTHW=allocate(batch_size, self._num_forcing, num_inputs, *self._grid_shape),
+            target_BCTHW=allocate(batch_size, self._num_output, self._forecast_len, *self._grid_shape),
             initial_B=torch.from_numpy(initial_B),
         )
         if self._placeholder:

@@ -50,13 +50,18 @@ class FrameReader:
         self._step = conf.step_minutes
         stored = reader.channels.stored
         stored_names = [channel.name for channel in stored]
-        self._data_forcing = [c for c in reader.channels.group("dynamic_forcing") if c.source == "data"]
+        self._num_stored = len(stored)
+        self._grid_shape = reader.grid.shape
+        # Looked up once, because reading a sample asks for them for every channel and time.
+        self._forcing_channels = list(reader.channels.group("dynamic_forcing"))
+        self._data_forcing = [channel for channel in self._forcing_channels if channel.source == "data"]
         self._stored_index = {channel.name: stored_names.index(channel.name) for channel in self._data_forcing}
+        self._label_offsets = {channel.name: self._label_offset(channel) for channel in self._forcing_channels}
         self._hidden_cells: dict[int, np.ndarray] = {}
         for index, channel in enumerate(stored):
             if hidden and channel.variable in hidden:
                 self._hidden_cells[index] = hidden[channel.variable]
-        bytes_per_time = 4 * len(stored) * math.prod(reader.grid.shape)
+        bytes_per_time = 4 * self._num_stored * math.prod(self._grid_shape)
         cached_times = min(_MAX_CACHED_TIMES, max(_MIN_CACHED_TIMES, _CACHE_BYTES // bytes_per_time))
         read = self._read_masked if self._hidden_cells else reader.read
         self._read = lru_cache(maxsize=cached_times)(read)
@@ -79,17 +84,17 @@ class FrameReader:
             initial: the initial time of a forecast; None in training, where the values of the data are used.
         """
         fields = []
-        for channel in self.reader.channels.group("dynamic_forcing"):
+        for channel in self._forcing_channels:
             if channel.source == "computed":
                 fields.append(self._computed(channel.name, minutes))
                 continue
-            label = self._label(channel, minutes)
+            label = minutes + self._label_offsets[channel.name]
             if self._is_available(channel, label, initial):
                 fields.append(self._stored(label)[self._stored_index[channel.name]])
             else:
                 fields.append(self._extrapolate(channel, label, initial))
         if not fields:
-            return np.zeros((0, *self.reader.grid.shape), dtype=np.float32)
+            return np.zeros((0, *self._grid_shape), dtype=np.float32)
         return np.stack(fields)
 
     def read_sample(
@@ -111,21 +116,18 @@ class FrameReader:
         """
         num_inputs = forcing_CTHW.shape[1]
         history_len = history_CTHW.shape[1]
-        num_stored = len(self.reader.channels.stored)
         first_minutes = initial - (history_len - 1) * self._step
         forecast_initial = initial if as_forecast else None
-        forcing_channels = list(enumerate(self.reader.channels.group("dynamic_forcing")))
 
         # First everything that is read: for each time, the target array of every stored channel.
         for number in range(history_len + target_CTHW.shape[1]):
             minutes = first_minutes + number * self._step
             is_history = number < history_len
             fields_CHW = history_CTHW[:, number] if is_history else target_CTHW[:, number - history_len]
-            targets: list[np.ndarray | None] = [None] * num_stored
+            targets: list[np.ndarray | None] = [None] * self._num_stored
             targets[: len(fields_CHW)] = fields_CHW
-            for row, channel in forcing_channels:
-                # A mean over the following window has the label of the next time.
-                frame = number - self._label(channel, 0) // self._step
+            for row, channel in enumerate(self._forcing_channels):
+                frame = number - self._label_offsets[channel.name] // self._step
                 if not 0 <= frame < num_inputs or channel.source != "data":
                     continue
                 if self._is_available(channel, minutes, forecast_initial):
@@ -139,8 +141,8 @@ class FrameReader:
         # Then the forcing that is computed, or that a forecast cannot know.
         for frame in range(num_inputs):
             minutes = first_minutes + frame * self._step
-            for row, channel in forcing_channels:
-                label = self._label(channel, minutes)
+            for row, channel in enumerate(self._forcing_channels):
+                label = minutes + self._label_offsets[channel.name]
                 if channel.source == "computed":
                     forcing_CTHW[row, frame] = self._computed(channel.name, minutes)
                 elif not self._is_available(channel, label, forecast_initial):
@@ -191,12 +193,15 @@ class FrameReader:
             return True
         return self._conf.field(channel.variable).in_forecast == "observed"
 
-    def _label(self, channel: Channel, minutes: int) -> int:
-        """Return the time in the data of a forcing of the input frame at `minutes`."""
+    def _label_offset(self, channel: Channel) -> int:
+        """Return the minutes from the time of an input frame to the time that its forcing has in the data.
+
+        A mean or sum over the window that follows a time is labelled with the end of the window.
+        """
         options = self._conf.field(channel.variable)
         if options.temporal != "instant" and options.window == "next":
-            return minutes + self._step
-        return minutes
+            return self._step
+        return 0
 
     def _extrapolate(self, channel: Channel, label: int, initial: int) -> np.ndarray:
         """Return the forcing at `label` that a forecast from `initial` uses: persisted, or the climatology."""

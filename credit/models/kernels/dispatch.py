@@ -41,9 +41,8 @@ ATTENTION = Kernel("attention", cpu_only=True)
 MLP = Kernel("mlp")
 RECOMPUTED_NORM = Kernel("recomputed_norm", cpu_only=True, float32_only=True)
 LARGE_KERNEL_CONV = Kernel("large_kernel_conv", compiled=True)
-FAST_FIR = Kernel("fast_fir", cpu_only=True, float32_only=True, compiled=True)
 MERGED_HEAD = Kernel("merged_head", compiled=True)
-KERNELS = (ATTENTION, MLP, RECOMPUTED_NORM, LARGE_KERNEL_CONV, FAST_FIR, MERGED_HEAD)
+KERNELS = (ATTENTION, MLP, RECOMPUTED_NORM, LARGE_KERNEL_CONV, MERGED_HEAD)
 
 _emulates_gpu = False
 _replaced: frozenset[str] = frozenset()
