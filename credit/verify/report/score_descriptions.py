@@ -33,9 +33,10 @@ class ScoreDescription:
 SCORE_DESCRIPTIONS = {
     "rmse": ScoreDescription(
         "Root-mean-square error (RMSE)",
-        "Root of the squared error's area-weighted mean over cells and cases; of an ensemble that of its mean.",
+        "Square root of the mean squared error over cells (area-weighted) and cases. For an ensemble, the error of the "
+        "ensemble mean.",
         "Smaller is better; 0 is perfect. Large errors count more than in the mean absolute error, so smooth forecasts "
-        "do well.",
+        "have an advantage.",
         wind_label="RMSE of the wind vector",
         wind="The squared errors of both components are added.",
         line=0.0,
@@ -43,55 +44,56 @@ SCORE_DESCRIPTIONS = {
     "bias": ScoreDescription(
         "Bias",
         "Mean error, forecast minus truth.",
-        "0 is good, but errors of opposite sign in two places cancel.",
+        "0 is good. Errors of opposite sign in two places cancel.",
         wind_label="Bias of the wind speed",
-        wind="The speed's, not the components'.",
+        wind="For winds, it is the bias of the speed, not of the components.",
         line=0.0,
     ),
     "mae": ScoreDescription(
         "Mean absolute error",
-        "Mean of the error without its sign; of an ensemble that of its mean.",
+        "Mean of the absolute value of the error. For an ensemble, the error of the ensemble mean.",
         "Smaller is better; 0 is perfect.",
         wind_label="Mean length of the vector error",
-        wind="The length of the vector error stands for the absolute error.",
+        wind="For winds, it is the mean length of the vector error.",
         line=0.0,
     ),
     "acc": ScoreDescription(
         "Anomaly correlation",
-        "Correlation of the anomalies of forecast and truth from the climatology, of all cases together.",
-        "1 is perfect, 0 is no better than the climatology, which has none itself. At 500 hPa 0.6 is often taken as "
-        "the end of what is useful.",
-        wind="Products and squares of both components are added.",
+        "Correlation between the anomalies of forecast and truth, over all cases together. An anomaly is the "
+        "difference from the climatology.",
+        "1 is perfect; 0 is as good as the climatology, whose own anomaly correlation is undefined. At 500 hPa, a "
+        "forecast is often called useful up to the lead time at which the value falls below 0.6.",
+        wind="For winds, products and squares of both components are added.",
         has_units=False,
         line=1.0,
     ),
     "activity_ratio": ScoreDescription(
         "Activity, forecast over truth",
-        "Standard deviation in space of the anomalies, of the forecast over that of the truth.",
-        "1 is good; below 1 the forecast is too smooth, which flatters its RMSE, above 1 it is too rough.",
+        "Spatial standard deviation of the anomaly of the forecast, divided by that of the truth.",
+        "1 is good. Below 1 the forecast is too smooth, which lowers its RMSE. Above 1 it has too much variance.",
         has_units=False,
         line=1.0,
     ),
     "crps": ScoreDescription(
         "Continuous ranked probability score (CRPS)",
-        "How far the members lie from the truth, less how far they lie from each other; of a single forecast the mean "
-        "absolute error, so both can be compared.",
-        "Smaller is better; 0 is perfect. It rewards being sharp and being right at once.",
+        "Mean distance of the members from the truth, minus half of the mean distance between two members. For a "
+        "single forecast it is the mean absolute error, so ensembles and single forecasts can be compared.",
+        "Smaller is better; 0 is perfect. A good value needs an accurate ensemble with a small spread.",
         wind_label="Energy score of the wind vector",
-        wind="It is the energy score, with lengths of vectors for absolute values.",
+        wind="For winds, it is the energy score: distances are lengths of vectors.",
         line=0.0,
     ),
     "spread": ScoreDescription(
         "Spread",
-        "Root of the mean variance over members.",
-        "It should be as large as the error of the mean: see spread over error.",
+        "Square root of the mean variance over members.",
+        "It should be as large as the RMSE of the ensemble mean; see spread over error.",
         wind_label="Spread of the wind vector",
         line=0.0,
     ),
     "spread_skill": ScoreDescription(
         "Spread over error",
-        "Spread of the members over the RMSE of their mean, corrected for the number of members.",
-        "1 is good; below 1 the ensemble is overconfident, above 1 underconfident.",
+        "Spread divided by the RMSE of the ensemble mean, corrected for the number of members.",
+        "1 is good. Below 1 the ensemble is overconfident, above 1 underconfident.",
         has_units=False,
         line=1.0,
     ),
@@ -100,10 +102,10 @@ SCORE_DESCRIPTIONS = {
 # Of single channels.
 SEEPS_DESCRIPTION = ScoreDescription(
     "SEEPS (precipitation)",
-    "Error in the categories dry, light and heavy rain of the climate of each cell and season; rare ones count more. "
-    "Of an ensemble the mean over members.",
-    "Smaller is better: 0 is perfect, 1 is the average of every constant forecast. Cells that are nearly always "
-    "or nearly never dry are left out.",
+    "Penalty for forecasting the wrong category: dry, light or heavy precipitation. The climate of each cell and "
+    "season defines the categories; missing a rare one costs more. For an ensemble, the mean over members.",
+    "Smaller is better: 0 is perfect, and a constant forecast scores 1 on average. Cells that are almost always or "
+    "almost never dry are omitted.",
     has_units=False,
     line=1.0,
 )
@@ -111,58 +113,59 @@ SEEPS_DESCRIPTION = ScoreDescription(
 EVENT_DESCRIPTIONS = {
     "brier": ScoreDescription(
         "Brier score",
-        "Mean squared difference of the forecast probability, which is the share of the members, and the outcome (0 or "
-        "1); the climatology forecasts the frequency of the event at that place and season.",
+        "Mean squared difference between forecast probability and outcome (0 or 1). The probability is the share of "
+        "members that forecast the event. The climatology forecasts the frequency of the event in that cell "
+        "and season.",
         "Smaller is better; 0 is perfect.",
         has_units=False,
         line=0.0,
     ),
     "brier_skill": ScoreDescription(
         "Brier skill score",
-        "How much smaller the Brier score is than that of the climatological probability of each cell and season.",
-        "1 is perfect; 0 is no better than the climatology, and single forecasts, which are certain every time, are "
-        "often worse.",
+        "1 minus the Brier score divided by that of the climatological probability of each cell and season.",
+        "1 is perfect; 0 is as good as the climatology. Single forecasts give only the probabilities 0 and 1, so they "
+        "are often worse than the climatology.",
         has_units=False,
         line=0.0,
     ),
 }
 
 BASELINE_DESCRIPTIONS = (
-    ("Persistence", "the weather of the initial time, unchanged"),
-    ("Damped persistence", "the climatology plus the departure of the initial time, which fades with lead time"),
-    ("Climatology", "the average weather of that time of the year"),
+    ("Persistence", "the state at the initial time, unchanged"),
+    ("Damped persistence", "the climatology plus the initial anomaly, which is reduced with lead time"),
+    ("Climatology", "the mean state of the time of the year"),
 )
 
 TERMS = (
     (
         "Lead time",
-        "Time from the start of a forecast to the time that it is for. A case is the start of one; all forecasts and "
-        "baselines are scored on the same cases.",
+        "Time from the initial time of a forecast to the time that it describes. Each initial time is a case; all "
+        "forecasts and baselines are scored on the same cases.",
     ),
     (
         "Shaded: 95 % intervals",
-        "Range of the score on other days of the same climate. Forecasts that start a day apart have similar errors, "
-        "so whole blocks of days are resampled. Overlapping intervals do not mean that two forecasts are equal: "
-        "forecasts of the same days may differ significantly although their intervals overlap.",
+        "Range in which the score would probably lie on other days of the same climate. Forecasts that start one day "
+        "apart have similar errors, so whole blocks of days are resampled. Two forecasts of the same days may differ "
+        "significantly although their intervals overlap.",
     ),
     (
         "Blocks",
-        "Stretches of at least 5 days, and of the lead time and 2 days more, which are nearly independent. With fewer "
-        "than {least} there is no interval, with fewer than {enough} no difference is called significant.",
+        "Periods of at least 5 days, and at least the lead time plus 2 days; two blocks are nearly independent. With "
+        "fewer than {least} blocks there is no interval. With fewer than {enough} no difference is called significant.",
     ),
     (
         "Stars and hatching",
-        "The difference to the reference is significant: squared errors of the same cases (or their CRPS, Brier "
-        "scores, or penalties of SEEPS) are subtracted and the means over blocks tested. A scorecard has hundreds of "
-        "tests, some of which look significant by chance; the marks are set so that about 5 % of them are false.",
+        "The difference from the reference is significant. The test subtracts the squared errors (or CRPS, Brier "
+        "scores, SEEPS penalties) of the same cases, and compares the means of blocks. A scorecard has hundreds of "
+        "tests, and some look significant by chance. The p-values are adjusted, so about 5 % of the marks are false.",
     ),
     (
         "Reliability diagram",
-        "How often an event happened where it was forecast with a probability; the diagonal is reliable. A flat line "
-        "is a forecast that does not distinguish days, a line flatter than the diagonal is overconfident.",
+        "Frequency of an event for each forecast probability. A reliable forecast lies on the diagonal. A line that is "
+        "flatter than the diagonal shows overconfidence. A horizontal line shows a forecast without information.",
     ),
     (
         "Best baseline",
-        "For each cell of the scorecard the best of persistence, damped persistence and climatology.",
+        "The best of persistence, damped persistence and climatology, for each cell of the scorecard.",
     ),
 )
