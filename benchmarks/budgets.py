@@ -22,7 +22,7 @@ from credit.config.load import build_config, read_yaml
 from credit.grid import LatLonGrid
 from credit.train.build.dry_run import dummy_assets
 from credit.train.build.model import build_network
-from credit.train.build.training import build_stepper
+from credit.train.build.stepper import build_stepper
 
 FLUXES = ["tsr", "ttr", "ssr", "str", "sshf", "slhf"]
 AIR = {"surface_pressure": "sp"}

@@ -66,7 +66,8 @@ def build_step(
     from credit.parallel.state.materialise import fill_
     from credit.train.build.dry_run import dummy_assets
     from credit.train.build.model import build_parallel_model
-    from credit.train.build.training import training as build
+    from credit.train.build.stepper import build_run_loss, build_stepper
+    from credit.train.build.training import build_step as build_training_step
     from credit.train.ema import EMA
     from credit.train.monitor.flops import FlopCounter
     from credit.train.optim import build_optimizer
@@ -77,12 +78,12 @@ def build_step(
     assets = dummy_assets(conf, build_grid(grid), {})
     model, autocast = build_parallel_model(conf, assets, DeviceGrid(), device)
     fill_(model, initial_values(model, conf.seed))
-    stepper = build.build_stepper(conf, assets, model.train(), device, autocast)
-    loss, steps = build.build_run_loss(conf, assets, device), conf.data.forecast_len
+    stepper = build_stepper(conf, assets, model.train(), device, autocast)
+    loss, steps = build_run_loss(conf, assets, device), conf.data.forecast_len
     optimizer = build_optimizer(model, conf.trainer)
     average = EMA(model, conf.trainer.ema_decay) if conf.trainer.use_ema else None
     objective = build_objective(conf.trainer.objective, ObjectiveContext(stepper, loss, conf.trainer.recompute_steps))
-    step = build.build_step(conf, objective, optimizer, average, lambda _: steps, 0)
+    step = build_training_step(conf, objective, optimizer, average, lambda _: steps, 0)
     samples, frames, cells = conf.trainer.train_batch_size, conf.data.history_len, assets.grid.shape
     channels = {name: len(assets.channels.group(name)) for name in ("prognostic", "dynamic_forcing")}
     batch = Batch(

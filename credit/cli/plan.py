@@ -171,7 +171,7 @@ class TrainingStepBuilder:
         import torch
 
         from credit.train.build.dry_run import dummy_assets
-        from credit.train.build.training import build_run_loss
+        from credit.train.build.stepper import build_run_loss
 
         self._config = config
         self._assets = assets
@@ -198,7 +198,7 @@ class TrainingStepBuilder:
         import torch
 
         from credit.forecast.objectives.base import ObjectiveContext, build_objective
-        from credit.train.build.training import build_stepper
+        from credit.train.build.stepper import build_stepper
         from credit.train.optim import build_optimizer
         from credit.train.step import StepSettings, TrainingStep
 

@@ -107,7 +107,7 @@ def _make_forecasts(config: Config, part: str | None, process_info: ProcessInfo,
     from credit.forecast.initial_times import choose_initial_times, choose_leads, group_initial_times
     from credit.forecast.io.async_writer import BackgroundWriter
     from credit.forecast.rollout import iterate_in_inference_mode
-    from credit.train.build.forecaster import assemble_forecaster, build_products
+    from credit.train.build.forecaster import assemble_forecaster, build_output_diagnostics
     from credit.train.build.open_data import open_for_forecasts
 
     inference = config.inference
@@ -118,7 +118,7 @@ def _make_forecasts(config: Config, part: str | None, process_info: ProcessInfo,
     forecaster = assemble_forecaster(config, reader, inference.checkpoint, process_info, mesh)
     initial_times = choose_initial_times(inference, config.data, reader.times, reader.calendar, splits["test"])
     lead_minutes = choose_leads(inference, step_minutes)
-    diagnostics = build_products(forecaster, lead_minutes[-1])
+    diagnostics = build_output_diagnostics(forecaster, lead_minutes[-1])
     writer = _open_writer(config, forecaster, reader, diagnostics, initial_times, lead_minutes)
 
     members = 1 if inference.ensemble is None else inference.ensemble.members

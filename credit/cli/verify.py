@@ -287,7 +287,7 @@ def _open_online(
     from credit.forecast.io.schema import OutputFields
     from credit.forecast.online import ForecastBatching, OnlineForecasts
     from credit.forecast.rollout import ForecastInputs, forecast_batch
-    from credit.train.build.forecaster import assemble_forecaster, build_products, describe_run
+    from credit.train.build.forecaster import assemble_forecaster, build_output_diagnostics, describe_run
     from credit.train.build.open_data import open_fields, open_for_forecasts
 
     # Forecasts with products are scored against other data, so this reader need not have the truth.
@@ -302,7 +302,7 @@ def _open_online(
     described = describe_run(forecaster)
     derived = None
     if products:
-        derived = build_products(forecaster, leads[-1])
+        derived = build_output_diagnostics(forecaster, leads[-1])
         fields = derived.output_fields(assets.grid, reader.calendar)
         described |= derived.described
     else:

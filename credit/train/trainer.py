@@ -362,7 +362,7 @@ class Trainer:
         keep = checkpoint.Retention(
             self._conf.keep_last, self._conf.keep_every, tuple(int(step) for _, step in state.best_saved)
         )
-        self._checkpointer.save(state.step, tensors, parts.assets.tensors(), meta, links, keep)
+        self._checkpointer.save(state.step, tensors, parts.assets.to_tensors(), meta, links, keep)
 
     def _forecast_state(self) -> dict[str, torch.Tensor]:
         if self._parts.average is None:

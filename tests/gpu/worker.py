@@ -37,7 +37,9 @@ from credit.parallel.state.materialise import allocate_
 from credit.train.build.assets import ModelAssets
 from credit.train.build.dry_run import dummy_assets
 from credit.train.build.model import build_network, build_parallel_model
-from credit.train.build.training import build_metrics, build_run_loss, build_step, build_stepper, cell_weights
+from credit.train.build.stepper import build_run_loss, build_stepper, compute_cell_weights
+from credit.train.build.training import build_step
+from credit.train.build.validation import build_metrics
 from credit.train.ema import EMA
 from credit.train.optim import build_optimizer
 from credit.train.validate import shard_cases, validate
@@ -129,7 +131,7 @@ def train(config: Config, assets: ModelAssets, mesh: DeviceGrid = ALONE) -> list
         assert halves == autocast, f"bfloat16: {halves}"
         with average.applied(), Watch():
             share = shard_cases(2, 2, 0, 1)
-            metrics = build_metrics(config, assets, cell_weights(assets, CUDA))
+            metrics = build_metrics(config, assets, compute_cell_weights(assets, CUDA))
             scores = validate(objective, batches, share, metrics, steps, lambda: False)
         assert scores is not None and "rmse/z500/6h" in scores, scores
     return watch.seen

@@ -158,8 +158,8 @@ def _try_network(config: Config, data: DataSummary, degrees: ParallelDims, repor
             f"model: {config.model.type}, {dry_run.parameters:,} parameters, {dry_run.trained_parameters:,} of them "
             f"trained, {len(data.channels.input)} input channels, {len(data.channels.output)} output channels"
         )
-        if dry_run.untried:
-            report.add_note(f"model: a step could not be tried without values ({dry_run.untried})")
+        if dry_run.skip_reason:
+            report.add_note(f"model: a step could not be tried without values ({dry_run.skip_reason})")
     if dry_run is None:
         return None
     if config.trainer.amp or config.inference.amp:

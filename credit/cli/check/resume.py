@@ -12,7 +12,7 @@ from credit.models.lora import base_state_dict, checkpoint_state_dict
 from credit.parallel.mesh import DeviceGrid, ParallelDims
 from credit.train.build.assets import ModelAssets
 from credit.train.build.dry_run import DryRunResult, dummy_assets
-from credit.train.build.fine_tuning import find_base
+from credit.train.build.fine_tuning import choose_base_checkpoint
 from credit.train.checkpoint import checkpoint
 from credit.train.checkpoint.external_weights import assets_for_weights, read_state_file
 from credit.train.checkpoint.resume import find_checkpoint, find_initial_weights, load_run_state, require_same_run
@@ -35,7 +35,7 @@ def check_resume(
     with report.collect():
         path = find_checkpoint(config, folder)
         _report_damaged_checkpoints(folder / "checkpoints", path, config.trainer.resume == "never", report)
-        base = find_base(config, path)
+        base = choose_base_checkpoint(config, path)
         weights = find_initial_weights(config, path)
         if weights is not None:
             _check_initial_weights(config, data, dry_run, weights, report)
@@ -80,7 +80,7 @@ def _require_unseen_test_period(
     """Report a test period that overlaps with the times that the weights in `path` were trained on."""
     if "test" in data.splits and not config.verification.allow_seen:
         with report.collect():
-            require_no_leakage(data.splits["test"], assets.seen, str(path), data.calendar)
+            require_no_leakage(data.splits["test"], assets.trained_periods, str(path), data.calendar)
 
 
 def _report_damaged_checkpoints(folder: Path, used: Path | None, starts_anew: bool, report: CheckReport) -> None:

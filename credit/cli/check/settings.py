@@ -26,8 +26,8 @@ from credit.forecast.io.diagnostics import OutputDiagnostics
 from credit.forecast.io.forecast_writer import require_same_format
 from credit.forecast.io.schema import OutputFields, OutputOptions, build_layout
 from credit.losses.build import build_loss, channel_weights
-from credit.train.build.assets import LEAST_CLIMATOLOGY_MINUTES
-from credit.train.build.training import require_monitor
+from credit.train.build.assets import MIN_CLIMATOLOGY_MINUTES
+from credit.train.build.validation import require_measured_monitor
 from credit.train.checkpoint.checkpoint import no_such_checkpoint
 from credit.train.monitor.preview import plan_preview
 from credit.train.optim import build_optimizer
@@ -41,7 +41,7 @@ def check_training(config: Config, data: DataSummary, report: CheckReport) -> No
     """Check the sections that training uses, by building the loss, the optimizer and the preview's plan."""
     conf = config.trainer
     with report.collect():
-        require_monitor(config, data.channels)
+        require_measured_monitor(config, data.channels)
     with report.collect():
         scale = np.ones(len(data.channels.group("prognostic")))
         with np.errstate(invalid="ignore"):
@@ -66,11 +66,11 @@ def check_training(config: Config, data: DataSummary, report: CheckReport) -> No
     for channel in data.channels.group("dynamic_forcing"):
         if channel.source != "data" or config.data.field(channel.variable).in_forecast != "climatology":
             continue
-        if train is not None and train.last - train.first < LEAST_CLIMATOLOGY_MINUTES:
+        if train is not None and train.last - train.first < MIN_CLIMATOLOGY_MINUTES:
             num_days = (train.last - train.first) / 1440
             report.add(
                 f"data.variable_options.{channel.variable}.in_forecast: climatology cannot be fitted to "
-                f"data.splits.train, which has {num_days:.0f} days and needs {LEAST_CLIMATOLOGY_MINUTES // 1440}; use "
+                f"data.splits.train, which has {num_days:.0f} days and needs {MIN_CLIMATOLOGY_MINUTES // 1440}; use "
                 "persist"
             )
 

@@ -33,7 +33,7 @@ from credit.models.base import ModelSpec
 logger = logging.getLogger(__name__)
 
 # The annual harmonic cannot be fitted to less than about a year of data.
-LEAST_CLIMATOLOGY_MINUTES = 350 * 1440
+MIN_CLIMATOLOGY_MINUTES = 350 * 1440
 _FORCING_CLIMATOLOGY = ClimatologyConfig(method="harmonic", harmonics=1, by_hour=False)
 
 
@@ -42,16 +42,17 @@ class ModelAssets:
     """Everything that a checkpoint carries besides weights.
 
     Attributes:
-        channels: the model's channels.
+        channels: the channels of the model.
         grid: the grid that its inputs and outputs lie on.
-        statistics: mean and deviations of every channel read from data; components of vectors have the mean 0.
+        statistics: mean and standard deviations of every channel read from data, in physical units; components of
+            vectors have the mean 0.
         attributes: variable -> units, standard_name, long_name.
-        static_CHW: static channels in physical units, float32.
-        masks: variable -> (H, W) bool, True where missing.
+        static_CHW: static channels, (C_static, H, W) float32 in physical units.
+        masks: variable -> (H, W) bool, True where missing; only variables with missing cells.
         climatology: climatology of the dynamic forcing read from data, None if the training period is too short.
         layers: the layers that budgets of the air are summed over, None if the run has no budgets.
-        seen: (first, last) of the periods that the weights were trained or selected on, also before this run, as
-            text. The periods of imported weights are unknown and not listed.
+        trained_periods: (first, last) of the periods that the weights were trained or selected on, as text, also those
+            before this run. The periods of imported weights are unknown and not listed.
     """
 
     channels: ChannelMap
@@ -62,21 +63,21 @@ class ModelAssets:
     masks: Mapping[str, np.ndarray]
     climatology: Climatology | None
     layers: VerticalLayers | None = None
-    seen: tuple[tuple[str, str], ...] = ()
+    trained_periods: tuple[tuple[str, str], ...] = ()
 
-    def after(self, splits: Iterable[Split], calendar: Calendar) -> ModelAssets:
-        """Return a copy whose `seen` also lists the periods of `splits`."""
+    def with_trained_periods(self, splits: Iterable[Split], calendar: Calendar) -> ModelAssets:
+        """Return a copy whose `trained_periods` also lists the periods of `splits`, each period once."""
         periods = [(calendar.format(split.first), calendar.format(split.last)) for split in splits]
-        return replace(self, seen=tuple(dict.fromkeys([*self.seen, *periods])))
+        return replace(self, trained_periods=tuple(dict.fromkeys([*self.trained_periods, *periods])))
 
     @property
     def static_stored_CHW(self) -> np.ndarray:
-        """The static channels that were read from data, in physical units, float32."""
+        """Static channels that were read from data, (C_static_stored, H, W) float32 in physical units."""
         is_stored_C = [channel.source == "data" for channel in self.channels.group("static")]
         return self.static_CHW[is_stored_C]
 
-    def meta(self) -> dict[str, Any]:
-        """Return the part that is stored as JSON; `tensors` has the arrays."""
+    def to_meta(self) -> dict[str, Any]:
+        """Return the part that is stored as JSON in meta.json; `to_tensors` returns the arrays."""
         return {
             "channels": self.channels.to_dict(),
             "grid": self.grid.to_dict(),
@@ -84,11 +85,14 @@ class ModelAssets:
             "attributes": {name: dict(value) for name, value in self.attributes.items()},
             "climatology": self.climatology is not None,
             "layers": self.layers.to_dict() if self.layers is not None else None,
-            "seen": [list(period) for period in self.seen],
+            "seen": [list(period) for period in self.trained_periods],
         }
 
-    def tensors(self) -> dict[str, torch.Tensor]:
-        """Return the arrays as tensors by name: ``static``, ``mask/VARIABLE``, ``climatology/NAME``."""
+    def to_tensors(self) -> dict[str, torch.Tensor]:
+        """Return the arrays as CPU tensors by name: ``static``, ``mask/VARIABLE``, ``climatology/NAME``.
+
+        ``static`` is (C_static, H, W) float32; masks are (H, W) bool.
+        """
         tensors = {"static": torch.from_numpy(np.ascontiguousarray(self.static_CHW))}
         for variable, mask_HW in self.masks.items():
             tensors[f"mask/{variable}"] = torch.from_numpy(mask_HW)
@@ -98,21 +102,32 @@ class ModelAssets:
         return tensors
 
     @classmethod
-    def load(cls, meta: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> ModelAssets:
-        """Return the assets that `meta` and `tensors` were made from.
+    def from_stored(cls, meta: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> ModelAssets:
+        """Return the assets of a checkpoint.
 
         Args:
-            meta: the output of `meta`, read from JSON.
-            tensors: the output of `tensors`.
+            meta: the output of `to_meta`, read from JSON.
+            tensors: the output of `to_tensors`.
+
+        Raises:
+            KeyError: if a key of either is missing.
         """
 
         def select_arrays(prefix: str) -> dict[str, np.ndarray]:
+            """Return name without prefix -> array."""
             arrays = {}
             for name, tensor in tensors.items():
                 if name.startswith(prefix):
                     arrays[name.removeprefix(prefix)] = tensor.numpy()
             return arrays
 
+        climatology = None
+        if meta["climatology"]:
+            climatology = Climatology.from_dict(select_arrays("climatology/"))
+        # Checkpoints written before budgets existed have no key for the layers.
+        layers = None
+        if meta.get("layers"):
+            layers = VerticalLayers.from_dict(meta["layers"])
         return cls(
             channels=ChannelMap.from_dict(meta["channels"]),
             grid=LatLonGrid.from_dict(meta["grid"]),
@@ -120,15 +135,14 @@ class ModelAssets:
             attributes=meta["attributes"],
             static_CHW=tensors["static"].numpy(),
             masks=select_arrays("mask/"),
-            climatology=Climatology.from_dict(select_arrays("climatology/")) if meta["climatology"] else None,
-            # Checkpoints written before budgets existed have no such key.
-            layers=VerticalLayers.from_dict(meta["layers"]) if meta.get("layers") else None,
-            seen=read_seen(meta),
+            climatology=climatology,
+            layers=layers,
+            trained_periods=read_trained_periods(meta),
         )
 
 
-def read_seen(meta: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
-    """Return `ModelAssets.seen` of a checkpoint's meta.json.
+def read_trained_periods(meta: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+    """Return `ModelAssets.trained_periods` of a checkpoint's meta.json.
 
     Checkpoints of earlier versions do not have the key; for them the splits of their own run are returned.
     """
@@ -150,56 +164,74 @@ def fit_assets(config: Config, reader: FieldReader, train: Split) -> ModelAssets
 
     Args:
         config: the config of the run.
-        reader: the data.
+        reader: the reader of the data.
         train: the training period, which statistics and climatology are fitted to.
 
     Raises:
+        ConfigError: if budgets are configured and the levels of the run do not make up whole columns.
         DataError: if values of the data are not plausible.
     """
+    # Only a training store has statistics; source files are read from the beginning to the end of the period.
     statistics = getattr(reader, "statistics", None)
     if statistics is None:
-        packing = getattr(reader, "packing_steps", None)
-        options = config.data.variable_options
-        with_valid_range = [variable for variable, option in options.items() if option.valid_range is not None]
-        statistics = fit_statistics(
-            reader,
-            train.first,
-            train.last,
-            config.data.step_minutes,
-            packing,
-            True,
-            config.data.transforms,
-            with_valid_range,
-        )
+        statistics = _fit_run_statistics(config, reader, train)
+    # A store has been checked when it was written. For source files, fitting has just read the training period, but
+    # bad values of the validation period would stop the run only at the end of its first epoch.
     if hasattr(reader, "times_of_files"):
-        # Fitting has just read the training period. Bad values of the validation period would otherwise stop the run
-        # only at the end of its first epoch.
         valid = build_splits(config.data, reader.calendar)["valid"]
         bad_values = look_at_values(reader, valid.first, valid.last).bad
         if bad_values:
             raise DataError(bad_values[0])
-    statistics = zero_mean_vectors(statistics, config.data, reader)
-    climatology = None
-    dynamic_forcing = reader.channels.group("dynamic_forcing")
-    forcing = [channel.name for channel in dynamic_forcing if channel.source == "data"]
-    if forcing and train.last - train.first >= LEAST_CLIMATOLOGY_MINUTES:
-        climatology = load_or_fit_climatology(reader, forcing, train, _FORCING_CLIMATOLOGY)
-    elif forcing:
-        logger.info("the training period is under a year: %s persist unchanged in forecasts", ", ".join(forcing))
     return ModelAssets(
         channels=reader.channels,
         grid=reader.grid,
-        statistics=statistics,
+        statistics=zero_vector_means(statistics, config.data, reader),
         attributes=reader.attributes,
         static_CHW=FrameReader(reader, config.data, None).static(),
         masks=reader.masks,
-        climatology=climatology,
-        layers=find_run_layers(config),
+        climatology=_fit_forcing_climatology(reader, train),
+        layers=build_budget_layers(config),
     )
 
 
-def find_run_layers(config: Config) -> VerticalLayers | None:
-    """Return the layers that the post-processes of the run sum over, None if none of them sums over columns.
+def _fit_run_statistics(config: Config, reader: FieldReader, train: Split) -> Statistics:
+    """Return the statistics of the training period of source files."""
+    variables_with_valid_range = []
+    for variable, options in config.data.variable_options.items():
+        if options.valid_range is not None:
+            variables_with_valid_range.append(variable)
+    return fit_statistics(
+        reader,
+        train.first,
+        train.last,
+        config.data.step_minutes,
+        getattr(reader, "packing_steps", None),
+        True,
+        config.data.transforms,
+        variables_with_valid_range,
+    )
+
+
+def _fit_forcing_climatology(reader: FieldReader, train: Split) -> Climatology | None:
+    """Return the climatology of the dynamic forcing read from data, which replaces unknown values in forecasts.
+
+    Returns:
+        None if the model has no such forcing, or the training period is too short.
+    """
+    forcing_names = []
+    for channel in reader.channels.group("dynamic_forcing"):
+        if channel.source == "data":
+            forcing_names.append(channel.name)
+    if not forcing_names:
+        return None
+    if train.last - train.first < MIN_CLIMATOLOGY_MINUTES:
+        logger.info("the training period is under a year: %s persist unchanged in forecasts", ", ".join(forcing_names))
+        return None
+    return load_or_fit_climatology(reader, forcing_names, train, _FORCING_CLIMATOLOGY)
+
+
+def build_budget_layers(config: Config) -> VerticalLayers | None:
+    """Return the layers of the column that budgets are summed over, None if no post-process sums over columns.
 
     Raises:
         ConfigError: if the levels of the run do not make up whole columns.
@@ -210,14 +242,21 @@ def find_run_layers(config: Config) -> VerticalLayers | None:
     return build_layers(config.data)
 
 
-def zero_mean_vectors(statistics: Statistics, conf: DataConfig, reader: FieldReader) -> Statistics:
+def zero_vector_means(statistics: Statistics, conf: DataConfig, reader: FieldReader) -> Statistics:
     """Return statistics in which the components of vectors have the mean 0.
 
     They are then only scaled. Across a pole a component changes its sign, which holds for normalised values only if 0
     still means that there is no wind.
+
+    Args:
+        statistics: the statistics of all channels read from data.
+        conf: the data section of the config.
+        reader: channels and attributes of the data.
     """
-    stored = reader.channels.stored
-    component_names = {channel.name for channel in stored if is_vector_component(conf, channel, reader.attributes)}
+    component_names = set()
+    for channel in reader.channels.stored:
+        if is_vector_component(conf, channel, reader.attributes):
+            component_names.add(channel.name)
     mean_C = np.array(statistics.mean, dtype=np.float64)
     for channel_index, name in enumerate(statistics.names):
         if name in component_names:
@@ -239,6 +278,7 @@ def build_model_spec(
         attributes: variable -> units, standard_name, long_name.
     """
     vector_channels = []
+    # (standard_name without the direction, level) -> index of the input channel
     eastward: dict[tuple[str, float | None], int] = {}
     northward: dict[tuple[str, float | None], int] = {}
     for channel_index, channel in enumerate(channels.input):

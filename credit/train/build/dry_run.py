@@ -26,9 +26,9 @@ from credit.models.lora import apply_lora, checkpoint_state_dict
 from credit.parallel.blocks.activation_checkpoint import checkpoint_blocks
 from credit.parallel.mesh import ParallelDims, build_mesh
 from credit.parallel.process_info import fake_process_group
-from credit.train.build.assets import ModelAssets, find_run_layers
+from credit.train.build.assets import ModelAssets, build_budget_layers
 from credit.train.build.model import build_network, build_parallel_model
-from credit.train.build.training import build_run_loss, build_stepper
+from credit.train.build.stepper import build_run_loss, build_stepper
 
 _META = torch.device("meta")
 # Errors that torch raises when the values of a tensor without values are needed.
@@ -48,11 +48,11 @@ class DryRunResult:
 
     Attributes:
         model: the network on the meta device, with adapters if only those train.
-        untried: the reason why a step could not be tried, empty if it was.
+        skip_reason: the reason why a step could not be tried, empty if it was.
     """
 
     model: nn.Module
-    untried: str
+    skip_reason: str
 
     @property
     def parameters(self) -> int:
@@ -114,7 +114,7 @@ def dummy_assets(
         static_CHW=np.zeros((len(channels.group("static")), *grid.shape), dtype=np.float32),
         masks=masks,
         climatology=None,
-        layers=find_run_layers(config),
+        layers=build_budget_layers(config),
     )
 
 

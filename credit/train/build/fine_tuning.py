@@ -28,7 +28,7 @@ from credit.train.checkpoint import checkpoint
 logger = logging.getLogger(__name__)
 
 
-def find_base(config: Config, origin: Path | None) -> Path | None:
+def choose_base_checkpoint(config: Config, origin: Path | None) -> Path | None:
     """Collective: return the base checkpoint that ``trainer.lora`` adapts, None if all weights train.
 
     Args:
@@ -48,7 +48,7 @@ def find_base(config: Config, origin: Path | None) -> Path | None:
         )
     meta = checkpoint.load_meta(origin)
     if "base" in meta:
-        return locate_base(meta["base"], config.trainer.resume, origin)
+        return locate_recorded_base(meta["base"], config.trainer.resume, origin)
     if origin.resolve().parent == (Path(config.save_loc) / "checkpoints").resolve():
         raise ConfigError(
             f"trainer.lora: {origin} contains all weights and lies in the folder of this run; set another save_loc for "
@@ -65,7 +65,7 @@ def describe_base(base: Path) -> dict[str, str]:
     return {"path": str(base), "weights": checkpoint.fingerprint(base, "forecast")}
 
 
-def locate_base(recorded: Mapping[str, str], resume: str, origin: Path) -> Path:
+def locate_recorded_base(recorded: Mapping[str, str], resume: str, origin: Path) -> Path:
     """Collective: return the base of the adapters in `origin`, at its recorded path or at ``trainer.resume``.
 
     Args:
@@ -125,7 +125,7 @@ def load_forecast_network(
     parallelize(model, mesh.device_mesh, shard=config.inference.parallelism.shard)
     allocate_(model, device)
     if lora is not None:
-        base = locate_base(checkpoint.load_meta(path)["base"], config.trainer.resume, path)
+        base = locate_recorded_base(checkpoint.load_meta(path)["base"], config.trainer.resume, path)
         checkpoint.load_into(base, "forecast", base_state_dict(model))
     checkpoint.load_into(path, "forecast", checkpoint_state_dict(model))
     require_filled(model)

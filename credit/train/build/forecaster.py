@@ -22,11 +22,11 @@ from credit.forecast.stepper import Stepper
 from credit.models.inference import prepare_for_inference
 from credit.parallel.mesh import DeviceGrid
 from credit.parallel.process_info import ProcessInfo
-from credit.train.build.assets import ModelAssets, find_run_layers, require_same_fields
+from credit.train.build.assets import ModelAssets, build_budget_layers, require_same_fields
 from credit.train.build.fine_tuning import load_forecast_network
 from credit.train.build.initial_condition_checks import find_masked_cells
 from credit.train.build.model import choose_device
-from credit.train.build.training import build_stepper
+from credit.train.build.stepper import build_stepper
 from credit.train.checkpoint import checkpoint
 from credit.utils.malloc import retain_freed_memory
 
@@ -72,7 +72,7 @@ def assemble_forecaster(
     """
     path = checkpoint.resolve_checkpoint(Path(config.save_loc) / "checkpoints", which, "inference.checkpoint")
     meta = checkpoint.load_meta(path)
-    assets = ModelAssets.load(meta, checkpoint.load_tensors(path, "assets"))
+    assets = ModelAssets.from_stored(meta, checkpoint.load_tensors(path, "assets"))
     require_same_fields(assets, reader, path, config.data.channel_map())
     hidden = find_masked_cells(assets, reader, path)
     trained = build_config(meta["config"], origin=str(path / "meta.json"))
@@ -83,7 +83,7 @@ def assemble_forecaster(
         )
     config = with_trained_settings(config, trained)
     # A budget that only the forecast has needs layers that the training did not.
-    layers = assets.layers if assets.layers is not None else find_run_layers(config)
+    layers = assets.layers if assets.layers is not None else build_budget_layers(config)
     assets = replace(assets, attributes={**reader.attributes, **assets.attributes}, layers=layers)
     device = choose_device(config.trainer.device, launch.local_rank if launch is not None else 0)
     retain_freed_memory(device)
@@ -96,7 +96,7 @@ def assemble_forecaster(
     return Forecaster(config, assets, stepper, frames, meta["step"], path)
 
 
-def build_products(forecaster: Forecaster, last_lead: int) -> OutputDiagnostics:
+def build_output_diagnostics(forecaster: Forecaster, last_lead: int) -> OutputDiagnostics:
     """Return the diagnostics of a forecast: pressure levels and derived variables.
 
     Args:
@@ -170,7 +170,7 @@ def describe_run(forecaster: Forecaster) -> dict[str, str | int]:
         "parameters": sum(parameter.numel() for parameter in forecaster.stepper.model.parameters()),
         "checkpoint_step": forecaster.step_taken,
         "weights": checkpoint.fingerprint(forecaster.path, "forecast"),
-        SEEN: ", ".join("/".join(period) for period in assets.seen) or "unknown",
+        SEEN: ", ".join("/".join(period) for period in assets.trained_periods) or "unknown",
         "forcing": "; ".join(forcing) or "none",
         "hyperdiffusion": hyperdiffusion,
     }

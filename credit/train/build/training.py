@@ -1,34 +1,27 @@
-"""Builds the trainer of a run from its config."""
+"""Builder of the trainer of a run from its config.
+
+`assemble_training` states the order: data, assets, model, components, resumed state.
+"""
 
 from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import nn
 
-from credit.channels import Channel, ChannelMap
 from credit.config import Config
-from credit.data.normalize import Normalizer
 from credit.data.reader import FieldReader
 from credit.data.samples.cached_reader import CachedReader
 from credit.data.samples.dataset import ForecastDataset
-from credit.data.samples.forcing import fixed_statistics
 from credit.data.samples.frames import FrameReader
-from credit.data.samples.loader import Loader, SampleSchedule
+from credit.data.samples.loader import SampleSchedule
 from credit.data.splits import Split, require_samples
-from credit.errors import ConfigError, did_you_mean
 from credit.forecast.objectives.base import Objective, ObjectiveContext, build_objective
-from credit.forecast.postprocess.base import PostprocessContext, build_postprocess
-from credit.forecast.stepper import Stepper
-from credit.losses.base import Loss
-from credit.losses.build import build_loss
-from credit.metrics import Metric, MetricContext, metric_class
 from credit.models.initialise import initial_values
 from credit.parallel.mesh import DeviceGrid, build_mesh, plan_degrees
 from credit.parallel.object_collectives import run_on_rank0
@@ -37,87 +30,20 @@ from credit.parallel.state.materialise import fill_, require_filled
 from credit.parallel.watchdog import Watchdog
 from credit.train.build.assets import ModelAssets, fit_assets
 from credit.train.build.components import TrainingComponents
-from credit.train.build.fine_tuning import describe_base, find_base, load_base
+from credit.train.build.fine_tuning import choose_base_checkpoint, describe_base, load_base
 from credit.train.build.model import build_parallel_model, use_deterministic_algorithms
 from credit.train.build.open_data import open_training_fields
+from credit.train.build.stepper import build_run_loss, build_stepper, compute_cell_weights
+from credit.train.build.validation import build_validation, require_measured_monitor
 from credit.train.checkpoint.external_weights import assets_for_weights, load_weights
 from credit.train.checkpoint.resume import choose_start, find_initial_weights, load_run_state, write_config
 from credit.train.ema import EMA
 from credit.train.monitor.preview import DrawPreview, build_preview
 from credit.train.monitor.usage import build_meter
 from credit.train.optim import build_optimizer, forecast_len_at
-from credit.train.prefetch import DevicePrefetcher
 from credit.train.step import StepSettings, TrainingStep
 from credit.train.trainer import Trainer
-from credit.train.validate import ValidationShare, evenly_spaced, shard_cases, validate
 from credit.utils.malloc import retain_freed_memory
-
-
-def build_normalizer(config: Config, assets: ModelAssets) -> Normalizer:
-    """Return the normaliser of a run.
-
-    Computed channels have fixed statistics, and masks stay 0 or 1.
-    """
-    fixed: dict[str, tuple[float, float]] = {}
-    for channel in assets.channels.input:
-        if channel.source == "mask":
-            fixed[channel.name] = (0.0, 1.0)
-        elif channel.source == "computed":
-            fixed[channel.name] = fixed_statistics(channel.name, config.data.step_minutes, config.data.solar)
-    return Normalizer(assets.channels, assets.statistics, fixed, config.data.transforms)
-
-
-def build_stepper(config: Config, assets: ModelAssets, model: nn.Module, device: torch.device, amp: bool) -> Stepper:
-    """Return the stepper of a network that is already on `device`."""
-    normalizer = build_normalizer(config, assets).to(device)
-    static_CHW = torch.from_numpy(np.ascontiguousarray(assets.static_CHW)).to(device)
-    valid_CHW = valid_cells(assets, assets.channels.group("prognostic"))
-    context = postprocess_context(config, assets, normalizer, device)
-    return Stepper(
-        model,
-        assets.channels,
-        normalizer,
-        static_CHW,
-        config.model.residual,
-        None if valid_CHW.all() else torch.from_numpy(valid_CHW).to(device),
-        amp,
-        build_postprocess(config.model.postprocess_entries, context),
-    )
-
-
-def postprocess_context(
-    config: Config, assets: ModelAssets, normalizer: Normalizer, device: torch.device
-) -> PostprocessContext:
-    """Return what the run's post-processes are built from."""
-    return PostprocessContext(
-        data=config.data,
-        channels=assets.channels,
-        grid=assets.grid,
-        attributes=assets.attributes,
-        masks=assets.masks,
-        static_CHW=assets.static_CHW,
-        layers=assets.layers,
-        normalizer=normalizer,
-        device=device,
-    )
-
-
-def build_run_loss(config: Config, assets: ModelAssets, device: torch.device) -> Loss:
-    """Return the training loss on `device`."""
-    scale = build_normalizer(config, assets).tendency_scale_C.numpy()
-    return build_loss(config.loss, assets.channels, assets.grid, scale, assets.masks).to(device)
-
-
-def valid_cells(assets: ModelAssets, channels: Sequence[Channel]) -> np.ndarray:
-    """Return (C, H, W) bool, False where a channel is always missing."""
-    nowhere_HW = np.zeros(assets.grid.shape, dtype=bool)
-    return np.stack([~assets.masks.get(channel.variable, nowhere_HW) for channel in channels])
-
-
-def cell_weights(assets: ModelAssets, device: torch.device) -> torch.Tensor:
-    """Return (C_out, H, W) area weights over the cells that count, summing to 1 over each channel, float64."""
-    valid_CHW = valid_cells(assets, assets.channels.output)
-    return torch.from_numpy(assets.grid.masked_area_weights(valid_CHW)).to(device)
 
 
 def assemble_training(
@@ -132,73 +58,39 @@ def assemble_training(
     """Collective: return the trainer of a run, continued from the checkpoint that ``trainer.resume`` finds.
 
     Args:
-        config: of the run.
-        process_info: rank and world size.
-        device: of this process.
-        watchdog: notices when a rank hangs.
-        draw: draws the preview's figures.
-        start_time: when the preparation of the run began (`time.perf_counter`); default: now.
-        peak_rates: of the GPU, see `credit.hpc.planner.gpus.reported_peaks`.
+        config: the config of the run.
+        process_info: rank and number of ranks of this process.
+        device: the device of this process.
+        watchdog: the watchdog that notices when a rank hangs.
+        draw: function that draws the figures of a preview.
+        start_time: `time.perf_counter` when the preparation of the run began; by default now.
+        peak_rates: rate -> TFLOP/s of the GPU, see `credit.hpc.planner.gpus.reported_peaks`; None if unknown.
+
+    Raises:
+        ConfigError: if sections of the config contradict each other, the data or the number of ranks.
+        DataError: if the data do not cover the splits, or their values are not plausible.
+        CheckpointError: if the checkpoint to continue from is damaged, or was trained on other channels.
     """
-    start_time = time.perf_counter() if start_time is None else start_time
+    if start_time is None:
+        start_time = time.perf_counter()
     retain_freed_memory(device)
     use_deterministic_algorithms(config.trainer.deterministic)
     degrees = plan_degrees(config.trainer.parallelism, process_info.world)
     mesh = build_mesh(degrees, process_info.rank, device.type)
-    reader, splits = open_training_fields(config)
-    if config.data.cache == "memory":
-        reader = CachedReader(reader)
-    require_monitor(config, reader.channels)
 
+    # The monitor is checked before the statistics are fitted, which can take hours.
+    reader, splits = open_training_reader(config)
+    require_measured_monitor(config, reader.channels)
     origin = choose_origin(config, process_info)
     config, assets = prepare_assets(config, reader, splits, mesh, origin)
+
     model, autocast = build_parallel_model(config, assets, mesh, device)
-    # A resumed run loads all weights below, except the base under its adapters.
-    if origin.resumed is None or origin.base is not None:
-        fill_model(model, origin, config.seed)
+    fill_model(model, origin, config.seed)
     model.train()
 
-    trainer_config = config.trainer
-    stepper = build_stepper(config, assets, model, device, autocast)
-    loss = build_run_loss(config, assets, device)
-    context = ObjectiveContext(stepper, loss, trainer_config.recompute_steps)
-    objective = build_objective(trainer_config.objective, context)
-    optimizer = build_optimizer(model, trainer_config)
-    average = EMA(model, trainer_config.ema_decay) if trainer_config.use_ema else None
-    frames = FrameReader(reader, config.data, assets.climatology)
-    schedule = build_training_order(config, frames, reader, splits["train"], mesh)
-    total_steps = trainer_config.max_steps or trainer_config.num_epoch * schedule.steps_per_epoch
-    forecast_len = build_forecast_len(config, total_steps)
-    valid_loader, share = build_valid_loader(config, frames, reader, splits["valid"], mesh)
-    weight_CHW = cell_weights(assets, device)
-
-    def run_validation(step: int, stop: Callable[[], bool]) -> dict[str, float] | None:
-        metrics = build_metrics(config, assets, weight_CHW)
-        with DevicePrefetcher(valid_loader, device, mesh.tensor_group) as batches:
-            # The loss is averaged over as many steps as the last training step had.
-            return validate(objective, batches, share, metrics, forecast_len(step - 1), stop)
-
-    trainer = Trainer(
-        TrainingComponents(
-            config=config,
-            launch=process_info,
-            mesh=mesh,
-            assets=assets,
-            calendar=reader.calendar,
-            device=device,
-            model=model,
-            optimizer=optimizer,
-            average=average,
-            training_step=build_step(config, objective, optimizer, average, forecast_len, mesh.data_rank),
-            order=schedule,
-            total_steps=total_steps,
-            watchdog=watchdog,
-            meter=build_meter(config, assets, device, mesh, schedule.samples_a_step, peak_rates or {}, start_time),
-            validate=run_validation,
-            preview=build_preview(config, frames, splits["valid"], stepper, weight_CHW, mesh, draw),
-            base=describe_base(origin.base) if origin.base is not None else None,
-        )
-    )
+    setup = RunSetup(config, process_info, device, mesh, reader, splits, assets, origin)
+    components = build_components(setup, model, autocast, watchdog, draw, start_time, peak_rates or {})
+    trainer = Trainer(components)
     if origin.resumed is not None:
         trainer.load(origin.resumed)
     require_filled(model)
@@ -215,7 +107,7 @@ class Origin:
         checkpoint: the checkpoint that ``trainer.resume`` finds; None for a run from scratch or from weights.
         resumed: the same checkpoint if the run continues it; None for new adapters, which begin at step 0 on it.
         base: the checkpoint with the frozen weights under LoRA adapters; None if all weights train.
-        weights: a file of weights to begin with.
+        weights: a file of weights to begin with; None for any other beginning.
     """
 
     checkpoint: Path | None
@@ -224,13 +116,56 @@ class Origin:
     weights: Path | None
 
 
+@dataclass(frozen=True)
+class RunSetup:
+    """Inputs that the components of a trainer are built from.
+
+    Attributes:
+        config: the config of the run, with the settings that its checkpoint keeps.
+        process_info: rank and number of ranks of this process.
+        device: the device of this process.
+        mesh: this rank's position among the ranks.
+        reader: the reader of the data.
+        splits: "train", "valid" and "test" -> period.
+        assets: the assets of the model.
+        origin: the weights and state that the run begins with.
+    """
+
+    config: Config
+    process_info: ProcessInfo
+    device: torch.device
+    mesh: DeviceGrid
+    reader: FieldReader
+    splits: Mapping[str, Split]
+    assets: ModelAssets
+    origin: Origin
+
+
+def open_training_reader(config: Config) -> tuple[FieldReader, dict[str, Split]]:
+    """Collective: open the data of a run, with the cache of ``data.cache``, and build its splits.
+
+    Raises:
+        DataError: if the data are missing or damaged.
+    """
+    reader, splits = open_training_fields(config)
+    if config.data.cache == "memory":
+        reader = CachedReader(reader)
+    return reader, splits
+
+
 def choose_origin(config: Config, process_info: ProcessInfo) -> Origin:
-    """Collective: return what the run begins with."""
-    path = choose_start(config, process_info)
-    base = find_base(config, path)
-    # Adapters begin at step 0 of their own run.
-    is_resumed = base is None or path.resolve() != base
-    return Origin(path, path if is_resumed else None, base, find_initial_weights(config, path))
+    """Collective: return what the run begins with.
+
+    Raises:
+        ConfigError: if ``trainer.resume`` or ``trainer.lora`` asks for a checkpoint that does not exist.
+        CheckpointError: if the checkpoint or the base of its adapters is damaged.
+    """
+    checkpoint = choose_start(config, process_info)
+    base = choose_base_checkpoint(config, checkpoint)
+    # New adapters start from their base, but at step 0 of a run of their own.
+    starts_adapters = base is not None and checkpoint.resolve() == base
+    resumed = None if starts_adapters else checkpoint
+    return Origin(checkpoint, resumed, base, find_initial_weights(config, checkpoint))
 
 
 def prepare_assets(
@@ -238,7 +173,19 @@ def prepare_assets(
 ) -> tuple[Config, ModelAssets]:
     """Collective: return the config of the run and the model's assets.
 
-    A checkpoint keeps its global batch, which may change the config's accumulation.
+    The assets are those of the checkpoint; in a new run they are fitted to the training period. A checkpoint keeps its
+    global batch, which may change the config's gradient accumulation.
+
+    Args:
+        config: the config as the user wrote it.
+        reader: the reader of the data.
+        splits: "train" and "valid" -> period.
+        mesh: this rank's position among the ranks.
+        origin: the checkpoint or weights that the run begins with.
+
+    Raises:
+        CheckpointError: if the checkpoint was trained on other channels.
+        DataError: if values of the data are not plausible, or in other units than the checkpoint was trained on.
     """
     if origin.checkpoint is not None:
         config, assets = load_run_state(config, reader, mesh, origin.checkpoint, goes_on=origin.resumed is not None)
@@ -246,21 +193,129 @@ def prepare_assets(
         assets = run_on_rank0(lambda: fit_assets(config, reader, splits["train"]))
         if origin.weights is not None:
             assets = assets_for_weights(config, assets, reader, origin.weights)
-    return config, assets.after((splits["train"], splits["valid"]), reader.calendar)
+    return config, assets.with_trained_periods((splits["train"], splits["valid"]), reader.calendar)
 
 
 def fill_model(model: nn.Module, origin: Origin, seed: int) -> None:
-    """Fill a model: with the base of new adapters, with the weights in a file, or with random values of the seed."""
+    """Collective: fill a model with the weights that the run begins with, except those of a resumed checkpoint.
+
+    Args:
+        model: the model, with memory and without values.
+        origin: the base of adapters or the file of weights; without them, the weights are drawn.
+        seed: the seed of drawn weights.
+    """
     if origin.base is not None:
+        # A resumed run of adapters needs the base as well, because its checkpoint contains only the adapters.
         load_base(model, origin.base, seed)
+    elif origin.resumed is not None:
+        # `Trainer.load` loads all weights.
+        pass
     elif origin.weights is not None:
         load_weights(model, origin.weights)
     else:
         fill_(model, initial_values(model, seed))
 
 
+def build_components(
+    setup: RunSetup,
+    model: nn.Module,
+    autocast: bool,
+    watchdog: Watchdog,
+    draw: DrawPreview,
+    start_time: float,
+    peak_rates: Mapping[str, float],
+) -> TrainingComponents:
+    """Collective on GPUs: return the components of a trainer, at step 0.
+
+    Args:
+        setup: config, data, assets and ranks of the run.
+        model: the model of this rank.
+        autocast: whether the model computes under bfloat16 autocast.
+        watchdog: passed on, like the arguments after it; see `assemble_training`.
+
+    Raises:
+        DataError: if no sample fits into the training or the validation period.
+    """
+    config, assets, device, mesh = setup.config, setup.assets, setup.device, setup.mesh
+
+    # Components of a step: rollout, loss, update of the weights and of their average.
+    stepper = build_stepper(config, assets, model, device, autocast)
+    loss = build_run_loss(config, assets, device)
+    objective_context = ObjectiveContext(stepper, loss, config.trainer.recompute_steps)
+    objective = build_objective(config.trainer.objective, objective_context)
+    optimizer = build_optimizer(model, config.trainer)
+    average = EMA(model, config.trainer.ema_decay) if config.trainer.use_ema else None
+
+    # The samples of each step, the number of steps, and the length of their rollouts.
+    frames = FrameReader(setup.reader, config.data, assets.climatology)
+    schedule = build_sample_schedule(config, frames, setup.splits["train"], mesh)
+    total_steps = config.trainer.max_steps or config.trainer.num_epoch * schedule.steps_per_epoch
+    forecast_len = build_forecast_len(config, total_steps)
+
+    # Validation and previews score with the same weights of the cells.
+    valid = setup.splits["valid"]
+    weight_CHW = compute_cell_weights(assets, device)
+    run_validation = build_validation(config, assets, objective, frames, valid, forecast_len, weight_CHW, mesh)
+    return TrainingComponents(
+        config=config,
+        launch=setup.process_info,
+        mesh=mesh,
+        assets=assets,
+        calendar=setup.reader.calendar,
+        device=device,
+        model=model,
+        optimizer=optimizer,
+        average=average,
+        training_step=build_step(config, objective, optimizer, average, forecast_len, mesh.data_rank),
+        order=schedule,
+        total_steps=total_steps,
+        watchdog=watchdog,
+        meter=build_meter(config, assets, device, mesh, schedule.samples_a_step, peak_rates, start_time),
+        validate=run_validation,
+        preview=build_preview(config, frames, valid, stepper, weight_CHW, mesh, draw),
+        base=describe_base(setup.origin.base) if setup.origin.base is not None else None,
+    )
+
+
+def build_sample_schedule(config: Config, frames: FrameReader, split: Split, mesh: DeviceGrid) -> SampleSchedule:
+    """Return the schedule of the samples that this rank takes at each step.
+
+    Args:
+        config: the config of the run.
+        frames: reader of initial states, forcing and targets.
+        split: the training period.
+        mesh: this rank's position among the ranks.
+
+    Raises:
+        DataError: if no sample fits into the period.
+    """
+    data = config.data
+    reader = frames.reader
+    initial_times = require_samples(reader.times, split, reader.calendar, data, data.forecast_len)
+    # The first of the tensor-parallel peers reads and broadcasts; the others hold placeholders and need no workers.
+    placeholder = mesh.tensor_rank > 0
+    num_workers = 0 if placeholder else data.num_workers
+    dataset = ForecastDataset(
+        frames, initial_times, data.step_minutes, data.history_len, data.forecast_len, placeholder=placeholder
+    )
+    return SampleSchedule(
+        dataset,
+        config.trainer.train_batch_size,
+        config.trainer.grad_accum_every,
+        config.seed,
+        num_workers,
+        data_rank=mesh.data_rank,
+        num_data_ranks=mesh.num_data_ranks,
+    )
+
+
 def build_forecast_len(config: Config, total_steps: int) -> Callable[[int], int]:
-    """Return the function optimizer step -> number of rollout steps in training."""
+    """Return the function optimizer step (from 0) -> number of rollout steps in training.
+
+    Args:
+        config: the config of the run.
+        total_steps: number of optimizer steps of the run, over which rollouts may grow longer.
+    """
     return functools.partial(
         forecast_len_at,
         total=total_steps,
@@ -277,7 +332,16 @@ def build_step(
     forecast_len: Callable[[int], int],
     data_rank: int,
 ) -> TrainingStep:
-    """Return the object that takes the run's optimizer steps."""
+    """Return the object that takes the run's optimizer steps.
+
+    Args:
+        config: the config of the run.
+        objective: the training objective, which runs the model and returns the loss.
+        optimizer: the optimizer of the model's trainable parameters.
+        average: the moving average of these parameters, None for none.
+        forecast_len: optimizer step (from 0) -> number of rollout steps.
+        data_rank: the data rank of this process, which seeds its random numbers.
+    """
     settings = StepSettings(
         forecast_len=forecast_len,
         seed=config.seed,
@@ -287,70 +351,3 @@ def build_step(
         data_rank=data_rank,
     )
     return TrainingStep(objective, optimizer, average, settings)
-
-
-def build_training_order(
-    config: Config, frames: FrameReader, reader: FieldReader, split: Split, mesh: DeviceGrid
-) -> SampleSchedule:
-    """Return the schedule of the samples that this rank takes at each step."""
-    data = config.data
-    initial_times = require_samples(reader.times, split, reader.calendar, data, data.forecast_len)
-    # The first of the tensor-parallel peers reads and broadcasts; the others hold placeholders.
-    placeholder = mesh.tensor_rank > 0
-    dataset = ForecastDataset(
-        frames, initial_times, data.step_minutes, data.history_len, data.forecast_len, placeholder=placeholder
-    )
-    return SampleSchedule(
-        dataset,
-        config.trainer.train_batch_size,
-        config.trainer.grad_accum_every,
-        config.seed,
-        0 if placeholder else data.num_workers,
-        data_rank=mesh.data_rank,
-        num_data_ranks=mesh.num_data_ranks,
-    )
-
-
-def build_valid_loader(
-    config: Config, frames: FrameReader, reader: FieldReader, split: Split, mesh: DeviceGrid
-) -> tuple[Loader, ValidationShare]:
-    """Return this rank's share of initial times over the whole of `split`, with the forcing that a forecast has."""
-    data = config.data
-    possible_times = require_samples(reader.times, split, reader.calendar, data, data.valid_forecast_len)
-    initial_times = evenly_spaced(possible_times, config.trainer.valid_samples)
-    dataset = ForecastDataset(
-        frames,
-        initial_times,
-        data.step_minutes,
-        data.history_len,
-        data.valid_forecast_len,
-        as_forecast=True,
-        placeholder=mesh.tensor_rank > 0,
-    )
-    share = shard_cases(len(initial_times), config.trainer.valid_batch_size, mesh.data_rank, mesh.num_data_ranks)
-    return Loader(dataset, share.batches, workers=0), share
-
-
-def validation_hours(config: Config) -> list[float]:
-    """Return the lead times of the validation in hours."""
-    return [(number + 1) * config.data.step_minutes / 60 for number in range(config.data.valid_forecast_len)]
-
-
-def build_metrics(config: Config, assets: ModelAssets, weight_CHW: torch.Tensor) -> list[Metric]:
-    """Return new metrics, with nothing accumulated."""
-    context = MetricContext(assets.channels, weight_CHW, validation_hours(config))
-    return [metric_class(name)(context) for name in config.trainer.metrics]
-
-
-def require_monitor(config: Config, channels: ChannelMap) -> None:
-    """Refuse a ``trainer.monitor`` that the validation does not measure.
-
-    Raises:
-        ConfigError: also for an unknown name in ``trainer.metrics``.
-    """
-    measured = ["loss"]
-    for name in config.trainer.metrics:
-        measured += metric_class(name).names(channels, validation_hours(config))
-    monitor = config.trainer.monitor
-    if monitor not in measured:
-        raise ConfigError(f'trainer.monitor: "{monitor}" is not measured{did_you_mean(monitor, measured)}')

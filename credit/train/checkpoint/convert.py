@@ -20,7 +20,7 @@ from credit.errors import CheckpointError, ConfigError, DataError, did_you_mean
 from credit.grid import AxisOrder, LatLonGrid
 from credit.models.registry import model_class
 from credit.parallel.mesh import DeviceGrid
-from credit.train.build.assets import ModelAssets, find_run_layers
+from credit.train.build.assets import ModelAssets, build_budget_layers
 from credit.train.build.fine_tuning import load_forecast_network
 from credit.train.build.model import build_network
 from credit.train.checkpoint import checkpoint
@@ -76,7 +76,7 @@ def import_checkpoint(config: Config, files: PublishedFiles) -> Path:
         fields = [_read_static_field(static, channel, axis_order, grid, files) for channel in channels.group("static")]
     static_CHW = np.stack(fields) if fields else np.zeros((0, *grid.shape), dtype=np.float32)
     statistics = read_statistics(channels, files)
-    layers = find_run_layers(config)
+    layers = build_budget_layers(config)
     assets = ModelAssets(channels, grid, statistics, {}, static_CHW, masks={}, climatology=None, layers=layers)
     model = build_network(config, channels, grid, assets.attributes)
     published_state = read_state_file(files.weights)
@@ -87,7 +87,7 @@ def import_checkpoint(config: Config, files: PublishedFiles) -> Path:
     tensors = {"model": weights, "forecast": weights, "optimizer": optimizer}
     meta = checkpoint_meta(config, assets, TrainState(saved=0), "standard", num_data_ranks=1)
     with AsyncCheckpointer(folder) as store:
-        target = store.save(0, tensors, assets.tensors(), meta, links=("latest", "best"))
+        target = store.save(0, tensors, assets.to_tensors(), meta, links=("latest", "best"))
     write_config(config, run_folder)
     return target
 
@@ -123,7 +123,7 @@ def _forecast_weights(config: Config, path: Path) -> dict[str, Tensor]:
     if "base" not in meta:
         return checkpoint.load_tensors(path, "forecast")
     trained = build_config(meta["config"], origin=str(path / "meta.json"))
-    assets = ModelAssets.load(meta, checkpoint.load_tensors(path, "assets"))
+    assets = ModelAssets.from_stored(meta, checkpoint.load_tensors(path, "assets"))
     config = trained.model_copy(update={"trainer": config.trainer})
     network = load_forecast_network(config, trained.trainer.lora, assets, path, torch.device("cpu"), DeviceGrid())
     return network.state_dict()

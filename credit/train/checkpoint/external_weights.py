@@ -25,7 +25,7 @@ from credit.data.store.statistics import Statistics
 from credit.errors import CheckpointError
 from credit.grid import LatLonGrid
 from credit.parallel.object_collectives import run_on_all_ranks, run_on_rank0
-from credit.train.build.assets import ModelAssets, read_seen, require_same_fields
+from credit.train.build.assets import ModelAssets, read_trained_periods, require_same_fields
 from credit.train.checkpoint import checkpoint
 from credit.train.checkpoint.resume import require_same_function
 
@@ -135,7 +135,7 @@ def assets_for_weights(config: Config, assets: ModelAssets, reader: FieldReader,
         grid=LatLonGrid.from_dict(meta["grid"]),
         statistics=Statistics.from_dict(meta["statistics"]),
         attributes=meta["attributes"],
-        seen=read_seen(meta),
+        trained_periods=read_trained_periods(meta),
     )
     require_same_fields(trained, reader, path)
     return trained

@@ -157,7 +157,7 @@ def load_run_state(
         ConfigError: if these ranks cannot continue with the checkpoint's global batch.
     """
     meta = checkpoint.load_meta(origin)
-    assets = ModelAssets.load(meta, checkpoint.load_tensors(origin, "assets"))
+    assets = ModelAssets.from_stored(meta, checkpoint.load_tensors(origin, "assets"))
     require_same_fields(assets, reader, origin)
     if not goes_on:
         require_same_function(config, meta["config"], origin)

@@ -102,5 +102,5 @@ def checkpoint_meta(
         "calendar": calendar,
         "samples_a_step": config.trainer.train_batch_size * config.trainer.grad_accum_every * num_data_ranks,
         **({"base": base} if base else {}),
-        **assets.meta(),
+        **assets.to_meta(),
     }

@@ -18,7 +18,7 @@ from credit.parallel.dtensor import local_shard
 from credit.parallel.mesh import DeviceGrid, build_mesh, plan_degrees
 from credit.parallel.process_info import process_group, read_process_info
 from credit.parallel.state.materialise import allocate_, fill_
-from credit.train.build.training import build_stepper
+from credit.train.build.stepper import build_stepper
 from credit.train.ema import EMA
 from credit.train.optim import build_optimizer
 from credit.train.step import StepSettings, TrainingStep

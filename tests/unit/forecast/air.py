@@ -14,8 +14,8 @@ from credit.data.store.statistics import Statistics
 from credit.data.transforms import apply
 from credit.forecast.stepper import Stepper
 from credit.grid import LatLonGrid
-from credit.train.build.assets import ModelAssets, find_run_layers
-from credit.train.build.training import build_stepper
+from credit.train.build.assets import ModelAssets, build_budget_layers
+from credit.train.build.stepper import build_stepper
 from tests.unit.data.hybrid_on_the_fly import half_levels
 
 K, H, W = 8, 16, 32
@@ -153,7 +153,7 @@ def assemble(raw: dict[str, Any], model: nn.Module | None = None) -> tuple[Confi
     statistics = Statistics(tuple(names), np.array(mean), std, zeros, zeros, zeros, 0.05 * std, zeros)
     attributes = {name: {"units": units} for name, units in UNITS.items()}
     static = np.stack([truth["zs"]]).astype(np.float32)
-    assets = ModelAssets(channels, GRID, statistics, attributes, static, {}, None, find_run_layers(config))
+    assets = ModelAssets(channels, GRID, statistics, attributes, static, {}, None, build_budget_layers(config))
     model = model or Disturbed(len(channels.output))
     return config, assets, build_stepper(config, assets, model, torch.device("cpu"), amp=False)
 

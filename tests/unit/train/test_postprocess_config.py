@@ -15,7 +15,7 @@ from credit.config import build_config
 from credit.errors import ConfigError
 from credit.train.build.assets import ModelAssets
 from credit.train.build.initial_condition_checks import describe_static_mismatch
-from credit.train.build.training import build_stepper
+from credit.train.build.stepper import build_stepper
 from tests.unit.forecast import air
 from tests.unit.forecast.air import FLUXES, H, W, assemble, initial_state, raw_config, split, totals
 
@@ -236,10 +236,10 @@ def test_coefficients_without_budgets_are_refused(tmp_path: Path) -> None:
 
 def test_layers_round_trip_through_a_checkpoint(tmp_path: Path) -> None:
     _, assets, _ = assemble(raw_config(tmp_path))
-    loaded = ModelAssets.load(assets.meta(), assets.tensors())
+    loaded = ModelAssets.from_stored(assets.to_meta(), assets.to_tensors())
     assert np.array_equal(loaded.layers.a, assets.layers.a)
-    meta_without_layers = {key: value for key, value in assets.meta().items() if key != "layers"}
-    assert ModelAssets.load(meta_without_layers, assets.tensors()).layers is None
+    meta_without_layers = {key: value for key, value in assets.to_meta().items() if key != "layers"}
+    assert ModelAssets.from_stored(meta_without_layers, assets.to_tensors()).layers is None
 
 
 def test_a_static_mismatch_is_described(tmp_path: Path) -> None:

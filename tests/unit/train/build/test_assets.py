@@ -18,7 +18,7 @@ from credit.data.splits import build_splits
 from credit.errors import CheckpointError, DataError
 from credit.train.build.assets import ModelAssets, fit_assets, require_same_fields
 from credit.train.build.initial_condition_checks import describe_distribution_shift, find_masked_cells
-from credit.train.build.training import build_normalizer
+from credit.train.build.stepper import build_normalizer
 from tests.unit.analytic_reader import AnalyticReader, make_grid
 
 RAW = {
@@ -65,7 +65,7 @@ def fitted() -> tuple[AnalyticReader, ModelAssets]:
 
 def test_round_trip(fitted: tuple[AnalyticReader, ModelAssets]) -> None:
     reader, assets = fitted
-    loaded = ModelAssets.load(json.loads(json.dumps(assets.meta())), assets.tensors())
+    loaded = ModelAssets.from_stored(json.loads(json.dumps(assets.to_meta())), assets.to_tensors())
     assert loaded.channels == assets.channels
     assert loaded.grid.describe_mismatch(assets.grid) is None
     assert loaded.statistics.names == assets.statistics.names

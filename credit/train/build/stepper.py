@@ -1,0 +1,119 @@
+"""Builders of what a trained or training network is surrounded by: normaliser, stepper, loss and cell weights.
+
+Training, forecasts and dry runs build them by the same functions, so that they treat the fields alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import nn
+
+from credit.channels import Channel
+from credit.config import Config
+from credit.data.normalize import Normalizer
+from credit.data.samples.forcing import fixed_statistics
+from credit.forecast.postprocess.base import PostprocessContext, build_postprocess
+from credit.forecast.stepper import Stepper
+from credit.losses.base import Loss
+from credit.losses.build import build_loss
+from credit.train.build.assets import ModelAssets
+
+
+def build_normalizer(config: Config, assets: ModelAssets) -> Normalizer:
+    """Return the normaliser of a run, on the CPU.
+
+    Channels read from data are normalised by the statistics of the assets. Computed channels have fixed statistics,
+    and masks stay 0 or 1.
+
+    Args:
+        config: the config of the run; its data section has the time step and the transforms.
+        assets: channels and statistics of the model.
+    """
+    # name -> (mean, standard deviation)
+    fixed: dict[str, tuple[float, float]] = {}
+    for channel in assets.channels.input:
+        if channel.source == "mask":
+            fixed[channel.name] = (0.0, 1.0)
+        elif channel.source == "computed":
+            fixed[channel.name] = fixed_statistics(channel.name, config.data.step_minutes, config.data.solar)
+    return Normalizer(assets.channels, assets.statistics, fixed, config.data.transforms)
+
+
+def build_stepper(config: Config, assets: ModelAssets, model: nn.Module, device: torch.device, amp: bool) -> Stepper:
+    """Return the stepper of a network that is already on `device`.
+
+    Args:
+        config: the config of the run.
+        assets: channels, statistics, static fields and masks of the model.
+        model: the network, (B, C_in, T, H, W) -> (B, C_out, 1, H, W).
+        device: the device of the network.
+        amp: whether the stepper runs the network under bfloat16 autocast.
+
+    Raises:
+        ConfigError: if an entry of ``model.postprocess`` does not fit the channels, units or grid.
+    """
+    normalizer = build_normalizer(config, assets).to(device)
+    static_CHW = torch.from_numpy(np.ascontiguousarray(assets.static_CHW)).to(device)
+    # Only if a prognostic channel has missing cells does the stepper have to keep them at the mean.
+    valid_CHW = None
+    is_valid_CHW = find_valid_cells(assets, assets.channels.group("prognostic"))
+    if not is_valid_CHW.all():
+        valid_CHW = torch.from_numpy(is_valid_CHW).to(device)
+    context = PostprocessContext(
+        data=config.data,
+        channels=assets.channels,
+        grid=assets.grid,
+        attributes=assets.attributes,
+        masks=assets.masks,
+        static_CHW=assets.static_CHW,
+        layers=assets.layers,
+        normalizer=normalizer,
+        device=device,
+    )
+    return Stepper(
+        model,
+        assets.channels,
+        normalizer,
+        static_CHW,
+        config.model.residual,
+        valid_CHW,
+        amp,
+        build_postprocess(config.model.postprocess_entries, context),
+    )
+
+
+def build_run_loss(config: Config, assets: ModelAssets, device: torch.device) -> Loss:
+    """Return the training loss of ``loss`` on `device`.
+
+    Args:
+        config: the config of the run.
+        assets: channels, grid, statistics and masks of the model.
+        device: the device of the network.
+
+    Raises:
+        ConfigError: if the section ``loss`` does not fit the channels.
+    """
+    tendency_scale_C = build_normalizer(config, assets).tendency_scale_C.numpy()
+    return build_loss(config.loss, assets.channels, assets.grid, tendency_scale_C, assets.masks).to(device)
+
+
+def find_valid_cells(assets: ModelAssets, channels: Sequence[Channel]) -> np.ndarray:
+    """Return (C, H, W) bool for `channels`, False in cells where a channel is always missing."""
+    no_missing_cells_HW = np.zeros(assets.grid.shape, dtype=bool)
+    valid_cells = []
+    for channel in channels:
+        is_missing_HW = assets.masks.get(channel.variable, no_missing_cells_HW)
+        valid_cells.append(~is_missing_HW)
+    return np.stack(valid_cells)
+
+
+def compute_cell_weights(assets: ModelAssets, device: torch.device) -> torch.Tensor:
+    """Return the area weights (C_out, H, W) of metrics, float64, on `device`.
+
+    The weights of a channel sum to 1 over the cells where it has values, and are 0 in the others.
+    """
+    is_valid_CHW = find_valid_cells(assets, assets.channels.output)
+    return torch.from_numpy(assets.grid.masked_area_weights(is_valid_CHW)).to(device)

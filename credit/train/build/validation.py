@@ -1,0 +1,129 @@
+"""Builders of the validation of a run: initial times, metrics, and the function that a trainer calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from credit.channels import ChannelMap
+from credit.config import Config
+from credit.data.samples.dataset import ForecastDataset
+from credit.data.samples.frames import FrameReader
+from credit.data.samples.loader import Loader
+from credit.data.splits import Split, require_samples
+from credit.errors import ConfigError, did_you_mean
+from credit.forecast.objectives.base import Objective
+from credit.metrics import Metric, MetricContext, metric_class
+from credit.parallel.mesh import DeviceGrid
+from credit.train.build.assets import ModelAssets
+from credit.train.prefetch import DevicePrefetcher
+from credit.train.validate import ValidationShare, evenly_spaced, shard_cases, validate
+
+# Function from the number of optimizer steps taken, and a function that says whether to stop, to the metrics of the
+# model's present weights; None if the validation was stopped. Every rank must call it.
+RunValidation = Callable[[int, Callable[[], bool]], dict[str, float] | None]
+
+
+def build_validation(
+    config: Config,
+    assets: ModelAssets,
+    objective: Objective,
+    frames: FrameReader,
+    split: Split,
+    forecast_len: Callable[[int], int],
+    weight_CHW: torch.Tensor,
+    mesh: DeviceGrid,
+) -> RunValidation:
+    """Return the function that validates the model's present weights; every rank must call it.
+
+    Args:
+        config: the config of the run.
+        assets: the assets of the model.
+        objective: the training objective, whose loss and forecasts are validated.
+        frames: reader of initial states, forcing and targets.
+        split: the validation period.
+        forecast_len: optimizer step (from 0) -> number of rollout steps in training.
+        weight_CHW: weights of the cells of the output channels, from `compute_cell_weights`.
+        mesh: this rank's position among the ranks.
+
+    Raises:
+        DataError: if no sample fits into the validation period.
+    """
+    loader, share = build_valid_loader(config, frames, split, mesh)
+    device = weight_CHW.device
+
+    def run_validation(step: int, stop: Callable[[], bool]) -> dict[str, float] | None:
+        metrics = build_metrics(config, assets, weight_CHW)
+        # The loss is averaged over as many rollout steps as the last training step had.
+        loss_steps = forecast_len(step - 1)
+        with DevicePrefetcher(loader, device, mesh.tensor_group) as batches:
+            return validate(objective, batches, share, metrics, loss_steps, stop)
+
+    return run_validation
+
+
+def build_valid_loader(
+    config: Config, frames: FrameReader, split: Split, mesh: DeviceGrid
+) -> tuple[Loader, ValidationShare]:
+    """Return the loader of this rank's validation batches, and the share of the cases that they are.
+
+    At most ``trainer.valid_samples`` initial times are taken, spread over the whole of `split`. The forcing is the one
+    that a forecast would have.
+
+    Args:
+        config: the config of the run.
+        frames: reader of initial states, forcing and targets.
+        split: the validation period.
+        mesh: this rank's position among the ranks.
+
+    Raises:
+        DataError: if no sample fits into the period.
+    """
+    data = config.data
+    reader = frames.reader
+    possible_times = require_samples(reader.times, split, reader.calendar, data, data.valid_forecast_len)
+    initial_times = evenly_spaced(possible_times, config.trainer.valid_samples)
+    dataset = ForecastDataset(
+        frames,
+        initial_times,
+        data.step_minutes,
+        data.history_len,
+        data.valid_forecast_len,
+        as_forecast=True,
+        # The first of the tensor-parallel peers reads and broadcasts; the others hold placeholders.
+        placeholder=mesh.tensor_rank > 0,
+    )
+    share = shard_cases(len(initial_times), config.trainer.valid_batch_size, mesh.data_rank, mesh.num_data_ranks)
+    return Loader(dataset, share.batches, workers=0), share
+
+
+def validation_lead_hours(config: Config) -> list[float]:
+    """Return the lead times of the validation in hours."""
+    return [(index + 1) * config.data.step_minutes / 60 for index in range(config.data.valid_forecast_len)]
+
+
+def build_metrics(config: Config, assets: ModelAssets, weight_CHW: torch.Tensor) -> list[Metric]:
+    """Return the metrics of ``trainer.metrics``, with nothing accumulated.
+
+    Args:
+        config: the config of the run.
+        assets: the assets of the model.
+        weight_CHW: weights of the cells of the output channels, from `compute_cell_weights`.
+    """
+    context = MetricContext(assets.channels, weight_CHW, validation_lead_hours(config))
+    return [metric_class(name)(context) for name in config.trainer.metrics]
+
+
+def require_measured_monitor(config: Config, channels: ChannelMap) -> None:
+    """Require the validation to measure ``trainer.monitor``, which chooses the best checkpoint.
+
+    Raises:
+        ConfigError: if it does not, or if a name in ``trainer.metrics`` is unknown.
+    """
+    measured_names = ["loss"]
+    for name in config.trainer.metrics:
+        measured_names += metric_class(name).names(channels, validation_lead_hours(config))
+    monitor = config.trainer.monitor
+    if monitor not in measured_names:
+        raise ConfigError(f'trainer.monitor: "{monitor}" is not measured{did_you_mean(monitor, measured_names)}')
