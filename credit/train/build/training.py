@@ -22,6 +22,7 @@ from credit.data.samples.frames import FrameReader
 from credit.data.samples.loader import SampleSchedule
 from credit.data.splits import Split, require_samples
 from credit.forecast.objectives.base import Objective, ObjectiveContext, build_objective
+from credit.forecast.stepper import Stepper
 from credit.models.initialise import initial_values
 from credit.parallel.mesh import DeviceGrid, build_mesh, plan_degrees
 from credit.parallel.object_collectives import run_on_rank0
@@ -231,18 +232,19 @@ def build_components(
         setup: config, data, assets and ranks of the run.
         model: the model of this rank.
         autocast: whether the model computes under bfloat16 autocast.
-        watchdog: passed on, like the arguments after it; see `assemble_training`.
+        watchdog: the watchdog that notices when a rank hangs.
+        draw: function that draws the figures of a preview.
+        start_time: `time.perf_counter` when the preparation of the run began.
+        peak_rates: rate -> TFLOP/s of the GPU; empty if unknown.
 
     Raises:
         DataError: if no sample fits into the training or the validation period.
     """
     config, assets, device, mesh = setup.config, setup.assets, setup.device, setup.mesh
 
-    # Components of a step: rollout, loss, update of the weights and of their average.
+    # Components of a step: rollout and loss, update of the weights and of their average.
     stepper = build_stepper(config, assets, model, device, autocast)
-    loss = build_run_loss(config, assets, device)
-    objective_context = ObjectiveContext(stepper, loss, config.trainer.recompute_steps)
-    objective = build_objective(config.trainer.objective, objective_context)
+    objective = build_run_objective(config, assets, stepper, device)
     optimizer = build_optimizer(model, config.trainer)
     average = EMA(model, config.trainer.ema_decay) if config.trainer.use_ema else None
 
@@ -275,6 +277,13 @@ def build_components(
         preview=build_preview(config, frames, valid, stepper, weight_CHW, mesh, draw),
         base=describe_base(setup.origin.base) if setup.origin.base is not None else None,
     )
+
+
+def build_run_objective(config: Config, assets: ModelAssets, stepper: Stepper, device: torch.device) -> Objective:
+    """Return the training objective of ``trainer.objective``, with the loss of ``loss`` on `device`."""
+    loss = build_run_loss(config, assets, device)
+    context = ObjectiveContext(stepper, loss, config.trainer.recompute_steps)
+    return build_objective(config.trainer.objective, context)
 
 
 def build_sample_schedule(config: Config, frames: FrameReader, split: Split, mesh: DeviceGrid) -> SampleSchedule:
