@@ -1,8 +1,7 @@
-"""The parts that a trainer works with."""
+"""Components of a trainer, which `credit.train.build.training` builds."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -15,6 +14,7 @@ from credit.parallel.mesh import DeviceGrid
 from credit.parallel.process_info import ProcessInfo
 from credit.parallel.watchdog import Watchdog
 from credit.train.build.assets import ModelAssets
+from credit.train.build.validation import RunValidation
 from credit.train.ema import EMA
 from credit.train.monitor.preview import Preview
 from credit.train.monitor.usage import UsageMeter
@@ -23,7 +23,28 @@ from credit.train.step import TrainingStep
 
 @dataclass(frozen=True)
 class TrainingComponents:
-    """Components of a trainer; built by `credit.train.build.training`."""
+    """Components of a trainer.
+
+    Attributes:
+        config: the config of the run, with the settings that its checkpoint keeps.
+        launch: rank and number of ranks of this process, and its job.
+        assets: everything that a checkpoint carries besides weights.
+        calendar: the calendar of the data.
+        device: the device of this process.
+        model: the model of this rank, sharded or not.
+        optimizer: the optimizer of the trainable parameters.
+        average: the moving average of the trainable parameters; None without ``trainer.use_ema``.
+        training_step: function object that takes an optimizer step.
+        order: the samples of each optimizer step.
+        total_steps: number of optimizer steps of the whole run.
+        mesh: this rank's position among the ranks.
+        validate: function that validates the model's present weights; every rank must call it.
+        preview: maker of preview forecasts; None without ``trainer.preview``.
+        watchdog: the watchdog that notices when a rank hangs.
+        meter: meter of the time, energy and operations of the run.
+        base: description of the checkpoint that adapters adapt, see `credit.train.build.fine_tuning.describe_base`;
+            None if all weights train.
+    """
 
     config: Config
     launch: ProcessInfo
@@ -37,10 +58,8 @@ class TrainingComponents:
     order: SampleSchedule
     total_steps: int
     mesh: DeviceGrid
-    # optimizer step, function that says whether to stop -> metrics of the model's weights; None if it was stopped
-    validate: Callable[[int, Callable[[], bool]], dict[str, float] | None]
+    validate: RunValidation
     preview: Preview | None
     watchdog: Watchdog
     meter: UsageMeter
-    # description of the checkpoint that adapters adapt; None where all weights train
     base: dict[str, str] | None

@@ -119,13 +119,16 @@ def dummy_assets(
 
 
 def try_step(config: Config, assets: ModelAssets) -> DryRunResult:
-    """Build the network and take a step without memory: the rollout, the loss, the backward pass.
+    """Build the network and take a training step without memory: the rollout, the loss, the backward pass.
 
     Shapes do not depend on trainer.amp; `try_bfloat16` checks what does. Blocks are not compiled.
 
     Args:
         config: the config of the run.
         assets: from `dummy_assets`.
+
+    Returns:
+        The network, and the reason why its step could not be tried, if the model needs values.
 
     Raises:
         ConfigError: if the model cannot be built, or a pass fails.
@@ -139,6 +142,7 @@ def try_step(config: Config, assets: ModelAssets) -> DryRunResult:
     if trainer.activation_checkpoint:
         checkpoint_blocks(model, trainer.activation_checkpoint)
     model.train()
+
     # The weights of a channel that is missing in every cell are 0 / 0.
     with np.errstate(invalid="ignore"):
         loss = build_run_loss(config, assets, _META)
@@ -149,6 +153,7 @@ def try_step(config: Config, assets: ModelAssets) -> DryRunResult:
     # The third step of a rollout has the same shapes as the second.
     num_steps = min(config.data.forecast_len, 2)
     batch = _dummy_batch(config, assets, num_steps)
+    # Every training step begins with this.
     advance_power_iterations(model)
     try:
         with _step_errors(config):
@@ -161,7 +166,7 @@ def try_step(config: Config, assets: ModelAssets) -> DryRunResult:
 
 
 def try_bfloat16(config: Config, assets: ModelAssets) -> None:
-    """Take a forecast step in bfloat16, as on a CPU but without memory or values.
+    """Take a forecast step under bfloat16 autocast, as on a CPU but without memory or values.
 
     torch checks the dtypes of some operations only when there are values, so a run may still fail later.
 
@@ -182,8 +187,8 @@ def try_bfloat16(config: Config, assets: ModelAssets) -> None:
     # The meta device has no autocast. Fake tensors have no values either, but report the device that they imitate.
     with fake_tensor.FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
         for module in model.modules():
-            _replace_by_fakes(module._parameters)
-            _replace_by_fakes(module._buffers)
+            _replace_with_fakes(module._parameters)
+            _replace_with_fakes(module._buffers)
         state_BCTHW = torch.empty(batch_size, num_prognostic, num_frames, *assets.grid.shape)
         forcing_BCTHW = torch.empty(batch_size, num_forcing, num_frames, *assets.grid.shape)
         with suppress(_NeedsValues), _model_errors(config.model.type, "fails in bfloat16 (amp)"):
@@ -191,7 +196,7 @@ def try_bfloat16(config: Config, assets: ModelAssets) -> None:
 
 
 def try_mesh(config: Config, assets: ModelAssets, degrees: ParallelDims) -> None:
-    """Split the network as over the ranks of `degrees`, in this process alone.
+    """Split the network as over the ranks of `degrees`, in this process alone and without memory.
 
     Args:
         config: the config of the run.
@@ -210,7 +215,7 @@ def try_mesh(config: Config, assets: ModelAssets, degrees: ParallelDims) -> None
             build_parallel_model(config.model_copy(update={"trainer": trainer}), assets, mesh, _META)
 
 
-def _replace_by_fakes(tensors: dict[str, Tensor | None]) -> None:
+def _replace_with_fakes(tensors: dict[str, Tensor | None]) -> None:
     """Replace the tensors of a module by empty ones of the same shape and dtype; inside a `FakeTensorMode`."""
     for name, tensor in tensors.items():
         if tensor is not None:
@@ -252,6 +257,11 @@ class _CheckedModel(nn.Module):
         self._out_channels = out_channels
 
     def forward(self, x_BCTHW: Tensor) -> Tensor:
+        """Return the model's output (B, C_out, 1, H, W).
+
+        Raises:
+            ConfigError: if the model fails, or its output has another shape.
+        """
         with _model_errors(self._model_type, "fails in the forward pass"):
             out_BCTHW = self.model(x_BCTHW)
         expected_shape = (x_BCTHW.shape[0], self._out_channels, 1, *x_BCTHW.shape[3:])
@@ -264,7 +274,7 @@ class _CheckedModel(nn.Module):
 
 
 class _NeedsValues(Exception):
-    """The model needs a value, or an operation that the meta device does not have; it may still be correct."""
+    """Error of a model that needs a value, or an operation that the meta device does not have; it may be correct."""
 
 
 @contextmanager
@@ -285,11 +295,17 @@ def _model_errors(model_type: str, problem: str) -> Iterator[None]:
 
 @contextmanager
 def _step_errors(config: Config) -> Iterator[None]:
-    """Like `_model_errors`, for what surrounds the model in a training step."""
+    """Turn an error outside the model's code into a message of one line: objective, loss or post-processing.
+
+    Raises:
+        ConfigError: as in `_model_errors`, naming the kinds of these three.
+        _NeedsValues: if the block needs the values of a tensor that has none.
+    """
     kinds = [f"trainer.objective.kind: {config.trainer.objective.kind}", f"loss.kind: {config.loss.kind}"]
     entries = config.model.postprocess_entries
     if entries:
-        kinds.append(f"model.postprocess: {', '.join(entry.kind for entry in entries.values())}")
+        postprocess_kinds = [entry.kind for entry in entries.values()]
+        kinds.append(f"model.postprocess: {', '.join(postprocess_kinds)}")
     with _one_line_errors(f"the training step outside the model fails ({'; '.join(kinds)})"):
         yield
 
@@ -302,6 +318,7 @@ def _one_line_errors(beginning: str) -> Iterator[None]:
     except (CreditError, _NeedsValues):
         raise
     except Exception as error:
+        # A plugin's model may raise anything, and torch's messages have many lines.
         first_line = next(iter(str(error).splitlines()), "")
         message = f"{type(error).__name__}: {first_line}"
         if isinstance(error, _NO_VALUES) or any(text in message for text in _META_MESSAGES):

@@ -1,4 +1,4 @@
-"""Fine-tuning with adapters: locate, verify and load the base checkpoint, and merge adapters for forecasts.
+"""Fine-tuning with LoRA adapters: the base checkpoint that they adapt, and their merging for forecasts.
 
 A checkpoint of adapters contains only the adapters. Its meta.json identifies the base checkpoint by its path and by a
 checksum of its weights.
@@ -33,8 +33,8 @@ def choose_base_checkpoint(config: Config, origin: Path | None) -> Path | None:
 
     Args:
         config: the config of the run.
-        origin: the checkpoint that the run starts from, by `find_checkpoint`: either adapters of this run, whose
-            meta.json names their base, or the base itself.
+        origin: the checkpoint that the run starts from, see `credit.train.checkpoint.resume.find_checkpoint`: either
+            adapters of this run, whose meta.json names their base, or the base itself.
 
     Raises:
         ConfigError: if there is no checkpoint, or the base lies in the folder that adapters are to be saved in.
@@ -61,7 +61,7 @@ def choose_base_checkpoint(config: Config, origin: Path | None) -> Path | None:
 
 
 def describe_base(base: Path) -> dict[str, str]:
-    """Return the entry for the base in the meta.json of adapters: its path, and a checksum of its weights."""
+    """Return the entry for the base in the meta.json of adapters: its ``path``, and ``weights``, their checksum."""
     return {"path": str(base), "weights": checkpoint.fingerprint(base, "forecast")}
 
 
@@ -78,15 +78,17 @@ def locate_recorded_base(recorded: Mapping[str, str], resume: str, origin: Path)
     """
 
     def find_path() -> Path:
-        for path in (Path(recorded["path"]), Path(resume).resolve()):
-            if path.is_dir() and describe_base(path)["weights"] == recorded["weights"]:
-                return path
+        candidates = (Path(recorded["path"]), Path(resume).resolve())
+        for candidate in candidates:
+            if candidate.is_dir() and describe_base(candidate)["weights"] == recorded["weights"]:
+                return candidate
         raise CheckpointError(
             f"{origin}: contains adapters of {recorded['path']}, which does not exist or has other weights than when "
             f"they were trained (checksum {recorded['weights']}); restore it, or set trainer.resume to its new path"
         )
 
     base = run_on_rank0(find_path)
+    # The checksum above is the one in the manifest; this call compares the files with it.
     return checkpoint.resolve_checkpoint(base.parent, str(base), "trainer.resume")
 
 
@@ -97,6 +99,9 @@ def load_base(model: nn.Module, base: Path, seed: int) -> None:
         model: the model with adapters, with memory and without values.
         base: the base checkpoint.
         seed: the seed of the initial adapters.
+
+    Raises:
+        CheckpointError: on every rank, if the base has other weights than the model.
     """
     checkpoint.load_into(base, "forecast", base_state_dict(model))
     fill_(model, initial_adapters(model, seed))
@@ -116,6 +121,10 @@ def load_forecast_network(
         path: the checkpoint.
         device: the device of this rank.
         mesh: the ranks that share the network, from `credit.train.build.model.build_forecast_mesh`.
+
+    Raises:
+        ConfigError: if the network cannot be split over these ranks.
+        CheckpointError: if the checkpoint or the base of its adapters is missing, damaged or of another model.
     """
     with torch.device("meta"):
         model = build_network(config, assets.channels, assets.grid, assets.attributes)
@@ -124,6 +133,7 @@ def load_forecast_network(
     set_tf32(config.trainer.tf32, device)
     parallelize(model, mesh.device_mesh, shard=config.inference.parallelism.shard)
     allocate_(model, device)
+    # A checkpoint of adapters contains only these; the other weights come from the base.
     if lora is not None:
         base = locate_recorded_base(checkpoint.load_meta(path)["base"], config.trainer.resume, path)
         checkpoint.load_into(base, "forecast", base_state_dict(model))

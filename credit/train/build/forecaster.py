@@ -1,4 +1,4 @@
-"""Puts a forecast together: a trained model from its checkpoint, with the data that it starts from."""
+"""Builder of the forecaster: a trained model from its checkpoint, with the data that it starts from."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Forecaster:
-    """A trained model ready to run.
+    """Trained model that is ready to forecast.
 
     Attributes:
-        config: the run's config, with the model section that the weights were trained with.
-        assets: of the checkpoint.
-        stepper: runs the network.
-        frames: initial states and forcing.
-        step_taken: optimizer steps behind the weights.
+        config: the config of the run, with the model section that the weights were trained with.
+        assets: the assets of the checkpoint.
+        stepper: stepper of the network, which is in eval mode.
+        frames: reader of initial states and forcing.
+        trained_steps: number of optimizer steps that the weights were trained for.
         path: the checkpoint.
     """
 
@@ -50,31 +50,34 @@ class Forecaster:
     assets: ModelAssets
     stepper: Stepper
     frames: FrameReader
-    step_taken: int
+    trained_steps: int
     path: Path
 
 
 def assemble_forecaster(
     config: Config, reader: FieldReader, which: str, launch: ProcessInfo | None = None, mesh: DeviceGrid | None = None
 ) -> Forecaster:
-    """Return the model of a checkpoint, to forecast from the run's data; collective where it is spread over ranks.
+    """Collective over `mesh`: return the forecaster of a checkpoint, which starts from the data of the run.
 
     Args:
-        config: the run's.
-        reader: of its data, or of as much of them as a forecast reads.
-        which: best, latest or a path.
-        launch: of this process, which chooses its device.
-        mesh: from `credit.train.build.model.build_forecast_mesh`; default: this process alone.
+        config: the config of the run.
+        reader: the reader of its data, or of those that a forecast reads.
+        which: the checkpoint: ``best``, ``latest`` or a path.
+        launch: rank of this process on its host, which chooses its GPU; by default the first.
+        mesh: the ranks that share the network, from `credit.train.build.model.build_forecast_mesh`; by default this
+            process alone.
 
     Raises:
-        CheckpointError: if the checkpoint was trained on other channels or on another grid.
-        DataError: if it was trained on other units, or on data that are missing in other cells.
+        CheckpointError: if the checkpoint is missing or damaged, or was trained on other channels, with another time
+            step or with another number of input frames.
+        DataError: if it was trained on another grid, in other units, or on values where the data have none.
+        ConfigError: if the path does not exist, or ``inference.postprocess`` does not fit the model.
     """
     path = checkpoint.resolve_checkpoint(Path(config.save_loc) / "checkpoints", which, "inference.checkpoint")
     meta = checkpoint.load_meta(path)
     assets = ModelAssets.from_stored(meta, checkpoint.load_tensors(path, "assets"))
     require_same_fields(assets, reader, path, config.data.channel_map())
-    hidden = find_masked_cells(assets, reader, path)
+    masked_cells = find_masked_cells(assets, reader, path)
     trained = build_config(meta["config"], origin=str(path / "meta.json"))
     if trained.data.step_minutes != config.data.step_minutes or trained.data.history_len != config.data.history_len:
         raise CheckpointError(
@@ -82,17 +85,26 @@ def assemble_forecaster(
             f"the config has {config.data.timestep} and {config.data.history_len}"
         )
     config = with_trained_settings(config, trained)
+
     # A budget that only the forecast has needs layers that the training did not.
     layers = assets.layers if assets.layers is not None else build_budget_layers(config)
     assets = replace(assets, attributes={**reader.attributes, **assets.attributes}, layers=layers)
-    device = choose_device(config.trainer.device, launch.local_rank if launch is not None else 0)
+
+    local_rank = 0
+    if launch is not None:
+        local_rank = launch.local_rank
+    device = choose_device(config.trainer.device, local_rank)
     retain_freed_memory(device)
     mesh = mesh or DeviceGrid()
     model = load_forecast_network(config, trained.trainer.lora, assets, path, device, mesh)
+    # Fused weights are whole tensors, so a network that is split over ranks keeps its own.
     if mesh.device_mesh is None:
-        prepare_for_inference(model, torch.bfloat16 if config.inference.amp else None)
+        autocast_dtype = None
+        if config.inference.amp:
+            autocast_dtype = torch.bfloat16
+        prepare_for_inference(model, autocast_dtype)
     stepper = build_stepper(config, assets, model, device, config.inference.amp)
-    frames = FrameReader(reader, config.data, assets.climatology, hidden)
+    frames = FrameReader(reader, config.data, assets.climatology, masked_cells)
     return Forecaster(config, assets, stepper, frames, meta["step"], path)
 
 
@@ -100,8 +112,8 @@ def build_output_diagnostics(forecaster: Forecaster, last_lead: int) -> OutputDi
     """Return the diagnostics of a forecast: pressure levels and derived variables.
 
     Args:
-        forecaster: makes the outputs.
-        last_lead: longest lead time, minutes.
+        forecaster: the forecaster, whose outputs they are computed from.
+        last_lead: longest lead time in minutes.
     """
     config = forecaster.config
     assets = forecaster.assets
@@ -117,23 +129,35 @@ def build_output_diagnostics(forecaster: Forecaster, last_lead: int) -> OutputDi
 
 
 def with_trained_settings(config: Config, trained: Config) -> Config:
-    """Return `config` with all settings that the weights depend on from `trained`.
+    """Return `config` with the settings of `trained` that the weights depend on.
 
-    Data sources, the treatment of forcing in a forecast and the inference section stay those of `config`.
+    These are the model, the options of variables, solar radiation and transforms. Data sources, the treatment of
+    forcing in a forecast and the inference section stay those of `config`.
+
+    Args:
+        config: the config of the forecasts.
+        trained: the config of the checkpoint.
 
     Raises:
         ConfigError: if the entries of ``inference.postprocess`` do not fit between the trained ones.
     """
     variables = trained.data.variable_options.keys() | config.data.variable_options.keys()
     options = {name: trained.data.field(name) for name in variables}
+    # How a forecast sets forcing that is not known in advance is a choice of the forecast.
     forcing = config.data.variables.dynamic_forcing
     for name in options.keys() & {*forcing.vars_3D, *forcing.vars_2D}:
-        given = config.data.field(name)
-        update = {"in_forecast": given.in_forecast, "minimum": given.minimum, "maximum": given.maximum}
+        forecast_options = config.data.field(name)
+        update = {
+            "in_forecast": forecast_options.in_forecast,
+            "minimum": forecast_options.minimum,
+            "maximum": forecast_options.maximum,
+        }
         options[name] = options[name].model_copy(update=update)
     data = config.data.model_copy(
         update={"variable_options": options, "solar": trained.data.solar, "transforms": trained.data.transforms}
     )
+
+    # Entries of inference.postprocess replace trained ones of the same kind, or are added in the required order.
     entries = replace_entries(trained.model.postprocess_entries, config.inference.postprocess_entries)
     try:
         require_order(entries, "inference.postprocess, with the entries that the weights were trained with")
@@ -147,15 +171,20 @@ def with_trained_settings(config: Config, trained: Config) -> Config:
 
 
 def describe_run(forecaster: Forecaster) -> dict[str, str | int]:
-    """Return the global attributes of this model's forecast files; they tell the files of one run from another's."""
+    """Return the global attributes of this model's forecast files.
+
+    They identify the run: a file with other attributes is not taken as a forecast of this run.
+    """
     config = forecaster.config
     assets = forecaster.assets
+    # The origin of each forcing: computed, observed, persisted or from the climatology.
     forcing = []
     for channel in assets.channels.group("dynamic_forcing"):
         source = "computed"
         if channel.source == "data":
             source = _describe_forcing(config.data.field(channel.variable))
         forcing.append(f"{channel.name}: {source}")
+    # Hyperdiffusion is described with its parameters, other post-processes by their kinds.
     hyperdiffusion = "none"
     other_kinds: list[str] = []
     for entry in config.model.postprocess_entries.values():
@@ -163,14 +192,16 @@ def describe_run(forecaster: Forecaster) -> dict[str, str | int]:
             hyperdiffusion = f"{entry.time}, order {entry.order}"
         elif entry.kind not in other_kinds:
             other_kinds.append(entry.kind)
+    num_parameters = sum(parameter.numel() for parameter in forecaster.stepper.model.parameters())
+    trained_periods = ["/".join(period) for period in assets.trained_periods]
     attributes: dict[str, str | int] = {
         "title": f"Forecasts of {config.experiment}",
         "experiment": config.experiment,
         "model": config.model.type,
-        "parameters": sum(parameter.numel() for parameter in forecaster.stepper.model.parameters()),
-        "checkpoint_step": forecaster.step_taken,
+        "parameters": num_parameters,
+        "checkpoint_step": forecaster.trained_steps,
         "weights": checkpoint.fingerprint(forecaster.path, "forecast"),
-        SEEN: ", ".join("/".join(period) for period in assets.trained_periods) or "unknown",
+        SEEN: ", ".join(trained_periods) or "unknown",
         "forcing": "; ".join(forcing) or "none",
         "hyperdiffusion": hyperdiffusion,
     }
@@ -187,7 +218,7 @@ def describe_run(forecaster: Forecaster) -> dict[str, str | int]:
 
 
 def _describe_forcing(options: VariableOptions) -> str:
-    """Return how a forcing is set in a forecast, with the bounds of values that are not observed."""
+    """Return how a forecast sets a forcing, such as "persist, at least 0"; observed values have no bounds."""
     text = options.in_forecast
     if options.in_forecast == "observed":
         return text

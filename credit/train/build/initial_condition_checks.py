@@ -12,8 +12,10 @@ from credit.data.reader import FieldReader
 from credit.errors import DataError
 from credit.train.build.assets import ModelAssets
 
-# In standard deviations over space and time. A global mean of the same climate stays within one or two of them.
+# Largest difference of a global mean that is not reported, in standard deviations over space and time. A global mean of
+# the same climate stays within one or two of them.
 _MAX_SHIFT = 5.0
+# Number of channels that a warning names.
 _MAX_LISTED_CHANNELS = 5
 
 
@@ -56,10 +58,11 @@ def describe_distribution_shift(assets: ModelAssets, normalizer: Normalizer, fie
     Args:
         assets: the assets of the checkpoint.
         normalizer: built from the statistics of the checkpoint.
-        fields_CHW: the prognostic channels at one time in physical units, NaN where missing.
+        fields_CHW: the prognostic channels at one time, (C, H, W) in physical units, NaN where missing.
         time: the time as text, for the warning.
     """
     fields = torch.from_numpy(np.ascontiguousarray(fields_CHW)).to(normalizer.tendency_scale_C.device)
+    # In normalised units, the mean over the training period is 0 and the standard deviation is 1.
     normalized_CHW = normalizer.encode(fields[None], "prognostic")[0].cpu().numpy()
     weight_CHW = assets.grid.area_weights() * ~np.isnan(fields_CHW)
     # A channel without a single valid cell has the weight 0; the floor keeps its mean at 0 instead of NaN.
@@ -88,11 +91,11 @@ def describe_static_mismatch(assets: ModelAssets, static_CHW: np.ndarray) -> str
 
     Args:
         assets: the assets of the checkpoint.
-        static_CHW: the static channels that are read from the data, in physical units.
+        static_CHW: the static channels that are read from the data, (C_static_stored, H, W) in physical units.
     """
     mismatches = []
-    fields = zip(assets.channels.static_stored, assets.static_stored_CHW, static_CHW, strict=True)
-    for channel, trained_HW, data_HW in fields:
+    trained_CHW = assets.static_stored_CHW
+    for channel, trained_HW, data_HW in zip(assets.channels.static_stored, trained_CHW, static_CHW, strict=True):
         valid_HW = np.isfinite(trained_HW) & np.isfinite(data_HW)
         trained_values = trained_HW[valid_HW]
         data_values = data_HW[valid_HW]
@@ -101,7 +104,8 @@ def describe_static_mismatch(assets: ModelAssets, static_CHW: np.ndarray) -> str
         # The data may be stored with another precision, so a thousandth is not a difference.
         tolerance = 1e-3 * np.std(trained_values)
         if not np.allclose(data_values, trained_values, rtol=1e-3, atol=tolerance):
-            mismatches.append(f"{channel.name} (by up to {np.abs(data_values - trained_values).max():.3g})")
+            largest_difference = np.abs(data_values - trained_values).max()
+            mismatches.append(f"{channel.name} (by up to {largest_difference:.3g})")
     if not mismatches:
         return ""
     return (

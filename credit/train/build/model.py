@@ -34,7 +34,10 @@ logger = logging.getLogger(__name__)
 
 
 def use_deterministic_algorithms(on: bool) -> None:
-    """Switch torch's deterministic algorithms on or off; must be called before the first matrix product."""
+    """Switch torch's deterministic algorithms on or off; must be called before the first matrix product.
+
+    On a GPU this also sets the environment variable ``CUBLAS_WORKSPACE_CONFIG``, unless it is set already.
+    """
     if on:
         # Without this setting, torch refuses every matrix product on a GPU in deterministic mode.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -55,7 +58,7 @@ def set_tf32(on: bool, device: torch.device) -> None:
 
 
 def choose_device(name: str, local_rank: int = 0) -> torch.device:
-    """Return the device of ``trainer.device``; with several GPUs on a host, the one of the process's local rank.
+    """Return the device that ``trainer.device`` names; with several GPUs on a host, the one of the local rank.
 
     The GPU becomes the current device of the process. Otherwise every rank would also take memory on the first GPU.
 
@@ -68,8 +71,10 @@ def choose_device(name: str, local_rank: int = 0) -> torch.device:
     """
     if name == "cuda" and not torch.cuda.is_available():
         raise ConfigError("trainer.device: cuda, but torch sees no GPU on this host; set it to auto or cpu")
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "auto" and torch.cuda.is_available():
+        name = "cuda"
+    elif name == "auto":
+        name = "cpu"
     if name == "cuda":
         device = torch.device("cuda", local_rank % torch.cuda.device_count())
         torch.cuda.set_device(device)
@@ -77,14 +82,19 @@ def choose_device(name: str, local_rank: int = 0) -> torch.device:
     return torch.device(name)
 
 
-def build_network(config: Config, channels: ChannelMap, grid: LatLonGrid, attributes: Mapping) -> ForecastModel:
-    """Return the untrained network of a run.
+def build_network(
+    config: Config, channels: ChannelMap, grid: LatLonGrid, attributes: Mapping[str, Mapping[str, str]]
+) -> ForecastModel:
+    """Return the untrained network of a run, (B, C_in, T, H, W) -> (B, C_out, 1, H, W), on torch's default device.
 
     Args:
         config: the config of the run.
         channels: the channels of the model.
         grid: the grid of the fields.
         attributes: variable -> units, standard_name, long_name.
+
+    Raises:
+        ConfigError: if the section ``model`` does not fit the channels or the grid.
     """
     spec = build_model_spec(config.data, channels, grid, attributes)
     return build_model(spec, config.model)
@@ -102,6 +112,9 @@ def build_parallel_model(
         assets: channels, grid and attributes of the model.
         mesh: the ranks that share the network.
         device: the device of this rank.
+
+    Raises:
+        ConfigError: if the network cannot be built or split so, or cannot be compiled on this host.
     """
     conf = config.trainer
     with torch.device("meta"):
@@ -111,8 +124,10 @@ def build_parallel_model(
     if conf.compile and device.type != "meta":
         require_compiler(device)
     set_tf32(conf.tf32, device)
+
+    # Sharded parameters are cast to bfloat16 by FSDP2 itself, which saves communication; others under autocast.
     sharded = mesh.device_mesh is not None and conf.parallelism.data != "none"
-    policy = build_policy(conf, sharded)
+    policy = build_mixed_precision_policy(conf, sharded)
     autocast = conf.amp and policy is None
     if policy is not None:
         precision = str(policy)
@@ -121,12 +136,17 @@ def build_parallel_model(
     else:
         precision = "float32"
     logger.info("ranks: %s; computed in %s", mesh.describe(), precision)
+
+    # From here on the network has its final structure; memory is allocated for this rank's shard only.
+    compile_function = None
+    if conf.compile:
+        compile_function = compile_blocks
     parallelize(
         model,
         mesh.device_mesh,
         shard=sharded,
         checkpoint=conf.activation_checkpoint,
-        compile_blocks=compile_blocks if conf.compile else None,
+        compile_blocks=compile_function,
         policy=policy,
         reshard_after_forward=conf.parallelism.reshard_after_forward,
         cpu_offload=conf.parallelism.cpu_offload,
@@ -139,7 +159,7 @@ def build_parallel_model(
     return model, autocast
 
 
-def build_policy(conf: TrainerConfig, sharded: bool) -> MixedPrecisionPolicy | None:
+def build_mixed_precision_policy(conf: TrainerConfig, sharded: bool) -> MixedPrecisionPolicy | None:
     """Return FSDP2's mixed precision policy.
 
     Args:
@@ -199,10 +219,14 @@ def require_compiler(device: torch.device) -> None:
     if device.type == "cuda":
         # Triton compiles the C code that launches its kernels.
         language = "C"
-        commands = [os.environ["CC"]] if "CC" in os.environ else ["gcc", "clang"]
+        commands = ["gcc", "clang"]
+        if "CC" in os.environ:
+            commands = [os.environ["CC"]]
     else:
         language = "C++"
-        default_command = "clang++" if sys.platform == "darwin" else "g++"
+        default_command = "g++"
+        if sys.platform == "darwin":
+            default_command = "clang++"
         commands = [os.environ.get("CXX", default_command)]
     problem = None
     if device.type == "cuda" and importlib.util.find_spec("triton") is None:
@@ -225,7 +249,9 @@ def compile_blocks(model: nn.Module, backend: str = "inductor") -> None:
     """
     marked_modules = [module for module in model.modules() if getattr(module, "_fsdp2_shard", False)]
     # A checkpointed block is marked like the wrapper around it, and is compiled with the wrapper.
-    wrapped_ids = {id(child) for module in marked_modules for child in module.children()}
+    wrapped_ids = set()
+    for module in marked_modules:
+        wrapped_ids.update(id(child) for child in module.children())
     units = [module for module in marked_modules if id(module) not in wrapped_ids]
     # All blocks count against one limit. Each needs up to five graphs: training, validation, the smaller last batch of
     # the validation, the preview, and with frozen weights one more for the first block, whose input needs a gradient

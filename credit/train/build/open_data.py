@@ -20,12 +20,16 @@ logger = logging.getLogger(__name__)
 
 
 def open_reader_once(conf: DataConfig) -> FieldReader:
-    """Collective: open the data.
+    """Collective: open the training store or the source files of a run.
 
-    Rank 0 reads the metadata of the store or of the source files, and sends the reader to the other ranks.
+    Only rank 0 reads their metadata, and sends the reader to the other ranks: thousands of ranks that open the same
+    files would stall a shared file system.
 
     Args:
         conf: the data section of the config.
+
+    Raises:
+        DataError: on every rank, if the data are missing or do not have what the config asks for.
     """
     reader = run_on_rank0(lambda: open_reader(conf))
     _use_local_store(reader, conf)
@@ -33,7 +37,14 @@ def open_reader_once(conf: DataConfig) -> FieldReader:
 
 
 def open_fields(config: Config) -> tuple[FieldReader, dict[str, Split]]:
-    """Collective: open the data of a run and build its splits."""
+    """Collective: open the data of a run and build its splits.
+
+    Returns:
+        The reader, and "train", "valid" and "test" -> period.
+
+    Raises:
+        DataError: on every rank, if the data are missing or do not have what the config asks for.
+    """
     reader = open_reader_once(config.data)
     return reader, _build_splits(config, reader)
 
@@ -44,7 +55,7 @@ def open_training_fields(config: Config) -> tuple[FieldReader, dict[str, Split]]
     Without the check, training would fail at a missing chunk in the middle of an epoch.
 
     Raises:
-        DataError: if chunks are missing; the message says how to write them again.
+        DataError: if the data or chunks of the store are missing; the message says how to write them again.
     """
     reader, splits = open_fields(config)
     if isinstance(reader, StoreReader):
@@ -53,7 +64,11 @@ def open_training_fields(config: Config) -> tuple[FieldReader, dict[str, Split]]
 
 
 def open_for_forecasts(config: Config) -> tuple[FieldReader, dict[str, Split]]:
-    """Collective: open the analyses that forecasts start from, and build the splits; see `credit.data.analyses`."""
+    """Collective: open the analyses that forecasts start from, and build the splits; see `credit.data.analyses`.
+
+    Raises:
+        DataError: on every rank, if the analyses are missing or lack a variable of the initial states.
+    """
     initial_times = config.inference.initial_times
     # Without an end, the last initial time is the last whose forecast can be verified, so all variables are opened.
     needs_truth = isinstance(initial_times, InitialTimesConfig) and initial_times.end is None
@@ -63,13 +78,13 @@ def open_for_forecasts(config: Config) -> tuple[FieldReader, dict[str, Split]]:
 
 
 def _use_local_store(reader: FieldReader, conf: DataConfig) -> None:
-    """Collective: have each rank read the store at the path of its own config, which may differ between hosts."""
+    """Collective: make each rank read the store at the path of its own config, which may differ between hosts."""
     if isinstance(reader, StoreReader):
         run_on_all_ranks(lambda: reader.use_local_config(conf))
 
 
 def _build_splits(config: Config, reader: FieldReader) -> dict[str, Split]:
-    """Return the splits of a run, and warn of gaps of the data within them."""
+    """Return the splits of a run, and log a warning for each that has gaps in the data."""
     splits = build_splits(config.data, reader.calendar)
     step_minutes = config.data.step_minutes
     for split in splits.values():

@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from credit.config import Config
 from credit.models.lora import apply_lora
 from credit.train.build.assets import ModelAssets
-from credit.train.build.model import build_network, build_policy
+from credit.train.build.model import build_mixed_precision_policy, build_network
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ class FlopCounter:
         self._config = config
         self._assets = assets
         conf = config.trainer
-        policy = build_policy(conf, sharded)
+        policy = build_mixed_precision_policy(conf, sharded)
         if conf.amp and (policy is None or policy.param_dtype == torch.bfloat16):
             self._rate = "bfloat16"
         elif conf.tf32:

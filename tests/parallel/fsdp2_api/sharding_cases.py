@@ -13,7 +13,7 @@ from torch.nn.utils import parametrizations
 from credit.config.sections.trainer import MixedPrecisionConfig, TrainerConfig
 from credit.models.wxformer import WXFormer
 from credit.parallel import fsdp2
-from credit.train.build.model import build_policy
+from credit.train.build.model import build_mixed_precision_policy
 from tests.parallel.fsdp2_api.example_models import (
     WIDTH,
     Block,
@@ -128,7 +128,9 @@ def the_trainers_policy_reaches_its_model() -> None:
     results = []
     for cast in (True, False):
         precision = MixedPrecisionConfig(cast_forward_inputs=cast)
-        policy = build_policy(TrainerConfig(max_steps=1, amp=True, fsdp2_mp_policy=precision), sharded=True)
+        policy = build_mixed_precision_policy(
+            TrainerConfig(max_steps=1, amp=True, fsdp2_mp_policy=precision), sharded=True
+        )
         assert policy.cast_forward_inputs == cast and policy.param_dtype == torch.bfloat16
         model = built(partial(WXFormer.from_kwargs, **SETTINGS))
         fsdp2.shard_units(model, mesh, mesh, policy)
