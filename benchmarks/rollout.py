@@ -201,7 +201,7 @@ def _score(stepper, frames, channels, grid, steps: int, members: int, background
     fields = OutputFields(channels, grid, reader.calendar, {}, STEP)
     batching = ForecastBatching(members, members if members > 1 else None)
     archive = OnlineForecasts(
-        run, fields, [reader.calendar.parse("2001-02-01")], leads, batching, origin=Path("benchmark"), described={}
+        run, fields, [reader.calendar.parse("2001-02-01")], leads, batching, origin=Path("benchmark"), attributes={}
     )
     splits = {"train": ["2000-01-01", "2000-12-31"], "valid": ["2002-02-01", "2002-02-28"]}
     config = {

@@ -261,7 +261,7 @@ def _open_writer(
         initial_times,
         options,
         members=None if inference.ensemble is None else inference.ensemble.members,
-        global_attributes=describe_run(forecaster) | diagnostics.described,
+        global_attributes=describe_run(forecaster) | diagnostics.description,
         started_from=build_initial_state_checksum(inputs, lags),
     )
 
@@ -270,7 +270,7 @@ def _shard_groups(
     groups: list[list[int]], part: str | None, process_info: ProcessInfo, mesh: DeviceGrid
 ) -> list[list[int]]:
     """Return this rank's groups of initial times, of one part of a job array or of all."""
-    from credit.forecast.initial_times import round_robin, select_part
+    from credit.forecast.initial_times import select_part, select_round_robin
 
     if part:
         groups = select_part(groups, part)
@@ -283,7 +283,7 @@ def _shard_groups(
             "inference.batch_size: it makes only %d batches of initial times, so %d of %d ranks are idle; lower it",
             len(groups), ranks - len(groups), ranks,
         )  # fmt: skip
-    return round_robin(groups, rank, ranks)
+    return select_round_robin(groups, rank, ranks)
 
 
 def _build_batches(groups: list[list[int]], inference: InferenceConfig) -> list[list[ForecastStart]]:

@@ -304,7 +304,7 @@ def _open_online(
     if products:
         derived = build_output_diagnostics(forecaster, leads[-1])
         fields = derived.output_fields(assets.grid, reader.calendar)
-        described |= derived.described
+        described |= derived.description
     else:
         level_units = config.data.level_units
         fields = OutputFields(
@@ -330,7 +330,7 @@ def _open_online(
         leads,
         ForecastBatching(inference.batch_size, members, lag_minutes(ensemble)),
         origin=forecaster.path,
-        described=described,
-        products=derived,
+        attributes=described,
+        diagnostics=derived,
     )
     return reader, forecasts

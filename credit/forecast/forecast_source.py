@@ -1,4 +1,4 @@
-"""Interface of forecasts to be scored, which are read from files or made by a network while they are scored."""
+"""Interface of the forecasts that are scored: files, stores, or forecasts that a network makes meanwhile."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class ForecastSource(ABC):
         initial_minutes: initial times in minutes, increasing, int64.
         lead_minutes: lead times in minutes, increasing, int64.
         members: number of ensemble members, None for single forecasts.
-        channel_names: names such as ``z500`` and ``t2m``.
+        channel_names: names of the channels, such as ``z500`` and ``t2m``.
         flat_names: names of the channels without a level.
         units: variable -> units; variables with unknown units are missing.
         grid: grid in canonical orientation.
@@ -40,30 +40,34 @@ class ForecastSource(ABC):
     attributes: Mapping[str, object]
 
     @abstractmethod
-    def read_members(self, initial_minutes: int, number: int) -> np.ndarray:
+    def read_members(self, initial_minutes: int, lead_index: int) -> np.ndarray:
         """Return all members at one lead time.
 
         Args:
-            initial_minutes: initial time.
-            number: index of the lead time in `lead_minutes`.
+            initial_minutes: initial time in minutes.
+            lead_index: index of the lead time in `lead_minutes`.
 
         Returns:
-            (M, C, H, W) float32, NaN where missing; M is 1 for a single forecast.
+            (M, C, H, W) float32 in the units of `units`, NaN where missing; M is 1 for a single forecast.
 
         Raises:
             DataError: if the forecast cannot be read.
         """
 
-    def groups(self) -> list[list[int]]:
-        """Return the initial times in groups.
+    def initial_time_groups(self) -> list[list[int]]:
+        """Return the initial times (in minutes) in groups.
 
         The forecasts of a group are read side by side: all of them at the first lead time, then at the next one.
         """
         return [[minutes] for minutes in self.initial_minutes.tolist()]
 
     def join_collectives(self, leads: Sequence[int]) -> None:
-        """Take part in the collectives of other ranks that make forecasts up to these lead times (in minutes).
+        """Collective: run the network as the other ranks do, and discard the forecast.
 
-        Only sharded networks have collectives; forecasts in files do not.
+        A rank whose own forecasts are complete calls this. Only sharded networks have collectives; forecasts in files
+        do not.
+
+        Args:
+            leads: lead times in minutes that the other ranks read.
         """
         return

@@ -34,7 +34,7 @@ class InitialTimes:
     """The initial times that a config selects.
 
     Attributes:
-        minutes: the initial times, increasing.
+        minutes: initial times in minutes, increasing.
         left_out: message with the number of times of the range that are left out and the reasons, or with the reason
             why `latest` is not the last time of the data; empty if there is nothing to report.
         data_lack: True if missing data are among the reasons, not only the end of the test period.
@@ -48,7 +48,10 @@ class InitialTimes:
 def choose_initial_times(
     conf: InferenceConfig, data: DataConfig, times: np.ndarray, calendar: Calendar, test: Split
 ) -> list[int]:
-    """Return the minutes of `find_initial_times`; rank 0 logs what is left out."""
+    """Return the initial times in minutes that `find_initial_times` finds; rank 0 logs what is left out.
+
+    The arguments and errors are those of `find_initial_times`.
+    """
     selection = find_initial_times(conf, data, times, calendar, test)
     if selection.left_out and read_process_info().is_main:
         level = logging.WARNING if selection.data_lack else logging.INFO
@@ -70,7 +73,7 @@ def find_initial_times(
         data: section data.
         times: times of the data in minutes, increasing.
         calendar: calendar of the times.
-        test: the test period.
+        test: test period.
 
     Raises:
         ConfigError: if a time is named twice, no time is named, or an interval is not a multiple of the time step.
@@ -78,8 +81,7 @@ def find_initial_times(
     """
     step = data.step_minutes
     lags = analysis_offsets_minutes(conf.ensemble)
-    # Offsets of all frames that a forecast reads: those of the input, for each analysis.
-    frame_offsets = [lag + number * step for lag in lags for number in range(data.history_len)]
+    frame_offsets = _frame_offsets(lags, data)
     if conf.initial_times == "latest":
         selection = _select_latest(frame_offsets, times, calendar, step)
     elif isinstance(conf.initial_times, InitialTimesConfig):
@@ -92,8 +94,26 @@ def find_initial_times(
     return selection
 
 
+def _frame_offsets(lags: Sequence[int], data: DataConfig) -> list[int]:
+    """Return the offsets of all frames that a forecast reads, in minutes before the initial time.
+
+    Args:
+        lags: offsets of the analyses, each of which has its own input frames.
+        data: section data.
+    """
+    offsets = []
+    for lag in lags:
+        for number in range(data.history_len):
+            offsets.append(lag + number * data.step_minutes)
+    return offsets
+
+
 def _select_latest(frame_offsets: Sequence[int], times: np.ndarray, calendar: Calendar, step: int) -> InitialTimes:
-    """Return the last time whose frames are all in the data, and a message where later times lack frames."""
+    """Return the last time whose frames are all in the data, and a message where later times lack frames.
+
+    Raises:
+        DataError: if there is no such time.
+    """
     available = set(times.tolist())
     complete = [minutes for minutes in available if _first_missing(minutes, frame_offsets, available) is None]
     if not complete:
@@ -137,10 +157,15 @@ def _parse_named(names: Sequence[str], calendar: Calendar) -> list[int]:
 def _select_range(
     conf: InferenceConfig, data: DataConfig, times: np.ndarray, calendar: Calendar, test: Split
 ) -> InitialTimes:
-    """Return the times of a range; without an end, only those that have truth and all frames."""
+    """Return the times of a range; without an end, only those that have truth and all frames.
+
+    Raises:
+        ConfigError: if the range ends before its start, or starts after the test period.
+        DataError: if no time is left.
+    """
     time_range = conf.initial_times
     assert isinstance(time_range, InitialTimesConfig)
-    every = interval_minutes(time_range, data.step_minutes)
+    every = parse_interval_minutes(time_range, data.step_minutes)
     first = test.first
     if time_range.start is not None:
         first = calendar.parse(time_range.start, f"{_KEY}.start")
@@ -155,17 +180,19 @@ def _select_range(
             f"lies; give {_KEY}.end, or another data.splits.test"
         )
 
+    # Without an end, the candidates are the times of the test period. Count why each of the others is left out.
     candidates = range(first, test.last + 1, every)
-    obstacles = _Obstacles(conf, data, times, test)
+    obstacle_finder = _ObstacleFinder(conf, data, times, test)
     initial_times = []
     counts: Counter[_Obstacle] = Counter()
     for minutes in candidates:
-        obstacle = obstacles.find(minutes)
+        obstacle = obstacle_finder.find_obstacle(minutes)
         if obstacle is None:
             initial_times.append(minutes)
         else:
             counts[obstacle] += 1
     reasons = ", ".join(f"{count} {obstacle.description}" for obstacle, count in counts.items())
+
     if not initial_times:
         most_frequent = counts.most_common(1)[0][0]
         raise DataError(
@@ -196,8 +223,8 @@ class _Obstacle:
     is_missing_data: bool = True
 
 
-class _Obstacles:
-    """Finds the reason why a forecast cannot start at a time of a range."""
+class _ObstacleFinder:
+    """Finder of the reason why a forecast cannot start at a time of a range without an end."""
 
     def __init__(self, conf: InferenceConfig, data: DataConfig, times: np.ndarray, test: Split) -> None:
         step = data.step_minutes
@@ -207,9 +234,9 @@ class _Obstacles:
         self._last_lead = last_lead
         self._lead_times = range(step, last_lead + 1, step)
         self._input_offsets = [number * step for number in range(data.history_len)]
-        lags = analysis_offsets_minutes(conf.ensemble)
-        self._frame_offsets = [lag + offset for lag in lags for offset in self._input_offsets]
+        self._frame_offsets = _frame_offsets(analysis_offsets_minutes(conf.ensemble), data)
 
+        # The obstacles, and what a user can do about each.
         length = f"inference.lead_time {conf.lead_time}"
         shorten = f"shorten inference.lead_time, or list the times in {_KEY}, which then need no truth"
         add_files = "name more files in data.sources"
@@ -233,8 +260,8 @@ class _Obstacles:
             f"begin later (data.splits.test), shorten lagged or cycles of inference.ensemble, or {add_files}",
         )
 
-    def find(self, minutes: int) -> _Obstacle | None:
-        """Return the first obstacle of an initial time, None where a forecast can start."""
+    def find_obstacle(self, minutes: int) -> _Obstacle | None:
+        """Return the first obstacle of an initial time (in minutes), None where a forecast can start."""
         if minutes < self._test.first:
             return self._before_period
         if minutes not in self._available:
@@ -251,11 +278,15 @@ class _Obstacles:
         return None
 
 
-def interval_minutes(time_range: InitialTimesConfig, step: int) -> int:
+def parse_interval_minutes(time_range: InitialTimesConfig, step: int) -> int:
     """Return the interval between the initial times of a range, in minutes.
 
+    Args:
+        time_range: ``inference.initial_times``.
+        step: time step of the data in minutes.
+
     Raises:
-        ConfigError: if it is not a multiple of `step`, in minutes.
+        ConfigError: if the interval is not a multiple of the time step.
     """
     every = parse_duration(time_range.every)
     if every % step:
@@ -266,14 +297,20 @@ def interval_minutes(time_range: InitialTimesConfig, step: int) -> int:
 
 
 def analysis_offsets_minutes(conf: EnsembleConfig | None) -> list[int]:
-    """Return the offsets of the analyses of an ensemble, in minutes before the initial time, increasing."""
+    """Return the offsets of the analyses of an ensemble, in minutes before the initial time, increasing.
+
+    A lagged member starts from an earlier analysis, and bred vectors grow from earlier ones.
+    """
     if conf is None:
         return [0]
     lag = lag_minutes(conf)
-    earlier = [0] if conf.perturbation is None else conf.perturbation.analysis_lags_minutes()
+    perturbation_lags = [0]
+    if conf.perturbation is not None:
+        perturbation_lags = conf.perturbation.analysis_lags_minutes()
     offsets = set()
     for member in range(conf.members):
-        offsets.update(member * lag + minutes for minutes in earlier)
+        for perturbation_lag in perturbation_lags:
+            offsets.add(member * lag + perturbation_lag)
     return sorted(offsets)
 
 
@@ -282,9 +319,17 @@ def group_initial_times(initial_times: Sequence[int], members: int, batch_size: 
 
     Ranks and jobs share groups, so that the batches, and with them the rounding of every forecast, do not depend on
     the number of ranks and jobs.
+
+    Args:
+        initial_times: initial times in minutes.
+        members: number of ensemble members, 1 for single forecasts.
+        batch_size: number of forecasts in a batch.
     """
-    size = max(1, batch_size // members)
-    return [list(initial_times[first : first + size]) for first in range(0, len(initial_times), size)]
+    times_per_group = max(1, batch_size // members)
+    groups = []
+    for first in range(0, len(initial_times), times_per_group):
+        groups.append(list(initial_times[first : first + times_per_group]))
+    return groups
 
 
 def select_part(items: Sequence[T], part: str) -> list[T]:
@@ -300,10 +345,10 @@ def select_part(items: Sequence[T], part: str) -> list[T]:
     match = re.fullmatch(r"([0-9]+)/([0-9]+)", part)
     if match is None or not 1 <= int(match[1]) <= int(match[2]):
         raise ConfigError(f'--part: "{part}": write I/N with I from 1 to N, for example 2/8')
-    return round_robin(items, int(match[1]) - 1, int(match[2]))
+    return select_round_robin(items, int(match[1]) - 1, int(match[2]))
 
 
-def round_robin(items: Sequence[T], rank: int, num_ranks: int) -> list[T]:
+def select_round_robin(items: Sequence[T], rank: int, num_ranks: int) -> list[T]:
     """Return the items of one rank: every item belongs to one rank, and the counts differ by at most one."""
     return list(items[rank::num_ranks])
 
@@ -311,12 +356,18 @@ def round_robin(items: Sequence[T], rank: int, num_ranks: int) -> list[T]:
 def choose_leads(conf: InferenceConfig, step: int) -> list[int]:
     """Return the lead times to write, in minutes: ``lead_times``, or every ``output_every`` up to ``lead_time``.
 
+    Args:
+        conf: section inference.
+        step: time step of the data in minutes.
+
     Raises:
-        ConfigError: if they are not multiples of `step`, in minutes, or none is left.
+        ConfigError: if ``output_every`` is not a multiple of the time step, or no lead time is left.
     """
     if conf.lead_times is not None:
         return [parse_duration(lead) for lead in conf.lead_times]
-    every = step if conf.output_every is None else parse_duration(conf.output_every)
+    every = step
+    if conf.output_every is not None:
+        every = parse_duration(conf.output_every)
     if every % step:
         raise ConfigError(
             f"inference.output_every: {conf.output_every} is not a multiple of data.timestep {format_duration(step)}"
@@ -332,7 +383,11 @@ def choose_leads(conf: InferenceConfig, step: int) -> list[int]:
 def _require_frames(
     initial_times: Sequence[int], times: np.ndarray, calendar: Calendar, frame_offsets: Sequence[int]
 ) -> None:
-    """Refuse initial times whose input frames or analyses are not in the data."""
+    """Refuse initial times whose input frames or analyses are not in the data.
+
+    Raises:
+        DataError: naming the first of them, and the time that the data lack.
+    """
     available = set(times.tolist())
     missing_times = {}
     for initial in initial_times:
@@ -363,6 +418,9 @@ def _require_observed(
 
     A forecast needs it up to its last step, or one step more where the window of the forcing is the next one. An
     ensemble needs it from the first of its analyses on, `longest_lag` minutes before the initial time.
+
+    Raises:
+        DataError: naming the variable, the first initial time and the time that the data lack.
     """
     available = set(times.tolist())
     step = data.step_minutes
@@ -371,7 +429,9 @@ def _require_observed(
         if channel.source != "data" or options.in_forecast != "observed":
             continue
         uses_next_window = options.temporal != "instant" and options.window == "next"
-        shift = step if uses_next_window else 0
+        shift = 0
+        if uses_next_window:
+            shift = step
         for initial in initial_times:
             for lead in range(shift - longest_lag, last_lead + shift, step):
                 if initial + lead in available:

@@ -1,6 +1,6 @@
 """Forecasts that a network makes while they are scored, without files.
 
-Shapes: B starts of a batch, M members, C channels, H rows, W columns.
+Shape suffixes: B starts of a batch, M members, C channels, H rows, W columns.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from credit.forecast.io.schema import OutputFields
 from credit.forecast.rollout import ForecastStart, batch_starts, iterate_in_inference_mode
 from credit.parallel.host_copy import prefetch_to_host
 
-# (starts of a batch, number of steps) -> output (B, C, H, W) of each step
-Run = Callable[[Sequence[ForecastStart], int], Iterator[Tensor]]
+# (starts of a batch, number of steps) -> output (B, C, H, W) of each step in physical units.
+ForecastFunction = Callable[[Sequence[ForecastStart], int], Iterator[Tensor]]
 
 
 @dataclass(frozen=True)
@@ -59,33 +59,33 @@ class OnlineForecasts(ForecastSource):
     the next step while the host works on the last one.
 
     Args:
-        run: makes the forecasts of a batch.
-        fields: description of the fields that are read: the model's output, or the fields of `products`.
-        initial: initial times in minutes.
+        forecast_batch: makes the forecasts of a batch.
+        fields: description of the fields that are read: the model's output, or the fields of `diagnostics`.
+        initial_times: initial times in minutes.
         leads: lead times in minutes, multiples of the model's time step.
         batching: distribution of the forecasts over batches.
-        origin: the checkpoint.
-        described: description of the run.
-        products: computes the fields that are read from the model's output; None for the output itself.
+        origin: path of the checkpoint.
+        attributes: description of the run, as in the global attributes of forecast files.
+        diagnostics: computes the fields that are read from the model's output; None for the output itself.
     """
 
     def __init__(
         self,
-        run: Run,
+        forecast_batch: ForecastFunction,
         fields: OutputFields,
-        initial: Sequence[int],
+        initial_times: Sequence[int],
         leads: Sequence[int],
         batching: ForecastBatching,
         *,
         origin: Path,
-        described: Mapping[str, object],
-        products: OutputDiagnostics | None = None,
+        attributes: Mapping[str, object],
+        diagnostics: OutputDiagnostics | None = None,
     ) -> None:
         self.origin = origin
         self.grid = fields.grid
         self.calendar = fields.calendar
-        self.attributes = described
-        self.initial_minutes = np.array(sorted(initial), dtype=np.int64)
+        self.attributes = attributes
+        self.initial_minutes = np.array(sorted(initial_times), dtype=np.int64)
         self.lead_minutes = np.array(sorted(leads), dtype=np.int64)
         self.members = batching.members
         channels = fields.channels.output
@@ -93,58 +93,63 @@ class OnlineForecasts(ForecastSource):
         self.flat_names = frozenset(channel.name for channel in channels if channel.level is None)
         variables = {channel.variable for channel in channels}
         self.units = {}
-        for name, attributes in fields.attributes.items():
-            if name in variables and "units" in attributes:
-                self.units[name] = attributes["units"]
+        for name, field_attributes in fields.attributes.items():
+            if name in variables and "units" in field_attributes:
+                self.units[name] = field_attributes["units"]
         # Channel index -> mask of its variable.
         self._channel_masks: dict[int, np.ndarray] = {}
         for index, channel in enumerate(channels):
             if channel.variable in fields.masks:
                 self._channel_masks[index] = fields.masks[channel.variable]
-        self._run = run
+        self._forecast_batch = forecast_batch
         self._step_minutes = fields.step_minutes
         self._batch_size = batching.batch_size
         self._lag_minutes = batching.lag_minutes
-        self._diagnostics = products
+        self._diagnostics = diagnostics
         self._scored_leads = frozenset(self.lead_minutes.tolist())
         self._last_lead = int(self.lead_minutes[-1])
-        # State of the current group: its initial times, its batches with their outputs, and the steps made so far.
+        # State of the current group: its initial times, its batches with their outputs, and the number of steps so far.
         self._group: list[int] = []
         self._batches: list[tuple[list[ForecastStart], Iterator[Tensor]]] = []
         self._num_steps = 0
         # (initial time, lead time) -> fields that were computed and not yet read.
         self._pending: dict[tuple[int, int], _PendingLead] = {}
 
-    def groups(self) -> list[list[int]]:
-        """Return the initial times in groups whose forecasts are made together."""
+    def initial_time_groups(self) -> list[list[int]]:
+        """Return the initial times (in minutes) in groups whose forecasts are made together."""
         return group_initial_times(self.initial_minutes.tolist(), self.members or 1, self._batch_size)
 
-    def read_members(self, initial_minutes: int, number: int) -> np.ndarray:
-        """Return all members at one lead time, (M, C, H, W) float32.
+    def read_members(self, initial_minutes: int, lead_index: int) -> np.ndarray:
+        """Return all members at one lead time, (M, C, H, W) float32; see the base class.
 
-        Reading an initial time of another group starts its forecasts. Within a group lead times are read in order, each
-        one once for an initial time.
+        Reading an initial time of another group starts the forecasts of that group. Within a group, lead times are
+        read in increasing order, each one once for an initial time.
         """
         if initial_minutes not in self._group:
-            for group in self.groups():
+            for group in self.initial_time_groups():
                 if initial_minutes in group:
                     self._start_group(group)
-        lead_minutes = int(self.lead_minutes[number])
+        lead_minutes = int(self.lead_minutes[lead_index])
         key = (initial_minutes, lead_minutes)
         while key not in self._pending or self._pending[key].num_missing > 0:
             self._advance(first_lead=lead_minutes)
         return self._pending.pop(key).fields_MCHW
 
     def join_collectives(self, leads: Sequence[int]) -> None:
-        """Make forecasts and discard them, so that this rank joins the collectives of a sharded network."""
+        """Collective: make forecasts and discard them; see the base class."""
         initial_minutes = int(self.initial_minutes[0])
         self._start_group([initial_minutes])
-        numbers = {lead: number for number, lead in enumerate(self.lead_minutes.tolist())}
+        all_leads = self.lead_minutes.tolist()
         for lead in leads:
-            self.read_members(initial_minutes, numbers[lead])
+            self.read_members(initial_minutes, all_leads.index(lead))
         self._group = []
 
     def _start_group(self, group: list[int]) -> None:
+        """Drop the current group, and prepare the forecasts of another one; the first step is not made yet.
+
+        Args:
+            group: initial times in minutes.
+        """
         self._group = group
         self._batches = []
         self._num_steps = 0
@@ -154,22 +159,23 @@ class OnlineForecasts(ForecastSource):
         batches = batch_starts(group, self._batch_size, self.members or 1, self._lag_minutes)
         for batch in batches:
             longest_lag = max(start.initial_minutes - start.analysis_minutes for start in batch)
-            outputs = iterate_in_inference_mode(self._run(batch, (self._last_lead + longest_lag) // self._step_minutes))
+            num_steps = (self._last_lead + longest_lag) // self._step_minutes
+            outputs = iterate_in_inference_mode(self._forecast_batch(batch, num_steps))
             # Prefetching to the host keeps one more step in memory. Several batches keep a GPU busy without it.
             if len(batches) == 1:
                 outputs = prefetch_to_host(outputs)
             self._batches.append((batch, outputs))
 
     def _advance(self, first_lead: int) -> None:
-        """Make the next step of every batch.
+        """Make the next step of every batch, and keep the fields that will be read.
 
         Args:
             first_lead: lead times (in minutes) before this one are not read any more.
         """
         self._num_steps += 1
-        for key in list(self._pending):
-            if key[1] < first_lead:
-                del self._pending[key]
+        for initial_minutes, lead in list(self._pending):
+            if lead < first_lead:
+                del self._pending[initial_minutes, lead]
         has_advanced = False
         for batch, outputs in self._batches:
             output_BCHW = next(outputs, None)
@@ -180,7 +186,13 @@ class OnlineForecasts(ForecastSource):
         assert has_advanced, (self._group, first_lead)
 
     def _collect(self, batch: Sequence[ForecastStart], fields_BCHW: np.ndarray, first_lead: int) -> None:
-        """Add the fields of one step of a batch that will be read to the pending ones."""
+        """Add the fields of one step of a batch to the pending ones.
+
+        Args:
+            batch: starts of the batch.
+            fields_BCHW: output of the step in physical units; channels with a mask are set to NaN in place.
+            first_lead: lead times (in minutes) before this one are not read any more.
+        """
         num_members = self.members or 1
         diagnostics = self._diagnostics
         # In one batch without lag, the members of an initial time are adjacent and arrive at once: no copy is needed.
@@ -193,6 +205,7 @@ class OnlineForecasts(ForecastSource):
                 fields_CHW = diagnostics.compute(start, lead, fields_CHW)
             if not is_read:
                 continue
+            # The network's output has values in cells that are always missing.
             for channel_index, mask in self._channel_masks.items():
                 fields_CHW[channel_index, mask] = np.nan
             key = (start.initial_minutes, lead)
@@ -201,6 +214,7 @@ class OnlineForecasts(ForecastSource):
                 if start.member == 0:
                     self._pending[key] = _PendingLead(fields_BCHW[index : index + num_members], num_missing=0)
                 continue
+            # The members of an initial time arrive one by one, from several batches or after different lags.
             if key not in self._pending:
                 empty_MCHW = np.empty((num_members, *fields_CHW.shape), fields_CHW.dtype)
                 self._pending[key] = _PendingLead(empty_MCHW, num_missing=num_members)

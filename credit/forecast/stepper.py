@@ -20,19 +20,19 @@ from credit.models.kernels.recompute_cache import recompute_contexts
 
 
 class Stepper:
-    """Runs a network over normalised fields.
+    """Runner of a network over normalised fields, one step or a rollout at a time.
 
     Args:
         model: maps (B, C_in, T, H, W) to (B, C_out, 1, H, W). If its class sets `output_is_new`, the output tensor may
             be overwritten in inference mode.
-        channels: which channel lies where.
-        normalizer: of the run.
+        channels: order of the channels in the input and the output of the network.
+        normalizer: conversion between physical units and normalised space.
         static_CHW: static channels in physical units.
-        residual: whether the network predicts changes (see `step`).
+        residual: True if the network predicts changes of the prognostic channels (see `step`).
         valid_CHW: bool, False where a prognostic channel is always missing; the state stays 0, the mean, there. None
             if no channel has missing cells.
-        amp: compute the network in bfloat16.
-        postprocess: applied to the output of every step; None for no post-processing.
+        amp: True to compute the network in bfloat16.
+        postprocess: chain that is applied to the output of every step; None for no post-processing.
     """
 
     def __init__(
@@ -53,9 +53,11 @@ class Stepper:
         self._static_1CHW = normalizer.encode(static_CHW[None], "static")
         self._residual = residual
         self._amp = amp
-        self._prognostic = channels.output_slice("prognostic")
+        self._prognostic_slice = channels.output_slice("prognostic")
         self._valid_CHW = valid_CHW
-        self._postprocess = postprocess if postprocess is not None else PostprocessChain()
+        if postprocess is None:
+            postprocess = PostprocessChain()
+        self._postprocess = postprocess
 
     def step(
         self, state_BCTHW: torch.Tensor, forcing_BCTHW: torch.Tensor, factor_B1HW: torch.Tensor | None = None
@@ -70,33 +72,40 @@ class Stepper:
             forcing_BCTHW: normalised dynamic forcing of the same frames.
             factor_B1HW: multiplies the change of the prognostic channels, before the post-processing; None for 1.
         """
-        batch, _, frames = state_BCTHW.shape[:3]
-        static = self._static_1CHW[:, :, None].expand(batch, -1, frames, -1, -1)
+        # The network's input: the three groups of channels, static fields repeated over the frames.
+        batch_size, _, num_frames = state_BCTHW.shape[:3]
+        static = self._static_1CHW[:, :, None].expand(batch_size, -1, num_frames, -1, -1)
         groups = {"prognostic": state_BCTHW, "dynamic_forcing": forcing_BCTHW, "static": static}
         x_BCTHW = torch.cat([groups[name] for name in self.channels.input_order], dim=1)
         # No autocast context without amp: the meta device of a dry run has none.
-        with torch.autocast(x_BCTHW.device.type, dtype=torch.bfloat16) if self._amp else nullcontext():
+        precision = nullcontext()
+        if self._amp:
+            precision = torch.autocast(x_BCTHW.device.type, dtype=torch.bfloat16)
+        with precision:
             out_BCHW = self.model(x_BCTHW)[:, :, 0]
         out_BCHW = out_BCHW.float()
+
+        # The prognostic channels: with residual prediction, the last frame plus the scaled output.
         previous_BCHW = state_BCTHW[:, :, -1]
-        predicted = out_BCHW[:, self._prognostic]
+        predicted = out_BCHW[:, self._prognostic_slice]
         # In inference mode the result overwrites the network's output, to save memory.
         reuses_output = self._output_is_new and predicted.is_inference()
         prognostic = predicted
         if self._residual:
             scale = self.normalizer.tendency_scale_C[None, :, None, None]
             prognostic = torch.addcmul(previous_BCHW, scale, predicted, out=predicted if reuses_output else None)
+        # Stochastically perturbed tendencies multiply the change over the step.
         if factor_B1HW is not None:
             prognostic = previous_BCHW + factor_B1HW * (prognostic - previous_BCHW)
         if not reuses_output or prognostic is not predicted:
-            out_BCHW = torch.cat([prognostic, out_BCHW[:, self._prognostic.stop :]], dim=1)
+            out_BCHW = torch.cat([prognostic, out_BCHW[:, self._prognostic_slice.stop :]], dim=1)
         return self._postprocess(out_BCHW, previous_BCHW, forcing_BCTHW[:, :, -1])
 
     def rollout(
         self,
         history_BCTHW: torch.Tensor,
         forcing: Callable[[int], torch.Tensor],
-        steps: int,
+        num_steps: int,
         recompute: bool = False,
         factors: Iterator[torch.Tensor] | None = None,
     ) -> Iterator[torch.Tensor]:
@@ -105,7 +114,7 @@ class Stepper:
         Args:
             history_BCTHW: normalised prognostic channels of the input frames.
             forcing: step number from 0 -> normalised dynamic forcing (B, C, T, H, W) of that step's input frames.
-            steps: number of steps.
+            num_steps: number of steps.
             recompute: keep only the state between steps and the results of
                 `credit.models.kernels.recompute_cache.cache_across_recompute`, and compute each step again in the
                 backward pass; not the last step, where the backward pass begins.
@@ -114,28 +123,41 @@ class Stepper:
         assert factors is None or not recompute, "a recomputed step would draw other factors"
         state = history_BCTHW.float()
         del history_BCTHW  # free it now, not after the last step
-        for number in range(steps):
-            if recompute and number + 1 < steps and torch.is_grad_enabled():
+        for number in range(num_steps):
+            if recompute and number + 1 < num_steps and torch.is_grad_enabled():
                 output = checkpoint(
                     self.step, state, forcing(number), use_reentrant=False, context_fn=recompute_contexts
                 )
             else:
-                output = self.step(state, forcing(number), None if factors is None else next(factors))
+                factor_B1HW = None
+                if factors is not None:
+                    factor_B1HW = next(factors)
+                output = self.step(state, forcing(number), factor_B1HW)
             # The previous state is released before the caller works on the output.
-            state = self._append_frame(state, output[:, self._prognostic])
+            state = self._append_frame(state, output[:, self._prognostic_slice])
             yield output
 
     def _append_frame(self, state_BCTHW: torch.Tensor, newest_BCHW: torch.Tensor) -> torch.Tensor:
-        """Return the input frames of the next step."""
+        """Return the input frames of the next step: the state without its earliest frame, and the newest one."""
         if self._valid_CHW is not None:
             newest_BCHW = newest_BCHW * self._valid_CHW
         newest_BCTHW = newest_BCHW[:, :, None]
-        return newest_BCTHW if state_BCTHW.shape[2] == 1 else torch.cat([state_BCTHW[:, :, 1:], newest_BCTHW], dim=2)
+        if state_BCTHW.shape[2] == 1:
+            return newest_BCTHW
+        return torch.cat([state_BCTHW[:, :, 1:], newest_BCTHW], dim=2)
 
     def perturb_state(self, state_BCTHW: torch.Tensor, change_BCTHW: torch.Tensor) -> torch.Tensor:
-        """Return a normalised state plus a perturbation given in units of the tendency's standard deviation.
+        """Return a perturbed state.
 
         Cells that are always missing stay as they are, and no value leaves its bounds.
+
+        Args:
+            state_BCTHW: normalised prognostic channels of the input frames.
+            change_BCTHW: perturbation in standard deviations of each channel's change over a step; one frame, which is
+                added to all frames, or as many as the state.
+
+        Returns:
+            (B, C, T, H, W) normalised.
         """
         scale = self.normalizer.tendency_scale_C[None, :, None, None, None]
         change_BCTHW = scale * change_BCTHW
@@ -144,10 +166,18 @@ class Stepper:
         return self._postprocess.limit_state(state_BCTHW + change_BCTHW)
 
     def decode(self, output_BCHW: torch.Tensor) -> torch.Tensor:
-        """Return an output of `step` in physical units, within its bounds exactly, in spite of rounding."""
+        """Return an output of `step` in physical units, (B, C_out, H, W) float32, within the bounds of its channels.
+
+        The bounds hold exactly: decoding rounds, so they are applied once more afterwards.
+        """
         return self._postprocess.limit_physical(self.normalizer.decode(output_BCHW, "output"))
 
 
-def forcing_windows(forcing_BCTHW: torch.Tensor, frames: int) -> Callable[[int], torch.Tensor]:
-    """Return the `forcing` argument of `Stepper.rollout` from the forcing of all input frames in one tensor."""
-    return lambda number: forcing_BCTHW[:, :, number : number + frames]
+def slice_forcing_by_step(forcing_BCTHW: torch.Tensor, num_frames: int) -> Callable[[int], torch.Tensor]:
+    """Return the `forcing` argument of `Stepper.rollout` for forcing that lies in one tensor.
+
+    Args:
+        forcing_BCTHW: forcing at all times from the first input frame to the last step.
+        num_frames: number of input frames of a step.
+    """
+    return lambda step_number: forcing_BCTHW[:, :, step_number : step_number + num_frames]

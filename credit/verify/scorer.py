@@ -16,7 +16,7 @@ from credit.data.climatology.climatology import Climatology
 from credit.data.error_collector import ErrorCollector
 from credit.data.splits import build_splits
 from credit.forecast.forecast_source import ForecastSource
-from credit.forecast.initial_times import round_robin
+from credit.forecast.initial_times import select_round_robin
 from credit.forecast.io.forecast_reader import open_other_forecasts
 from credit.grid import LatLonGrid
 from credit.verify.case_scorer import CaseScorer
@@ -106,7 +106,7 @@ def score_forecasts(
 
     scored_times = set(cases.tolist())
     groups = []
-    for group in archive.groups():
+    for group in archive.initial_time_groups():
         scored_group = [minutes for minutes in group if minutes in scored_times]
         if scored_group:
             groups.append(scored_group)
@@ -114,7 +114,7 @@ def score_forecasts(
     sample = CommonSample(cases, leads, groups)
     scorer = CaseScorer(config, reader, archives, channels, splits["train"], sample, figure_leads)
     # Groups are assigned round-robin, so the numbers of two ranks differ by at most one.
-    share_groups = round_robin(groups, share.number, share.count)
+    share_groups = select_round_robin(groups, share.number, share.count)
     example = int(cases[len(cases) // 2])
 
     def score_share() -> PartialScores | None:

@@ -21,10 +21,10 @@ from credit.data.formats.run_grid import load_grid
 from credit.errors import ConfigError
 from credit.forecast.ensemble.feature_noise import find_blocks
 from credit.forecast.ensemble.perturbations import enable_dropout
-from credit.forecast.initial_times import choose_leads, find_initial_times, interval_minutes
+from credit.forecast.initial_times import choose_leads, find_initial_times, parse_interval_minutes
 from credit.forecast.io.diagnostics import OutputDiagnostics
 from credit.forecast.io.forecast_writer import require_same_format
-from credit.forecast.io.schema import OutputFields, OutputOptions, build_layout
+from credit.forecast.io.schema import OutputFields, OutputOptions, build_schema
 from credit.losses.build import build_loss, channel_weights
 from credit.train.build.assets import MIN_CLIMATOLOGY_MINUTES
 from credit.train.build.validation import require_measured_monitor
@@ -108,7 +108,7 @@ def check_forecasts(config: Config, data: DataSummary, report: CheckReport) -> i
                 report.add_note(chosen.left_out)
     elif chosen_by_split:
         with report.collect():
-            interval_minutes(conf.initial_times, step_minutes)
+            parse_interval_minutes(conf.initial_times, step_minutes)
     with report.collect():
         require_same_format(Path(config.save_loc) / conf.folder, conf.format, conf.split)
     output_names: list[str] = []
@@ -189,7 +189,7 @@ def _list_output_channels(config: Config, data: DataSummary, longest_lead: int) 
             data.channels, data.grid, data.calendar, data.attributes, step_minutes, config.data.level_units
         )
     options = OutputOptions(variables=conf.variables, levels=conf.levels)
-    layout = build_layout(fields, [step_minutes], options)
+    layout = build_schema(fields, [step_minutes], options)
     names = []
     for variable in layout.variables:
         names += [fields.channels.output[channel_index].name for channel_index in variable.index]

@@ -153,7 +153,7 @@ class OutputDiagnostics:
         )
 
     @property
-    def described(self) -> dict[str, str]:
+    def description(self) -> dict[str, str]:
         """Description for the global attributes of the files, by which files with other diagnostics are told apart."""
         description = {}
         if self._conf.pressure_levels is not None:

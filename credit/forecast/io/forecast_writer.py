@@ -14,7 +14,7 @@ import numpy as np
 from credit.errors import ConfigError
 from credit.forecast.io.netcdf_files import NetcdfForecastWriter
 from credit.forecast.io.netcdf_names import PREFIX, split_of
-from credit.forecast.io.schema import OutputFields, OutputOptions, build_layout
+from credit.forecast.io.schema import OutputFields, OutputOptions, build_schema
 from credit.forecast.io.zarr_store import STORE, ZarrStore
 
 
@@ -54,7 +54,7 @@ class ForecastWriter:
     ) -> None:
         folder = Path(folder)
         options = options or OutputOptions()
-        self.layout = build_layout(fields, lead_minutes, options, members, global_attributes)
+        self.layout = build_schema(fields, lead_minutes, options, members, global_attributes)
         self._shape = (len(fields.channels.output), *fields.grid.shape)
         require_same_format(folder, options.format, options.split)
         try:

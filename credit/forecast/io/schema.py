@@ -255,7 +255,7 @@ def bitround(values: np.ndarray, keep_bits: int) -> np.ndarray:
     return np.where(np.isfinite(values), np.clip(rounded, -largest, largest), values)
 
 
-def build_layout(
+def build_schema(
     fields: OutputFields,
     lead_minutes: Sequence[int],
     options: OutputOptions,

@@ -16,7 +16,7 @@ from torch import Tensor
 from credit.config.registry import OBJECTIVES
 from credit.config.sections.trainer import ObjectiveSection
 from credit.data.samples.batch import Batch
-from credit.forecast.stepper import Stepper, forcing_windows
+from credit.forecast.stepper import Stepper, slice_forcing_by_step
 from credit.losses.base import Loss
 
 
@@ -84,7 +84,7 @@ class Objective(ABC):
         history_BCTHW = normalizer.encode(batch.history_BCTHW, "prognostic")
         forcing_BCTHW = normalizer.encode(batch.forcing_BCTHW, "dynamic_forcing")
         target_BCTHW = normalizer.encode(batch.target_BCTHW, "output")
-        return EncodedBatch(history_BCTHW, forcing_windows(forcing_BCTHW, history_BCTHW.shape[2]), target_BCTHW)
+        return EncodedBatch(history_BCTHW, slice_forcing_by_step(forcing_BCTHW, history_BCTHW.shape[2]), target_BCTHW)
 
 
 ObjectiveClass = TypeVar("ObjectiveClass", bound=type[Objective])

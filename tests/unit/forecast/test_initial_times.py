@@ -18,8 +18,8 @@ from credit.forecast.initial_times import (
     choose_leads,
     find_initial_times,
     group_initial_times,
-    round_robin,
     select_part,
+    select_round_robin,
 )
 
 
@@ -44,7 +44,7 @@ def test_invalid_parts_are_refused(part: str) -> None:
 def test_groups_fill_batches(members: int, batch_size: int, sizes: list[int]) -> None:
     groups = group_initial_times(range(7), members, batch_size)
     assert [len(own) for own in groups] == sizes and sum(groups, []) == list(range(7))
-    assert sorted(sum((round_robin(groups, rank, 3) for rank in range(3)), [])) == groups
+    assert sorted(sum((select_round_robin(groups, rank, 3) for rank in range(3)), [])) == groups
 
 
 CALENDAR = Calendar()

@@ -41,16 +41,20 @@ class Runs:
 
 
 def online(
-    runs: Runs, members: int | None = None, lag: int = 0, batch_size: int = 2, products: OutputDiagnostics | None = None
+    runs: Runs,
+    members: int | None = None,
+    lag: int = 0,
+    batch_size: int = 2,
+    diagnostics: OutputDiagnostics | None = None,
 ) -> OnlineForecasts:
-    if products is None:
+    if diagnostics is None:
         fields = OutputFields(CHANNELS, GRID, Calendar(), ATTRIBUTES, STEP)
     else:
-        fields = products.output_fields(GRID, Calendar())
+        fields = diagnostics.output_fields(GRID, Calendar())
     batching = ForecastBatching(batch_size, members, lag)
     return OnlineForecasts(
         runs, fields, [0, 1440, 2880], [720, 1440], batching, origin=Path("checkpoint"),
-        described={"parameters": 7}, products=products,
+        attributes={"parameters": 7}, diagnostics=diagnostics,
     )  # fmt: skip
 
 
@@ -66,8 +70,8 @@ def read_all(forecasts: OnlineForecasts, groups: list[list[int]]) -> dict[tuple[
 def test_each_batch_runs_once_up_to_the_last_read_lead() -> None:
     runs = Runs()
     forecasts = online(runs)
-    assert forecasts.groups() == [[0, 1440], [2880]]
-    for (initial, lead), fields in read_all(forecasts, forecasts.groups()).items():
+    assert forecasts.initial_time_groups() == [[0, 1440], [2880]]
+    for (initial, lead), fields in read_all(forecasts, forecasts.initial_time_groups()).items():
         assert fields.shape == (1, 2, *GRID.shape) and (fields[0, 0] == initial + lead).all()
     assert [([start.initial_minutes for start in batch], steps) for batch, steps in runs.batches] == [
         ([0, 1440], 4),
@@ -92,7 +96,7 @@ def test_batches_do_not_depend_on_the_times_that_are_read() -> None:
 def test_members(batch_size: int, lag: int) -> None:
     """Lagged members reach a lead time at different steps, of one batch or of several."""
     forecasts = online(Runs(), members=3, lag=lag, batch_size=batch_size)
-    for (initial, lead), fields in read_all(forecasts, forecasts.groups()).items():
+    for (initial, lead), fields in read_all(forecasts, forecasts.initial_time_groups()).items():
         assert fields.shape == (3, 2, *GRID.shape)
         assert (fields[:, 0] == initial + lead).all()
         assert fields[:, 1, 0, 0].tolist() == [0, 1, 2]
@@ -109,13 +113,13 @@ def test_sums_include_all_steps(batch_size: int) -> None:
     conf = InferenceConfig(derive={"total": {"kind": "accumulation", "of": "tp"}})
     known = {**ATTRIBUTES, "tp": {**ATTRIBUTES["tp"], "temporal": "accumulate"}}
     mask = np.arange(32).reshape(GRID.shape) > 28
-    products = OutputDiagnostics(
+    diagnostics = OutputDiagnostics(
         conf, data, CHANNELS, known, np.zeros((0, *GRID.shape), np.float32), 1440, {"tp": mask}
     )
-    forecasts = online(Runs(), members=3, lag=720, batch_size=batch_size, products=products)
+    forecasts = online(Runs(), members=3, lag=720, batch_size=batch_size, diagnostics=diagnostics)
     assert forecasts.channel_names == ["t2m", "tp", "total"]
     forecasts.join_collectives([720])
-    for (_, lead), fields in read_all(forecasts, forecasts.groups()).items():
+    for (_, lead), fields in read_all(forecasts, forecasts.initial_time_groups()).items():
         # a member's number at each step
         assert fields[:, 2, 0, 0].tolist() == [lead // STEP * member for member in range(3)]
         # as in files

@@ -12,7 +12,7 @@ from torch import nn
 from credit.channels import ChannelMap
 from credit.data.normalize import Normalizer
 from credit.data.store.statistics import Statistics
-from credit.forecast.stepper import Stepper, forcing_windows
+from credit.forecast.stepper import Stepper, slice_forcing_by_step
 from credit.grid import LatLonGrid
 from credit.losses.build import build_loss
 from credit.losses.section import PointwiseSection
@@ -138,7 +138,7 @@ def test_rollout_feeds_back_prognostic_channels_only() -> None:
     history = torch.zeros(1, 2, 2, 4, 8)
     forcing = torch.arange(5.0)[None, None, :, None, None].expand(1, 1, 5, 4, 8)
     seen = []
-    for output in stepper.rollout(history, forcing_windows(forcing, 2), 4):
+    for output in stepper.rollout(history, slice_forcing_by_step(forcing, 2), 4):
         seen.append(stepper.model.seen[0, :, :, 0, 0].tolist())
         last = output
     assert last[0, 0, 0, 0].item() == pytest.approx(4 * 0.1)  # four steps of 0.2 / 2
