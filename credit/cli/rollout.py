@@ -104,7 +104,8 @@ def _make_forecasts(config: Config, part: str | None, process_info: ProcessInfo,
     Collective: if the mesh has several ranks, all of them call it and take the same number of batches, because
     sharded weights are gathered by all ranks.
     """
-    from credit.forecast.initial_times import choose_initial_times, choose_leads, group_initial_times
+    from credit.forecast.distribution import group_initial_times
+    from credit.forecast.initial_times import choose_initial_times, choose_leads
     from credit.forecast.io.async_writer import BackgroundWriter
     from credit.forecast.rollout import iterate_in_inference_mode
     from credit.train.build.forecaster import assemble_forecaster, build_output_diagnostics
@@ -270,7 +271,7 @@ def _shard_groups(
     groups: list[list[int]], part: str | None, process_info: ProcessInfo, mesh: DeviceGrid
 ) -> list[list[int]]:
     """Return this rank's groups of initial times, of one part of a job array or of all."""
-    from credit.forecast.initial_times import select_part, select_round_robin
+    from credit.forecast.distribution import select_part, select_round_robin
 
     if part:
         groups = select_part(groups, part)

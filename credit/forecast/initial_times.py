@@ -1,4 +1,4 @@
-"""Selection of the initial times and lead times that a run forecasts, and their distribution over ranks and jobs.
+"""Selection of the initial times and lead times that a run forecasts.
 
 Times are minutes of the calendar, and offsets are minutes before an initial time.
 """
@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import itertools
 import logging
-import re
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 import numpy as np
 
@@ -25,7 +23,6 @@ from credit.parallel.process_info import read_process_info
 
 logger = logging.getLogger(__name__)
 
-T = TypeVar("T")
 _KEY = "inference.initial_times"
 
 
@@ -312,45 +309,6 @@ def analysis_offsets_minutes(conf: EnsembleConfig | None) -> list[int]:
         for perturbation_lag in perturbation_lags:
             offsets.add(member * lag + perturbation_lag)
     return sorted(offsets)
-
-
-def group_initial_times(initial_times: Sequence[int], members: int, batch_size: int) -> list[list[int]]:
-    """Return groups of initial times: a group fills one batch of forecasts, or is one time with several batches.
-
-    Ranks and jobs share groups, so that the batches, and with them the rounding of every forecast, do not depend on
-    the number of ranks and jobs.
-
-    Args:
-        initial_times: initial times in minutes.
-        members: number of ensemble members, 1 for single forecasts.
-        batch_size: number of forecasts in a batch.
-    """
-    times_per_group = max(1, batch_size // members)
-    groups = []
-    for first in range(0, len(initial_times), times_per_group):
-        groups.append(list(initial_times[first : first + times_per_group]))
-    return groups
-
-
-def select_part(items: Sequence[T], part: str) -> list[T]:
-    """Return the I-th of N parts of a sequence; the sizes of the parts differ by at most one.
-
-    Args:
-        items: sequence that is divided.
-        part: ``I/N``, with I from 1 to N.
-
-    Raises:
-        ConfigError: if `part` is not of this form.
-    """
-    match = re.fullmatch(r"([0-9]+)/([0-9]+)", part)
-    if match is None or not 1 <= int(match[1]) <= int(match[2]):
-        raise ConfigError(f'--part: "{part}": write I/N with I from 1 to N, for example 2/8')
-    return select_round_robin(items, int(match[1]) - 1, int(match[2]))
-
-
-def select_round_robin(items: Sequence[T], rank: int, num_ranks: int) -> list[T]:
-    """Return the items of one rank: every item belongs to one rank, and the counts differ by at most one."""
-    return list(items[rank::num_ranks])
 
 
 def choose_leads(conf: InferenceConfig, step: int) -> list[int]:

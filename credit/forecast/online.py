@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
+from credit.forecast.distribution import group_initial_times
 from credit.forecast.forecast_source import ForecastSource
-from credit.forecast.initial_times import group_initial_times
 from credit.forecast.io.diagnostics import OutputDiagnostics
 from credit.forecast.io.schema import OutputFields
 from credit.forecast.rollout import ForecastStart, batch_starts, iterate_in_inference_mode

@@ -15,8 +15,8 @@ from credit.config import Config
 from credit.data.climatology.climatology import Climatology
 from credit.data.error_collector import ErrorCollector
 from credit.data.splits import build_splits
+from credit.forecast.distribution import select_round_robin
 from credit.forecast.forecast_source import ForecastSource
-from credit.forecast.initial_times import select_round_robin
 from credit.forecast.io.forecast_reader import open_other_forecasts
 from credit.grid import LatLonGrid
 from credit.verify.case_scorer import CaseScorer

@@ -12,15 +12,8 @@ from credit.config.sections.data import DataConfig
 from credit.config.sections.inference import InferenceConfig, InitialTimesConfig
 from credit.data.splits import Split
 from credit.errors import ConfigError, DataError
-from credit.forecast.initial_times import (
-    InitialTimes,
-    choose_initial_times,
-    choose_leads,
-    find_initial_times,
-    group_initial_times,
-    select_part,
-    select_round_robin,
-)
+from credit.forecast.distribution import group_initial_times, select_part, select_round_robin
+from credit.forecast.initial_times import InitialTimes, choose_initial_times, choose_leads, find_initial_times
 
 
 @pytest.mark.parametrize("count", [0, 1, 5, 24, 97])
