@@ -237,7 +237,7 @@ def _open_writer(
     initial_times: list[int],
     lead_minutes: list[int],
 ) -> ForecastWriter:
-    from credit.forecast.initial_times import analysis_offsets_minutes
+    from credit.forecast.ensemble.perturbations import analysis_offsets_minutes
     from credit.forecast.io.forecast_writer import ForecastWriter
     from credit.forecast.io.schema import OutputOptions
     from credit.forecast.rollout import ForecastInputs, build_initial_state_checksum

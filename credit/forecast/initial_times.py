@@ -15,10 +15,10 @@ import numpy as np
 
 from credit.calendar import Calendar, format_duration, parse_duration
 from credit.config.sections.data import DataConfig
-from credit.config.sections.inference import EnsembleConfig, InferenceConfig, InitialTimesConfig
+from credit.config.sections.inference import InferenceConfig, InitialTimesConfig
 from credit.data.splits import Split, describe_coverage, describe_span
 from credit.errors import ConfigError, DataError
-from credit.forecast.ensemble.perturbations import lag_minutes
+from credit.forecast.ensemble.perturbations import analysis_offsets_minutes
 from credit.parallel.process_info import read_process_info
 
 logger = logging.getLogger(__name__)
@@ -291,24 +291,6 @@ def parse_interval_minutes(time_range: InitialTimesConfig, step: int) -> int:
             f"{_KEY}.every: {time_range.every} is not a multiple of data.timestep {format_duration(step)}"
         )
     return every
-
-
-def analysis_offsets_minutes(conf: EnsembleConfig | None) -> list[int]:
-    """Return the offsets of the analyses of an ensemble, in minutes before the initial time, increasing.
-
-    A lagged member starts from an earlier analysis, and bred vectors grow from earlier ones.
-    """
-    if conf is None:
-        return [0]
-    lag = lag_minutes(conf)
-    perturbation_lags = [0]
-    if conf.perturbation is not None:
-        perturbation_lags = conf.perturbation.analysis_lags_minutes()
-    offsets = set()
-    for member in range(conf.members):
-        for perturbation_lag in perturbation_lags:
-            offsets.add(member * lag + perturbation_lag)
-    return sorted(offsets)
 
 
 def choose_leads(conf: InferenceConfig, step: int) -> list[int]:

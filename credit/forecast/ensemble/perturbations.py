@@ -102,6 +102,24 @@ def lag_minutes(conf: EnsembleConfig | None) -> int:
     return parse_duration(conf.lagged)
 
 
+def analysis_offsets_minutes(conf: EnsembleConfig | None) -> list[int]:
+    """Return the offsets of the analyses of an ensemble, in minutes before the initial time, increasing.
+
+    A lagged member starts from an earlier analysis, and bred vectors grow from earlier ones.
+    """
+    if conf is None:
+        return [0]
+    lag = lag_minutes(conf)
+    perturbation_lags = [0]
+    if conf.perturbation is not None:
+        perturbation_lags = conf.perturbation.analysis_lags_minutes()
+    offsets = set()
+    for member in range(conf.members):
+        for perturbation_lag in perturbation_lags:
+            offsets.add(member * lag + perturbation_lag)
+    return sorted(offsets)
+
+
 def describe_ensemble(conf: EnsembleConfig) -> str:
     """Return a text on how the members differ, such as "5 members; seed 0; dropout".
 
