@@ -104,7 +104,6 @@ def _make_forecasts(config: Config, part: str | None, process_info: ProcessInfo,
     Collective: if the mesh has several ranks, all of them call it and take the same number of batches, because
     sharded weights are gathered by all ranks.
     """
-    from credit.forecast.distribution import group_initial_times
     from credit.forecast.initial_times import choose_initial_times, choose_leads
     from credit.forecast.io.async_writer import BackgroundWriter
     from credit.forecast.rollout import iterate_in_inference_mode
@@ -122,8 +121,7 @@ def _make_forecasts(config: Config, part: str | None, process_info: ProcessInfo,
     diagnostics = build_output_diagnostics(forecaster, lead_minutes[-1])
     writer = _open_writer(config, forecaster, reader, diagnostics, initial_times, lead_minutes)
 
-    members = 1 if inference.ensemble is None else inference.ensemble.members
-    groups = _shard_groups(group_initial_times(initial_times, members, inference.batch_size), part, process_info, mesh)
+    groups = _shard_groups(initial_times, inference, part, process_info, mesh)
     rank_times = [time for group_times in groups for time in group_times]
     incomplete_times = [time for time in rank_times if not writer.is_complete(time)]
     incomplete_times = _sync_incomplete_times(incomplete_times, process_info, mesh)
@@ -268,11 +266,17 @@ def _open_writer(
 
 
 def _shard_groups(
-    groups: list[list[int]], part: str | None, process_info: ProcessInfo, mesh: DeviceGrid
+    initial_times: list[int],
+    inference: InferenceConfig,
+    part: str | None,
+    process_info: ProcessInfo,
+    mesh: DeviceGrid,
 ) -> list[list[int]]:
     """Return this rank's groups of initial times, of one part of a job array or of all."""
-    from credit.forecast.distribution import select_part, select_round_robin
+    from credit.forecast.distribution import group_initial_times, select_part, select_round_robin
 
+    members = 1 if inference.ensemble is None else inference.ensemble.members
+    groups = group_initial_times(initial_times, members, inference.batch_size)
     if part:
         groups = select_part(groups, part)
     if mesh.device_mesh is None:
