@@ -29,7 +29,7 @@ from credit.data.reader import FieldReader, open_reader
 from credit.data.samples.dataset import ForecastDataset
 from credit.data.samples.frames import FrameReader
 from credit.data.samples.loader import Loader
-from credit.data.splits import Split, initial_times
+from credit.data.splits import Split, find_initial_times
 from credit.data.store.preprocess import preprocess
 from credit.train.prefetch import DevicePrefetcher
 
@@ -187,7 +187,7 @@ def measure(folder: Path, times: int, samples: int) -> None:
     reader = readers["lz4"]
     datasets = {}
     for name, conf in confs.items():
-        initial = initial_times(readers[name].times, whole(readers[name]), 360, 1, 1)
+        initial = find_initial_times(readers[name].times, whole(readers[name]), 360, 1, 1)
         datasets[name] = ForecastDataset(FrameReader(readers[name], conf, None), initial, 360, 1, 1)
     few = min(96, len(reader.times))
     write_layout(reader, folder / "layout.zarr", few)

@@ -30,7 +30,7 @@ from credit.data.reader import FieldReader, open_reader
 from credit.data.samples.dataset import ForecastDataset
 from credit.data.samples.frames import FrameReader
 from credit.data.sources.source_reader import open_sources
-from credit.data.splits import initial_times
+from credit.data.splits import find_initial_times
 from credit.data.store.preprocess import preprocess
 from credit.data.store.store_reader import open_store
 
@@ -51,7 +51,7 @@ def pin(count: int) -> None:
 
 def make_dataset(reader: FieldReader, conf: DataConfig) -> ForecastDataset:
     """Return all samples of one step."""
-    initial = initial_times(reader.times, whole(reader), STEP, 1, 1)
+    initial = find_initial_times(reader.times, whole(reader), STEP, 1, 1)
     return ForecastDataset(FrameReader(reader, conf, None), initial, STEP, 1, 1)
 
 

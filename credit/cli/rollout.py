@@ -201,7 +201,7 @@ def _warn_old_store(config: Config, reader: FieldReader) -> None:
 
 def _warn_distribution_shift(config: Config, forecaster: Forecaster, reader: FieldReader, initial_time: int) -> None:
     """Warn if the first fields look unlike those of training: in other units, or over another orography."""
-    from credit.data.analyses import read_static_of
+    from credit.data.analyses import read_static_fields
     from credit.errors import DataError
     from credit.train.build.initial_condition_checks import describe_distribution_shift, describe_static_mismatch
 
@@ -216,7 +216,7 @@ def _warn_distribution_shift(config: Config, forecaster: Forecaster, reader: Fie
     if reader.channels.static_stored == static_channels:
         static_CHW = reader.static()
     else:
-        static_CHW = read_static_of(config.data, static_channels, reader.grid)
+        static_CHW = read_static_fields(config.data, static_channels, reader.grid)
     warnings.append(describe_static_mismatch(assets, static_CHW))
     for warning in warnings:
         if warning:

@@ -18,7 +18,7 @@ from credit.config.sections.data import DataConfig
 from credit.data.error_collector import ErrorCollector
 from credit.data.formats.files import OpenFiles
 from credit.data.reader import FieldReader, open_reader
-from credit.data.sources.series import read_constant
+from credit.data.sources.series import read_static_variable
 from credit.data.sources.source_index import scan_sources
 from credit.data.sources.source_reader import open_sources
 from credit.data.store.store_reader import is_store_of
@@ -48,10 +48,10 @@ def open_analyses(conf: DataConfig, needs_truth: bool) -> FieldReader:
         logger.info("data.store: %s %s; the fields are read from data.sources", conf.store, reason)
     if needs_truth:
         return open_sources(conf)
-    return open_sources(select_inputs(conf))
+    return open_sources(select_forecast_inputs(conf))
 
 
-def select_inputs(conf: DataConfig, with_static: bool = False) -> DataConfig:
+def select_forecast_inputs(conf: DataConfig, with_static: bool = False) -> DataConfig:
     """Return the data section with only the variables that a forecast reads.
 
     Args:
@@ -67,7 +67,7 @@ def select_inputs(conf: DataConfig, with_static: bool = False) -> DataConfig:
     return conf.model_copy(update={"variables": conf.variables.model_copy(update=groups)})
 
 
-def read_static_of(conf: DataConfig, channels: Sequence[Channel], grid: LatLonGrid) -> np.ndarray:
+def read_static_fields(conf: DataConfig, channels: Sequence[Channel], grid: LatLonGrid) -> np.ndarray:
     """Return the static fields of the sources, (C, H, W) float32 in physical units; NaN for fields that they lack.
 
     Args:
@@ -78,12 +78,12 @@ def read_static_of(conf: DataConfig, channels: Sequence[Channel], grid: LatLonGr
     fields_CHW = np.full((len(channels), *grid.shape), np.nan, dtype=np.float32)
     files = OpenFiles(conf.sources)
     # Problems with a static variable do not matter to a forecast, so they are collected and not raised.
-    scan = scan_sources(select_inputs(conf, with_static=True), files, ErrorCollector())
+    scan = scan_sources(select_forecast_inputs(conf, with_static=True), files, ErrorCollector())
     if scan is None:
         return fields_CHW
     for name in dict.fromkeys(channel.variable for channel in channels):
         rows = [row for row, channel in enumerate(channels) if channel.variable == name]
         if scan.file_variables[name]:
             with suppress(DataError):
-                fields_CHW[rows] = read_constant(files, name, scan.file_variables[name][0])
+                fields_CHW[rows] = read_static_variable(files, name, scan.file_variables[name][0])
     return fields_CHW

@@ -11,7 +11,7 @@ from torch import nn
 from credit.channels import Channel, ChannelMap
 from credit.config.sections.data import TransformConfig
 from credit.data.store.statistics import Statistics
-from credit.data.transforms import apply, invert
+from credit.data.transforms import apply_transform, invert_transform
 
 
 class Normalizer(nn.Module):
@@ -61,14 +61,14 @@ class Normalizer(nn.Module):
             group: a group of channels, or ``output`` for prognostic and diagnostic channels together.
         """
         mean, std = self._mean_and_std(group, x.dim())
-        deviation = self._transform(apply, x.float(), group) - mean
+        deviation = self._transform(apply_transform, x.float(), group) - mean
         return torch.nan_to_num(deviation.div_(std), nan=0.0, posinf=torch.inf, neginf=-torch.inf)
 
     def decode(self, x: torch.Tensor, group: str) -> torch.Tensor:
         """Return physical values of normalised `x` (B, C, ...)."""
         mean, std = self._mean_and_std(group, x.dim())
         # A fused multiply-add rounds differently, and the normalised value of 0 must give exactly 0 again.
-        return self._transform(invert, (x.float() * std).add_(mean), group)
+        return self._transform(invert_transform, (x.float() * std).add_(mean), group)
 
     def decode_differences(self, x: torch.Tensor, group: str) -> torch.Tensor:
         """Return values whose differences are those of physical values.
@@ -79,7 +79,7 @@ class Normalizer(nn.Module):
         scaled = x.float() * std
         for index in self._transforms[group]:
             scaled[:, index] += mean[:, index]
-        return self._transform(invert, scaled, group)
+        return self._transform(invert_transform, scaled, group)
 
     def encode_rows(self, x: torch.Tensor, group: str, rows: Sequence[int]) -> torch.Tensor:
         """Return normalised values of some channels of a group, computed in float64.
@@ -90,13 +90,13 @@ class Normalizer(nn.Module):
             rows: indices of the channels in the group.
         """
         mean, std = self._mean_and_std_of_rows(group, rows)
-        return ((self._transform_rows(apply, x.double(), group, rows) - mean) / std).float()
+        return ((self._transform_rows(apply_transform, x.double(), group, rows) - mean) / std).float()
 
     def decode_rows(self, x: torch.Tensor, group: str, rows: Sequence[int]) -> torch.Tensor:
         """Return physical values of some channels of normalised `x` (B, C, H, W), float64 (B, R, H, W)."""
         mean, std = self._mean_and_std_of_rows(group, rows)
         physical = torch.addcmul(mean, _take(x, rows).double(), std)
-        return self._transform_rows(invert, physical, group, rows)
+        return self._transform_rows(invert_transform, physical, group, rows)
 
     def _transform(self, function: Callable, x: torch.Tensor, group: str) -> torch.Tensor:
         """Return `x` (B, C, ...) with `function` applied to the channels of the group that have a transform."""

@@ -114,7 +114,7 @@ def find_overlap(
     return None
 
 
-def initial_times(times: np.ndarray, split: Split, step: int, history_len: int, forecast_len: int) -> np.ndarray:
+def find_initial_times(times: np.ndarray, split: Split, step: int, history_len: int, forecast_len: int) -> np.ndarray:
     """Return the initial times of which the whole sample (history and every target) is in `split` and in `times`.
 
     Args:
@@ -149,7 +149,7 @@ def require_samples(
     """
     step = conf.step_minutes
     history_len = conf.history_len
-    complete_samples = initial_times(times, split, step, history_len, forecast_len)
+    complete_samples = find_initial_times(times, split, step, history_len, forecast_len)
     selected = complete_samples
     if split.name != "test":
         selected = _select_initial_times(complete_samples, split, conf)

@@ -18,7 +18,7 @@ from credit.config.sections.data import TransformConfig
 Values = TypeVar("Values", np.ndarray, torch.Tensor)
 
 
-def apply(values: Values, transform: TransformConfig) -> Values:
+def apply_transform(values: Values, transform: TransformConfig) -> Values:
     """Return the transformed values; `log1p` is sign(x) ln(1 + |x| / unit), `sqrt` sign(x) sqrt(|x| / unit)."""
     library = _library(values)
     magnitude = abs(values) / transform.unit
@@ -26,8 +26,8 @@ def apply(values: Values, transform: TransformConfig) -> Values:
     return library.sign(values) * transformed
 
 
-def invert(values: Values, transform: TransformConfig) -> Values:
-    """Return the values that `apply` transforms to `values`."""
+def invert_transform(values: Values, transform: TransformConfig) -> Values:
+    """Return the values that `apply_transform` transforms to `values`."""
     library = _library(values)
     magnitude = library.expm1(abs(values)) if transform.kind == "log1p" else values * values
     return library.sign(values) * magnitude * transform.unit
@@ -42,7 +42,7 @@ def transform_channels(
         return fields_CHW
     transformed = fields_CHW.copy()
     for row in rows:
-        transformed[row] = apply(fields_CHW[row], transforms[channels[row].variable])
+        transformed[row] = apply_transform(fields_CHW[row], transforms[channels[row].variable])
     return transformed
 
 

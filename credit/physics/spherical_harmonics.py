@@ -18,7 +18,7 @@ def max_wavenumber(grid: LatLonGrid) -> int:
     return min(2 * rows, columns) // 3
 
 
-def legendre(max_degree: int, m: int, sine: np.ndarray) -> np.ndarray:
+def compute_legendre(max_degree: int, m: int, sine: np.ndarray) -> np.ndarray:
     """Return the associated Legendre functions of order `m`, degrees m..max_degree, (max_degree - m + 1, H) float64.
 
     Normalised so that half the integral of their square over -1..1 is 1. The recursion in the degree is the stable one
@@ -58,7 +58,7 @@ class CorrelatedNoise:
         max_degree = len(power) - 1
         # A degree l has 2 l + 1 harmonics; the variances of all harmonics add up to 1.
         amplitude = np.sqrt(power / (power * (2 * np.arange(max_degree + 1) + 1)).sum())
-        self._functions = [legendre(max_degree, m, sine) * amplitude[m:, None] for m in range(max_degree + 1)]
+        self._functions = [compute_legendre(max_degree, m, sine) * amplitude[m:, None] for m in range(max_degree + 1)]
 
     def draw(self, count: int, generator: np.random.Generator) -> np.ndarray:
         """Return `count` independent fields, (count, H, W) float32."""

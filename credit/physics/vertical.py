@@ -1,22 +1,23 @@
 """Hybrid sigma-pressure levels, and interpolation from one set of levels to another, linear in ln p.
 
-On hybrid levels pressure is a + b times surface pressure; a pressure level is one with b = 0. So one function goes
-between any two sets: hybrid to pressure levels, back, and one model's levels to another's.
+On hybrid levels pressure is a + b times surface pressure; a pressure level is one with b = 0. So one function
+interpolates between any two sets: from hybrid to pressure levels, back, and from one model's levels to another's.
 
 Letters of shapes: K are the levels of a source, L the levels to interpolate to, both from the top down; N stands for
-the axes of cells.
+the axes of cells, of which there may be several.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from credit.errors import DataError
 
-# Relative tolerance for float32 pressures, by which a level may lie above the uppermost level of a source.
+# A level may lie above the uppermost level of a source by this fraction of pressure, because files hold pressures as
+# float32.
 _TOLERANCE = 1e-5
 
 
@@ -25,11 +26,11 @@ class HybridLevels:
     """Levels at the pressure a + b * surface pressure.
 
     Attributes:
-        values: (K,) values of the levels in data: their pressure or number.
+        values: (K,) values of the level coordinate in the data: pressures in its units, or level numbers.
         a: (K,) Pa, float64.
-        b: (K,) float64.
-        a_bounds: (K, 2) Pa, at the upper and lower edges of the layers; None if they are not known.
-        b_bounds: (K, 2).
+        b: (K,) float64, without unit.
+        a_bounds: (K, 2) Pa, a at the upper and lower edge of each layer; None if the edges are not known.
+        b_bounds: (K, 2) b at the same edges; None if they are not known.
     """
 
     values: np.ndarray
@@ -39,42 +40,51 @@ class HybridLevels:
     b_bounds: np.ndarray | None = None
 
     @classmethod
-    def of_pressures(cls, values: Sequence[float] | np.ndarray, pascal: float) -> HybridLevels:
-        """Return pressure levels with the given values, in a unit of `pascal` Pa."""
+    def from_pressures(cls, values: Sequence[float] | np.ndarray, pascal: float) -> HybridLevels:
+        """Return pressure levels.
+
+        Args:
+            values: (K,) pressures of the levels.
+            pascal: their unit in Pa, for example 100 for hPa.
+        """
         values = np.asarray(values, dtype=np.float64)
         return cls(values, values * pascal, np.zeros(len(values)))
 
     def __len__(self) -> int:
         return len(self.a)
 
-    def take(self, rows: Sequence[int] | np.ndarray) -> HybridLevels:
-        """Return some of the levels."""
+    def select(self, rows: Sequence[int] | np.ndarray) -> HybridLevels:
+        """Return the levels at the given indices, in their order."""
         rows = np.asarray(rows, dtype=np.int64)
-        return HybridLevels(
-            values=self.values[rows],
-            a=self.a[rows],
-            b=self.b[rows],
-            a_bounds=None if self.a_bounds is None else self.a_bounds[rows],
-            b_bounds=None if self.b_bounds is None else self.b_bounds[rows],
-        )
+        selected = HybridLevels(self.values[rows], self.a[rows], self.b[rows])
+        if self.a_bounds is None or self.b_bounds is None:
+            return selected
+        return replace(selected, a_bounds=self.a_bounds[rows], b_bounds=self.b_bounds[rows])
 
     def pressure(self, surface_N: np.ndarray) -> np.ndarray:
-        """Return pressure (K, N...) in Pa for a surface pressure (N...) in Pa."""
+        """Return pressure (K, N...) in Pa for a surface pressure (N...) in Pa; NaN where that is NaN."""
         return np.add.outer(self.a, 0.0 * surface_N) + np.multiply.outer(self.b, surface_N)
 
     def lower_edges(self) -> HybridLevels:
-        """Return the uppermost level and the lower edges of all layers, as levels."""
+        """Return K + 1 levels: the uppermost full level, then the lower edge of every layer; the edges must be known.
+
+        They are numbered from 0.
+        """
         assert self.a_bounds is not None and self.b_bounds is not None
         a = np.concatenate([self.a[:1], self.a_bounds[:, 1]])
         b = np.concatenate([self.b[:1], self.b_bounds[:, 1]])
         return HybridLevels(np.arange(len(a)), a, b)
 
-    def lowest(self, surface_N: np.ndarray) -> np.ndarray:
+    def lowest_pressure(self, surface_N: np.ndarray) -> np.ndarray:
         """Return the pressure (N...) in Pa of the last level, next to the ground, for surface pressure (N...) in Pa."""
         return self.a[-1] + self.b[-1] * surface_N
 
-    def edges(self, surface_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return pressure at the layers' upper and lower edges, (K, N...) each, in Pa."""
+    def edge_pressures(self, surface_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return pressure at the layers' upper and lower edges, (K, N...) each, in Pa; the edges must be known.
+
+        Args:
+            surface_N: surface pressure in Pa.
+        """
         assert self.a_bounds is not None and self.b_bounds is not None
         upper = HybridLevels(self.values, self.a_bounds[:, 0], self.b_bounds[:, 0])
         lower = HybridLevels(self.values, self.a_bounds[:, 1], self.b_bounds[:, 1])
@@ -82,88 +92,96 @@ class HybridLevels:
 
 
 @dataclass(frozen=True)
-class Column:
-    """Vertical interpolation from the levels of a file to those of the run.
+class LevelMapping:
+    """Mapping from the levels of a file to those of the run: by interpolation, or by selection.
 
     Attributes:
         levels: the K levels that are read, from the top down.
-        target: levels of the run; None if `levels` contains them, so that nothing is interpolated.
-        rows: indices of the run's levels in `levels`, if it contains them.
+        target_levels: the L levels of the run; None if `levels` contains them, so that nothing is interpolated.
+        rows: (L,) indices of the run's levels in `levels` if it contains them; else empty.
     """
 
     levels: HybridLevels
-    target: HybridLevels | None
+    target_levels: HybridLevels | None
     rows: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
 class VerticalInterpolator:
-    """Interpolation weights of levels between the levels of a source.
+    """Interpolator of fields from the levels of a source to target levels, for one field of surface pressure.
+
+    Each target level lies between two source levels; below the lowest source level these are the lowest two.
 
     Attributes:
-        upper: (L, N...) index of the source level above.
-        share: (L, N...) weight of the source level below; more than 1 below the lowest.
-        step: (L, N...) distance of the two source levels in ln p.
-        pressure: (L, N...) pressure of the levels, Pa.
+        upper_index: (L, N...) int64 index of the source level above the target level.
+        lower_weight: (L, N...) weight of the source level below, 0 to 1; more than 1 below the lowest source level.
+        log_distance: (L, N...) distance of the two source levels in ln p.
+        pressure: (L, N...) pressure of the target levels, Pa.
     """
 
-    upper: np.ndarray
-    share: np.ndarray
-    step: np.ndarray
+    upper_index: np.ndarray
+    lower_weight: np.ndarray
+    log_distance: np.ndarray
     pressure: np.ndarray
 
     @property
-    def below(self) -> np.ndarray:
-        """Return whether a level is below the lowest level of the source, (L, N...) bool."""
-        return self.share > 1.0
+    def is_below_source(self) -> np.ndarray:
+        """Mask of the target levels below the lowest level of the source, (L, N...) bool."""
+        return self.lower_weight > 1.0
 
-    def constant(self, fields_KN: np.ndarray) -> np.ndarray:
-        """Return fields (L, N...) linear in ln p; below the lowest source level its value."""
-        return self._between(fields_KN, np.minimum(self.share, 1.0))
+    def interpolate_constant(self, fields_KN: np.ndarray) -> np.ndarray:
+        """Return fields (L, N...) linear in ln p; below the lowest source level they keep its value."""
+        return self._interpolate(fields_KN, np.minimum(self.lower_weight, 1.0))
 
-    def linear(self, fields_KN: np.ndarray) -> np.ndarray:
-        """Return fields (L, N...) linear in ln p; below the lowest source level with the slope of the last two."""
-        return self._between(fields_KN, self.share)
+    def interpolate_linear(self, fields_KN: np.ndarray) -> np.ndarray:
+        """Return fields (L, N...) linear in ln p; below the lowest source level the last slope continues."""
+        return self._interpolate(fields_KN, self.lower_weight)
 
-    def _between(self, fields_KN: np.ndarray, share: np.ndarray) -> np.ndarray:
-        above = np.take_along_axis(fields_KN, self.upper, axis=0)
-        below = np.take_along_axis(fields_KN, self.upper + 1, axis=0)
-        return above + share * (below - above)
+    def _interpolate(self, fields_KN: np.ndarray, lower_weight: np.ndarray) -> np.ndarray:
+        """Return the weighted means (L, N...) of the source levels above and below each target level."""
+        above = np.take_along_axis(fields_KN, self.upper_index, axis=0)
+        below = np.take_along_axis(fields_KN, self.upper_index + 1, axis=0)
+        return above + lower_weight * (below - above)
 
-    def hydrostatic(self, fields_KN: np.ndarray, slopes_KN: np.ndarray) -> np.ndarray:
+    def interpolate_hydrostatic(self, fields_KN: np.ndarray, slopes_KN: np.ndarray) -> np.ndarray:
         """Return fields (L, N...) whose derivative by ln p is linear in ln p, such as geopotential.
 
-        Below the lowest source level they have its value.
+        Below the lowest source level they keep its value.
 
         Args:
             fields_KN: fields on the levels of the source.
             slopes_KN: their derivatives by ln p there.
         """
-        share = np.minimum(self.share, 1.0)
-        slope_above = np.take_along_axis(slopes_KN, self.upper, axis=0)
-        slope_below = np.take_along_axis(slopes_KN, self.upper + 1, axis=0)
-        curvature = slope_below - slope_above
-        return self._between(fields_KN, share) - 0.5 * curvature * self.step * share * (1.0 - share)
+        lower_weight = np.minimum(self.lower_weight, 1.0)
+        slope_above = np.take_along_axis(slopes_KN, self.upper_index, axis=0)
+        slope_below = np.take_along_axis(slopes_KN, self.upper_index + 1, axis=0)
+        slope_change = slope_below - slope_above
+        # The integral of a linear slope is a parabola, which differs from the straight line by this quadratic term.
+        parabola = 0.5 * slope_change * self.log_distance * lower_weight * (1.0 - lower_weight)
+        return self._interpolate(fields_KN, lower_weight) - parabola
 
 
-def interpolation_weights(source: HybridLevels, target: HybridLevels, surface_N: np.ndarray) -> VerticalInterpolator:
-    """Return the interpolation from the levels of a source to target levels.
+def build_interpolator(source: HybridLevels, target: HybridLevels, surface_N: np.ndarray) -> VerticalInterpolator:
+    """Return the interpolator from the levels of a source to target levels.
 
-    Source level k lies above a target level if (b_k - b) ps <= a - a_k. How many levels do depends on surface pressure
-    ps only, so their number is looked up among K thresholds, and no pressure of whole columns is computed.
+    Source level k lies above a target level if (b_k - b) ps <= a - a_k. The number of source levels for which this
+    holds depends on surface pressure ps only. So it is looked up among K thresholds, and no pressure of whole columns
+    is computed.
 
     Args:
-        source: at least two levels, from the top down.
-        target: the levels to interpolate to.
+        source: the K levels of the source, at least two, from the top down.
+        target: the L levels to interpolate to, from the top down.
         surface_N: surface pressure in Pa; its values do not matter if all levels are pressure levels.
 
     Raises:
-        DataError: for a target level above the uppermost level of the source.
+        DataError: if a target level lies above the uppermost level of the source.
     """
+    # The source level above each target level is the last of those that lie above it; -1 if there is none.
     upper = np.empty((len(target), *surface_N.shape), dtype=np.int64)
     for row, (a, b) in enumerate(zip(target.a, target.b, strict=True)):
         upper[row] = _count_above(source, a, b, surface_N) - 1
     pressure = target.pressure(surface_N)
+    # A level that lies above the source by rounding only is accepted, and becomes the uppermost source level below.
     is_above_source = (upper < 0).reshape(len(target), -1).any(axis=1)
     for row in np.flatnonzero(is_above_source):
         uppermost = source.a[0] + source.b[0] * surface_N
@@ -173,14 +191,21 @@ def interpolation_weights(source: HybridLevels, target: HybridLevels, surface_N:
                 f"the source ({uppermost.max() / 100:g} hPa), and nothing is extrapolated upwards; leave it out"
             )
     upper = np.clip(upper, 0, len(source) - 2)
-    above = np.log(source.a[upper] + source.b[upper] * surface_N)
-    below = np.log(source.a[upper + 1] + source.b[upper + 1] * surface_N)
-    share = np.maximum((np.log(pressure) - above) / (below - above), 0.0)
-    return VerticalInterpolator(upper, share, below - above, pressure)
+    log_above = np.log(source.a[upper] + source.b[upper] * surface_N)
+    log_below = np.log(source.a[upper + 1] + source.b[upper + 1] * surface_N)
+    lower_weight = np.maximum((np.log(pressure) - log_above) / (log_below - log_above), 0.0)
+    return VerticalInterpolator(upper, lower_weight, log_below - log_above, pressure)
 
 
 def _count_above(source: HybridLevels, a: float, b: float, surface_N: np.ndarray) -> np.ndarray:
-    """Return how many levels of the source lie above or at the level (a, b), (N...) int64."""
+    """Return the number of source levels that lie above or at the level (a, b), (N...) int64.
+
+    Args:
+        source: the levels of the source.
+        a: coefficient of the level, Pa.
+        b: coefficient of the level.
+        surface_N: surface pressure ps in Pa.
+    """
     # Level k lies above if slope_k * ps <= difference_k.
     slope_K = source.b - b
     difference_K = a - source.a
@@ -188,12 +213,12 @@ def _count_above(source: HybridLevels, a: float, b: float, surface_N: np.ndarray
     count_N = np.full(surface_N.shape, num_always_above, dtype=np.int64)
     is_positive = slope_K > 0
     if is_positive.any():
-        # The level lies above if ps is at most the threshold.
+        # Such a level lies above if ps is at most its threshold.
         thresholds = np.sort(difference_K[is_positive] / slope_K[is_positive])
         count_N += len(thresholds) - np.searchsorted(thresholds, surface_N, side="left")
     is_negative = slope_K < 0
     if is_negative.any():
-        # The level lies above if ps is at least the threshold.
+        # Such a level lies above if ps is at least its threshold.
         thresholds = np.sort(difference_K[is_negative] / slope_K[is_negative])
         count_N += np.searchsorted(thresholds, surface_N, side="right")
     return count_N

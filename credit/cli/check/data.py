@@ -20,7 +20,7 @@ from credit.data.samples.frames import FrameReader
 from credit.data.sources.contributions import Contribution, list_contributions
 from credit.data.sources.source_index import SourceIndex, scan_sources
 from credit.data.sources.source_reader import SourceReader, open_sources
-from credit.data.sources.value_check import look_at_values
+from credit.data.sources.value_check import check_sampled_values
 from credit.data.splits import Split, build_splits, describe_coverage, describe_gaps, require_samples
 from credit.data.store.repair import MOST_BAD
 from credit.grid import LatLonGrid
@@ -152,11 +152,11 @@ def _longest_times(scan: SourceIndex) -> np.ndarray:
     """
     variables = [*scan.file_variables.values(), *scan.inputs.values()]
     file_variables = [file_variable for files_of_variable in variables for file_variable in files_of_variable]
-    timed_sources = {file_variable.source for file_variable in file_variables if file_variable.times is not None}
+    timed_sources = {file_variable.source_number for file_variable in file_variables if file_variable.times is not None}
     # Files without times are complete only in sources that have no times at all.
-    complete_paths = {path for _, path in scan.idle}
+    complete_paths = {path for _, path in scan.unused_files}
     for file_variable in file_variables:
-        if file_variable.times is not None or file_variable.source not in timed_sources:
+        if file_variable.times is not None or file_variable.source_number not in timed_sources:
             complete_paths.add(file_variable.path)
     if not timed_sources or set(scan.paths) - complete_paths:
         return np.empty(0, dtype=np.int64)
@@ -211,7 +211,7 @@ def _check_values(
     if isinstance(reader, SourceReader) and splits:
         first = min(split.first for split in splits.values())
         last = max(split.last for split in splits.values())
-        checked = look_at_values(reader, first, last)
+        checked = check_sampled_values(reader, first, last)
         bad_times = checked.bad
         scope = ""
         if checked.num_checked != checked.num_times:

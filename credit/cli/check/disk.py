@@ -136,20 +136,20 @@ def _report_long_chunks(config: Config, data: DataSummary, report: CheckReport) 
     """Report the cost of source files whose chunks span many times, which are unpacked whole for each time."""
     reader = data.reader
     num_cells = math.prod(data.grid.shape)
-    if not isinstance(reader, SourceReader) or reader.chunk_times * 4 * num_cells <= _NETCDF_CACHE_BYTES:
+    if not isinstance(reader, SourceReader) or reader.times_per_chunk * 4 * num_cells <= _NETCDF_CACHE_BYTES:
         return
-    chunk_times = reader.chunk_times
-    text = f"sources: chunks of files span up to {chunk_times} times"
+    times_per_chunk = reader.times_per_chunk
+    text = f"sources: chunks of files span up to {times_per_chunk} times"
     if config.data.store is None:
         report.add_note(
             f"{text}, and each time that training reads unpacks one whole chunk; set data.store and run credit "
             "preprocess"
         )
         return
-    times_per_read = reader.times_at_once(config.preprocess.held_bytes)
-    if times_per_read < chunk_times:
-        num_reads = math.ceil(chunk_times / times_per_read)
-        sufficient_gib = math.ceil(10 * chunk_times * reader.bytes_a_time / 2**30) / 10
+    times_per_read = reader.count_times_at_once(config.preprocess.held_bytes)
+    if times_per_read < times_per_chunk:
+        num_reads = math.ceil(times_per_chunk / times_per_read)
+        sufficient_gib = math.ceil(10 * times_per_chunk * reader.bytes_per_time / 2**30) / 10
         report.add_note(
             f"{text}; credit preprocess reads {times_per_read} at once and unpacks each about {num_reads} times; "
             f"preprocess.memory_gib={sufficient_gib:g}, in each of {config.preprocess.workers} processes, unpacks each "

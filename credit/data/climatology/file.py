@@ -24,7 +24,7 @@ from credit.config.sections.data import DataConfig
 from credit.config.sections.source import SourceConfig
 from credit.config.sections.verification import ClimatologyConfig
 from credit.data.climatology.climatology import CACHE_BYTES, Climatology, LazyFields
-from credit.data.formats.cf import Coordinates, level_values, match_levels
+from credit.data.formats.cf import Coordinates, match_levels, read_level_values
 from credit.data.formats.files import expand_path, open_file
 from credit.data.formats.units import Conversion, find_conversion
 from credit.errors import DataError, did_you_mean
@@ -217,7 +217,7 @@ class _ClimatologyFile:
         if "level" in dims and levels[0] is not None:
             coordinate = self._coordinates.of_dim[dims["level"]][1]
             level_units = self._data.level_units
-            levels_in_file = level_values(self._dataset.variables[coordinate], coordinate, level_units, self._path)
+            levels_in_file = read_level_values(self._dataset.variables[coordinate], coordinate, level_units, self._path)
             level_rows = np.asarray(match_levels(levels_in_file, levels, name, level_units, self._path))
             # netCDF reads increasing indices only, so the channels are sorted like the levels of the file.
             order = np.argsort(level_rows)
@@ -231,7 +231,7 @@ class _ClimatologyFile:
             raise DataError(
                 f"{self._path}: {name_in_file} has no levels, but {channels[rows[0]].name} needs one of them"
             )
-        grid, axis_order = self._coordinates.grid(dims["lat"], dims["lon"], self._path)
+        grid, axis_order = self._coordinates.build_grid(dims["lat"], dims["lon"], self._path)
         return _FileVariable(
             variable=variable,
             dims=tuple(dims[role] for role in ("level", "lat", "lon") if role in dims),

@@ -16,9 +16,9 @@ import xarray as xr
 
 from credit.config.sections.source import SourceConfig
 from credit.data.formats.grib.dataset import open_grib
-from credit.data.formats.netcdf3 import missing_bytes
+from credit.data.formats.netcdf3 import count_missing_bytes
 from credit.data.formats.plugin.source import open_plugin_source
-from credit.data.formats.remote import is_remote, open_remote, remote_fingerprint
+from credit.data.formats.remote import is_remote, open_remote_store, read_remote_fingerprint
 from credit.data.formats.select import select_positions
 from credit.data.formats.units import require_packing
 from credit.errors import ConfigError, DataError, did_you_mean
@@ -134,7 +134,7 @@ def is_zarr(path: Path) -> bool:
     return path.suffix == ".zarr" or any((path / name).exists() for name in _ZARR_DESCRIPTIONS)
 
 
-def format_of(path: Path, configured: str) -> str:
+def detect_format(path: Path, configured: str) -> str:
     """Return ``netcdf``, ``zarr`` or ``grib``: as configured, or for ``auto`` by the name and the first bytes."""
     if configured != "auto":
         return configured
@@ -162,8 +162,8 @@ def open_file(path: Path | str, source: SourceConfig) -> xr.Dataset:
         return open_plugin_source(source, str(path))
     options = {"decode_times": False, "decode_timedelta": False, "chunks": None, "cache": False}
     if is_remote(path):
-        return select_positions(open_remote(path, source.storage_options, **options), source.select, path)
-    file_format = format_of(path, source.format)
+        return select_positions(open_remote_store(path, source.storage_options, **options), source.select, path)
+    file_format = detect_format(path, source.format)
     if file_format == "grib":
         return open_grib(path, source.select)
     if file_format == "netcdf":
@@ -196,7 +196,7 @@ def _is_consolidated(path: Path) -> bool:
 
 def _refuse_truncated(path: Path) -> None:
     try:
-        missing = missing_bytes(path)
+        missing = count_missing_bytes(path)
     except PermissionError as error:
         raise DataError(f"{path}: you may not read it (check chmod and the group)") from error
     except (OSError, EOFError, KeyError, IndexError) as error:
@@ -212,7 +212,7 @@ def _unreadable(path: Path, file_format: str, error: Exception) -> DataError:
     )
 
 
-def file_fingerprint(path: Path) -> list[int]:
+def read_file_fingerprint(path: Path) -> list[int]:
     """Return size and time of change of a file; for a zarr store, of the file that describes it."""
     for name in _ZARR_DESCRIPTIONS:
         if (path / name).exists():
@@ -268,7 +268,7 @@ class OpenFiles:
         source = self._sources[number]
         dataset = open_file(path, source)
         is_plugin = source.type is not None
-        if is_plugin or (not is_remote(path) and format_of(path, source.format) == "grib"):
+        if is_plugin or (not is_remote(path) and detect_format(path, source.format) == "grib"):
             self._permanent_datasets[key] = dataset
             return dataset
         self._datasets[key] = dataset
@@ -282,8 +282,8 @@ class OpenFiles:
         if self._sources[number].type is not None:
             return self.get(path, number).encoding["fingerprint"]
         if is_remote(path):
-            return remote_fingerprint(path, self._sources[number].storage_options)
-        return file_fingerprint(path)
+            return read_remote_fingerprint(path, self._sources[number].storage_options)
+        return read_file_fingerprint(path)
 
     def __getstate__(self) -> dict[str, object]:
         return self.__dict__ | {"_owner": -1, "_datasets": OrderedDict(), "_datasets_of_parent": OrderedDict()}

@@ -15,7 +15,7 @@ from typing import BinaryIO
 _TYPE_BYTES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 4, 6: 8, 7: 1, 8: 2, 9: 4, 10: 8, 11: 8}
 
 
-def missing_bytes(path: Path) -> int:
+def count_missing_bytes(path: Path) -> int:
     """Return the number of bytes that are missing at the end of a classic netCDF file; 0 for any other file.
 
     Raises:

@@ -25,7 +25,7 @@ def is_remote(path: Path | str) -> bool:
     return isinstance(path, str) and _URL.match(path) is not None
 
 
-def open_remote(url: str, storage_options: Mapping[str, object], **options: object) -> xr.Dataset:
+def open_remote_store(url: str, storage_options: Mapping[str, object], **options: object) -> xr.Dataset:
     """Open a remote zarr store of format 2 or 3 lazily.
 
     Args:
@@ -68,7 +68,7 @@ def read_description(url: str, storage_options: Mapping[str, object]) -> tuple[s
     )
 
 
-def remote_fingerprint(url: str, storage_options: Mapping[str, object]) -> list[int]:
+def read_remote_fingerprint(url: str, storage_options: Mapping[str, object]) -> list[int]:
     """Return size and checksum of the file that describes a remote store; both are likely to differ if it changes."""
     _, description = read_description(url, storage_options)
     return [len(description), zlib.crc32(description)]

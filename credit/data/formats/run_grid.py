@@ -12,6 +12,10 @@ from credit.grid import LatLonGrid
 def load_grid(conf: GridConfig, key: str = "data.grid") -> LatLonGrid:
     """Return the grid that `key` of the config describes.
 
+    Args:
+        conf: the section.
+        key: its key, for messages.
+
     Raises:
         DataError: if the file of ``like`` does not have one latitude and one longitude of a global grid.
     """
@@ -27,5 +31,5 @@ def load_grid(conf: GridConfig, key: str = "data.grid") -> LatLonGrid:
                 f"{key}.like: {path} has {len(lat_dims)} latitude and {len(lon_dims)} longitude coordinates, but one "
                 "of each is needed; name another file, or rows, columns and poles"
             )
-        grid, _ = coordinates.grid(lat_dims[0], lon_dims[0], str(path))
+        grid, _ = coordinates.build_grid(lat_dims[0], lon_dims[0], str(path))
         return grid

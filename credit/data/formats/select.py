@@ -33,18 +33,18 @@ def select_positions(dataset: xr.Dataset, select: Mapping[str, Value], origin: s
             names = [str(key) for key, variable in dataset.variables.items() if variable.ndim <= 1]
             raise DataError(f"{origin}: data.sources.N.select names {name}, but {problem}{did_you_mean(name, names)}")
         values = np.atleast_1d(coordinate.values)
-        positions = [position for position, value in enumerate(values) if same_value(value, selected)]
+        positions = [position for position, value in enumerate(values) if is_same_value(value, selected)]
         if len(positions) != 1:
             problem = f"there {len(positions)} times" if positions else "not there"
             raise DataError(
-                f"{origin}: data.sources.N.select: {name} {selected} is {problem}; the file has {listing(values)}"
+                f"{origin}: data.sources.N.select: {name} {selected} is {problem}; the file has {format_values(values)}"
             )
         if coordinate.ndim == 1:
             dataset = dataset.isel({coordinate.dims[0]: positions[0]})
     return dataset
 
 
-def same_value(value: object, selected: Value) -> bool:
+def is_same_value(value: object, selected: Value) -> bool:
     """Return whether two values are equal: as numbers if both are numbers, else as text."""
     if isinstance(value, bytes):
         value = value.decode()
@@ -55,7 +55,7 @@ def same_value(value: object, selected: Value) -> bool:
         return str(value).strip() == str(selected).strip()
 
 
-def listing(values: Iterable[object]) -> str:
+def format_values(values: Iterable[object]) -> str:
     """Return values as text for a message; of many values those in the middle are left out."""
     texts = [f"{value:g}" if isinstance(value, float | np.floating) else _text(value) for value in values]
     if len(texts) > _MAX_LISTED:

@@ -16,7 +16,7 @@ import numpy as np
 
 from credit.config.sections.data import DataConfig
 from credit.data.formats.unit_limits import describe_wrong_units, find_limits, find_quantity, has_limits
-from credit.data.formats.units import Conversion, plain
+from credit.data.formats.units import Conversion, normalise_units
 from credit.errors import DataError
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ _PACKED_FILL_VALUES = (-32768.0, -32767.0, -9999.0, -999.0)
 
 
 @dataclass(frozen=True)
-class Implausible:
+class ImplausibleValues:
     """Values of one field that cannot be right.
 
     Attributes:
@@ -78,7 +78,7 @@ class ValueRules:
     valid_range: tuple[float, float] | None
     name: str
 
-    def apply(self, values: np.ndarray, levels: slice = slice(None)) -> tuple[np.ndarray, Implausible | None]:
+    def apply(self, values: np.ndarray, levels: slice = slice(None)) -> tuple[np.ndarray, ImplausibleValues | None]:
         """Return the values, NaN outside `valid_range`, and the first implausible field (None if there is none).
 
         Args:
@@ -106,10 +106,10 @@ class ValueRules:
             cells, is_fill = self._find_implausible_cells(field, limits[field_index[-1] % len(limits)])
             if cells.any():
                 row = field_index[-1] + (levels.start or 0)
-                return values, Implausible(field_index[:-1], row, cells, float(field[cells][0]), is_fill)
+                return values, ImplausibleValues(field_index[:-1], row, cells, float(field[cells][0]), is_fill)
         return values, None
 
-    def describe(self, implausible: Implausible, location: str = "") -> str:
+    def describe(self, implausible: ImplausibleValues, location: str = "") -> str:
         """Return the problem with the values of a field, and what to do; `location` is that of the first value."""
         value = f"{implausible.value:.6g}"
         suffix = f" at {location}" if location else ""
@@ -177,7 +177,7 @@ class ValueRules:
         return no_cells
 
 
-def build_rules(
+def build_value_rules(
     name: str,
     attributes: Mapping[str, str],
     *,
@@ -197,10 +197,10 @@ def build_rules(
         level_units: units of the levels.
         packing: scale and offset of packed integers in a file that declares no fill value; else None.
         file_range: range that the file declares, see `read_file_range`.
-        valid_range: range that the config declares, in the units of the file, see `range_in_file_units`.
+        valid_range: range that the config declares, in the units of the file, see `convert_range_to_file_units`.
         has_options: the config can have options for the variable in ``data.variable_options``.
     """
-    units = plain(attributes.get("units", ""))
+    units = normalise_units(attributes.get("units", ""))
     quantity = find_quantity(name, attributes)
     limits = np.array([find_limits(quantity, units, _in_hpa(level, level_units)) for level in levels])
     description = f"{quantity if has_limits(quantity, units) else 'values'} in {units}"
@@ -258,7 +258,9 @@ def read_file_range(
     return least, greatest
 
 
-def range_in_file_units(valid_range: Sequence[float] | None, conversion: Conversion | None) -> Sequence[float] | None:
+def convert_range_to_file_units(
+    valid_range: Sequence[float] | None, conversion: Conversion | None
+) -> Sequence[float] | None:
     """Return ``data.variable_options.NAME.valid_range`` in the units of the file.
 
     Args:
@@ -271,7 +273,7 @@ def range_in_file_units(valid_range: Sequence[float] | None, conversion: Convers
     return sorted((value - conversion.offset) / conversion.scale for value in valid_range)
 
 
-def require_units(name: str, attributes: Mapping[str, str], origin: str) -> None:
+def require_plausible_units(name: str, attributes: Mapping[str, str], origin: str) -> None:
     """Stop if a variable has the units of another quantity.
 
     Raises:
@@ -299,7 +301,7 @@ def find_implausible_units(fields_CHW: np.ndarray, reader: FieldReader, conf: Da
         valid_range = conf.field(channel.variable).valid_range
         message = describe_wrong_units(channel.variable, attributes) if valid_range is None else None
         if message is None:
-            rules = build_rules(
+            rules = build_value_rules(
                 channel.variable,
                 attributes,
                 levels=[channel.level],

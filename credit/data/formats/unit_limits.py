@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from credit.data.formats.units import plain
+from credit.data.formats.units import normalise_units
 
 # quantity -> unit -> least and greatest value
 _QUANTITY_LIMITS = {
@@ -81,7 +81,7 @@ def has_limits(quantity: str, units: str) -> bool:
 def describe_wrong_units(name: str, attributes: Mapping[str, str]) -> str | None:
     """Return the problem with the units of a variable; None if they are right or unknown, or the quantity is."""
     quantity = find_quantity(name, attributes)
-    units = plain(attributes.get("units", ""))
+    units = normalise_units(attributes.get("units", ""))
     if quantity not in _QUANTITY_LIMITS or units not in _UNITS_OF_QUANTITIES or units in _QUANTITY_LIMITS[quantity]:
         return None
     quantity_name = attributes.get("standard_name") or name

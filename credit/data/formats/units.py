@@ -29,7 +29,7 @@ _POWER_SIGN = re.compile(r"(?<=[A-Za-z])(\*\*|\^)")
 _PRODUCT_SIGN = re.compile(r"(?<![0-9])\.|\.(?![0-9])|\*")
 
 
-def plain(units: str) -> str:
+def normalise_units(units: str) -> str:
     """Return one spelling of units; products and quotients of plain powers become ``kg m-2 s-1``."""
     text = " ".join(_POWER_SIGN.sub("", units).split())
     if text.lower() in _SPELLINGS:
@@ -54,7 +54,7 @@ def plain(units: str) -> str:
 
 def is_same_unit(first: str, second: str) -> bool:
     """Return whether two spellings are one unit; UDUNITS, if installed, decides about unusual spellings."""
-    if plain(first) == plain(second):
+    if normalise_units(first) == normalise_units(second):
         return True
     try:
         return find_conversion(first, second, "", "") is None
@@ -114,7 +114,7 @@ def find_conversion(source_units: str, target_units: str, name: str, origin: str
             f"into the file, or leave {key} out if you are sure of them"
         )
     # Equal spellings need no UDUNITS, which is an optional package.
-    if plain(source_units) == plain(target_units):
+    if normalise_units(source_units) == normalise_units(target_units):
         return None
     purpose = f'{origin}: {name} is in "{source_units}", not "{target_units}" ({key})'
     source_unit = _parse(source_units, purpose)

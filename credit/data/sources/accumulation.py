@@ -48,7 +48,7 @@ class TimeAggregation:
         return term_weights, term_indices
 
 
-def build_windows(name: str, series: VariableSeries, conf: DataConfig, calendar: Calendar) -> TimeAggregation:
+def build_time_aggregation(name: str, series: VariableSeries, conf: DataConfig, calendar: Calendar) -> TimeAggregation:
     """Return how the values of a variable over ``data.timestep`` are computed from those in its files.
 
     Raises:
@@ -137,7 +137,7 @@ def _require_one_spacing(name: str, series: VariableSeries) -> None:
     Raises:
         DataError: naming two sources.
     """
-    source_of_file = np.array([file_variable.source for file_variable in series.file_variables])
+    source_of_file = np.array([file_variable.source_number for file_variable in series.file_variables])
     sources = source_of_file[series.file_index]
     spacings: dict[int, int] = {}
     for number in np.unique(sources).tolist():

@@ -12,15 +12,29 @@ import numpy as np
 from credit.calendar import Calendar
 from credit.config.sections.data import DataConfig
 from credit.config.sections.source import SourceConfig
-from credit.data.formats.select import listing
+from credit.data.formats.select import format_values
 from credit.data.sources.derived_series import DerivedSeries
-from credit.data.sources.series import JoinedSeries, VariableSeries
-from credit.data.sources.source_index import FileVariable, SourceIndex
+from credit.data.sources.file_scanner import FileVariable
+from credit.data.sources.series import JoinedSeries, VariableSeries, group_by_source
+from credit.data.sources.source_index import SourceIndex
 
 logger = logging.getLogger(__name__)
 
-# A pattern that is too wide may match thousands of files; these are named, the others counted.
+# A pattern that is too wide may match thousands of files. So many of them are named, and the others are counted.
 _MAX_NAMED_FILES = 5
+
+
+@dataclass(frozen=True)
+class _VariableLabel:
+    """Label of a variable in the description of a source.
+
+    Attributes:
+        name: the variable.
+        purpose: what it is derived by, or needed for; empty for a variable that is read as it is.
+    """
+
+    name: str
+    purpose: str
 
 
 @dataclass(frozen=True)
@@ -31,30 +45,36 @@ class Contribution:
         source: its number in the config.
         num_files: number of its files.
         variables: description of each variable that it gives, with the names in the files if they differ.
-        times: (N,) distinct minutes of the time-varying variables.
-        idle: file -> why nothing is read from it.
+        times: (N,) int64 distinct minutes of its time-varying variables, increasing.
+        unused_files: file -> why nothing is read from it.
     """
 
     source: int
     num_files: int
     variables: list[str]
     times: np.ndarray
-    idle: dict[Path | str, str]
+    unused_files: dict[Path | str, str]
 
     def describe(self, conf: DataConfig, calendar: Calendar) -> str:
-        """Return a description in one line."""
-        files = f"{self.num_files} file{'' if self.num_files == 1 else 's'}"
-        if self.idle:
-            files += f" ({len(self.idle)} of them give nothing)"
+        """Return a description in one line: key, address, files, times and variables.
+
+        Args:
+            conf: the data section that the sources were opened with.
+            calendar: calendar of `times`.
+        """
+        files = "1 file" if self.num_files == 1 else f"{self.num_files} files"
+        if self.unused_files:
+            files += f" ({len(self.unused_files)} of them give nothing)"
         span = "no time"
         if len(self.times):
             span = f"{calendar.format(self.times[0])}..{calendar.format(self.times[-1])}, {len(self.times)} times"
         variables = ", ".join(self.variables) or "nothing"
-        return f"data.sources.{self.source} ({_address(conf.sources[self.source])}): {files}; {span}; {variables}"
+        address = _describe_address(conf.sources[self.source])
+        return f"data.sources.{self.source} ({address}): {files}; {span}; {variables}"
 
-    def describe_idle(self) -> list[str]:
+    def describe_unused(self) -> list[str]:
         """Return a line for each file that gives nothing, or for the first ones if there are many."""
-        lines = [f"{path} gives nothing: {reason}" for path, reason in self.idle.items()]
+        lines = [f"{path} gives nothing: {reason}" for path, reason in self.unused_files.items()]
         num_more = len(lines) - _MAX_NAMED_FILES
         if num_more > 0:
             lines = [*lines[:_MAX_NAMED_FILES], f"{num_more} more files of data.sources.{self.source} give nothing"]
@@ -62,116 +82,126 @@ class Contribution:
 
 
 def list_contributions(
-    conf: DataConfig, scan: SourceIndex, series: Mapping[str, VariableSeries] | None = None
+    conf: DataConfig, source_index: SourceIndex, series: Mapping[str, VariableSeries] | None = None
 ) -> list[Contribution]:
     """Return the contribution of each source.
 
     Args:
         conf: the data section.
-        scan: contents of the files.
+        source_index: contents of the files.
         series: variable -> its times and files, for time-varying variables; None if the sources have problems, so that
             it is not known which of two files with the same fields is read.
     """
-    num_idle = [sum(source == number for source, _ in scan.idle) for number in range(len(scan.files))]
-    static = {channel.variable for channel in conf.channel_map().static_stored}
-    used_paths = None if series is None else _used_paths(scan, series)
+    static_variables = {channel.variable for channel in conf.channel_map().static_stored}
+    used_paths = None
+    if series is not None:
+        used_paths = _find_used_paths(source_index, series)
+    labelled_variables = _label_variables(conf, source_index)
     contributions = []
-    for number, files in enumerate(scan.files):
-        variables, times = [], [np.empty(0, dtype=np.int64)]
+    for number, files in enumerate(source_index.files):
+        unused_files: dict[Path | str, str] = {}
+        for (source_number, path), reason in source_index.unused_files.items():
+            if source_number == number:
+                unused_files[path] = reason
+        num_readable_files = len(files) - len(unused_files)
+        descriptions = []
+        # The empty array gives a source without time-varying variables no times.
+        times = [np.empty(0, dtype=np.int64)]
         variables_of_path: dict[Path | str, list[FileVariable]] = {}
-        for label, file_variables in _labelled(conf, scan):
-            source_variables = [file_variable for file_variable in file_variables if file_variable.source == number]
+        for label, file_variables in labelled_variables:
+            source_variables = [variable for variable in file_variables if variable.source_number == number]
+            if not source_variables:
+                continue
+            descriptions.append(_describe_variable(label, source_variables, num_readable_files))
             for file_variable in source_variables:
                 variables_of_path.setdefault(file_variable.path, []).append(file_variable)
-            if source_variables:
-                variables.append(_describe_variable(label, source_variables, len(files) - num_idle[number]))
-                varying = [
-                    file_variable.times
-                    for file_variable in source_variables
-                    if file_variable.times is not None and label[0] not in static
-                ]
-                times += varying
-        idle = {path: reason for (source, path), reason in scan.idle.items() if source == number}
+                if file_variable.times is not None and label.name not in static_variables:
+                    times.append(file_variable.times)
+        # Files whose variables are all read from other files count as unused as well.
         if used_paths is not None:
             for path, file_variables in variables_of_path.items():
                 if (number, path) not in used_paths:
-                    idle[path] = _why_unused(file_variables, number)
-        contributions.append(Contribution(number, len(files), variables, np.unique(np.concatenate(times)), idle))
+                    unused_files[path] = _describe_unused_file(file_variables, number)
+        distinct_times = np.unique(np.concatenate(times))
+        contributions.append(Contribution(number, len(files), descriptions, distinct_times, unused_files))
     return contributions
 
 
-def warn_of_idle_files(contributions: Sequence[Contribution]) -> None:
+def warn_of_unused_files(contributions: Sequence[Contribution]) -> None:
     """Log a warning for each file that gives nothing."""
     for contribution in contributions:
-        for line in contribution.describe_idle():
+        for line in contribution.describe_unused():
             logger.warning("%s", line)
 
 
-def _labelled(conf: DataConfig, scan: SourceIndex) -> list[tuple[tuple[str, str], list[FileVariable]]]:
-    """Return the files of every variable that is read, with its name and, if it is an input, its purpose."""
-    labelled = []
-    for name, file_variables in scan.file_variables.items():
-        purpose = "" if conf.field(name).derive is None else f"derived ({conf.field(name).derive})"
-        labelled.append(((name, purpose), file_variables))
-    for (serves, name), file_variables in scan.inputs.items():
-        labelled.append(((name, f"for {serves}" if serves else "of the ground, for levels"), file_variables))
-    return labelled
+def _label_variables(conf: DataConfig, source_index: SourceIndex) -> list[tuple[_VariableLabel, list[FileVariable]]]:
+    """Return the files of every variable that is read, with its label."""
+    labelled_variables = []
+    for name, file_variables in source_index.file_variables.items():
+        kind = conf.field(name).derive
+        purpose = f"derived ({kind})" if kind is not None else ""
+        labelled_variables.append((_VariableLabel(name, purpose), file_variables))
+    for (target_variable, name), file_variables in source_index.inputs.items():
+        purpose = f"for {target_variable}" if target_variable else "of the ground, for levels"
+        labelled_variables.append((_VariableLabel(name, purpose), file_variables))
+    return labelled_variables
 
 
-def _describe_variable(label: tuple[str, str], file_variables: list[FileVariable], num_files: int) -> str:
+def _describe_variable(label: _VariableLabel, file_variables: list[FileVariable], num_files: int) -> str:
     """Return a description of a variable: its names in the files, if they differ, and how many files have it.
 
     Args:
-        label: its name, and its purpose if it is an input of another.
+        label: its name and purpose.
         file_variables: its files.
         num_files: number of files that have any variable.
     """
-    name, purpose = label
-    notes = [purpose] if purpose else []
-    names = dict.fromkeys(file_variable.layout.name for file_variable in file_variables)
-    if list(names) != [name]:
-        notes.append(f"named {' or '.join(names)} there")
+    notes = []
+    if label.purpose:
+        notes.append(label.purpose)
+    names_in_files = dict.fromkeys(file_variable.layout.name for file_variable in file_variables)
+    if list(names_in_files) != [label.name]:
+        notes.append(f"named {' or '.join(names_in_files)} there")
     if len(file_variables) < num_files:
         notes.append(f"in {len(file_variables)} of {num_files} files")
-    return f"{name} ({'; '.join(notes)})" if notes else name
+    return f"{label.name} ({'; '.join(notes)})" if notes else label.name
 
 
-def _used_paths(scan: SourceIndex, series: Mapping[str, VariableSeries]) -> set[tuple[int, Path | str]]:
-    """Return the files that some field is read from, each with its source."""
-    used = {
-        (file_variable.source, file_variable.path)
-        for file_variables in scan.inputs.values()
-        for file_variable in file_variables
-    }
-    parts = list(series.values())
-    while parts:
-        part = parts.pop()
-        if isinstance(part, JoinedSeries):
-            parts += part.parts
+def _find_used_paths(source_index: SourceIndex, series: Mapping[str, VariableSeries]) -> set[tuple[int, Path | str]]:
+    """Return (number of the source, path) of every file that some field is read from."""
+    used_variables: list[FileVariable] = []
+    for file_variables in source_index.inputs.values():
+        used_variables += file_variables
+    # Joined and derived series are made of others, which are visited in turn.
+    remaining_series = list(series.values())
+    while remaining_series:
+        variable_series = remaining_series.pop()
+        if isinstance(variable_series, JoinedSeries):
+            remaining_series += variable_series.parts
             continue
-        if isinstance(part, DerivedSeries):
-            parts += [each for each, _ in part.inputs.values()]
-        used |= {
-            (part.file_variables[number].source, part.file_variables[number].path)
-            for number in np.unique(part.file_index)
-        }
-    for name, file_variables in scan.file_variables.items():
-        # Of a static field only the first file of each source is read.
+        if isinstance(variable_series, DerivedSeries):
+            for input_series, _ in variable_series.inputs.values():
+                remaining_series.append(input_series)
+        # A file whose times all come from other files does not occur in `file_index`.
+        for index in np.unique(variable_series.file_index):
+            used_variables.append(variable_series.file_variables[index])
+    # Variables without a series are static. Of these only the first file of each source is read.
+    for name, file_variables in source_index.file_variables.items():
         if name not in series:
-            first_of_source = {file_variable.source: file_variable for file_variable in reversed(file_variables)}
-            used |= {(file_variable.source, file_variable.path) for file_variable in first_of_source.values()}
-    return used
+            used_variables += [source_variables[0] for source_variables in group_by_source(file_variables)]
+    return {(file_variable.source_number, file_variable.path) for file_variable in used_variables}
 
 
-def _why_unused(file_variables: list[FileVariable], number: int) -> str:
+def _describe_unused_file(file_variables: list[FileVariable], number: int) -> str:
+    """Return why no field is read from a file of source `number` that has these variables."""
     counts = [len(file_variable.positions) for file_variable in file_variables if file_variable.positions is not None]
     if counts and not any(counts):
         return f"its times lie outside of data.sources.{number}.period"
     names = sorted({file_variable.layout.name for file_variable in file_variables})
-    return f"other files have the same and come first ({listing(names)})"
+    return f"other files have the same and come first ({format_values(names)})"
 
 
-def _address(source: SourceConfig) -> str:
+def _describe_address(source: SourceConfig) -> str:
+    """Return the paths of a source, or the type of a plugin's source."""
     if source.type is not None:
         return source.type
-    return source.path if isinstance(source.path, str) else listing(source.path)
+    return source.path if isinstance(source.path, str) else format_values(source.path)

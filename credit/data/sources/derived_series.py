@@ -10,13 +10,14 @@ import numpy as np
 
 from credit.calendar import Calendar
 from credit.config.sections.data import DataConfig
-from credit.data.formats.cf import VariableLayout
 from credit.data.formats.files import OpenFiles, file_key
 from credit.data.formats.units import Conversion
-from credit.data.sources.derived_variables import compute_derived, interpolation_kind
+from credit.data.formats.variable_layout import VariableLayout
+from credit.data.sources.derived_variables import compute_derived, find_extrapolated_quantity
+from credit.data.sources.file_scanner import FileVariable
 from credit.data.sources.required_variables import FIELD, SURFACE_GEOPOTENTIAL, SURFACE_PRESSURE
-from credit.data.sources.series import VariableSeries, build_series, by_source, join_series, read_constant
-from credit.data.sources.source_index import FileVariable, SourceIndex
+from credit.data.sources.series import VariableSeries, build_series, group_by_source, join_series, read_static_variable
+from credit.data.sources.source_index import SourceIndex
 from credit.errors import DataError
 
 logger = logging.getLogger(__name__)
@@ -30,8 +31,8 @@ class DerivedSeries(VariableSeries):
         name: the variable.
         kind: the derived quantity; None for an interpolated variable.
         inputs: role -> series of another input, and (N,) index in it of each time.
-        ground: geopotential of the ground (h, w); None if it is not known.
-        ground_file: the file that it is read from.
+        ground: geopotential of the ground (h, w), m2 s-2, float64; None if it is not known.
+        ground_file: the file that it is read from; None if it is not known.
     """
 
     name: str
@@ -40,114 +41,137 @@ class DerivedSeries(VariableSeries):
     ground: np.ndarray | None
     ground_file: FileVariable | None
 
-    def comes_from(self, keys: Collection[str]) -> np.ndarray:
-        """Return for each time whether an input comes from one of the given files; see `VariableSeries.comes_from`."""
-        is_given = super().comes_from(keys)
+    def is_from_files(self, keys: Collection[str]) -> np.ndarray:
+        """Return whether an input comes from one of the given files at each time, (N,) bool.
+
+        Args:
+            keys: keys of the files, see `credit.data.formats.files.file_key`.
+        """
+        is_affected = super().is_from_files(keys)
         for series, input_index in self.inputs.values():
-            is_given = is_given | series.comes_from(keys)[input_index]
+            is_affected = is_affected | series.is_from_files(keys)[input_index]
+        # The height of the ground is an input at every time.
         if self.ground_file is not None and file_key(self.ground_file.path) in keys:
-            is_given = np.ones_like(is_given)
-        return is_given
+            is_affected = np.ones_like(is_affected)
+        return is_affected
 
     def read(self, files: OpenFiles, indices: np.ndarray) -> Iterator[np.ndarray]:
-        """Yield the fields (levels or 1, H, W), on the grid and levels of the run, at each of some indices in `times`.
+        """Yield the fields at some times, each (levels or 1, H, W) float32 on the grid and levels of the run.
+
+        Args:
+            files: opens the files.
+            indices: increasing indices in `times`.
 
         Raises:
             DataError: see `credit.data.sources.derived_variables.compute_derived`.
         """
-        # Role -> iterator over the fields of this input, read in step with each other.
-        fields_of_role = {FIELD: self.read_raw(files, indices)}
+        # Role -> iterator over the fields of this input; all of them advance by one time together.
+        fields_of_role = {FIELD: self.read_on_file_grid(files, indices)}
         for role, (series, input_index) in self.inputs.items():
-            fields_of_role[role] = series.read_raw(files, input_index[indices])
+            fields_of_role[role] = series.read_on_file_grid(files, input_index[indices])
         for index, *fields in zip(indices, *fields_of_role.values(), strict=True):
             file_variable = self.file_variables[self.file_index[index]]
             yield self._compute(file_variable, dict(zip(fields_of_role, fields, strict=True)))
 
     def _compute(self, file_variable: FileVariable, fields: dict[str, np.ndarray]) -> np.ndarray:
-        """Return the fields of one time.
+        """Return the fields of one time, (levels or 1, H, W) float32.
 
         Args:
             file_variable: the main input in its file.
-            fields: role -> fields of this input.
+            fields: role -> fields (K, h, w) of this input.
         """
         layout = file_variable.layout
         if SURFACE_PRESSURE in fields:
             fields[SURFACE_PRESSURE] = fields[SURFACE_PRESSURE][0].astype(np.float64)
         if self.ground is not None:
             fields[SURFACE_GEOPOTENTIAL] = self.ground
-        back = layout.to_si if self.kind is None and isinstance(layout.to_si, Conversion) else None
-        quantity = interpolation_kind(self.name, layout.attributes.get("standard_name", ""))
+        # An interpolated variable returns to the units of its file, from which `convert_to_run` converts.
+        si_conversion = None
+        if self.kind is None and isinstance(layout.to_si, Conversion):
+            si_conversion = layout.to_si
+        quantity = find_extrapolated_quantity(self.name, layout.attributes.get("standard_name", ""))
         try:
-            return layout.to_run(compute_derived(self.kind, quantity, layout.column, fields, back))
+            derived = compute_derived(self.kind, quantity, layout.level_mapping, fields, si_conversion)
+            return layout.convert_to_run(derived)
         except DataError as error:
             raise DataError(f"{file_variable.path}: {self.name}: {error}") from error
 
 
 def is_derived(name: str, file_variables: list[FileVariable], conf: DataConfig) -> bool:
     """Return whether a variable is derived or interpolated, not read as it is in the files."""
-    return conf.field(name).derive is not None or any(
-        file_variable.layout.column is not None for file_variable in file_variables
-    )
+    has_level_mapping = any(file_variable.layout.level_mapping is not None for file_variable in file_variables)
+    return conf.field(name).derive is not None or has_level_mapping
 
 
-def build_variable(name: str, scan: SourceIndex, conf: DataConfig, files: OpenFiles) -> VariableSeries:
+def build_variable_series(name: str, source_index: SourceIndex, conf: DataConfig, files: OpenFiles) -> VariableSeries:
     """Build the series of a variable, which may come from several sources that follow each other in time.
 
+    Args:
+        name: the variable.
+        source_index: contents of the sources.
+        conf: the data section.
+        files: opens the files.
+
     Raises:
-        DataError: for a time in two sources; else see `build_series` and `build_derived`.
+        SourceOverlapError: for a time in two sources.
+        DataError: see `build_series` and `build_derived_series`.
     """
     parts: list[VariableSeries] = []
-    for file_variables in by_source(scan.file_variables[name]):
+    for file_variables in group_by_source(source_index.file_variables[name]):
         if is_derived(name, file_variables, conf):
-            parts.append(build_derived(name, file_variables, scan, conf, files))
+            parts.append(build_derived_series(name, file_variables, source_index, conf, files))
         else:
-            parts.append(build_series(name, file_variables, files, scan.calendar))
-    return join_series(name, parts, scan.calendar)
+            parts.append(build_series(name, file_variables, files, source_index.calendar))
+    return join_series(name, parts, source_index.calendar)
 
 
-def build_derived(
-    name: str, main_variables: list[FileVariable], scan: SourceIndex, conf: DataConfig, files: OpenFiles
+def build_derived_series(
+    name: str, main_variables: list[FileVariable], source_index: SourceIndex, conf: DataConfig, files: OpenFiles
 ) -> DerivedSeries:
     """Build the series of an interpolated or derived variable; its times are those of its main input.
 
     Args:
         name: the variable.
         main_variables: its main input in the files of one source.
-        scan: contents of the sources.
+        source_index: contents of the sources.
         conf: the data section.
         files: opens the files.
 
     Raises:
-        DataError: if an input is missing at a time, or is on another grid.
+        DataError: if an input is missing at a time, or is on another grid or other levels.
     """
-    main = build_series(name, main_variables, files, scan.calendar, raw=True)
-    number = main.file_variables[0].source
-    first = main.file_variables[0].layout
-    # Role -> variable of the inputs besides the main one, which is the first.
+    calendar = source_index.calendar
+    kind = conf.field(name).derive
+    main = build_series(name, main_variables, files, calendar, on_file_grid=True)
+    number = main.file_variables[0].source_number
+    first_layout = main.file_variables[0].layout
+    # Role -> variable, for all inputs but the first, which is the main one.
     roles = dict(list(conf.field(name).derived_from.items())[1:])
-    variables_of_role = {role: scan.inputs[name, variable] for role, variable in roles.items()}
+    variables_of_role = {role: source_index.inputs[name, variable] for role, variable in roles.items()}
+    # On hybrid levels surface pressure is a further input, and the height of the ground is read once.
     vertical = conf.sources[number].vertical
     ground = None
     ground_file = None
-    if vertical is not None and first.column is not None:
+    if vertical is not None and first_layout.level_mapping is not None:
         roles[SURFACE_PRESSURE] = vertical.surface_pressure
-        variables_of_role[SURFACE_PRESSURE] = scan.inputs["", vertical.surface_pressure]
-        if vertical.surface_geopotential is not None:
-            origin = _of_source(scan.inputs["", vertical.surface_geopotential], number)
-            _require_grid(name, main.file_variables, origin[:1])
-            ground_file = origin[0]
-            ground = read_constant(files, vertical.surface_geopotential, ground_file, raw=True)[0].astype(np.float64)
+        variables_of_role[SURFACE_PRESSURE] = source_index.inputs["", vertical.surface_pressure]
+        ground_name = vertical.surface_geopotential
+        if ground_name is not None:
+            ground_file = _prefer_source(source_index.inputs["", ground_name], number)[0]
+            _require_grid(name, main.file_variables, [ground_file])
+            ground_fields = read_static_variable(files, ground_name, ground_file, on_file_grid=True)
+            ground = ground_fields[0].astype(np.float64)
+    # Every other input has a series of its own, of which the times of the main input are used.
     inputs = {}
     for role, input_variables in variables_of_role.items():
         parts = []
-        for source_variables in by_source(_of_source(input_variables, number)):
-            parts.append(build_series(roles[role], source_variables, files, scan.calendar, raw=True))
-        series = join_series(roles[role], parts, scan.calendar)
+        for source_variables in group_by_source(_prefer_source(input_variables, number)):
+            parts.append(build_series(roles[role], source_variables, files, calendar, on_file_grid=True))
+        series = join_series(roles[role], parts, calendar)
         _require_grid(name, main.file_variables, series.file_variables)
         _require_levels(name, main.file_variables, series.file_variables)
-        inputs[role] = series, _match_times(name, main, roles[role], series, scan.calendar)
-    _log_interpolation(name, conf.field(name).derive, first)
-    kind = conf.field(name).derive
+        inputs[role] = series, _match_times(name, main, roles[role], series, calendar)
+    _log_interpolation(name, kind, first_layout)
     return DerivedSeries(
         main.file_variables, main.times, main.file_index, main.position, name, kind, inputs, ground, ground_file
     )
@@ -155,19 +179,29 @@ def build_derived(
 
 def _log_interpolation(name: str, kind: str | None, layout: VariableLayout) -> None:
     """Log how a variable is interpolated, and how it continues below the ground."""
-    if layout.column is None or layout.column.target is None:
+    mapping = layout.level_mapping
+    if mapping is None or mapping.target_levels is None:
         return
-    extrapolated = kind == "geopotential" or interpolation_kind(name, layout.attributes.get("standard_name", ""))
-    below = "extrapolated" if extrapolated else "kept constant"
-    logger.info("%s: from %d levels, linearly in ln p; %s below the lowest", name, len(layout.column.levels), below)
+    below = "kept constant"
+    if kind == "geopotential" or find_extrapolated_quantity(name, layout.attributes.get("standard_name", "")):
+        below = "extrapolated"
+    logger.info("%s: from %d levels, linearly in ln p; %s below the lowest", name, len(mapping.levels), below)
 
 
-def _of_source(file_variables: list[FileVariable], number: int) -> list[FileVariable]:
-    """Return the files of an input that are in the source of the main input, or all if there are none."""
-    return [file_variable for file_variable in file_variables if file_variable.source == number] or file_variables
+def _prefer_source(file_variables: list[FileVariable], number: int) -> list[FileVariable]:
+    """Return the files of an input that are in source `number`, that of the main input; all files if none is."""
+    in_source = [file_variable for file_variable in file_variables if file_variable.source_number == number]
+    return in_source or file_variables
 
 
 def _require_grid(name: str, main: list[FileVariable], others: list[FileVariable]) -> None:
+    """Raise a DataError if the files of the inputs of a variable are not all on one grid.
+
+    Args:
+        name: the variable.
+        main: files of its main input.
+        others: files of another input.
+    """
     for file_variable in (*main, *others):
         difference = main[0].layout.grid.describe_mismatch(file_variable.layout.grid)
         if difference:
@@ -178,13 +212,13 @@ def _require_grid(name: str, main: list[FileVariable], others: list[FileVariable
 
 
 def _require_levels(name: str, main: list[FileVariable], others: list[FileVariable]) -> None:
-    """Stop if two variables of one formula are not on the same levels."""
-    columns = [file_variable.layout.column for file_variable in others]
-    if None in columns:
+    """Raise a DataError if two inputs of one formula are not on the same levels; arguments as of `_require_grid`."""
+    # An input at the ground has no levels.
+    if any(file_variable.layout.level_mapping is None for file_variable in others):
         return
-    first = main[0].layout.column.levels
+    first = main[0].layout.level_mapping.levels
     for file_variable in (*main, *others):
-        levels = file_variable.layout.column.levels
+        levels = file_variable.layout.level_mapping.levels
         if len(levels) != len(first) or not np.allclose([levels.a, levels.b], [first.a, first.b], rtol=1e-6):
             raise DataError(
                 f"{name} is made of what is on {len(first)} levels in {main[0].path} and on {len(levels)} others in "
@@ -192,15 +226,28 @@ def _require_levels(name: str, main: list[FileVariable], others: list[FileVariab
             )
 
 
-def _match_times(name: str, main: VariableSeries, role: str, series: VariableSeries, calendar: Calendar) -> np.ndarray:
-    """Return the index in another input of each time of the main input."""
+def _match_times(
+    name: str, main: VariableSeries, input_name: str, series: VariableSeries, calendar: Calendar
+) -> np.ndarray:
+    """Return the index in another input of each time of the main input, (N,) int64.
+
+    Args:
+        name: the derived variable.
+        main: series of its main input.
+        input_name: the other input.
+        series: series of the other input.
+        calendar: calendar of the times, for messages.
+
+    Raises:
+        DataError: if the other input does not have all times of the main input.
+    """
     index = np.searchsorted(series.times, main.times)
     is_present = series.times[np.minimum(index, len(series.times) - 1)] == main.times
     if not is_present.all():
         missing = np.flatnonzero(~is_present)
         raise DataError(
-            f"{name} needs {role} at the same times, but {role} is not there at {len(missing)} of {len(main.times)}, "
-            f"the first is {calendar.format(main.times[missing[0]])}; add the files that have it, or name only files "
-            "with both"
+            f"{name} needs {input_name} at the same times, but {input_name} is not there at {len(missing)} of "
+            f"{len(main.times)}, the first is {calendar.format(main.times[missing[0]])}; add the files that have it, "
+            "or name only files with both"
         )
     return index

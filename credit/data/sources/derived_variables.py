@@ -9,8 +9,8 @@ Interpolation is linear in ln p. Between the lowest level and the ground, and be
 Below the lowest pressure level of a source, temperature follows the standard lapse rate, and geopotential continues
 linearly in ln p.
 
-Arrays of a block of cells are (K, N...) on the levels of a file, (L, N...) on those of the run, and (N...) at the
-ground.
+Letters of shapes: K are the levels of a file, L those of the run, both from the top down; h, w are rows and columns of
+the grid of the file; N stands for the cells of a block. Fields at the ground have no axis of levels.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from credit.data.formats.units import Conversion, ExpConversion, plain
+from credit.data.formats.units import Conversion, ExpConversion, normalise_units
 from credit.data.sources.required_variables import FIELD, SURFACE_GEOPOTENTIAL, SURFACE_PRESSURE
 from credit.errors import DataError
 from credit.physics import thermodynamics
-from credit.physics.vertical import Column, VerticalInterpolator, interpolation_weights
+from credit.physics.vertical import LevelMapping, VerticalInterpolator, build_interpolator
 
+# Derived variable -> its units, standard_name and long_name.
 _ATTRIBUTES = {
     "geopotential": ("m2 s-2", "geopotential", "Geopotential"),
     "mean_sea_level_pressure": ("Pa", "air_pressure_at_mean_sea_level", "Mean sea level pressure"),
@@ -32,6 +33,7 @@ _ATTRIBUTES = {
     "relative_humidity_water": ("%", "relative_humidity", "Relative humidity over water"),
     "wind_speed": ("m s-1", "wind_speed", "Wind speed"),
 }
+# Kind of relative humidity -> its formula of saturation vapour pressure.
 _SATURATION = {
     "relative_humidity": thermodynamics.saturation_pressure_mixed,
     "relative_humidity_water": thermodynamics.saturation_pressure_water,
@@ -52,24 +54,34 @@ _EXTRAPOLATED = {
 }
 # Number of values in a block, so that its float64 copies need little memory and stay in the cache.
 _BLOCK_VALUES = 300_000
+# Limits of surface pressure in Pa; values outside are in other units, or of another variable.
 _MIN_SURFACE_PA = 2e4
 _MAX_SURFACE_PA = 1.2e5
 
 
-def derived_attributes(kind: str) -> dict[str, str]:
-    """Return units, standard_name and long_name of a derived variable."""
+def build_derived_attributes(kind: str) -> dict[str, str]:
+    """Return units, standard_name and long_name of a derived variable.
+
+    Args:
+        kind: the derived quantity, a value of ``data.variable_options.NAME.derive``.
+    """
     return dict(zip(("units", "standard_name", "long_name"), _ATTRIBUTES[kind], strict=True))
 
 
-def interpolation_kind(name: str, standard_name: str) -> str:
-    """Return ``temperature`` or ``geopotential`` for variables that are extrapolated below the ground, else ""."""
+def find_extrapolated_quantity(name: str, standard_name: str) -> str:
+    """Return ``temperature`` or ``geopotential`` for a variable that is extrapolated below the ground, else "".
+
+    Args:
+        name: the variable; its name decides if it has no standard name.
+        standard_name: its standard name; empty if it has none.
+    """
     for quantity, names in _EXTRAPOLATED.items():
         if (standard_name or name.lower()) in names:
             return quantity
     return ""
 
 
-def si_conversion(
+def find_si_conversion(
     role: str, name: str, attributes: Mapping[str, str], origin: str
 ) -> Conversion | ExpConversion | None:
     """Return the conversion of an input of a formula to SI units; None if it has them.
@@ -83,14 +95,16 @@ def si_conversion(
     Raises:
         DataError: for missing or unknown units.
     """
-    units = plain(attributes.get("units", ""))
-    about = f"{name} {attributes.get('long_name', '')}".lower()
-    if role == SURFACE_PRESSURE and units not in _UNITS[role] and ("lnsp" in about or "logarithm" in about):
+    units = normalise_units(attributes.get("units", ""))
+    name_and_description = f"{name} {attributes.get('long_name', '')}".lower()
+    # Archives of model levels hold the logarithm of surface pressure, which has no units of pressure.
+    is_logarithm = "lnsp" in name_and_description or "logarithm" in name_and_description
+    if role == SURFACE_PRESSURE and units not in _UNITS[role] and is_logarithm:
         return ExpConversion()
     if units not in _UNITS[role]:
-        known_units = " or ".join(_UNITS[role])
+        allowed_units = " or ".join(_UNITS[role])
         raise DataError(
-            f'{origin}: {name} is in "{units}", but as {role} it must be in {known_units}; correct its units'
+            f'{origin}: {name} is in "{units}", but as {role} it must be in {allowed_units}; correct its units'
         )
     scale, offset = _UNITS[role][units]
     if (scale, offset) == (1.0, 0.0):
@@ -99,7 +113,11 @@ def si_conversion(
 
 
 def compute_derived(
-    kind: str | None, quantity: str, column: Column | None, inputs: Mapping[str, np.ndarray], back: Conversion | None
+    kind: str | None,
+    quantity: str,
+    level_mapping: LevelMapping | None,
+    inputs: Mapping[str, np.ndarray],
+    si_conversion: Conversion | None,
 ) -> np.ndarray:
     """Compute a derived or interpolated variable at one time, (L, h, w) float32 on the grid of the file.
 
@@ -107,139 +125,167 @@ def compute_derived(
 
     Args:
         kind: the derived quantity; None for a variable that is interpolated.
-        quantity: kind of interpolation, see `interpolation_kind`.
-        column: from the levels of the file to those of the run; None if they are the same, or there are none.
+        quantity: for an interpolated variable, see `find_extrapolated_quantity`.
+        level_mapping: from the levels of the file to those of the run; None if they are the same, or there are none.
         inputs: role -> (K, h, w) or, for the ground, (h, w); in SI units if a formula uses them.
-        back: the conversion to SI units that was applied to an interpolated variable and is inverted here.
+        si_conversion: conversion to SI units that was applied to an interpolated variable and is inverted here.
 
     Raises:
         DataError: for levels above the top, an impossible surface pressure, or a missing input of an extrapolation.
     """
-    levels, height, width = inputs[FIELD].shape
+    num_levels, height, width = inputs[FIELD].shape
     pressure = inputs.get(SURFACE_PRESSURE)
     if pressure is not None and not (np.nanmin(pressure) > _MIN_SURFACE_PA and np.nanmax(pressure) < _MAX_SURFACE_PA):
         raise DataError(
             f"surface pressure runs from {np.nanmin(pressure):g} to {np.nanmax(pressure):g} Pa; look at the units of "
             "what data.sources.N.vertical.surface_pressure names, in a forecast inference.surface_pressure"
         )
-    rows_at_once = max(1, _BLOCK_VALUES // (levels * width))
+    rows_at_once = max(1, _BLOCK_VALUES // (num_levels * width))
     blocks = []
     for start in range(0, height, rows_at_once):
         rows = slice(start, start + rows_at_once)
         block = {role: field[..., rows, :] for role, field in inputs.items()}
-        values = _derive(kind, column, block) if kind else _interpolate(quantity, column, block)
-        if back is not None:
-            values = (values - back.offset) / back.scale
+        if kind is None:
+            values = _interpolate_block(quantity, level_mapping, block)
+        else:
+            values = _derive_block(kind, level_mapping, block)
+        if si_conversion is not None:
+            values = (values - si_conversion.offset) / si_conversion.scale
         blocks.append(values.astype(np.float32))
     return np.concatenate(blocks, axis=-2)
 
 
-def _interpolate(quantity: str, column: Column, block: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Return a variable of the source on the levels of the run."""
-    interpolator = _interpolator(column, block)
-    if not quantity or not interpolator.below.any():
-        return interpolator.constant(block[FIELD])
+def _interpolate_block(quantity: str, level_mapping: LevelMapping, block: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Return a variable of the source on the levels of the run, (L, N...).
+
+    Args:
+        quantity: see `find_extrapolated_quantity`.
+        level_mapping: from the levels of the file to those of the run.
+        block: role -> field of the input in a block of cells.
+    """
+    interpolator = build_interpolator(level_mapping.levels, level_mapping.target_levels, _surface_pressure_or_0(block))
+    if not quantity or not interpolator.is_below_source.any():
+        return interpolator.interpolate_constant(block[FIELD])
     if quantity == "temperature":
-        return _temperature(column, interpolator, block)
-    if column.levels.b.any():
-        level_names = _describe_levels(column, interpolator.below)
+        return _interpolate_temperature(level_mapping, interpolator, block)
+    # Only pressure levels remain, below which geopotential continues linearly in ln p.
+    if level_mapping.levels.b.any():
+        level_names = _describe_levels(level_mapping, interpolator.is_below_source)
         raise DataError(
             f"{level_names} is below the lowest level of the source in some cells, where geopotential needs a "
             "temperature: derive it (data.variable_options.NAME.derive: geopotential)"
         )
-    return interpolator.linear(block[FIELD])
+    return interpolator.interpolate_linear(block[FIELD])
 
 
-def _derive(kind: str, column: Column | None, block: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Return a derived variable on the levels of the run."""
+def _derive_block(kind: str, level_mapping: LevelMapping | None, block: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Return a derived variable on the levels of the run, (L, N...); arguments as of `compute_derived`."""
+    # These two formulas interpolate themselves, or need the lowest level only.
     if kind == "mean_sea_level_pressure":
         surface_pressure = block[SURFACE_PRESSURE]
-        lowest_pressure = column.levels.lowest(surface_pressure)
+        lowest_pressure = level_mapping.levels.lowest_pressure(surface_pressure)
         return thermodynamics.sea_level_pressure(
             surface_pressure, block[FIELD][0], lowest_pressure, block[SURFACE_GEOPOTENTIAL]
         )[None]
     if kind == "geopotential":
-        return _geopotential(column, block)
+        return _derive_geopotential(level_mapping, block)
+    # All others are computed on the levels of the file and then brought to those of the run.
     if kind == "wind_speed":
         values = np.hypot(block[FIELD], block["northward_wind"])
     else:
-        pressure = column.levels.pressure(_surface(block))
+        pressure = level_mapping.levels.pressure(_surface_pressure_or_0(block))
         saturation = _SATURATION[kind](block[FIELD].astype(np.float64))
         values = thermodynamics.relative_humidity(block["specific_humidity"], pressure, saturation)
-    if column is None:
+    if level_mapping is None:
         return values
-    if column.target is None:
-        return values[list(column.rows)]
-    return _interpolator(column, block).constant(values)
+    if level_mapping.target_levels is None:
+        return values[list(level_mapping.rows)]
+    interpolator = build_interpolator(level_mapping.levels, level_mapping.target_levels, _surface_pressure_or_0(block))
+    return interpolator.interpolate_constant(values)
 
 
-def _geopotential(column: Column, block: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Return geopotential on the levels of the run.
+def _derive_geopotential(level_mapping: LevelMapping, block: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Return geopotential (m2 s-2) on the levels of the run, (L, N...).
 
     To pressure levels it is interpolated from the edges of the layers, where it is exact for the temperatures of the
     layers, with a temperature that is linear in ln p from edge to edge.
+
+    Args:
+        level_mapping: from the levels of the file to those of the run.
+        block: role -> field of temperature, specific humidity, surface pressure and surface geopotential.
     """
-    levels = column.levels
-    surface = block[SURFACE_PRESSURE]
-    ground = block[SURFACE_GEOPOTENTIAL]
-    lowest = block[FIELD][-1].astype(np.float64)
+    # Hydrostatic integration on the levels of the file.
+    levels = level_mapping.levels
+    surface_pressure = block[SURFACE_PRESSURE]
+    surface_geopotential = block[SURFACE_GEOPOTENTIAL]
+    lowest_temperature = block[FIELD][-1].astype(np.float64)
     virtual = thermodynamics.virtual_temperature(block[FIELD].astype(np.float64), block["specific_humidity"])
-    upper, lower = levels.edges(surface)
-    at_levels, at_edges = thermodynamics.geopotential(virtual, upper, lower, ground)
-    if column.target is None:
-        return at_levels[list(column.rows)]
+    upper, lower = levels.edge_pressures(surface_pressure)
+    at_levels, at_edges = thermodynamics.geopotential(virtual, upper, lower, surface_geopotential)
+    if level_mapping.target_levels is None:
+        return at_levels[list(level_mapping.rows)]
     # Values at the uppermost level, then at the lower edge of every layer; the last edge is the ground.
-    top = thermodynamics.R_DRY * virtual[:1] * np.log(lower[0] / levels.take([0]).lowest(surface))
-    values = np.concatenate([at_edges[:1] + top, at_edges])
+    uppermost_pressure = levels.select([0]).lowest_pressure(surface_pressure)
+    top_thickness = thermodynamics.R_DRY * virtual[:1] * np.log(lower[0] / uppermost_pressure)
+    values = np.concatenate([at_edges[:1] + top_thickness, at_edges])
     temperature = np.concatenate([virtual[:1], 0.5 * (virtual[:-1] + virtual[1:]), virtual[-1:]])
-    interpolator = interpolation_weights(levels.lower_edges(), column.target, surface)
-    geopotential = interpolator.hydrostatic(values, -thermodynamics.R_DRY * temperature)
-    lowest_pressure = levels.lowest(surface)
-    for row, is_below in enumerate(interpolator.below):
+    interpolator = build_interpolator(levels.lower_edges(), level_mapping.target_levels, surface_pressure)
+    # The derivative of geopotential by ln p is -R T in hydrostatic balance.
+    geopotential = interpolator.interpolate_hydrostatic(values, -thermodynamics.R_DRY * temperature)
+    # Extrapolation below the ground, level by level, because most levels need none.
+    lowest_pressure = levels.lowest_pressure(surface_pressure)
+    for row, is_below in enumerate(interpolator.is_below_source):
         if is_below.any():
             extrapolated = thermodynamics.extrapolate_geopotential(
-                interpolator.pressure[row], surface, lowest, lowest_pressure, ground
+                interpolator.pressure[row], surface_pressure, lowest_temperature, lowest_pressure, surface_geopotential
             )
             geopotential[row] = np.where(is_below, extrapolated, geopotential[row])
     return geopotential
 
 
-def _temperature(column: Column, interpolator: VerticalInterpolator, block: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Return temperature on the levels of the run, extrapolated below the lowest level of the source."""
-    temperature = interpolator.constant(block[FIELD])
-    surface = _surface(block)
-    lowest = block[FIELD][-1]
-    lowest_pressure = column.levels.lowest(surface)
-    if not column.levels.b.any():
+def _interpolate_temperature(
+    level_mapping: LevelMapping, interpolator: VerticalInterpolator, block: Mapping[str, np.ndarray]
+) -> np.ndarray:
+    """Return temperature (K) on the levels of the run, (L, N...), extrapolated below the lowest level of the source.
+
+    Args:
+        level_mapping: from the levels of the file to those of the run.
+        interpolator: its interpolator for the surface pressure of the block.
+        block: role -> field of temperature and, on hybrid levels, of surface pressure and surface geopotential.
+    """
+    temperature = interpolator.interpolate_constant(block[FIELD])
+    surface_pressure = _surface_pressure_or_0(block)
+    lowest_temperature = block[FIELD][-1]
+    lowest_pressure = level_mapping.levels.lowest_pressure(surface_pressure)
+    if not level_mapping.levels.b.any():
         # On pressure levels the ground is not known, so the standard lapse rate continues from the lowest level.
-        standard = lowest * (interpolator.pressure / lowest_pressure) ** thermodynamics.ALPHA
-        return np.where(interpolator.below, standard, temperature)
-    is_below_ground = interpolator.pressure > surface
+        extrapolated = lowest_temperature * (interpolator.pressure / lowest_pressure) ** thermodynamics.ALPHA
+        return np.where(interpolator.is_below_source, extrapolated, temperature)
+    is_below_ground = interpolator.pressure > surface_pressure
     if is_below_ground.any() and SURFACE_GEOPOTENTIAL not in block:
+        level_names = _describe_levels(level_mapping, is_below_ground)
         raise DataError(
-            f"{_describe_levels(column, is_below_ground)} is below the ground in some cells, where temperature is "
-            "extrapolated with the height of the ground: set data.sources.N.vertical.surface_geopotential"
+            f"{level_names} is below the ground in some cells, where temperature is extrapolated with the height of "
+            "the ground: set data.sources.N.vertical.surface_geopotential"
         )
-    ground = block.get(SURFACE_GEOPOTENTIAL, np.zeros_like(surface))
-    for row, is_below in enumerate(interpolator.below):
+    # Between the lowest level and the ground, the height of the ground has no effect.
+    surface_geopotential = block.get(SURFACE_GEOPOTENTIAL, np.zeros_like(surface_pressure))
+    for row, is_below in enumerate(interpolator.is_below_source):
         if is_below.any():
             extrapolated = thermodynamics.extrapolate_temperature(
-                interpolator.pressure[row], surface, lowest, lowest_pressure, ground
+                interpolator.pressure[row], surface_pressure, lowest_temperature, lowest_pressure, surface_geopotential
             )
             temperature[row] = np.where(is_below, extrapolated, temperature[row])
     return temperature
 
 
-def _surface(block: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Return surface pressure, or zeros of its shape for pressure levels, which do not need it."""
+def _surface_pressure_or_0(block: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Return surface pressure (N...) in Pa, or zeros of its shape for pressure levels, which do not need it."""
     return block.get(SURFACE_PRESSURE, np.zeros(block[FIELD].shape[1:]))
 
 
-def _interpolator(column: Column, block: Mapping[str, np.ndarray]) -> VerticalInterpolator:
-    return interpolation_weights(column.levels, column.target, _surface(block))
-
-
-def _describe_levels(column: Column, mask_LN: np.ndarray) -> str:
+def _describe_levels(level_mapping: LevelMapping, mask_LN: np.ndarray) -> str:
     """Return the values of the levels of the run for which a mask is true in some cell."""
     rows = np.flatnonzero(mask_LN.reshape(len(mask_LN), -1).any(axis=1))
-    return f"level {', '.join(f'{value:g}' for value in column.target.values[rows])}"
+    values = level_mapping.target_levels.values[rows]
+    return f"level {', '.join(f'{value:g}' for value in values)}"

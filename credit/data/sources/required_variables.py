@@ -12,7 +12,7 @@ from credit.config.sections.data import DataConfig
 from credit.config.sections.source import SourceConfig
 from credit.data.error_collector import ErrorCollector
 from credit.data.formats.grib.dataset import LEFT_OUT
-from credit.data.formats.select import listing
+from credit.data.formats.select import format_values
 from credit.errors import did_you_mean
 
 FIELD, SURFACE_PRESSURE, SURFACE_GEOPOTENTIAL = "field", "surface_pressure", "surface_geopotential"
@@ -28,19 +28,19 @@ class VariableRequest:
         name: its name in the run.
         role: `FIELD` for the variable that decides the files and times of a channel's variable: itself or, if that is
             derived, the first of its inputs; else the role of another input, or of a field of the ground.
-        serves: the variable of the channels; empty for a field of the ground.
+        target_variable: the variable of the channels; empty for a field of the ground.
         levels: levels of the run; None without levels.
         key: config key that requires it.
     """
 
     name: str
     role: str
-    serves: str
+    target_variable: str
     levels: Levels
     key: str
 
 
-def required_variables(channels: ChannelMap) -> dict[str, Levels]:
+def find_required_levels(channels: ChannelMap) -> dict[str, Levels]:
     """Return variable -> its levels (None for a 2-D variable), for everything that is read from data."""
     levels: dict[str, Levels] = {}
     for channel in channels.stored + channels.static_stored:
@@ -51,37 +51,37 @@ def required_variables(channels: ChannelMap) -> dict[str, Levels]:
     return levels
 
 
-def list_required_variables(conf: DataConfig) -> list[VariableRequest]:
+def list_variable_requests(conf: DataConfig) -> list[VariableRequest]:
     """Return everything that the files must have."""
     requests = []
-    for variable, levels in required_variables(conf.channel_map()).items():
+    for variable, levels in find_required_levels(conf.channel_map()).items():
         inputs = conf.field(variable).derived_from or {FIELD: variable}
         key = f"data.variable_options.{variable}.inputs" if conf.field(variable).derive else "data.variables"
         for number, (role, name) in enumerate(inputs.items()):
             requests.append(VariableRequest(name, role if number else FIELD, variable, levels, key))
     for number, source in enumerate(conf.sources):
         for role, name in _ground(source).items():
-            ground_names = [request.name for request in requests if not request.serves]
+            ground_names = [request.name for request in requests if not request.target_variable]
             if name not in ground_names:
                 requests.append(VariableRequest(name, role, "", None, f"data.sources.{number}.vertical.{role}"))
     return requests
 
 
-def variables_in_source(
+def find_source_requests(
     source: SourceConfig, requests: Sequence[VariableRequest]
 ) -> Iterator[tuple[VariableRequest, list[str]]]:
     """Yield each variable that a source has to give, with the names that it may have in the files."""
     for request in requests:
-        is_ground = not request.serves and request.name in _ground(source).values()
+        is_ground = not request.target_variable and request.name in _ground(source).values()
         if source.variables is None or request.name in source.variables or is_ground:
             yield request, source.names_of(request.name)
 
 
-def find_names(offers: Sequence[tuple[VariableRequest, list[str]]], names: set[str]) -> dict[VariableRequest, str]:
+def match_requests(offers: Sequence[tuple[VariableRequest, list[str]]], names: set[str]) -> dict[VariableRequest, str]:
     """Return request -> name in the file, for the requests that a file can serve.
 
     Args:
-        offers: the requests to its source, see `variables_in_source`; the first name that is present counts.
+        offers: the requests to its source, see `find_source_requests`; the first name that is present counts.
         names: names of the variables in the file.
     """
     in_file = {}
@@ -92,16 +92,16 @@ def find_names(offers: Sequence[tuple[VariableRequest, list[str]]], names: set[s
     return in_file
 
 
-def describe_lack(offers: Sequence[tuple[VariableRequest, list[str]]], names: set[str]) -> str:
+def describe_no_match(offers: Sequence[tuple[VariableRequest, list[str]]], names: set[str]) -> str:
     """Return why a file with these variables gives nothing."""
     requested_names = []
     for _, names_in_file in offers:
         requested_names += names_in_file
-    present_names = listing(sorted(names)) if names else "no variable with two dimensions"
-    return f"it has none of the variables that are read here ({listing(requested_names)}), but {present_names}"
+    present_names = format_values(sorted(names)) if names else "no variable with two dimensions"
+    return f"it has none of the variables that are read here ({format_values(requested_names)}), but {present_names}"
 
 
-def find_unusable(dataset: xr.Dataset, number: int) -> dict[str, str]:
+def find_unusable_variables(dataset: xr.Dataset, number: int) -> dict[str, str]:
     """Return variable -> why it cannot be read, for the variables in a file of source `number` that cannot be read."""
     selected = f"data.sources.{number}.select leaves it out: read it from another entry with the same path"
     unusable = dict.fromkeys(dataset.encoding.get(LEFT_OUT, ()), selected)
@@ -122,7 +122,7 @@ def _ground(source: SourceConfig) -> dict[str, str]:
     return names
 
 
-def report_missing(
+def report_missing_variables(
     conf: DataConfig,
     requests: Sequence[VariableRequest],
     present: Sequence[set[str]],
@@ -140,7 +140,7 @@ def report_missing(
     """
     found_names: set[str] = set()
     for number, source in enumerate(conf.sources):
-        for request, names in variables_in_source(source, requests):
+        for request, names in find_source_requests(source, requests):
             if not present[number].isdisjoint(names):
                 found_names.add(request.name)
             elif source.variables is not None and request.name in source.variables:

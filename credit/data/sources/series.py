@@ -10,9 +10,9 @@ import numpy as np
 
 from credit.calendar import Calendar
 from credit.data.formats.files import OpenFiles, file_key
-from credit.data.formats.select import listing
+from credit.data.formats.select import format_values
 from credit.data.formats.units import is_convertible, is_same_unit
-from credit.data.sources.source_index import FileVariable
+from credit.data.sources.file_scanner import FileVariable
 from credit.errors import CreditError, DataError
 
 logger = logging.getLogger(__name__)
@@ -23,7 +23,7 @@ _NO_STANDARD_NAME = "unknown"
 _MAX_COMPARED = 8
 
 
-class SourceOverlap(DataError):
+class SourceOverlapError(DataError):
     """Error for times that two sources have, mostly of many variables at once.
 
     Attributes:
@@ -32,7 +32,7 @@ class SourceOverlap(DataError):
     """
 
     def __init__(self, names: list[str], rest: str) -> None:
-        super().__init__(f"{listing(names)} {'is' if len(names) == 1 else 'are'} {rest}")
+        super().__init__(f"{format_values(names)} {'is' if len(names) == 1 else 'are'} {rest}")
         self.names = names
         self.rest = rest
 
@@ -53,7 +53,7 @@ class VariableSeries:
     file_index: np.ndarray
     position: np.ndarray
 
-    def comes_from(self, keys: Collection[str]) -> np.ndarray:
+    def is_from_files(self, keys: Collection[str]) -> np.ndarray:
         """Return for each time whether it comes from one of the given files, (N,) bool.
 
         Args:
@@ -64,13 +64,13 @@ class VariableSeries:
 
     def read(self, files: OpenFiles, indices: np.ndarray) -> Iterator[np.ndarray]:
         """Yield the fields (levels or 1, H, W) on the run's grid at each of some indices in `times`, increasing."""
-        return self._read(files, indices, raw=False)
+        return self._read(files, indices, on_file_grid=False)
 
-    def read_raw(self, files: OpenFiles, indices: np.ndarray) -> Iterator[np.ndarray]:
+    def read_on_file_grid(self, files: OpenFiles, indices: np.ndarray) -> Iterator[np.ndarray]:
         """Yield the same fields (levels or 1, h, w) on the grid of the file, as input of formulas."""
-        return self._read(files, indices, raw=True)
+        return self._read(files, indices, on_file_grid=True)
 
-    def _read(self, files: OpenFiles, indices: np.ndarray, raw: bool) -> Iterator[np.ndarray]:
+    def _read(self, files: OpenFiles, indices: np.ndarray, on_file_grid: bool) -> Iterator[np.ndarray]:
         """Yield the fields at each index.
 
         Adjacent times are read at once. So are times in one chunk of a file, together with the times between them,
@@ -78,8 +78,8 @@ class VariableSeries:
         """
         file_index = self.file_index[indices]
         position = self.position[indices]
-        chunk_times = np.array([file_variable.layout.chunk_times for file_variable in self.file_variables])
-        chunk = position // chunk_times[file_index]
+        times_per_chunk = np.array([file_variable.layout.times_per_chunk for file_variable in self.file_variables])
+        chunk = position // times_per_chunk[file_index]
         is_same_file = np.diff(file_index) == 0
         is_adjacent = np.diff(position) == 1
         is_same_chunk = np.diff(chunk) == 0
@@ -89,7 +89,7 @@ class VariableSeries:
             first = int(position[rows].min())
             last = int(position[rows].max())
             file_variable = self.file_variables[file_index[rows[0]]]
-            fields = read_file_variable(files, file_variable, slice(first, last + 1), raw)
+            fields = read_file_variable(files, file_variable, slice(first, last + 1), on_file_grid)
             for number in position[rows]:
                 yield fields[number - first]
 
@@ -108,29 +108,31 @@ class JoinedSeries(VariableSeries):
     part_index: np.ndarray
     index_in_part: np.ndarray
 
-    def comes_from(self, keys: Collection[str]) -> np.ndarray:
-        """Return for each time whether it comes from one of the given files; see `VariableSeries.comes_from`."""
+    def is_from_files(self, keys: Collection[str]) -> np.ndarray:
+        """Return for each time whether it comes from one of the given files; see `VariableSeries.is_from_files`."""
         is_given = np.zeros(len(self.times), dtype=bool)
         for number, series in enumerate(self.parts):
             is_in_series = self.part_index == number
-            is_given[is_in_series] = series.comes_from(keys)[self.index_in_part[is_in_series]]
+            is_given[is_in_series] = series.is_from_files(keys)[self.index_in_part[is_in_series]]
         return is_given
 
-    def _read(self, files: OpenFiles, indices: np.ndarray, raw: bool) -> Iterator[np.ndarray]:
+    def _read(self, files: OpenFiles, indices: np.ndarray, on_file_grid: bool) -> Iterator[np.ndarray]:
         part_index = self.part_index[indices]
         index_in_part = self.index_in_part[indices]
         # Adjacent times of one series are read together.
         for rows in np.split(np.arange(len(indices)), np.flatnonzero(np.diff(part_index)) + 1):
             if len(rows):
                 series = self.parts[part_index[rows[0]]]
-                read = series.read_raw if raw else series.read
+                read = series.read_on_file_grid if on_file_grid else series.read
                 yield from read(files, index_in_part[rows])
 
 
-def by_source(file_variables: list[FileVariable]) -> list[list[FileVariable]]:
+def group_by_source(file_variables: list[FileVariable]) -> list[list[FileVariable]]:
     """Return the files of each source, in the order of the config."""
-    numbers = sorted({file_variable.source for file_variable in file_variables})
-    return [[file_variable for file_variable in file_variables if file_variable.source == number] for number in numbers]
+    variables_of_source: dict[int, list[FileVariable]] = {}
+    for file_variable in file_variables:
+        variables_of_source.setdefault(file_variable.source_number, []).append(file_variable)
+    return [variables_of_source[number] for number in sorted(variables_of_source)]
 
 
 def join_series(name: str, parts: list[VariableSeries], calendar: Calendar) -> VariableSeries:
@@ -142,7 +144,7 @@ def join_series(name: str, parts: list[VariableSeries], calendar: Calendar) -> V
         calendar: the calendar.
 
     Raises:
-        SourceOverlap: for a time that two sources have.
+        SourceOverlapError: for a time that two sources have.
     """
     if len(parts) == 1:
         return parts[0]
@@ -167,12 +169,12 @@ def join_series(name: str, parts: list[VariableSeries], calendar: Calendar) -> V
 
 def _overlap(
     name: str, first_series: VariableSeries, second_series: VariableSeries, calendar: Calendar
-) -> SourceOverlap:
+) -> SourceOverlapError:
     """Return the error for two sources that have a time in common, with the period that would cut them apart."""
     shared_times = np.intersect1d(first_series.times, second_series.times)
     early, late = sorted((first_series, second_series), key=lambda series: int(series.times[-1]))
-    early_number = early.file_variables[0].source
-    late_number = late.file_variables[0].source
+    early_number = early.file_variables[0].source_number
+    late_number = late.file_variables[0].source_number
     advice = "say with data.sources.N.variables which of them gives it"
     remaining_times = late.times[late.times > early.times[-1]]
     if len(remaining_times):
@@ -180,7 +182,7 @@ def _overlap(
         last = calendar.format(remaining_times[-1])
         period = f'data.sources.{late_number}.period: ["{first}", "{last}"]'
         advice = f"begin one where the other ends ({period}), or {advice}"
-    return SourceOverlap(
+    return SourceOverlapError(
         [name],
         f"in data.sources {early_number} and {late_number} at the same {len(shared_times)} times, from "
         f"{calendar.format(shared_times[0])} to {calendar.format(shared_times[-1])}; sources may follow each other in "
@@ -189,48 +191,63 @@ def _overlap(
 
 
 def read_file_variable(
-    files: OpenFiles, file_variable: FileVariable, position: int | slice, raw: bool = False
+    files: OpenFiles, file_variable: FileVariable, position: int | slice, on_file_grid: bool = False
 ) -> np.ndarray:
     """Return the fields of a variable in a file, (levels or 1, H, W) at one time, (T, levels or 1, H, W) at several.
 
     Args:
         files: opens the file.
         file_variable: the variable in its file.
-        position: index of the time in the file, or a slice.
-        raw: return (..., h, w) on the grid of the file, as input of formulas.
+        position: index of the time in the file, or a slice of T times.
+        on_file_grid: return fields (..., h, w) on the grid of the file and in SI units, as inputs of formulas; else
+            fields on the grid and in the units of the run.
 
     Raises:
         DataError: if the file cannot be read there.
     """
+    layout = file_variable.layout
     try:
-        dataset = files.get(file_variable.path, file_variable.source)
-        return file_variable.layout.read_raw(dataset, position) if raw else file_variable.layout.read(dataset, position)
+        dataset = files.get(file_variable.path, file_variable.source_number)
+        if on_file_grid:
+            return layout.read_on_file_grid(dataset, position)
+        return layout.read(dataset, position)
     except CreditError:
         raise
     except Exception as error:
         # netCDF, HDF5 and zarr raise a dozen kinds of errors for damaged data.
         time_range = f"{position.start} to {position.stop - 1}" if isinstance(position, slice) else position
         raise DataError(
-            f"{file_variable.path}: {file_variable.layout.name} cannot be read at position {time_range} in time "
+            f"{file_variable.path}: {layout.name} cannot be read at position {time_range} in time "
             f"({error}); the file is damaged or truncated: copy it again"
         ) from error
 
 
-def read_constant(files: OpenFiles, name: str, file_variable: FileVariable, raw: bool = False) -> np.ndarray:
-    """Return the fields (levels or 1, H, W) of a static variable; first, middle and last time must be equal."""
-    length = len(file_variable.layout.times) if "time" in file_variable.layout.dims else 1
-    values = read_file_variable(files, file_variable, 0, raw)
-    for position in sorted({length // 2, length - 1} - {0}):
-        if not np.array_equal(values, read_file_variable(files, file_variable, position, raw), equal_nan=True):
+def read_static_variable(
+    files: OpenFiles, name: str, file_variable: FileVariable, on_file_grid: bool = False
+) -> np.ndarray:
+    """Return the fields (levels or 1, H, W) of a static variable; arguments as of `read_file_variable`.
+
+    If its file has several times, the fields of the first, the middle and the last one are compared.
+
+    Raises:
+        DataError: if these fields differ, or cannot be read.
+    """
+    num_times = 1
+    if "time" in file_variable.layout.dims:
+        num_times = len(file_variable.layout.times)
+    fields = read_file_variable(files, file_variable, 0, on_file_grid)
+    for position in sorted({num_times // 2, num_times - 1} - {0}):
+        other_fields = read_file_variable(files, file_variable, position, on_file_grid)
+        if not np.array_equal(fields, other_fields, equal_nan=True):
             raise DataError(
                 f"{file_variable.path}: {name} is listed as static but varies in time (positions 0 and {position} "
                 "differ); list it under dynamic_forcing"
             )
-    return values
+    return fields
 
 
 def build_series(
-    name: str, file_variables: list[FileVariable], files: OpenFiles, calendar: Calendar, raw: bool = False
+    name: str, file_variables: list[FileVariable], files: OpenFiles, calendar: Calendar, on_file_grid: bool = False
 ) -> VariableSeries:
     """Order the files of a variable in one source by time; a time in two files must have equal fields in both.
 
@@ -250,7 +267,7 @@ def build_series(
     times = np.concatenate([file_variable.times for file_variable in file_variables])
     if not len(times):
         raise DataError(
-            f"data.sources.{file_variables[0].source}.period: {name} has no time in it; "
+            f"data.sources.{file_variables[0].source_number}.period: {name} has no time in it; "
             f"{_describe_span(file_variables, calendar)}"
         )
     lengths = [len(file_variable.times) for file_variable in file_variables]
@@ -259,7 +276,7 @@ def build_series(
     order = np.argsort(times, kind="stable")
     series = VariableSeries(file_variables, times[order], file_index[order], position[order])
     repeated = np.flatnonzero(np.diff(series.times) == 0) + 1
-    _check_overlap(name, series, repeated, files, calendar, raw)
+    _check_overlap(name, series, repeated, files, calendar, on_file_grid)
     unique = np.setdiff1d(np.arange(len(times)), repeated)
     return VariableSeries(file_variables, series.times[unique], series.file_index[unique], series.position[unique])
 
@@ -270,7 +287,7 @@ def _describe_span(file_variables: list[FileVariable], calendar: Calendar) -> st
 
 
 def _check_overlap(
-    name: str, series: VariableSeries, repeated: np.ndarray, files: OpenFiles, calendar: Calendar, raw: bool
+    name: str, series: VariableSeries, repeated: np.ndarray, files: OpenFiles, calendar: Calendar, on_file_grid: bool
 ) -> None:
     """Stop if a time is twice in a file, or two files have different fields for it; a few such times are compared.
 
@@ -292,8 +309,8 @@ def _check_overlap(
     for index in repeated[compared]:
         earlier_file = series.file_variables[series.file_index[index - 1]]
         later_file = series.file_variables[series.file_index[index]]
-        earlier_fields = read_file_variable(files, earlier_file, int(series.position[index - 1]), raw)
-        later_fields = read_file_variable(files, later_file, int(series.position[index]), raw)
+        earlier_fields = read_file_variable(files, earlier_file, int(series.position[index - 1]), on_file_grid)
+        later_fields = read_file_variable(files, later_file, int(series.position[index]), on_file_grid)
         if not np.array_equal(earlier_fields, later_fields, equal_nan=True):
             raise DataError(
                 f"{name} at {calendar.format(series.times[index])} differs between {earlier_file.path} and "
@@ -302,7 +319,7 @@ def _check_overlap(
     logger.info("%s: %d times are in two files with equal fields; the first is used", name, len(repeated))
 
 
-def shared_attributes(name: str, file_variables: list[FileVariable], temporal: str) -> dict[str, str]:
+def merge_attributes(name: str, file_variables: list[FileVariable], temporal: str) -> dict[str, str]:
     """Return units, standard_name, long_name and, unless instantaneous, temporal; all files must have one unit.
 
     Raises:

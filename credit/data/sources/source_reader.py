@@ -12,21 +12,22 @@ from credit.calendar import Calendar
 from credit.channels import ChannelMap
 from credit.config.sections.data import DataConfig
 from credit.data.error_collector import ErrorCollector
-from credit.data.formats.cf import VariableLayout
 from credit.data.formats.files import OpenFiles, file_key
+from credit.data.formats.variable_layout import VariableLayout
 from credit.data.samples.missing_values import check_values, find_masks
-from credit.data.sources.accumulation import TimeAggregation, build_windows
-from credit.data.sources.contributions import Contribution, list_contributions, warn_of_idle_files
-from credit.data.sources.derived_series import DerivedSeries, build_variable, is_derived
+from credit.data.sources.accumulation import TimeAggregation, build_time_aggregation
+from credit.data.sources.contributions import Contribution, list_contributions, warn_of_unused_files
+from credit.data.sources.derived_series import DerivedSeries, build_variable_series, is_derived
+from credit.data.sources.file_scanner import FileVariable
 from credit.data.sources.series import (
     JoinedSeries,
-    SourceOverlap,
+    SourceOverlapError,
     VariableSeries,
-    by_source,
-    read_constant,
-    shared_attributes,
+    group_by_source,
+    merge_attributes,
+    read_static_variable,
 )
-from credit.data.sources.source_index import FileVariable, SourceIndex, scan_sources
+from credit.data.sources.source_index import SourceIndex, scan_sources
 from credit.data.sources.time_axis import align_times
 from credit.data.store.chunk_reader import scatter_fields
 from credit.errors import DataError
@@ -45,7 +46,7 @@ class SourceReader:
 
     Args:
         channels: the channels.
-        scan: contents of the files.
+        source_index: contents of the files.
         series: variable -> its times and files, for every time-varying variable in the order of the channels.
         windows: variable -> how its values are computed from those in its files.
         policies: variable -> at which times its values count, see `credit.data.sources.time_axis`.
@@ -55,8 +56,8 @@ class SourceReader:
 
     Attributes:
         packing_steps: variable -> step of its packed integers, if it is packed.
-        chunk_times: the most of `times` that a chunk of any variable spans; 1 without chunks.
-        bytes_a_time: memory for each time, if several times are read at once.
+        times_per_chunk: the most of `times` that a chunk of any variable spans; 1 without chunks.
+        bytes_per_time: memory for each time, if several times are read at once.
 
     Raises:
         DataError: for missing values in the static fields, or no time that all variables have.
@@ -67,7 +68,7 @@ class SourceReader:
     def __init__(
         self,
         channels: ChannelMap,
-        scan: SourceIndex,
+        source_index: SourceIndex,
         series: dict[str, VariableSeries],
         windows: dict[str, TimeAggregation],
         policies: dict[str, str],
@@ -75,28 +76,28 @@ class SourceReader:
         files: OpenFiles,
         declared: list[str],
     ) -> None:
-        self._scan = scan
-        self.grid: LatLonGrid = scan.grid
-        self.calendar: Calendar = scan.calendar
+        self._source_index = source_index
+        self.grid: LatLonGrid = source_index.grid
+        self.calendar: Calendar = source_index.calendar
         self.channels = channels
         # `_window_index`: variable -> (N,) index in the times of its window.
-        self.times, self._window_index = align_times(windows, policies, scan.calendar)
+        self.times, self._window_index = align_times(windows, policies, source_index.calendar)
         self.attributes = attributes
         # Tables of coefficients decide values as well, so they count as source files.
-        self._paths = scan.paths | dict.fromkeys(scan.tables, 0)
+        self._paths = source_index.paths | dict.fromkeys(source_index.coefficient_files, 0)
         self.packing_steps: dict[str, float] = {}
-        for name, file_variables in scan.file_variables.items():
+        for name, file_variables in source_index.file_variables.items():
             packing_step = max(file_variable.layout.packing_step for file_variable in file_variables)
             if packing_step > 0:
                 self.packing_steps[name] = packing_step
-        self.chunk_times = 1
-        for file_variables in (*scan.file_variables.values(), *scan.inputs.values()):
+        self.times_per_chunk = 1
+        for file_variables in (*source_index.file_variables.values(), *source_index.inputs.values()):
             for file_variable in file_variables:
-                self.chunk_times = max(self.chunk_times, _times_in_chunk(file_variable.layout, self.times))
+                self.times_per_chunk = max(self.times_per_chunk, _times_in_chunk(file_variable.layout, self.times))
         self._files = files
         self._series = series
         self._windows = windows
-        self._static = self._read_static(scan)
+        self._static = self._read_static(source_index)
         self.masks = find_masks(self._static, channels.static_stored, declared)
         check_values(self._static, channels.static_stored, self.masks, self.grid, "any time")
         # The fields of the run, and what is read of the files for the largest variable.
@@ -105,7 +106,7 @@ class SourceReader:
             times_read = max(len(windows[name].terms), _file_times_per_time(variable_series, self.times))
             largest_variable_bytes = max(largest_variable_bytes, _read_bytes(variable_series) * times_read)
         fields_bytes = len(channels.stored) * math.prod(self.grid.shape) * 4
-        self.bytes_a_time = fields_bytes + largest_variable_bytes
+        self.bytes_per_time = fields_bytes + largest_variable_bytes
         masked = [channel for channel in channels.stored if channel.variable in declared]
         self.masks |= find_masks(self._assemble([0], declared)[0], masked, declared)
 
@@ -124,17 +125,17 @@ class SourceReader:
             indices: indices of the times.
             held_bytes: memory for reading a chunk of the files at once.
         """
-        times_at_once = self.times_at_once(held_bytes)
+        times_at_once = self.count_times_at_once(held_bytes)
         for start in range(0, len(indices), times_at_once):
             yield from self._read_variables(indices[start : start + times_at_once], set(self._series))
 
-    def times_at_once(self, held_bytes: int) -> int:
+    def count_times_at_once(self, held_bytes: int) -> int:
         """Return how many times `read_each` reads at once: a few, or as many of a chunk as fit into the memory."""
-        return max(1, _BYTES_AT_ONCE // self.bytes_a_time, self.chunk_part(held_bytes))
+        return max(1, _BYTES_AT_ONCE // self.bytes_per_time, self.count_chunk_times_in_memory(held_bytes))
 
-    def chunk_part(self, held_bytes: int) -> int:
+    def count_chunk_times_in_memory(self, held_bytes: int) -> int:
         """Return how many times of the longest chunk fit into the memory."""
-        return min(self.chunk_times, held_bytes // self.bytes_a_time)
+        return min(self.times_per_chunk, held_bytes // self.bytes_per_time)
 
     def read_into(self, index: int, targets: Sequence[np.ndarray | None]) -> None:
         """Read the fields of one time into given arrays (H, W), one for each stored channel; None skips a channel.
@@ -184,11 +185,11 @@ class SourceReader:
         """Return path -> fingerprint (size and time of change) of every source file."""
         return {file_key(path): self._files.fingerprint(path, number) for path, number in self._paths.items()}
 
-    def gives_static(self, keys: set[str]) -> bool:
+    def has_static_from(self, keys: set[str]) -> bool:
         """Return whether a static field comes from one of the given files; see `find_times_from`."""
         static_variables = {channel.variable for channel in self.channels.static_stored}
         for name in static_variables:
-            for file_variable in self._scan.file_variables[name]:
+            for file_variable in self._source_index.file_variables[name]:
                 if file_key(file_variable.path) in keys:
                     return True
         return False
@@ -199,11 +200,11 @@ class SourceReader:
         Args:
             keys: keys of the files, as in `describe_files`.
         """
-        if not keys.isdisjoint(map(file_key, self._scan.tables)):
+        if not keys.isdisjoint(map(file_key, self._source_index.coefficient_files)):
             return self.times
         is_affected = np.zeros(len(self.times), dtype=bool)
         for name, series in self._series.items():
-            is_given = series.comes_from(keys)
+            is_given = series.is_from_files(keys)
             window = self._windows[name]
             is_window_affected = np.zeros(len(window.times), dtype=bool)
             for weights, indices in window.terms:
@@ -213,7 +214,7 @@ class SourceReader:
 
     def list_contributions(self, conf: DataConfig) -> list[Contribution]:
         """Return the contribution of each source; `conf` is the data section that the sources were opened with."""
-        return list_contributions(conf, self._scan, self._series)
+        return list_contributions(conf, self._source_index, self._series)
 
     def _read_variables(self, indices: Sequence[int], names: Collection[str]) -> list[np.ndarray]:
         """Return the stored channels of some variables at some times."""
@@ -248,34 +249,34 @@ class SourceReader:
             row += num_levels
         return fields
 
-    def _read_static(self, scan: SourceIndex) -> np.ndarray:
+    def _read_static(self, source_index: SourceIndex) -> np.ndarray:
         names = dict.fromkeys(channel.variable for channel in self.channels.static_stored)
         if not names:
             return np.zeros((0, *self.grid.shape), dtype=np.float32)
-        fields = [self._read_constant(name, scan.file_variables[name]) for name in names]
+        fields = [self._read_static_variable(name, source_index.file_variables[name]) for name in names]
         return np.concatenate(fields, dtype=np.float32, casting="same_kind")
 
-    def _read_constant(self, name: str, file_variables: list[FileVariable]) -> np.ndarray:
+    def _read_static_variable(self, name: str, file_variables: list[FileVariable]) -> np.ndarray:
         """Return a static variable from the first file of each source that has it; all must have the same fields."""
-        first, *others = [source_variables[0] for source_variables in by_source(file_variables)]
-        fields = read_constant(self._files, name, first)
+        first, *others = [source_variables[0] for source_variables in group_by_source(file_variables)]
+        fields = read_static_variable(self._files, name, first)
         for other in others:
-            if not np.array_equal(fields, read_constant(self._files, name, other), equal_nan=True):
+            if not np.array_equal(fields, read_static_variable(self._files, name, other), equal_nan=True):
                 raise DataError(
-                    f"{name} is static and differs between {first.path} (data.sources.{first.source}) and {other.path} "
-                    f"(data.sources.{other.source}); list the variables of the other source without {name} in "
-                    "data.sources.N.variables"
+                    f"{name} is static and differs between {first.path} (data.sources.{first.source_number}) and "
+                    f"{other.path} (data.sources.{other.source_number}); list the variables of the other source "
+                    f"without {name} in data.sources.N.variables"
                 )
         return fields
 
 
-def _find_policy(name: str, scan: SourceIndex, conf: DataConfig) -> tuple[int, str]:
+def _find_policy(name: str, source_index: SourceIndex, conf: DataConfig) -> tuple[int, str]:
     """Return the number of the first source of a variable and the policy ``times`` of all its sources.
 
     Raises:
         DataError: if two sources differ.
     """
-    numbers = [file_variables[0].source for file_variables in by_source(scan.file_variables[name])]
+    numbers = [file_variables[0].source_number for file_variables in group_by_source(source_index.file_variables[name])]
     first = numbers[0]
     for number in numbers[1:]:
         if conf.sources[number].times != conf.sources[first].times:
@@ -303,11 +304,11 @@ def _file_times_per_time(series: VariableSeries, times: np.ndarray) -> int:
     for read_series in (series, *_input_series(series)):
         for file_variable in read_series.file_variables:
             layout = file_variable.layout
-            if layout.chunk_times == 1 or layout.times is None or min(len(times), len(layout.times)) < 2:
+            if layout.times_per_chunk == 1 or layout.times is None or min(len(times), len(layout.times)) < 2:
                 continue
             file_interval = int(np.diff(layout.times).min())
             ratio = int(np.diff(times).min()) // file_interval
-            most = max(most, min(ratio, layout.chunk_times))
+            most = max(most, min(ratio, layout.times_per_chunk))
     return most
 
 
@@ -332,16 +333,16 @@ def open_sources(conf: DataConfig) -> SourceReader:
     """
     problems = ErrorCollector()
     files = OpenFiles(conf.sources)
-    scan = scan_sources(conf, files, problems)
-    if problems.messages and scan is not None:
+    source_index = scan_sources(conf, files, problems)
+    if problems.messages and source_index is not None:
         # The reason may be a file that gives nothing.
-        warn_of_idle_files(list_contributions(conf, scan))
+        warn_of_unused_files(list_contributions(conf, source_index))
     problems.raise_any()
     channels = conf.channel_map()
     attributes: dict[str, dict] = {}
-    for name, file_variables in scan.file_variables.items():
+    for name, file_variables in source_index.file_variables.items():
         with problems.collect():
-            attributes[name] = shared_attributes(name, file_variables, conf.field(name).temporal)
+            attributes[name] = merge_attributes(name, file_variables, conf.field(name).temporal)
     series: dict[str, VariableSeries] = {}
     windows: dict[str, TimeAggregation] = {}
     policies: dict[str, str] = {}
@@ -350,37 +351,37 @@ def open_sources(conf: DataConfig) -> SourceReader:
     for name in dict.fromkeys(channel.variable for channel in channels.stored):
         with problems.collect():
             try:
-                series[name] = build_variable(name, scan, conf, files)
-            except SourceOverlap as error:
+                series[name] = build_variable_series(name, source_index, conf, files)
+            except SourceOverlapError as error:
                 overlaps.setdefault(error.rest, []).extend(error.names)
                 continue
-            windows[name] = build_windows(name, series[name], conf, scan.calendar)
-            number, policies[name] = _find_policy(name, scan, conf)
+            windows[name] = build_time_aggregation(name, series[name], conf, source_index.calendar)
+            number, policies[name] = _find_policy(name, source_index, conf)
             if name in predicted and policies[name] != "exact":
                 raise DataError(
                     f"data.sources.{number}.times: {policies[name]} is for forcings, but {name} is predicted; set "
                     f"times: exact, or list the forcings in a separate source (data.sources.{number}.variables)"
                 )
     for name in dict.fromkeys(channel.variable for channel in channels.static_stored):
-        if is_derived(name, scan.file_variables[name], conf):
+        if is_derived(name, source_index.file_variables[name], conf):
             problems.add(
                 f"{name} is static and on levels, and its source has vertical: interpolated fields vary in time; list "
                 "it under dynamic_forcing"
             )
     for rest, names in overlaps.items():
-        problems.add(str(SourceOverlap(names, rest)))
-    warn_of_idle_files(list_contributions(conf, scan, None if problems.messages else series))
+        problems.add(str(SourceOverlapError(names, rest)))
+    warn_of_unused_files(list_contributions(conf, source_index, None if problems.messages else series))
     problems.raise_any()
     declared = [name for name, field in conf.variable_options.items() if field.missing == "fill_mean"]
-    return SourceReader(channels, scan, series, windows, policies, attributes, files, declared)
+    return SourceReader(channels, source_index, series, windows, policies, attributes, files, declared)
 
 
 def _times_in_chunk(layout: VariableLayout, times: np.ndarray) -> int:
     """Return the most of `times` that a chunk of a file spans."""
-    if layout.chunk_times == 1 or layout.times is None or len(times) < 2 or len(layout.times) < 2:
+    if layout.times_per_chunk == 1 or layout.times is None or len(times) < 2 or len(layout.times) < 2:
         return 1
     num_times = len(layout.times)
-    last_in_chunk = np.minimum(np.arange(num_times) + layout.chunk_times, num_times) - 1
+    last_in_chunk = np.minimum(np.arange(num_times) + layout.times_per_chunk, num_times) - 1
     stop = np.searchsorted(times, layout.times[last_in_chunk], "right")
     start = np.searchsorted(times, layout.times)
     return max(1, int((stop - start).max()))

@@ -37,7 +37,7 @@ class ValueCheckResult:
     bad: list[str]
 
 
-def look_at_values(reader: SourceReader, first_minutes: int, last_minutes: int) -> ValueCheckResult:
+def check_sampled_values(reader: SourceReader, first_minutes: int, last_minutes: int) -> ValueCheckResult:
     """Read one time of each file in a period, and others for a few seconds, and return what is wrong."""
     inside = np.flatnonzero((reader.times >= first_minutes) & (reader.times <= last_minutes))
     # Every file is read, however many there are, because each may have other units.
@@ -53,7 +53,7 @@ def look_at_values(reader: SourceReader, first_minutes: int, last_minutes: int) 
         len(file_indices),
     )
     bad: list[str] = []
-    times_at_once = reader.times_at_once(_BYTES_AT_ONCE)
+    times_at_once = reader.count_times_at_once(_BYTES_AT_ONCE)
     bar = ProgressBar(
         total=len(time_indices),
         desc="looking at values",

@@ -10,7 +10,7 @@ import numpy as np
 
 from credit.channels import Channel
 from credit.config.sections.data import TransformConfig
-from credit.data.transforms import invert
+from credit.data.transforms import invert_transform
 
 _MOST_DEVIATIONS = 1000.0
 # Outliers must be rare: the scale is computed without this fraction of the times, which is also the fraction of bad
@@ -93,8 +93,8 @@ def find_outliers(
         transform = transforms.get(channel.variable)
         if transform is not None:
             # The user compares the value with the file and with valid_range, which are in physical units.
-            value = invert(value, transform)
-            usual = invert(usual, transform)
+            value = invert_transform(value, transform)
+            usual = invert_transform(usual, transform)
         outlier = Outlier(
             channel.name, channel.variable, float(value), float(usual), float(deviations), transform is not None
         )

@@ -180,7 +180,7 @@ def _add_arrays(
         _add(group, dim, names, (dim,))
     num_channels = len(channels.stored)
     bytes_per_time = 4 * num_channels * grid.shape[0] * grid.shape[1]
-    part_length = store_writer.part_length(bytes_per_time, sources.chunk_part(settings.held_bytes))
+    part_length = store_writer.part_length(bytes_per_time, sources.count_chunk_times_in_memory(settings.held_bytes))
     arrays_along_time = (
         ("done", (), np.uint8, ()),
         ("digest", (), np.uint64, ()),

@@ -21,7 +21,7 @@ import zarr
 from credit.calendar import Calendar
 from credit.channels import ChannelMap
 from credit.config.sections.data import DataConfig, TransformConfig
-from credit.data.formats.files import OpenFiles, expand_paths, file_fingerprint, file_key
+from credit.data.formats.files import OpenFiles, expand_paths, file_key, read_file_fingerprint
 from credit.data.sources.source_reader import SourceReader
 from credit.data.store.integrity import WHOLE_ARRAYS, Damage
 from credit.data.store.outliers import find_outliers
@@ -94,7 +94,7 @@ def find_source_changes(conf: DataConfig, meta: Mapping[str, Any]) -> SourceChan
     for key in meta["sources"]:
         # Files of coefficients do not belong to a source.
         if key not in now and os.path.exists(key):
-            now[key] = file_fingerprint(Path(key))
+            now[key] = read_file_fingerprint(Path(key))
     return compare_sources(meta["sources"], now)
 
 
@@ -121,7 +121,7 @@ def find_times_to_redo(
     if not keys:
         return None
     affected = np.intersect1d(sources.find_times_from(keys), times)
-    if len(affected) == 0 and not sources.gives_static(keys):
+    if len(affected) == 0 and not sources.has_static_from(keys):
         group = zarr.open_group(path, mode="r+")
         group.attrs["credit"] = {**meta, "sources": sources.describe_files()}
         logger.info("%s: none of its fields come from %s, which are new or changed", path, _count_files(sorted(keys)))

@@ -53,7 +53,7 @@ class WriteTask:
     held_bytes: int
 
 
-def part_length(bytes_per_time: int, chunk_part: int) -> int:
+def part_length(bytes_per_time: int, count_chunk_times_in_memory: int) -> int:
     """Return the number of times in a part: 32, or fewer if they exceed a GiB, so that little is written twice.
 
     A part is longer if more times of a chunk of the sources are read at once, because every part that needs some times
@@ -61,9 +61,9 @@ def part_length(bytes_per_time: int, chunk_part: int) -> int:
 
     Args:
         bytes_per_time: size of the fields.
-        chunk_part: see `SourceReader.chunk_part`.
+        count_chunk_times_in_memory: see `SourceReader.count_chunk_times_in_memory`.
     """
-    return max(1, min(_MAX_PART_TIMES, _MAX_PART_BYTES // bytes_per_time), chunk_part)
+    return max(1, min(_MAX_PART_TIMES, _MAX_PART_BYTES // bytes_per_time), count_chunk_times_in_memory)
 
 
 def pending_parts(marks: np.ndarray, length: int) -> list[int]:
@@ -204,7 +204,7 @@ class _PartReader:
         """
         sources = self._task.sources
         held_bytes = self._task.held_bytes
-        times_at_once = sources.times_at_once(held_bytes)
+        times_at_once = sources.count_times_at_once(held_bytes)
         for start in range(0, len(times), times_at_once):
             indices = [sources.index_of(minutes) for minutes in times[start : start + times_at_once]]
             try:

@@ -19,7 +19,7 @@ from credit.channels import Channel, ChannelMap
 from credit.config.sections.data import DataConfig
 from credit.config.sections.inference import InferenceConfig
 from credit.config.sections.output import ACCUMULATION, DerivedVariableConfig
-from credit.data.sources.derived_variables import compute_derived, derived_attributes, interpolation_kind
+from credit.data.sources.derived_variables import build_derived_attributes, compute_derived, find_extrapolated_quantity
 from credit.data.sources.levels.level_mapping import require_full_column
 from credit.data.sources.required_variables import FIELD, SURFACE_GEOPOTENTIAL, SURFACE_PRESSURE
 from credit.errors import ConfigError
@@ -27,7 +27,7 @@ from credit.forecast.io.output_inputs import OutputInputs, RecipeInput
 from credit.forecast.io.schema import SINCE_START, OutputFields
 from credit.forecast.rollout import ForecastStart
 from credit.grid import LatLonGrid
-from credit.physics.vertical import Column
+from credit.physics.vertical import LevelMapping
 
 # Derived variables that need the whole column down to the ground, and others that need pressure.
 _NEEDS_GROUND = ("geopotential", "mean_sea_level_pressure")
@@ -54,7 +54,7 @@ class _Recipe:
 
     kind: str | None
     quantity: str
-    column: Column | None
+    column: LevelMapping | None
     inputs: Mapping[str, RecipeInput]
 
 
@@ -244,7 +244,7 @@ class OutputDiagnostics:
             self._recipes.append(_Copy(channel_index))
             return [Channel(channel.name, name, channel.level, "diagnostic") for channel in channels]
         column, order = self._inputs.column(key, name, pressures)
-        quantity = interpolation_kind(name, self._inputs.attributes_of(name).get("standard_name", ""))
+        quantity = find_extrapolated_quantity(name, self._inputs.attributes_of(name).get("standard_name", ""))
         is_temperature = quantity == "temperature"
         si = self._inputs.si(key, "temperature", name) if is_temperature else None
         inputs = {
@@ -274,7 +274,7 @@ class OutputDiagnostics:
         if kind == ACCUMULATION:
             return self._add_sum(key, name, derived_config)
 
-        self.attributes[name] = derived_attributes(kind)
+        self.attributes[name] = build_derived_attributes(kind)
         # The first input determines the levels of the derived variable.
         first_variable = next(iter(roles.values()))
         levels = self._inputs.levels_of(first_variable, key)
@@ -299,7 +299,7 @@ class OutputDiagnostics:
         if kind == "mean_sea_level_pressure":
             # It is extrapolated from the lowest level.
             order = order[-1:]
-            column = Column(column.levels.take([-1]), None)
+            column = LevelMapping(column.levels.select([-1]), None)
         inputs: dict[str, RecipeInput] = {}
         for role, variable in roles.items():
             channel_index = self._inputs.channel_index(variable, key)

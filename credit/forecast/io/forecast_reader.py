@@ -18,7 +18,7 @@ import xarray as xr
 
 from credit.calendar import Calendar
 from credit.config.sections.verification import OtherForecastsConfig
-from credit.data.formats.remote import is_remote, open_remote
+from credit.data.formats.remote import is_remote, open_remote_store
 from credit.errors import DataError
 from credit.forecast.forecast_source import ForecastSource
 from credit.forecast.io.metadata import ForecastMetadata, Source
@@ -287,7 +287,7 @@ def _open_zarr(path: Path) -> tuple[Mapping[str, xr.Variable], Mapping[str, obje
 def _open_remote_zarr(
     url: str, options: Mapping[str, object]
 ) -> tuple[Mapping[str, xr.Variable], Mapping[str, object]]:
-    dataset = open_remote(url, options, decode_times=False, decode_timedelta=False, chunks=None, cache=False)
+    dataset = open_remote_store(url, options, decode_times=False, decode_timedelta=False, chunks=None, cache=False)
     return dataset.variables, dataset.attrs
 
 

@@ -10,7 +10,7 @@ import netCDF4
 import numpy as np
 import xarray as xr
 
-from credit.data.formats.cf import level_values, role_of
+from credit.data.formats.cf import find_role, read_level_values
 from credit.errors import DataError, did_you_mean
 from credit.forecast.io.schema import HISTORY, run_attributes
 from credit.grid import LatLonGrid
@@ -219,7 +219,7 @@ class _OtherDims:
             coordinate = source.coordinate(dim)
             if coordinate is None:
                 self._reasons[dim] = "has no coordinate"
-            elif not dim.startswith("level") and role_of(dim, coordinate) != "level":
+            elif not dim.startswith("level") and find_role(dim, coordinate) != "level":
                 self._reasons[dim] = _NO_LEVEL
             else:
                 try:
@@ -280,7 +280,7 @@ def _find_fields(
 def _levels(coordinate: xr.Variable, dim: str, level_units: str | None, origin: Path | str) -> tuple[np.ndarray, str]:
     """Return level values and their units: those of the source, or `level_units`."""
     if level_units is not None:
-        return level_values(coordinate, dim, level_units, str(origin)), level_units
+        return read_level_values(coordinate, dim, level_units, str(origin)), level_units
     units = str(coordinate.attrs.get("units", "hPa"))
     return coordinate.values, "model_level" if units == "1" else units
 

@@ -16,11 +16,11 @@ from credit.config.sections.data import DataConfig
 from credit.config.sections.inference import InferenceConfig
 from credit.data.formats.cf import match_levels
 from credit.data.formats.units import Conversion
-from credit.data.sources.derived_variables import si_conversion
+from credit.data.sources.derived_variables import find_si_conversion
 from credit.data.sources.levels.hybrid_coefficients import MEAN_SURFACE_PA, load_coefficients
 from credit.data.sources.required_variables import SURFACE_GEOPOTENTIAL, SURFACE_PRESSURE
 from credit.errors import ConfigError, did_you_mean
-from credit.physics.vertical import Column, HybridLevels
+from credit.physics.vertical import HybridLevels, LevelMapping
 
 _PASCAL = {"hPa": 100.0, "Pa": 1.0}
 _STANDARD_NAMES = {
@@ -106,9 +106,9 @@ class OutputInputs:
 
     def si(self, key: str, role: str, name: str) -> Conversion | None:
         """Return the conversion of a variable to SI units, None where none is needed."""
-        return si_conversion(role, name, self.attributes_of(name), key)
+        return find_si_conversion(role, name, self.attributes_of(name), key)
 
-    def column(self, key: str, name: str, pressures: Sequence[float] | None) -> tuple[Column, list[int]]:
+    def column(self, key: str, name: str, pressures: Sequence[float] | None) -> tuple[LevelMapping, list[int]]:
         """Return the vertical interpolation of a variable to pressure levels.
 
         Args:
@@ -122,26 +122,26 @@ class OutputInputs:
         values = self.levels_of(name, key)
         if self.is_hybrid:
             run_levels = self._run_levels(key)
-            levels = run_levels.take(match_levels(run_levels.values, values, name, "", key))
+            levels = run_levels.select(match_levels(run_levels.values, values, name, "", key))
         elif pressures is not None:
             raise ConfigError(f"{key}: data.levels are pressure levels already; inference.levels chooses among them")
         else:
-            levels = HybridLevels.of_pressures(values, _PASCAL[self._data.level_units])
+            levels = HybridLevels.from_pressures(values, _PASCAL[self._data.level_units])
         # The order and the uppermost pressure of the levels are those over a mean surface pressure.
         mean_surface = np.array(MEAN_SURFACE_PA)
         order = np.argsort(levels.pressure(mean_surface), kind="stable")
         target = None
         if pressures is not None:
-            top_hpa = levels.take(order[:1]).pressure(mean_surface)[0] / _PASCAL["hPa"]
+            top_hpa = levels.select(order[:1]).pressure(mean_surface)[0] / _PASCAL["hPa"]
             # The tolerance is for rounding of the coefficients of model levels.
             if min(pressures) < 0.999 * top_hpa:
                 raise ConfigError(
                     f"{key}: {min(pressures):g} hPa lies above the uppermost level of {name} ({top_hpa:g} hPa), and "
                     "nothing is extrapolated upwards; leave it out"
                 )
-            target = HybridLevels.of_pressures(pressures, _PASCAL["hPa"])
+            target = HybridLevels.from_pressures(pressures, _PASCAL["hPa"])
         original_order = tuple(np.argsort(order).tolist())
-        return Column(levels.take(order), target, original_order), order.tolist()
+        return LevelMapping(levels.select(order), target, original_order), order.tolist()
 
     def _run_levels(self, key: str) -> HybridLevels:
         if self._data.coefficients is None:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from credit.data.formats.units import plain
+from credit.data.formats.units import normalise_units
 from credit.data.normalize import Normalizer
 from credit.errors import ConfigError
 from credit.forecast.postprocess.base import PostprocessContext
@@ -196,13 +196,13 @@ class VariableResolver:
     def _factor(self, key: str, name: str, factors: dict[str, float], quantity: str) -> float:
         """Return the factor from a variable's units to SI."""
         units = self._context.data.field(name).units or self._context.attributes.get(name, {}).get("units", "")
-        if plain(units) not in factors:
+        if normalise_units(units) not in factors:
             described = f'in "{units}"' if units else "without units"
             raise ConfigError(
                 f"{self._context.key}.{key}: {name} is {described}; a budget takes {quantity} in {', '.join(factors)}; "
                 f"correct the variable, its units in the files, or convert them: data.variable_options.{name}.units"
             )
-        return factors[plain(units)]
+        return factors[normalise_units(units)]
 
     def _require_unmasked(self, key: str, name: str) -> None:
         if name in self._context.masks:

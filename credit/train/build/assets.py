@@ -19,11 +19,11 @@ from credit.config.sections.verification import ClimatologyConfig
 from credit.data.climatology.climatology import Climatology
 from credit.data.climatology.stored import load_or_fit_climatology
 from credit.data.formats import cf
-from credit.data.formats.units import find_conversion, plain
+from credit.data.formats.units import find_conversion, normalise_units
 from credit.data.reader import FieldReader
 from credit.data.samples.frames import FrameReader
 from credit.data.sources.levels.vertical_layers import VerticalLayers, build_layers
-from credit.data.sources.value_check import look_at_values
+from credit.data.sources.value_check import check_sampled_values
 from credit.data.splits import Split, build_splits
 from credit.data.store.statistics import Statistics, fit_statistics
 from credit.errors import CheckpointError, ConfigError, DataError
@@ -179,7 +179,7 @@ def fit_assets(config: Config, reader: FieldReader, train: Split) -> ModelAssets
     # bad values of the validation period would stop the run only at the end of its first epoch.
     if hasattr(reader, "times_of_files"):
         valid = build_splits(config.data, reader.calendar)["valid"]
-        bad_values = look_at_values(reader, valid.first, valid.last).bad
+        bad_values = check_sampled_values(reader, valid.first, valid.last).bad
         if bad_values:
             raise DataError(bad_values[0])
     return ModelAssets(
@@ -335,7 +335,7 @@ def require_same_fields(
     for variable, attributes in assets.attributes.items():
         trained_units = attributes.get("units")
         data_units = reader.attributes.get(variable, {}).get("units")
-        if trained_units and data_units and plain(trained_units) != plain(data_units):
+        if trained_units and data_units and normalise_units(trained_units) != normalise_units(data_units):
             remedy = _describe_units_remedy(variable, data_units, trained_units)
             raise DataError(
                 f"{variable}: the data are in {data_units}, the checkpoint {path} was trained on {trained_units}; "

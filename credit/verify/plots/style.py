@@ -18,7 +18,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
 
-from credit.data.formats.units import plain
+from credit.data.formats.units import normalise_units
 from credit.utils.atomic import atomic_write
 
 STYLE = {
@@ -65,7 +65,7 @@ def draw(path: Path, build_figure: Callable[..., Figure], *arguments: object) ->
 
 def pretty_units(units: str, power: int = 1) -> str:
     """Return units, all of them to `power`, with raised exponents: ``m2 s-2`` or ``m**2 s**-2`` is m$^2$ s$^{-2}$."""
-    units = plain(units)
+    units = normalise_units(units)
     factors = []
     for factor in units.split():
         match = re.fullmatch(r"([A-Za-z%]+)(-?\d*)", factor)
@@ -81,7 +81,7 @@ def display_units(units: str) -> tuple[float, str]:
 
     Pressure is shown in hPa, specific humidity in g/kg, radiation in MJ per square metre; other units are unchanged.
     """
-    factor, name = _DISPLAY_UNITS.get(plain(units), (1.0, units))
+    factor, name = _DISPLAY_UNITS.get(normalise_units(units), (1.0, units))
     return factor, pretty_units(name)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import yaml
 
 from credit.calendar import Calendar
-from credit.data.formats.units import plain
+from credit.data.formats.units import normalise_units
 from credit.verify.table.table import ScoreTable
 
 _UNITS = {"z500": "m2 s-2", "t850": "K", "t2m": "K"}
@@ -88,7 +88,7 @@ def comparison_rows(comparable: list[Published], table: ScoreTable) -> list[tupl
     rows = []
     for published in comparable:
         for channel, scores in published.rmse.items():
-            if channel not in table.channels or plain(table.units(channel)) != _UNITS[channel]:
+            if channel not in table.channels or normalise_units(table.units(channel)) != _UNITS[channel]:
                 continue
             for lead, score in scores.items():
                 if lead in table.lead_hours:

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from credit.data.formats.units import plain
+from credit.data.formats.units import normalise_units
 from credit.verify.plots.scores import forecast_styles
 from credit.verify.report.score_descriptions import (
     EVENT_DESCRIPTIONS,
@@ -297,14 +297,15 @@ def _row_entries(table: ScoreTable) -> Iterator[dict[str, Any]]:
                 "name": name,
                 "variable": f"{variable} (vector)" if is_wind else variable,
                 "level": level_text,
-                "units": "" if plain(row_units) == "1" else superscript_units(row_units),
+                "units": "" if normalise_units(row_units) == "1" else superscript_units(row_units),
                 "wind": is_wind,
             }
 
 
 def superscript_units(units: str) -> str:
     """Return units with raised exponents: ``m2 s-2``, also ``m**2 s**-2``, becomes m² s⁻²."""
-    return re.sub(r"(?<=[A-Za-z])(?<!\d[eE])-?\d+", lambda match: match[0].translate(_SUPERSCRIPTS), plain(units))
+    plain_units = normalise_units(units)
+    return re.sub(r"(?<=[A-Za-z])(?<!\d[eE])-?\d+", lambda match: match[0].translate(_SUPERSCRIPTS), plain_units)
 
 
 def _describe_left_out(table: ScoreTable, budget: PageBudget, metrics: Sequence[str]) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from credit.grid import LatLonGrid
-from credit.physics.spherical_harmonics import legendre, max_wavenumber
+from credit.physics.spherical_harmonics import compute_legendre, max_wavenumber
 
 
 def latitude_quadrature(grid: LatLonGrid) -> np.ndarray:
@@ -66,7 +66,7 @@ def _analysis_matrices(grid: LatLonGrid, max_degree: int) -> list[np.ndarray]:
     weights = np.maximum(latitude_quadrature(grid), 1e-12)
     matrices = []
     for m in range(max_degree + 1):
-        functions = legendre(max_degree, m, sine)
+        functions = compute_legendre(max_degree, m, sine)
         weighted = functions * weights
         matrices.append(np.linalg.solve(weighted @ functions.T, weighted))
     return matrices

@@ -15,7 +15,7 @@ import numpy as np
 from credit.calendar import Calendar
 from credit.channels import Channel
 from credit.config.sections.verification import EventConfig
-from credit.data.formats.units import plain
+from credit.data.formats.units import normalise_units
 from credit.errors import ConfigError, did_you_mean
 from credit.verify.scores.climatological_sample import MIN_TIMES, WITHIN_DAYS, ClimatologicalSample, Season
 from credit.verify.scores.seeps import DRY_BELOW_MM
@@ -117,7 +117,7 @@ def find_precipitation(
     precipitation = []
     for index, channel in enumerate(channels):
         variable_attributes = attributes.get(channel.variable, {})
-        units = plain(str(variable_attributes.get("units", "")))
+        units = normalise_units(str(variable_attributes.get("units", "")))
         is_sum = variable_attributes.get("temporal") == "accumulate"
         if requested is None:
             standard_name = variable_attributes.get("standard_name")

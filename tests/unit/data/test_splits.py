@@ -7,7 +7,14 @@ import pytest
 
 from credit.calendar import Calendar
 from credit.config.sections.data import DataConfig
-from credit.data.splits import Split, build_splits, find_overlap, initial_times, require_no_leakage, require_samples
+from credit.data.splits import (
+    Split,
+    build_splits,
+    find_initial_times,
+    find_overlap,
+    require_no_leakage,
+    require_samples,
+)
 from credit.errors import ConfigError, DataError
 
 CALENDAR = Calendar()
@@ -60,7 +67,7 @@ def test_a_sample_lies_inside_its_split_and_crosses_no_gap() -> None:
     first = CALENDAR.parse("1999-12-25")
     times = first + 360 * np.arange(400)
     times = np.delete(times, 100)  # one six-hourly field is missing
-    found = initial_times(times, split, 360, history_len=2, forecast_len=3)
+    found = find_initial_times(times, split, 360, history_len=2, forecast_len=3)
     inside = set(times[(times >= split.first) & (times <= split.last)].tolist())
     for initial in found.tolist():
         assert {initial + k * 360 for k in range(-1, 4)} <= inside

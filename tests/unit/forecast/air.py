@@ -11,7 +11,7 @@ from torch import nn
 
 from credit.config import Config, build_config
 from credit.data.store.statistics import Statistics
-from credit.data.transforms import apply
+from credit.data.transforms import apply_transform
 from credit.forecast.stepper import Stepper
 from credit.grid import LatLonGrid
 from credit.train.build.assets import ModelAssets, build_budget_layers
@@ -144,7 +144,7 @@ def assemble(raw: dict[str, Any], model: nn.Module | None = None) -> tuple[Confi
             levels = [other.level for other in stored if other.variable == channel.variable]
             field = field[levels.index(channel.level)]
         if channel.variable in config.data.transforms:
-            field = apply(field, config.data.transforms[channel.variable])
+            field = apply_transform(field, config.data.transforms[channel.variable])
         names.append(channel.name)
         mean.append(field.mean())
         std.append(field.std() + {"q": 1e-6, "t": 1.0}.get(channel.variable, 0.0))

@@ -16,7 +16,7 @@ ALPHA = R * LAPSE / G
 def test_geopotential_of_an_isothermal_atmosphere() -> None:
     """phi = phi_s + R T ln(ps / p): at the edges to rounding; at levels as far as theirs is the layer's."""
     own = levels(137)
-    upper, lower = own.edges(SURFACE)
+    upper, lower = own.edge_pressures(SURFACE)
     ground = np.full(SURFACE.shape, 1234.5)
     at_levels, at_edges = thermodynamics.geopotential(np.full((137, 5, 7), 250.0), upper, lower, ground)
     np.testing.assert_allclose(at_edges, ground + R * 250.0 * np.log(SURFACE / lower), rtol=1e-9)

@@ -6,33 +6,39 @@ import numpy as np
 import pytest
 
 from credit.errors import DataError
-from credit.physics.vertical import HybridLevels, interpolation_weights
+from credit.physics.vertical import HybridLevels, build_interpolator
 from tests.unit.data.hybrid_on_the_fly import levels
 
 SURFACE = np.random.default_rng(1).uniform(5.5e4, 1.04e5, (5, 7))
-PRESSURES = HybridLevels.of_pressures([20, 30, 50, 100, 200, 300, 500, 700, 850, 925, 1000], 100.0)
+PRESSURES = HybridLevels.from_pressures([20, 30, 50, 100, 200, 300, 500, 700, 850, 925, 1000], 100.0)
 HYBRID, FINER = levels(24), levels(60)
 
 
 @pytest.mark.parametrize(
     ("source", "wanted"),
-    [(HYBRID, PRESSURES), (PRESSURES, HYBRID.take(range(6, 24))), (FINER, HYBRID), (HYBRID, FINER.take(range(9, 60)))],
+    [
+        (HYBRID, PRESSURES),
+        (PRESSURES, HYBRID.select(range(6, 24))),
+        (FINER, HYBRID),
+        (HYBRID, FINER.select(range(9, 60))),
+    ],
     ids=["to pressure", "to hybrid", "to fewer levels", "to more levels"],
 )
 def test_what_is_linear_in_ln_p_stays_so(source: HybridLevels, wanted: HybridLevels) -> None:
-    placement = interpolation_weights(source, wanted, SURFACE)
+    placement = build_interpolator(source, wanted, SURFACE)
     field = 3.0 - 7.0 * np.log(source.pressure(SURFACE))
     np.testing.assert_allclose(placement.pressure, wanted.pressure(SURFACE), rtol=1e-14)
-    np.testing.assert_allclose(placement.linear(field), 3.0 - 7.0 * np.log(placement.pressure), rtol=1e-11)
+    np.testing.assert_allclose(placement.interpolate_linear(field), 3.0 - 7.0 * np.log(placement.pressure), rtol=1e-11)
     np.testing.assert_allclose(
-        placement.constant(field)[placement.below], np.broadcast_to(field[-1], placement.below.shape)[placement.below]
+        placement.interpolate_constant(field)[placement.is_below_source],
+        np.broadcast_to(field[-1], placement.is_below_source.shape)[placement.is_below_source],
     )
 
 
-@pytest.mark.parametrize(("source", "wanted"), [(HYBRID, PRESSURES), (PRESSURES, HYBRID.take(range(6, 24)))])
+@pytest.mark.parametrize(("source", "wanted"), [(HYBRID, PRESSURES), (PRESSURES, HYBRID.select(range(6, 24)))])
 def test_as_numpy_does_it_column_by_column(source: HybridLevels, wanted: HybridLevels) -> None:
     field = np.random.default_rng(2).normal(size=(len(source), *SURFACE.shape))
-    found = interpolation_weights(source, wanted, SURFACE).constant(field)
+    found = build_interpolator(source, wanted, SURFACE).interpolate_constant(field)
     have, to = np.log(source.pressure(SURFACE)), np.log(wanted.pressure(SURFACE))
     for i, j in np.ndindex(SURFACE.shape):
         np.testing.assert_allclose(found[:, i, j], np.interp(to[:, i, j], have[:, i, j], field[:, i, j]), atol=1e-10)
@@ -40,27 +46,29 @@ def test_as_numpy_does_it_column_by_column(source: HybridLevels, wanted: HybridL
 
 def test_to_its_own_levels_nothing_changes() -> None:
     field = np.random.default_rng(3).normal(size=(len(HYBRID), *SURFACE.shape))
-    np.testing.assert_allclose(interpolation_weights(HYBRID, HYBRID, SURFACE).constant(field), field, atol=1e-10)
+    np.testing.assert_allclose(
+        build_interpolator(HYBRID, HYBRID, SURFACE).interpolate_constant(field), field, atol=1e-10
+    )
 
 
 def test_a_curve_of_second_order_is_exact() -> None:
     x = np.log(HYBRID.pressure(SURFACE))
-    placement = interpolation_weights(HYBRID, PRESSURES, SURFACE)
-    found, y = placement.hydrostatic(2.0 + x - 3.0 * x**2, 1.0 - 6.0 * x), np.log(placement.pressure)
-    above = ~placement.below
+    placement = build_interpolator(HYBRID, PRESSURES, SURFACE)
+    found, y = placement.interpolate_hydrostatic(2.0 + x - 3.0 * x**2, 1.0 - 6.0 * x), np.log(placement.pressure)
+    above = ~placement.is_below_source
     np.testing.assert_allclose(found[above], (2.0 + y - 3.0 * y**2)[above], rtol=1e-10)
 
 
 def test_nothing_is_found_above_the_top() -> None:
-    low = HYBRID.take(range(10, 24))
+    low = HYBRID.select(range(10, 24))
     with pytest.raises(DataError, match=r"level 20 \(20 hPa\) lies above the uppermost level of the source"):
-        interpolation_weights(low, PRESSURES, SURFACE)
+        build_interpolator(low, PRESSURES, SURFACE)
     with pytest.raises(DataError, match="level 1 "):
-        interpolation_weights(PRESSURES, HYBRID.take([0, 10]), SURFACE)
+        build_interpolator(PRESSURES, HYBRID.select([0, 10]), SURFACE)
 
 
 def test_where_surface_pressure_is_missing_there_is_no_value() -> None:
     surface = SURFACE.copy()
     surface[2, 3] = np.nan
-    found = interpolation_weights(HYBRID, PRESSURES, surface).constant(np.ones((len(HYBRID), *surface.shape)))
+    found = build_interpolator(HYBRID, PRESSURES, surface).interpolate_constant(np.ones((len(HYBRID), *surface.shape)))
     assert np.isnan(found[:, 2, 3]).all() and np.isnan(found).sum() == len(PRESSURES)

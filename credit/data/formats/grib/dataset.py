@@ -20,7 +20,7 @@ from xarray.core import indexing
 
 from credit.calendar import EPOCH
 from credit.data.formats.grib.messages import CHOICES, GribGrid, Message, read_coefficients, read_messages, read_values
-from credit.data.formats.select import Value, listing, same_value
+from credit.data.formats.select import Value, format_values, is_same_value
 from credit.errors import ConfigError, DataError, did_you_mean
 
 # Key of the encoding of a variable that cannot be read: its `Unreadable`.
@@ -72,7 +72,7 @@ class Unreadable:
             return f"{self.problem}; none of these are pressure or model levels, as vars_3D needs: list it in vars_2D"
         if level_units is not None and not example.keys() & set(CHOICES):
             return f"{self.problem}; vars_3D needs levels: list it in vars_2D for one of these"
-        selection = ", ".join(f"{key}: {listing([value])}" for key, value in example.items())
+        selection = ", ".join(f"{key}: {format_values([value])}" for key, value in example.items())
         left_out = []
         for name, messages in self.others.items():
             if not any(_matches_selection(values, example) for values in messages):
@@ -116,7 +116,7 @@ def _is_selected(key: str, value: Value, selected: Value) -> bool:
     """Return whether a value is the selected one; pressure levels in hPa and in Pa are one type."""
     if key == "typeOfLevel" and value in _HPA_PER_UNIT and selected in _HPA_PER_UNIT:
         return True
-    return same_value(value, selected)
+    return is_same_value(value, selected)
 
 
 def open_grib(path: Path, select: Mapping[str, Value]) -> xr.Dataset:
@@ -172,7 +172,7 @@ def _select(messages: list[Message], select: Mapping[str, Value], origin: str) -
         if not any(_is_selected(key, value, selected) for value in values):
             raise DataError(
                 f"{origin}: data.sources.N.select: {key} {selected} is not there; the file has "
-                f"{listing(sorted(values))}"
+                f"{format_values(sorted(values))}"
             )
         messages = [
             message
@@ -344,14 +344,14 @@ def _find_problem(messages: Sequence[Message]) -> tuple[str | None, Sequence[str
     if not differing_keys:
         differing_keys = _find_differing_keys(messages)
     if differing_keys:
-        values = "; ".join(f"{key} {listing(_list_values(key, messages))}" for key in differing_keys)
+        values = "; ".join(f"{key} {format_values(_list_values(key, messages))}" for key in differing_keys)
         return f"is there several times, with {values}", differing_keys
     level_type = _level_type(messages[0])
     levels = sorted({message.level for message in messages})
     if level_type not in _LEVEL_ATTRIBUTES and len(levels) > 1:
         problem = (
-            f"is on several levels of the type {level_type} ({listing(levels)}), which are neither pressure nor model "
-            "levels"
+            f"is on several levels of the type {level_type} ({format_values(levels)}), which are neither pressure nor "
+            "model levels"
         )
         return problem, [level_type]
     return messages[0].grid.problem, []

@@ -53,7 +53,7 @@ def read_levels(dataset: xr.Dataset, coordinate: str, table: HybridLevels | None
         has_hyam = "hyam" in dataset.variables and dataset.variables["hyam"].dims == variable.dims
         is_hybrid = variable.attrs.get("standard_name") == _STANDARD_NAME or has_hyam
         if hpa_per_unit and not is_hybrid:
-            return HybridLevels.of_pressures(values, hpa_per_unit * _PA_PER_HPA)
+            return HybridLevels.from_pressures(values, hpa_per_unit * _PA_PER_HPA)
         table, is_row_by_row = _find_table(dataset, coordinate, origin)
     if table is None:
         raise DataError(
@@ -62,7 +62,7 @@ def read_levels(dataset: xr.Dataset, coordinate: str, table: HybridLevels | None
         )
     if is_row_by_row:
         return table
-    return table.take(_match_rows(table, values, coordinate, origin))
+    return table.select(_match_rows(table, values, coordinate, origin))
 
 
 def load_coefficients(path: Path, key: str) -> HybridLevels:

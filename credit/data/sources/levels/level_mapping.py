@@ -1,4 +1,4 @@
-"""Vertical mapping: the levels of a run, and the rows or the interpolation by which source files give them."""
+"""Levels of a run, and the rows or the interpolation by which source files give them."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ from credit.data.formats.cf import match_levels
 from credit.data.sources.levels.hybrid_coefficients import MEAN_SURFACE_PA, load_coefficients, read_levels
 from credit.data.sources.required_variables import VariableRequest
 from credit.errors import DataError
-from credit.physics.vertical import Column, HybridLevels, interpolation_weights
+from credit.physics.vertical import HybridLevels, LevelMapping, build_interpolator
 
+# Unit of `data.level_units` -> its value in Pa.
 _PASCAL = {"hPa": 100.0, "Pa": 1.0}
+# Tolerance for rounding of b, which is 1 at the ground.
 _ROUNDING = 1e-6
 
 
@@ -35,23 +37,27 @@ class LevelResolver:
         self._conf = conf
         self.paths: list[Path] = []
         self._run_levels = self._load(conf.coefficients, "data.coefficients")
-        self._source_levels = [
-            self._load(source.vertical and source.vertical.coefficients, f"data.sources.{number}.vertical.coefficients")
-            for number, source in enumerate(conf.sources)
-        ]
+        # For each source, all levels of its model; None without a file of coefficients.
+        self._source_levels: list[HybridLevels | None] = []
+        for number, source in enumerate(conf.sources):
+            path = None
+            if source.vertical is not None:
+                path = source.vertical.coefficients
+            self._source_levels.append(self._load(path, f"data.sources.{number}.vertical.coefficients"))
 
     def _load(self, path: str | None, key: str) -> HybridLevels | None:
+        """Return the levels in a file with coefficients that `key` of the config names, None if it names none."""
         if path is None:
             return None
         self.paths.append(Path(path))
         return load_coefficients(Path(path), key)
 
-    def find_column(
+    def find_level_mapping(
         self, dataset: xr.Dataset, coordinate: str, request: VariableRequest, number: int, origin: str
-    ) -> tuple[tuple[int, ...] | None, Column | None]:
-        """Return the rows of a file to read for a variable, and their way to the levels of the run.
+    ) -> tuple[tuple[int, ...] | None, LevelMapping | None]:
+        """Return the rows of a file to read for a variable, and their mapping to the levels of the run.
 
-        The rows are None if levels are matched by value, and the way is None if nothing is computed from them.
+        The rows are None if levels are matched by value, and the mapping is None if nothing is computed from them.
 
         Args:
             dataset: the file.
@@ -65,17 +71,18 @@ class LevelResolver:
                 few levels for the derived variable.
         """
         conf = self._conf
-        kind = conf.field(request.serves).derive
+        kind = conf.field(request.target_variable).derive
         vertical = conf.sources[number].vertical
         needs_ground = kind in ("geopotential", "mean_sea_level_pressure")
         if needs_ground and (vertical is None or vertical.surface_geopotential is None):
             raise DataError(
-                f"data.variable_options.{request.serves}.derive: {kind} is computed on hybrid levels, from surface "
-                f"pressure and the height of the ground; set both in data.sources.{number}.vertical"
+                f"data.variable_options.{request.target_variable}.derive: {kind} is computed on hybrid levels, from "
+                f"surface pressure and the height of the ground; set both in data.sources.{number}.vertical"
             )
         needs_pressure = kind in ("relative_humidity", "relative_humidity_water")
+        # A source without `vertical` has the levels of the run.
         if vertical is None:
-            return None, self._pressure_column(request, number) if needs_pressure else None
+            return None, self._map_pressure_levels(request, number) if needs_pressure else None
         is_interpolated = conf.level_units != "model_level" or self._run_levels is not None
         if not (is_interpolated or needs_ground or needs_pressure):
             return None, None
@@ -83,43 +90,48 @@ class LevelResolver:
         # From the top down, as interpolation and the integrals of derived variables need them.
         order = np.argsort(levels.pressure(np.array(MEAN_SURFACE_PA)), kind="stable")
         if needs_ground:
-            require_full_column(levels.take(order), request.serves, request.name, origin)
+            require_full_column(levels.select(order), request.target_variable, request.name, origin)
         if request.levels is None:
             # A 2-D variable is taken from the lowest level.
-            return (int(order[-1]),), Column(levels.take(order[-1:]), None)
-        levels = levels.take(order)
+            return (int(order[-1]),), LevelMapping(levels.select(order[-1:]), None)
+        levels = levels.select(order)
         rows = tuple(order.tolist())
         if not is_interpolated:
+            # Whole columns are read for the formula, of which the levels of the run are then selected.
             matched_rows = match_levels(levels.values, request.levels, request.name, "", origin)
-            return rows, Column(levels, None, matched_rows)
+            return rows, LevelMapping(levels, None, matched_rows)
         if len(levels) < 2:
             raise DataError(f"{origin}: {request.name} has only one level, but interpolation needs at least two")
         target_levels = self._find_target_levels(request)
         # Levels of the run above the file are reported now, not when the first field is read.
         try:
-            interpolation_weights(levels, target_levels, np.array(MEAN_SURFACE_PA))
+            build_interpolator(levels, target_levels, np.array(MEAN_SURFACE_PA))
         except DataError as error:
-            raise DataError(
-                f"{origin}: {request.name}: {error}: data.levels or data.variable_options.{request.serves}.levels"
-            ) from error
-        return rows, Column(levels, target_levels)
+            key = f"data.variable_options.{request.target_variable}.levels"
+            raise DataError(f"{origin}: {request.name}: {error}: data.levels or {key}") from error
+        return rows, LevelMapping(levels, target_levels)
 
     def _find_target_levels(self, request: VariableRequest) -> HybridLevels:
         """Return the levels of the run that a variable has."""
-        if self._run_levels is None:
-            return HybridLevels.of_pressures(request.levels, _PASCAL[self._conf.level_units])
+        run_levels = self._run_levels
+        if run_levels is None:
+            return HybridLevels.from_pressures(request.levels, _PASCAL[self._conf.level_units])
         origin = f"data.coefficients: {self._conf.coefficients}"
-        return self._run_levels.take(match_levels(self._run_levels.values, request.levels, request.serves, "", origin))
+        rows = match_levels(run_levels.values, request.levels, request.target_variable, "", origin)
+        return run_levels.select(rows)
 
-    def _pressure_column(self, request: VariableRequest, number: int) -> Column:
-        """Return the column of a source that has the pressure levels of the run."""
+    def _map_pressure_levels(self, request: VariableRequest, number: int) -> LevelMapping:
+        """Return the mapping of a source that has the pressure levels of the run, in their order.
+
+        Nothing is interpolated, but formulas need the pressure of the levels.
+        """
         if self._conf.level_units == "model_level":
             raise DataError(
-                f"data.variable_options.{request.serves}.derive: on model levels pressure must be known; set "
+                f"data.variable_options.{request.target_variable}.derive: on model levels pressure must be known; set "
                 f"data.sources.{number}.vertical"
             )
-        levels = HybridLevels.of_pressures(request.levels, _PASCAL[self._conf.level_units])
-        return Column(levels, None, tuple(range(len(levels))))
+        levels = HybridLevels.from_pressures(request.levels, _PASCAL[self._conf.level_units])
+        return LevelMapping(levels, None, tuple(range(len(levels))))
 
 
 def require_full_column(levels: HybridLevels, derived: str, source: str, origin: str) -> None:

@@ -83,7 +83,7 @@ def _layers_of_model_levels(conf: DataConfig) -> VerticalLayers:
             "model.postprocess are summed; name a file with hyai and hybi, or CSV with columns a and b of the half "
             "levels"
         )
-    table = table.take(np.argsort(table.pressure(np.array(MEAN_SURFACE_PA)), kind="stable"))
+    table = table.select(np.argsort(table.pressure(np.array(MEAN_SURFACE_PA)), kind="stable"))
     edges = np.stack([table.a_bounds / MEAN_SURFACE_PA, table.b_bounds])
     is_contiguous = np.allclose(edges[:, 1:, 0], edges[:, :-1, 1], rtol=0.0, atol=_ROUNDING)
     reaches_ground = np.allclose(edges[:, -1, 1], (0.0, 1.0), rtol=0.0, atol=_ROUNDING)

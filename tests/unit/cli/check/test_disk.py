@@ -13,7 +13,7 @@ from credit.data.sources.source_reader import SourceReader
 
 
 @pytest.mark.parametrize(
-    ("store", "memory", "chunk_times", "expected"),
+    ("store", "memory", "times_per_chunk", "expected"),
     [
         (None, 1.0, 31, "sources: chunks of files span up to 31 times, and each time that training reads unpacks one"),
         ("a.zarr", 1.0, 31, "credit preprocess reads 12 at once and unpacks each about 3 times; "
@@ -22,10 +22,12 @@ from credit.data.sources.source_reader import SourceReader
         (None, 1.0, 1, None),
     ],
 )  # fmt: skip
-def test_chunks_that_span_many_times(store: str | None, memory: float, chunk_times: int, expected: str | None) -> None:
+def test_chunks_that_span_many_times(
+    store: str | None, memory: float, times_per_chunk: int, expected: str | None
+) -> None:
     said: list[str] = []
     reader = SourceReader.__new__(SourceReader)
-    reader.chunk_times, reader.bytes_a_time = chunk_times, 4 * 721 * 1440 * 20
+    reader.times_per_chunk, reader.bytes_per_time = times_per_chunk, 4 * 721 * 1440 * 20
     config = SimpleNamespace(
         data=SimpleNamespace(store=store), preprocess=PreprocessConfig(memory_gib=memory, workers=2)
     )

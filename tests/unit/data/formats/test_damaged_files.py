@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from credit.data.formats.netcdf3 import missing_bytes
+from credit.data.formats.netcdf3 import count_missing_bytes
 from credit.data.sources.source_reader import open_sources
 from credit.errors import DataError
 from tests.unit.data.files_on_the_fly import make_config, random_fields, write_file
@@ -42,7 +42,7 @@ def test_a_classic_file_cut_by_one_byte(tmp_path: Path, kind: str, unlimited: li
         # odd numbers of bytes show the padding
         dataset = dataset.assign(mask=dataset["mask"].astype("i1")) if "mask" in names else dataset
         dataset.to_netcdf(path, format=kind, unlimited_dims=unlimited, engine="netcdf4")
-    assert missing_bytes(path) == 0
+    assert count_missing_bytes(path) == 0
     np.testing.assert_array_equal(open_sources(make_config(path, p2=["t2m"])).read(2)[0], fields["t2m"][2])
     content = path.read_bytes()
     for cut in (8, 300, len(content) // 2):
@@ -53,7 +53,7 @@ def test_a_classic_file_cut_by_one_byte(tmp_path: Path, kind: str, unlimited: li
 
 @pytest.mark.parametrize("name", ["hgt.nc", "2t.nc", "vinth2p.nc", "z_20140801.nc", "ERA_Interim_2017a.nc"])
 def test_no_whole_classic_file_is_called_cut(shared_data: Path, name: str) -> None:
-    assert missing_bytes(shared_data / "ingest" / name) == 0
+    assert count_missing_bytes(shared_data / "ingest" / name) == 0
 
 
 @pytest.mark.parametrize("key", ["scale_factor", "add_offset"])

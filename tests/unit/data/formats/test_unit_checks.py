@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from credit.data.formats.unit_checks import (
-    build_rules,
+    build_value_rules,
+    convert_range_to_file_units,
     find_implausible_units,
-    range_in_file_units,
     read_file_range,
-    require_units,
+    require_plausible_units,
 )
 from credit.data.formats.units import Conversion
 from credit.data.sources.source_reader import open_sources
@@ -25,10 +25,10 @@ def look(name: str, units: str, values: object, level: float | None = None, stan
     """Return what is said of the units and values of a field; empty for nothing."""
     attributes = {"units": units, "standard_name": standard_name}
     try:
-        require_units(name, attributes, "a.nc")
+        require_plausible_units(name, attributes, "a.nc")
     except DataError as error:
         return str(error)
-    rules = build_rules(name, attributes, levels=[level])
+    rules = build_value_rules(name, attributes, levels=[level])
     implausible = rules.apply(np.asarray(values, dtype=np.float32).reshape(1, 2, -1))[1]
     return "" if implausible is None else rules.describe(implausible)
 
@@ -131,7 +131,7 @@ def test_data_that_look_like_fill_values(values: list[float]) -> None:
 
 
 def test_a_fill_value_of_packed_integers_stands_apart() -> None:
-    rules = build_rules("x", {}, packing=(0.01, 250.0))
+    rules = build_value_rules("x", {}, packing=(0.01, 250.0))
     field = np.array([[[280.0, 281.0], [279.0, -32767 * 0.01 + 250.0]]])
     assert rules.apply(field)[1].value == pytest.approx(-77.67)
     assert rules.apply(field[..., :1])[1] is None
@@ -148,13 +148,13 @@ def test_a_fill_value_of_packed_integers_stands_apart() -> None:
 def test_the_least_value_of_packed_rain_is_data(lowest: int, packed: list[int]) -> None:
     """NCO packs the least value of a file as -32767, the usual recipe of Python as -32768."""
     scale = 0.001
-    rules = build_rules("tp", {"units": "m"}, packing=(scale, -lowest * scale))
+    rules = build_value_rules("tp", {"units": "m"}, packing=(scale, -lowest * scale))
     field = np.array(packed, dtype=np.float32).reshape(1, 2, 2) * scale
     assert rules.apply(field)[1] is None
 
 
 def test_the_ends_of_a_packed_range_are_data() -> None:
-    rules = build_rules("x", {}, packing=(0.01, 250.0))
+    rules = build_value_rules("x", {}, packing=(0.01, 250.0))
     for values in ([280.0, 280.5, 281.0, 32767 * 0.01 + 250.0], [-32767 * 0.01 + 250.0] * 4):
         assert rules.apply(np.array(values).reshape(1, 2, 2))[1] is None
 
@@ -175,7 +175,7 @@ def test_a_packed_file_that_declares_its_fill_value(tmp_path: Path) -> None:
 
 
 def test_each_level_has_its_limits() -> None:
-    rules = build_rules("z", {"units": "m2 s-2"}, levels=[850, 500, 10])
+    rules = build_value_rules("z", {"units": "m2 s-2"}, levels=[850, 500, 10])
     fields = np.stack([np.full((2, 2), value, np.float32) for value in (14000, 54000, 300000)])
     assert rules.apply(fields)[1] is None
     wrong = rules.apply(np.stack([fields, fields[[0, 0, 2]]]))[1]
@@ -201,7 +201,7 @@ def test_the_range_that_a_file_declares(attributes: dict, packing: tuple | None,
     found = read_file_range(attributes, packing)
     assert found == (expected and pytest.approx(expected, rel=1e-5, abs=1e-3))
     if found is not None:
-        rules = build_rules("x", {"units": "1"}, file_range=found)
+        rules = build_value_rules("x", {"units": "1"}, file_range=found)
         assert rules.apply(np.full((1, 2, 2), 2.0))[1] is None
         assert rules.describe(rules.apply(np.full((1, 2, 2), 1e3 if found[1] < 1e3 else -1e3))[1]).startswith(
             "4 of 4 values are outside the limits of values in 1 and of the valid range that the file declares"
@@ -209,14 +209,14 @@ def test_the_range_that_a_file_declares(attributes: dict, packing: tuple | None,
 
 
 def test_a_wide_range_of_the_file_does_not_excuse_wrong_units() -> None:
-    rules = build_rules("t2m", {"units": "K"}, file_range=(-1e30, 1e30))
+    rules = build_value_rules("t2m", {"units": "K"}, file_range=(-1e30, 1e30))
     assert rules.apply(np.full((1, 2, 2), 15.0))[1] is not None
 
 
 def test_a_declared_range_decides_alone() -> None:
     """In units of the run: what is within is accepted, also a fill value; what is outside is missing."""
-    valid_range = range_in_file_units([-1000.0, 20.0], Conversion(1.0, -273.15))
-    rules = build_rules("t", {"units": "K"}, valid_range=valid_range)
+    valid_range = convert_range_to_file_units([-1000.0, 20.0], Conversion(1.0, -273.15))
+    rules = build_value_rules("t", {"units": "K"}, valid_range=valid_range)
     field = np.array([[[280.0, 9e36], [-500.0, np.nan]]], dtype=np.float32)
     values, wrong = rules.apply(field)
     assert wrong is None

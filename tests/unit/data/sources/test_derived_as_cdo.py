@@ -49,7 +49,7 @@ def test_what_cdo_writes_as_netcdf(by_cdo: Path) -> None:
 def at_the_ground(time: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return pressure and temperature of the ground, and the temperature at sea level by the standard lapse rate."""
     surface = ATMOSPHERE["sp"][time].astype(np.float64)
-    ratio = surface / world.levels().lowest(surface)
+    ratio = surface / world.levels().lowest_pressure(surface)
     ground = ATMOSPHERE["t"][time, -1] * (1 + 0.0065 * world.R / world.G * (ratio - 1))
     return surface, ground, ground + 0.0065 * ATMOSPHERE["zs"] / world.G
 
@@ -77,7 +77,7 @@ def test_below_the_ground_as_cdo_extrapolates(by_cdo: Path) -> None:
     ours = np.split(read_beside(by_cdo, 1), 3)
     surface, ground, sea_level = at_the_ground(1)
     pressure = np.array(LEVELS)[:, None, None] * 100.0
-    below = pressure > world.levels().lowest(surface)
+    below = pressure > world.levels().lowest_pressure(surface)
     under = pressure > surface
     assert below.sum() > 150 and under.sum() > 60
     for values, name in zip(ours[1:], "uq", strict=True):

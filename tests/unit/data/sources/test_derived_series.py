@@ -147,7 +147,7 @@ def test_the_way_back_to_hybrid_levels(tmp_path: Path, everything: Path) -> None
     path = write_file(tmp_path / "pl.nc", fields, world.HOURS, lat=world.LAT, levels=pressure, attributes=kinds)
     options = {"levels": [8, 15, 24], "level_units": "model_level", "coefficients": str(everything)}
     found = open_sources(config(path, {"surface_pressure": "sp"}, p3=["u", "t"], **options)).read(3)
-    target = world.levels().take([7, 14, 23]).pressure(ATMOSPHERE["sp"][3].astype(np.float64))
+    target = world.levels().select([7, 14, 23]).pressure(ATMOSPHERE["sp"][3].astype(np.float64))
     inside = target < 92500
     for values in np.split(found, 2):
         np.testing.assert_allclose(values[inside], (100.0 + 15.0 * np.log(target))[inside], rtol=1e-5)
@@ -167,7 +167,7 @@ def test_a_run_on_the_sources_own_levels(everything: Path) -> None:
     reader = open_sources(config(everything, p3=["t", "z"], variable_options={"z": DERIVED["z"]}, **options))
     t, z = np.split(reader.read(4), 2)
     np.testing.assert_array_equal(t, ATMOSPHERE["t"][4][[9, 23]])
-    bottom = world.levels().take([23])
+    bottom = world.levels().select([23])
     surface = ATMOSPHERE["sp"][4].astype(np.float64)
     layer = world.R * t[1] * (1 + 0.60777 * ATMOSPHERE["q"][4][23]) * np.log(surface / bottom.pressure(surface)[0])
     np.testing.assert_allclose(z[1] - ATMOSPHERE["zs"], layer, rtol=0.01)

@@ -42,7 +42,7 @@ def reader(tmp_path: Path) -> SourceReader:
 def test_many_times_are_each_as_alone(
     reader: SourceReader, order: list[int], at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(source_reader, "_BYTES_AT_ONCE", at_once * reader.bytes_a_time)
+    monkeypatch.setattr(source_reader, "_BYTES_AT_ONCE", at_once * reader.bytes_per_time)
     assert len(reader.times) == 7
     alone = [reader.read(index) for index in order]
     for many in (reader.read_each(order), CachedReader(reader).read_each(order)):
@@ -55,9 +55,9 @@ def test_neighbours_are_read_at_once(reader: SourceReader, monkeypatch: pytest.M
     lengths: dict[str, list[int]] = {"t": [], "tp": [], "sst": []}
     plain = series.read_file_variable
 
-    def counted(files: object, piece: object, positions: slice, raw: bool) -> np.ndarray:
+    def counted(files: object, piece: object, positions: slice, on_file_grid: bool) -> np.ndarray:
         lengths[piece.layout.name].append(positions.stop - positions.start)
-        return plain(files, piece, positions, raw)
+        return plain(files, piece, positions, on_file_grid)
 
     monkeypatch.setattr(series, "read_file_variable", counted)
     kept = CachedReader(reader)
@@ -91,7 +91,7 @@ def test_a_gap_makes_no_chunk_longer(tmp_path: Path) -> None:
     with xr.open_dataset(tmp_path / "a.nc", decode_times=False) as dataset:
         dataset.to_netcdf(tmp_path / "b.nc", encoding={"t2m": {"chunksizes": (8, H, W)}})
     reader = open_sources(make_config(tmp_path / "b.nc", p2=["t2m"], timestep="6h"))
-    assert len(reader.times) == 40 and reader.chunk_times == 8
+    assert len(reader.times) == 40 and reader.times_per_chunk == 8
 
 
 @pytest.mark.parametrize(("step", "expected"), [(1, 12), (6, 8)])
@@ -103,16 +103,16 @@ def test_a_chunk_is_read_once_also_where_the_run_takes_every_sixth_time(
     reads: list[int] = []
     plain = series.read_file_variable
 
-    def counted(files: object, piece: object, positions: slice, raw: bool) -> np.ndarray:
+    def counted(files: object, piece: object, positions: slice, on_file_grid: bool) -> np.ndarray:
         reads.extend([positions.stop - positions.start] * (piece.layout.name == "t2m"))
-        return plain(files, piece, positions, raw)
+        return plain(files, piece, positions, on_file_grid)
 
     monkeypatch.setattr(series, "read_file_variable", counted)
     monkeypatch.setattr(source_reader, "_BYTES_AT_ONCE", 0)
-    for one, fields in zip(alone, reader.read_each(range(len(alone)), 100 * reader.bytes_a_time), strict=True):
+    for one, fields in zip(alone, reader.read_each(range(len(alone)), 100 * reader.bytes_per_time), strict=True):
         np.testing.assert_array_equal(one, fields)
     assert len(reads) == HOURS // 12
-    assert reader.chunk_times == expected
+    assert reader.times_per_chunk == expected
 
 
 @pytest.mark.parametrize(("packed", "step"), [(False, 1), (True, 1), (True, 6)])
@@ -120,12 +120,12 @@ def test_memory_is_about_what_is_said(tmp_path: Path, packed: bool, step: int) -
     """With the times between those of the run, as they come in one chunk."""
     reader = chunked(tmp_path, step, 20 * H, packed)
     times = range(min(36, len(reader.times)))
-    [*reader.read_each(times[:12], 12 * reader.bytes_a_time)]
+    [*reader.read_each(times[:12], 12 * reader.bytes_per_time)]
     tracemalloc.start()
     fields = reader._read_variables(times, set(reader._series))
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert sum(field.nbytes for field in fields) < peak < 1.3 * len(times) * reader.bytes_a_time
+    assert sum(field.nbytes for field in fields) < peak < 1.3 * len(times) * reader.bytes_per_time
 
 
 def on_hybrid_levels(folder: Path, levels_a_chunk: int) -> SourceReader:
@@ -158,13 +158,13 @@ def test_what_is_made_is_read_by_chunk(tmp_path: Path, monkeypatch: pytest.Monke
     reads: list[tuple[str, int]] = []
     plain = series.read_file_variable
 
-    def counted(files: object, piece: object, position: slice, raw: bool) -> np.ndarray:
+    def counted(files: object, piece: object, position: slice, on_file_grid: bool) -> np.ndarray:
         reads.append((piece.layout.name, position.stop - position.start))
-        return plain(files, piece, position, raw)
+        return plain(files, piece, position, on_file_grid)
 
     monkeypatch.setattr(series, "read_file_variable", counted)
-    assert reader.chunk_times == 12
-    for one, fields in zip(alone, reader.read_each(range(40), 12 * reader.bytes_a_time), strict=True):
+    assert reader.times_per_chunk == 12
+    for one, fields in zip(alone, reader.read_each(range(40), 12 * reader.bytes_per_time), strict=True):
         np.testing.assert_array_equal(one, fields)
     of = {name: [times for other, times in reads if other == name] for name, _ in reads}
     # t: itself, geopotential, pressure at sea level; q: itself, geopotential; lnsp: all five
@@ -175,12 +175,12 @@ def test_what_is_made_is_read_by_chunk(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_memory_of_what_is_made_is_about_what_is_said(tmp_path: Path) -> None:
     reader = on_hybrid_levels(tmp_path, hybrid_on_the_fly.K)
-    [*reader.read_each(range(12), 12 * reader.bytes_a_time)]
+    [*reader.read_each(range(12), 12 * reader.bytes_per_time)]
     tracemalloc.start()
     fields = reader._read_variables(range(36), set(reader._series))
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert sum(field.nbytes for field in fields) < peak < 1.3 * 36 * reader.bytes_a_time
+    assert sum(field.nbytes for field in fields) < peak < 1.3 * 36 * reader.bytes_per_time
 
 
 def test_times_may_descend_in_a_file(tmp_path: Path) -> None:

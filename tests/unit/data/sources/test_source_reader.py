@@ -13,8 +13,8 @@ import pytest
 import xarray as xr
 
 from credit.config.sections.source import SourceConfig
-from credit.data.formats.cf import VariableLayout
 from credit.data.formats.files import OpenFiles
+from credit.data.formats.variable_layout import VariableLayout
 from credit.data.sources.source_reader import open_sources
 from credit.errors import ConfigError, DataError
 from tests.unit.data.files_on_the_fly import make_config, random_fields, write_file

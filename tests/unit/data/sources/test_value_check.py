@@ -13,7 +13,7 @@ from credit.cli.check.report import CheckReport
 from credit.config.sections.data import DataConfig
 from credit.data.sources import value_check
 from credit.data.sources.source_reader import open_sources
-from credit.data.sources.value_check import look_at_values
+from credit.data.sources.value_check import check_sampled_values
 from tests.unit.data.files_on_the_fly import make_config, random_fields, write_file
 
 H, W = 8, 16
@@ -34,7 +34,7 @@ def test_a_time_of_each_file_is_looked_at(tmp_path: Path, caplog: pytest.LogCapt
         write_file(tmp_path / f"{number:02d}.nc", {"t2m": values}, 12 * number + np.array([0, 6]))
     reader = open_sources(make_config(tmp_path / "*.nc", p2=["t2m"]))
     with caplog.at_level(logging.INFO):
-        look = look_at_values(reader, int(reader.times[0]), int(reader.times[-1]))
+        look = check_sampled_values(reader, int(reader.times[0]), int(reader.times[-1]))
     assert (look.num_checked, look.num_times) == (20, NUM_TIMES)
     assert len(look.bad) == 1 and "07.nc: t2m" in look.bad[0]
     assert "looking at the values of 20 of 40 times, 20 of them to see each file" in caplog.text

@@ -114,12 +114,12 @@ def test_a_part_holds_the_sources_chunks_and_reads_them_at_once(
     plain = series.read_file_variable
     conf = make(folder)
 
-    def counted(files: object, piece: object, position: slice, raw: bool) -> np.ndarray:
+    def counted(files: object, piece: object, position: slice, on_file_grid: bool) -> np.ndarray:
         lengths.append(position.stop - position.start)
-        return plain(files, piece, position, raw)
+        return plain(files, piece, position, on_file_grid)
 
     monkeypatch.setattr(series, "read_file_variable", counted)
-    held = held_times * open_sources(conf).bytes_a_time
+    held = held_times * open_sources(conf).bytes_per_time
     preprocess(conf, PreprocessConfig(memory_gib=(held + 1) / 2**30))
     monkeypatch.undo()
     assert [n for n in lengths if n > 1] == reads

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from credit.grid import LatLonGrid
-from credit.physics.spherical_harmonics import legendre, max_wavenumber
+from credit.physics.spherical_harmonics import compute_legendre, max_wavenumber
 from credit.verify.scores.spectra import SphericalSpectrum, latitude_quadrature
 from tests.unit.analytic_reader import make_grid
 
@@ -26,7 +26,7 @@ GRIDS = {
 
 def _harmonic(grid: LatLonGrid, degree: int, order: int, phase: float = 0.3) -> np.ndarray:
     """A real harmonic whose square has mean 1."""
-    table = legendre(degree, order, np.sin(np.deg2rad(grid.lat)))[-1]
+    table = compute_legendre(degree, order, np.sin(np.deg2rad(grid.lat)))[-1]
     wave = np.cos(order * np.deg2rad(grid.lon) + phase) * np.sqrt(2.0) if order else np.ones(len(grid.lon))
     return table[:, None] * wave
 
@@ -64,7 +64,7 @@ def test_legendre_functions_agree_with_scipy() -> None:
     special = pytest.importorskip("scipy.special")
     sine = np.linspace(-0.999, 0.999, 41)
     for order in (0, 1, 7, 40):
-        ours = legendre(60, order, sine)
+        ours = compute_legendre(60, order, sine)
         for degree in (order, order + 1, 60):
             theirs = special.sph_harm_y(degree, order, np.arccos(sine), 0.0).real * np.sqrt(4 * np.pi) * (-1) ** order
             np.testing.assert_allclose(ours[degree - order], theirs, rtol=1e-9, atol=1e-12)

@@ -1,0 +1,329 @@
+"""Inspection of one source file: the layout, grid, levels and times of its variables."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import xarray as xr
+
+from credit.config.sections.data import DataConfig, VariableOptions
+from credit.data.formats.cf import Coordinates, is_vector_component, match_levels, read_level_values
+from credit.data.formats.grib.dataset import ABSENT
+from credit.data.formats.unit_checks import (
+    ValueRules,
+    build_value_rules,
+    convert_range_to_file_units,
+    read_file_range,
+    require_plausible_units,
+)
+from credit.data.formats.units import Conversion, ExpConversion, find_conversion
+from credit.data.formats.variable_layout import VariableLayout
+from credit.data.sources.derived_variables import (
+    build_derived_attributes,
+    find_extrapolated_quantity,
+    find_si_conversion,
+)
+from credit.data.sources.levels.level_mapping import LevelResolver
+from credit.data.sources.required_variables import FIELD, VariableRequest, find_unusable_variables
+from credit.data.sources.shared_coordinates import SharedCoordinates
+from credit.errors import ConfigError, DataError
+from credit.physics.vertical import LevelMapping
+
+logger = logging.getLogger(__name__)
+
+_KEPT_ATTRIBUTES = ("units", "standard_name", "long_name", "cell_methods")
+
+
+@dataclass(frozen=True)
+class FileVariable:
+    """One variable in one file.
+
+    Attributes:
+        path: the file; a URL as text.
+        source_number: number of its source in the config.
+        layout: layout of the variable in the file.
+        positions: (M,) int64 indices in the file of the times in the period of the source; None if the file has no
+            time.
+    """
+
+    path: Path | str
+    source_number: int
+    layout: VariableLayout
+    positions: np.ndarray | None
+
+    @property
+    def times(self) -> np.ndarray | None:
+        """Minutes (M,) int64 of the times in the period of the source; None if the file has no time."""
+        return None if self.positions is None else self.layout.times[self.positions]
+
+
+class FileScanner:
+    """Inspection of one file.
+
+    Args:
+        path: the file; a URL as text.
+        dataset: the opened file.
+        number: number of its source in the config.
+        conf: the data section.
+        shared: grid and calendar that all files share, which this file may decide.
+        level_resolver: mapping of levels.
+
+    Attributes:
+        names: names in the file of its variables of at least two dimensions.
+        unusable: variable -> why it cannot be read, for variables that cannot be read.
+    """
+
+    def __init__(
+        self,
+        path: Path | str,
+        dataset: xr.Dataset,
+        number: int,
+        conf: DataConfig,
+        shared: SharedCoordinates,
+        level_resolver: LevelResolver,
+    ) -> None:
+        self.names = {str(name) for name, variable in dataset.variables.items() if variable.ndim >= 2}
+        self.unusable = find_unusable_variables(dataset, number)
+        self._path = path
+        self._origin = str(path)
+        self._dataset = dataset
+        self._number = number
+        self._conf = conf
+        self._shared = shared
+        self._level_resolver = level_resolver
+        self._coordinates = Coordinates(dataset)
+        # Name of a time coordinate -> minutes of its times and of their bounds.
+        self._decoded_times: dict[str, tuple[np.ndarray, np.ndarray | None]] = {}
+
+    def build_file_variable(self, request: VariableRequest, name_in_file: str) -> FileVariable:
+        """Return a variable of the file, with its times in the period of the source at which it has all levels.
+
+        Args:
+            request: the variable that is looked for.
+            name_in_file: its name in the file.
+
+        Raises:
+            DataError: see `build_layout`.
+            ConfigError: for a period that ends before it begins.
+        """
+        layout = self.build_layout(request, name_in_file)
+        if layout.times is None:
+            return FileVariable(self._path, self._number, layout, None)
+        is_used = np.ones(len(layout.times), dtype=bool)
+        period = self._conf.sources[self._number].period
+        key = f"data.sources.{self._number}.period"
+        if period is not None:
+            first = self._shared.calendar.parse(period[0], key)
+            last = self._shared.calendar.parse_period_end(period[1], key)
+            if last < first:
+                raise ConfigError(f"{key}: {period[1]} is before {period[0]}; write [first, last]")
+            is_used &= (layout.times >= first) & (layout.times <= last)
+        # GRIB files can lack single levels at some times.
+        absent = self._dataset.variables[name_in_file].encoding.get(ABSENT)
+        if absent is not None and layout.level_rows is not None:
+            # Only absence of the levels that are read matters.
+            is_incomplete = is_used & absent[:, list(layout.level_rows)].any(axis=1)
+            is_used &= ~is_incomplete
+            if is_incomplete.any():
+                first_time = self._shared.calendar.format(layout.times[is_incomplete][0])
+                logger.warning(
+                    "%s: %s lacks levels at %d of %d times, the first is %s; these times are left out",
+                    *(self._origin, request.name, is_incomplete.sum(), len(is_incomplete), first_time),
+                )
+        return FileVariable(self._path, self._number, layout, np.flatnonzero(is_used))
+
+    def build_layout(self, request: VariableRequest, name_in_file: str) -> VariableLayout:
+        """Return the layout of a variable in the file.
+
+        Args:
+            request: the variable that is looked for.
+            name_in_file: its name in the file.
+
+        Raises:
+            DataError: for a missing level; a grid, a calendar or units that do not fit; unknown dimensions; levels
+                without coefficients.
+        """
+        variable = self._dataset.variables[name_in_file]
+        if variable.dtype.kind not in "biuf":
+            raise DataError(
+                f"{self._origin}: {name_in_file} has values of type {variable.dtype}, not numbers; write numbers, "
+                f"or name another variable (data.sources.N.rename: {{{request.name}: NAME}})"
+            )
+        # Dimensions and levels.
+        level_units = self._conf.level_units if request.levels else None
+        dims = self._coordinates.find_dims(name_in_file, self._origin, level_units)
+        options = self._options_of(request)
+        rows, level_mapping = self._find_rows(request, dims)
+        # Attributes and units. A derived variable has attributes of its own, and values that are not packed.
+        file_attributes = {key: str(variable.attrs[key]) for key in _KEPT_ATTRIBUTES if key in variable.attrs}
+        to_si = self._find_si_conversion(request, name_in_file, file_attributes, level_mapping)
+        attributes = file_attributes.copy()
+        packing_step = _read_packing_step(variable)
+        if options.derive is not None:
+            attributes = build_derived_attributes(options.derive)
+            packing_step = 0.0
+        # Grid and times.
+        vector = is_vector_component(options.vector, attributes.get("standard_name", ""))
+        method = options.regrid or self._conf.regrid
+        grid, orientation, regridder = self._shared.find_regridder(
+            self._coordinates, dims, method, vector, self._origin
+        )
+        times, window_bounds = self._read_times(dims)
+        conversion = None
+        if options.units is not None:
+            source_units = attributes.get("units", "")
+            conversion = find_conversion(source_units, options.units, request.target_variable, self._origin)
+            attributes["units"] = options.units
+        if conversion is not None:
+            packing_step *= abs(conversion.scale)
+        return VariableLayout(
+            name=name_in_file,
+            dims=dims,
+            level_rows=rows,
+            level_mapping=level_mapping,
+            grid=grid,
+            orientation=orientation,
+            regridder=regridder,
+            conversion=conversion,
+            to_si=to_si,
+            times=times,
+            window_bounds=window_bounds,
+            attributes=attributes,
+            packing_step=packing_step,
+            times_per_chunk=variable.encoding.get("preferred_chunks", {}).get(dims.get("time"), 1),
+            rules=self._build_rules(request, variable, file_attributes, level_mapping, conversion),
+            origin=f"{self._origin}: {request.name}",
+            calendar=self._shared.calendar,
+        )
+
+    def _options_of(self, request: VariableRequest) -> VariableOptions:
+        """Return the options of a variable in the config; they do not apply to its further inputs."""
+        if request.role == FIELD:
+            return self._conf.field(request.target_variable)
+        return VariableOptions()
+
+    def _find_si_conversion(
+        self,
+        request: VariableRequest,
+        name_in_file: str,
+        attributes: dict[str, str],
+        level_mapping: LevelMapping | None,
+    ) -> Conversion | ExpConversion | None:
+        """Return the conversion of a variable to the units of formulas; None if it has them, or no formula needs it."""
+        is_main_input = request.role == FIELD
+        role: str | None = request.role
+        if is_main_input:
+            # The first input of a derived variable is its main one.
+            role = next(iter(self._options_of(request).derived_from), None)
+        if role is None and level_mapping is not None:
+            role = find_extrapolated_quantity(request.target_variable, attributes.get("standard_name", ""))
+        is_derived = self._conf.field(request.target_variable).derive is not None
+        # Temperature is the only quantity that must be in SI units to be interpolated.
+        if is_derived or not is_main_input or role == "temperature":
+            return find_si_conversion(role, name_in_file, attributes, self._origin)
+        return None
+
+    def _build_rules(
+        self,
+        request: VariableRequest,
+        variable: xr.Variable,
+        attributes: dict[str, str],
+        level_mapping: LevelMapping | None,
+        conversion: Conversion | None,
+    ) -> ValueRules:
+        """Return the checks of the values of a variable, in the units of the file."""
+        options = self._options_of(request)
+        # The range that the config declares is one of a variable that is read as it is.
+        is_read = request.role == FIELD and options.derive is None
+        valid_range = options.valid_range if is_read else None
+        # A declared range means that the units are to be accepted as they are.
+        if is_read and valid_range is None:
+            require_plausible_units(request.target_variable, attributes, self._origin)
+        packing = None
+        packing_step = _read_packing_step(variable)
+        if packing_step:
+            packing = (packing_step, float(variable.encoding.get("add_offset", 0.0)))
+        # xarray moves attributes that it has decoded to the encoding.
+        declared = variable.encoding | variable.attrs
+        has_fill_value = not declared.keys().isdisjoint(("_FillValue", "missing_value"))
+        # Levels that are mapped are not those of the run, whose limits would not apply to them.
+        has_levels_of_run = request.levels is not None and level_mapping is None
+        return build_value_rules(
+            request.name,
+            attributes,
+            levels=request.levels if has_levels_of_run else (None,),
+            level_units=self._conf.level_units,
+            packing=None if has_fill_value else packing,
+            file_range=read_file_range(declared, packing),
+            valid_range=convert_range_to_file_units(valid_range, conversion),
+            has_options=is_read,
+        )
+
+    def _find_rows(
+        self, request: VariableRequest, dims: dict[str, str]
+    ) -> tuple[tuple[int, ...] | None, LevelMapping | None]:
+        """Return the rows of the levels to read, and their mapping to the levels of the run (None if not needed)."""
+        kind = self._conf.field(request.target_variable).derive
+        # Mean sea level pressure has no levels itself, but its input is on levels.
+        if request.levels is None and kind != "mean_sea_level_pressure":
+            return self._find_single_row(request.name, dims, request.role == FIELD), None
+        coordinates = self._coordinates
+        if "level" in dims:
+            _, name = coordinates.of_dim[dims["level"]]
+        else:
+            name = coordinates.scalar.get("level")
+        if name is None:
+            advice = "" if kind else "; list it in vars_2D"
+            raise DataError(f"{self._origin}: {request.name} is in vars_3D but has no levels there{advice}")
+        rows, level_mapping = self._level_resolver.find_level_mapping(
+            self._dataset, name, request, self._number, self._origin
+        )
+        if rows is None:
+            level_units = self._conf.level_units
+            file_levels = read_level_values(self._dataset.variables[name], name, level_units, self._origin)
+            rows = match_levels(file_levels, request.levels, request.name, level_units, self._origin)
+        return rows, level_mapping
+
+    def _find_single_row(self, name: str, dims: dict[str, str], is_field: bool) -> tuple[int, ...] | None:
+        """Return the row of a 2-D variable on a level dimension of length 1; None without such a dimension."""
+        if "level" not in dims:
+            return None
+        num_levels = self._dataset.sizes[dims["level"]]
+        if num_levels > 1 and is_field:
+            raise DataError(
+                f"{self._origin}: {name} is in vars_2D but lies on {num_levels} levels there; list it in vars_3D"
+            )
+        if num_levels > 1:
+            raise DataError(f"{self._origin}: {name} lies on {num_levels} levels there, but it must have no levels")
+        return (0,) if num_levels else None
+
+    def _read_times(self, dims: dict[str, str]) -> tuple[np.ndarray | None, np.ndarray | None]:
+        """Return the minutes of the times (N,) and of their bounds (N, 2), None where the file has none.
+
+        A scalar time is the time of a single field.
+        """
+        coordinates = self._coordinates
+        if "time" in dims:
+            _, name = coordinates.of_dim[dims["time"]]
+        else:
+            name = coordinates.scalar.get("time")
+        if name is None:
+            return None, None
+        # All variables of a file usually share one time coordinate, which is decoded once.
+        if name not in self._decoded_times:
+            coordinate = self._dataset.variables[name]
+            times = self._shared.decode_times(coordinate, np.atleast_1d(coordinate.values), self._origin)
+            bounds = coordinates.find_bounds(name)
+            if bounds is not None:
+                bounds = self._shared.decode_times(coordinate, bounds, self._origin).reshape(-1, 2)
+            self._decoded_times[name] = times, bounds
+        return self._decoded_times[name]
+
+
+def _read_packing_step(variable: xr.Variable) -> float:
+    """Return the step of packed integers in the units of the file, 0 if the variable is not packed."""
+    is_packed = np.dtype(variable.encoding.get("dtype", float)).kind in "iu"
+    return abs(float(variable.encoding.get("scale_factor", 0.0))) if is_packed else 0.0
