@@ -147,11 +147,7 @@ class FileScanner:
                 without coefficients.
         """
         variable = self._dataset.variables[name_in_file]
-        if variable.dtype.kind not in "biuf":
-            raise DataError(
-                f"{self._origin}: {name_in_file} has values of type {variable.dtype}, not numbers; write numbers, "
-                f"or name another variable (data.sources.N.rename: {{{request.name}: NAME}})"
-            )
+        self._require_numbers(request, name_in_file)
         # Dimensions and levels.
         level_units = self._conf.level_units if request.levels else None
         dims = self._coordinates.find_dims(name_in_file, self._origin, level_units)
@@ -198,6 +194,15 @@ class FileScanner:
             origin=f"{self._origin}: {request.name}",
             calendar=self._shared.calendar,
         )
+
+    def _require_numbers(self, request: VariableRequest, name_in_file: str) -> None:
+        """Raise a DataError if the values of a variable are not numbers."""
+        dtype = self._dataset.variables[name_in_file].dtype
+        if dtype.kind not in "biuf":
+            raise DataError(
+                f"{self._origin}: {name_in_file} has values of type {dtype}, not numbers; write numbers, or name "
+                f"another variable (data.sources.N.rename: {{{request.name}: NAME}})"
+            )
 
     def _options_of(self, request: VariableRequest) -> VariableOptions:
         """Return the options of a variable in the config; they do not apply to its further inputs."""
