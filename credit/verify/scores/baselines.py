@@ -161,7 +161,7 @@ class _DampingFit:
             anomaly_P = truth_P - means.channel_values(reference.climatology, channel)
             for number, initial_anomaly in enumerate(initial_anomalies):
                 product_sums(
-                    initial_anomaly[channel].reshape(-1), anomaly_P, *means.segments, out_KS[number : number + 1]
+                    initial_anomaly[channel].reshape(-1), anomaly_P, means.segments, out_KS[number : number + 1]
                 )
 
         return means.reduce_channels(len(initial_anomalies), sum_channel, reference.by_description())[:, :, 0]

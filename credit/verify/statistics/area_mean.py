@@ -16,7 +16,7 @@ import numpy as np
 from credit.channels import Channel
 from credit.errors import DataError
 from credit.utils.threads import thread_map
-from credit.verify.statistics.kernels import plain_sums, weighted_sums
+from credit.verify.statistics.kernels import field_sums, weighted_sums
 
 # Function of the index of a channel that writes its sums into an array (K, S).
 SumChannel = Callable[[int, np.ndarray], None]
@@ -37,7 +37,7 @@ class AreaMean:
     Attributes:
         names: names of the channels.
         valid_CP: bool, False where masked.
-        masked: (C,) bool, True for a channel with masked cells.
+        is_masked: (C,) bool, True for a channel with masked cells.
         segments: first cell of each segment and the cell after its last, each (S,).
         shape: (X, R), the shape of the scores of one field.
     """
@@ -53,7 +53,7 @@ class AreaMean:
         everywhere = np.ones(weights.shape[1:], dtype=bool)
         valid = [~masks[channel.variable] if channel.variable in masks else everywhere for channel in channels]
         self.valid_CP = np.stack(valid).reshape(len(channels), -1)
-        self.masked = (~self.valid_CP).any(axis=1)
+        self.is_masked = (~self.valid_CP).any(axis=1)
         self.shape = len(channels) + len(winds), len(weights)
         self._u_index = np.array([u for u, _ in winds], dtype=int)
         self._v_index = np.array([v for _, v in winds], dtype=int)
@@ -99,7 +99,7 @@ class AreaMean:
     def channel_values(self, fields: np.ndarray, channel: int) -> np.ndarray:
         """Return the values of one channel of (C, H, W) or (C, P), (P,), with 0 where it is masked."""
         values_P = fields[channel].reshape(-1)
-        if self.masked[channel]:
+        if self.is_masked[channel]:
             return np.where(self.valid_CP[channel], values_P, values_P.dtype.type(0))
         return values_P
 
@@ -180,7 +180,7 @@ class AreaMean:
         """Return the weighted sums over each region, (K, R) float64."""
         segment_sums = self._new_sums(len(values_KP), 1)
         for values_P, out in zip(values_KP, segment_sums, strict=True):
-            plain_sums(values_P, *self.segments, out)
+            field_sums(values_P, self.segments, out)
         sums_KR = np.empty((len(values_KP), self.shape[1]))
         weighted_sums(segment_sums[:, 0], self._weights_SR, sums_KR)
         return sums_KR

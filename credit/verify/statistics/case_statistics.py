@@ -19,7 +19,7 @@ import numpy as np
 from credit.errors import DataError
 from credit.verify.statistics.area_mean import AreaMean
 from credit.verify.statistics.ensemble_kernels import (
-    MEMBER_SUMS,
+    NUM_MEMBER_SUMS,
     crps_from_sums,
     member_sums,
     vector_member_sums,
@@ -296,30 +296,30 @@ class EnsembleStatistics(DeterministicStatistics):
         def sum_vector(members: np.ndarray, index: tuple[int, int], pair: np.ndarray, out: np.ndarray) -> None:
             truth = [means.channel_values(truth_CP, channel) for channel in pair]
             valid = means.valid_CP[pair[0]]
-            vector_member_sums(members, index, *truth, valid, scale_to_unity(truth), *means.segments, out)
+            vector_member_sums(members, index, *truth, valid, scale_to_unity(truth), means.segments, out)
             # Squares of very large or very small winds do not fit float32; such winds are summed again in float64.
             if not np.isfinite(out).all():
                 members = members[:, list(index)].astype(np.float64)
                 truth = [component.astype(np.float64) for component in truth]
-                vector_member_sums(members, (0, 1), *truth, valid, scale_to_unity(truth), *means.segments, out)
+                vector_member_sums(members, (0, 1), *truth, valid, scale_to_unity(truth), means.segments, out)
 
         def sum_unit(channels: np.ndarray, channel_sums: np.ndarray, vector_sums: np.ndarray) -> None:
             pair = channels.tolist()
             for channel, out in zip(pair, channel_sums, strict=True):
                 members, (index,) = _contiguous(members_MCP, [channel])
-                member_sums(members, index, truth_CP[channel], means.valid_CP[channel], *means.segments, out)
+                member_sums(members, index, truth_CP[channel], means.valid_CP[channel], means.segments, out)
             if len(vector_sums):
                 members, index = _contiguous(members_MCP, pair)
                 sum_vector(members, index, pair, vector_sums)
 
-        counts = MEMBER_SUMS + 1 + num_members, 2
+        counts = NUM_MEMBER_SUMS + 1 + num_members, 2
         channel_means, vector_means = means.reduce_channels_and_winds(counts, sum_unit, fields)
         crps, crps_fair = crps_from_sums(channel_means, num_members)
         energy_score, energy_score_fair = crps_from_sums(vector_means, num_members)
         self.crps[case, lead] = np.concatenate([crps, energy_score])
         self.crps_fair[case, lead] = np.concatenate([crps_fair, energy_score_fair])
         self.variance[case, lead] = means.append_vectors(channel_means[2])
-        return np.moveaxis(channel_means[MEMBER_SUMS:], 0, -1)
+        return np.moveaxis(channel_means[NUM_MEMBER_SUMS:], 0, -1)
 
     def metrics_of(self, means: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Return those of `DeterministicStatistics.metrics_of`, which are of the ensemble's mean, and:

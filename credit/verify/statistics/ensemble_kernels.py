@@ -20,18 +20,18 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from credit.verify.statistics.kernels import OPTIONS, compiled
+from credit.verify.statistics.kernels import OPTIONS, Segments, compiled
 
 # Number of sums of `member_sums` before those of the ranks.
-MEMBER_SUMS = 3
+NUM_MEMBER_SUMS = 3
 # Cells that are sorted together; of 50 members they are 26 kB, which stays in the processor's first cache.
 _BLOCK_CELLS = 64
 
 
 @compiled
 def member_sums(
-    members_MCP: np.ndarray, channel: int, truth_P: np.ndarray, valid_P: np.ndarray, segment_starts: np.ndarray,
-    segment_stops: np.ndarray, out: np.ndarray,
+    members_MCP: np.ndarray, channel: int, truth_P: np.ndarray, valid_P: np.ndarray, segments: Segments,
+    out: np.ndarray,
 ) -> None:  # fmt: skip
     """Write the sums of one channel's members, in time O(M log^2 M).
 
@@ -42,10 +42,11 @@ def member_sums(
         channel: index of the channel among C.
         truth_P: the truth of that channel.
         valid_P: bool; other cells do not count, whatever their values.
-        segment_starts, segment_stops: (S,) the segments.
+        segments: the S segments.
         out: (4 + M, S): sums of the members' absolute errors, of D, of the unbiased variance over members, and the
             frequency of each of the truth's ranks 0 to M.
     """
+    segment_starts, segment_stops = segments
     num_members = members_MCP.shape[0]
     errors = np.empty((num_members, _BLOCK_CELLS))
     mean_error = np.empty(_BLOCK_CELLS)
@@ -86,7 +87,7 @@ def member_sums(
                     rank = int(members_below[i])
                     ties = int(members_equal[i])
                     for k in range(rank, rank + ties + 1):
-                        out[3 + k, s] += 1.0 / (ties + 1)
+                        out[NUM_MEMBER_SUMS + k, s] += 1.0 / (ties + 1)
 
 
 # Inlining makes this function slower. It moves values and adds up nothing, so its result does not depend on how it was
@@ -127,7 +128,7 @@ def _sort_columns(values: np.ndarray, cells: int) -> None:
 @compiled
 def vector_member_sums(
     members_MCP: np.ndarray, pair: tuple[int, int], truth_u: np.ndarray, truth_v: np.ndarray, valid_P: np.ndarray,
-    scale: np.float32, segment_starts: np.ndarray, segment_stops: np.ndarray, out: np.ndarray,
+    scale: np.float32, segments: Segments, out: np.ndarray,
 ) -> None:  # fmt: skip
     """Write the sums of the lengths of the members' vector errors and of D.
 
@@ -137,9 +138,10 @@ def vector_member_sums(
         truth_u, truth_v: (P,) the true components.
         valid_P: bool; other cells do not count, whatever their values.
         scale: see `credit.verify.statistics.kernels.error_sums`.
-        segment_starts, segment_stops: (S,) the segments.
-        out: (2, S).
+        segments: the S segments.
+        out: (2, S), the two sums.
     """
+    segment_starts, segment_stops = segments
     num_members = members_MCP.shape[0]
     zero = np.float32(0.0)
     # The values themselves are kept rather than their errors: a small difference of two values is exact.

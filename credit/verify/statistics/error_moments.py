@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 
@@ -15,10 +14,11 @@ from credit.config.sections.verification import BASELINES
 from credit.data.climatology.climatology import Fields, LazyWeightedSum
 from credit.verify.statistics.area_mean import AreaMean
 from credit.verify.statistics.kernels import (
-    DAMPED_SUMS,
-    FORECAST_SUMS,
-    LENGTH_SUMS,
-    TRUTH_SUMS,
+    NUM_DAMPED_SUMS,
+    NUM_FORECAST_SUMS,
+    NUM_LENGTH_SUMS,
+    NUM_TRUTH_SUMS,
+    ErrorInputs,
     anomaly_sums,
     error_sums,
 )
@@ -77,7 +77,7 @@ class BaselineState:
             truth_P = means.channel_values(truth, channel)
             climatology_P = means.channel_values(initial.climatology, channel)
             np.subtract(truth_P, climatology_P, out=anomaly[channel].reshape(-1))
-            anomaly_sums(truth_P, climatology_P, *means.segments, out_KS)
+            anomaly_sums(truth_P, climatology_P, means.segments, out_KS)
 
         mean, variance = means.reduce_channels(2, sum_channel, initial.by_description())
         return cls(truth, anomaly, mean, variance)
@@ -146,24 +146,24 @@ def error_moments(
         # Persistence is a forecast like any other.
         forecasts = {_PERSISTENCE: state.fields, **forecasts}
     fields |= reference.by_description()
-    inputs = _kernel_inputs(means, reference, list(forecasts.values()), state, damping_C)
+    inputs = _build_kernel_inputs(means, reference, list(forecasts.values()), state, damping_C)
 
     def sum_unit(channels: np.ndarray, channel_sums: np.ndarray, vector_sums: np.ndarray) -> None:
         scale = np.float32(1)
         if len(vector_sums):
             scale = scale_to_unity([means.channel_values(reference.truth, channel) for channel in channels])
-        error_sums(channels, *inputs, scale, *means.segments, channel_sums, vector_sums)
+        error_sums(inputs, channels, scale, means.segments, channel_sums, vector_sums)
         # Squares of very large or very small winds do not fit float32; such winds are summed again in float64.
         if not np.isfinite(vector_sums).all():
-            inputs_float64 = inputs.to_float64(channels)
-            error_sums(np.arange(2), *inputs_float64, scale, *means.segments, channel_sums, vector_sums)
+            inputs_float64 = _convert_to_float64(inputs, channels)
+            error_sums(inputs_float64, np.arange(2), scale, means.segments, channel_sums, vector_sums)
 
     num_forecasts = len(forecasts)
-    damped_row = TRUTH_SUMS + FORECAST_SUMS * num_forecasts
+    damped_row = NUM_TRUTH_SUMS + NUM_FORECAST_SUMS * num_forecasts
     if state is None:
-        counts = damped_row, LENGTH_SUMS * num_forecasts
+        counts = damped_row, NUM_LENGTH_SUMS * num_forecasts
     else:
-        counts = damped_row + DAMPED_SUMS, LENGTH_SUMS * (num_forecasts + 2)
+        counts = damped_row + NUM_DAMPED_SUMS, NUM_LENGTH_SUMS * (num_forecasts + 2)
     channel_means, vector_means = means.reduce_channels_and_winds(counts, sum_unit, fields)
     return _moments_from_means(list(forecasts), channel_means, vector_means, baselines)
 
@@ -173,12 +173,12 @@ def _moments_from_means(
     baselines: tuple[BaselineState, np.ndarray] | None,
 ) -> dict[str, ErrorMoments]:  # fmt: skip
     """Return the moments of the named forecasts and of the baselines, given the means of the kernel's sums."""
-    truth_anomaly, truth_variance, truth_absolute = channel_means[:TRUTH_SUMS]
+    truth_anomaly, truth_variance, truth_absolute = channel_means[:NUM_TRUTH_SUMS]
     truth_moments = {"truth_anomaly": truth_anomaly, "truth_variance": truth_variance}
     moments = {}
     for number, name in enumerate(names):
-        row = TRUTH_SUMS + FORECAST_SUMS * number
-        error, squared, product, absolute = channel_means[row : row + FORECAST_SUMS]
+        row = NUM_TRUTH_SUMS + NUM_FORECAST_SUMS * number
+        error, squared, product, absolute = channel_means[row : row + NUM_FORECAST_SUMS]
         moments[name] = ErrorMoments(
             error=error,
             absolute=absolute,
@@ -190,7 +190,7 @@ def _moments_from_means(
         )
     if baselines is not None:
         state, damping_C = baselines
-        product, squared, absolute = channel_means[TRUTH_SUMS + FORECAST_SUMS * len(names) :]
+        product, squared, absolute = channel_means[NUM_TRUTH_SUMS + NUM_FORECAST_SUMS * len(names) :]
         damping_C1 = damping_C[:, None]
         moments[_DAMPED_PERSISTENCE] = ErrorMoments(
             error=damping_C1 * state.mean - truth_anomaly,
@@ -217,44 +217,35 @@ def _moments_from_means(
 
 def _vector_moments(vector_means: np.ndarray, number: int) -> dict[str, np.ndarray]:
     """Return the moments of wind vectors of the forecast with this number."""
-    error, absolute = vector_means[LENGTH_SUMS * number : LENGTH_SUMS * (number + 1)]
+    error, absolute = vector_means[NUM_LENGTH_SUMS * number : NUM_LENGTH_SUMS * (number + 1)]
     return {"vector_error": error, "vector_absolute": absolute}
 
 
-class _KernelInputs(NamedTuple):
-    """Arguments of `credit.verify.statistics.kernels.error_sums`, in its order."""
+def _convert_to_float64(inputs: ErrorInputs, channels: np.ndarray) -> ErrorInputs:
+    """Return the inputs of some channels in float64."""
 
-    truth: np.ndarray
-    weights: np.ndarray
-    terms: tuple[np.ndarray, ...]
-    forecasts: tuple[np.ndarray, ...]
-    initial_anomaly: np.ndarray
-    damping: np.ndarray
-    valid: np.ndarray
-    masked: np.ndarray
+    def convert(fields: np.ndarray) -> np.ndarray:
+        return fields[channels].astype(np.float64)
 
-    def to_float64(self, channels: np.ndarray) -> _KernelInputs:
-        """Return the inputs of some channels in float64."""
-
-        def select(fields: np.ndarray) -> np.ndarray:
-            return fields[channels].astype(np.float64)
-
-        return _KernelInputs(
-            truth=select(self.truth),
-            weights=self.weights,
-            terms=tuple(select(term) for term in self.terms),
-            forecasts=tuple(select(forecast) for forecast in self.forecasts),
-            initial_anomaly=select(self.initial_anomaly) if len(self.initial_anomaly) else self.initial_anomaly,
-            damping=self.damping[channels],
-            valid=self.valid[channels],
-            masked=self.masked[channels],
-        )
+    initial_anomaly = inputs.initial_anomaly
+    if len(initial_anomaly):
+        initial_anomaly = convert(initial_anomaly)
+    return ErrorInputs(
+        truth=convert(inputs.truth),
+        climatology_weights=inputs.climatology_weights,
+        climatology_terms=tuple(convert(term) for term in inputs.climatology_terms),
+        forecasts=tuple(convert(forecast) for forecast in inputs.forecasts),
+        initial_anomaly=initial_anomaly,
+        damping=inputs.damping[channels],
+        valid=inputs.valid[channels],
+        is_masked=inputs.is_masked[channels],
+    )
 
 
-def _kernel_inputs(
+def _build_kernel_inputs(
     means: AreaMean, reference: ReferenceFields, forecasts: Sequence[np.ndarray], state: BaselineState | None,
     damping_C: np.ndarray,
-) -> _KernelInputs:  # fmt: skip
+) -> ErrorInputs:  # fmt: skip
     """Return the inputs for fields of any shape."""
     climatology = reference.climatology
     if isinstance(climatology, LazyWeightedSum):
@@ -264,15 +255,15 @@ def _kernel_inputs(
         weights = np.ones(1, np.float32)
         terms = [climatology]
     (truth,) = _flatten([reference.truth])
-    return _KernelInputs(
+    return ErrorInputs(
         truth=truth,
-        weights=weights,
-        terms=_flatten(terms),
+        climatology_weights=weights,
+        climatology_terms=_flatten(terms),
         forecasts=_flatten(forecasts),
         initial_anomaly=truth[:0] if state is None else _flatten([state.anomaly])[0],
         damping=damping_C,
         valid=means.valid_CP,
-        masked=means.masked,
+        is_masked=means.is_masked,
     )
 
 

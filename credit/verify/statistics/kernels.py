@@ -1,8 +1,9 @@
 """Compiled loops over cells in which scoring spends its time: sums of fields over segments of cells.
 
-A segment is a run of cells that follow one another in memory, from `segment_starts[s]` to before `segment_stops[s]`.
-Fields are native float32 or float64; differences, squares and sums are float64. Each kernel writes its sums into an
-output array whose last dimension is the S segments; values that are not finite make the sums not finite.
+A segment is a run of cells that follow one another in memory. `Segments` holds the first cell of each segment and the
+cell after its last. Fields are native float32 or float64; differences, squares and sums are float64, in the units of
+the field, their square or their product. Each kernel writes its sums into an output array whose last dimension is the S
+segments. Values that are not finite make the sums not finite; no kernel raises an error.
 
 The kernels release the interpreter lock, so threads can share the channels. `credit.verify.statistics.area_mean` turns
 the sums of segments into area means; `credit.verify.statistics.ensemble_kernels` has the kernels of ensemble scores.
@@ -19,6 +20,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 from numba import njit
@@ -28,19 +30,28 @@ logger = logging.getLogger(__name__)
 # Sums may be reordered for the processor's vectors. The flags that assume finite values are left out on purpose.
 OPTIONS = {"nogil": True, "error_model": "numpy", "fastmath": {"reassoc", "contract", "nsz"}}
 
-# Number of sums that `error_sums` writes of the truth, of each forecast, of damped persistence, and of each forecast's
-# vector lengths.
-TRUTH_SUMS = 3
-FORECAST_SUMS = 4
-DAMPED_SUMS = 3
-LENGTH_SUMS = 2
+# First cell of each segment and the cell after its last, (S,) integers each.
+Segments = tuple[np.ndarray, np.ndarray]
+
+# Sums that `error_sums` writes for each channel: of the truth, its anomaly, the square and the absolute value of that;
+NUM_TRUTH_SUMS = 3
+# of each forecast, its error, its squared error, the product of error and truth's anomaly, and the absolute error;
+NUM_FORECAST_SUMS = 4
+# of damped persistence, the product of `initial_anomaly` and the truth's anomaly, the squared and the absolute error.
+NUM_DAMPED_SUMS = 3
+# For each wind vector of a forecast: its length minus the truth's, and the length of the vector error.
+NUM_LENGTH_SUMS = 2
 
 # Cells that go through the processor's cache together.
 _BLOCK_CELLS = 1024
 
 
 def compiled(function: Callable) -> Callable:
-    """Compile `function` at its first call, and cache the code for later processes where a folder can be written."""
+    """Return a kernel that is compiled at its first call, with a cache for later processes if a folder can be written.
+
+    Args:
+        function: loop over cells that numba can compile; it returns nothing.
+    """
     try:
         kernel = njit(cache=True, **OPTIONS)(function)
     except RuntimeError:
@@ -48,7 +59,7 @@ def compiled(function: Callable) -> Callable:
         kernel = njit(**OPTIONS)(function)
 
     @functools.wraps(function)
-    def call(*arguments: object) -> None:
+    def call_kernel(*arguments: object) -> None:
         try:
             kernel(*arguments)
         except OSError as error:
@@ -56,7 +67,7 @@ def compiled(function: Callable) -> Callable:
             logger.debug("%s: compiled for this process only (%s)", function.__name__, error)
             kernel(*arguments)
 
-    return call
+    return call_kernel
 
 
 # Helpers become part of `error_sums`. As functions of their own they could be compiled in two versions, one in the
@@ -70,6 +81,11 @@ def weighted_sums(sums_KS: np.ndarray, weights_SR: np.ndarray, out_KR: np.ndarra
 
     A segment outside a region does not count there, whatever its value. A matrix product of a library is not used, as
     its last digits depend on K and on the number of threads.
+
+    Args:
+        sums_KS: sums over segments.
+        weights_SR: weight of each segment in each region.
+        out_KR: array that the weighted sums are written into.
     """
     for k in range(len(sums_KS)):
         total_R = out_KR[k]
@@ -82,10 +98,9 @@ def weighted_sums(sums_KS: np.ndarray, weights_SR: np.ndarray, out_KR: np.ndarra
 
 
 @compiled
-def plain_sums(
-    values_P: np.ndarray, segment_starts: np.ndarray, segment_stops: np.ndarray, out: np.ndarray
-) -> None:  # fmt: skip
+def field_sums(values_P: np.ndarray, segments: Segments, out: np.ndarray) -> None:
     """Write the sums of `values_P`, which may be bool, into `out` (1, S)."""
+    segment_starts, segment_stops = segments
     for s in range(len(segment_starts)):
         values = values_P[segment_starts[s] : segment_stops[s]]
         total = 0.0
@@ -95,10 +110,9 @@ def plain_sums(
 
 
 @compiled
-def product_sums(
-    x_P: np.ndarray, y_P: np.ndarray, segment_starts: np.ndarray, segment_stops: np.ndarray, out: np.ndarray
-) -> None:
+def product_sums(x_P: np.ndarray, y_P: np.ndarray, segments: Segments, out: np.ndarray) -> None:
     """Write the sums of the products of two fields into `out` (1, S)."""
+    segment_starts, segment_stops = segments
     for s in range(len(segment_starts)):
         x = x_P[segment_starts[s] : segment_stops[s]]
         y = y_P[segment_starts[s] : segment_stops[s]]
@@ -109,11 +123,9 @@ def product_sums(
 
 
 @compiled
-def anomaly_sums(
-    field_P: np.ndarray, climatology_P: np.ndarray, segment_starts: np.ndarray, segment_stops: np.ndarray,
-    out: np.ndarray,
-) -> None:  # fmt: skip
+def anomaly_sums(field_P: np.ndarray, climatology_P: np.ndarray, segments: Segments, out: np.ndarray) -> None:
     """Write the sums of the anomaly of `field_P` and of its square into `out` (2, S)."""
+    segment_starts, segment_stops = segments
     for s in range(len(segment_starts)):
         field = field_P[segment_starts[s] : segment_stops[s]]
         climatology = climatology_P[segment_starts[s] : segment_stops[s]]
@@ -127,64 +139,78 @@ def anomaly_sums(
         out[1, s] = square
 
 
+class ErrorInputs(NamedTuple):
+    """Fields that `error_sums` reads; fields of one entry are of one float type, with any value where masked.
+
+    Attributes:
+        truth: (C, P) truth at the valid time.
+        climatology_weights: (K,) weights of `climatology_terms` in the climatology.
+        climatology_terms: K fields (C, P) whose weighted sum is the climatology.
+        forecasts: F forecasts (C, P), at least one.
+        initial_anomaly: (C, P) anomaly at the initial time, of which damped persistence is `damping` times; (0, P)
+            where the baselines are not scored.
+        damping: (C,) factor of damped persistence.
+        valid: (C, P) bool; other cells do not count.
+        is_masked: (C,) bool, True where a channel has cells that are not valid.
+    """
+
+    truth: np.ndarray
+    climatology_weights: np.ndarray
+    climatology_terms: tuple[np.ndarray, ...]
+    forecasts: tuple[np.ndarray, ...]
+    initial_anomaly: np.ndarray
+    damping: np.ndarray
+    valid: np.ndarray
+    is_masked: np.ndarray
+
+
 @compiled
 def error_sums(
-    channels: np.ndarray, truth: np.ndarray, weights: np.ndarray, terms: tuple[np.ndarray, ...],
-    forecasts: tuple[np.ndarray, ...], initial_anomaly: np.ndarray, damping: np.ndarray, valid: np.ndarray,
-    masked: np.ndarray, scale: np.float32, segment_starts: np.ndarray, segment_stops: np.ndarray, out: np.ndarray,
+    inputs: ErrorInputs, channels: np.ndarray, scale: np.float32, segments: Segments, out: np.ndarray,
     length_out: np.ndarray,
 ) -> None:  # fmt: skip
     """Write the error sums of one channel, or of a wind vector and its two components.
 
-    Several forecasts and the baselines are summed together, so each field is read from memory once. Fields are (C, P)
-    of one float type, with any value where masked; the arrays of a tuple have one type.
+    Several forecasts and the baselines are summed together, so each field is read from memory once.
 
     Args:
+        inputs: the fields.
         channels: (1,) or (2,) indices of the channels.
-        truth: the truth.
-        weights: (K,) weights of `terms` in the climatology.
-        terms: K fields whose weighted sum is the climatology.
-        forecasts: F fields, at least one.
-        initial_anomaly: anomaly at the initial time, of which damped persistence is `damping` times; (0, P) where the
-            baselines are not scored.
-        damping: (C,) factor of damped persistence.
-        valid: (C, P) bool; other cells do not count.
-        masked: (C,) bool, True where a channel has cells that are not valid.
         scale: power of two that brings winds to a size whose squares float32 holds. Values beyond make the sums of
             lengths infinite.
-        segment_starts, segment_stops: (S,) the segments.
-        out: (channels, K, S). First the sums of the truth's anomaly, its square and its absolute value; then for each
-            forecast those of its error, its squared error, the product of error and the truth's anomaly, and the
-            absolute error; then for damped persistence those of the product of `initial_anomaly` and the truth's
-            anomaly, the squared error and the absolute error.
-        length_out: (L, S). For each forecast, then for damped persistence and the climatology if they are scored: the
-            sum of its length minus the truth's, and of the length of the vector error. (0, S) for one channel.
+        segments: the S segments.
+        out: (channels, K, S), the sums of the truth, of each forecast and, if it is scored, of damped persistence.
+        length_out: (L, S), the sums of lengths of each forecast, then of damped persistence and the climatology if they
+            are scored; (0, S) for one channel.
     """
+    truth, weights, terms, forecasts, initial_anomaly, damping, valid, is_masked = inputs
+    segment_starts, segment_stops = segments
     num_forecasts = len(forecasts)
     has_baselines = len(initial_anomaly) > 0
+    # With the baselines, damped persistence and climatology follow the forecasts.
     num_fields = num_forecasts + 2 if has_baselines else num_forecasts
     truth_block = np.empty((2, _BLOCK_CELLS), truth.dtype)
     climatology_block = np.empty((2, _BLOCK_CELLS), truth.dtype)
     forecast_block = np.empty((num_fields, 2, _BLOCK_CELLS), forecasts[0].dtype)
     truth_length = np.empty(_BLOCK_CELLS, truth.dtype)
-    damped_row = TRUTH_SUMS + FORECAST_SUMS * num_forecasts
+    damped_row = NUM_TRUTH_SUMS + NUM_FORECAST_SUMS * num_forecasts
     out[:] = 0.0
     length_out[:] = 0.0
     for s in range(len(segment_starts)):
         for start in range(segment_starts[s], segment_stops[s], _BLOCK_CELLS):
-            cells = min(_BLOCK_CELLS, segment_stops[s] - start)
-            stop = start + cells
+            stop = min(start + _BLOCK_CELLS, segment_stops[s])
+            cells = stop - start
             for k, c in enumerate(channels):
                 y = truth_block[k, :cells]
                 climatology = climatology_block[k, :cells]
                 is_valid = valid[c, start:stop]
-                _load(truth[c, start:stop], is_valid, masked[c], y)
-                _load_climatology(weights, terms, c, start, is_valid, masked[c], climatology)
+                _load(truth[c, start:stop], is_valid, is_masked[c], y)
+                _load_climatology(weights, terms, c, start, is_valid, is_masked[c], climatology)
                 _add_anomaly(y, climatology, out[k, :, s])
                 for f in range(num_forecasts):
                     x = forecast_block[f, k, :cells]
-                    _load(forecasts[f][c, start:stop], is_valid, masked[c], x)
-                    _add_error(x, y, climatology, out[k, TRUTH_SUMS + FORECAST_SUMS * f :, s])
+                    _load(forecasts[f][c, start:stop], is_valid, is_masked[c], x)
+                    _add_error(x, y, climatology, out[k, NUM_TRUTH_SUMS + NUM_FORECAST_SUMS * f :, s])
                 if has_baselines:
                     anomaly = initial_anomaly[c, start:stop]
                     damped = forecast_block[num_forecasts, k, :cells]
@@ -197,23 +223,23 @@ def error_sums(
                 for f in range(num_fields):
                     u = forecast_block[f, 0, :cells]
                     v = forecast_block[f, 1, :cells]
-                    lengths = length_out[LENGTH_SUMS * f :, s]
+                    lengths = length_out[NUM_LENGTH_SUMS * f :, s]
                     _add_lengths(u, v, truth_u, truth_v, truth_length[:cells], scale, lengths)
     length_out /= scale
 
 
 @_inlined
-def _load(field: np.ndarray, is_valid: np.ndarray, masked: bool, out: np.ndarray) -> None:
+def _load(field: np.ndarray, is_valid: np.ndarray, is_masked: bool, out: np.ndarray) -> None:
     """Copy a field into `out`, with 0 where it is masked."""
     for i in range(len(out)):
         out[i] = field[i]
-    if masked:
+    if is_masked:
         _set_masked_to_zero(is_valid, out)
 
 
 @_inlined
 def _load_climatology(
-    weights: np.ndarray, terms: tuple[np.ndarray, ...], c: int, start: int, is_valid: np.ndarray, masked: bool,
+    weights: np.ndarray, terms: tuple[np.ndarray, ...], c: int, start: int, is_valid: np.ndarray, is_masked: bool,
     out: np.ndarray,
 ) -> None:  # fmt: skip
     """Write the weighted sum of the terms of channel `c` into `out`, with 0 where it is masked."""
@@ -226,7 +252,7 @@ def _load_climatology(
         term = terms[k][c, start : start + len(out)]
         for i in range(len(out)):
             out[i] += weight * term[i]
-    if masked:
+    if is_masked:
         _set_masked_to_zero(is_valid, out)
 
 

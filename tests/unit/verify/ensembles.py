@@ -73,15 +73,18 @@ def pooled(values: xr.DataArray) -> np.ndarray:
 
 def crps_by_cell(members: np.ndarray, truth: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the standard and the fair CRPS of each cell, of members (M, N) and truth (N,): sums over one cell each."""
-    first, out = np.arange(truth.size), np.empty((4 + len(members), truth.size))
+    # Each cell is a segment of its own.
+    first_cells = np.arange(truth.size)
+    out = np.empty((4 + len(members), truth.size))
     valid = np.ones(truth.size, dtype=bool)
-    member_sums(members[:, None], 0, truth, valid, first, first + 1, out)
+    member_sums(members[:, None], 0, truth, valid, (first_cells, first_cells + 1), out)
     return crps_from_sums(out, len(members))
 
 
 def energy_by_cell(members: np.ndarray, truth: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the standard and the fair energy score of each cell, of members (M, 2, N) and truth (2, N)."""
-    first, out = np.arange(truth.shape[1]), np.empty((2, truth.shape[1]))
+    first_cells = np.arange(truth.shape[1])
+    out = np.empty((2, truth.shape[1]))
     valid = np.ones(truth.shape[1], dtype=bool)
-    vector_member_sums(members, (0, 1), *truth, valid, np.float32(0.125), first, first + 1, out)
+    vector_member_sums(members, (0, 1), *truth, valid, np.float32(0.125), (first_cells, first_cells + 1), out)
     return crps_from_sums(out, len(members))

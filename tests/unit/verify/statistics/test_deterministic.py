@@ -244,11 +244,11 @@ def test_a_disk_that_is_full_keeps_no_compiled_code_and_harms_nothing(monkeypatc
         raise OSError(errno.ENOSPC, "No space left on device")
 
     out = np.zeros((1, 1))
-    sums = kernels.compiled(kernels.plain_sums.__wrapped__)
+    sums = kernels.compiled(kernels.field_sums.__wrapped__)
     monkeypatch.setattr("numba.core.caching._Cache.save_overload", full)
     monkeypatch.setattr("numba.core.caching.Cache.save_overload", full)
     monkeypatch.setattr("numba.core.caching.Cache.load_overload", lambda *_: None)
-    sums(np.ones(3), np.zeros(1, int), np.full(1, 3), out)
+    sums(np.ones(3), (np.zeros(1, int), np.full(1, 3)), out)
     assert out[0, 0] == 3
 
 
@@ -256,8 +256,8 @@ def test_sums_need_no_folder_that_can_be_written(tmp_path: Path) -> None:
     """A package in a container that nobody may write to, run by somebody without a home."""
     package = tmp_path / "credit"
     shutil.copytree(Path(credit.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__", "*.nc"))
-    code = "import numpy as np\nfrom credit.verify.statistics.kernels import plain_sums\nout = np.zeros((1, 1))\n"
-    code += "plain_sums(np.ones(3), np.zeros(1, int), np.full(1, 3), out)\nprint(credit.verify.__path__, out)"
+    code = "import numpy as np\nfrom credit.verify.statistics.kernels import field_sums\nout = np.zeros((1, 1))\n"
+    code += "field_sums(np.ones(3), (np.zeros(1, int), np.full(1, 3)), out)\nprint(credit.verify.__path__, out)"
     (tmp_path / "__pycache__").touch()
     (package / "verify" / "__pycache__").touch()  # a file, so that no folder can be made, whoever runs this
     lost = {"HOME": str(tmp_path / "__pycache__"), "XDG_CACHE_HOME": str(tmp_path / "__pycache__")}

@@ -20,33 +20,40 @@ CELLS, MEMBERS = 2500, 5  # more than one block, and a rest that fills no vector
 def compute_sums() -> dict[str, np.ndarray]:
     """Return the results of every compiled function, of random fields of two channels that make a vector."""
     random = np.random.default_rng(7)
-    truth, normal, forecast, first = random.normal(3.0, 1.0, (4, 2, CELLS)).astype(np.float32)
+    truth, climatology, forecast, initial_anomaly = random.normal(3.0, 1.0, (4, 2, CELLS)).astype(np.float32)
     members = random.normal(3.0, 1.0, (MEMBERS, 2, CELLS)).astype(np.float32)
     valid = random.random((2, CELLS)) < 0.8
-    stretches = np.array([0, 1001]), np.array([1001, CELLS])
-    scale, damping = np.float32(0.25), np.array([0.7, 0.9])
-    rows = kernels.TRUTH_SUMS + kernels.FORECAST_SUMS + kernels.DAMPED_SUMS
+    segments = np.array([0, 1001]), np.array([1001, CELLS])
+    scale = np.float32(0.25)
+    damping = np.array([0.7, 0.9])
+    num_sums = kernels.NUM_TRUTH_SUMS + kernels.NUM_FORECAST_SUMS + kernels.NUM_DAMPED_SUMS
     out = {
-        "error_sums": np.empty((2, rows, 2)),
-        "lengths": np.empty((3 * kernels.LENGTH_SUMS, 2)),
-        "plain_sums": np.empty((1, 2)),
+        "error_sums": np.empty((2, num_sums, 2)),
+        "lengths": np.empty((3 * kernels.NUM_LENGTH_SUMS, 2)),
+        "field_sums": np.empty((1, 2)),
         "product_sums": np.empty((1, 2)),
         "anomaly_sums": np.empty((2, 2)),
         "weighted_sums": np.empty((2, 3)),
-        "member_sums": np.empty((ensemble_kernels.MEMBER_SUMS + MEMBERS + 1, 2)),
+        "member_sums": np.empty((ensemble_kernels.NUM_MEMBER_SUMS + MEMBERS + 1, 2)),
         "vector_member_sums": np.empty((2, 2)),
     }
-    masked = np.array([True, True])
-    kernels.error_sums(
-        np.arange(2), truth, np.ones(1, np.float32), (normal,), (forecast,), first, damping, valid, masked, scale,
-        *stretches, out["error_sums"], out["lengths"],
-    )  # fmt: skip
-    kernels.plain_sums(truth[0], *stretches, out["plain_sums"])
-    kernels.product_sums(truth[0], forecast[0], *stretches, out["product_sums"])
-    kernels.anomaly_sums(truth[0], normal[0], *stretches, out["anomaly_sums"])
+    inputs = kernels.ErrorInputs(
+        truth=truth,
+        climatology_weights=np.ones(1, np.float32),
+        climatology_terms=(climatology,),
+        forecasts=(forecast,),
+        initial_anomaly=initial_anomaly,
+        damping=damping,
+        valid=valid,
+        is_masked=np.array([True, True]),
+    )
+    kernels.error_sums(inputs, np.arange(2), scale, segments, out["error_sums"], out["lengths"])
+    kernels.field_sums(truth[0], segments, out["field_sums"])
+    kernels.product_sums(truth[0], forecast[0], segments, out["product_sums"])
+    kernels.anomaly_sums(truth[0], climatology[0], segments, out["anomaly_sums"])
     kernels.weighted_sums(out["anomaly_sums"], random.random((2, 3)), out["weighted_sums"])
-    ensemble_kernels.member_sums(members, 0, truth[0], valid[0], *stretches, out["member_sums"])
-    ensemble_kernels.vector_member_sums(members, (0, 1), *truth, valid[0], scale, *stretches, out["vector_member_sums"])
+    ensemble_kernels.member_sums(members, 0, truth[0], valid[0], segments, out["member_sums"])
+    ensemble_kernels.vector_member_sums(members, (0, 1), *truth, valid[0], scale, segments, out["vector_member_sums"])
     return out
 
 
