@@ -24,13 +24,13 @@ from credit.verify.example import ExampleCollector
 from credit.verify.partial_scores import PartialScores
 from credit.verify.regridded_reader import RegriddedReader
 from credit.verify.scored_forecast import ScoredForecast
-from credit.verify.scores.baselines import baseline_fields, build_climatology, fit_damping
+from credit.verify.scores.baselines import build_baseline_fields, build_climatology, fit_damping
 from credit.verify.scores.event_scorer import CommonSample, EventScorer
 from credit.verify.scores.rank_histogram import RankHistogram
 from credit.verify.scores.spectra import SphericalSpectrum
 from credit.verify.statistics.area_mean import AreaMean
 from credit.verify.statistics.case_statistics import DeterministicStatistics, EnsembleStatistics
-from credit.verify.statistics.error_moments import BaselineState, ReferenceFields, error_moments
+from credit.verify.statistics.error_moments import BaselineState, ReferenceFields, compute_error_moments
 from credit.verify.statistics.regions import GLOBE, region_weights, scored_regions
 from credit.verify.statistics.wind_vectors import wind_pairs
 
@@ -96,13 +96,13 @@ class CaseScorer:
         self.regions = scored_regions(verification)
         self._weights = region_weights(reader.grid, self.regions)
         self.winds = wind_pairs(channels, reader.attributes, reader.masks)
-        self._means = AreaMean(channels, reader.masks, self._weights, [(u, v) for u, v, _ in self.winds])
-        self.num_rows = self._means.shape[0]
+        self._area_mean = AreaMean(channels, reader.masks, self._weights, [(u, v) for u, v, _ in self.winds])
+        self.num_rows = self._area_mean.shape[0]
         self.forecasts = {}
         for name, archive in archives.items():
             self.forecasts[name] = self._scored_forecast(name, archive, data_reader)
 
-        self.events = EventScorer(verification, reader, channels, self._means, self._truth, train, sample)
+        self.events = EventScorer(verification, reader, channels, self._area_mean, self._truth, train, sample)
         # The climatology of a training store is on the grid of the data.
         climatology_reader = reader if score_grid is None else data_reader
         self.climatology, climatology_grid = build_climatology(
@@ -137,7 +137,7 @@ class CaseScorer:
             channels=channels,
             archive_channels=[archive.channel_names.index(channel.name) for channel in own_channels],
             rows=rows,
-            means=AreaMean(own_channels, self.reader.masks, self._weights, own_winds),
+            area_mean=AreaMean(own_channels, self.reader.masks, self._weights, own_winds),
             conversions=conversions,
             regrid=self.reader.regridder_from(own_channels, archive.grid),
             shares_baseline_channels=is_single and len(channels) == len(self.channels),
@@ -173,11 +173,11 @@ class CaseScorer:
         histograms = {}
         for name, forecast in self.forecasts.items():
             statistics[name] = forecast.empty_statistics(cases, num_leads)
-            if forecast.members > 1:
-                histograms[name] = RankHistogram.zeros(num_leads, forecast.means, forecast.members)
+            if forecast.num_members > 1:
+                histograms[name] = RankHistogram.zeros(num_leads, forecast.area_mean, forecast.num_members)
         for name in BASELINES:
-            statistics[name] = DeterministicStatistics.empty(cases, num_leads, self._means)
-        members = {name: forecast.members for name, forecast in statistics.items()}
+            statistics[name] = DeterministicStatistics.empty(cases, num_leads, self._area_mean)
+        members = {name: forecast.num_members for name, forecast in statistics.items()}
         events, seeps = self.events.empty(cases, num_leads, members)
         scores = PartialScores(cases, statistics, events, seeps, histograms)
         is_first_rank = not dist.is_initialized() or dist.get_rank() == 0
@@ -191,7 +191,7 @@ class CaseScorer:
         """Score the cases of a group side by side, lead time after lead time."""
         cases = np.searchsorted(scores.cases, group).tolist()
         # The truth at the initial time is read once for all lead times of a case.
-        states = [BaselineState.build(self._means, self._reference(initial)) for initial in group]
+        states = [BaselineState.build(self._area_mean, self._reference(initial)) for initial in group]
         for lead_index, lead in enumerate(self._leads.tolist()):
             # Online forecasts of a group come side by side, so the loop over cases is inside that over lead times.
             for case, initial, state in zip(cases, group, states, strict=True):
@@ -210,17 +210,17 @@ class CaseScorer:
                     self._score_forecast(scores, name, index, initial, reference, members[name], initial == example)
 
     def _score_with_baselines(
-        self, scores: PartialScores, index: tuple[int, int], initial: int, state: BaselineState,
+        self, scores: PartialScores, index: tuple[int, int], initial_time: int, state: BaselineState,
         reference: ReferenceFields, members: Mapping[str, np.ndarray],
     ) -> None:  # fmt: skip
         """Add the baselines, and the single forecasts (1, C, H, W) that have all channels."""
         lead = int(self._leads[index[1]])
         fields = {name: members_1CHW[0] for name, members_1CHW in members.items()}
-        descriptions = {name: self.forecasts[name].describe(initial, lead) for name in members}
+        descriptions = {name: self.forecasts[name].describe(initial_time, lead) for name in members}
         baselines = state, self.damping[index[1]]
-        moments = error_moments(self._means, reference, fields, descriptions, baselines)
+        moments = compute_error_moments(self._area_mean, reference, fields, descriptions, baselines)
         for name, forecast_moments in moments.items():
-            scores.statistics[name].add_moments(*index, self._means, forecast_moments)
+            scores.statistics[name].add_moments(*index, self._area_mean, forecast_moments)
 
     def _score_baseline_events(
         self, scores: PartialScores, index: tuple[int, int], valid_time: int, state: BaselineState,
@@ -230,7 +230,7 @@ class CaseScorer:
         if not channels:
             return
         damping_C = self.damping[index[1]][channels]
-        fields = baseline_fields(
+        fields = build_baseline_fields(
             state.fields[channels],
             state.anomaly[channels],
             np.asarray(reference.climatology[channels]),
@@ -240,7 +240,7 @@ class CaseScorer:
             self.events.add(scores, name, index, valid_time, fields_CHW[None], reference.truth, channels)
 
     def _score_forecast(
-        self, scores: PartialScores, name: str, index: tuple[int, int], initial: int, reference: ReferenceFields,
+        self, scores: PartialScores, name: str, index: tuple[int, int], initial_time: int, reference: ReferenceFields,
         members_MCHW: np.ndarray, is_example: bool,
     ) -> None:  # fmt: skip
         """Score one forecast at one lead time.
@@ -249,7 +249,7 @@ class CaseScorer:
             scores: partial scores to add to.
             name: name of the forecast.
             index: indices of the case and of the lead time.
-            initial: initial time in minutes.
+            initial_time: initial time in minutes.
             reference: truth and climatology at the valid time, of all scored channels.
             members_MCHW: scored channels of the forecast.
             is_example: True for the case of the maps.
@@ -258,7 +258,7 @@ class CaseScorer:
         lead = int(self._leads[index[1]])
         statistics = scores.statistics[name]
         truth_CHW = take_channels(reference.truth, forecast.channels)
-        description = forecast.describe(initial, lead)
+        description = forecast.describe(initial_time, lead)
         if not forecast.shares_baseline_channels:
             is_single = len(members_MCHW) == 1
             mean_CHW = members_MCHW[0] if is_single else members_MCHW.mean(axis=0, dtype=np.float64)
@@ -268,12 +268,12 @@ class CaseScorer:
                 reference.truth_description,
                 reference.climatology_description,
             )
-            statistics.add(*index, forecast.means, mean_CHW, own_reference, description)
-        self.events.add(scores, name, index, initial + lead, members_MCHW, reference.truth, forecast.channels)
+            statistics.add(*index, forecast.area_mean, mean_CHW, own_reference, description)
+        self.events.add(scores, name, index, initial_time + lead, members_MCHW, reference.truth, forecast.channels)
         if isinstance(statistics, EnsembleStatistics):
             members_MCP = members_MCHW.reshape(*members_MCHW.shape[:-2], -1)
             truth_CP = truth_CHW.reshape(*truth_CHW.shape[:-2], -1)
-            ranks = statistics.add_members(*index, forecast.means, members_MCP, truth_CP, description)
+            ranks = statistics.add_members(*index, forecast.area_mean, members_MCP, truth_CP, description)
             scores.histograms[name].add(index[1], ranks)
         is_model_example = name == "model" and is_example
         if is_model_example:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 # These two are the same since 1582.
-_REAL_CALENDARS = {"standard", "proleptic_gregorian"}
+_GREGORIAN_CALENDARS = {"standard", "proleptic_gregorian"}
 
 
 def describe_origin(name: str, archive: ForecastSource) -> str:
@@ -43,7 +43,7 @@ def seen_periods(archive: ForecastSource) -> list[tuple[str, str]]:
     return periods
 
 
-def describe_seen(archives: Mapping[str, ForecastSource], test: Split, calendar: Calendar) -> str:
+def describe_seen_periods(archives: Mapping[str, ForecastSource], test: Split, calendar: Calendar) -> str:
     """Return a sentence on forecasts whose weights have seen a part of the test period; "" if there are none."""
     overlaps = []
     for name, archive in archives.items():
@@ -179,7 +179,10 @@ def require_comparable(name: str, archive: ForecastSource, reader: FieldReader, 
         errors.add(
             f"{forecast}: its grid is not that of the data: {difference}; verification.grid brings both to one grid"
         )
-    if archive.calendar != reader.calendar and not {archive.calendar.name, reader.calendar.name} <= _REAL_CALENDARS:
+    if (
+        archive.calendar != reader.calendar
+        and not {archive.calendar.name, reader.calendar.name} <= _GREGORIAN_CALENDARS
+    ):
         errors.add(
             f"{forecast}: calendar {archive.calendar.name}, the data have {reader.calendar.name}; only forecasts in "
             "the data's calendar can be scored"

@@ -27,18 +27,18 @@ class ExampleEvolution:
     """The example's truth and forecast, of an ensemble the mean, by channel and lead time in minutes.
 
     Attributes:
-        strips: (figure channel, lead) -> (truth, forecast), each (W,): means over the band.
+        band_means: (figure channel, lead) -> (truth, forecast), each (W,): means over the band.
         band: south and north of the band in degrees.
-        zonal: (figure channel, lead) -> (truth, forecast), each (H,): means over the longitudes.
-        frames: (animated channel, lead) -> (truth, forecast), each on `frame_grid`.
+        zonal_means: (figure channel, lead) -> (truth, forecast), each (H,): means over the longitudes.
+        animation_frames: (animated channel, lead) -> (truth, forecast), each on `frame_grid`.
         frame_grid: the grid of the frames.
         is_ensemble: True if the forecast is the mean of an ensemble.
     """
 
-    strips: FieldsByChannelAndLead
+    band_means: FieldsByChannelAndLead
     band: tuple[float, float]
-    zonal: FieldsByChannelAndLead
-    frames: FieldsByChannelAndLead
+    zonal_means: FieldsByChannelAndLead
+    animation_frames: FieldsByChannelAndLead
     frame_grid: LatLonGrid
     is_ensemble: bool
 
@@ -84,18 +84,23 @@ class ExampleCollector:
             truth = np.where(mask, np.nan, truth_CHW[index])
             forecast = np.where(mask, np.nan, members_MCHW[:, index].mean(axis=0))
             if channel.name in self._figure_channels:
-                scores.strips[key] = self._band_mean(truth), self._band_mean(forecast)
-                scores.zonal[key] = zonal_mean(truth), zonal_mean(forecast)
+                scores.band_means[key] = self._band_mean(truth), self._band_mean(forecast)
+                scores.zonal_means[key] = zonal_mean(truth), zonal_mean(forecast)
             if channel.name in self._animated_channels and lead in self._frame_leads:
-                scores.frames[key] = self._frame(truth), self._frame(forecast)
+                scores.animation_frames[key] = self._to_frame(truth), self._to_frame(forecast)
 
-    def result(self, scores: PartialScores, members: int) -> ExampleEvolution:
+    def build_evolution(self, scores: PartialScores, num_members: int) -> ExampleEvolution:
         """Return the evolution, given the scores of all cases and the forecast's number of members."""
         return ExampleEvolution(
-            scores.strips, self._band, scores.zonal, scores.frames, self._frame_grid, is_ensemble=members > 1
+            scores.band_means,
+            self._band,
+            scores.zonal_means,
+            scores.animation_frames,
+            self._frame_grid,
+            is_ensemble=num_members > 1,
         )
 
-    def _frame(self, field_HW: np.ndarray) -> np.ndarray:
+    def _to_frame(self, field_HW: np.ndarray) -> np.ndarray:
         field_HW = field_HW.astype(np.float32)
         return field_HW if self._frame_regridder is None else self._frame_regridder.apply(field_HW)
 

@@ -27,14 +27,14 @@ class WorkShare:
     """Share of the cases that this process scores.
 
     Attributes:
-        number: index of this process among those that share the cases.
-        count: number of processes that share them.
+        index: index of this process among those that share the cases.
+        num_shares: number of processes that share them.
         is_counted: False for a process that makes the same forecasts as another one, whose scores count.
         is_sharded: True if several ranks make each forecast together and meet at every step.
     """
 
-    number: int = 0
-    count: int = 1
+    index: int = 0
+    num_shares: int = 1
     is_counted: bool = True
     is_sharded: bool = False
 
@@ -52,9 +52,9 @@ class PartialScores:
         maps: of the example, if it is among the cases.
         spectra: (figure channel, lead) -> (N, 1 + F, K) power of the truth and of every forecast, NaN of a forecast
             that lacks the channel.
-        strips: band means of the example's evolution, see `credit.verify.example`.
-        zonal: zonal means of the example's evolution.
-        frames: fields of the example's animation.
+        band_means: band means of the example's evolution, see `credit.verify.example`.
+        zonal_means: zonal means of the example's evolution.
+        animation_frames: fields of the example's animation.
     """
 
     cases: np.ndarray
@@ -64,9 +64,9 @@ class PartialScores:
     histograms: dict[str, RankHistogram]
     maps: FieldsByChannelAndLead = field(default_factory=dict)
     spectra: dict[tuple[str, int], np.ndarray] = field(default_factory=dict)
-    strips: FieldsByChannelAndLead = field(default_factory=dict)
-    zonal: FieldsByChannelAndLead = field(default_factory=dict)
-    frames: FieldsByChannelAndLead = field(default_factory=dict)
+    band_means: FieldsByChannelAndLead = field(default_factory=dict)
+    zonal_means: FieldsByChannelAndLead = field(default_factory=dict)
+    animation_frames: FieldsByChannelAndLead = field(default_factory=dict)
 
     @classmethod
     def join(cls, parts: Sequence[PartialScores]) -> PartialScores:
@@ -89,9 +89,9 @@ class PartialScores:
             histograms=histograms,
             maps=_merge(part.maps for part in parts),
             spectra=spectra,
-            strips=_merge(part.strips for part in parts),
-            zonal=_merge(part.zonal for part in parts),
-            frames=_merge(part.frames for part in parts),
+            band_means=_merge(part.band_means for part in parts),
+            zonal_means=_merge(part.zonal_means for part in parts),
+            animation_frames=_merge(part.animation_frames for part in parts),
         )
 
 
@@ -109,7 +109,7 @@ def _merge(parts: Iterable[FieldsByChannelAndLead]) -> FieldsByChannelAndLead:
     return merged
 
 
-def gather(score: Callable[[], PartialScores | None], is_sharded: bool) -> PartialScores | None:
+def gather_scores(score: Callable[[], PartialScores | None], is_sharded: bool) -> PartialScores | None:
     """Collective: run `score` on all ranks and return the joined scores on rank 0, None on the others.
 
     Args:

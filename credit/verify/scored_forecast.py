@@ -23,7 +23,7 @@ class ScoredForecast:
         channels: indices of its channels among the scored channels.
         archive_channels: indices of these channels in the archive.
         rows: indices of its rows in the table: its channels, and the winds of which it has both components.
-        means: area means of its channels and winds.
+        area_mean: area means of its channels and winds.
         conversions: index of a channel -> conversion to the units of the data, of channels in other units.
         regrid: function that regrids its fields to the grid of the scores.
         shares_baseline_channels: True for a single forecast that has all channels, so that it can be summed together
@@ -34,25 +34,25 @@ class ScoredForecast:
     channels: list[int]
     archive_channels: list[int]
     rows: list[int]
-    means: AreaMean
+    area_mean: AreaMean
     conversions: Mapping[int, Conversion]
     regrid: Callable[[np.ndarray], np.ndarray]
     shares_baseline_channels: bool
 
     @property
-    def members(self) -> int:
+    def num_members(self) -> int:
         """Number of members, 1 for a single forecast."""
         return self.archive.members or 1
 
-    def read(self, initial: int, lead: int) -> np.ndarray:
+    def read(self, initial_time: int, lead: int) -> np.ndarray:
         """Return the members' scored channels, (M, C, H, W) float32 in the data's units; M is 1 of a single forecast.
 
         Args:
-            initial: initial time in minutes.
+            initial_time: initial time in minutes.
             lead: lead time in minutes.
         """
         lead_index = self.archive.lead_minutes.tolist().index(lead)
-        fields_MCHW = take_channels(self.archive.read_members(initial, lead_index), self.archive_channels)
+        fields_MCHW = take_channels(self.archive.read_members(initial_time, lead_index), self.archive_channels)
         if self.conversions:
             # The fields may be the archive's own memory.
             fields_MCHW = fields_MCHW.copy()
@@ -60,12 +60,12 @@ class ScoredForecast:
             fields_MCHW[:, channel] = conversion.apply(fields_MCHW[:, channel])
         return self.regrid(fields_MCHW)
 
-    def empty_statistics(self, cases: np.ndarray, leads: int) -> DeterministicStatistics:
+    def empty_statistics(self, cases: np.ndarray, num_leads: int) -> DeterministicStatistics:
         """Return statistics of the cases, to which fields can be added."""
-        if self.members == 1:
-            return DeterministicStatistics.empty(cases, leads, self.means)
-        return EnsembleStatistics.empty(cases, leads, self.means, self.members)
+        if self.num_members == 1:
+            return DeterministicStatistics.empty(cases, num_leads, self.area_mean)
+        return EnsembleStatistics.empty(cases, num_leads, self.area_mean, self.num_members)
 
-    def describe(self, initial: int, lead: int) -> str:
+    def describe(self, initial_time: int, lead: int) -> str:
         """Return the name of its fields in error messages."""
-        return f"{self.archive.origin}: forecast from {self.archive.calendar.format(initial)} at {lead / 60:g} h"
+        return f"{self.archive.origin}: forecast from {self.archive.calendar.format(initial_time)} at {lead / 60:g} h"

@@ -20,9 +20,9 @@ from credit.forecast.forecast_source import ForecastSource
 from credit.forecast.io.forecast_reader import open_other_forecasts
 from credit.grid import LatLonGrid
 from credit.verify.case_scorer import CaseScorer
-from credit.verify.cases import describe_seen, describe_unscored, select_common_cases
+from credit.verify.cases import describe_seen_periods, describe_unscored, select_common_cases
 from credit.verify.example import ExampleEvolution
-from credit.verify.partial_scores import FieldsByChannelAndLead, PartialScores, WorkShare, gather
+from credit.verify.partial_scores import FieldsByChannelAndLead, PartialScores, WorkShare, gather_scores
 from credit.verify.report.metadata import describe_grid, describe_truth
 from credit.verify.scores.event_scorer import CommonSample
 from credit.verify.statistics.regions import describe_regions
@@ -30,7 +30,7 @@ from credit.verify.statistics.seasons import cases_by_season
 from credit.verify.table.event_rows import EventResults
 from credit.verify.table.spectra_rows import add_spectra
 from credit.verify.table.table import MISSING_LEADS, SEEN_PERIODS, ScoreTable
-from credit.verify.table.table_builder import RowIndex, TableAxes, build_table
+from credit.verify.table.table_builder import TableAxes, TableRows, build_table
 
 if TYPE_CHECKING:
     from credit.data.reader import FieldReader
@@ -96,9 +96,9 @@ def score_forecasts(
     regridded = config.verification.grid is not None
     leads, cases = select_common_cases(archives, reader, regridded, test, config.verification.allow_seen)
     missing_leads, gaps = describe_unscored(config, archive, reader, leads, test)
-    seen = describe_seen(archives, test, reader.calendar)
+    seen = describe_seen_periods(archives, test, reader.calendar)
     channels = [channel for channel in reader.channels.output if channel.name in archive.channel_names]
-    if share.number == 0:
+    if share.index == 0:
         for message in (seen, missing_leads, *gaps):
             if message:
                 logger.warning("%s", message)
@@ -114,18 +114,18 @@ def score_forecasts(
     sample = CommonSample(cases, leads, groups)
     scorer = CaseScorer(config, reader, archives, channels, splits["train"], sample, figure_leads)
     # Groups are assigned round-robin, so the numbers of two ranks differ by at most one.
-    share_groups = select_round_robin(groups, share.number, share.count)
+    share_groups = select_round_robin(groups, share.index, share.num_shares)
     example = int(cases[len(cases) // 2])
 
     def score_share() -> PartialScores | None:
         scores = scorer.score(share_groups, example)
         # All ranks gather sharded weights, so a rank without further groups joins in the others' forecasts.
-        largest_share = -(-len(groups) // share.count)
+        largest_share = -(-len(groups) // share.num_shares)
         for _ in range(largest_share - len(share_groups)):
             archive.join_collectives(leads.tolist())
         return scores if share.is_counted else None
 
-    scores = gather(score_share, share.is_sharded)
+    scores = gather_scores(score_share, share.is_sharded)
     if scores is None:
         return None
     # From here on only the first rank goes on.
@@ -148,7 +148,7 @@ def score_forecasts(
         figure_leads=figure_leads,
         example=example,
         maps=scores.maps,
-        evolution=scorer.example.result(scores, scorer.forecasts["model"].members),
+        evolution=scorer.example.build_evolution(scores, scorer.forecasts["model"].num_members),
         spectra=spectra,
     )
 
@@ -212,7 +212,7 @@ def _build_score_table(
     return build_table(
         statistics,
         TableAxes(
-            rows=RowIndex(scorer.channels, scorer.winds, scorer.reader.attributes),
+            rows=TableRows(scorer.channels, scorer.winds, scorer.reader.attributes),
             leads=sample.leads,
             seasons=cases_by_season(cases, calendar),
             regions=list(scorer.regions),

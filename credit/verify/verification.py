@@ -15,7 +15,7 @@ from credit.verify.partial_scores import WorkShare
 from credit.verify.replace_files import replace_files
 from credit.verify.report.metadata import TrainingLog, read_training_log
 from credit.verify.scorer import Verification, score_forecasts
-from credit.verify.significance.bootstrap import MIN_BLOCKS
+from credit.verify.significance.bootstrap import MIN_BLOCKS_FOR_INTERVALS
 from credit.verify.table.table import ScoreTable
 
 if TYPE_CHECKING:
@@ -97,28 +97,30 @@ def _draw_figures(
     lead_hours = [lead / 60 for lead in verification.figure_leads]
     caption = (
         "Root-mean-square error and anomaly correlation by lead time. Shaded: 95 % intervals, by resampling of blocks "
-        f"of days; a lead time with fewer than {MIN_BLOCKS} blocks has none."
+        f"of days; a lead time with fewer than {MIN_BLOCKS_FOR_INTERVALS} blocks has none."
     )
-    figures = [(caption, style.draw(folder / "skill.png", scores.skill_curves, table, channels))]
+    figures = [(caption, style.save_figure(folder / "skill.png", scores.plot_skill, table, channels))]
     if "crps" in table.dataset:
         caption = (
             "Continuous ranked probability score by lead time, of single forecasts the mean absolute error; and spread "
             "over the error of the mean, corrected for the number of members: below 1 the ensemble is overconfident."
         )
-        figures.append((caption, style.draw(folder / "spread.png", ensemble.spread_and_skill, table, channels)))
+        figures.append(
+            (caption, style.save_figure(folder / "spread.png", ensemble.plot_spread_and_skill, table, channels))
+        )
     if "ranks" in table.dataset and np.isfinite(table.dataset["ranks"].sel(forecast="model")).any():
         caption = "Rank of the truth among the members. A U shape: too little spread; a slope: a bias."
-        path = style.draw(folder / "ranks.png", ensemble.rank_histograms, table, channels, lead_hours)
+        path = style.save_figure(folder / "ranks.png", ensemble.plot_rank_histograms, table, channels, lead_hours)
         figures.append((caption, path))
         if table.events:
             caption = (
                 "Observed frequency of an event by forecast probability, and how often each probability was forecast. "
                 "On the diagonal the probabilities are reliable; a flatter curve is overconfident. A consistent "
                 "ensemble of few members is a little flatter. Bars: 95 % intervals of the observed frequency, by "
-                f"resampling of blocks of days; a lead time with fewer than {MIN_BLOCKS} blocks has none, nor has a "
-                "probability that was forecast on few days."
+                f"resampling of blocks of days; a lead time with fewer than {MIN_BLOCKS_FOR_INTERVALS} blocks has "
+                "none, nor has a probability that was forecast on few days."
             )
-            path = style.draw(folder / "reliability.png", events.reliability_diagrams, table, lead_hours)
+            path = style.save_figure(folder / "reliability.png", events.plot_reliability_diagrams, table, lead_hours)
             figures.append((caption, path))
     figures += scores.draw_scorecards(table, folder)
     figures += draw_example(verification, reader, folder)
@@ -128,8 +130,8 @@ def _draw_figures(
             "the scores, the truth and all forecasts resolve, and over the truth's; of an ensemble its first member. A "
             "ratio below 1: the forecast is too smooth."
         )
-        figures.append((caption, style.draw(folder / "spectra.png", spectra.spectra, table, channels)))
+        figures.append((caption, style.save_figure(folder / "spectra.png", spectra.plot_spectra, table, channels)))
     if log is not None:
-        path = style.draw(folder / "loss.png", style.loss_curve, log.train, log.valid)
+        path = style.save_figure(folder / "loss.png", style.plot_loss, log.train, log.valid)
         figures.append(("Training and validation loss.", path))
     return figures

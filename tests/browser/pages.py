@@ -20,7 +20,7 @@ from credit.verify.statistics.case_statistics import DeterministicStatistics, En
 from credit.verify.statistics.seasons import cases_by_season
 from credit.verify.table.event_rows import EventResults
 from credit.verify.table.table import COMMON_ATTRIBUTES, ScoreTable
-from credit.verify.table.table_builder import RowIndex, TableAxes, build_table
+from credit.verify.table.table_builder import TableAxes, TableRows, build_table
 from tests.unit.analytic_reader import make_grid
 from tests.unit.verify.conftest import make_config
 
@@ -40,7 +40,7 @@ def _make_sums(size: float, seed: int, rows: int, members: int) -> Deterministic
     planes = {name: growth * rng.gamma(5.0, 0.2 * size, shape) for name in kind.array_names()}
     planes["covariance"] = 0.8 * np.sqrt(planes["forecast_variance"] * planes["truth_variance"])
     planes["error"] = planes["error"] - 1.0
-    return kind(_INITIAL, **planes, members=members)
+    return kind(_INITIAL, **planes, num_members=members)
 
 
 def _make_thresholds(sums: Iterable[str], members: int) -> EventResults:
@@ -53,8 +53,8 @@ def _make_thresholds(sums: Iterable[str], members: int) -> EventResults:
         forecasts = rng.dirichlet(np.ones(own + 1), shape)
         occurrences = forecasts * rng.random(forecasts.shape)
         brier, fair, reference = (rng.gamma(5.0, 0.02 * factor, shape) for factor in (1, 0.9, 2))
-        events[name] = EventStatistics(_INITIAL, forecasts, occurrences, brier, fair, reference, members=own)
-        rain[name] = SeepsStatistics(_INITIAL, rng.gamma(5.0, 0.1, shape), np.ones(shape), members=own)
+        events[name] = EventStatistics(_INITIAL, forecasts, occurrences, brier, fair, reference, num_members=own)
+        rain[name] = SeepsStatistics(_INITIAL, rng.gamma(5.0, 0.1, shape), np.ones(shape), num_members=own)
     event = Event.build("high", EventConfig(channel="z500", above=5e4), 3, "m2 s-2")
     del events["climatology"]
     return EventResults([event], events, [Precipitation(3, 1.0)], rain)
@@ -64,7 +64,7 @@ def make_table(
     channels: Sequence[Channel], other: str | None = None, members: int = 1, wind: bool = False, events: bool = False
 ) -> ScoreTable:
     """Return scores of a model of so many members and, if named, of another forecast that lacks the last row."""
-    rows = RowIndex(channels, [(0, 1, "wind")] if wind else [], {c.variable: {"units": "m2 s-2"} for c in channels})
+    rows = TableRows(channels, [(0, 1, "wind")] if wind else [], {c.variable: {"units": "m2 s-2"} for c in channels})
     count = len(channels) + wind
     sums = {}
     for seed, (name, size) in enumerate(_SIZES.items()):

@@ -94,7 +94,7 @@ def test_what_is_drawn_is_what_was_scored(
     chosen = {"variable": channel[0], "level": level, "score": metric, "region": region, "season": season}
     for key, value in chosen.items():
         browser.choose(f"#choose-{key}", value)
-    curves = {name: table.curve(name, channel, metric, region, season) for name in table.forecasts}
+    curves = {name: table.scores_by_lead(name, channel, metric, region, season) for name in table.forecasts}
     curves = {name: curve for name, curve in curves.items() if np.isfinite(curve).all()}
     assert ("climatology" in curves) == (metric not in ("acc", "spread_skill"))
     assert len(shown_texts(browser, "#chart .curve")) == len(curves)
@@ -130,12 +130,12 @@ def test_events_and_precipitation_are_of_their_channel(browser: Chromium, page: 
     assert shown_texts(browser, "#chart-title")[0].startswith("Brier skill score: high of z at 500 hPa, Tropics")
     assert "The event: z500 above 50000 m2 s-2." in shown_texts(browser, "#meaning")[0]
     names = [name for name in table.forecasts if name != OTHER]
-    curves = {name: table.curve(name, "z500", "brier_skill:high", "tropics") for name in names}
+    curves = {name: table.scores_by_lead(name, "z500", "brier_skill:high", "tropics") for name in names}
     assert (curves["climatology"] == 0).all()
     check_curves(browser, table, curves)
     assert len(shown_texts(browser, "#chart .interval")) == 5
     browser.choose("#choose-score", "seeps")
-    check_curves(browser, table, {name: table.curve(name, "z500", "seeps", "tropics") for name in names})
+    check_curves(browser, table, {name: table.scores_by_lead(name, "z500", "seeps", "tropics") for name in names})
     browser.choose("#choose-level", "850")
     assert shown_texts(browser, "#chart-title")[0].startswith("Root-mean-square error (RMSE) of z at 850 hPa")
     offered = browser.evaluate("[...document.querySelectorAll('#choose-score option')].map((own) => own.value)")
@@ -148,9 +148,9 @@ def test_a_cell_of_the_scorecard_shows_its_curves(browser: Chromium, page: Path,
     browser.click(f'#scorecard td[data-row="{number}"][data-lead="2"]')
     assert browser.evaluate("document.getElementById('choose-variable').value") == "v"
     assert browser.evaluate("document.getElementById('choose-lead').value") == "24"
-    check_curves(browser, table, {"model": table.curve("model", "v500")})
-    difference = table.compared("rmse_difference", "v500")[2] * 100
-    sure = "significant" if table.compared("significant", "v500")[2] else "not significant"
+    check_curves(browser, table, {"model": table.scores_by_lead("model", "v500")})
+    difference = table.comparison("rmse_difference", "v500")[2] * 100
+    sure = "significant" if table.comparison("significant", "v500")[2] else "not significant"
     expected = f"v500, 24 h, Global: RMSE {difference:+.1f} % against Best baseline ({sure}).".replace("-", "−")
     assert shown_texts(browser, "#card-reading") == [expected]
     for key in ("ArrowDown", "ArrowLeft", "Enter"):
@@ -165,8 +165,8 @@ def test_the_scorecard(browser: Chromium, page: Path, table: ScoreTable, referen
     browser.choose("#choose-against", reference)
     for number, channel in enumerate(table.channels):
         texts = shown_texts(browser, f'#scorecard td[data-row="{number}"]')
-        difference = table.compared("rmse_difference", channel, reference, "tropics") * 100
-        significant = table.compared("significant", channel, reference, "tropics")
+        difference = table.comparison("rmse_difference", channel, reference, "tropics") * 100
+        significant = table.comparison("significant", channel, reference, "tropics")
         for text, value, sure in zip(texts, difference, significant, strict=True):
             assert float(text.rstrip("*").replace("−", "-")) == pytest.approx(
                 value, abs=0.51 if abs(value) > 9.9 else 0.06
@@ -187,7 +187,7 @@ def test_scores_of_events_and_precipitation_are_in_the_scorecard(
         assert browser.evaluate("document.getElementById('choose-score').value") == score
         assert len(shown_texts(browser, f'#scorecard td.chosen[data-row="{number}"]')) == 1
         metric, _, event = score.partition(":")
-        difference = table.compared(f"{metric}_difference:{event}", "z500")[2] * 100
+        difference = table.comparison(f"{metric}_difference:{event}", "z500")[2] * 100
         expected = f"{name}, 24 h, Global: {difference:+.1f} % against Best baseline".replace("-", "−")
         assert shown_texts(browser, "#card-reading")[0].startswith(expected)
     browser.click(f'#scorecard td[data-row="{table.channels.index("z500")}"][data-lead="2"]')
@@ -206,7 +206,7 @@ def test_a_reference_without_a_row(browser: Chromium, page: Path, table: ScoreTa
 def test_the_chart_is_read_by_mouse_and_keyboard(browser: Chromium, page: Path, table: ScoreTable) -> None:
     browser.open(page, "#variable=z&level=500&lead=24")
     value = '#legend tr[data-forecast="model"] .value'
-    curve = table.curve("model", "z500")
+    curve = table.scores_by_lead("model", "z500")
     assert float(shown_texts(browser, value)[0]) == pytest.approx(curve[2], rel=6e-4)
     browser.point("#chart", 0.96)
     assert shown_texts(browser, "#reading-lead") == ["at 240 h (10 d)"]
@@ -301,7 +301,7 @@ def test_the_chart_follows_the_screen(browser: Chromium, page: Path, table: Scor
     before = browser.evaluate(width)
     browser.show(360, 780, phone=True)
     browser.wait(f"{width} < {before} && {width} < 360")
-    check_curves(browser, table, {"model": table.curve("model", NASTY)})
+    check_curves(browser, table, {"model": table.scores_by_lead("model", NASTY)})
 
 
 def test_without_script_the_main_scores_are_there(browser: Chromium, page: Path, table: ScoreTable) -> None:
@@ -312,7 +312,7 @@ def test_without_script_the_main_scores_are_there(browser: Chromium, page: Path,
         line.split("\t") for line in browser.evaluate("document.querySelector('#plain table').innerText").split("\n")
     ]
     (row,) = [row for row in rows if row[0] == "z500"]
-    assert row[1] == "6 h" and float(row[2]) == pytest.approx(table.value("model", "z500", 6), rel=1e-3)
+    assert row[1] == "6 h" and float(row[2]) == pytest.approx(table.score("model", "z500", 6), rel=1e-3)
     browser.open(page)
     assert browser.evaluate("getComputedStyle(document.getElementById('plain')).display") == "none"
 
@@ -321,7 +321,7 @@ def test_a_single_channel(browser: Chromium, folder: Path) -> None:
     table = make_table(CHANNELS[-1:])
     browser.open(write_page(table, folder / "single"))
     assert browser.evaluate("document.getElementById('choose-variable').disabled") is True
-    check_curves(browser, table, {name: table.curve(name, NASTY) for name in table.forecasts})
+    check_curves(browser, table, {name: table.scores_by_lead(name, NASTY) for name in table.forecasts})
 
 
 def test_a_score_that_nothing_has(browser: Chromium, folder: Path) -> None:

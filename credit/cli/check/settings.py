@@ -33,7 +33,7 @@ from credit.train.monitor.preview import plan_preview
 from credit.train.optim import build_optimizer
 from credit.utils.installation import install_command
 from credit.verify.cases import cases_with_truth
-from credit.verify.scores.thresholds import find_events, find_precipitation
+from credit.verify.scores.thresholds import build_events, find_precipitation_channels
 from credit.verify.statistics.regions import region_weights, scored_regions
 
 
@@ -135,9 +135,9 @@ def _check_scores(config: Config, data: DataSummary, report: CheckReport) -> Non
             grid = load_grid(config.verification.grid, "verification.grid")
         region_weights(grid, scored_regions(config.verification))
     with report.collect():
-        find_events(config.verification.events, data.channels.output, data.attributes)
+        build_events(config.verification.events, data.channels.output, data.attributes)
     with report.collect():
-        find_precipitation(config.verification.seeps, data.channels.output, data.attributes)
+        find_precipitation_channels(config.verification.seeps, data.channels.output, data.attributes)
     with report.collect():
         select_figure_channels(config.verification.animate, data.channels.output, "verification.animate")
     if "train" in data.samples:

@@ -13,7 +13,15 @@ from PIL import Image
 
 from credit.calendar import Calendar
 from credit.utils.atomic import atomic_write
-from credit.verify.plots.maps import FIELD, MISSING, WIDE_BAR, Background, draw_map, map_axes, robust_range
+from credit.verify.plots.maps import (
+    FIELD_COLORMAP,
+    MISSING_COLOR,
+    WIDE_COLORBAR,
+    MapBackground,
+    create_map_axes,
+    draw_map,
+    robust_range,
+)
 from credit.verify.plots.style import STYLE, add_title, display_units, new_figure
 
 _DPI = 110
@@ -25,9 +33,9 @@ _FIELD_COLORS = 96
 _GREYS = 31
 
 
-def animate(
+def write_animation(
     path: Path, channel: str, units: str, frames: Mapping[int, Sequence[np.ndarray]], forecast_name: str,
-    initial: int, calendar: Calendar, background: Background,
+    initial_time: int, calendar: Calendar, background: MapBackground,
 ) -> Path:  # fmt: skip
     """Write an animated GIF with a frame for each lead time and one colour scale, and return its path.
 
@@ -37,7 +45,7 @@ def animate(
         units: units of the fields.
         frames: lead time in minutes -> (truth, forecast), each (H, W).
         forecast_name: name of the forecast for the title.
-        initial: initial time in minutes.
+        initial_time: initial time in minutes.
         calendar: of the times.
         background: with the grid of the frames.
 
@@ -45,7 +53,7 @@ def animate(
         CreditError: if it cannot be written.
     """
     with rc_context(STYLE):
-        first_image, *other_images = _images(channel, units, frames, forecast_name, initial, calendar, background)
+        first_image, *other_images = _images(channel, units, frames, forecast_name, initial_time, calendar, background)
     durations = [_FRAME_MILLISECONDS] * len(other_images) + [_LAST_FRAME_MILLISECONDS]
 
     def save(temporary: Path) -> None:
@@ -63,8 +71,8 @@ def animate(
 
 
 def _images(
-    channel: str, units: str, frames: Mapping[int, Sequence[np.ndarray]], forecast_name: str, initial: int,
-    calendar: Calendar, background: Background,
+    channel: str, units: str, frames: Mapping[int, Sequence[np.ndarray]], forecast_name: str, initial_time: int,
+    calendar: Calendar, background: MapBackground,
 ) -> Iterator[Image.Image]:  # fmt: skip
     """Yield the frames, all with one palette, so that no colour changes between them."""
     factor, units = display_units(units)
@@ -73,14 +81,14 @@ def _images(
     figure = new_figure(8.6, 3.4)
     figure.set_dpi(_DPI)
     canvas = FigureCanvasAgg(figure)
-    axes = map_axes(figure, 1, 2)[0]
+    axes = create_map_axes(figure, 1, 2)[0]
     first_truth = next(iter(scaled_frames.values()))[0]
-    meshes = [draw_map(axis, first_truth, background, FIELD, low, high) for axis in axes]
-    figure.colorbar(meshes[0], ax=axes, label=f"{channel} ({units})", **WIDE_BAR)
-    add_title(figure, f"{channel}: {forecast_name} from {calendar.format(initial).replace('T', ' ')} UTC")
+    meshes = [draw_map(axis, first_truth, background, FIELD_COLORMAP, low, high) for axis in axes]
+    figure.colorbar(meshes[0], ax=axes, label=f"{channel} ({units})", **WIDE_COLORBAR)
+    add_title(figure, f"{channel}: {forecast_name} from {calendar.format(initial_time).replace('T', ' ')} UTC")
     palette = _palette()
     for number, (lead, fields) in enumerate(scaled_frames.items()):
-        axes[0].set_title(f"Truth, {calendar.format(initial + lead).replace('T', ' ')} UTC")
+        axes[0].set_title(f"Truth, {calendar.format(initial_time + lead).replace('T', ' ')} UTC")
         axes[1].set_title(f"Forecast at {lead / 60:g} h")
         for mesh, field in zip(meshes, fields, strict=True):
             mesh.set_array(field[:, background.column_order])
@@ -108,7 +116,7 @@ def _quantize(pixels: np.ndarray, palette: np.ndarray) -> Image.Image:
 
 def _palette() -> np.ndarray:
     """Return the 128 colours of the animation, (128, 3) uint8."""
-    field = colormaps[FIELD](np.linspace(0, 1, _FIELD_COLORS))[:, :3]
+    field = colormaps[FIELD_COLORMAP](np.linspace(0, 1, _FIELD_COLORS))[:, :3]
     greys = np.repeat(np.linspace(0, 1, _GREYS)[:, None], 3, axis=1)
-    missing = [to_rgb(MISSING)]
+    missing = [to_rgb(MISSING_COLOR)]
     return np.rint(255 * np.concatenate([field, greys, missing])).astype(np.uint8)

@@ -8,16 +8,16 @@ import numpy as np
 from matplotlib import colormaps
 from matplotlib.figure import Figure
 
-from credit.verify.plots.scores import draw_curve, forecast_styles, lead_axis, set_lead_ticks
-from credit.verify.plots.style import MIN_WIDTH, add_legend, add_title, new_figure, pretty_units
+from credit.verify.plots.scores import draw_curve, forecast_styles, lead_times_and_unit, set_lead_ticks
+from credit.verify.plots.style import MIN_WIDTH, add_legend, add_title, format_units, new_figure
 from credit.verify.table.table import ScoreTable
 
 
-def spread_and_skill(table: ScoreTable, channels: Sequence[str]) -> Figure:
+def plot_spread_and_skill(table: ScoreTable, channels: Sequence[str]) -> Figure:
     """Return the figure of CRPS (top) and spread over error (bottom) by lead time, one column for each channel."""
     figure = new_figure(max(2.9 * len(channels) + 0.6, MIN_WIDTH), 5.4)
     axes = figure.subplots(2, len(channels), sharex=True, squeeze=False)
-    leads, unit = lead_axis(table)
+    leads, unit = lead_times_and_unit(table)
     styles = forecast_styles(table)
     for column, channel in enumerate(channels):
         crps_axis, ratio_axis = axes[:, column]
@@ -28,7 +28,7 @@ def spread_and_skill(table: ScoreTable, channels: Sequence[str]) -> Figure:
         crps_axis.set_title(channel)
         crps_axis.set_xlim(0, leads[-1] * 1.02)
         crps_axis.set_ylim(bottom=0)
-        crps_axis.set_ylabel(f"CRPS ({pretty_units(table.units(channel))})")
+        crps_axis.set_ylabel(f"CRPS ({format_units(table.units(channel))})")
         ratio_axis.set_ylim(bottom=0, top=max(1.2, ratio_axis.dataLim.y1 * 1.05))
         ratio_axis.set_ylabel("Spread / error of the mean")
         ratio_axis.set_xlabel(f"Lead time ({unit})")
@@ -38,7 +38,7 @@ def spread_and_skill(table: ScoreTable, channels: Sequence[str]) -> Figure:
     return figure
 
 
-def rank_histograms(table: ScoreTable, channels: Sequence[str], leads: Sequence[float]) -> Figure:
+def plot_rank_histograms(table: ScoreTable, channels: Sequence[str], leads: Sequence[float]) -> Figure:
     """Return the figure of the frequency of the truth's rank among the model's members.
 
     There is a column for each channel and a line for each lead time (hours).

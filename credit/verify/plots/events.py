@@ -9,12 +9,12 @@ from matplotlib import colormaps
 from matplotlib.figure import Figure
 
 from credit.verify.plots.style import MIN_WIDTH, add_legend, add_title, new_figure
-from credit.verify.scores.reliability import OBSERVED, POINT_NAMES
+from credit.verify.scores.reliability import OBSERVED_FREQUENCY, POINT_NAMES
 from credit.verify.significance.bootstrap import interval_names
 from credit.verify.table.table import ScoreTable
 
 
-def reliability_diagrams(table: ScoreTable, leads: Sequence[float]) -> Figure:
+def plot_reliability_diagrams(table: ScoreTable, leads: Sequence[float]) -> Figure:
     """Return the figure of observed frequency by forecast probability (top), and how often each was forecast.
 
     The scores are those of the model for the globe. There is a column for each event and a line for each lead time
@@ -31,7 +31,7 @@ def reliability_diagrams(table: ScoreTable, leads: Sequence[float]) -> Figure:
         for lead, color in zip(leads, colors, strict=True):
             lead_data = event_data.sel(lead=lead)
             probability, frequency, observed = (lead_data[name].values for name in POINT_NAMES)
-            low, high = (lead_data[name].values for name in interval_names([OBSERVED]))
+            low, high = (lead_data[name].values for name in interval_names([OBSERVED_FREQUENCY]))
             diagram_axis.plot(
                 probability, observed, color=color, marker="o", markersize=3.5, linewidth=1.6, label=f"{lead:g} h"
             )
@@ -56,6 +56,6 @@ def reliability_diagrams(table: ScoreTable, leads: Sequence[float]) -> Figure:
     axes[0, 0].set_ylabel("Observed frequency")
     axes[1, 0].set_ylabel("Forecast\nfrequency")
     add_legend(figure, axes[0])
-    bars = "; bars: 95 % intervals" if np.isfinite(data[f"{OBSERVED}_low"]).any() else ""
+    bars = "; bars: 95 % intervals" if np.isfinite(data[f"{OBSERVED_FREQUENCY}_low"]).any() else ""
     add_title(figure, f"Reliability diagrams of {table.display_name('model')}, global{bars}")
     return figure

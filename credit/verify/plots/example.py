@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from credit.verify.partial_scores import FieldsByChannelAndLead
-from credit.verify.plots.animation import animate
-from credit.verify.plots.hovmoeller import hovmoeller, latitude_time
-from credit.verify.plots.maps import Background, maps
-from credit.verify.plots.style import draw
+from credit.verify.plots.animation import write_animation
+from credit.verify.plots.hovmoeller import plot_hovmoeller, plot_latitude_time
+from credit.verify.plots.maps import MapBackground, plot_maps
+from credit.verify.plots.style import save_figure
 
 if TYPE_CHECKING:
     from credit.data.reader import FieldReader
@@ -33,11 +33,13 @@ def draw_example(verification: Verification, reader: FieldReader, folder: Path) 
     forecast_name = verification.table.display_name("model")
     if evolution.is_ensemble:
         forecast_name = f"ensemble mean of {forecast_name}"
-    background = Background.of(reader, verification.grid)
+    background = MapBackground.build(reader, verification.grid)
     figures = []
     for name in verification.figure_channels:
         fields = _by_lead(verification.maps, name)
-        path = draw(folder / f"maps_{name}.png", maps, name, units(name), fields, *start, background, forecast_name)
+        path = save_figure(
+            folder / f"maps_{name}.png", plot_maps, name, units(name), fields, *start, background, forecast_name
+        )
         caption = (
             f"{name}: truth, forecast, error and, of an ensemble, spread; one initial time. Each error has its own "
             "scale."
@@ -45,32 +47,32 @@ def draw_example(verification: Verification, reader: FieldReader, folder: Path) 
         figures.append((caption, path))
     south, north = evolution.band
     for name in verification.figure_channels:
-        strips = _by_lead(evolution.strips, name)
+        strips = _by_lead(evolution.band_means, name)
         if _can_be_drawn(strips):
-            path = draw(
+            path = save_figure(
                 folder / f"hovmoeller_{name}.png",
-                hovmoeller, name, units(name), strips, evolution.band, forecast_name, *start, background,
+                plot_hovmoeller, name, units(name), strips, evolution.band, forecast_name, *start, background,
             )  # fmt: skip
             caption = (
                 f"{name}: Hovmoeller diagram of the same forecast, mean over {south:g} to {north:g} degrees north. "
                 "Moving waves are slanted; where forecast and truth have the same slant, their speed is right."
             )
             figures.append((caption, path))
-        zonal = _by_lead(evolution.zonal, name)
+        zonal = _by_lead(evolution.zonal_means, name)
         if _can_be_drawn(zonal):
-            path = draw(
+            path = save_figure(
                 folder / f"hovmoeller_latitude_{name}.png",
-                latitude_time, name, units(name), zonal, forecast_name, *start, verification.grid,
+                plot_latitude_time, name, units(name), zonal, forecast_name, *start, verification.grid,
             )  # fmt: skip
             caption = (
                 f"{name}: zonal mean of the same forecast by lead time and latitude. An error that stays "
                 "and grows to the right is a drift of these latitudes; waves cancel in a zonal mean."
             )
             figures.append((caption, path))
-    background = Background.of(reader, evolution.frame_grid)
-    for name in dict.fromkeys(channel for channel, _ in evolution.frames):
-        frames = _by_lead(evolution.frames, name)
-        path = animate(
+    background = MapBackground.build(reader, evolution.frame_grid)
+    for name in dict.fromkeys(channel for channel, _ in evolution.animation_frames):
+        frames = _by_lead(evolution.animation_frames, name)
+        path = write_animation(
             folder / f"animation_{name}.gif", name, units(name), frames, forecast_name, *start, background
         )  # fmt: skip
         figures.append((f"{name}: the same forecast and its truth from lead time to lead time.", path))

@@ -15,24 +15,24 @@ from matplotlib.figure import Figure
 from credit.calendar import Calendar
 from credit.grid import LatLonGrid
 from credit.verify.plots.maps import (
-    ERROR,
-    FIELD,
-    MISSING,
-    WIDE_BAR,
-    Background,
+    ERROR_COLORMAP,
+    FIELD_COLORMAP,
+    MISSING_COLOR,
+    WIDE_COLORBAR,
+    MapBackground,
+    add_narrow_colorbar,
     format_latitude_axis,
     format_longitude_axis,
-    narrow_bar,
     robust_range,
     symmetric_limit,
 )
-from credit.verify.plots.scores import lead_unit
+from credit.verify.plots.scores import choose_lead_unit
 from credit.verify.plots.style import add_title, display_units, new_figure
 
 
-def hovmoeller(
+def plot_hovmoeller(
     channel: str, units: str, strips: Mapping[int, Sequence[np.ndarray]], band: tuple[float, float],
-    forecast_name: str, initial: int, calendar: Calendar, background: Background,
+    forecast_name: str, initial_time: int, calendar: Calendar, background: MapBackground,
 ) -> Figure:  # fmt: skip
     """Return the figure of truth, forecast and error of one forecast by longitude; time runs downwards.
 
@@ -42,14 +42,14 @@ def hovmoeller(
         strips: lead time in minutes -> (truth, forecast), each (W,); at least two lead times, increasing.
         band: south and north of the mean in degrees.
         forecast_name: name of the forecast for the title.
-        initial: initial time in minutes.
+        initial_time: initial time in minutes.
         calendar: of the times.
         background: with the grid of the strips.
     """
     time_axis, unit = _time_edges(strips)
     south, north = band
     band_name = f"{_format_latitude(south)} to {_format_latitude(north)}"
-    start = calendar.format(initial).replace("T", " ")
+    start = calendar.format(initial_time).replace("T", " ")
     title = f"{channel}, mean over {band_name}: {forecast_name} from {start} UTC"
     values = _stack(strips)[..., background.column_order]
     figure, axes = _panels(channel, units, background.edges, time_axis, values, title)
@@ -61,8 +61,8 @@ def hovmoeller(
     return figure
 
 
-def latitude_time(
-    channel: str, units: str, zonal: Mapping[int, Sequence[np.ndarray]], forecast_name: str, initial: int,
+def plot_latitude_time(
+    channel: str, units: str, zonal: Mapping[int, Sequence[np.ndarray]], forecast_name: str, initial_time: int,
     calendar: Calendar, grid: LatLonGrid,
 ) -> Figure:  # fmt: skip
     """Return the figure of truth, forecast and error of the zonal mean by latitude; time runs to the right.
@@ -72,12 +72,12 @@ def latitude_time(
         units: units of the fields.
         zonal: lead time in minutes -> (truth, forecast), each (H,); at least two lead times, increasing.
         forecast_name: name of the forecast for the title.
-        initial: initial time in minutes.
+        initial_time: initial time in minutes.
         calendar: of the times.
         grid: of the rows.
     """
     time_axis, unit = _time_edges(zonal)
-    title = f"{channel}, zonal mean: {forecast_name} from {calendar.format(initial).replace('T', ' ')} UTC"
+    title = f"{channel}, zonal mean: {forecast_name} from {calendar.format(initial_time).replace('T', ' ')} UTC"
     values = _stack(zonal).swapaxes(1, 2)
     figure, axes = _panels(channel, units, time_axis, grid.lat_bounds, values, title)
     for axis in axes:
@@ -94,7 +94,7 @@ def _format_latitude(value: float) -> str:
 
 def _time_edges(pairs: Mapping[int, Sequence[np.ndarray]]) -> tuple[np.ndarray, str]:
     """Return the edges between lead times and their unit."""
-    unit, hours = lead_unit(max(pairs) / 60)
+    unit, hours = choose_lead_unit(max(pairs) / 60)
     return time_edges(np.array(list(pairs)) / 60 / hours), unit
 
 
@@ -124,16 +124,16 @@ def _panels(
     axes = figure.subplots(1, 3, sharex=True, sharey=True)
     meshes = []
     panels = [
-        ("Truth", truth, FIELD, low, high),
-        ("Forecast", forecast, FIELD, low, high),
-        ("Error", error, ERROR, -error_limit, error_limit),
+        ("Truth", truth, FIELD_COLORMAP, low, high),
+        ("Forecast", forecast, FIELD_COLORMAP, low, high),
+        ("Error", error, ERROR_COLORMAP, -error_limit, error_limit),
     ]
     for axis, (panel_title, field, colormap, smallest, largest) in zip(axes, panels, strict=True):
-        colors = colormaps[colormap].with_extremes(bad=MISSING)
+        colors = colormaps[colormap].with_extremes(bad=MISSING_COLOR)
         meshes.append(axis.pcolormesh(x_edges, y_edges, field, cmap=colors, vmin=smallest, vmax=largest))
         axis.grid(False)
         axis.set_title(panel_title)
-    figure.colorbar(meshes[0], ax=axes[:2], label=f"{channel} ({units})", **WIDE_BAR)
-    narrow_bar(figure, meshes[2], axes[2], f"forecast minus truth ({units})")
+    figure.colorbar(meshes[0], ax=axes[:2], label=f"{channel} ({units})", **WIDE_COLORBAR)
+    add_narrow_colorbar(figure, meshes[2], axes[2], f"forecast minus truth ({units})")
     add_title(figure, title)
     return figure, axes

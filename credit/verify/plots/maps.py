@@ -26,12 +26,12 @@ from credit.verify.plots.style import add_title, display_units, new_figure
 if TYPE_CHECKING:
     from credit.data.reader import FieldReader
 
-FIELD, ERROR, SPREAD = "viridis", "RdBu_r", "magma_r"
-MISSING = "#CCCCCC"
+FIELD_COLORMAP, ERROR_COLORMAP, SPREAD_COLORMAP = "viridis", "RdBu_r", "magma_r"
+MISSING_COLOR = "#CCCCCC"
 # The spread is drawn in the scale of the error if its largest value is at least this fraction of the error's.
 _COMMON_SCALE = 1 / 3
-WIDE_BAR = {"orientation": "horizontal", "shrink": 0.7, "aspect": 40, "pad": 0.02, "extend": "both"}
-_NARROW_BAR = WIDE_BAR | {"shrink": 0.85, "aspect": 25}
+WIDE_COLORBAR = {"orientation": "horizontal", "shrink": 0.7, "aspect": 40, "pad": 0.02, "extend": "both"}
+_NARROW_COLORBAR = WIDE_COLORBAR | {"shrink": 0.85, "aspect": 25}
 _LAND_STANDARD_NAMES = ("land_area_fraction", "land_binary_mask")
 _PARALLELS = range(-60, 61, 30)
 _MERIDIANS = range(-180, 181, 60)
@@ -59,7 +59,7 @@ def equal_earth(lon: np.ndarray, lat: np.ndarray) -> tuple[np.ndarray, np.ndarra
 
 
 @dataclass(frozen=True)
-class Background:
+class MapBackground:
     """Grid and coastline of maps, with the columns rotated so that Greenwich is in the middle.
 
     Attributes:
@@ -71,7 +71,7 @@ class Background:
     land: np.ndarray | None
 
     @classmethod
-    def of(cls, reader: FieldReader, grid: LatLonGrid | None = None) -> Background:
+    def build(cls, reader: FieldReader, grid: LatLonGrid | None = None) -> MapBackground:
         """Return the background of the data, on another grid if one is given."""
         land = _land_fraction(reader)
         if grid is not None and land is not None and reader.grid.describe_mismatch(grid):
@@ -112,16 +112,16 @@ def _land_fraction(reader: FieldReader) -> np.ndarray | None:
     return None
 
 
-def map_axes(figure: Figure, rows: int, columns: int) -> np.ndarray:
+def create_map_axes(figure: Figure, rows: int, columns: int) -> np.ndarray:
     """Return (rows, columns) axes for `draw_map`."""
     return figure.subplots(rows, columns, squeeze=False)
 
 
 def draw_map(
-    axis: Axes, field: np.ndarray, background: Background, colormap: str, low: float, high: float
+    axis: Axes, field: np.ndarray, background: MapBackground, colormap: str, low: float, high: float
 ) -> QuadMesh:  # fmt: skip
     """Draw a field (H, W), each cell in its colour, with the coastline over it; NaN is grey."""
-    colors = colormaps[colormap].with_extremes(bad=MISSING)
+    colors = colormaps[colormap].with_extremes(bad=MISSING_COLOR)
     x, y = background.project(*np.meshgrid(background.edges, background.grid.lat_bounds))
     mesh = axis.pcolormesh(x, y, field[:, background.column_order], cmap=colors, vmin=low, vmax=high, rasterized=True)
     if background.land is not None:
@@ -132,7 +132,7 @@ def draw_map(
     return mesh
 
 
-def _draw_graticule(axis: Axes, background: Background) -> None:
+def _draw_graticule(axis: Axes, background: MapBackground) -> None:
     """Draw parallels, meridians and the edge of the map, and their degrees on the left and below."""
     west = background.edges[0]
     east = background.edges[-1]
@@ -155,7 +155,7 @@ def _draw_graticule(axis: Axes, background: Background) -> None:
     axis.plot(*background.project(outline_lon, outline_lat), color="black", linewidth=0.6, clip_on=False)
 
 
-def format_longitude_axis(axis: Axes, background: Background) -> None:
+def format_longitude_axis(axis: Axes, background: MapBackground) -> None:
     """Make the horizontal axis one of longitude, with a closed frame."""
     axis.set_xticks(_MERIDIANS, [_format_degrees(value, "W", "E") for value in _MERIDIANS])
     axis.set_xlim(background.edges[0], background.edges[-1])
@@ -169,7 +169,7 @@ def format_latitude_axis(axis: Axes) -> None:
     axis.spines[["top", "right"]].set_visible(True)
 
 
-def _draw_coastline(axis: Axes, background: Background) -> None:
+def _draw_coastline(axis: Axes, background: MapBackground) -> None:
     """Draw the line where the land fraction is one half, up to the edges of the map."""
     land = background.land[:, background.column_order]
     edges = background.edges
@@ -187,9 +187,9 @@ def _format_degrees(value: int, negative: str, positive: str) -> str:
     return f"{abs(value)}°{negative if value < 0 else positive}"
 
 
-def maps(
-    channel: str, units: str, fields: Mapping[int, Sequence[np.ndarray]], initial: int, calendar: Calendar,
-    background: Background, forecast_name: str = "Forecast",
+def plot_maps(
+    channel: str, units: str, fields: Mapping[int, Sequence[np.ndarray]], initial_time: int, calendar: Calendar,
+    background: MapBackground, forecast_name: str = "Forecast",
 ) -> Figure:  # fmt: skip
     """Return the figure of truth, forecast, error and, if it is given, spread at one initial time.
 
@@ -200,7 +200,7 @@ def maps(
         channel: name of the channel.
         units: units of the fields; see `credit.verify.plots.style.display_units` for those of the figure.
         fields: lead time in minutes -> (truth, forecast) or (truth, ensemble mean, spread), each (H, W).
-        initial: initial time in minutes.
+        initial_time: initial time in minutes.
         calendar: of the times.
         background: with the grid of the fields.
         forecast_name: name of the forecast for the title.
@@ -215,41 +215,43 @@ def maps(
     has_spread = columns == 4
     # Maps are twice as wide as high; each error and spread has a colour bar beside it.
     figure = new_figure(11.0 / 3 * columns + 0.8 * (columns - 1), 2.05 * len(fields) + 0.45)
-    axes = map_axes(figure, len(fields), columns)
+    axes = create_map_axes(figure, len(fields), columns)
     area = background.grid.area_weights()
     for row, (lead, lead_fields) in enumerate(scaled_fields.items()):
         truth, forecast = lead_fields[:2]
-        field_mesh = draw_map(axes[row, 0], truth, background, FIELD, low, high)
-        draw_map(axes[row, 1], forecast, background, FIELD, low, high)
-        axes[row, 0].set_title(f"Truth, {calendar.format(initial + lead).replace('T', ' ')} UTC")
+        field_mesh = draw_map(axes[row, 0], truth, background, FIELD_COLORMAP, low, high)
+        draw_map(axes[row, 1], forecast, background, FIELD_COLORMAP, low, high)
+        axes[row, 0].set_title(f"Truth, {calendar.format(initial_time + lead).replace('T', ' ')} UTC")
         axes[row, 1].set_title(f"{'Ensemble mean' if has_spread else 'Forecast'} at {lead / 60:g} h")
         error = forecast - truth
         error_limit = symmetric_limit([error])
-        error_mesh = draw_map(axes[row, 2], error, background, ERROR, -error_limit, error_limit)
+        error_mesh = draw_map(axes[row, 2], error, background, ERROR_COLORMAP, -error_limit, error_limit)
         axes[row, 2].set_title(f"Error, RMSE {_root_mean_square(error, area):.3g} {units}")
-        _side_bar(figure, error_mesh, axes[row, 2], f"forecast \N{MINUS SIGN} truth ({units})")
+        _add_side_colorbar(figure, error_mesh, axes[row, 2], f"forecast \N{MINUS SIGN} truth ({units})")
         if has_spread:
             _draw_spread(figure, axes[row, 3], lead_fields[2], error_limit, background, units)
-    _side_bar(figure, field_mesh, axes[:, :2], f"{channel} ({units})")
+    _add_side_colorbar(figure, field_mesh, axes[:, :2], f"{channel} ({units})")
     note = "; each error has its own scale" if len(fields) > 1 else ""
-    add_title(figure, f"{channel}: {forecast_name} from {calendar.format(initial).replace('T', ' ')} UTC{note}")
+    add_title(figure, f"{channel}: {forecast_name} from {calendar.format(initial_time).replace('T', ' ')} UTC{note}")
     return figure
 
 
 def _draw_spread(
-    figure: Figure, axis: Axes, spread: np.ndarray, error_limit: float, background: Background, units: str
+    figure: Figure, axis: Axes, spread: np.ndarray, error_limit: float, background: MapBackground, units: str
 ) -> None:
     """Draw a spread in the scale of the error, which ends at `error_limit`; one far below it in a scale of its own."""
     spread_limit = symmetric_limit([spread])
     # A spread far below the error would be invisible in its scale.
     has_common_scale = spread_limit >= _COMMON_SCALE * error_limit
-    mesh = draw_map(axis, spread, background, SPREAD, 0.0, error_limit if has_common_scale else spread_limit)
+    mesh = draw_map(axis, spread, background, SPREAD_COLORMAP, 0.0, error_limit if has_common_scale else spread_limit)
     axis.set_title(f"Spread, {_root_mean_square(spread, background.grid.area_weights()):.3g} {units}")
     scale = "" if has_common_scale else f"\nown scale: {spread_limit / error_limit:.2g} of the error's"
-    _side_bar(figure, mesh, axis, f"standard deviation ({units}){scale}", extend="max")
+    _add_side_colorbar(figure, mesh, axis, f"standard deviation ({units}){scale}", extend="max")
 
 
-def _side_bar(figure: Figure, mesh: QuadMesh, axes: Axes | np.ndarray, label: str, extend: str = "both") -> None:
+def _add_side_colorbar(
+    figure: Figure, mesh: QuadMesh, axes: Axes | np.ndarray, label: str, extend: str = "both"
+) -> None:
     """Draw a colour bar to the right of one map or of rows of them."""
     aspect = 15 * (len(axes) if isinstance(axes, np.ndarray) else 1)
     bar = figure.colorbar(mesh, ax=axes, ticks=MaxNLocator(5), shrink=0.85, aspect=aspect, pad=0.02, extend=extend)
@@ -257,9 +259,9 @@ def _side_bar(figure: Figure, mesh: QuadMesh, axes: Axes | np.ndarray, label: st
     bar.ax.tick_params(labelsize=8)
 
 
-def narrow_bar(figure: Figure, mesh: QuadMesh, axis: Axes, label: str) -> None:
+def add_narrow_colorbar(figure: Figure, mesh: QuadMesh, axis: Axes, label: str) -> None:
     """Draw a colour bar below one of several axes, with few ticks, so that their labels do not overlap."""
-    figure.colorbar(mesh, ax=axis, label=label, ticks=MaxNLocator(5), **_NARROW_BAR)
+    figure.colorbar(mesh, ax=axis, label=label, ticks=MaxNLocator(5), **_NARROW_COLORBAR)
 
 
 def _root_mean_square(field: np.ndarray, area: np.ndarray) -> float:
@@ -267,14 +269,14 @@ def _root_mean_square(field: np.ndarray, area: np.ndarray) -> float:
     return float(np.sqrt((field[is_valid] ** 2 * area[is_valid]).sum() / area[is_valid].sum()))
 
 
-def map_and_histogram(field: np.ndarray, values: np.ndarray, background: Background, units: str) -> Figure:
+def plot_map_and_histogram(field: np.ndarray, values: np.ndarray, background: MapBackground, units: str) -> Figure:
     """Return the figure of a field (H, W) as a map, and of the histogram of `values` with a logarithmic count."""
     factor, units = display_units(units)
     field = factor * field
     values = factor * values
     figure = new_figure(9.6, 2.9)
     left, right = figure.subplots(1, 2, width_ratios=[5, 3])
-    mesh = draw_map(left, field, background, FIELD, *robust_range([field]))
+    mesh = draw_map(left, field, background, FIELD_COLORMAP, *robust_range([field]))
     figure.colorbar(mesh, ax=left, shrink=0.9, pad=0.02)
     right.hist(values[np.isfinite(values)].ravel(), bins=60, color="#0072B2", log=True)
     right.set_xlabel(units)

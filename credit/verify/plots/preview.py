@@ -10,9 +10,9 @@ from matplotlib import colormaps
 from matplotlib.figure import Figure
 
 from credit.data.reader import FieldReader
-from credit.verify.plots.maps import Background, maps
-from credit.verify.plots.scores import lead_unit, set_lead_ticks
-from credit.verify.plots.style import MIN_WIDTH, add_legend, add_title, draw, new_figure, pretty_units
+from credit.verify.plots.maps import MapBackground, plot_maps
+from credit.verify.plots.scores import choose_lead_unit, set_lead_ticks
+from credit.verify.plots.style import MIN_WIDTH, add_legend, add_title, format_units, new_figure, save_figure
 
 Scores = Mapping[str, float | None]
 # More curves of earlier previews cannot be distinguished.
@@ -25,7 +25,7 @@ _MAX_AXIS_FACTOR = 2.5
 
 def draw_preview(
     folder: Path, reader: FieldReader, history: Mapping[int, Scores], fields: Mapping[str, Sequence[np.ndarray]],
-    initial: Sequence[int], lead: int,
+    initial_times: Sequence[int], lead: int,
 ) -> list[Path]:  # fmt: skip
     """Replace ``figures/early_rmse.png`` and ``figures/early_map_CHANNEL.png`` of a run, and return their paths.
 
@@ -35,7 +35,7 @@ def draw_preview(
         history: step -> scores of each preview by name (``rmse/z500/24h``, ``persistence/z500/24h``), the current one
             last.
         fields: channel -> (truth, forecast), each (H, W), at `lead`.
-        initial: initial times in minutes; the maps are of the first.
+        initial_times: initial times in minutes; the maps are of the first.
         lead: lead time of the maps in minutes.
 
     Raises:
@@ -45,23 +45,24 @@ def draw_preview(
     figures.mkdir(exist_ok=True)
     variables = {channel.name: channel.variable for channel in reader.channels.output}
     units = {name: str(reader.attributes.get(variables[name], {}).get("units", "1")) for name in fields}
-    paths = [draw(figures / "early_rmse.png", rmse_history, history, units, len(initial))]
-    background = Background.of(reader)
+    paths = [save_figure(figures / "early_rmse.png", plot_rmse_history, history, units, len(initial_times))]
+    background = MapBackground.build(reader)
     forecast_name = f"forecast at step {max(history)}"
     for name, (truth, forecast) in fields.items():
         # The forecast of an untrained network may become unstable.
         forecast = np.where(np.isfinite(forecast), forecast, np.nan)
         if not np.isfinite(forecast).any():
             continue
-        path = draw(
+        path = save_figure(
             figures / f"early_map_{name}.png",
-            maps, name, units[name], {lead: (truth, forecast)}, initial[0], reader.calendar, background, forecast_name,
+            plot_maps, name, units[name], {lead: (truth, forecast)}, initial_times[0], reader.calendar, background,
+            forecast_name,
         )  # fmt: skip
         paths.append(path)
     return paths
 
 
-def rmse_history(history: Mapping[int, Scores], units: Mapping[str, str], num_cases: int) -> Figure:
+def plot_rmse_history(history: Mapping[int, Scores], units: Mapping[str, str], num_cases: int) -> Figure:
     """Return the figure of RMSE by lead time, with a panel for each channel.
 
     The latest preview is bold, earlier ones are paler, persistence is dashed.
@@ -76,7 +77,7 @@ def rmse_history(history: Mapping[int, Scores], units: Mapping[str, str], num_ca
         selected = np.linspace(0, len(earlier_steps) - 1, _MAX_EARLIER).round().astype(int)
         earlier_steps = [earlier_steps[index] for index in selected]
     longest = max(float(key.rpartition("/")[2][:-1]) for key in history[latest_step])
-    time_unit, hours = lead_unit(longest)
+    time_unit, hours = choose_lead_unit(longest)
     colors = colormaps["Blues"](np.linspace(0.3, 0.6, len(earlier_steps)))
     figure = new_figure(max(2.9 * len(units) + 0.6, MIN_WIDTH), 3.4)
     axes = figure.subplots(1, len(units), sharex=True, squeeze=False)[0]
@@ -97,7 +98,7 @@ def rmse_history(history: Mapping[int, Scores], units: Mapping[str, str], num_ca
         axis.set_title(channel)
         axis.set_xlabel(f"Lead time ({time_unit})")
         set_lead_ticks(axis, longest / hours, time_unit)
-        axis.set_ylabel(f"RMSE ({pretty_units(unit)})")
+        axis.set_ylabel(f"RMSE ({format_units(unit)})")
     add_legend(figure, axes)
     forecasts = "one forecast" if num_cases == 1 else f"{num_cases} forecasts"
     add_title(figure, f"Preview at step {latest_step}: RMSE of {forecasts} from the validation period")

@@ -18,9 +18,9 @@ from credit.verify.plots.style import (
     MIN_WIDTH,
     add_legend,
     add_title,
-    draw,
+    format_units,
     new_figure,
-    pretty_units,
+    save_figure,
     wrap_text,
 )
 from credit.verify.table.scorecard import scorecard_rows, scorecard_values
@@ -49,14 +49,14 @@ _MAX_HEIGHT = 20.0
 _PANEL_TITLE_LETTERS = 28
 
 
-def skill_curves(table: ScoreTable, channels: Sequence[str]) -> Figure:
+def plot_skill(table: ScoreTable, channels: Sequence[str]) -> Figure:
     """Return the figure of RMSE (top) and anomaly correlation (bottom) by lead time, one column for each channel.
 
     Shaded are 95 % intervals. All correlations have one axis, from 0, or the smallest value shown, to 1.
     """
     figure = new_figure(max(2.9 * len(channels) + 0.6, MIN_WIDTH), 5.4)
     axes = figure.subplots(2, len(channels), sharex=True, squeeze=False)
-    leads, unit = lead_axis(table)
+    leads, unit = lead_times_and_unit(table)
     styles = forecast_styles(table)
     for column, channel in enumerate(channels):
         rmse_axis, acc_axis = axes[:, column]
@@ -66,7 +66,7 @@ def skill_curves(table: ScoreTable, channels: Sequence[str]) -> Figure:
         rmse_axis.set_xlim(0, leads[-1] * 1.02)
         rmse_axis.set_title(channel)
         rmse_axis.set_ylim(bottom=0)
-        rmse_axis.set_ylabel(f"RMSE ({pretty_units(table.units(channel))})")
+        rmse_axis.set_ylabel(f"RMSE ({format_units(table.units(channel))})")
         acc_axis.set_ylabel("Anomaly correlation")
         acc_axis.set_xlabel(f"Lead time ({unit})")
         set_lead_ticks(acc_axis, leads[-1], unit)
@@ -92,13 +92,13 @@ def forecast_styles(table: ScoreTable) -> dict[str, dict]:
     return styles
 
 
-def lead_axis(table: ScoreTable) -> tuple[np.ndarray, str]:
+def lead_times_and_unit(table: ScoreTable) -> tuple[np.ndarray, str]:
     """Return the lead times and their unit, which suits their length."""
-    unit, hours = lead_unit(table.lead_hours[-1])
+    unit, hours = choose_lead_unit(table.lead_hours[-1])
     return np.array(table.lead_hours) / hours, unit
 
 
-def lead_unit(longest_hours: float) -> tuple[str, float]:
+def choose_lead_unit(longest_hours: float) -> tuple[str, float]:
     """Return the unit that suits lead times up to `longest_hours`, and its length in hours."""
     return ("days", 24.0) if longest_hours > 48 else ("hours", 1.0)
 
@@ -114,13 +114,13 @@ def draw_curve(
     axis: Axes, leads: np.ndarray, table: ScoreTable, forecast: str, channel: str, metric: str, style: dict
 ) -> None:
     """Draw one score by lead time and, if there is one, its interval."""
-    curve = table.curve(forecast, channel, metric)
+    curve = table.scores_by_lead(forecast, channel, metric)
     if not np.isfinite(curve).any():
         return
     axis.plot(leads, curve, label=table.display_name(forecast), **style)
-    low = table.curve(forecast, channel, f"{metric}_low")
+    low = table.scores_by_lead(forecast, channel, f"{metric}_low")
     if np.isfinite(low).any():
-        high = table.curve(forecast, channel, f"{metric}_high")
+        high = table.scores_by_lead(forecast, channel, f"{metric}_high")
         axis.fill_between(leads, low, high, color=style["color"], alpha=0.15, linewidth=0)
 
 
@@ -147,7 +147,7 @@ def draw_scorecards(table: ScoreTable, folder: Path) -> list[tuple[str, Path]]:
             reference_suffix = f"_{number}" if number else ""
             page_suffix = f"_page{page + 1}" if page else ""
             path = folder / f"scorecard{reference_suffix}{page_suffix}.png"
-            figures.append((caption, draw(path, scorecard, table, reference, regions)))
+            figures.append((caption, save_figure(path, plot_scorecard, table, reference, regions)))
     return figures
 
 
@@ -161,7 +161,7 @@ def scorecard_pages(table: ScoreTable) -> list[list[str]]:
     return [table.regions[start : start + regions_per_page] for start in range(0, num_regions, regions_per_page)]
 
 
-def scorecard(table: ScoreTable, reference: str, regions: Sequence[str]) -> Figure:
+def plot_scorecard(table: ScoreTable, reference: str, regions: Sequence[str]) -> Figure:
     """Return the figure of the relative difference of the model's RMSE to that of a reference.
 
     There is a panel for each region, a row for each channel or wind, a column for each lead time. Below are CRPS if a

@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from credit.verify.plots.scores import forecast_styles
-from credit.verify.plots.style import MIN_WIDTH, add_legend, new_figure, pretty_units
+from credit.verify.plots.style import MIN_WIDTH, add_legend, format_units, new_figure
 from credit.verify.table.table import ScoreTable
 
 _TRUTH_STYLE = {"color": "black", "linewidth": 2.2}
@@ -17,7 +17,7 @@ _MIN_RATIO_LIMIT = 1.6
 _MAX_RATIO_LIMIT = 3.0
 
 
-def spectra(table: ScoreTable, channels: Sequence[str]) -> Figure:
+def plot_spectra(table: ScoreTable, channels: Sequence[str]) -> Figure:
     """Return the figure of power by total wavenumber at the last lead time (top), and over the truth's (below).
 
     There is a column for each channel and a row of ratios for each lead time. Forecasts have the colours and lines of
@@ -49,7 +49,7 @@ def spectra(table: ScoreTable, channels: Sequence[str]) -> Figure:
                 ratio = channel_data["power_ratio"].sel(forecast=name, spectrum_lead=lead)
                 axis.semilogx(wavenumbers, ratio, **styles[name])
         power_axis.set_title(channel)
-        power_axis.set_ylabel(f"Power at {leads[-1]:g} h ({pretty_units(table.units(channel), 2)})")
+        power_axis.set_ylabel(f"Power at {leads[-1]:g} h ({format_units(table.units(channel), 2)})")
         for axis, lead in zip(ratio_axes, leads, strict=True):
             axis.axhline(1.0, color="black", linewidth=0.8)
             axis.set_ylim(0, np.clip(1.05 * largest_ratio, _MIN_RATIO_LIMIT, _MAX_RATIO_LIMIT))

@@ -52,7 +52,7 @@ _LEGEND_ROW_INCHES = 0.2
 LETTERS_PER_INCH = 9
 
 
-def draw(path: Path, build_figure: Callable[..., Figure], *arguments: object) -> Path:
+def save_figure(path: Path, build_figure: Callable[..., Figure], *arguments: object) -> Path:
     """Write the figure that ``build_figure(*arguments)`` returns as a PNG, and return its path.
 
     Raises:
@@ -63,7 +63,7 @@ def draw(path: Path, build_figure: Callable[..., Figure], *arguments: object) ->
         return atomic_write(path, lambda temporary: FigureCanvasAgg(figure).print_png(str(temporary)))
 
 
-def pretty_units(units: str, power: int = 1) -> str:
+def format_units(units: str, power: int = 1) -> str:
     """Return units, all of them to `power`, with raised exponents: ``m2 s-2`` or ``m**2 s**-2`` is m$^2$ s$^{-2}$."""
     units = normalise_units(units)
     factors = []
@@ -82,10 +82,10 @@ def display_units(units: str) -> tuple[float, str]:
     Pressure is shown in hPa, specific humidity in g/kg, radiation in MJ per square metre; other units are unchanged.
     """
     factor, name = _DISPLAY_UNITS.get(normalise_units(units), (1.0, units))
-    return factor, pretty_units(name)
+    return factor, format_units(name)
 
 
-def loss_curve(train: Sequence[tuple[int, float]], valid: Sequence[tuple[int, float]]) -> Figure:
+def plot_loss(train: Sequence[tuple[int, float]], valid: Sequence[tuple[int, float]]) -> Figure:
     """Return the figure of training and validation loss by optimizer step; each is a list of (step, loss)."""
     figure = new_figure(6.4, 3.4)
     axis = figure.subplots()

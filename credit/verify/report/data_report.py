@@ -14,9 +14,9 @@ from credit.config.sections.data import DataConfig
 from credit.data.climatology.stored import describe_stored
 from credit.data.formats.unit_checks import find_implausible_units
 from credit.data.store.store_reader import StoreReader, open_configured_store, read_description
-from credit.verify.plots.maps import Background, map_and_histogram
-from credit.verify.plots.style import draw
-from credit.verify.report.html import embed, render, write_page
+from credit.verify.plots.maps import MapBackground, plot_map_and_histogram
+from credit.verify.plots.style import save_figure
+from credit.verify.report.html import embed_figures, render_template, write_page
 
 # Number of times whose values are counted, and about how many values of a channel.
 _SAMPLED_TIMES = 12
@@ -42,7 +42,7 @@ def write_data_report(conf: DataConfig) -> Path:
     values_TCHW = np.stack([reader.read(int(index))[:, ::every, ::every] for index in time_index])
     notices = [f"{when} was left out: {text}" for when, text in meta.get("bad_times", {}).items()]
     notices += find_implausible_units(field_CHW, reader, conf, map_time)
-    text = render(
+    text = render_template(
         "data_report.html.j2",
         title=path.name,
         version=__version__,
@@ -101,8 +101,8 @@ def _rows(reader: StoreReader, conf: DataConfig) -> list[list[str]]:
 def _figures(
     reader: StoreReader, field_CHW: np.ndarray, values_TCHW: np.ndarray, map_time: str
 ) -> list[tuple[str, str, int]]:
-    """Return the embedded figures, see `credit.verify.report.html.embed`."""
-    background = Background.of(reader)
+    """Return the embedded figures, see `credit.verify.report.html.embed_figures`."""
+    background = MapBackground.build(reader)
     # Channel, mapped field, counted values, time of the map.
     panels = []
     for row, channel in enumerate(reader.channels.stored):
@@ -113,9 +113,9 @@ def _figures(
         figures = []
         for number, (channel, field, values, time) in enumerate(panels):
             path = Path(folder) / f"{number}.png"
-            draw(path, map_and_histogram, field, values, background, _units(reader, channel))
+            save_figure(path, plot_map_and_histogram, field, values, background, _units(reader, channel))
             figures.append((f"{channel.name}, {time}", path))
-        return embed(figures)
+        return embed_figures(figures)
 
 
 def _units(reader: StoreReader, channel: Channel) -> str:

@@ -16,7 +16,7 @@ from credit.utils.atomic import atomic_write
 _MIN_SCALE = 0.5
 
 
-def render(template: str, **values: Any) -> str:
+def render_template(template: str, **values: Any) -> str:
     """Return a page from a template of this folder; values are escaped."""
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("credit.verify.report", ""), autoescape=True, trim_blocks=True, lstrip_blocks=True
@@ -24,7 +24,7 @@ def render(template: str, **values: Any) -> str:
     return environment.get_template(template).render(**values)
 
 
-def embed(figures: Sequence[tuple[str, Path]]) -> list[tuple[str, str, int]]:
+def embed_figures(figures: Sequence[tuple[str, Path]]) -> list[tuple[str, str, int]]:
     """Return (caption, base64 of the file, smallest readable width in CSS pixels) of (caption, path)."""
     embedded = []
     for caption, path in figures:

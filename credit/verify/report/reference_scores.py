@@ -21,7 +21,7 @@ _MAX_GAP = 5 * 1440
 
 
 @dataclass(frozen=True)
-class Published:
+class PublishedScores:
     """Scores of one system.
 
     Attributes:
@@ -42,16 +42,18 @@ class Published:
 
 
 @cache
-def published_scores() -> tuple[Published, ...]:
+def load_published_scores() -> tuple[PublishedScores, ...]:
     """Return all scores in ``credit/verify/report/reference``."""
     scores = []
     for path in (files("credit.verify.report") / "reference").iterdir():
         if path.name.endswith(".yml"):
-            scores += [Published(**entry) for entry in yaml.safe_load(path.read_text(encoding="utf-8"))]
+            scores += [PublishedScores(**entry) for entry in yaml.safe_load(path.read_text(encoding="utf-8"))]
     return tuple(scores)
 
 
-def select_comparable(table: ScoreTable, degrees: float, cases: np.ndarray, calendar: Calendar) -> list[Published]:
+def select_comparable_scores(
+    table: ScoreTable, degrees: float, cases: np.ndarray, calendar: Calendar
+) -> list[PublishedScores]:
     """Return the published scores on the grid, of the years and against the truth of a table.
 
     Args:
@@ -63,7 +65,7 @@ def select_comparable(table: ScoreTable, degrees: float, cases: np.ndarray, cale
     truth = str(table.dataset.attrs["truth"]).lower()
     longest_lead = int(60 * table.lead_hours[-1])
     comparable = []
-    for published in published_scores():
+    for published in load_published_scores():
         has_same_grid = abs(published.grid_degrees / degrees - 1) < _GRID_TOLERANCE
         has_same_truth = published.truth.lower() in truth
         if has_same_grid and has_same_truth and _covers_years(cases, *published.years, longest_lead, calendar):
@@ -83,7 +85,9 @@ def _covers_years(cases: np.ndarray, first: int, last: int, lead: int, calendar:
     return is_inside and bool((gaps <= _MAX_GAP).all())
 
 
-def comparison_rows(comparable: list[Published], table: ScoreTable) -> list[tuple[str, str, float, float, float, str]]:
+def compare_with_published(
+    comparable: list[PublishedScores], table: ScoreTable
+) -> list[tuple[str, str, float, float, float, str]]:
     """Return (system, channel, lead in hours, published RMSE, the model's RMSE, source) where both have a score."""
     rows = []
     for published in comparable:
@@ -92,6 +96,6 @@ def comparison_rows(comparable: list[Published], table: ScoreTable) -> list[tupl
                 continue
             for lead, score in scores.items():
                 if lead in table.lead_hours:
-                    model = table.value("model", channel, lead)
+                    model = table.score("model", channel, lead)
                     rows.append((published.system, channel, lead, score, model, published.source))
     return rows

@@ -11,13 +11,13 @@ from credit import __version__
 from credit.config import Config, dump_config
 from credit.config.sections.verification import BEST_BASELINE
 from credit.forecast.forecast_source import ForecastSource
-from credit.verify.report.html import embed, render, write_page
+from credit.verify.report.html import embed_figures, render_template, write_page
 from credit.verify.report.metadata import TrainingLog, describe_data, describe_truth
-from credit.verify.report.reference_scores import comparison_rows, select_comparable
-from credit.verify.report.report_data import encode, page_scores, superscript_units
+from credit.verify.report.reference_scores import compare_with_published, select_comparable_scores
+from credit.verify.report.report_data import build_page_scores, encode_page_scores, superscript_units
 from credit.verify.report.score_descriptions import BASELINE_DESCRIPTIONS, TERMS
 from credit.verify.scorer import Verification
-from credit.verify.table.spectra_rows import shortest_third
+from credit.verify.table.spectra_rows import is_among_shortest_third
 from credit.verify.table.table import SHORT_WAVES, ScoreTable
 
 # Name in the report -> attribute of a forecast.
@@ -67,8 +67,8 @@ def write_report(
     notices = _notices(verification)
     if notice:
         notices.insert(0, notice)
-    page, left_out = page_scores(table, verification.figure_channels[0])
-    text = render(
+    page, left_out = build_page_scores(table, verification.figure_channels[0])
+    text = render_template(
         "report.html.j2",
         title=title,
         version=__version__,
@@ -80,13 +80,13 @@ def write_report(
         blurring=_blurring(table),
         hours=attributes["initial_hours"],
         published=_published(verification, archive),
-        packed=encode(page),
+        packed=encode_page_scores(page),
         left_out=left_out,
         significance=table.describe_significance(against or BEST_BASELINE),
         terms=_terms(page),
         forecasts=[table.display_name(name) for name in table.forecasts],
         plain=_plain_rows(table),
-        figures=embed([(caption, path) for caption, path in figures if _is_embedded(path)]),
+        figures=embed_figures([(caption, path) for caption, path in figures if _is_embedded(path)]),
         animations=_animations(figures),
         config=dump_config(config),
     )
@@ -95,8 +95,8 @@ def write_report(
 
 def _published(verification: Verification, archive: ForecastSource) -> list[tuple[str, str, float, float, float, str]]:
     grid_degrees = 360.0 / verification.grid.shape[1]
-    comparable = select_comparable(verification.table, grid_degrees, verification.cases, archive.calendar)
-    return comparison_rows(comparable, verification.table)
+    comparable = select_comparable_scores(verification.table, grid_degrees, verification.cases, archive.calendar)
+    return compare_with_published(comparable, verification.table)
 
 
 def _is_embedded(path: Path) -> bool:
@@ -112,7 +112,7 @@ def _animations(figures: Sequence[tuple[str, Path]]) -> list[tuple[str, str, str
         image = None
         width = 0
         if path.stat().st_size <= _MAX_ANIMATION_BYTES:
-            ((_, image, width),) = embed([(caption, path)])
+            ((_, image, width),) = embed_figures([(caption, path)])
         animations.append((caption, path.name, image, width))
     return animations
 
@@ -188,8 +188,8 @@ def _plain_rows(table: ScoreTable) -> list[tuple[str, str, str, list[str], list[
     rows = []
     for channel in table.channels:
         for hours in table.summary_leads():
-            rmse = [_format_number(table.value(name, channel, hours)) for name in table.forecasts]
-            acc = [_format_number(table.value(name, channel, hours, "acc"), ".3f") for name in table.forecasts]
+            rmse = [_format_number(table.score(name, channel, hours)) for name in table.forecasts]
+            acc = [_format_number(table.score(name, channel, hours, "acc"), ".3f") for name in table.forecasts]
             rows.append((channel, table.units(channel), f"{hours:g} h", rmse, acc))
     return rows
 
@@ -199,7 +199,7 @@ def _blurring(table: ScoreTable) -> dict[str, Any] | None:
     if SHORT_WAVES not in table.dataset:
         return None
     wavenumbers = table.dataset["wavenumber"].values
-    short_waves = wavenumbers[shortest_third(wavenumbers)]
+    short_waves = wavenumbers[is_among_shortest_third(wavenumbers)]
     if not len(short_waves):
         return None
     rows = []
@@ -207,8 +207,8 @@ def _blurring(table: ScoreTable) -> dict[str, Any] | None:
         for hours in table.dataset["spectrum_lead"].values.tolist():
             scores = []
             for name in table.candidates:
-                rmse = _format_number(table.value(name, channel, hours))
-                power = _format_number(table.value(name, channel, hours, SHORT_WAVES), ".2f")
+                rmse = _format_number(table.score(name, channel, hours))
+                power = _format_number(table.score(name, channel, hours, SHORT_WAVES), ".2f")
                 scores.append((rmse, power))
             rows.append((channel, superscript_units(table.units(channel)), f"{hours:g} h", scores))
     return {

@@ -24,9 +24,9 @@ from credit.verify.report.score_descriptions import (
     SEEPS_DESCRIPTION,
     ScoreDescription,
 )
-from credit.verify.significance.bootstrap import INTERVAL_SUFFIXES, METRICS_WITH_INTERVAL, MIN_BLOCKS
+from credit.verify.significance.bootstrap import INTERVAL_SUFFIXES, METRICS_WITH_INTERVAL, MIN_BLOCKS_FOR_INTERVALS
 from credit.verify.significance.comparison import MIN_BLOCKS_FOR_SIGNIFICANCE
-from credit.verify.statistics.seasons import ALL
+from credit.verify.statistics.seasons import ALL_SEASONS
 from credit.verify.table.scorecard import scorecard_rows, scorecard_values
 from credit.verify.table.table import SEEPS, SHORT_WAVES, WIND_NAMES, ScoreTable
 
@@ -88,7 +88,7 @@ class ReportScore:
         return {"name": self.name, "rows": self.rows, **asdict(self.description)}
 
 
-def report_scores(table: ScoreTable) -> list[ReportScore]:
+def list_report_scores(table: ScoreTable) -> list[ReportScore]:
     """Return the scores that can be selected in the page."""
     data = table.dataset
     scores = []
@@ -111,14 +111,14 @@ def report_scores(table: ScoreTable) -> list[ReportScore]:
     return scores
 
 
-def encode(scores: dict[str, Any]) -> str:
-    """Return the result of `page_scores` as base64 of deflated JSON, which is safe in any HTML."""
+def encode_page_scores(scores: dict[str, Any]) -> str:
+    """Return the result of `build_page_scores` as base64 of deflated JSON, which is safe in any HTML."""
     text = json.dumps(scores, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     return base64.b64encode(zlib.compress(text.encode(), 9)).decode()
 
 
-def page_scores(table: ScoreTable, channel: str, max_values: int = MAX_VALUES) -> tuple[dict[str, Any], str]:
-    """Return the data of the page, for `encode`, and a sentence on the scores it leaves out.
+def build_page_scores(table: ScoreTable, channel: str, max_values: int = MAX_VALUES) -> tuple[dict[str, Any], str]:
+    """Return the data of the page, for `encode_page_scores`, and a sentence on the scores it leaves out.
 
     Args:
         table: the scores.
@@ -126,7 +126,7 @@ def page_scores(table: ScoreTable, channel: str, max_values: int = MAX_VALUES) -
         max_values: approximate limit of the number of values.
     """
     data = table.dataset
-    scores = report_scores(table)
+    scores = list_report_scores(table)
     budget = _choose_budget(table, max_values)
     leads = budget.leads(len(table.lead_hours))
     season_index = range(len(table.seasons) if budget.seasons else 1)
@@ -161,7 +161,7 @@ def page_scores(table: ScoreTable, channel: str, max_values: int = MAX_VALUES) -
         "card": [{"name": row.name, "score": row.score, "row": row.row} for row in card_rows],
         "level_units": str(data.attrs["level_units"]),
         "metrics": [score.to_dict() for score in scores],
-        "least_blocks": MIN_BLOCKS,
+        "least_blocks": MIN_BLOCKS_FOR_INTERVALS,
         "enough_blocks": MIN_BLOCKS_FOR_SIGNIFICANCE,
         "first_reference": str(data.attrs.get("compared_with", references[0])),
         "first_row": table.channels.index(channel),
@@ -199,7 +199,7 @@ def _count_values(table: ScoreTable, budget: PageBudget) -> int:
     num_rows = _num_rows(table)
     single_seasons = len(table.seasons) - 1 if budget.seasons else 0
     num_curves = (1 + single_seasons) * 2 * table.dataset.sizes["reference"] * len(scorecard_rows(table))
-    for score, _, all_seasons_only in _curve_sets(report_scores(table), budget):
+    for score, _, all_seasons_only in _curve_sets(list_report_scores(table), budget):
         num_seasons = 1 if all_seasons_only else 1 + single_seasons
         num_score_rows = num_rows if score.rows is None else len(score.rows)
         num_curves += num_seasons * len(table.forecasts) * num_score_rows
@@ -330,7 +330,7 @@ def _describe_left_out(table: ScoreTable, budget: PageBudget, metrics: Sequence[
         if name in METRICS_WITH_INTERVAL and name not in _SCORES_WITH_INTERVAL:
             left_out.append(f"the intervals of {name}")
     if len(table.seasons) > 1 and not budget.seasons:
-        left_out.append(f"single seasons ({', '.join(name for name in table.seasons if name != ALL)})")
+        left_out.append(f"single seasons ({', '.join(name for name in table.seasons if name != ALL_SEASONS)})")
     elif len(table.seasons) > 1 and not budget.season_intervals:
         left_out.append("the intervals of single seasons")
     left_out.append("more digits")

@@ -57,7 +57,7 @@ def fit_damping(
     climatology: Callable[[int], Fields],
     train: Split,
     leads: np.ndarray,
-    means: AreaMean,
+    area_mean: AreaMean,
 ) -> np.ndarray:
     """Collective: return the factor of damped persistence, the least-squares slope of the anomaly on the initial one.
 
@@ -70,7 +70,7 @@ def fit_damping(
         climatology: minutes -> (C, H, W), from which anomalies are taken.
         train: the period; both times of a pair lie in it.
         leads: (L,) lead times in minutes.
-        means: area weights of the globe alone, and masks.
+        area_mean: area weights of the globe alone, and masks.
 
     Returns:
         (L, C) float64, pooled over cells and times; 0, which is climatology, where the period has no pair of times.
@@ -78,12 +78,12 @@ def fit_damping(
     train_times = times[(times >= train.first) & (times <= train.last)]
     sample = np.unique(np.linspace(0, len(train_times) - 1, _DAMPING_SAMPLES).astype(int))
     initial_times = train_times[sample]
-    fit = _DampingFit(fields, climatology, set(train_times.tolist()), leads.tolist(), means)
+    fit = _AnomalyProductSums(fields, climatology, set(train_times.tolist()), leads.tolist(), area_mean)
 
     def fit_share(rank: int, num_ranks: int) -> dict[int, np.ndarray]:
         share = np.array_split(initial_times, num_ranks)[rank]
         # As many initial times are processed together as fit in memory; times that two groups need are read twice.
-        group_size = max(1, _ANOMALY_BYTES // (4 * means.valid_CP.size))
+        group_size = max(1, _ANOMALY_BYTES // (4 * area_mean.valid_CP.size))
         sums = {}
         for group in np.split(share, range(group_size, len(share), group_size)):
             sums |= fit.anomaly_sums(group.tolist(), hide_progress=rank > 0)
@@ -101,7 +101,7 @@ def fit_damping(
 
 
 @dataclass(frozen=True)
-class _DampingFit:
+class _AnomalyProductSums:
     """Products of anomalies with those at later times.
 
     Attributes:
@@ -109,21 +109,21 @@ class _DampingFit:
         climatology: minutes -> (C, H, W).
         train_times: times of the training period.
         leads: lead times in minutes.
-        means: area weights of the globe alone, and masks.
+        area_mean: area weights of the globe alone, and masks.
     """
 
     fields: Callable[[int], np.ndarray]
     climatology: Callable[[int], Fields]
     train_times: set[int]
     leads: Sequence[int]
-    means: AreaMean
+    area_mean: AreaMean
 
     def anomaly_sums(self, initial_times: Sequence[int], hide_progress: bool) -> dict[int, np.ndarray]:
         """Return for each initial time the means of the anomalies' product and of the initial square, (2, L, C).
 
         Times are read in order. An initial anomaly is kept until its last lead time has been read.
         """
-        shape = 2, len(self.leads), len(self.means.names)
+        shape = 2, len(self.leads), len(self.area_mean.names)
         sums = {initial: np.zeros(shape) for initial in initial_times}
         pairs_by_valid_time: dict[int, list[tuple[int, int]]] = defaultdict(list)
         for initial in initial_times:
@@ -149,12 +149,12 @@ class _DampingFit:
                     sums[initial][1, number] = states[initial].variance[:, 0]
             states = {initial: state for initial, state in states.items() if last_valid_time[initial] > minutes}
             if minutes in last_valid_time:
-                states[minutes] = BaselineState.build(self.means, reference)
+                states[minutes] = BaselineState.build(self.area_mean, reference)
         return sums
 
     def _products(self, initial_anomalies: Sequence[np.ndarray], reference: ReferenceFields) -> np.ndarray:
         """Return the global means of the products of initial anomalies (C, H, W) with a later one, (N, C)."""
-        means = self.means
+        means = self.area_mean
 
         def sum_channel(channel: int, out_KS: np.ndarray) -> None:
             truth_P = means.channel_values(reference.truth, channel)
@@ -167,19 +167,19 @@ class _DampingFit:
         return means.reduce_channels(len(initial_anomalies), sum_channel, reference.by_description())[:, :, 0]
 
 
-def baseline_fields(
-    initial: np.ndarray, anomaly: np.ndarray, climatology: np.ndarray, damping: np.ndarray | float
+def build_baseline_fields(
+    initial_truth: np.ndarray, anomaly: np.ndarray, climatology: np.ndarray, damping: np.ndarray | float
 ) -> Mapping[str, np.ndarray]:
     """Return baseline -> forecast for one lead time, in fields of any shape.
 
     Args:
-        initial: truth at the initial time.
+        initial_truth: truth at the initial time.
         anomaly: anomaly at the initial time.
         climatology: climatology at the valid time.
         damping: factor of this lead time, for each field.
     """
     return {
-        "persistence": initial,
+        "persistence": initial_truth,
         "damped_persistence": climatology + damping * anomaly,
         "climatology": climatology,
     }

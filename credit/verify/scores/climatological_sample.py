@@ -73,13 +73,13 @@ class ClimatologicalSample:
         samples = [_spread(train_times[minutes_of_day == minute], _MAX_TIMES) for minute in np.unique(minutes_of_day)]
         return np.sort(np.concatenate(samples))
 
-    def season(self, minutes: int) -> Season:
+    def season_of(self, minutes: int) -> Season:
         """Return the season of a valid time."""
         fraction = float(self._calendar.year_fraction(np.array(minutes)))
         minute_of_day = minutes % 1440 if self._by_hour else None
         return int(fraction * _SEASONS), minute_of_day
 
-    def times(self, season: Season) -> np.ndarray:
+    def season_times(self, season: Season) -> np.ndarray:
         """Return the times of a season, (K,) minutes."""
         number, minute_of_day = season
         distance = np.abs(self._year_fractions - (number + 0.5) / _SEASONS)
@@ -88,9 +88,9 @@ class ClimatologicalSample:
             is_near &= self._minutes % 1440 == minute_of_day
         return _spread(self._minutes[is_near], self._max_season_times)
 
-    def read(self, season: Season) -> np.ndarray:
+    def read_season(self, season: Season) -> np.ndarray:
         """Return the fields of a season, (C, K, P) float32."""
-        return np.stack([self._read_cached(minutes) for minutes in self.times(season).tolist()], axis=1)
+        return np.stack([self._read_cached(minutes) for minutes in self.season_times(season).tolist()], axis=1)
 
     def smallest_season(self, valid_times: np.ndarray) -> tuple[int, int]:
         """Return the size of the smallest sample among the seasons of `valid_times`, and a valid time in that season.
@@ -98,8 +98,8 @@ class ClimatologicalSample:
         Args:
             valid_times: (N,) minutes.
         """
-        valid_time_by_season = {self.season(minutes): minutes for minutes in valid_times.tolist()}
-        return min((len(self.times(season)), minutes) for season, minutes in valid_time_by_season.items())
+        valid_time_by_season = {self.season_of(minutes): minutes for minutes in valid_times.tolist()}
+        return min((len(self.season_times(season)), minutes) for season, minutes in valid_time_by_season.items())
 
 
 def _spread(times: np.ndarray, max_times: int) -> np.ndarray:

@@ -16,7 +16,7 @@ from credit.verify.regridded_reader import RegriddedReader
 from credit.verify.scores.climatological_sample import WITHIN_DAYS, ClimatologicalSample
 from credit.verify.scores.events import EventStatistics
 from credit.verify.scores.seeps import SeepsStatistics
-from credit.verify.scores.thresholds import EventThresholds, find_events, find_precipitation, has_climate
+from credit.verify.scores.thresholds import EventThresholds, build_events, find_precipitation_channels, has_climate
 from credit.verify.statistics.area_mean import AreaMean
 
 logger = logging.getLogger(__name__)
@@ -49,7 +49,7 @@ class EventScorer:
         config: events, channels of precipitation, and whether the climate differs by hour of the day.
         reader: of the data, on the grid of the scores.
         channels: the C scored channels.
-        means: area means of them.
+        area_mean: area means of them.
         truth: minutes -> (C, H, W) of the data.
         train: the training period.
         sample: cases and lead times.
@@ -63,15 +63,15 @@ class EventScorer:
         config: VerificationConfig,
         reader: RegriddedReader,
         channels: Sequence[Channel],
-        means: AreaMean,
+        area_mean: AreaMean,
         truth: Callable[[int], np.ndarray],
         train: Split,
         sample: CommonSample,
     ) -> None:
-        self.events = find_events(config.events, channels, reader.attributes)
-        self.precipitation = find_precipitation(config.seeps, channels, reader.attributes)
+        self.events = build_events(config.events, channels, reader.attributes)
+        self.precipitation = find_precipitation_channels(config.seeps, channels, reader.attributes)
         self.channels = sorted({scored.channel for scored in (*self.events, *self.precipitation)})
-        self._means = means
+        self._area_mean = area_mean
         self._names = [channel.name for channel in channels]
         self._thresholds: EventThresholds | None = None
         if not self.channels:
@@ -79,9 +79,9 @@ class EventScorer:
 
         def read_training_fields(minutes: int) -> np.ndarray:
             description = f"training data at {reader.calendar.format(minutes)}"
-            return means.flatten(truth(minutes), description)[self.channels]
+            return area_mean.flatten(truth(minutes), description)[self.channels]
 
-        cells = means.valid_CP.shape[1]
+        cells = area_mean.valid_CP.shape[1]
         climate = ClimatologicalSample(
             read_training_fields,
             reader.times,
@@ -106,7 +106,7 @@ class EventScorer:
         seasons_of_groups = []
         for group in sample.groups:
             group_times = (np.array(group)[:, None] + sample.leads).ravel()
-            seasons_of_groups.append(len({climate.season(minutes) for minutes in group_times.tolist()}))
+            seasons_of_groups.append(len({climate.season_of(minutes) for minutes in group_times.tolist()}))
         self._thresholds = EventThresholds(
             self.events,
             self.precipitation,
@@ -117,21 +117,21 @@ class EventScorer:
         )
 
     def empty(
-        self, cases: np.ndarray, leads: int, members: Mapping[str, int]
+        self, cases: np.ndarray, num_leads: int, members: Mapping[str, int]
     ) -> tuple[dict[str, EventStatistics], dict[str, SeepsStatistics]]:
         """Return statistics of forecasts with the given numbers of members; none where nothing is scored.
 
         The climatology's probability of an event is in the statistics of every forecast, so it has none of its own.
         """
-        regions = self._means.shape[1]
+        regions = self._area_mean.shape[1]
         event_statistics = {}
         seeps_statistics = {}
         for name, num_members in members.items():
             if self.events and name != "climatology":
-                event_statistics[name] = EventStatistics.empty(cases, leads, len(self.events), regions, num_members)
+                event_statistics[name] = EventStatistics.empty(cases, num_leads, len(self.events), regions, num_members)
             if self.precipitation:
                 seeps_statistics[name] = SeepsStatistics.empty(
-                    cases, leads, len(self.precipitation), regions, num_members
+                    cases, num_leads, len(self.precipitation), regions, num_members
                 )
         return event_statistics, seeps_statistics
 
@@ -158,7 +158,7 @@ class EventScorer:
         """
         if self._thresholds is None:
             return
-        event_pairs, seeps_pairs = self._thresholds.at(valid_time)
+        event_pairs, seeps_pairs = self._thresholds.thresholds_at(valid_time)
         members_MCP = members_MCHW.reshape(*members_MCHW.shape[:-2], -1)
         truth_CP = truth_CHW.reshape(*truth_CHW.shape[:-2], -1)
         for number, (event, thresholds) in enumerate(zip(self.events, event_pairs, strict=True)):
@@ -167,7 +167,7 @@ class EventScorer:
             members_MP = members_MCP[:, channels.index(event.channel)]
             scores.events[name].add(
                 (*index, number),
-                self._means,
+                self._area_mean,
                 event.channel,
                 event.sign * members_MP,
                 event.sign * truth_CP[event.channel],
@@ -179,7 +179,7 @@ class EventScorer:
             members_MP = members_MCP[:, channels.index(precipitation.channel)]
             scores.seeps[name].add(
                 (*index, number),
-                self._means,
+                self._area_mean,
                 precipitation.channel,
                 members_MP.astype(np.float64) * precipitation.to_mm,
                 truth_CP[precipitation.channel].astype(np.float64) * precipitation.to_mm,

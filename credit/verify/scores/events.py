@@ -38,23 +38,25 @@ class EventStatistics(CaseStatistics):
     reference: np.ndarray
 
     @classmethod
-    def empty(cls, initial: np.ndarray, leads: int, events: int, regions: int, members: int = 1) -> Self:
-        """Return statistics of the cases that start at `initial`, NaN until they are added."""
-        shape = len(initial), leads, events, regions
+    def empty(
+        cls, initial_times: np.ndarray, num_leads: int, num_events: int, num_regions: int, num_members: int = 1
+    ) -> Self:
+        """Return statistics of the cases that start at `initial_times`, NaN until they are added."""
+        shape = len(initial_times), num_leads, num_events, num_regions
         return cls(
-            np.asarray(initial, dtype=np.int64),
-            forecasts=np.full((*shape, members + 1), np.nan),
-            occurrences=np.full((*shape, members + 1), np.nan),
+            np.asarray(initial_times, dtype=np.int64),
+            forecasts=np.full((*shape, num_members + 1), np.nan),
+            occurrences=np.full((*shape, num_members + 1), np.nan),
             brier=np.full(shape, np.nan),
             brier_fair=np.full(shape, np.nan),
             reference=np.full(shape, np.nan),
-            members=members,
+            num_members=num_members,
         )
 
     def add(
         self,
         index: tuple[int, int, int],
-        means: AreaMean,
+        area_mean: AreaMean,
         channel: int,
         members_MP: np.ndarray,
         truth_P: np.ndarray,
@@ -65,8 +67,8 @@ class EventStatistics(CaseStatistics):
 
         Args:
             index: indices of the case, the lead time and the event.
-            means: area means.
-            channel: index in `means` of the event's channel, for its mask.
+            area_mean: area means.
+            channel: index in `area_mean` of the event's channel, for its mask.
             members_MP: the members, any value where masked.
             truth_P: the truth, any value where masked.
             threshold_P: in the channel's units, (P,) or one for all cells (1,); the event is a value above it.
@@ -78,14 +80,16 @@ class EventStatistics(CaseStatistics):
             DataError: if the number of members differs from other cases.
         """
         self.require_members(len(members_MP))
-        valid_P = means.valid_CP[channel]
+        valid_P = area_mean.valid_CP[channel]
         occurred_P = valid_P & (truth_P > threshold_P)
         members_above_P = np.zeros(truth_P.shape, dtype=np.int32)
         for member_P in members_MP:
             members_above_P += member_P > threshold_P
-        for k in range(self.members + 1):
+        for k in range(self.num_members + 1):
             forecast_P = (members_above_P == k) & valid_P
-            forecast_R, occurred_R = means.means_of_channel(np.stack([forecast_P, forecast_P & occurred_P]), channel)
+            forecast_R, occurred_R = area_mean.means_of_channel(
+                np.stack([forecast_P, forecast_P & occurred_P]), channel
+            )
             self.forecasts[(*index, slice(None), k)] = forecast_R
             self.occurrences[(*index, slice(None), k)] = occurred_R
         probability_K = self.probabilities
@@ -93,16 +97,16 @@ class EventStatistics(CaseStatistics):
         occurred_RK = self.occurrences[index]
         miss_and_hit = (forecast_RK - occurred_RK) * probability_K**2 + occurred_RK * (1 - probability_K) ** 2
         self.brier[index] = miss_and_hit.sum(axis=-1)
-        if self.members > 1:
+        if self.num_members > 1:
             spread = (forecast_RK * probability_K * (1 - probability_K)).sum(axis=-1)
-            self.brier_fair[index] = self.brier[index] - spread / (self.members - 1)
+            self.brier_fair[index] = self.brier[index] - spread / (self.num_members - 1)
         reference_error_P = np.where(valid_P, (climatology_P - occurred_P) ** 2, 0.0)
-        self.reference[index] = means.means_of_channel(reference_error_P[None], channel)[0]
+        self.reference[index] = area_mean.means_of_channel(reference_error_P[None], channel)[0]
 
     @property
     def probabilities(self) -> np.ndarray:
         """The probabilities k / M that can be forecast, (K,)."""
-        return np.arange(self.members + 1) / self.members
+        return np.arange(self.num_members + 1) / self.num_members
 
     def of_climatology(self) -> EventStatistics:
         """Return the statistics of the climatological probability as the forecast.
@@ -113,7 +117,7 @@ class EventStatistics(CaseStatistics):
         arrays = {name: np.full_like(values, np.nan) for name, values in self.arrays().items()}
         arrays["brier"] = self.reference
         arrays["reference"] = self.reference
-        if self.members > 1:
+        if self.num_members > 1:
             arrays["brier_fair"] = self.reference
         return replace(self, **arrays)
 

@@ -28,20 +28,20 @@ class RankHistogram:
 
     Attributes:
         cases: (L,) int64, number of cases added at each lead time.
-        members: number of members M, the same in all cases.
+        num_members: number of members M, the same in all cases.
         ranks: (L, C, R, M + 1) float64; each case adds 1 in all, to within (M + 1) 2^-41. Sums are exact, so they do
             not depend on the order of the cases, or on their distribution over processes.
     """
 
     cases: np.ndarray
-    members: int
+    num_members: int
     ranks: np.ndarray
 
     @classmethod
-    def zeros(cls, leads: int, means: AreaMean, members: int) -> RankHistogram:
+    def zeros(cls, num_leads: int, area_mean: AreaMean, num_members: int) -> RankHistogram:
         """Return the histogram of no case."""
-        shape = (leads, *means.valid_CP.shape[:1], means.shape[1], members + 1)
-        return cls(np.zeros(leads, dtype=np.int64), members, np.zeros(shape))
+        shape = (num_leads, *area_mean.valid_CP.shape[:1], area_mean.shape[1], num_members + 1)
+        return cls(np.zeros(num_leads, dtype=np.int64), num_members, np.zeros(shape))
 
     def add(self, lead: int, frequency_CRK: np.ndarray) -> None:
         """Add one case at one lead time: the frequency of each of the K = M + 1 ranks, adding up to 1."""
@@ -54,13 +54,13 @@ class RankHistogram:
         Raises:
             DataError: if the two are of ensembles of different size.
         """
-        if self.members != other.members:
+        if self.num_members != other.num_members:
             raise DataError(
-                f"ranks among {self.members} members and among {other.members} cannot be added; score ensembles of "
-                "different size separately"
+                f"ranks among {self.num_members} members and among {other.num_members} cannot be added: their "
+                "histograms have different numbers of ranks; score ensembles of different size separately"
             )
         assert self.ranks.shape == other.ranks.shape
-        return RankHistogram(self.cases + other.cases, self.members, self.ranks + other.ranks)
+        return RankHistogram(self.cases + other.cases, self.num_members, self.ranks + other.ranks)
 
     def frequencies(self) -> np.ndarray:
         """Return the relative frequency of each rank, (L, C, R, M + 1), adding up to 1; NaN without a case."""
@@ -77,7 +77,7 @@ class RankHistogram:
           1 the spread is too small (or there is a bias), below 1 it is too large.
         """
         frequencies = self.frequencies()
-        flat = 1.0 / (self.members + 1)
+        flat = 1.0 / (self.num_members + 1)
         return {
             "rank_deviation": np.abs(frequencies - flat).sum(axis=-1),
             "rank_outliers": (frequencies[..., 0] + frequencies[..., -1]) / (2 * flat),

@@ -17,8 +17,8 @@ from credit.verify.statistics.case_statistics import CaseStatistics
 
 # Neighbouring probabilities of large ensembles share a point.
 MAX_POINTS = 11
-OBSERVED = "diagram_observed"
-POINT_NAMES = ("diagram_probability", "diagram_frequency", OBSERVED)
+OBSERVED_FREQUENCY = "diagram_observed"
+POINT_NAMES = ("diagram_probability", "diagram_frequency", OBSERVED_FREQUENCY)
 
 
 @dataclass
@@ -41,7 +41,7 @@ class ReliabilityStatistics(CaseStatistics):
     @classmethod
     def build(cls, events: EventStatistics) -> Self:
         """Return the points of all events: one for each probability, or 11 that share more than 11 evenly."""
-        num_probabilities = events.members + 1
+        num_probabilities = events.num_members + 1
         num_points = min(num_probabilities, MAX_POINTS)
         edges = np.arange(num_points) * num_probabilities // num_points
 
@@ -50,11 +50,11 @@ class ReliabilityStatistics(CaseStatistics):
             return pooled_NLEBR.reshape(*pooled_NLEBR.shape[:2], -1, pooled_NLEBR.shape[-1])
 
         return cls(
-            events.initial,
+            events.initial_times,
             frequency=pool(events.forecasts),
             probability=pool(events.forecasts * events.probabilities),
             occurrence=pool(events.occurrences),
-            members=events.members,
+            num_members=events.num_members,
         )
 
     def metrics_of(self, means: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -67,14 +67,14 @@ class ReliabilityStatistics(CaseStatistics):
             return {
                 "diagram_probability": means["probability"] / frequency,
                 "diagram_frequency": frequency,
-                OBSERVED: means["occurrence"] / frequency,
+                OBSERVED_FREQUENCY: means["occurrence"] / frequency,
             }
 
     def contributions(
         self, cases: Mapping[str, np.ndarray], means: Mapping[str, np.ndarray], metrics: Mapping[str, np.ndarray]
     ) -> dict[str, np.ndarray]:
         """See `CaseStatistics.contributions`; of the observed frequency alone."""
-        return {OBSERVED: cases["occurrence"] - metrics[OBSERVED] * cases["frequency"]}
+        return {OBSERVED_FREQUENCY: cases["occurrence"] - metrics[OBSERVED_FREQUENCY] * cases["frequency"]}
 
     def observed_intervals(self, leads: np.ndarray) -> np.ndarray:
         """Return the ends of the 95 % interval of the observed frequency, (2, L, E B, R).
@@ -89,5 +89,5 @@ class ReliabilityStatistics(CaseStatistics):
         for number, lead in enumerate(leads.tolist()):
             intervals = confidence_intervals(self, number, lead)
             if intervals:
-                ends[:, number] = intervals[OBSERVED]
+                ends[:, number] = intervals[OBSERVED_FREQUENCY]
         return ends

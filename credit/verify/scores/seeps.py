@@ -27,12 +27,14 @@ DRY_BELOW_MM = 0.25
 DRY_PROBABILITIES = (0.1, 0.85)
 
 
-def is_scored(dry_probability: np.ndarray) -> np.ndarray:
+def is_seeps_defined(dry_probability: np.ndarray) -> np.ndarray:
     """Return where SEEPS is defined: the climatological probability of dry lies within `DRY_PROBABILITIES`."""
     return (dry_probability >= DRY_PROBABILITIES[0]) & (dry_probability <= DRY_PROBABILITIES[1])
 
 
-def seeps(forecast: np.ndarray, truth: np.ndarray, dry_probability: np.ndarray, heavy_above: np.ndarray) -> np.ndarray:
+def compute_seeps_penalty(
+    forecast: np.ndarray, truth: np.ndarray, dry_probability: np.ndarray, heavy_above: np.ndarray
+) -> np.ndarray:
     """Return the penalty of each cell.
 
     Args:
@@ -44,7 +46,7 @@ def seeps(forecast: np.ndarray, truth: np.ndarray, dry_probability: np.ndarray, 
     Returns:
         (...) float64, 0 where the categories are equal; NaN where SEEPS is not defined or a value is missing.
     """
-    p1 = np.where(is_scored(dry_probability), dry_probability, np.nan)
+    p1 = np.where(is_seeps_defined(dry_probability), dry_probability, np.nan)
     p3 = (1 - p1) / 3
     wet_penalty = _binary_penalty(forecast >= DRY_BELOW_MM, truth >= DRY_BELOW_MM, 1 - p1)
     heavy_penalty = _binary_penalty(forecast > heavy_above, truth > heavy_above, p3)
@@ -74,17 +76,19 @@ class SeepsStatistics(CaseStatistics):
     area: np.ndarray
 
     @classmethod
-    def empty(cls, initial: np.ndarray, leads: int, channels: int, regions: int, members: int = 1) -> Self:
-        """Return statistics of the cases that start at `initial`, NaN until they are added."""
-        shape = len(initial), leads, channels, regions
+    def empty(
+        cls, initial_times: np.ndarray, num_leads: int, num_channels: int, num_regions: int, num_members: int = 1
+    ) -> Self:
+        """Return statistics of the cases that start at `initial_times`, NaN until they are added."""
+        shape = len(initial_times), num_leads, num_channels, num_regions
         penalty = np.full(shape, np.nan)
         area = np.full(shape, np.nan)
-        return cls(np.asarray(initial, dtype=np.int64), penalty, area, members=members)
+        return cls(np.asarray(initial_times, dtype=np.int64), penalty, area, num_members=num_members)
 
     def add(
         self,
         index: tuple[int, int, int],
-        means: AreaMean,
+        area_mean: AreaMean,
         channel: int,
         members_MP: np.ndarray,
         truth_P: np.ndarray,
@@ -95,18 +99,20 @@ class SeepsStatistics(CaseStatistics):
 
         Args:
             index: indices of the case, the lead time and the channel of precipitation.
-            means: area means.
-            channel: index of the channel in `means`, for its mask.
+            area_mean: area means.
+            channel: index of the channel in `area_mean`, for its mask.
             members_MP: precipitation in mm of each member, any value where masked.
             truth_P: precipitation in mm, likewise.
-            dry_probability_P: from the climate of the valid time, see `seeps`.
-            heavy_above_P: likewise; a missing one in a cell that `is_scored` makes the score NaN.
+            dry_probability_P: from the climate of the valid time, see `compute_seeps_penalty`.
+            heavy_above_P: likewise; a missing one in a cell that `is_seeps_defined` makes the score NaN.
         """
         self.require_members(len(members_MP))
-        is_scored_P = is_scored(dry_probability_P) & means.valid_CP[channel]
-        penalty_P = sum(seeps(member_P, truth_P, dry_probability_P, heavy_above_P) for member_P in members_MP)
-        fields = np.stack([np.where(is_scored_P, penalty_P / self.members, 0.0), is_scored_P])
-        penalty_R, area_R = means.means_of_channel(fields, channel)
+        is_defined_P = is_seeps_defined(dry_probability_P) & area_mean.valid_CP[channel]
+        penalty_P = sum(
+            compute_seeps_penalty(member_P, truth_P, dry_probability_P, heavy_above_P) for member_P in members_MP
+        )
+        fields = np.stack([np.where(is_defined_P, penalty_P / self.num_members, 0.0), is_defined_P])
+        penalty_R, area_R = area_mean.means_of_channel(fields, channel)
         self.penalty[index] = penalty_R
         self.area[index] = area_R
 

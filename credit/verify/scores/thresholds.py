@@ -81,7 +81,7 @@ class Precipitation:
     to_mm: float
 
 
-def find_events(
+def build_events(
     events: Mapping[str, EventConfig], channels: Sequence[Channel], attributes: Mapping[str, Mapping[str, str]]
 ) -> list[Event]:
     """Return the events of ``verification.events``.
@@ -102,7 +102,7 @@ def find_events(
     return scored_events
 
 
-def find_precipitation(
+def find_precipitation_channels(
     requested: Sequence[str] | None, channels: Sequence[Channel], attributes: Mapping[str, Mapping[str, str]]
 ) -> list[Precipitation]:
     """Return the channels of SEEPS: those of ``verification.seeps``, else those whose name is that of precipitation.
@@ -205,7 +205,7 @@ class EventThresholds:
         self._cells = cells
         self._compute_cached = lru_cache(maxsize=cached_seasons)(self._compute)
 
-    def at(self, minutes: int) -> tuple[list[ThresholdPair], list[ThresholdPair]]:
+    def thresholds_at(self, minutes: int) -> tuple[list[ThresholdPair], list[ThresholdPair]]:
         """Return the thresholds at a valid time.
 
         Returns:
@@ -215,17 +215,17 @@ class EventThresholds:
         """
         if self._climate is None:
             return self._compute_cached(None)
-        return self._compute_cached(self._climate.season(minutes))
+        return self._compute_cached(self._climate.season_of(minutes))
 
     def _compute(self, season: Season | None) -> tuple[list[ThresholdPair], list[ThresholdPair]]:
         if self._climate is None or season is None:
             unknown = np.full(self._cells, np.nan)
             event_pairs = [(np.array([event.sign * event.threshold]), unknown) for event in self._events]
             return event_pairs, [(unknown, unknown)] * len(self._precipitation)
-        fields_CKP = self._climate.read(season)
+        fields_CKP = self._climate.read_season(season)
         event_pairs = []
         for event in self._events:
-            event_pairs.append(event_limits(event, fields_CKP[self._climate_index[event.channel]]))
+            event_pairs.append(compute_event_threshold(event, fields_CKP[self._climate_index[event.channel]]))
         seeps_pairs = []
         for precipitation in self._precipitation:
             values_KP = fields_CKP[self._climate_index[precipitation.channel]]
@@ -233,7 +233,7 @@ class EventThresholds:
         return event_pairs, seeps_pairs
 
 
-def event_limits(event: Event, values_KP: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def compute_event_threshold(event: Event, values_KP: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return threshold and climatological probability of an event, given the climate of its channel.
 
     The probability is the frequency with which the climate exceeds the threshold: 1 - q of a quantile q, but less where

@@ -17,10 +17,10 @@ import scipy.stats
 
 from credit.verify.statistics.case_statistics import CaseStatistics
 
-RESAMPLES = 1000
-LEVEL = 0.95
+NUM_RESAMPLES = 1000
+CONFIDENCE_LEVEL = 0.95
 # Intervals and p-values need this many blocks.
-MIN_BLOCKS = 6
+MIN_BLOCKS_FOR_INTERVALS = 6
 _BOUNDS = {
     "rmse": (0.0, np.inf),
     "bias": (-np.inf, np.inf),
@@ -51,16 +51,16 @@ def interval_names(metrics: Iterable[str]) -> list[str]:
     return names
 
 
-def block_length(initial: np.ndarray, lead_minutes: int) -> int:
+def cases_per_block(initial_times: np.ndarray, lead_minutes: int) -> int:
     """Return the number of cases of a block: any so many in a row span max(5 days, lead + 2 days) or more."""
     span = max(_MIN_BLOCK_MINUTES, lead_minutes + _MINUTES_BEYOND_LEAD)
-    cases_within_span = np.searchsorted(initial, initial + span) - np.arange(len(initial))
+    cases_within_span = np.searchsorted(initial_times, initial_times + span) - np.arange(len(initial_times))
     return int(cases_within_span.max())
 
 
-def number_of_blocks(initial: np.ndarray, lead_minutes: int) -> int:
+def count_blocks(initial_times: np.ndarray, lead_minutes: int) -> int:
     """Return the number of whole blocks of the cases."""
-    return len(initial) // block_length(initial, lead_minutes)
+    return len(initial_times) // cases_per_block(initial_times, lead_minutes)
 
 
 def confidence_intervals(statistics: CaseStatistics, lead: int, lead_minutes: int) -> dict[str, np.ndarray]:
@@ -76,10 +76,10 @@ def confidence_intervals(statistics: CaseStatistics, lead: int, lead_minutes: in
         lead: index of the lead time.
         lead_minutes: the lead time.
     """
-    num_cases = len(statistics.initial)
-    length = block_length(statistics.initial, lead_minutes)
+    num_cases = len(statistics.initial_times)
+    length = cases_per_block(statistics.initial_times, lead_minutes)
     num_blocks = num_cases // length
-    if num_blocks < MIN_BLOCKS:
+    if num_blocks < MIN_BLOCKS_FOR_INTERVALS:
         return {}
     draw_counts = _draw_counts(num_cases, num_blocks)
     cases = {}
@@ -91,7 +91,7 @@ def confidence_intervals(statistics: CaseStatistics, lead: int, lead_minutes: in
         means = draw_counts @ block_sums / (num_blocks * length)
         cases[name] = values_NXR
         case_means[name] = values_NXR.mean(axis=0)
-        resampled_means[name] = means.reshape(RESAMPLES, *values_NXR.shape[1:])
+        resampled_means[name] = means.reshape(NUM_RESAMPLES, *values_NXR.shape[1:])
     # The metrics of all cases are the centre; those of the resamples show their spread.
     center = statistics.metrics_of(case_means)
     resampled = statistics.metrics_of(resampled_means)
@@ -104,7 +104,7 @@ def confidence_intervals(statistics: CaseStatistics, lead: int, lead_minutes: in
     return intervals
 
 
-def seasonal_scores(
+def compute_seasonal_scores(
     statistics: Mapping[str, tuple[CaseStatistics, Sequence[int]]],
     forecasts: Sequence[str],
     metrics: Sequence[str],
@@ -151,9 +151,9 @@ def _draw_counts(num_cases: int, num_blocks: int) -> np.ndarray:
     """Return (resamples, N): the number of draws of the block that starts at a case; the same for every score."""
     random = np.random.default_rng([num_cases, num_blocks])
     # The seed depends on the numbers alone, so scores of equal samples are resampled alike.
-    starts = random.integers(num_cases, size=(RESAMPLES, num_blocks))
-    counts = np.zeros((RESAMPLES, num_cases))
-    np.add.at(counts, (np.arange(RESAMPLES)[:, None], starts), 1.0)
+    starts = random.integers(num_cases, size=(NUM_RESAMPLES, num_blocks))
+    counts = np.zeros((NUM_RESAMPLES, num_cases))
+    np.add.at(counts, (np.arange(NUM_RESAMPLES)[:, None], starts), 1.0)
     return counts
 
 
@@ -167,7 +167,7 @@ def _circular_block_sums(values_NK: np.ndarray, length: int) -> np.ndarray:
 @lru_cache
 def _tail_probability(num_blocks: int) -> float:
     """Return the probability of the lower quantile: the normal one as far out as the quantile of Student's t."""
-    quantile = scipy.stats.t.ppf((1 + LEVEL) / 2, num_blocks - 1)
+    quantile = scipy.stats.t.ppf((1 + CONFIDENCE_LEVEL) / 2, num_blocks - 1)
     distance = float(quantile * np.sqrt(num_blocks / (num_blocks - 1)))
     return NormalDist().cdf(-distance)
 
@@ -180,7 +180,7 @@ def paired_test(difference: np.ndarray, length: int) -> tuple[np.ndarray, np.nda
 
     Args:
         difference: (N, ...) of one case each, in the order of their times.
-        length: from `block_length`.
+        length: from `cases_per_block`.
 
     Returns:
         The two-sided p-value and n_eff, the number of independent cases whose mean would be as uncertain, at most N;
@@ -188,7 +188,7 @@ def paired_test(difference: np.ndarray, length: int) -> tuple[np.ndarray, np.nda
     """
     num_cases = len(difference)
     num_blocks = num_cases // length
-    if num_blocks < MIN_BLOCKS:
+    if num_blocks < MIN_BLOCKS_FOR_INTERVALS:
         missing = np.full(difference.shape[1:], np.nan)
         return missing, missing
     block_means = _block_means(difference, num_blocks)

@@ -12,13 +12,13 @@ import numpy as np
 import scipy.stats
 
 from credit.config.sections.verification import BASELINES, BEST_BASELINE, OWN_NAMES
-from credit.verify.significance.bootstrap import block_length, paired_test
+from credit.verify.significance.bootstrap import cases_per_block, paired_test
 from credit.verify.statistics.case_statistics import CaseStatistics
 
 FALSE_DISCOVERY_RATE = 0.05
 # With fewer blocks no difference is called significant.
 MIN_BLOCKS_FOR_SIGNIFICANCE = 20
-# Names of the results of `compare`, and of those of `adjust_scorecard`.
+# Names of the results of `compare_with_best_opponent`, and of those of `adjust_scorecard`.
 COMPARISON_NAMES = ("difference", "p_value", "n_eff")
 SIGNIFICANCE_NAMES = ("p_adjusted", "significant")
 
@@ -35,7 +35,7 @@ def comparison_name(score: str, result: str) -> str:
     return f"{score}_{result}"
 
 
-def references(forecasts: Sequence[str]) -> dict[str, tuple[str, ...]]:
+def opponents_by_reference(forecasts: Sequence[str]) -> dict[str, tuple[str, ...]]:
     """Return reference -> the forecasts of which the best, score by score, is the model's opponent."""
     opponents = {BEST_BASELINE: tuple(BASELINES)}
     for name in forecasts:
@@ -44,8 +44,8 @@ def references(forecasts: Sequence[str]) -> dict[str, tuple[str, ...]]:
     return opponents
 
 
-def compare(
-    initial: np.ndarray,
+def compare_with_best_opponent(
+    initial_times: np.ndarray,
     model: np.ndarray,
     opponents: Sequence[tuple[np.ndarray, Sequence[int]]],
     leads: np.ndarray,
@@ -54,7 +54,7 @@ def compare(
     """Compare a score of the model and of the best opponent, smaller being better, paired by case.
 
     Args:
-        initial: (N,) initial times in minutes.
+        initial_times: (N,) initial times in minutes.
         model: (N, L, X, R) contribution of each case; the score is their mean to the power of `power`.
         opponents: contributions of the same cases, and the indices of their rows among the model's.
         leads: (L,) lead times in minutes.
@@ -76,7 +76,7 @@ def compare(
         opponent = np.take_along_axis(candidates, best[None, None], axis=0)[0]
         opponent[np.isinf(opponent)] = np.nan
         model_at_lead = model[:, lead]
-        p_value, n_eff = paired_test(model_at_lead - opponent, block_length(initial, minutes))
+        p_value, n_eff = paired_test(model_at_lead - opponent, cases_per_block(initial_times, minutes))
         with np.errstate(invalid="ignore", divide="ignore"):
             ratio = (model_at_lead.mean(axis=0) / opponent.mean(axis=0)) ** power
         results["difference"][:, lead] = np.where(np.isfinite(ratio), ratio - 1.0, np.nan)
@@ -85,33 +85,35 @@ def compare(
     return results
 
 
-def compare_all(
+def compare_with_references(
     statistics: Mapping[str, tuple[Statistics, Sequence[int]]],
     seasons: Mapping[str, np.ndarray],
     leads: np.ndarray,
     contribution: Callable[[Statistics, np.ndarray], np.ndarray],
     power: float = 1.0,
 ) -> dict[str, np.ndarray]:
-    """Return the results of `compare` for every reference and season, each (references, seasons, X, L, R).
+    """Return the comparison with every reference in every season.
 
     Args:
         statistics: forecast -> its statistics and the indices of their rows among the model's; all of the same cases.
         seasons: name -> (N,) bool.
         leads: (L,) lead times in minutes.
         contribution: function of statistics and the selected cases, (N,) bool, that returns their contributions, see
-            `compare`.
-        power: see `compare`.
+            `compare_with_best_opponent`.
+        power: see `compare_with_best_opponent`.
     """
     model, _ = statistics["model"]
     comparisons = []
-    for names in references(list(statistics)).values():
+    for names in opponents_by_reference(list(statistics)).values():
         for is_in_season in seasons.values():
             opponents = []
             for name in names:
                 opponent, rows = statistics[name]
                 opponents.append((contribution(opponent, is_in_season), rows))
             comparisons.append(
-                compare(model.initial[is_in_season], contribution(model, is_in_season), opponents, leads, power)
+                compare_with_best_opponent(
+                    model.initial_times[is_in_season], contribution(model, is_in_season), opponents, leads, power
+                )
             )
     results = {}
     for name in COMPARISON_NAMES:

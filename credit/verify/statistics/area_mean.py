@@ -22,7 +22,7 @@ from credit.verify.statistics.kernels import field_sums, weighted_sums
 SumChannel = Callable[[int, np.ndarray], None]
 # Function of the indices of one channel, (1,), or of the two components of a wind vector, (2,). It writes their sums
 # into an array (1 or 2, K, S) and those of the vector into (L, S), which is (0, S) for one channel.
-SumChannelOrWind = Callable[[np.ndarray, np.ndarray, np.ndarray], None]
+SumChannelGroup = Callable[[np.ndarray, np.ndarray, np.ndarray], None]
 
 
 class AreaMean:
@@ -122,10 +122,10 @@ class AreaMean:
             weighted_sums(sums_KS, self._weights_SR, sums_KCR[:, channel])
 
         thread_map(reduce_channel, len(self.names), count * self.valid_CP.shape[1])
-        return self._means(sums_KCR, self._norm_CR, fields)
+        return self._divide_by_norm(sums_KCR, self._norm_CR, fields)
 
     def reduce_channels_and_winds(
-        self, counts: tuple[int, int], sum_unit: SumChannelOrWind, fields: Mapping[str, np.ndarray]
+        self, counts: tuple[int, int], sum_group: SumChannelGroup, fields: Mapping[str, np.ndarray]
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return K means of each channel, (K, C, R), and L means of each wind vector, (L, V, R), float64.
 
@@ -133,7 +133,7 @@ class AreaMean:
 
         Args:
             counts: K and L.
-            sum_unit: writes the sums over `segments` of one channel, or of a vector and its components.
+            sum_group: writes the sums over `segments` of one channel, or of a vector and its components.
             fields: see `reduce_channels`.
 
         Raises:
@@ -143,19 +143,19 @@ class AreaMean:
         channel_sums_KCR = np.empty((channel_count, len(self.names), self.shape[1]))
         vector_sums_LVR = np.empty((vector_count, len(self._u_index), self.shape[1]))
 
-        def reduce_unit(number: int) -> None:
+        def reduce_group(number: int) -> None:
             channels, vector = self._units[number]
             channel_sums = self._new_sums(len(channels), channel_count)
             vector_sums = self._new_sums(0 if vector is None else vector_count)
-            sum_unit(channels, channel_sums, vector_sums)
+            sum_group(channels, channel_sums, vector_sums)
             for channel, sums_KS in zip(channels, channel_sums, strict=True):
                 weighted_sums(sums_KS, self._weights_SR, channel_sums_KCR[:, channel])
             if vector is not None:
                 weighted_sums(vector_sums, self._weights_SR, vector_sums_LVR[:, vector])
 
-        thread_map(reduce_unit, len(self._units), channel_count * self.valid_CP.shape[1])
-        channel_means = self._means(channel_sums_KCR, self._norm_CR, fields)
-        vector_means = self._means(vector_sums_LVR, self._norm_CR[self._u_index], fields)
+        thread_map(reduce_group, len(self._units), channel_count * self.valid_CP.shape[1])
+        channel_means = self._divide_by_norm(channel_sums_KCR, self._norm_CR, fields)
+        vector_means = self._divide_by_norm(vector_sums_LVR, self._norm_CR[self._u_index], fields)
         return channel_means, vector_means
 
     def means_of_channel(self, values_KP: np.ndarray, channel: int) -> np.ndarray:
@@ -169,7 +169,7 @@ class AreaMean:
     def _new_sums(self, *shape: int) -> np.ndarray:
         return np.empty((*shape, len(self._weights_SR)))
 
-    def _means(self, sums: np.ndarray, norm: np.ndarray, fields: Mapping[str, np.ndarray]) -> np.ndarray:
+    def _divide_by_norm(self, sums: np.ndarray, norm: np.ndarray, fields: Mapping[str, np.ndarray]) -> np.ndarray:
         # Values that are not finite make the sums so; only then are all cells looked at, to name the field.
         if not np.isfinite(sums).all():
             for description, values in fields.items():

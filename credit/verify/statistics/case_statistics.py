@@ -24,7 +24,12 @@ from credit.verify.statistics.ensemble_kernels import (
     member_sums,
     vector_member_sums,
 )
-from credit.verify.statistics.error_moments import ErrorMoments, ReferenceFields, error_moments, scale_to_unity
+from credit.verify.statistics.error_moments import (
+    ErrorMoments,
+    ReferenceFields,
+    choose_wind_scale,
+    compute_error_moments,
+)
 
 
 @dataclass
@@ -32,12 +37,12 @@ class CaseStatistics:
     """Area means of each case of one forecast: float64 arrays whose first two dimensions are cases and lead times.
 
     Attributes:
-        initial: (N,) initial times in minutes, increasing.
-        members: number of members of an ensemble; 1 for a single forecast.
+        initial_times: (N,) initial times in minutes, increasing.
+        num_members: number of members of an ensemble; 1 for a single forecast.
     """
 
-    initial: np.ndarray
-    members: int = field(default=1, kw_only=True)
+    initial_times: np.ndarray
+    num_members: int = field(default=1, kw_only=True)
 
     @classmethod
     def join(cls, parts: Sequence[Self]) -> Self:
@@ -46,22 +51,22 @@ class CaseStatistics:
         Raises:
             DataError: if two parts have the same case, or ensembles of different size.
         """
-        initial = np.concatenate([part.initial for part in parts])
-        order = np.argsort(initial)
-        if (np.diff(initial[order]) == 0).any():
+        initial_times = np.concatenate([part.initial_times for part in parts])
+        order = np.argsort(initial_times)
+        if (np.diff(initial_times[order]) == 0).any():
             raise DataError("scores of two parts cannot be joined: they have an initial time in common")
-        members = {part.members for part in parts}
+        members = {part.num_members for part in parts}
         if len(members) > 1:
             raise DataError(f"scores of ensembles of {members} members cannot be joined: they depend on the number")
         arrays = {}
         for name in cls.array_names():
             arrays[name] = np.concatenate([getattr(part, name) for part in parts])[order]
-        return cls(initial[order], **arrays, members=members.pop())
+        return cls(initial_times[order], **arrays, num_members=members.pop())
 
     def select(self, is_selected: np.ndarray) -> Self:
         """Return the statistics of some cases; `is_selected` is (N,) bool."""
         arrays = {name: values[is_selected] for name, values in self.arrays().items()}
-        return dataclasses.replace(self, initial=self.initial[is_selected], **arrays)
+        return dataclasses.replace(self, initial_times=self.initial_times[is_selected], **arrays)
 
     def require_members(self, num_members: int) -> None:
         """Require the number of members that all other cases have.
@@ -69,16 +74,16 @@ class CaseStatistics:
         Raises:
             DataError: if the two numbers differ, or there is no member.
         """
-        if self.members < 1 or num_members != self.members:
+        if self.num_members < 1 or num_members != self.num_members:
             raise DataError(
-                f"a forecast has {num_members} members, the statistics are for {self.members}: corrections for a "
+                f"a forecast has {num_members} members, the statistics are for {self.num_members}: corrections for a "
                 "finite ensemble need one number for all cases; score forecasts with other numbers separately"
             )
 
     @classmethod
     def array_names(cls) -> list[str]:
         """Return the names of the statistics."""
-        return [item.name for item in dataclasses.fields(cls) if item.name not in ("initial", "members")]
+        return [item.name for item in dataclasses.fields(cls) if item.name not in ("initial_times", "num_members")]
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Return the statistics by name, each (N, L, ...)."""
@@ -121,8 +126,8 @@ class DeterministicStatistics(CaseStatistics):
 
     Attributes:
         error: forecast minus truth; of a vector: of its length.
-        absolute: the absolute error; of a vector: the length of the vector error.
-        squared: the squared error.
+        absolute_error: the absolute error; of a vector: the length of the vector error.
+        squared_error: the squared error.
         forecast_variance: square of the forecast's anomaly to the climatology.
         truth_variance: square of the truth's anomaly.
         covariance: product of the two anomalies.
@@ -131,8 +136,8 @@ class DeterministicStatistics(CaseStatistics):
     """
 
     error: np.ndarray
-    absolute: np.ndarray
-    squared: np.ndarray
+    absolute_error: np.ndarray
+    squared_error: np.ndarray
     forecast_variance: np.ndarray
     truth_variance: np.ndarray
     covariance: np.ndarray
@@ -140,14 +145,14 @@ class DeterministicStatistics(CaseStatistics):
     truth_activity: np.ndarray
 
     @classmethod
-    def empty(cls, initial: np.ndarray, leads: int, means: AreaMean, members: int = 1) -> Self:
-        """Return statistics of the cases that start at `initial`, NaN until they are added."""
-        shape = len(initial), leads, *means.shape
+    def empty(cls, initial_times: np.ndarray, num_leads: int, area_mean: AreaMean, num_members: int = 1) -> Self:
+        """Return statistics of the cases that start at `initial_times`, NaN until they are added."""
+        shape = len(initial_times), num_leads, *area_mean.shape
         arrays = {name: np.full(shape, np.nan) for name in cls.array_names()}
-        return cls(np.asarray(initial, dtype=np.int64), **arrays, members=members)
+        return cls(np.asarray(initial_times, dtype=np.int64), **arrays, num_members=num_members)
 
     def add(
-        self, case: int, lead: int, means: AreaMean, forecast: np.ndarray, reference: ReferenceFields,
+        self, case: int, lead: int, area_mean: AreaMean, forecast: np.ndarray, reference: ReferenceFields,
         description: str = "forecast",
     ) -> None:  # fmt: skip
         """Add one field.
@@ -155,7 +160,7 @@ class DeterministicStatistics(CaseStatistics):
         Args:
             case: index of the case.
             lead: index of the lead time.
-            means: area means of the C channels.
+            area_mean: area means of the C channels.
             forecast: (C, H, W) or (C, P), any value where masked.
             reference: truth and climatology at the valid time, of the same shape.
             description: name of the forecast in error messages.
@@ -163,24 +168,24 @@ class DeterministicStatistics(CaseStatistics):
         Raises:
             DataError: if a value outside the mask is missing.
         """
-        moments = error_moments(means, reference, {description: forecast})
-        self.add_moments(case, lead, means, moments[description])
+        moments = compute_error_moments(area_mean, reference, {description: forecast})
+        self.add_moments(case, lead, area_mean, moments[description])
 
-    def add_moments(self, case: int, lead: int, means: AreaMean, moments: ErrorMoments) -> None:
+    def add_moments(self, case: int, lead: int, area_mean: AreaMean, moments: ErrorMoments) -> None:
         """Add the moments of one field."""
         index = case, lead
-        self.error[index] = np.concatenate([moments.error, moments.vector_error])
-        self.absolute[index] = np.concatenate([moments.absolute, moments.vector_absolute])
-        self.squared[index] = means.append_vectors(moments.squared)
-        self.forecast_variance[index] = means.append_vectors(moments.forecast_variance)
-        self.truth_variance[index] = means.append_vectors(moments.truth_variance)
-        self.covariance[index] = means.append_vectors(moments.covariance)
+        self.error[index] = np.concatenate([moments.error, moments.speed_error])
+        self.absolute_error[index] = np.concatenate([moments.absolute_error, moments.vector_error_length])
+        self.squared_error[index] = area_mean.append_vectors(moments.squared_error)
+        self.forecast_variance[index] = area_mean.append_vectors(moments.forecast_variance)
+        self.truth_variance[index] = area_mean.append_vectors(moments.truth_variance)
+        self.covariance[index] = area_mean.append_vectors(moments.covariance)
         # Rounding may leave a little less than zero.
         forecast_anomaly = moments.truth_anomaly + moments.error
         forecast_activity = np.maximum(moments.forecast_variance - forecast_anomaly**2, 0.0)
         truth_activity = np.maximum(moments.truth_variance - moments.truth_anomaly**2, 0.0)
-        self.forecast_activity[index] = means.append_vectors(forecast_activity)
-        self.truth_activity[index] = means.append_vectors(truth_activity)
+        self.forecast_activity[index] = area_mean.append_vectors(forecast_activity)
+        self.truth_activity[index] = area_mean.append_vectors(truth_activity)
 
     def metrics(self) -> dict[str, np.ndarray]:
         """Return metric -> (L, X, R): those of `metrics_of`, ``acc_wb2`` and the activities.
@@ -211,20 +216,20 @@ class DeterministicStatistics(CaseStatistics):
         - ``crps``: of a single forecast the absolute error (of a vector: the energy score).
         """
         return {
-            "rmse": np.sqrt(means["squared"]),
+            "rmse": np.sqrt(means["squared_error"]),
             "bias": means["error"],
-            "mae": means["absolute"],
+            "mae": means["absolute_error"],
             "acc": _correlation(means["covariance"], means["forecast_variance"] * means["truth_variance"]),
-            "crps": means["absolute"],
+            "crps": means["absolute_error"],
         }
 
     def crps_of_cases(self) -> np.ndarray:
         """Return the CRPS of each case, (N, L, X, R): the absolute error of a single forecast."""
-        return self.absolute
+        return self.absolute_error
 
     def crps_fair_of_cases(self) -> np.ndarray:
         """Return the fair CRPS of each case, (N, L, X, R): NaN of a single forecast, which has none."""
-        return np.full_like(self.absolute, np.nan)
+        return np.full_like(self.absolute_error, np.nan)
 
     def contributions(
         self, cases: Mapping[str, np.ndarray], means: Mapping[str, np.ndarray], metrics: Mapping[str, np.ndarray]
@@ -237,11 +242,11 @@ class DeterministicStatistics(CaseStatistics):
             # The derivative of covariance / sqrt(forecast variance x truth variance).
             correlation = product - metrics["acc"] / 2 * (forecast_variance + truth_variance)
         return {
-            "rmse": cases["squared"],
+            "rmse": cases["squared_error"],
             "bias": cases["error"],
-            "mae": cases["absolute"],
+            "mae": cases["absolute_error"],
             "acc": correlation,
-            "crps": cases["absolute"],
+            "crps": cases["absolute_error"],
         }
 
 
@@ -268,7 +273,7 @@ class EnsembleStatistics(DeterministicStatistics):
         return self.crps_fair
 
     def add_members(
-        self, case: int, lead: int, means: AreaMean, members_MCP: np.ndarray, truth_CP: np.ndarray, description: str
+        self, case: int, lead: int, area_mean: AreaMean, members_MCP: np.ndarray, truth_CP: np.ndarray, description: str
     ) -> np.ndarray:
         """Add the members of one field, whose mean goes to `add`.
 
@@ -277,7 +282,7 @@ class EnsembleStatistics(DeterministicStatistics):
         Args:
             case: index of the case.
             lead: index of the lead time.
-            means: area means of the C channels.
+            area_mean: area means of the C channels.
             members_MCP: the members, any value where masked.
             truth_CP: the truth, any value where masked.
             description: names the forecast and its time in error messages.
@@ -289,36 +294,36 @@ class EnsembleStatistics(DeterministicStatistics):
             DataError: if a value outside the mask is missing, or if the number of members differs from other cases.
         """
         num_members = len(members_MCP)
-        if num_members != self.members:
-            raise DataError(f"{description}: has {num_members} members, other forecasts have {self.members}")
+        if num_members != self.num_members:
+            raise DataError(f"{description}: has {num_members} members, other forecasts have {self.num_members}")
         fields = {f"{description}, member {number}": member_CP for number, member_CP in enumerate(members_MCP)}
 
         def sum_vector(members: np.ndarray, index: tuple[int, int], pair: np.ndarray, out: np.ndarray) -> None:
-            truth = [means.channel_values(truth_CP, channel) for channel in pair]
-            valid = means.valid_CP[pair[0]]
-            vector_member_sums(members, index, *truth, valid, scale_to_unity(truth), means.segments, out)
+            truth = [area_mean.channel_values(truth_CP, channel) for channel in pair]
+            valid = area_mean.valid_CP[pair[0]]
+            vector_member_sums(members, index, *truth, valid, choose_wind_scale(truth), area_mean.segments, out)
             # Squares of very large or very small winds do not fit float32; such winds are summed again in float64.
             if not np.isfinite(out).all():
                 members = members[:, list(index)].astype(np.float64)
                 truth = [component.astype(np.float64) for component in truth]
-                vector_member_sums(members, (0, 1), *truth, valid, scale_to_unity(truth), means.segments, out)
+                vector_member_sums(members, (0, 1), *truth, valid, choose_wind_scale(truth), area_mean.segments, out)
 
-        def sum_unit(channels: np.ndarray, channel_sums: np.ndarray, vector_sums: np.ndarray) -> None:
+        def sum_group(channels: np.ndarray, channel_sums: np.ndarray, vector_sums: np.ndarray) -> None:
             pair = channels.tolist()
             for channel, out in zip(pair, channel_sums, strict=True):
                 members, (index,) = _contiguous(members_MCP, [channel])
-                member_sums(members, index, truth_CP[channel], means.valid_CP[channel], means.segments, out)
+                member_sums(members, index, truth_CP[channel], area_mean.valid_CP[channel], area_mean.segments, out)
             if len(vector_sums):
                 members, index = _contiguous(members_MCP, pair)
                 sum_vector(members, index, pair, vector_sums)
 
         counts = NUM_MEMBER_SUMS + 1 + num_members, 2
-        channel_means, vector_means = means.reduce_channels_and_winds(counts, sum_unit, fields)
+        channel_means, vector_means = area_mean.reduce_channels_and_winds(counts, sum_group, fields)
         crps, crps_fair = crps_from_sums(channel_means, num_members)
         energy_score, energy_score_fair = crps_from_sums(vector_means, num_members)
         self.crps[case, lead] = np.concatenate([crps, energy_score])
         self.crps_fair[case, lead] = np.concatenate([crps_fair, energy_score_fair])
-        self.variance[case, lead] = means.append_vectors(channel_means[2])
+        self.variance[case, lead] = area_mean.append_vectors(channel_means[2])
         return np.moveaxis(channel_means[NUM_MEMBER_SUMS:], 0, -1)
 
     def metrics_of(self, means: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -338,15 +343,15 @@ class EnsembleStatistics(DeterministicStatistics):
         The squared error of members needs no statistic of its own. Averaged over members it is the squared error of
         their mean plus the variance about it, which is (M - 1) / M of the unbiased one.
         """
-        squared = means["squared"]
+        squared = means["squared_error"]
         variance = means["variance"]
         with np.errstate(invalid="ignore", divide="ignore"):
             return super().metrics_of(means) | {
                 "crps": means["crps"],
                 "crps_fair": means["crps_fair"],
                 "spread": np.sqrt(variance),
-                "spread_skill": np.sqrt((self.members + 1) / self.members * variance / squared),
-                "rmse_member": np.sqrt(squared + variance * (self.members - 1) / self.members),
+                "spread_skill": np.sqrt((self.num_members + 1) / self.num_members * variance / squared),
+                "rmse_member": np.sqrt(squared + variance * (self.num_members - 1) / self.num_members),
             }
 
     def contributions(
@@ -354,7 +359,7 @@ class EnsembleStatistics(DeterministicStatistics):
     ) -> dict[str, np.ndarray]:
         """See `CaseStatistics.contributions`."""
         with np.errstate(invalid="ignore", divide="ignore"):
-            spread_skill = cases["variance"] / means["variance"] - cases["squared"] / means["squared"]
+            spread_skill = cases["variance"] / means["variance"] - cases["squared_error"] / means["squared_error"]
         return super().contributions(cases, means, metrics) | {
             "crps": cases["crps"],
             "crps_fair": cases["crps_fair"],

@@ -64,7 +64,7 @@ class BaselineState:
     variance: np.ndarray
 
     @classmethod
-    def build(cls, means: AreaMean, initial: ReferenceFields) -> BaselineState:
+    def build(cls, area_mean: AreaMean, initial: ReferenceFields) -> BaselineState:
         """Return the state of truth and climatology at the initial time, each (C, H, W).
 
         Raises:
@@ -74,12 +74,12 @@ class BaselineState:
         anomaly = np.empty(truth.shape, truth.dtype)
 
         def sum_channel(channel: int, out_KS: np.ndarray) -> None:
-            truth_P = means.channel_values(truth, channel)
-            climatology_P = means.channel_values(initial.climatology, channel)
+            truth_P = area_mean.channel_values(truth, channel)
+            climatology_P = area_mean.channel_values(initial.climatology, channel)
             np.subtract(truth_P, climatology_P, out=anomaly[channel].reshape(-1))
-            anomaly_sums(truth_P, climatology_P, means.segments, out_KS)
+            anomaly_sums(truth_P, climatology_P, area_mean.segments, out_KS)
 
-        mean, variance = means.reduce_channels(2, sum_channel, initial.by_description())
+        mean, variance = area_mean.reduce_channels(2, sum_channel, initial.by_description())
         return cls(truth, anomaly, mean, variance)
 
 
@@ -89,29 +89,29 @@ class ErrorMoments:
 
     Attributes:
         error: (C, R) mean of forecast minus truth.
-        absolute: (C, R) mean absolute error.
-        squared: (C, R) mean squared error.
+        absolute_error: (C, R) mean absolute error.
+        squared_error: (C, R) mean squared error.
         forecast_variance: (C, R) mean square of the forecast's anomaly.
         covariance: (C, R) mean product of the anomalies of forecast and truth.
         truth_anomaly: (C, R) mean anomaly of the truth.
         truth_variance: (C, R) mean square of the truth's anomaly.
-        vector_error: (V, R) mean error of the length of wind vectors.
-        vector_absolute: (V, R) mean length of the vector error.
+        speed_error: (V, R) mean error of the length of wind vectors.
+        vector_error_length: (V, R) mean length of the vector error.
     """
 
     error: np.ndarray
-    absolute: np.ndarray
-    squared: np.ndarray
+    absolute_error: np.ndarray
+    squared_error: np.ndarray
     forecast_variance: np.ndarray
     covariance: np.ndarray
     truth_anomaly: np.ndarray
     truth_variance: np.ndarray
-    vector_error: np.ndarray
-    vector_absolute: np.ndarray
+    speed_error: np.ndarray
+    vector_error_length: np.ndarray
 
 
-def error_moments(
-    means: AreaMean,
+def compute_error_moments(
+    area_mean: AreaMean,
     reference: ReferenceFields,
     forecasts: Mapping[str, np.ndarray],
     descriptions: Mapping[str, str] | None = None,
@@ -123,7 +123,7 @@ def error_moments(
     persistence and climatology are summed by their anomalies, which may be small as well.
 
     Args:
-        means: area means of the C channels.
+        area_mean: area means of the C channels.
         reference: truth and climatology at the valid time.
         forecasts: name -> (C, H, W) or (C, P), any value where masked; at least one if there are no baselines.
         descriptions: name -> what error messages call a forecast; its name by default.
@@ -139,24 +139,24 @@ def error_moments(
     fields = {descriptions.get(name, name): values for name, values in forecasts.items()}
     if baselines is None:
         state = None
-        damping_C = np.zeros(len(means.names))
+        damping_C = np.zeros(len(area_mean.names))
     else:
         state, damping_C = baselines
         fields["truth at the initial time"] = state.fields
         # Persistence is a forecast like any other.
         forecasts = {_PERSISTENCE: state.fields, **forecasts}
     fields |= reference.by_description()
-    inputs = _build_kernel_inputs(means, reference, list(forecasts.values()), state, damping_C)
+    inputs = _build_error_inputs(area_mean, reference, list(forecasts.values()), state, damping_C)
 
-    def sum_unit(channels: np.ndarray, channel_sums: np.ndarray, vector_sums: np.ndarray) -> None:
+    def sum_group(channels: np.ndarray, channel_sums: np.ndarray, vector_sums: np.ndarray) -> None:
         scale = np.float32(1)
         if len(vector_sums):
-            scale = scale_to_unity([means.channel_values(reference.truth, channel) for channel in channels])
-        error_sums(inputs, channels, scale, means.segments, channel_sums, vector_sums)
+            scale = choose_wind_scale([area_mean.channel_values(reference.truth, channel) for channel in channels])
+        error_sums(inputs, channels, scale, area_mean.segments, channel_sums, vector_sums)
         # Squares of very large or very small winds do not fit float32; such winds are summed again in float64.
         if not np.isfinite(vector_sums).all():
             inputs_float64 = _convert_to_float64(inputs, channels)
-            error_sums(inputs_float64, np.arange(2), scale, means.segments, channel_sums, vector_sums)
+            error_sums(inputs_float64, np.arange(2), scale, area_mean.segments, channel_sums, vector_sums)
 
     num_forecasts = len(forecasts)
     damped_row = NUM_TRUTH_SUMS + NUM_FORECAST_SUMS * num_forecasts
@@ -164,11 +164,11 @@ def error_moments(
         counts = damped_row, NUM_LENGTH_SUMS * num_forecasts
     else:
         counts = damped_row + NUM_DAMPED_SUMS, NUM_LENGTH_SUMS * (num_forecasts + 2)
-    channel_means, vector_means = means.reduce_channels_and_winds(counts, sum_unit, fields)
-    return _moments_from_means(list(forecasts), channel_means, vector_means, baselines)
+    channel_means, vector_means = area_mean.reduce_channels_and_winds(counts, sum_group, fields)
+    return _build_moments(list(forecasts), channel_means, vector_means, baselines)
 
 
-def _moments_from_means(
+def _build_moments(
     names: Sequence[str], channel_means: np.ndarray, vector_means: np.ndarray,
     baselines: tuple[BaselineState, np.ndarray] | None,
 ) -> dict[str, ErrorMoments]:  # fmt: skip
@@ -181,8 +181,8 @@ def _moments_from_means(
         error, squared, product, absolute = channel_means[row : row + NUM_FORECAST_SUMS]
         moments[name] = ErrorMoments(
             error=error,
-            absolute=absolute,
-            squared=squared,
+            absolute_error=absolute,
+            squared_error=squared,
             forecast_variance=truth_variance + 2 * product + squared,
             covariance=truth_variance + product,
             **truth_moments,
@@ -194,8 +194,8 @@ def _moments_from_means(
         damping_C1 = damping_C[:, None]
         moments[_DAMPED_PERSISTENCE] = ErrorMoments(
             error=damping_C1 * state.mean - truth_anomaly,
-            absolute=absolute,
-            squared=squared,
+            absolute_error=absolute,
+            squared_error=squared,
             forecast_variance=damping_C1**2 * state.variance,
             covariance=damping_C1 * product,
             **truth_moments,
@@ -205,8 +205,8 @@ def _moments_from_means(
         zeros = np.zeros_like(truth_anomaly)
         moments[_CLIMATOLOGY] = ErrorMoments(
             error=zeros - truth_anomaly,
-            absolute=truth_absolute,
-            squared=truth_variance,
+            absolute_error=truth_absolute,
+            squared_error=truth_variance,
             forecast_variance=zeros,
             covariance=zeros,
             **truth_moments,
@@ -218,7 +218,7 @@ def _moments_from_means(
 def _vector_moments(vector_means: np.ndarray, number: int) -> dict[str, np.ndarray]:
     """Return the moments of wind vectors of the forecast with this number."""
     error, absolute = vector_means[NUM_LENGTH_SUMS * number : NUM_LENGTH_SUMS * (number + 1)]
-    return {"vector_error": error, "vector_absolute": absolute}
+    return {"speed_error": error, "vector_error_length": absolute}
 
 
 def _convert_to_float64(inputs: ErrorInputs, channels: np.ndarray) -> ErrorInputs:
@@ -242,8 +242,8 @@ def _convert_to_float64(inputs: ErrorInputs, channels: np.ndarray) -> ErrorInput
     )
 
 
-def _build_kernel_inputs(
-    means: AreaMean, reference: ReferenceFields, forecasts: Sequence[np.ndarray], state: BaselineState | None,
+def _build_error_inputs(
+    area_mean: AreaMean, reference: ReferenceFields, forecasts: Sequence[np.ndarray], state: BaselineState | None,
     damping_C: np.ndarray,
 ) -> ErrorInputs:  # fmt: skip
     """Return the inputs for fields of any shape."""
@@ -262,8 +262,8 @@ def _build_kernel_inputs(
         forecasts=_flatten(forecasts),
         initial_anomaly=truth[:0] if state is None else _flatten([state.anomaly])[0],
         damping=damping_C,
-        valid=means.valid_CP,
-        is_masked=means.is_masked,
+        valid=area_mean.valid_CP,
+        is_masked=area_mean.is_masked,
     )
 
 
@@ -279,7 +279,7 @@ def _flatten(fields: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
     return tuple(flat)
 
 
-def scale_to_unity(components: Sequence[np.ndarray]) -> np.float32:
+def choose_wind_scale(components: Sequence[np.ndarray]) -> np.float32:
     """Return a power of two that brings fields to a size of about 1, judged by a sample of their values.
 
     Where other values are so much larger that float32 does not hold their squares, lengths are infinite.

@@ -6,14 +6,14 @@ import numpy as np
 
 from credit.calendar import Calendar
 
-ALL = "all"
+ALL_SEASONS = "all"
 _MONTHS = {"DJF": (12, 1, 2), "MAM": (3, 4, 5), "JJA": (6, 7, 8), "SON": (9, 10, 11)}
 
 
-def cases_by_season(initial: np.ndarray, calendar: Calendar) -> dict[str, np.ndarray]:
-    """Return season -> (N,) bool, True for its cases: `ALL`, then the seasons that have cases."""
-    month_of_case = np.array([calendar.datetime(minutes).month for minutes in initial.tolist()])
-    seasons = {ALL: np.ones(len(initial), dtype=bool)}
+def cases_by_season(initial_times: np.ndarray, calendar: Calendar) -> dict[str, np.ndarray]:
+    """Return season -> (N,) bool, True for its cases: `ALL_SEASONS`, then the seasons that have cases."""
+    month_of_case = np.array([calendar.datetime(minutes).month for minutes in initial_times.tolist()])
+    seasons = {ALL_SEASONS: np.ones(len(initial_times), dtype=bool)}
     for name, months in _MONTHS.items():
         is_in_season = np.isin(month_of_case, months)
         if is_in_season.any():

@@ -12,11 +12,11 @@ import numpy as np
 
 from credit.channels import Channel
 from credit.verify.scores.events import EventStatistics
-from credit.verify.scores.reliability import OBSERVED, POINT_NAMES, ReliabilityStatistics
+from credit.verify.scores.reliability import OBSERVED_FREQUENCY, POINT_NAMES, ReliabilityStatistics
 from credit.verify.scores.seeps import SeepsStatistics
 from credit.verify.scores.thresholds import Event, Precipitation
-from credit.verify.significance.bootstrap import interval_names, seasonal_scores
-from credit.verify.significance.comparison import compare_all
+from credit.verify.significance.bootstrap import compute_seasonal_scores, interval_names
+from credit.verify.significance.comparison import compare_with_references
 from credit.verify.table.table import EVENT_METRICS, SEEPS
 
 # Name of a variable of scores.nc -> its dimensions and values.
@@ -46,7 +46,7 @@ class EventResults:
         variables: Variables = {}
         if self.events:
             dims = ("forecast", "season", "event", "lead", "region")
-            scores = seasonal_scores(
+            scores = compute_seasonal_scores(
                 self._statistics_with_climatology(), forecasts, EVENT_METRICS, len(self.events), leads, seasons
             )
             for name, values in scores.items():
@@ -57,7 +57,7 @@ class EventResults:
             dims = ("forecast", "season", "channel", "lead", "region")
             rows = [precipitation.channel for precipitation in self.precipitation]
             statistics = {name: (seeps, rows) for name, seeps in self.seeps_statistics.items()}
-            scores = seasonal_scores(statistics, forecasts, (SEEPS,), num_channels, leads, seasons)
+            scores = compute_seasonal_scores(statistics, forecasts, (SEEPS,), num_channels, leads, seasons)
             if np.isfinite(scores[SEEPS]).any():
                 for name, values in scores.items():
                     variables[name] = (dims, values)
@@ -66,7 +66,7 @@ class EventResults:
     def compare(
         self, forecasts: Sequence[str], num_channels: int, leads: np.ndarray, seasons: Mapping[str, np.ndarray]
     ) -> dict[str, tuple[str, dict[str, np.ndarray]]]:
-        """Return score -> dimension and results of `credit.verify.significance.comparison.compare_all`.
+        """Return score -> dimension and results of `credit.verify.significance.comparison.compare_with_references`.
 
         Of events the Brier score is compared. Their skill is measured against one climatology, so where one differs the
         other does. SEEPS is the mean penalty over the mean area, which depends on the climate alone and is the same for
@@ -76,12 +76,14 @@ class EventResults:
         if self.events:
             with_climatology = self._statistics_with_climatology()
             statistics = {name: with_climatology[name] for name in forecasts}
-            brier = compare_all(statistics, seasons, leads, lambda cases, is_selected: cases.brier[is_selected])
+            brier = compare_with_references(
+                statistics, seasons, leads, lambda cases, is_selected: cases.brier[is_selected]
+            )
             comparisons["brier"] = "event", brier
         if self.precipitation:
             rows = list(range(len(self.precipitation)))
             statistics = {name: (self.seeps_statistics[name], rows) for name in forecasts}
-            results = compare_all(statistics, seasons, leads, _seeps_of_cases)
+            results = compare_with_references(statistics, seasons, leads, _seeps_of_cases)
             if np.isfinite(results["difference"]).any():
                 by_channel = {name: self._to_channels(values, num_channels) for name, values in results.items()}
                 comparisons[SEEPS] = "channel", by_channel
@@ -96,11 +98,13 @@ class EventResults:
         the scorecard. Single forecasts have none, so of the baselines the climatology is the only opponent. None if
         there are no events, or the model is a single forecast.
         """
-        if not self.events or self.event_statistics["model"].members == 1:
+        if not self.events or self.event_statistics["model"].num_members == 1:
             return None
         with_climatology = self._statistics_with_climatology()
         statistics = {name: with_climatology[name] for name in forecasts}
-        return compare_all(statistics, seasons, leads, lambda cases, is_selected: cases.brier_fair[is_selected])
+        return compare_with_references(
+            statistics, seasons, leads, lambda cases, is_selected: cases.brier_fair[is_selected]
+        )
 
     def coordinates(self, channels: Sequence[Channel]) -> dict[str, tuple[str, list] | list[str]]:
         """Return the coordinates of the dimension event."""
@@ -131,7 +135,7 @@ class EventResults:
 
     def _diagram(self, forecasts: Sequence[str]) -> Variables:
         """Return the reliability diagrams of all cases; smaller ensembles have NaN at the last probabilities."""
-        num_probabilities = max(events.members for events in self.event_statistics.values()) + 1
+        num_probabilities = max(events.num_members for events in self.event_statistics.values()) + 1
         _, num_leads, num_events, num_regions = self.event_statistics["model"].brier.shape
         shape = len(forecasts), num_events, num_leads, num_regions, num_probabilities
         forecast_frequency = np.full(shape, np.nan)
@@ -141,8 +145,8 @@ class EventResults:
                 continue
             events = self.event_statistics[name]
             forecast_LERK, observed_LERK = events.diagram()
-            forecast_frequency[f, ..., : events.members + 1] = np.moveaxis(forecast_LERK, 1, 0)
-            observed_frequency[f, ..., : events.members + 1] = np.moveaxis(observed_LERK, 1, 0)
+            forecast_frequency[f, ..., : events.num_members + 1] = np.moveaxis(forecast_LERK, 1, 0)
+            observed_frequency[f, ..., : events.num_members + 1] = np.moveaxis(observed_LERK, 1, 0)
         dims = ("forecast", "event", "lead", "region", "members_beyond")
         return {
             "forecast_frequency": (dims, forecast_frequency),
@@ -156,7 +160,7 @@ class EventResults:
         num_regions = self.event_statistics["model"].brier.shape[-1]
         num_points = max(points.frequency.shape[2] for points in statistics.values()) // num_events
         shape = len(forecasts), num_events, len(leads), num_regions, num_points
-        low_name, high_name = interval_names([OBSERVED])
+        low_name, high_name = interval_names([OBSERVED_FREQUENCY])
         arrays = {name: np.full(shape, np.nan) for name in (*POINT_NAMES, low_name, high_name)}
         for forecast, points in statistics.items():
             low, high = points.observed_intervals(leads)

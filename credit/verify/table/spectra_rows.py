@@ -8,7 +8,7 @@ import numpy as np
 
 from credit.verify.partial_scores import FieldsByChannelAndLead
 from credit.verify.statistics.regions import GLOBE
-from credit.verify.statistics.seasons import ALL
+from credit.verify.statistics.seasons import ALL_SEASONS
 from credit.verify.table.table import SHORT_WAVES, ScoreTable
 
 
@@ -39,7 +39,7 @@ def add_spectra(table: ScoreTable, spectra: FieldsByChannelAndLead, forecasts: S
     power_FCLK = np.full((len(table.forecasts), *truth_CLK.shape), np.nan)
     forecast_index = [table.forecasts.index(name) for name in forecasts]
     power_FCLK[forecast_index] = np.moveaxis(spectra_CLFK[:, :, 1:], 2, 0)
-    is_short = shortest_third(wavenumbers)
+    is_short = is_among_shortest_third(wavenumbers)
     with np.errstate(divide="ignore", invalid="ignore"):
         ratio_FCLK = power_FCLK / truth_CLK
         short_ratio_FCL = power_FCLK[..., is_short].sum(axis=-1) / truth_CLK[..., is_short].sum(axis=-1)
@@ -48,7 +48,7 @@ def add_spectra(table: ScoreTable, spectra: FieldsByChannelAndLead, forecasts: S
     rows = np.array([table.channels.index(name) for name in channels])[:, None]
     columns = [table.lead_hours.index(lead / 60) for lead in leads]
     globe = table.regions.index(next(iter(GLOBE)))
-    index = table.seasons.index(ALL), rows, columns, globe
+    index = table.seasons.index(ALL_SEASONS), rows, columns, globe
     short_waves[:, *index] = np.where(np.isfinite(short_ratio_FCL), short_ratio_FCL, np.nan)
     attributes = {}
     if is_short.any():
@@ -69,7 +69,7 @@ def add_spectra(table: ScoreTable, spectra: FieldsByChannelAndLead, forecasts: S
     table.dataset = data.assign(variables).assign_coords(coordinates)
 
 
-def shortest_third(wavenumbers: np.ndarray) -> np.ndarray:
+def is_among_shortest_third(wavenumbers: np.ndarray) -> np.ndarray:
     """Return a mask of the shortest third of the waves among total wavenumbers 0, 1, 2, ...: 15 to 21 of 21."""
     num_waves = len(wavenumbers) - 1
     return wavenumbers > num_waves - num_waves // 3

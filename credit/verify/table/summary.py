@@ -82,16 +82,16 @@ def summarize(
     opponent = reference or BEST_BASELINE
     rows = []
     for channel in channels:
-        difference = table.compared("rmse_difference", channel, opponent)
-        significant = table.compared("significant", channel, opponent)
-        n_eff = table.compared("n_eff", channel, opponent)
+        difference = table.comparison("rmse_difference", channel, opponent)
+        significant = table.comparison("significant", channel, opponent)
+        n_eff = table.comparison("n_eff", channel, opponent)
         for hours in leads:
             index = table.lead_hours.index(hours)
             row = SummaryRow(
                 channel=channel,
                 units=table.units(channel),
                 lead_hours=hours,
-                rmse={name: table.value(name, channel, hours) for name in summary_forecasts(reference)},
+                rmse={name: table.score(name, channel, hours) for name in summary_forecasts(reference)},
                 ratio=float(1 + difference[index]),
                 significant=bool(significant[index]),
                 n_eff=float(n_eff[index]),

@@ -14,7 +14,7 @@ from credit.utils.atomic import atomic_write
 from credit.verify.report.metadata import is_prescribed
 from credit.verify.significance.bootstrap import INTERVAL_SUFFIXES, METRICS_WITH_INTERVAL
 from credit.verify.significance.comparison import MIN_BLOCKS_FOR_SIGNIFICANCE
-from credit.verify.statistics.seasons import ALL
+from credit.verify.statistics.seasons import ALL_SEASONS
 from credit.verify.table.netcdf import write_scores
 
 # Global attributes on which numbers depend; every row of scores.csv has them, too.
@@ -25,7 +25,7 @@ FORECAST_ATTRIBUTES = ("members", "prescribed_forcing")
 # times that the forecasts lack.
 SEEN_PERIODS = "seen_periods_scored"
 MISSING_LEADS = "lead_times_without_scores"
-COLUMNS = (
+CSV_COLUMNS = (
     "forecast", "variable", "level", "level_units", "region", "season", "lead_hours", "metric", "value", "units",
     "n_cases", "low", "high", "n_blocks", "event", *FORECAST_ATTRIBUTES, *COMMON_ATTRIBUTES,
 )  # fmt: skip
@@ -43,7 +43,6 @@ SEEPS = "seeps"
 EVENT_METRICS = (
     "brier", "brier_fair", "brier_skill", "brier_skill_fair", "reliability", "resolution", "uncertainty",
 )  # fmt: skip
-WIND = "wind_vector_rmse"
 # Of a wind vector the bias is that of its length, and the CRPS is the energy score.
 _SPECIAL_WIND_METRICS = {"bias": "wind_speed_bias", "crps": "wind_energy_score", "crps_fair": "wind_energy_score_fair"}
 WIND_METRICS = {name: _SPECIAL_WIND_METRICS.get(name, f"wind_vector_{name}") for name in METRICS + ENSEMBLE_METRICS}
@@ -68,22 +67,27 @@ class ScoreTable:
     """Scores of a verification.
 
     Attributes:
-        dataset: `METRICS` and, if a forecast is an ensemble, `ENSEMBLE_METRICS` over (forecast, season, channel, lead,
-            region), and those of wind vectors over wind instead of channel; physical units; NaN where there is no
-            score. ``rmse_low`` and ``rmse_high`` are the ends of the 95 % interval. The results of
-            `credit.verify.significance.comparison.compare` have reference instead of forecast: of RMSE
-            ``rmse_difference``, ``p_value``, ..., of events ``brier_difference``, ``brier_p_value``, ..., and so of
-            CRPS and SEEPS. Of ensembles ``ranks``, the rank histogram, is over (forecast, channel, lead, region, rank),
-            and `RANK_METRICS` without rank. `SEEPS` is of the channels that are precipitation; `EVENT_METRICS` have
-            event instead of channel, and the reliability diagram, ``forecast_frequency`` and ``observed_frequency``, is
-            over (forecast, event, lead, region, members_beyond). The attributes of
-            `credit.verify.report.metadata.describe_forecasts` are over forecast.
+        dataset: the scores, in physical units, NaN where there is no score. See below for its variables.
         forecasts: names of the forecasts.
         channels: names of the channels.
         lead_hours: lead times.
         regions: names of the regions.
         seasons: all, and the seasons that have cases.
         events: names of the events.
+
+    Variables of the dataset over (forecast, season, channel, lead, region), those of wind vectors over wind instead of
+    channel and those of events over event instead of channel:
+
+    - `METRICS` and, if a forecast is an ensemble, `ENSEMBLE_METRICS`, with the ends of their 95 % intervals, as
+      ``rmse_low`` and ``rmse_high``.
+    - `SEEPS`, of the channels that are precipitation; `RANK_METRICS`, of ensembles; `EVENT_METRICS`, of events.
+    - The results of `credit.verify.significance.comparison.compare_with_best_opponent`, with reference instead of
+      forecast: of RMSE ``rmse_difference``, ``p_value``, ...; of other scores with their name in front, as
+      ``brier_p_value``.
+
+    Further variables: ``ranks``, the rank histogram, over (forecast, channel, lead, region, rank);
+    ``forecast_frequency`` and ``observed_frequency``, the reliability diagram, over (forecast, event, lead, region,
+    members_beyond); the attributes of `credit.verify.report.metadata.describe_forecasts`, over forecast.
     """
 
     def __init__(self, dataset: xr.Dataset) -> None:
@@ -167,15 +171,15 @@ class ScoreTable:
         """Return the units of a channel."""
         return str(self.dataset["units"].sel(channel=channel).item())
 
-    def value(
+    def score(
         self, forecast: str, channel: str, lead_hours: float, metric: str = "rmse", region: str = "global",
-        season: str = ALL,
+        season: str = ALL_SEASONS,
     ) -> float:  # fmt: skip
         """Return one score."""
-        return float(self.curve(forecast, channel, metric, region, season)[self.lead_hours.index(lead_hours)])
+        return float(self.scores_by_lead(forecast, channel, metric, region, season)[self.lead_hours.index(lead_hours)])
 
-    def curve(
-        self, forecast: str, channel: str, metric: str = "rmse", region: str = "global", season: str = ALL
+    def scores_by_lead(
+        self, forecast: str, channel: str, metric: str = "rmse", region: str = "global", season: str = ALL_SEASONS
     ) -> np.ndarray:
         """Return a score at every lead time, (L,); of an event `metric` is as in scores.csv, ``brier:NAME``."""
         metric, _, event = metric.partition(":")
@@ -183,7 +187,9 @@ class ScoreTable:
         index = self.forecasts.index(forecast), self.seasons.index(season), row
         return self.dataset[metric].values[(*index, slice(None), self.regions.index(region))]
 
-    def compared(self, result: str, channel: str, reference: str = BEST_BASELINE, region: str = "global") -> np.ndarray:
+    def comparison(
+        self, result: str, channel: str, reference: str = BEST_BASELINE, region: str = "global"
+    ) -> np.ndarray:
         """Return ``rmse_difference``, ``p_value``, ``n_eff`` or ``significant`` at every lead time, (L,).
 
         Those of CRPS, SEEPS and Brier scores are called ``crps_p_value``, ``seeps_p_value`` and, with the event,
@@ -192,13 +198,15 @@ class ScoreTable:
         result, _, event = result.partition(":")
         reference_index = self.dataset["reference"].values.tolist().index(reference)
         row = self.events.index(event) if event else self.channels.index(channel)
-        index = reference_index, self.seasons.index(ALL), row
+        index = reference_index, self.seasons.index(ALL_SEASONS), row
         return self.dataset[result].values[(*index, slice(None), self.regions.index(region))]
 
-    def skill(self, channel: str, lead_hours: float, region: str = "global", season: str = ALL) -> float:
+    def ratio_to_best_baseline(
+        self, channel: str, lead_hours: float, region: str = "global", season: str = ALL_SEASONS
+    ) -> float:
         """Return the model's RMSE over that of the best baseline; below 1 is better than all of them."""
-        best = min(self.value(name, channel, lead_hours, "rmse", region, season) for name in BASELINES)
-        model = self.value("model", channel, lead_hours, "rmse", region, season)
+        best = min(self.score(name, channel, lead_hours, "rmse", region, season) for name in BASELINES)
+        model = self.score("model", channel, lead_hours, "rmse", region, season)
         return model / best if best > 0 else float("nan")
 
     def summary_leads(self) -> list[float]:
@@ -223,7 +231,7 @@ class ScoreTable:
             if fewest < MIN_BLOCKS_FOR_SIGNIFICANCE:
                 text += f"; lead times with fewer than {MIN_BLOCKS_FOR_SIGNIFICANCE} blocks have none"
             text += "."
-        n_eff = self.dataset["n_eff"].sel(reference=reference, season=ALL, region="global").values
+        n_eff = self.dataset["n_eff"].sel(reference=reference, season=ALL_SEASONS, region="global").values
         if np.isfinite(n_eff).any():
             smallest = f"{np.nanmin(n_eff):.0f}"
             largest = f"{np.nanmax(n_eff):.0f}"
@@ -243,11 +251,11 @@ class ScoreTable:
     def _write_rows(self, path: Path) -> None:
         with open(path, "w", newline="", encoding="utf-8") as handle:
             writer = csv.writer(handle)
-            writer.writerow(COLUMNS)
-            writer.writerows(self.rows())
+            writer.writerow(CSV_COLUMNS)
+            writer.writerows(self.csv_rows())
 
-    def rows(self) -> Iterator[tuple]:
-        """Yield the rows of scores.csv, as `COLUMNS`; scores that do not exist have none."""
+    def csv_rows(self) -> Iterator[tuple]:
+        """Yield the rows of scores.csv, as `CSV_COLUMNS`; scores that do not exist have none."""
         for metric in (*METRICS, *ENSEMBLE_METRICS, *RANK_METRICS, SHORT_WAVES, SEEPS):
             yield from self._metric_rows(metric, metric, "")
         for metric in EVENT_METRICS:

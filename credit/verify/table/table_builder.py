@@ -14,8 +14,13 @@ import xarray as xr
 from credit.channels import Channel
 from credit.verify.report.metadata import describe_forecasts
 from credit.verify.scores.rank_histogram import RankHistogram
-from credit.verify.significance.bootstrap import number_of_blocks, seasonal_scores
-from credit.verify.significance.comparison import adjust_scorecard, compare_all, comparison_name, references
+from credit.verify.significance.bootstrap import compute_seasonal_scores, count_blocks
+from credit.verify.significance.comparison import (
+    adjust_scorecard,
+    compare_with_references,
+    comparison_name,
+    opponents_by_reference,
+)
 from credit.verify.statistics.case_statistics import DeterministicStatistics
 from credit.verify.table.event_rows import EventResults
 from credit.verify.table.table import CORRELATIONS, ENSEMBLE_METRICS, METRICS, RANK_METRICS, WIND_NAMES, ScoreTable
@@ -27,7 +32,7 @@ StatisticsByForecast = Mapping[str, tuple[DeterministicStatistics, Sequence[int]
 
 
 @dataclass(frozen=True)
-class RowIndex:
+class TableRows:
     """Rows of the statistics: channels, then wind vectors.
 
     Attributes:
@@ -71,7 +76,7 @@ class TableAxes:
         regions: names of the regions.
     """
 
-    rows: RowIndex
+    rows: TableRows
     leads: np.ndarray
     seasons: Mapping[str, np.ndarray]
     regions: Sequence[str]
@@ -104,19 +109,19 @@ def build_table(
     events = events or EventResults()
     forecasts = list(statistics)
     leads = axes.leads
-    initial = statistics["model"][0].initial
+    initial_times = statistics["model"][0].initial_times
     metrics = METRICS
     if _has_ensemble(statistics):
         metrics = METRICS + ENSEMBLE_METRICS
     num_rows = axes.num_channels + len(axes.rows.winds)
-    scores = seasonal_scores(statistics, forecasts, metrics, num_rows, leads, axes.seasons)
+    scores = compute_seasonal_scores(statistics, forecasts, metrics, num_rows, leads, axes.seasons)
     # The anomaly of climatology is zero, so it has no correlation; rounding may leave one.
     for name in CORRELATIONS:
         scores[name][forecasts.index("climatology")] = np.nan
     # Blocks are longer at longer lead times, so there are fewer of them.
     n_blocks = []
     for is_in_season in axes.seasons.values():
-        n_blocks.append([number_of_blocks(initial[is_in_season], lead) for lead in leads.tolist()])
+        n_blocks.append([count_blocks(initial_times[is_in_season], lead) for lead in leads.tolist()])
 
     variables: Variables = {}
     for name, values in scores.items():
@@ -130,14 +135,14 @@ def build_table(
     if histograms:
         variables |= _rank_variables(histograms, statistics, axes)
     variables |= events.variables(forecasts, axes.num_channels, leads, axes.seasons)
-    members = {name: forecast_statistics.members for name, (forecast_statistics, _) in statistics.items()}
+    members = {name: forecast_statistics.num_members for name, (forecast_statistics, _) in statistics.items()}
     for name, values in describe_forecasts(members, forecast_attributes or {}).items():
         variables[name] = ("forecast", values)
     variables["n_cases"] = ("season", [int(is_in_season.sum()) for is_in_season in axes.seasons.values()])
     variables["n_blocks"] = (("season", "lead"), n_blocks)
     coordinates = {
         "forecast": forecasts,
-        "reference": list(references(forecasts)),
+        "reference": list(opponents_by_reference(forecasts)),
         "season": list(axes.seasons),
         "lead": ("lead", leads / 60.0, {"units": "hour", "standard_name": "forecast_period"}),
         "region": list(axes.regions),
@@ -148,7 +153,7 @@ def build_table(
 
 
 def _has_ensemble(statistics: StatisticsByForecast) -> bool:
-    return any(forecast_statistics.members > 1 for forecast_statistics, _ in statistics.values())
+    return any(forecast_statistics.num_members > 1 for forecast_statistics, _ in statistics.values())
 
 
 def _comparisons(
@@ -161,11 +166,11 @@ def _comparisons(
     """
 
     def compare_rows(contribution, power: float = 1.0) -> tuple[str, dict[str, np.ndarray]]:
-        return "row", compare_all(statistics, axes.seasons, axes.leads, contribution, power)
+        return "row", compare_with_references(statistics, axes.seasons, axes.leads, contribution, power)
 
     forecasts = list(statistics)
     # Score -> dimension of its rows and the results of the comparison.
-    scorecard = {"rmse": compare_rows(lambda cases, is_selected: cases.squared[is_selected], power=0.5)}
+    scorecard = {"rmse": compare_rows(lambda cases, is_selected: cases.squared_error[is_selected], power=0.5)}
     fair_scores = {}
     if _has_ensemble(statistics):
         scorecard["crps"] = compare_rows(lambda cases, is_selected: cases.crps_of_cases()[is_selected])
@@ -208,7 +213,7 @@ def _rank_variables(
 ) -> Variables:  # fmt: skip
     """Return the rank histograms and their metrics, of all seasons; smaller ensembles have NaN at the last ranks."""
     num_forecasts = len(statistics)
-    num_ranks = max(histogram.members for histogram in histograms.values()) + 1
+    num_ranks = max(histogram.num_members for histogram in histograms.values()) + 1
     _, num_leads, _, num_regions = statistics["model"][0].error.shape
     frequency = np.full((num_forecasts, axes.num_channels, num_leads, num_regions, num_ranks), np.nan)
     shape = num_forecasts, len(axes.seasons), axes.num_channels, num_leads, num_regions
@@ -218,7 +223,7 @@ def _rank_variables(
             continue
         histogram = histograms[forecast]
         channels = [row for row in rows if row < axes.num_channels]
-        frequency[f, channels, :, :, : histogram.members + 1] = np.moveaxis(histogram.frequencies(), 1, 0)
+        frequency[f, channels, :, :, : histogram.num_members + 1] = np.moveaxis(histogram.frequencies(), 1, 0)
         for name, values in histogram.metrics().items():
             metrics[name][f, 0, channels] = np.moveaxis(values, 1, 0)
     variables: Variables = {"ranks": (("forecast", "channel", "lead", "region", "rank"), frequency)}

@@ -18,11 +18,11 @@ from credit.config.sections.verification import VerificationConfig
 from credit.errors import ConfigError, CreditError
 from credit.verify.example import ExampleCollector, ExampleEvolution, band_weights
 from credit.verify.partial_scores import PartialScores
-from credit.verify.plots.animation import animate
+from credit.verify.plots.animation import write_animation
 from credit.verify.plots.example import draw_example
-from credit.verify.plots.hovmoeller import hovmoeller, latitude_time, time_edges
-from credit.verify.plots.maps import FIELD, MISSING, Background
-from credit.verify.plots.style import draw
+from credit.verify.plots.hovmoeller import plot_hovmoeller, plot_latitude_time, time_edges
+from credit.verify.plots.maps import FIELD_COLORMAP, MISSING_COLOR, MapBackground
+from credit.verify.plots.style import save_figure
 from credit.verify.scorer import score_forecasts
 from tests.unit.analytic_reader import make_grid
 from tests.unit.verify.conftest import LEADS, MODEL_ERROR, Run, make_config
@@ -68,14 +68,14 @@ def test_means_over_a_band() -> None:
         return np.stack([means, 3 * means + lead])
 
     part = keep_all([360, 720], means, members, {"sst": hidden})
-    truth, forecast = part.strips["t2m", 720]
+    truth, forecast = part.band_means["t2m", 720]
     expected = (np.sin(np.deg2rad(30)) + np.sin(np.deg2rad(60))) / 2
     np.testing.assert_allclose(truth, expected, rtol=1e-12)
     np.testing.assert_allclose(forecast, 2 * expected + 360, rtol=1e-6)
-    truth, _ = part.strips["sst", 360]
+    truth, _ = part.band_means["sst", 360]
     np.testing.assert_allclose(truth[:3], (np.sin(np.deg2rad(30)) + np.sin(np.deg2rad(45))) / 2, rtol=1e-12)
     assert np.isnan(truth[5]) and np.isfinite(np.delete(truth, 5)).all()
-    assert not part.frames
+    assert not part.animation_frames
 
 
 def test_zonal_means() -> None:
@@ -85,15 +85,15 @@ def test_zonal_means() -> None:
     hidden = rng.random(grid.shape) < 0.4
     hidden[4] = True
     part = keep_all([360, 720], truth, lambda lead: members + lead, {"sst": hidden})
-    assert part.zonal.keys() == part.strips.keys()
+    assert part.zonal_means.keys() == part.band_means.keys()
     for number, name in enumerate(("t2m", "sst")):
         seen = ~hidden if name == "sst" else np.ones(grid.shape, dtype=bool)
-        for found, field in zip(part.zonal[name, 720], (truth, (members + 720).mean(axis=0)), strict=True):
+        for found, field in zip(part.zonal_means[name, 720], (truth, (members + 720).mean(axis=0)), strict=True):
             expected = [
                 row[there].mean() if there.any() else np.nan for row, there in zip(field[number], seen, strict=True)
             ]
             np.testing.assert_allclose(found, expected, rtol=1e-6)
-    assert np.isnan(part.zonal["sst", 360][0][4]) and np.isfinite(part.zonal["t2m", 360]).all()
+    assert np.isnan(part.zonal_means["sst", 360][0][4]) and np.isfinite(part.zonal_means["t2m", 360]).all()
 
 
 def test_frames_are_few_and_small() -> None:
@@ -104,10 +104,10 @@ def test_frames_are_few_and_small() -> None:
     part = empty()
     for lead in leads:
         collector.add(part, lead, wave + lead / 12000, wave[None])
-    evolution = collector.result(part, 1)
-    held = [lead for _, lead in evolution.frames]
-    assert len(held) == 60 and (held[0], held[-1]) == (60, 12000) and not evolution.strips
-    truth, forecast = evolution.frames["t2m", 12000]
+    evolution = collector.build_evolution(part, 1)
+    held = [lead for _, lead in evolution.animation_frames]
+    assert len(held) == 60 and (held[0], held[-1]) == (60, 12000) and not evolution.band_means
+    truth, forecast = evolution.animation_frames["t2m", 12000]
     assert truth.shape == forecast.shape == evolution.frame_grid.shape == (180, 360)
     wave = np.cos(np.deg2rad(evolution.frame_grid.lon))
     np.testing.assert_allclose(truth, 1 + np.broadcast_to(wave, truth.shape), atol=1e-4)
@@ -116,19 +116,19 @@ def test_frames_are_few_and_small() -> None:
 def test_scoring_keeps_the_course_of_the_example(run: Run) -> None:
     found = score_forecasts(run.config, run.reader, run.archive)
     evolution, weights = found.evolution, band_weights(run.reader.grid, (35.0, 60.0))
-    assert set(evolution.strips) == {(name, lead) for name in ("z500", "t2m", "tp") for lead in LEADS}
-    assert set(evolution.zonal) == set(evolution.strips)
-    assert set(evolution.frames) == {("t2m", lead) for lead in LEADS} and not evolution.is_ensemble
+    assert set(evolution.band_means) == {(name, lead) for name in ("z500", "t2m", "tp") for lead in LEADS}
+    assert set(evolution.zonal_means) == set(evolution.band_means)
+    assert set(evolution.animation_frames) == {("t2m", lead) for lead in LEADS} and not evolution.is_ensemble
     for lead in LEADS:
         at = run.reader.read(run.reader.index_of(found.example + lead))
-        truth, forecast = evolution.strips["z500", lead]
+        truth, forecast = evolution.band_means["z500", lead]
         np.testing.assert_allclose(truth, weights @ at[0] / weights.sum(), rtol=1e-6)
         np.testing.assert_allclose(forecast - truth, MODEL_ERROR, rtol=1e-3)
-        truth, forecast = evolution.zonal["z500", lead]
+        truth, forecast = evolution.zonal_means["z500", lead]
         np.testing.assert_allclose(truth, at[0].mean(axis=1), rtol=1e-6)
         np.testing.assert_allclose(forecast - truth, MODEL_ERROR, rtol=1e-3)
-        np.testing.assert_array_equal(evolution.frames["t2m", lead][0], at[3])
-        np.testing.assert_allclose(evolution.frames["t2m", lead][1] - at[3], MODEL_ERROR, rtol=1e-3)
+        np.testing.assert_array_equal(evolution.animation_frames["t2m", lead][0], at[3])
+        np.testing.assert_allclose(evolution.animation_frames["t2m", lead][1] - at[3], MODEL_ERROR, rtol=1e-3)
 
 
 def test_what_cannot_be_kept_is_refused(run: Run, tmp_path: Path) -> None:
@@ -154,7 +154,7 @@ def test_no_diagram_without_times_or_cells(run: Run, tmp_path: Path, leads: tupl
 
 def test_waves_move_through_the_diagram_at_their_speed(tmp_path: Path) -> None:
     """cos(k (lon - c t)) with known k and c, both read off what is drawn; the forecast is slower."""
-    background, speeds, wavenumber = Background(make_grid(12, 48), None), (11.0, 7.0), 5
+    background, speeds, wavenumber = MapBackground(make_grid(12, 48), None), (11.0, 7.0), 5
     lon = background.grid.lon
     strips = {
         minutes: tuple(np.cos(np.deg2rad(wavenumber * (lon - speed * minutes / 1440))) for speed in speeds)
@@ -163,10 +163,10 @@ def test_waves_move_through_the_diagram_at_their_speed(tmp_path: Path) -> None:
     figures: list[Figure] = []
 
     def make() -> Figure:
-        figures.append(hovmoeller("z500", "m2 s-2", strips, (35.0, 60.0), "waves", START, CALENDAR, background))
+        figures.append(plot_hovmoeller("z500", "m2 s-2", strips, (35.0, 60.0), "waves", START, CALENDAR, background))
         return figures[0]
 
-    draw(tmp_path / "h.png", make)
+    save_figure(tmp_path / "h.png", make)
     panels = [axis for axis in figures[0].axes if axis.get_title()]
     assert [axis.get_title() for axis in panels] == ["Truth", "Forecast", "Error"]
     assert figures[0].get_suptitle() == "z500, mean over 35°N to 60°N: waves from 2001-03-01 00:00 UTC"
@@ -198,10 +198,10 @@ def test_zonal_means_are_drawn_at_their_latitudes(tmp_path: Path) -> None:
     figures: list[Figure] = []
 
     def make() -> Figure:
-        figures.append(latitude_time("sst", "K", zonal, "ensemble mean of waves", START, CALENDAR, grid))
+        figures.append(plot_latitude_time("sst", "K", zonal, "ensemble mean of waves", START, CALENDAR, grid))
         return figures[0]
 
-    draw(tmp_path / "h.png", make)
+    save_figure(tmp_path / "h.png", make)
     panels = [axis for axis in figures[0].axes if axis.get_title()]
     assert [axis.get_title() for axis in panels] == ["Truth", "Forecast", "Error"]
     assert figures[0].get_suptitle() == "sst, zonal mean: ensemble mean of waves from 2001-03-01 00:00 UTC"
@@ -223,7 +223,7 @@ def test_a_time_reaches_half_way_to_its_neighbours() -> None:
 
 def test_frames_of_an_animation(tmp_path: Path) -> None:
     """Fields of one value each: the colour of a frame is that value's, by limits that stay."""
-    background = Background(make_grid(), None)
+    background = MapBackground(make_grid(), None)
     leads = [360 * number for number in range(1, 12)]
     truth, forecast = np.linspace(270.0, 290.0, 11), np.linspace(290.0, 270.0, 11)
     frames = {
@@ -233,7 +233,7 @@ def test_frames_of_an_animation(tmp_path: Path) -> None:
     missing = [field.copy() for field in frames[leads[4]]]
     missing[0][:] = np.nan
     frames[leads[4]] = tuple(missing)
-    path = animate(tmp_path / "a.gif", "t2m", "K", frames, "Forecast", START, CALENDAR, background)
+    path = write_animation(tmp_path / "a.gif", "t2m", "K", frames, "Forecast", START, CALENDAR, background)
     with Image.open(path) as image:
         assert (image.format, image.n_frames, image.info["loop"]) == ("GIF", 11, 0)
         assert 800 < image.width < 1200 and image.getpixel((1, 1)) is not None
@@ -248,15 +248,15 @@ def test_frames_of_an_animation(tmp_path: Path) -> None:
             colours, counts = np.unique(half.reshape(-1, 3) @ [65536, 256, 1], return_counts=True)
             most = int(colours[:-1][counts[:-1].argmax()])  # the last is white
             found = np.array([most >> 16, most >> 8 & 255, most & 255])
-            expected = 255 * np.array(colormaps[FIELD]((own[number] - 270.0) / 20.0)[:3])
+            expected = 255 * np.array(colormaps[FIELD_COLORMAP]((own[number] - 270.0) / 20.0)[:3])
             if number == 4 and own is truth:
-                expected = np.array([int(MISSING[place : place + 2], 16) for place in (1, 3, 5)])
+                expected = np.array([int(MISSING_COLOR[place : place + 2], 16) for place in (1, 3, 5)])
             assert np.abs(found - expected).max() <= 4  # 96 colours for all values
     assert not list(tmp_path.glob(".*"))
 
 
 def test_an_animation_that_cannot_be_written(tmp_path: Path) -> None:
-    background = Background(make_grid(), None)
+    background = MapBackground(make_grid(), None)
     frames = {lead: (np.zeros((12, 24)), np.ones((12, 24))) for lead in (360, 720)}
     with pytest.raises(CreditError, match="a.gif: cannot be written"):
-        animate(tmp_path / "none" / "a.gif", "t2m", "K", frames, "Forecast", START, CALENDAR, background)
+        write_animation(tmp_path / "none" / "a.gif", "t2m", "K", frames, "Forecast", START, CALENDAR, background)

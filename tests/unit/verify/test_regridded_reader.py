@@ -62,17 +62,17 @@ def test_scores_are_of_the_coarse_fields(run: Run, found: Verification) -> None:
         for initial in found.cases.tolist():
             later, start = (reader.read(reader.index_of(t))[0] for t in (initial + lead, initial))
             squares.append((area * regridder.apply(later - start).astype(np.float64) ** 2).sum())
-        assert table.curve("persistence", "z500")[number] == pytest.approx(np.sqrt(np.mean(squares)), rel=1e-4)
-        assert table.curve("model", "t2m")[number] == pytest.approx(MODEL_ERROR, rel=1e-4)
+        assert table.scores_by_lead("persistence", "z500")[number] == pytest.approx(np.sqrt(np.mean(squares)), rel=1e-4)
+        assert table.scores_by_lead("model", "t2m")[number] == pytest.approx(MODEL_ERROR, rel=1e-4)
     fine = score_forecasts(make_config(run.folder), reader, run.archive)
     # waves of five lengths round the globe are half gone between cells of 30 degrees
-    assert table.value("climatology", "z500", 6) < 0.9 * fine.table.value("climatology", "z500", 6)
+    assert table.score("climatology", "z500", 6) < 0.9 * fine.table.score("climatology", "z500", 6)
 
 
 def test_forecasts_of_any_grid_are_compared(found: Verification) -> None:
     for metric in ("rmse", "acc", "activity"):
         for channel in found.table.channels:
-            model, coarse = (found.table.curve(name, channel, metric) for name in ("model", "coarse"))
+            model, coarse = (found.table.scores_by_lead(name, channel, metric) for name in ("model", "coarse"))
             np.testing.assert_allclose(model, coarse, rtol=1e-4)
 
 

@@ -18,7 +18,7 @@ from credit.config.sections.verification import OtherForecastsConfig
 from credit.errors import ConfigError, DataError
 from credit.forecast.io.forecast_reader import open_forecasts, open_other_forecasts
 from credit.verify.scorer import Verification, score_forecasts
-from credit.verify.table.table import SHORT_WAVES, WIND
+from credit.verify.table.table import SHORT_WAVES, WIND_METRICS
 from tests.unit.analytic_reader import AnalyticReader, make_grid
 from tests.unit.verify.conftest import LEADS, MODEL_ERROR, STEP, Run, make_config, make_reader, write_forecasts
 
@@ -37,9 +37,9 @@ def test_the_models_scores(found: Verification) -> None:
     table = found.table
     for channel in table.channels:
         for hours in table.lead_hours:
-            assert table.value("model", channel, hours) == pytest.approx(MODEL_ERROR, rel=1e-4)
-            assert table.value("model", channel, hours, "bias") == pytest.approx(MODEL_ERROR, rel=1e-4)
-            assert table.value("model", channel, hours, "mae", "tropics") == pytest.approx(MODEL_ERROR, rel=1e-4)
+            assert table.score("model", channel, hours) == pytest.approx(MODEL_ERROR, rel=1e-4)
+            assert table.score("model", channel, hours, "bias") == pytest.approx(MODEL_ERROR, rel=1e-4)
+            assert table.score("model", channel, hours, "mae", "tropics") == pytest.approx(MODEL_ERROR, rel=1e-4)
 
 
 def test_the_baselines_scores(run: Run, found: Verification) -> None:
@@ -51,11 +51,11 @@ def test_the_baselines_scores(run: Run, found: Verification) -> None:
         for initial in found.cases:
             change = reader.read(reader.index_of(initial + lead))[0] - reader.read(reader.index_of(initial))[0]
             squares.append((area * change.astype(np.float64) ** 2).sum())
-        assert table.curve("persistence", "z500")[number] == pytest.approx(np.sqrt(np.mean(squares)), rel=1e-6)
+        assert table.scores_by_lead("persistence", "z500")[number] == pytest.approx(np.sqrt(np.mean(squares)), rel=1e-6)
     for name in ("persistence", "climatology"):
-        assert (table.curve("damped_persistence", "t2m") <= table.curve(name, "t2m") * 1.02).all()
+        assert (table.scores_by_lead("damped_persistence", "t2m") <= table.scores_by_lead(name, "t2m") * 1.02).all()
     # the wave of a whole year averages out, so climatology's error is the wave's size
-    assert table.curve("climatology", "t2m") == pytest.approx(5 * np.sqrt(2 / 3), rel=0.02)
+    assert table.scores_by_lead("climatology", "t2m") == pytest.approx(5 * np.sqrt(2 / 3), rel=0.02)
 
 
 def test_damping_is_the_waves_autocorrelation(found: Verification) -> None:
@@ -66,19 +66,21 @@ def test_damping_is_the_waves_autocorrelation(found: Verification) -> None:
 
 def test_correlations(found: Verification) -> None:
     table = found.table
-    assert np.isnan(table.curve("climatology", "z500", "acc")).all()
-    assert np.isnan(table.curve("climatology", "z500", "acc_wb2")).all()
+    assert np.isnan(table.scores_by_lead("climatology", "z500", "acc")).all()
+    assert np.isnan(table.scores_by_lead("climatology", "z500", "acc_wb2")).all()
     # the error is uncorrelated with the anomaly, whose mean square is 50/3
     expected = np.sqrt(50 / 3 / (50 / 3 + MODEL_ERROR**2))
-    assert table.curve("model", "z500", "acc") == pytest.approx(expected, abs=0.01)
+    assert table.scores_by_lead("model", "z500", "acc") == pytest.approx(expected, abs=0.01)
     # damping by one number changes no correlation
     np.testing.assert_allclose(
-        table.curve("damped_persistence", "z500", "acc"), table.curve("persistence", "z500", "acc"), atol=2e-3
+        table.scores_by_lead("damped_persistence", "z500", "acc"),
+        table.scores_by_lead("persistence", "z500", "acc"),
+        atol=2e-3,
     )
 
 
 def test_the_wind_vector(found: Verification) -> None:
-    wind = found.table.dataset[WIND].sel(forecast="model", region="global")
+    wind = found.table.dataset[WIND_METRICS["rmse"]].sel(forecast="model", region="global")
     assert found.table.dataset["wind_variable"].values.tolist() == ["wind"]
     np.testing.assert_allclose(wind[0], np.sqrt(2) * MODEL_ERROR, rtol=1e-4)
 
@@ -124,12 +126,12 @@ def test_spectra_are_numbers_of_every_forecast(run: Run, tmp_path: Path) -> None
     np.testing.assert_allclose(other, truth + np.eye(9)[8], rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(chosen["power_ratio"].sel(forecast="other"), other / truth)
     blurred = 1 + 1 / float(truth[7] + truth[8])  # the shortest third of 8 waves is 2
-    assert table.value("other", "t2m", 24, SHORT_WAVES) == pytest.approx(blurred, rel=1e-4)
-    assert table.value("model", "t2m", 24, SHORT_WAVES) == pytest.approx(1.0, rel=1e-3)
-    assert np.isnan(table.value("model", "t2m", 12, SHORT_WAVES)), "no lead time of the figures"
+    assert table.score("other", "t2m", 24, SHORT_WAVES) == pytest.approx(blurred, rel=1e-4)
+    assert table.score("model", "t2m", 24, SHORT_WAVES) == pytest.approx(1.0, rel=1e-3)
+    assert np.isnan(table.score("model", "t2m", 12, SHORT_WAVES)), "no lead time of the figures"
     for forecast, channel in (("other", "z500"), ("climatology", "t2m")):
         assert np.isnan(table.dataset["power"].sel(forecast=forecast, spectrum_channel=channel)).all()
-        assert np.isnan(table.value(forecast, channel, 24, SHORT_WAVES))
+        assert np.isnan(table.score(forecast, channel, 24, SHORT_WAVES))
 
 
 def test_levels_by_other_names(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -206,14 +208,14 @@ def test_other_forecasts_share_the_cases(run: Run, tmp_path: Path) -> None:
     config = make_config(tmp_path, other_forecasts={"other": str(tmp_path / "other")}, **mine)
     table = score_forecasts(config, run.reader, run.archive).table
     assert table.n_cases == 1 and table.lead_hours == [12.0, 24.0]
-    assert table.value("other", "t2m", 24) == pytest.approx(1.0, rel=1e-4)
-    assert table.value("model", "t2m", 24) == pytest.approx(MODEL_ERROR, rel=1e-4)
-    assert np.isnan(table.value("other", "u500", 24))
+    assert table.score("other", "t2m", 24) == pytest.approx(1.0, rel=1e-4)
+    assert table.score("model", "t2m", 24) == pytest.approx(MODEL_ERROR, rel=1e-4)
+    assert np.isnan(table.score("other", "u500", 24))
     assert table.regions == ["arctic", "global", "strip"]
-    assert table.value("other", "t2m", 24, "bias", "strip") == pytest.approx(1.0, rel=1e-4)
+    assert table.score("other", "t2m", 24, "bias", "strip") == pytest.approx(1.0, rel=1e-4)
     assert table.dataset["reference"].values.tolist() == ["best_baseline", "other"]
-    assert table.compared("rmse_difference", "t2m", "other") == pytest.approx(MODEL_ERROR - 1, rel=1e-3)
-    assert np.isnan(table.compared("rmse_difference", "u500", "other")).all()
+    assert table.comparison("rmse_difference", "t2m", "other") == pytest.approx(MODEL_ERROR - 1, rel=1e-3)
+    assert np.isnan(table.comparison("rmse_difference", "u500", "other")).all()
     assert np.isnan(table.dataset["wind_rmse_difference"].sel(reference="other")).all()
 
 
@@ -285,7 +287,7 @@ def test_a_masked_output_is_scored_over_its_valid_cells(tmp_path: Path) -> None:
     raw["data"]["variables"] = variables
     raw["data"]["timestep"], raw["verification"]["figure_leads"] = "24h", ["24h"]
     found = score_forecasts(build_config(raw), masked, archive)
-    assert found.table.value("model", "sst", 24) == pytest.approx(MODEL_ERROR, rel=1e-4)
+    assert found.table.score("model", "sst", 24) == pytest.approx(MODEL_ERROR, rel=1e-4)
     assert not found.spectra and np.isnan(found.maps["sst", 1440][0]).sum() == 4
 
 
@@ -311,9 +313,9 @@ def test_other_forecasts_in_other_units(run: Run, tmp_path: Path, monkeypatch: p
     config = make_config(tmp_path, other_forecasts=others)
     found = score_forecasts(config, run.reader, run.archive)
     for channel in ("t2m", "u500", "v500"):
-        assert found.table.value("same", channel, 24) == pytest.approx(1.5, rel=1e-4)
+        assert found.table.score("same", channel, 24) == pytest.approx(1.5, rel=1e-4)
         for metric in ("rmse", "bias", "acc"):
-            same, other = (found.table.curve(name, channel, metric) for name in ("same", "other"))
+            same, other = (found.table.scores_by_lead(name, channel, metric) for name in ("same", "other"))
             np.testing.assert_allclose(other, same, rtol=1e-3)
     power = found.table.dataset["power"].sel(spectrum_channel="t2m", spectrum_lead=24)
     np.testing.assert_allclose(power.sel(forecast="other"), power.sel(forecast="same"), rtol=1e-3, atol=1e-6)

@@ -161,7 +161,7 @@ def expected(sample: Sample, year: str, onto: LatLonGrid | None = None) -> dict[
 def test_scores_are_those_of_weatherbench(sample: Sample, year: str) -> None:
     table, wanted = score(sample, year), expected(sample, year)
     for number, channel in enumerate(CHANNELS):
-        acc, rmse = table.curve("model", channel, "acc_wb2"), table.curve("climatology", channel)
+        acc, rmse = table.scores_by_lead("model", channel, "acc_wb2"), table.scores_by_lead("climatology", channel)
         np.testing.assert_allclose(acc, wanted["acc_wb2"][:, number], rtol=0, atol=1e-6, err_msg=channel)
         np.testing.assert_allclose(rmse, wanted["climatology"][:, number], rtol=1e-6, err_msg=channel)
     assert table.dataset.attrs["climatology"] == f"file {sample.path.name}"
@@ -194,7 +194,7 @@ def test_another_grid_than_the_datas(sample: Sample, tmp_path: Path) -> None:
     for table, own in ((score(sample, "2001", grid=grid), sample), (score(sample, "2001", grid=grid, **conf), other)):
         wanted = expected(own, "2001", onto)["acc_wb2"]
         for number, channel in enumerate(CHANNELS):
-            acc = table.curve("model", channel, "acc_wb2")
+            acc = table.scores_by_lead("model", channel, "acc_wb2")
             np.testing.assert_allclose(acc, wanted[:, number], rtol=0, atol=1e-6, err_msg=channel)
     with pytest.raises(DataError, match="coarse.nc: its grid is not that of the data: 32 x 64 .* verification.grid"):
         score(sample, "2001", **conf)

@@ -54,7 +54,7 @@ def test_scores_of_members(ensemble: tuple[ScoreTable, Path]) -> None:
     }  # fmt: skip
     for name, value in expected.items():
         for region in ("global", "tropics"):
-            found = [table.value("model", channel, 12, name, region) for channel in table.channels]
+            found = [table.score("model", channel, 12, name, region) for channel in table.channels]
             np.testing.assert_allclose(found, value, rtol=1e-4, atol=1e-6, err_msg=name)
     ranks = table.dataset["ranks"].sel(forecast="model", region="global", lead=6.0)
     np.testing.assert_allclose(ranks, np.broadcast_to([0, 1, 0, 0], ranks.shape), atol=1e-12)
@@ -90,9 +90,9 @@ def test_what_files_of_another_program_do_not_tell_is_unknown() -> None:
 def test_of_a_single_forecast_the_crps_is_the_absolute_error(ensemble: tuple[ScoreTable, Path]) -> None:
     table, _ = ensemble
     for name in ("single", "persistence", "climatology"):
-        assert table.value(name, "z500", 24, "crps") == table.value(name, "z500", 24, "mae")
-        assert np.isnan(table.value(name, "z500", 24, "crps_fair")) and np.isnan(
-            table.value(name, "z500", 24, "spread")
+        assert table.score(name, "z500", 24, "crps") == table.score(name, "z500", 24, "mae")
+        assert np.isnan(table.score(name, "z500", 24, "crps_fair")) and np.isnan(
+            table.score(name, "z500", 24, "spread")
         )
 
 
@@ -131,7 +131,7 @@ def test_events_of_members_and_of_a_single_forecast(ensemble: tuple[ScoreTable, 
         share = np.mean([truth + np.float32(error) > 290 for error in MEMBER_ERRORS], axis=0)
         members.append((area * (share - (truth > 290)) ** 2).sum())
         single.append((area * ((truth + np.float32(3) > 290) != (truth > 290))).sum())
-    assert table.value("model", "t2m", 12, "brier:warm") == pytest.approx(np.mean(members), rel=1e-6)
-    assert table.value("single", "t2m", 12, "brier:warm") == pytest.approx(np.mean(single), rel=1e-6)
-    assert np.isnan(table.value("single", "t2m", 12, "brier_fair:warm"))
+    assert table.score("model", "t2m", 12, "brier:warm") == pytest.approx(np.mean(members), rel=1e-6)
+    assert table.score("single", "t2m", 12, "brier:warm") == pytest.approx(np.mean(single), rel=1e-6)
+    assert np.isnan(table.score("single", "t2m", 12, "brier_fair:warm"))
     assert np.isfinite(table.dataset["forecast_frequency"].sel(forecast="single")).sum("members_beyond").max() == 2

@@ -153,18 +153,24 @@ def expected_brier(scored: Scored, climate: xr.DataArray, name: str) -> dict[str
 @pytest.mark.parametrize("name", list(EVENTS))
 def test_brier_scores_are_the_librarys(scored: Scored, climate: xr.DataArray, name: str) -> None:
     expected, table = expected_brier(scored, climate, name), scored.table
-    own = {metric: table.curve("model", "t2m", f"{metric}:{name}") for metric in expected if metric != "climatology"}
-    own["climatology"] = table.curve("climatology", "t2m", f"brier:{name}")
+    own = {
+        metric: table.scores_by_lead("model", "t2m", f"{metric}:{name}")
+        for metric in expected
+        if metric != "climatology"
+    }
+    own["climatology"] = table.scores_by_lead("climatology", "t2m", f"brier:{name}")
     for metric, values in expected.items():
         np.testing.assert_allclose(own[metric], values, rtol=1e-6, atol=1e-9, err_msg=metric)
-    assert own["brier"].min() > 0.01 and (table.curve("climatology", "t2m", f"brier_skill:{name}") == 0).all()
-    parts = [table.curve("model", "t2m", f"{part}:{name}") for part in ("reliability", "resolution", "uncertainty")]
+    assert own["brier"].min() > 0.01 and (table.scores_by_lead("climatology", "t2m", f"brier_skill:{name}") == 0).all()
+    parts = [
+        table.scores_by_lead("model", "t2m", f"{part}:{name}") for part in ("reliability", "resolution", "uncertainty")
+    ]
     np.testing.assert_allclose(parts[0] - parts[1] + parts[2], own["brier"], rtol=1e-12)
 
 
 def test_a_quantile_is_one_of_the_season(scored: Scored) -> None:
     """About a fifth of the cells are hot, a little less than a fifth as it gets warmer; by the whole year a tenth."""
-    base = scored.table.curve("model", "sst", "uncertainty:hot_sea")
+    base = scored.table.scores_by_lead("model", "sst", "uncertainty:hot_sea")
     np.testing.assert_allclose(base, 0.18 * 0.82, atol=0.04)
     year = make_reader()
     whole = np.stack([year.read(day)[1][~MASK] for day in range(366)])
@@ -183,10 +189,10 @@ def test_seeps_is_the_librarys(scored: Scored, climate: xr.DataArray) -> None:
     )
     expected = penalties.mean("member").weighted(AREA).mean(["case", "lat", "lon"])
     table = scored.table
-    np.testing.assert_allclose(table.curve("model", "tp", "seeps"), expected, rtol=1e-6)
-    assert np.isnan(table.curve("model", "t2m", "seeps")).all()
+    np.testing.assert_allclose(table.scores_by_lead("model", "tp", "seeps"), expected, rtol=1e-6)
+    assert np.isnan(table.scores_by_lead("model", "t2m", "seeps")).all()
     # the climatological mean rains lightly every day: a constant forecast
-    np.testing.assert_allclose(table.curve("climatology", "tp", "seeps"), 1.0, atol=0.15)
+    np.testing.assert_allclose(table.scores_by_lead("climatology", "tp", "seeps"), 1.0, atol=0.15)
 
 
 def test_what_the_files_have(scored: Scored) -> None:
@@ -215,7 +221,7 @@ def test_what_the_files_have(scored: Scored) -> None:
 def test_two_shares_are_one_to_the_last_bit(scored: Scored, monkeypatch: pytest.MonkeyPatch) -> None:
     def part(share: WorkShare) -> PartialScores:
         found = []
-        monkeypatch.setattr(scorer, "gather", lambda score, is_sharded: found.append(score()))
+        monkeypatch.setattr(scorer, "gather_scores", lambda score, is_sharded: found.append(score()))
         score_forecasts(config_of(scored.folder, events=EVENTS), make_reader(), scored.archive, share)
         return found[0]
 
@@ -236,9 +242,9 @@ def test_without_a_training_period(scored: Scored, tmp_path: Path, caplog: pytes
     config = config_of(tmp_path, events={"warm": EVENTS["warm"]}, climatology={"harmonics": 0})
     table = score_forecasts(config, reader, scored.archive).table
     np.testing.assert_array_equal(
-        table.curve("model", "t2m", "brier:warm"), scored.table.curve("model", "t2m", "brier:warm")
+        table.scores_by_lead("model", "t2m", "brier:warm"), scored.table.scores_by_lead("model", "t2m", "brier:warm")
     )
-    assert np.isnan(table.curve("model", "t2m", "brier_skill:warm")).all() and "seeps" not in table.dataset
+    assert np.isnan(table.scores_by_lead("model", "t2m", "brier_skill:warm")).all() and "seeps" not in table.dataset
     assert "no climate, hence no Brier skill and no SEEPS" in caplog.text and "is dry" not in caplog.text
 
 

@@ -16,10 +16,10 @@ import xarray as xr
 
 from credit.cli.console.score_summary import format_summary
 from credit.errors import CreditError
-from credit.verify.plots.scores import skill_curves
-from credit.verify.plots.style import pretty_units
+from credit.verify.plots.scores import plot_skill
+from credit.verify.plots.style import format_units
 from credit.verify.report.metadata import describe_data, read_training_log
-from credit.verify.table.table import COLUMNS, COMMON_ATTRIBUTES, ScoreTable
+from credit.verify.table.table import COMMON_ATTRIBUTES, CSV_COLUMNS, ScoreTable
 from credit.verify.verification import verify
 from tests.unit.verify.conftest import MODEL_ERROR, Run
 
@@ -50,7 +50,7 @@ def test_every_file_is_there_and_nothing_else(run: Run, table: ScoreTable) -> No
 def test_scores_csv(run: Run, table: ScoreTable) -> None:
     with open(run.folder / "scores.csv", newline="") as handle:
         rows = list(csv.DictReader(handle))
-    assert tuple(rows[0]) == COLUMNS
+    assert tuple(rows[0]) == CSV_COLUMNS
     assert {row["forecast"] for row in rows} == {"model", "persistence", "damped_persistence", "climatology"}
 
     def find(**wanted: str) -> list[dict[str, str]]:
@@ -114,7 +114,7 @@ def test_the_report_is_one_file_that_says_what_it_must(run: Run, table: ScoreTab
 
 def test_hours_are_ticked_as_a_day_is_divided(table: ScoreTable) -> None:
     assert table.lead_hours[-1] <= 48
-    axis = skill_curves(table, ["t2m"]).axes[-1]
+    axis = plot_skill(table, ["t2m"]).axes[-1]
     shown = [tick for tick in axis.get_xticks() if 0 <= tick <= table.lead_hours[-1]]
     assert len(shown) > 3 and all(24 % step == 0 for step in np.diff(shown))
 
@@ -185,7 +185,7 @@ def test_steps_that_went_wrong_are_not_in_the_training_log(tmp_path: Path) -> No
     ],
 )
 def test_units_are_set_with_exponents(units: str, power: int, expected: str) -> None:
-    assert pretty_units(units, power) == expected
+    assert format_units(units, power) == expected
 
 
 def test_matplotlib_stays_out_of_the_commands() -> None:

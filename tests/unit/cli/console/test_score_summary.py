@@ -14,7 +14,7 @@ from credit.verify.statistics.case_statistics import DeterministicStatistics
 from credit.verify.statistics.seasons import cases_by_season
 from credit.verify.table.summary import headline_channels, summary_document
 from credit.verify.table.table import COMMON_ATTRIBUTES, ScoreTable
-from credit.verify.table.table_builder import RowIndex, TableAxes, build_table
+from credit.verify.table.table_builder import TableAxes, TableRows, build_table
 
 CALENDAR = Calendar()
 INITIAL = CALENDAR.parse("2001-01-01") + 1440 * np.arange(150)
@@ -33,7 +33,7 @@ def make_table(names: list[str] = NAMES, experiment: str = "new run") -> ScoreTa
         shape = len(INITIAL), len(LEADS), len(rows), 1
         arrays = {key: random.gamma(50.0, squared_error / 50, shape) for key in DeterministicStatistics.array_names()}
         statistics[name] = DeterministicStatistics(INITIAL, **arrays), rows
-    axes = TableAxes(RowIndex(channels, [], {}), LEADS, cases_by_season(INITIAL, CALENDAR), ["global"])
+    axes = TableAxes(TableRows(channels, [], {}), LEADS, cases_by_season(INITIAL, CALENDAR), ["global"])
     attributes = {"experiment": experiment, "n_cases": len(INITIAL), "level_units": "hPa"}
     return build_table(statistics, axes, attributes | dict.fromkeys(COMMON_ATTRIBUTES, "2001"))
 
@@ -77,7 +77,7 @@ def test_the_document_has_all_channels_and_null_for_missing_scores() -> None:
     assert document["forecasts"] == {"model": "new run", "old": "old"} and document["reference"] == "old"
     assert [row["channel"] for row in document["rows"]] == np.repeat(NAMES, len(LEADS)).tolist()
     first = document["rows"][0]
-    assert first["rmse"]["model"] == pytest.approx(table.value("model", "t850", 6))
+    assert first["rmse"]["model"] == pytest.approx(table.score("model", "t850", 6))
     assert first["ratio"] == pytest.approx(0.5, rel=0.05) and first["significant"] is True
     last = document["rows"][-1]
     assert last["rmse"]["old"] is None and last["ratio"] is None and last["significant"] is False

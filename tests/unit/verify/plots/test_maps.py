@@ -14,8 +14,16 @@ from matplotlib.figure import Figure
 from credit.calendar import Calendar
 from credit.channels import ChannelMap
 from credit.grid import LatLonGrid
-from credit.verify.plots.maps import FIELD, Background, draw_map, equal_earth, map_and_histogram, map_axes, maps
-from credit.verify.plots.style import draw, new_figure
+from credit.verify.plots.maps import (
+    FIELD_COLORMAP,
+    MapBackground,
+    create_map_axes,
+    draw_map,
+    equal_earth,
+    plot_map_and_histogram,
+    plot_maps,
+)
+from credit.verify.plots.style import new_figure, save_figure
 from tests.unit.analytic_reader import AnalyticReader, make_grid
 
 GRIDS = {
@@ -48,7 +56,7 @@ def test_the_projection_is_equal_earth() -> None:
 
 @pytest.mark.parametrize("grid", GRIDS.values(), ids=GRIDS)
 def test_cells_lie_where_their_centres_are(grid: LatLonGrid) -> None:
-    background = Background(grid, None)
+    background = MapBackground(grid, None)
     centres = (background.edges[:-1] + background.edges[1:]) / 2
     np.testing.assert_allclose((centres - grid.lon[background.column_order] + 180) % 360, 180, atol=1e-9)
     assert sorted(background.column_order) == list(range(len(grid.lon)))
@@ -58,9 +66,9 @@ def test_cells_lie_where_their_centres_are(grid: LatLonGrid) -> None:
 @pytest.mark.parametrize("grid", GRIDS.values(), ids=GRIDS)
 def test_cells_are_drawn_between_their_bounds(grid: LatLonGrid) -> None:
     """Areas of the drawn cells are those that scores are weighted with."""
-    background, (field,) = Background(grid, None), fields(grid, 1)
+    background, (field,) = MapBackground(grid, None), fields(grid, 1)
     figure = new_figure(4, 2)
-    mesh = draw_map(map_axes(figure, 1, 1)[0, 0], field, background, FIELD, 250.0, 290.0)
+    mesh = draw_map(create_map_axes(figure, 1, 1)[0, 0], field, background, FIELD_COLORMAP, 250.0, 290.0)
     np.testing.assert_array_equal(mesh.get_array(), field[:, background.column_order])
     corners = mesh.get_coordinates()
     lon, lat = np.meshgrid(background.edges - background.edges[0] - 180.0, grid.lat_bounds)
@@ -75,9 +83,9 @@ def test_cells_are_drawn_between_their_bounds(grid: LatLonGrid) -> None:
 @pytest.mark.parametrize("grid", GRIDS.values(), ids=GRIDS)
 def test_the_graticule_has_its_degrees(grid: LatLonGrid) -> None:
     """Parallels where they meet the map's left edge, meridians where they meet its lower edge; none lies on another."""
-    background, figure = Background(grid, None), new_figure(11 / 3, 2.05)
-    axis = map_axes(figure, 1, 1)[0, 0]
-    draw_map(axis, fields(grid, 1)[0], background, FIELD, 250.0, 290.0)
+    background, figure = MapBackground(grid, None), new_figure(11 / 3, 2.05)
+    axis = create_map_axes(figure, 1, 1)[0, 0]
+    draw_map(axis, fields(grid, 1)[0], background, FIELD_COLORMAP, 250.0, 290.0)
     found = {own.get_text(): own for own in axis.texts}
     parallels = {"60°S": -60, "30°S": -30, "0°": 0, "30°N": 30, "60°N": 60}
     meridians = {"120°W": -120, "60°W": -60, "60°E": 60, "120°E": 120}
@@ -97,16 +105,16 @@ def test_truth_and_forecast_share_their_colours_and_each_error_has_its_own(tmp_p
     grid = GRIDS["from Greenwich"]
     land = np.zeros(grid.shape)
     land[3:6, 4:9] = 1.0
-    background = Background(grid, land)
+    background = MapBackground(grid, land)
     truth, forecast, spread, later = fields(grid, 4)
     spread = np.abs(spread - 270)
     truth[0, 0] = np.nan
     given = {360: (truth, forecast, spread), 1440: (later, forecast, spread)}
     figures = []
     start = CALENDAR.parse("2001-03-01T00:00")
-    draw(
+    save_figure(
         tmp_path / "map.png",
-        lambda: figures.append(maps("t2m", "K", given, start, CALENDAR, background)) or figures[0],
+        lambda: figures.append(plot_maps("t2m", "K", given, start, CALENDAR, background)) or figures[0],
     )
     drawn = meshes(figures[0])
     for row, (true, mean, wide) in enumerate(given.values()):
@@ -125,7 +133,7 @@ def test_truth_and_forecast_share_their_colours_and_each_error_has_its_own(tmp_p
     rmse = np.sqrt((error**2 * grid.area_weights()).sum())
     assert titles[6] == f"Error, RMSE {rmse:.3g} K"
     assert (tmp_path / "map.png").stat().st_size > 20_000
-    draw(tmp_path / "map_and_histogram.png", map_and_histogram, truth, truth, background, "K")
+    save_figure(tmp_path / "plot_map_and_histogram.png", plot_map_and_histogram, truth, truth, background, "K")
 
 
 @pytest.mark.parametrize(("share", "own"), [(0.5, False), (0.02, True)])
@@ -136,7 +144,7 @@ def test_a_spread_far_below_the_error_has_its_own_scale(share: float, own: bool)
     error = error - error.mean()
     spread = np.abs(share * error)
     start = CALENDAR.parse("2001-03-01T00:00")
-    figure = maps("t2m", "K", {360: (truth, truth + error, spread)}, start, CALENDAR, Background(grid, None))
+    figure = plot_maps("t2m", "K", {360: (truth, truth + error, spread)}, start, CALENDAR, MapBackground(grid, None))
     drawn = meshes(figure)
     widest = np.percentile(np.abs(error), 99.5)
     assert drawn[2].get_clim() == pytest.approx((-widest, widest), rel=1e-4)
@@ -145,16 +153,16 @@ def test_a_spread_far_below_the_error_has_its_own_scale(share: float, own: bool)
     assert "standard deviation (K)" + ("\nown scale: 0.02 of the error's" if own else "") in bars
 
 
-def outline(background: Background) -> np.ndarray:
+def outline(background: MapBackground) -> np.ndarray:
     """Return the coastline's points on the map, (N, 2)."""
     figure = new_figure(4, 2)
-    axis = map_axes(figure, 1, 1)[0, 0]
-    draw_map(axis, np.zeros(background.grid.shape), background, FIELD, 0.0, 1.0)
+    axis = create_map_axes(figure, 1, 1)[0, 0]
+    draw_map(axis, np.zeros(background.grid.shape), background, FIELD_COLORMAP, 0.0, 1.0)
     (contours,) = [own for own in axis.collections if isinstance(own, ContourSet)]
     return np.concatenate([line for line in contours.allsegs[0] if len(line)])
 
 
-def on_the_map(background: Background, lon: float, lat: float) -> np.ndarray:
+def on_the_map(background: MapBackground, lon: float, lat: float) -> np.ndarray:
     return np.array(background.project(np.array(lon), np.array(lat)))
 
 
@@ -162,7 +170,7 @@ def test_the_coastline_runs_between_land_and_sea() -> None:
     grid = GRIDS["from Greenwich"]
     land = np.zeros(grid.shape)
     land[3:6, 4:9] = 1.0  # centres 37.5 to 7.5 north, 60 to 120 east; cells of 15 degrees
-    background = Background(grid, land)
+    background = MapBackground(grid, land)
     points = outline(background)
     # half way between the centres of land and sea
     for lon, lat in ((52.5, 22.5), (127.5, 22.5), (90.0, 0.0), (90.0, 45.0)):
@@ -175,7 +183,7 @@ def test_land_across_the_dateline_reaches_both_edges() -> None:
     grid = GRIDS["from Greenwich"]
     land = np.zeros(grid.shape)
     land[3:6, [11, 12, 13]] = 1.0  # 165, 180 and 195 east
-    background = Background(grid, land)
+    background = MapBackground(grid, land)
     points = outline(background)
     for lon, lat in ((background.edges[0], 45.0), (background.edges[-1], 0.0), (-157.5, 22.5), (157.5, 22.5)):
         # a cell's edge is 0.2 long; between two centres the line is straight on the map
@@ -198,11 +206,11 @@ def test_land_comes_from_the_datas_mask_on_any_grid() -> None:
             return both
 
     reader = Masked(ChannelMap.build(variables, []), grid, CALENDAR, np.arange(2) * 360, lambda *_: np.zeros(1))
-    assert Background.of(reader).land is None  # nothing says that it is one
+    assert MapBackground.build(reader).land is None  # nothing says that it is one
     reader.attributes["land_sea_mask"] = {"standard_name": "land_binary_mask"}
-    np.testing.assert_array_equal(Background.of(reader).land, reader.static()[1])
+    np.testing.assert_array_equal(MapBackground.build(reader).land, reader.static()[1])
     coarse = make_grid(6, 12)
-    land = Background.of(reader, coarse).land
+    land = MapBackground.build(reader, coarse).land
     area = coarse.area_weights(), grid.area_weights()
     assert land.shape == (6, 12)
     assert (land * area[0]).sum() == pytest.approx((reader.static()[1] * area[1]).sum(), rel=1e-5)

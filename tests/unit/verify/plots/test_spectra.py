@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from credit.verify.plots.scores import forecast_styles
-from credit.verify.plots.spectra import spectra
+from credit.verify.plots.spectra import plot_spectra
 from credit.verify.scorer import score_forecasts
 from tests.unit.verify.conftest import Run, make_config, write_forecasts
 
@@ -24,7 +24,7 @@ def test_every_forecast_that_has_a_spectrum_is_shown(run: Run, tmp_path: Path) -
     config = make_config(tmp_path, other_forecasts={"other": str(tmp_path / "other")})
     table = score_forecasts(config, run.reader, run.archive).table
     colours, data = {name: own["color"] for name, own in forecast_styles(table).items()}, table.dataset
-    figure = spectra(table, ["z500", "t2m", "no_such_channel"])
+    figure = plot_spectra(table, ["z500", "t2m", "no_such_channel"])
     axes = np.array(figure.axes).reshape(3, 2)  # power, the ratios at 6 and 24 h; z500, t2m
     for column, (channel, names) in enumerate({"z500": ["model"], "t2m": ["model", "other"]}.items()):
         upper, *lower = axes[:, column]
@@ -50,6 +50,6 @@ def test_a_truth_without_waves_has_no_ratio(run: Run, tmp_path: Path) -> None:
     table = score_forecasts(make_config(tmp_path), run.reader, run.archive).table
     table.dataset["power_truth"][:] = 0.0
     table.dataset["power_ratio"][:] = np.nan
-    figure = spectra(table, ["t2m"])
+    figure = plot_spectra(table, ["t2m"])
     figure.savefig(tmp_path / "spectra.png")
     assert [axis.get_ylim()[1] for axis in figure.axes[1:]] == [1.6, 1.6]

@@ -7,7 +7,11 @@ import pytest
 import xarray as xr
 
 from credit.calendar import Calendar
-from credit.verify.report.reference_scores import comparison_rows, published_scores, select_comparable
+from credit.verify.report.reference_scores import (
+    compare_with_published,
+    load_published_scores,
+    select_comparable_scores,
+)
 from credit.verify.table.table import ScoreTable
 
 CALENDAR = Calendar()
@@ -33,10 +37,10 @@ def table(truth: str = "era5/*.nc") -> ScoreTable:
 
 
 def test_the_same_grid_years_and_truth() -> None:
-    found = select_comparable(table(), 5.625, ALL, CALENDAR)
+    found = select_comparable_scores(table(), 5.625, ALL, CALENDAR)
     simple = {"persistence", "weekly climatology"}
     assert {own.system for own in found} == {"IFS operational", "IFS T63", "ResNet (Rasp and Thuerey)", *simple}
-    rows = comparison_rows(found, table())
+    rows = compare_with_published(found, table())
     assert ("IFS T63", "z500", 120, 463, 500.0, "README of github.com/pangeo-data/WeatherBench") in rows
     assert {row[1] for row in rows} == {"z500"}, "temperature in other units is left out"
 
@@ -44,7 +48,7 @@ def test_the_same_grid_years_and_truth() -> None:
 def test_units_as_era5_spells_them() -> None:
     own = table()
     own.dataset["units"] = "channel", ["m**2 s**-2", "Kelvin"]
-    rows = comparison_rows(select_comparable(own, 5.625, ALL, CALENDAR), own)
+    rows = compare_with_published(select_comparable_scores(own, 5.625, ALL, CALENDAR), own)
     assert {row[1] for row in rows} == {"z500", "t850"}
 
 
@@ -63,7 +67,7 @@ def test_units_as_era5_spells_them() -> None:
     ],
 )
 def test_unlike_numbers_do_not_stand_side_by_side(own: ScoreTable, degrees: float, cases: np.ndarray) -> None:
-    assert select_comparable(own, degrees, cases, CALENDAR) == []
+    assert select_comparable_scores(own, degrees, cases, CALENDAR) == []
 
 
 @pytest.mark.parametrize(
@@ -74,11 +78,11 @@ def test_unlike_numbers_do_not_stand_side_by_side(own: ScoreTable, degrees: floa
     ],
 )
 def test_initial_times_that_cover_the_years_suffice(cases: np.ndarray) -> None:
-    assert select_comparable(table(), 5.625, cases, CALENDAR)
+    assert select_comparable_scores(table(), 5.625, cases, CALENDAR)
 
 
 def test_the_table_says_where_each_number_is_from() -> None:
-    for own in published_scores():
+    for own in load_published_scores():
         assert own.source and own.years[0] <= own.years[1] and own.truth == "ERA5"
         for scores in own.rmse.values():
             assert list(scores) == sorted(scores) and all(score > 0 for score in scores.values())

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from credit.channels import Channel
-from credit.verify.plots.scores import forecast_styles, scorecard
-from credit.verify.plots.style import pretty_units
-from credit.verify.report.report_data import encode, pack_curves, page_scores, superscript_units
+from credit.verify.plots.scores import forecast_styles, plot_scorecard
+from credit.verify.plots.style import format_units
+from credit.verify.report.report_data import build_page_scores, encode_page_scores, pack_curves, superscript_units
 from credit.verify.report.score_descriptions import SCORE_DESCRIPTIONS
 from credit.verify.table.table import ScoreTable
 from tests.browser.pages import make_table
@@ -53,8 +53,8 @@ def test_whole_numbers_are_kept_as_they_are() -> None:
 
 
 def test_everything_small_is_there(table: ScoreTable) -> None:
-    scores, left_out = page_scores(table, "v500")
-    read = json.loads(zlib.decompress(base64.b64decode(encode(scores))))
+    scores, left_out = build_page_scores(table, "v500")
+    read = json.loads(zlib.decompress(base64.b64decode(encode_page_scores(scores))))
     assert read == scores and scores["rows"][scores["first_row"]]["name"] == "v500"
     assert [own["name"] for own in scores["metrics"]] == list(SCORE_DESCRIPTIONS)
     assert "acc_wb2" in left_out and "season" not in left_out and "lead times" not in left_out
@@ -69,17 +69,19 @@ def test_everything_small_is_there(table: ScoreTable) -> None:
 
 def test_names_of_a_user_are_shown_as_they_were_written() -> None:
     table = make_table([Channel("t500", "t", 500.0, "prognostic")], "IFS_hres")
-    scores, _ = page_scores(table, "t500")
+    scores, _ = build_page_scores(table, "t500")
     labels = {own["name"]: own["label"] for own in scores["forecasts"]}
     assert labels["IFS_hres"] == "IFS_hres" and labels["damped_persistence"] == "Damped persistence"
-    assert scorecard(table, "IFS_hres", table.regions).get_suptitle().startswith("Model against IFS_hres ")
-    assert scorecard(table, "best_baseline", table.regions).get_suptitle().startswith("Model against best baseline ")
+    assert plot_scorecard(table, "IFS_hres", table.regions).get_suptitle().startswith("Model against IFS_hres ")
+    assert (
+        plot_scorecard(table, "best_baseline", table.regions).get_suptitle().startswith("Model against best baseline ")
+    )
 
 
 def test_events_and_precipitation_have_one_row() -> None:
     channels = [Channel(f"{name}500", name, 500.0, "prognostic") for name in ("u", "v", "t", "z")]
     table = make_table(channels, members=4, events=True)
-    scores, left_out = page_scores(table, "v500")
+    scores, left_out = build_page_scores(table, "v500")
     extra = {own["name"]: own for own in scores["metrics"] if own["rows"] is not None}
     assert {name: own["rows"] for name, own in extra.items()} == dict.fromkeys(
         ("seeps", "brier:high", "brier_skill:high"), [3]
@@ -98,7 +100,7 @@ def test_events_and_precipitation_have_one_row() -> None:
 def test_a_page_that_would_be_too_large(table: ScoreTable) -> None:
     kept = []
     for most in (10**6, 14_000, 1000):
-        scores, left_out = page_scores(table, "v500", most)
+        scores, left_out = build_page_scores(table, "v500", most)
         intervals = scores["curves"]["rmse_low"]
         kept.append((len(scores["seasons"]), len(scores["leads"]), [own is not None for own in intervals]))
         for text, there in (
@@ -112,7 +114,7 @@ def test_a_page_that_would_be_too_large(table: ScoreTable) -> None:
 
 
 def test_the_page_has_the_figures_colours(table: ScoreTable) -> None:
-    scores, _ = page_scores(table, "u500")
+    scores, _ = build_page_scores(table, "u500")
     looks = {own["name"]: own for own in scores["forecasts"]}
     assert {name: own["colour"] for name, own in looks.items()} == {
         k: v["color"] for k, v in forecast_styles(table).items()
@@ -128,4 +130,4 @@ def test_units_are_written_with_raised_exponents() -> None:
     )
     assert superscript_units("1e-5 s-1") == "1e-5 s⁻¹"
     for units in ("m**2 s**-2", "m^2 s^-2", "m2/s2"):  # ERA5's spelling, and others
-        assert superscript_units(units) == "m² s⁻²" and pretty_units(units) == "m$^{2}$ s$^{-2}$"
+        assert superscript_units(units) == "m² s⁻²" and format_units(units) == "m$^{2}$ s$^{-2}$"

@@ -10,10 +10,10 @@ from credit.config.sections.verification import BASELINES, REGIONS
 from credit.data.splits import Split
 from credit.errors import DataError
 from credit.verify.scores import baselines
-from credit.verify.scores.baselines import baseline_fields, fit_damping
+from credit.verify.scores.baselines import build_baseline_fields, fit_damping
 from credit.verify.statistics.area_mean import AreaMean
 from credit.verify.statistics.case_statistics import DeterministicStatistics
-from credit.verify.statistics.error_moments import BaselineState, ReferenceFields, error_moments
+from credit.verify.statistics.error_moments import BaselineState, ReferenceFields, compute_error_moments
 from credit.verify.statistics.regions import region_weights
 from tests.unit.analytic_reader import make_grid
 
@@ -44,7 +44,7 @@ def _sums(fields: dict[str, np.ndarray]) -> dict[str, DeterministicStatistics]:
     start, normal_start, truth, normal = fields.values()
     state = BaselineState.build(means, ReferenceFields(start, normal_start))
     reference = ReferenceFields(truth, normal, "later truth", "later climatology")
-    for name, moments in error_moments(means, reference, {}, baselines=(state, DAMPING)).items():
+    for name, moments in compute_error_moments(means, reference, {}, baselines=(state, DAMPING)).items():
         sums[name].add_moments(0, 0, means, moments)
     return sums
 
@@ -57,12 +57,12 @@ def test_sums_of_the_baselines(dtype: type, rtol: float, scale: float) -> None:
     anomaly = (fields["start"] - fields["normal_start"]).astype(np.float64)
     start, _, truth, normal = (own.astype(np.float64) for own in fields.values())
     damped = DAMPING[:, None, None] * anomaly
-    of = baseline_fields(start, anomaly, normal, DAMPING[:, None, None])
+    of = build_baseline_fields(start, anomaly, normal, DAMPING[:, None, None])
     for name, sums in _sums(fields).items():
         error, true = of[name] - truth, truth - normal
         own = damped if name == "damped_persistence" else of[name] - normal
         planes = {
-            "error": error, "absolute": np.abs(error), "squared": error**2, "forecast_variance": own**2,
+            "error": error, "absolute_error": np.abs(error), "squared_error": error**2, "forecast_variance": own**2,
             "truth_variance": true**2, "covariance": own * true,
         }  # fmt: skip
         for plane, values in planes.items():
@@ -76,12 +76,14 @@ def test_sums_of_the_baselines(dtype: type, rtol: float, scale: float) -> None:
                 np.testing.assert_allclose(found, expected, rtol=rtol, atol=atol, err_msg=message)
         u, v = error[1], error[2]
         lengths = np.hypot(of[name][1], of[name][2]) - np.hypot(truth[1], truth[2])
-        for plane, values in (("absolute", np.hypot(u, v)), ("error", lengths)):
+        for plane, values in (("absolute_error", np.hypot(u, v)), ("error", lengths)):
             expected, found = [np.average(values, weights=weight) for weight in WEIGHTS], getattr(sums, plane)[0, 0, 4]
             # the error of the length is the difference of two mean lengths
             atol = 0.02 * rtol * np.hypot(truth[1], truth[2]).mean()
             np.testing.assert_allclose(found, expected, rtol=rtol, atol=atol, err_msg=f"{name} {plane}")
-        np.testing.assert_allclose(sums.squared[0, 0, 4], sums.squared[0, 0, [1, 2]].sum(axis=0), rtol=1e-12)
+        np.testing.assert_allclose(
+            sums.squared_error[0, 0, 4], sums.squared_error[0, 0, [1, 2]].sum(axis=0), rtol=1e-12
+        )
     assert (_sums(fields)["climatology"].forecast_variance == 0).all()
 
 
@@ -123,7 +125,7 @@ def test_products_do_not_depend_on_how_many_are_made_at_once() -> None:
     means = AreaMean(CHANNELS, {"sst": MASK}, GRID.area_weights()[None])
     fields = _fields()
     reference = ReferenceFields(fields["truth"], fields["normal"])
-    fit = baselines._DampingFit(lambda minutes: None, lambda minutes: None, set(), [], means)
+    fit = baselines._AnomalyProductSums(lambda minutes: None, lambda minutes: None, set(), [], means)
     firsts = [np.nan_to_num(fields[name] + shift) for shift in range(4) for name in fields]
     together = fit._products(firsts, reference)
     separately = [fit._products([first], reference)[0] for first in firsts]

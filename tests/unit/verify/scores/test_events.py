@@ -25,7 +25,7 @@ def _events(
     thresholds: np.ndarray = THRESHOLDS[:, :, None],
     climatology: np.ndarray = CLIMATOLOGY[:, :, None],
     which: range | None = None,
-    means: AreaMean = MEANS,
+    area_mean: AreaMean = MEANS,
 ) -> EventStatistics:
     """Return the sums of thresholds and climatological probabilities, each (E, C, 1 or P); channels vary fastest."""
     chosen = list(which or range(len(cases.truth)))
@@ -35,7 +35,7 @@ def _events(
         for e, c in np.ndindex(events, channels):
             place = number, 0, e * channels + c
             fields = cases.members[case][:, c], cases.truth[case][c], thresholds[e, c], climatology[e, c]
-            sums.add(place, means, c, *fields)
+            sums.add(place, area_mean, c, *fields)
     return sums
 
 
@@ -82,7 +82,7 @@ def test_another_library_agrees_on_the_diagram() -> None:
     masks = {channel.variable: masked for channel in CHANNELS}
     circle = AreaMean(CHANNELS, masks, region_weights(GRID, {name: REGIONS[name] for name in NAMES}))
     cases = draw_cases(6, MEMBERS)
-    sums = _events(cases, means=circle)
+    sums = _events(cases, area_mean=circle)
     shares, observed = (_by_channel(values) for values in sums.diagram())
     np.testing.assert_allclose(sums.probabilities, np.arange(MEMBERS + 1) / MEMBERS)
     edges = (np.arange(MEMBERS + 2) - 0.5) / MEMBERS

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from credit.verify.plots.events import reliability_diagrams
+from credit.verify.plots.events import plot_reliability_diagrams
 from credit.verify.scores.events import EventStatistics
-from credit.verify.scores.reliability import OBSERVED, POINT_NAMES, ReliabilityStatistics
-from credit.verify.significance.bootstrap import MIN_BLOCKS
+from credit.verify.scores.reliability import OBSERVED_FREQUENCY, POINT_NAMES, ReliabilityStatistics
+from credit.verify.significance.bootstrap import MIN_BLOCKS_FOR_INTERVALS
 from credit.verify.table.event_rows import EventResults
 
 DAY = 1440
@@ -34,7 +34,7 @@ def draw(
     happened = forecasts * np.clip(chance + 0.08 * weather[:, None], 0, 1)
     planes = (np.stack([own, own], axis=1)[:, :, None, None] for own in (forecasts, happened))
     nothing = np.zeros((days, 2, 1, 1))
-    return EventStatistics(DAY * np.arange(days), *planes, nothing, nothing, nothing, members=members)
+    return EventStatistics(DAY * np.arange(days), *planes, nothing, nothing, nothing, num_members=members)
 
 
 def test_points_are_the_diagram() -> None:
@@ -44,7 +44,7 @@ def test_points_are_the_diagram() -> None:
     shares, observed = events.diagram()
     np.testing.assert_allclose(found["diagram_probability"][:, :, 0], np.tile(np.arange(11) / 10, (2, 1)))
     np.testing.assert_allclose(found["diagram_frequency"][:, :, 0], shares[:, 0, 0])
-    np.testing.assert_allclose(found[OBSERVED][:, :, 0], observed[:, 0, 0])
+    np.testing.assert_allclose(found[OBSERVED_FREQUENCY][:, :, 0], observed[:, 0, 0])
 
 
 def test_points_of_large_ensembles_are_pooled() -> None:
@@ -61,8 +61,8 @@ def test_points_of_large_ensembles_are_pooled() -> None:
 def test_intervals_are_of_the_block_bootstrap() -> None:
     """40 lead days leave too few blocks; where errors last, bars are longer; a rare point has none."""
     ends = ReliabilityStatistics.build(draw(120, 5, np.linspace(0, 1, 6))).observed_intervals(LEADS)
-    assert ends.shape == (2, 2, 6, 1) and np.isnan(ends[:, 1]).all() and MIN_BLOCKS > 120 // 42
-    centre = ReliabilityStatistics.build(draw(120, 5, np.linspace(0, 1, 6))).metrics()[OBSERVED]
+    assert ends.shape == (2, 2, 6, 1) and np.isnan(ends[:, 1]).all() and MIN_BLOCKS_FOR_INTERVALS > 120 // 42
+    centre = ReliabilityStatistics.build(draw(120, 5, np.linspace(0, 1, 6))).metrics()[OBSERVED_FREQUENCY]
     assert ((ends[0, 0] < centre[0]) & (centre[0] < ends[1, 0])).all()
     assert ends[0, 0].min() >= 0 and ends[1, 0].max() <= 1
     lasting = ReliabilityStatistics.build(draw(120, 5, np.linspace(0, 1, 6), memory=0.9)).observed_intervals(LEADS)
@@ -83,7 +83,7 @@ def test_how_often_intervals_cover_the_truth() -> None:
         hits.append((low < chance) & (chance < high))
         found = sums.metrics()
         cells = 120 * 200 * found["diagram_frequency"][0, :, 0]
-        observed = found[OBSERVED][0, :, 0]
+        observed = found[OBSERVED_FREQUENCY][0, :, 0]
         naive.append(abs(observed - chance) < 1.96 * np.sqrt(observed * (1 - observed) / cells))
     assert 0.90 < np.mean(hits) < 0.985
     assert np.mean(naive) < 0.7
@@ -101,7 +101,7 @@ def test_smaller_ensembles_lack_the_last_points() -> None:
         own = ReliabilityStatistics.build(events["model"]).metrics()[name]
         np.testing.assert_array_equal(found[name][1][0, 0, :, 0], own[:, :, 0])
     ends = ReliabilityStatistics.build(events["model"]).observed_intervals(LEADS)
-    np.testing.assert_array_equal(found[f"{OBSERVED}_high"][1][0, 0, :, 0], ends[1, :, :, 0])
+    np.testing.assert_array_equal(found[f"{OBSERVED_FREQUENCY}_high"][1][0, 0, :, 0], ends[1, :, :, 0])
 
 
 def drawn_table(events: EventStatistics) -> SimpleNamespace:
@@ -115,10 +115,10 @@ def drawn_table(events: EventStatistics) -> SimpleNamespace:
 def test_bars_are_drawn_from_end_to_end() -> None:
     events = draw(60, 5, np.linspace(0, 1, 6))
     table = drawn_table(events)
-    figure = reliability_diagrams(table, [24.0, 960.0])
+    figure = plot_reliability_diagrams(table, [24.0, 960.0])
     bars, none = figure.axes[0].collections  # of 40 days there are too few blocks
     ends = [path.vertices[:, 1].tolist() for path in bars.get_paths()]
-    own = (table.dataset[f"{OBSERVED}_{end}"].sel(lead=24.0).values.ravel() for end in ("low", "high"))
+    own = (table.dataset[f"{OBSERVED_FREQUENCY}_{end}"].sel(lead=24.0).values.ravel() for end in ("low", "high"))
     np.testing.assert_allclose(ends, np.stack(list(own), axis=1))
     assert not np.isfinite([path.vertices[:, 1] for path in none.get_paths()]).any()
     title = figure.get_suptitle().replace("\n", " ")
@@ -126,5 +126,5 @@ def test_bars_are_drawn_from_end_to_end() -> None:
 
 
 def test_without_bars_none_are_promised() -> None:
-    figure = reliability_diagrams(drawn_table(draw(10, 5, np.linspace(0, 1, 6))), [24.0])
+    figure = plot_reliability_diagrams(drawn_table(draw(10, 5, np.linspace(0, 1, 6))), [24.0])
     assert figure.get_suptitle() == "Reliability diagrams of waves, global"

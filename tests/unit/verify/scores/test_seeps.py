@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from credit.verify.scores.seeps import DRY_BELOW_MM, SeepsStatistics, is_scored, seeps
+from credit.verify.scores.seeps import DRY_BELOW_MM, SeepsStatistics, compute_seeps_penalty, is_seeps_defined
 from tests.unit.verify.ensembles import CELLS, CHANNELS, MEANS, NAMES, WEIGHTS
 
 CASES = 4
@@ -42,7 +42,7 @@ def test_the_library_agrees() -> None:
         dry_light_threshold=np.nextafter(DRY_BELOW_MM, 0),  # the library's dry includes its limit
         preserve_dims="all",
     )
-    ours = seeps(forecast, truth, dry, heavy)
+    ours = compute_seeps_penalty(forecast, truth, dry, heavy)
     assert 0.1 < np.isnan(ours).mean() < 0.4
     np.testing.assert_allclose(ours, penalties, rtol=1e-12)
     valid = xr.DataArray(MEANS.valid_CP, dims=names[1:])
@@ -55,7 +55,7 @@ def test_it_is_equitable(dry: float) -> None:
     """Exact expectations over the climatology: 1 of each constant forecast and of one drawn from it, 0 if perfect."""
     amounts = np.array([0.0, 1.0, 9.0])
     probabilities = np.array([dry, (1 - dry) * 2 / 3, (1 - dry) / 3])
-    penalty = seeps(amounts[:, None], amounts, np.full((3, 3), dry), np.full((3, 3), 5.0))
+    penalty = compute_seeps_penalty(amounts[:, None], amounts, np.full((3, 3), dry), np.full((3, 3), 5.0))
     assert np.diag(penalty).tolist() == [0, 0, 0]
     np.testing.assert_allclose(penalty @ probabilities, 1, rtol=1e-12)
     np.testing.assert_allclose(probabilities @ penalty @ probabilities, 1, rtol=1e-12)
@@ -65,22 +65,24 @@ def test_the_matrix_of_an_even_climate() -> None:
     """p1 = 2/5, p3 = 1/5; rows are forecasts: half of 1/p1 = 5/2, 1/(1-p1) = 5/3, 1/p3 = 5, 1/(1-p3) = 5/4."""
     amounts = np.array([0.0, 1.0, 9.0])
     expected = np.array([[0, 5 / 3, 5 / 3 + 5], [5 / 2, 0, 5], [5 / 2 + 5 / 4, 5 / 4, 0]]) / 2
-    np.testing.assert_allclose(seeps(amounts[:, None], amounts, np.full(3, 0.4), np.full(3, 5.0)), expected)
+    np.testing.assert_allclose(
+        compute_seeps_penalty(amounts[:, None], amounts, np.full(3, 0.4), np.full(3, 5.0)), expected
+    )
 
 
 def test_limits_of_the_categories_and_of_the_climates() -> None:
-    assert is_scored(np.array([0.0999, 0.1, 0.85, 0.8501, np.nan])).tolist() == [False, True, True, False, False]
+    assert is_seeps_defined(np.array([0.0999, 0.1, 0.85, 0.8501, np.nan])).tolist() == [False, True, True, False, False]
     just_dry = np.nextafter(DRY_BELOW_MM, 0)
     one = np.ones(2)
-    assert (seeps(np.array([DRY_BELOW_MM, 5.0]), 1.0 * one, 0.5 * one, 5 * one) == 0).all()
-    assert (seeps(np.array([just_dry, np.nextafter(5.0, 6)]), 1.0 * one, 0.5 * one, 5 * one) > 0).all()
+    assert (compute_seeps_penalty(np.array([DRY_BELOW_MM, 5.0]), 1.0 * one, 0.5 * one, 5 * one) == 0).all()
+    assert (compute_seeps_penalty(np.array([just_dry, np.nextafter(5.0, 6)]), 1.0 * one, 0.5 * one, 5 * one) > 0).all()
 
 
 def test_what_is_missing_is_not_dry() -> None:
     values = [np.full(4, value) for value in (1.0, 1.0, 0.5, 5.0)]
     for number, value in enumerate(values):
         value[number] = np.nan
-    assert np.isnan(seeps(*values)).all()
+    assert np.isnan(compute_seeps_penalty(*values)).all()
 
 
 def test_of_an_ensemble_it_is_the_mean_over_members() -> None:

@@ -17,9 +17,9 @@ from credit.verify.scores.climatological_sample import ClimatologicalSample
 from credit.verify.scores.thresholds import (
     Event,
     Precipitation,
-    event_limits,
-    find_events,
-    find_precipitation,
+    build_events,
+    compute_event_threshold,
+    find_precipitation_channels,
     seeps_thresholds,
 )
 from tests.unit.verify.conftest import make_config
@@ -43,7 +43,7 @@ def make_event(**limit: float) -> Event:
 
 def test_a_season_is_two_months_of_all_years_and_every_hour() -> None:
     climate = make_climate()
-    times = climate.times(climate.season(MARCH))
+    times = climate.season_times(climate.season_of(MARCH))
     dates = [CALENDAR.datetime(t) for t in times.tolist()]
     assert 60 <= len(times) <= 75 and times.min() >= TRAIN.first and times.max() <= TRAIN.last
     days = np.array([date.dayofyr for date in dates])
@@ -51,26 +51,27 @@ def test_a_season_is_two_months_of_all_years_and_every_hour() -> None:
     assert {date.year for date in dates} == set(range(1990, 2000))
     by_hour = [sum(date.hour == hour for date in dates) for hour in (0, 6, 12, 18)]
     assert min(by_hour) >= 10
-    np.testing.assert_array_equal(climate.read(climate.season(MARCH)), times.astype(np.float32)[None, :, None])
+    fields = climate.read_season(climate.season_of(MARCH))
+    np.testing.assert_array_equal(fields, times.astype(np.float32)[None, :, None])
 
 
 def test_a_season_goes_across_the_new_year() -> None:
     climate = make_climate()
-    times = climate.times(climate.season(CALENDAR.parse("2000-12-30")))
+    times = climate.season_times(climate.season_of(CALENDAR.parse("2000-12-30")))
     assert {CALENDAR.datetime(t).month for t in times.tolist()} == {11, 12, 1} and 60 <= len(times) <= 75
     assert climate.smallest_season(np.array([MARCH, CALENDAR.parse("2000-12-30")]))[0] >= 60
 
 
 def test_hours_that_are_told_apart_have_as_many_times_each() -> None:
     climate = make_climate(by_hour=True)
-    times = climate.times(climate.season(MARCH))
+    times = climate.season_times(climate.season_of(MARCH))
     assert 60 <= len(times) <= 75 and {t % 1440 for t in times.tolist()} == {360}
 
 
 def test_large_fields_have_fewer_times(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(climate_module, "_CACHE_BYTES", 40 * 1000)
     climate = make_climate(field_bytes=1000)
-    assert len(climate.times(climate.season(MARCH))) == 40
+    assert len(climate.season_times(climate.season_of(MARCH))) == 40
 
 
 @pytest.mark.parametrize("count", [40, 99, 400])
@@ -78,12 +79,14 @@ def test_limits_of_a_known_distribution(count: int) -> None:
     """Of the numbers 1 to n the quantile q is 1 + q (n - 1); above it lies 1 - q of them, to a number."""
     values = np.random.default_rng(0).permuted(np.arange(1.0, count + 1)[:, None] * np.ones(3), axis=0)
     for side, sign, share in (("above", 1, 0.1), ("below", -1, 0.9)):
-        threshold, probability = event_limits(make_event(**{f"{side}_quantile": 0.9}), values.astype(np.float32))
+        threshold, probability = compute_event_threshold(
+            make_event(**{f"{side}_quantile": 0.9}), values.astype(np.float32)
+        )
         np.testing.assert_allclose(threshold, sign * (1 + 0.9 * (count - 1)), rtol=1e-6)
         np.testing.assert_allclose(probability, share, atol=1.01 / count)
-    threshold, probability = event_limits(make_event(below=11.0), values)
+    threshold, probability = compute_event_threshold(make_event(below=11.0), values)
     assert threshold.tolist() == [-11.0] and probability.tolist() == [10 / count] * 3
-    dry = event_limits(make_event(above_quantile=0.5), np.zeros((count, 2)))
+    dry = compute_event_threshold(make_event(above_quantile=0.5), np.zeros((count, 2)))
     assert dry[1].tolist() == [0.0, 0.0]  # nothing lies above a median that most values have
 
 
@@ -92,7 +95,7 @@ def test_a_value_that_was_rounded_to_the_limit_is_not_beyond_it(limit: float) ->
     """Fields are float32, in which 0.1 is a little more and 273.15 a little less than in float64."""
     values = np.array([[limit]], dtype=np.float32)
     for event in (make_event(above=limit), make_event(below=limit)):
-        threshold, probability = event_limits(event, values)
+        threshold, probability = compute_event_threshold(event, values)
         assert not (event.sign * values[0] > threshold).any() and probability == 0
     assert make_event(above=limit).definition == f"x above {limit:g} K"
 
@@ -111,26 +114,26 @@ def test_dry_and_heavy_are_numpys_quantiles() -> None:
 
 
 def test_which_channels_are_precipitation() -> None:
-    assert find_precipitation(None, CHANNELS, ATTRIBUTES) == [Precipitation(1, 1000.0)]
+    assert find_precipitation_channels(None, CHANNELS, ATTRIBUTES) == [Precipitation(1, 1000.0)]
     rate = {"tp": {"units": "mm"}}
     by_name = {"t2m": {"units": "kg m-2", "temporal": "accumulate", "standard_name": "precipitation_amount"}} | rate
-    assert find_precipitation(None, CHANNELS, by_name) == [Precipitation(0, 1.0)]
-    assert find_precipitation([], CHANNELS, ATTRIBUTES) == []
-    assert find_precipitation(["tp"], CHANNELS, ATTRIBUTES) == [Precipitation(1, 1000.0)]
+    assert find_precipitation_channels(None, CHANNELS, by_name) == [Precipitation(0, 1.0)]
+    assert find_precipitation_channels([], CHANNELS, ATTRIBUTES) == []
+    assert find_precipitation_channels(["tp"], CHANNELS, ATTRIBUTES) == [Precipitation(1, 1000.0)]
     for wanted, attributes, said in (
         ("tpp", ATTRIBUTES, 'verification.seeps: "tpp" is not scored; did you mean "tp"?'),
         ("tp", rate, "tp is not a sum over the step .data.variable_options.tp.temporal"),
         ("tp", {"tp": {"units": "K", "temporal": "accumulate"}}, 'tp is in "K", but SEEPS needs one of mm'),
     ):
         with pytest.raises(ConfigError, match=said):
-            find_precipitation([wanted], CHANNELS, attributes)
+            find_precipitation_channels([wanted], CHANNELS, attributes)
 
 
 def test_an_event_of_a_channel_that_is_not_scored() -> None:
     conf = {"warm": EventConfig(channel="t2n", above=300)}
     with pytest.raises(ConfigError, match='events.warm.channel: "t2n" is not scored; did you mean "t2m"?'):
-        find_events(conf, CHANNELS, ATTRIBUTES)
-    (event,) = find_events({"dry": EventConfig(channel="tp", below=1e-3)}, CHANNELS, ATTRIBUTES)
+        build_events(conf, CHANNELS, ATTRIBUTES)
+    (event,) = build_events({"dry": EventConfig(channel="tp", below=1e-3)}, CHANNELS, ATTRIBUTES)
     assert event.channel == 1 and event.definition == "tp below 0.001 m"
 
 

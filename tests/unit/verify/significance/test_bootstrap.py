@@ -8,10 +8,10 @@ import scipy.signal
 import scipy.stats
 
 from credit.verify.significance.bootstrap import (
-    MIN_BLOCKS,
-    block_length,
+    MIN_BLOCKS_FOR_INTERVALS,
+    cases_per_block,
     confidence_intervals,
-    number_of_blocks,
+    count_blocks,
     paired_test,
 )
 from credit.verify.statistics.case_statistics import DeterministicStatistics
@@ -40,15 +40,15 @@ def correlated(cases: int, series: int, phi: float, seed: int = 0) -> np.ndarray
 )
 def test_a_block_spans_five_days_and_lead_and_two(hours: int, lead_days: int, length: int) -> None:
     initial = np.arange(100) * hours * 60
-    assert block_length(initial, lead_days * DAY) == length
-    assert number_of_blocks(initial, lead_days * DAY) == 100 // length
+    assert cases_per_block(initial, lead_days * DAY) == length
+    assert count_blocks(initial, lead_days * DAY) == 100 // length
 
 
 def test_blocks_of_uneven_times_are_long_enough() -> None:
     """A gap, as between winters, and clusters."""
     initial = np.sort(np.random.default_rng(0).choice(np.arange(0, 400 * DAY, 360), 300, replace=False))
     initial[150:] += 200 * DAY
-    length = block_length(initial, DAY)
+    length = cases_per_block(initial, DAY)
     assert (initial[length:] - initial[:-length]).min() >= 5 * DAY
     shorter = length - 1
     assert (initial[shorter:] - initial[:-shorter]).min() < 5 * DAY
@@ -58,7 +58,7 @@ def test_independent_cases_agree_with_scipys_bootstrap_and_students_interval() -
     initial = np.arange(60) * 10 * DAY
     error = np.random.default_rng(1).standard_normal((60, 1)) + 0.5
     error[1::2] = 1.0 - error[::2]  # neighbours that are no more alike than others
-    assert block_length(initial, DAY) == 1
+    assert cases_per_block(initial, DAY) == 1
     low, high = confidence_intervals(sums_of(initial, error=error), 0, DAY)["bias"][:, 0, 0]
     reach = scipy.stats.t.ppf(0.975, 59)
     level = 1 - 2 * scipy.stats.norm.cdf(-reach * np.sqrt(60 / 59))
@@ -79,7 +79,7 @@ def test_independent_cases_agree_with_scipys_bootstrap_and_students_interval() -
 def test_intervals_cover_the_truth(cases: int, lead_days: int, phi: float, least: float) -> None:
     """Of the 95 % intervals of correlated cases some 91 to 97 % do; rmse and mae of normal errors are known."""
     error = correlated(cases, 600, phi)
-    sums = sums_of(np.arange(cases) * DAY, error=error, squared=error**2, absolute=np.abs(error))
+    sums = sums_of(np.arange(cases) * DAY, error=error, squared_error=error**2, absolute_error=np.abs(error))
     found = confidence_intervals(sums, 0, lead_days * DAY)
     for metric, truth in (("bias", 0.0), ("rmse", 1.0), ("mae", np.sqrt(2 / np.pi))):
         low, high = found[metric][..., 0]
@@ -107,7 +107,7 @@ def test_the_interval_of_a_correlation() -> None:
 
 
 def test_too_few_blocks_have_no_interval_and_no_test() -> None:
-    error = correlated(MIN_BLOCKS * 5, 2, 0.0)
+    error = correlated(MIN_BLOCKS_FOR_INTERVALS * 5, 2, 0.0)
     initial = np.arange(len(error)) * DAY
     assert np.isfinite(confidence_intervals(sums_of(initial, error=error), 0, DAY)["bias"]).all()
     assert np.isfinite(paired_test(error, 5)).all()

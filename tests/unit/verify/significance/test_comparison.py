@@ -12,8 +12,13 @@ from credit.cli.main import main
 from credit.config import dump_config
 from credit.config.sections.verification import OWN_NAMES
 from credit.errors import ConfigError
-from credit.verify.significance.bootstrap import number_of_blocks
-from credit.verify.significance.comparison import adjust_scorecard, compare, compare_all, references
+from credit.verify.significance.bootstrap import count_blocks
+from credit.verify.significance.comparison import (
+    adjust_scorecard,
+    compare_with_best_opponent,
+    compare_with_references,
+    opponents_by_reference,
+)
 from credit.verify.statistics.case_statistics import DeterministicStatistics
 from tests.unit.verify.conftest import make_config
 
@@ -32,8 +37,8 @@ def squares(sizes: np.ndarray, seed: int = 0, common: np.ndarray | float = 1.0) 
 
 def judged(model: np.ndarray, rivals: list, leads: np.ndarray = LEADS) -> dict[str, np.ndarray]:
     """Return what is found of root-mean-square errors, as the only scorecard."""
-    found = compare(DAILY, model, rivals, leads, power=0.5)
-    blocks = np.array([[number_of_blocks(DAILY, lead) for lead in leads.tolist()]])
+    found = compare_with_best_opponent(DAILY, model, rivals, leads, power=0.5)
+    blocks = np.array([[count_blocks(DAILY, lead) for lead in leads.tolist()]])
     (verdict,) = adjust_scorecard([found["p_value"][None, None]], blocks)
     return found | {name: own[0, 0] for name, own in verdict.items()}
 
@@ -79,7 +84,7 @@ def test_rows_without_an_opponent_have_no_comparison() -> None:
 
 def test_every_reference_and_season() -> None:
     names = ("model", "old", "persistence", "damped_persistence", "climatology")
-    assert references(names) == {
+    assert opponents_by_reference(names) == {
         "best_baseline": ("persistence", "damped_persistence", "climatology"), "old": ("old",)
     }  # fmt: skip
     sums = {}
@@ -88,9 +93,11 @@ def test_every_reference_and_season() -> None:
         sums[name] = DeterministicStatistics(DAILY, *(own for _ in DeterministicStatistics.array_names())), [0, 1]
     winter = np.arange(CASES) < 60
     seasons = {"all": np.ones(CASES, dtype=bool), "DJF": winter}
-    found = compare_all(sums, seasons, LEADS, lambda own, chosen: own.squared[chosen], power=0.5)
+    found = compare_with_references(sums, seasons, LEADS, lambda own, chosen: own.squared_error[chosen], power=0.5)
     assert found["p_value"].shape == (2, 2, 2, 2, 1)
-    part = compare(DAILY[winter], sums["model"][0].squared[winter], [(sums["old"][0].squared[winter], [0, 1])], LEADS)
+    part = compare_with_best_opponent(
+        DAILY[winter], sums["model"][0].squared_error[winter], [(sums["old"][0].squared_error[winter], [0, 1])], LEADS
+    )
     np.testing.assert_array_equal(found["p_value"][1, 1], part["p_value"])
     assert found["difference"][1, 0] == pytest.approx(np.sqrt(1 / 2) - 1, abs=0.05)
 
@@ -99,7 +106,7 @@ def test_one_scorecard_of_several_scores() -> None:
     """Of 60 equal pairs and 20 that differ the same are found, whether one set of tests has them or two."""
     model = squares(np.ones(80))
     rival = squares(np.concatenate([np.ones(60), np.full(20, 2.0)]), seed=1)
-    p = compare(DAILY, model, [(rival, range(80))], LEADS)["p_value"][None, None]
+    p = compare_with_best_opponent(DAILY, model, [(rival, range(80))], LEADS)["p_value"][None, None]
     blocks = np.array([[40, 16]])
     (whole,) = adjust_scorecard([p], blocks)
     parts = adjust_scorecard([p[:, :, :50], p[:, :, 50:]], blocks)
@@ -117,7 +124,7 @@ def test_a_p_value_is_scipys() -> None:
     model, rival = (
         1 + rng.random((30, 1, 1, 1)) + size * (-1.0) ** np.arange(30)[:, None, None, None] for size in (0.5, 0.1)
     )
-    found = compare(initial, model, [(rival, [0])], LEADS[:1])
+    found = compare_with_best_opponent(initial, model, [(rival, [0])], LEADS[:1])
     expected = stats.ttest_rel(model[:, 0, 0, 0], rival[:, 0, 0, 0])
     assert found["p_value"].item() == pytest.approx(expected.pvalue, rel=1e-10)
     assert found["difference"].item() == pytest.approx(model.mean() / rival.mean() - 1)

@@ -101,7 +101,7 @@ def test_parts_that_are_joined_are_the_whole_to_the_last_bit() -> None:
     whole = _sums(GRIDS["small"], cases, masks, range(CASES))
     first, last = _sums(GRIDS["small"], cases, masks, range(1)), _sums(GRIDS["small"], cases, masks, range(1, CASES))
     for joined in (DeterministicStatistics.join([first, last]), DeterministicStatistics.join([last, first])):
-        for name in ("initial", *DeterministicStatistics.array_names()):
+        for name in ("initial_times", *DeterministicStatistics.array_names()):
             np.testing.assert_array_equal(getattr(joined, name), getattr(whole, name))
         for name, value in whole.metrics().items():
             np.testing.assert_array_equal(joined.metrics()[name], value)
@@ -195,7 +195,7 @@ def test_every_region_has_its_own_cells(dtype: type) -> None:
     for channel, hidden in enumerate((False, False, masks["sst"])):
         for region, own in enumerate(weights):
             over = {"weights": np.where(hidden, 0.0, own)}
-            found = [plane[0, 0, channel, region] for plane in (sums.error, sums.squared, sums.absolute)]
+            found = [plane[0, 0, channel, region] for plane in (sums.error, sums.squared_error, sums.absolute_error)]
             expected = [np.average(values[channel], **over) for values in (error, error**2, np.abs(error))]
             np.testing.assert_allclose(found, expected, rtol=1e-6)
     flat = means.means_of_channel(means.flatten(forecast, "forecast")[:1], 0)
@@ -234,7 +234,7 @@ def test_a_wind_beyond_float32_is_summed_and_leaves_other_regions_alone(dtype: t
     forecast[0, -1, 3] = 1e22
     sums = DeterministicStatistics.empty(np.arange(1), 1, means)
     sums.add(0, 0, means, forecast, ReferenceFields(truth, np.zeros_like(truth)))
-    found = dict(zip(_on(grid), sums.absolute[0, 0, 2], strict=True))
+    found = dict(zip(_on(grid), sums.absolute_error[0, 0, 2], strict=True))
     assert found["global"] == pytest.approx(1e22 * grid.area_weights()[-1, 3], rel=1e-5)
     assert found["tropics"] == found["extratropics_north"] == 0
 

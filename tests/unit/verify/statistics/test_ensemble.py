@@ -100,7 +100,7 @@ def test_a_consistent_ensemble_has_the_ratio_1(members: int) -> None:
     cases = draw_cases(300, members, seed=members)
     ratio = _sums(cases).metrics()["spread_skill"][0]
     each = [_sums(cases, range(case, case + 1)) for case in range(300)]
-    squares = np.stack([sums.squared[0, 0] * members / (members + 1) for sums in each])
+    squares = np.stack([sums.squared_error[0, 0] * members / (members + 1) for sums in each])
     variances = np.stack([sums.variance[0, 0] for sums in each])
     # of the logarithm of a ratio of two means, halved for the root
     error = 0.5 * np.sqrt(
@@ -122,7 +122,7 @@ def test_too_little_and_too_much_spread_show(spread: float, low: float, high: fl
 def test_parts_are_joined_in_any_order() -> None:
     cases = draw_cases(4, MEMBERS)
     whole, parts = _sums(cases), EnsembleStatistics.join([_sums(cases, range(1, 4)), _sums(cases, range(1))])
-    assert parts.initial.tolist() == whole.initial.tolist()
+    assert parts.initial_times.tolist() == whole.initial_times.tolist()
     for name, value in whole.metrics().items():
         np.testing.assert_array_equal(parts.metrics()[name], value)
 
@@ -132,7 +132,7 @@ def test_unlike_ensembles_are_refused() -> None:
     sums = EnsembleStatistics.empty(np.zeros(1), 1, MEANS, MEMBERS + 1)
     with pytest.raises(DataError, match="here: has 5 members, other forecasts have 6"):
         sums.add_members(0, 0, MEANS, cases.members[0], cases.truth[0], "here")
-    sums.initial += 1440
+    sums.initial_times += 1440
     with pytest.raises(DataError, match="cannot be joined: they depend on the number"):
         EnsembleStatistics.join([sums, _sums(cases)])
 

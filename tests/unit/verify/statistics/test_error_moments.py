@@ -12,7 +12,7 @@ from credit.config.sections.verification import REGIONS
 from credit.data.climatology.climatology import LazyWeightedSum
 from credit.errors import DataError
 from credit.verify.statistics.area_mean import AreaMean
-from credit.verify.statistics.error_moments import BaselineState, ErrorMoments, ReferenceFields, error_moments
+from credit.verify.statistics.error_moments import BaselineState, ErrorMoments, ReferenceFields, compute_error_moments
 from credit.verify.statistics.regions import region_weights
 from tests.unit.analytic_reader import make_grid
 
@@ -44,14 +44,14 @@ def _means() -> AreaMean:
 
 
 def _moments(scale: float = 1.0, truth: np.ndarray = TRUTH, one: np.ndarray = ONE) -> dict[str, ErrorMoments]:
-    factor, means = np.float32(scale), _means()
+    factor, area_mean = np.float32(scale), _means()
     lazy, start_lazy = (
         LazyWeightedSum(own.weights, [part * factor for part in own.parts]) for own in (LAZY, START_LAZY)
     )
     truth, start, one, other = (own * factor for own in (truth, START, one, OTHER))
-    state = BaselineState.build(means, ReferenceFields(start, start_lazy, "start", "climatology at the start"))
+    state = BaselineState.build(area_mean, ReferenceFields(start, start_lazy, "start", "climatology at the start"))
     forecasts = {"one": one, "other": other}
-    return error_moments(means, ReferenceFields(truth, lazy), forecasts, baselines=(state, DAMPING))
+    return compute_error_moments(area_mean, ReferenceFields(truth, lazy), forecasts, baselines=(state, DAMPING))
 
 
 def _averages(values: np.ndarray) -> np.ndarray:
@@ -83,8 +83,8 @@ def test_all_forecasts_at_once(scale: float) -> None:
             "truth_anomaly": (1, true),
             "truth_variance": (2, true**2),
             "error": (1, error),
-            "absolute": (1, np.abs(error)),
-            "squared": (2, error**2),
+            "absolute_error": (1, np.abs(error)),
+            "squared_error": (2, error**2),
             "forecast_variance": (2, own**2),
             "covariance": (2, own * true),
         }
@@ -97,17 +97,19 @@ def test_all_forecasts_at_once(scale: float) -> None:
         u, v = WIND
         longer = np.hypot(forecast[u], forecast[v]) - np.hypot(truth[u], truth[v])
         apart = np.hypot(error[u], error[v])
-        for values, made in zip((longer, apart), (found[name].vector_error, found[name].vector_absolute), strict=True):
+        for values, made in zip(
+            (longer, apart), (found[name].speed_error, found[name].vector_error_length), strict=True
+        ):
             np.testing.assert_allclose(made[0] / scale, _averages(values[None])[0], rtol=1e-5, atol=1e-5)
 
 
 def test_every_block_counts() -> None:
     """A cell of each block of a row, each by itself."""
-    before = _moments()["one"].absolute
+    before = _moments()["one"].absolute_error
     for column in (0, 1023, 1024, 2047, 2048, 2499):
         one = ONE.copy()
         one[4, 4, column] = TRUTH[4, 4, column] + np.float32(1e5)
-        change = _moments(one=one)["one"].absolute - before
+        change = _moments(one=one)["one"].absolute_error - before
         old = abs(ONE[4, 4, column] - TRUTH[4, 4, column])
         weight = WEIGHTS[0][4, column] / WEIGHTS[0].sum()
         assert change[4, 0] == pytest.approx((1e5 - old) * weight, rel=1e-3)
@@ -126,4 +128,4 @@ def test_a_missing_part_of_the_climatology_is_an_error(part: int) -> None:
     spoilt[part][3, 2, 1500] = np.nan
     lazy = LazyWeightedSum(LAZY.weights, spoilt)
     with pytest.raises(DataError, match="^climatology: v10 is not finite outside its mask"):
-        error_moments(_means(), ReferenceFields(TRUTH, lazy), {"one": ONE})
+        compute_error_moments(_means(), ReferenceFields(TRUTH, lazy), {"one": ONE})

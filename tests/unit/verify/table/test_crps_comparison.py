@@ -10,7 +10,7 @@ from credit.channels import ChannelMap
 from credit.verify.statistics.case_statistics import DeterministicStatistics, EnsembleStatistics
 from credit.verify.table.scorecard import scorecard_rows, scorecard_values
 from credit.verify.table.table import COMMON_ATTRIBUTES, ScoreTable
-from credit.verify.table.table_builder import RowIndex, TableAxes, build_table
+from credit.verify.table.table_builder import TableAxes, TableRows, build_table
 from tests.unit.verify.table.test_event_comparison import CASES, INITIAL, LEADS, REGIONS, expected_p, gamma
 
 MEMBERS = {"model": 5, "old": 9}  # the others are single forecasts
@@ -24,10 +24,10 @@ def table_of(planes: Planes, members: dict[str, int]) -> ScoreTable:
     sums = {}
     for name, own in planes.items():
         kind = EnsembleStatistics if name in members else DeterministicStatistics
-        filled = {plane: own.get(plane, own["absolute"]) for plane in kind.array_names()}
-        sums[name] = kind(INITIAL, **filled, members=members.get(name, 1)), range(ROWS)
+        filled = {plane: own.get(plane, own["absolute_error"]) for plane in kind.array_names()}
+        sums[name] = kind(INITIAL, **filled, num_members=members.get(name, 1)), range(ROWS)
     facts = dict.fromkeys(COMMON_ATTRIBUTES, "x") | {"n_cases": CASES, "level_units": "hPa", "initial_times": "made up"}
-    rows = RowIndex(CHANNELS, [(0, 1, "wind10m")], {c.variable: {"units": "1"} for c in CHANNELS})
+    rows = TableRows(CHANNELS, [(0, 1, "wind10m")], {c.variable: {"units": "1"} for c in CHANNELS})
     return build_table(sums, TableAxes(rows, LEADS, {"all": np.ones(CASES, dtype=bool)}, REGIONS), facts)
 
 
@@ -37,7 +37,12 @@ def planes() -> Planes:
     found = {}
     for seed, (name, size) in enumerate(SIZES.items()):
         squared, absolute, crps, fair = (gamma(size, 10 * seed + number, ROWS) for number in range(4))
-        found[name] = {"squared": squared, "absolute": absolute, "crps": 0.9 * crps, "crps_fair": 0.8 * fair}
+        found[name] = {
+            "squared_error": squared,
+            "absolute_error": absolute,
+            "crps": 0.9 * crps,
+            "crps_fair": 0.8 * fair,
+        }
     return found
 
 
@@ -58,7 +63,7 @@ def found_of(table: ScoreTable, score: str, reference: str, row: int) -> dict[st
 @pytest.mark.parametrize("lead", [0, 1])
 @pytest.mark.parametrize("row", [2, 3])
 @pytest.mark.parametrize(
-    ("reference", "plane"), [("best_baseline", "absolute"), ("single", "absolute"), ("old", "crps")]
+    ("reference", "plane"), [("best_baseline", "absolute_error"), ("single", "absolute_error"), ("old", "crps")]
 )
 def test_crps(table: ScoreTable, planes: Planes, lead: int, row: int, reference: str, plane: str) -> None:
     """That of a single forecast is its absolute error."""
@@ -69,7 +74,7 @@ def test_crps(table: ScoreTable, planes: Planes, lead: int, row: int, reference:
     assert found["difference"][lead, 1] == pytest.approx(model.mean() / theirs.mean() - 1, rel=1e-9)
     assert 0 < found["n_eff"][lead, 1] <= CASES
     if row < len(CHANNELS):
-        scores = [table.curve(own, CHANNELS[row].name, "crps", REGIONS[1])[lead] for own in ("model", name)]
+        scores = [table.scores_by_lead(own, CHANNELS[row].name, "crps", REGIONS[1])[lead] for own in ("model", name)]
         assert found["difference"][lead, 1] == pytest.approx(scores[0] / scores[1] - 1)
 
 
@@ -111,6 +116,6 @@ def test_the_scorecard_has_it(table: ScoreTable) -> None:
 
 
 def test_of_single_forecasts_it_would_be_the_absolute_error_again(planes: Planes) -> None:
-    table = table_of({name: {"absolute": own["absolute"]} for name, own in planes.items()}, {})
+    table = table_of({name: {"absolute_error": own["absolute_error"]} for name, own in planes.items()}, {})
     assert not [name for name in table.dataset if "crps" in str(name)]
     assert {row.score for row in scorecard_rows(table)} == {"rmse"}

@@ -16,7 +16,7 @@ from credit.verify.statistics.case_statistics import DeterministicStatistics
 from credit.verify.table.event_rows import EventResults
 from credit.verify.table.scorecard import scorecard_rows, scorecard_values
 from credit.verify.table.table import COMMON_ATTRIBUTES, ScoreTable
-from credit.verify.table.table_builder import RowIndex, TableAxes, build_table
+from credit.verify.table.table_builder import TableAxes, TableRows, build_table
 
 DAY, CASES, REGIONS = 1440, 60, ["global", "tropics", "antarctic"]
 LEADS = np.array([DAY, 20 * DAY])  # 60 blocks of a case, and 20 of three
@@ -50,7 +50,7 @@ def made() -> tuple[ScoreTable, dict[str, np.ndarray], dict[str, np.ndarray], np
         counts = np.full((*brier[name].shape, members + 1), 1 / (members + 1))
         fair = brier[name] * FAIR.get(name, np.nan)
         events[name] = EventStatistics(
-            INITIAL, counts, counts / 2, brier[name], fair, brier["climatology"], members=members
+            INITIAL, counts, counts / 2, brier[name], fair, brier["climatology"], num_members=members
         )
     rain = {}
     for name, own in penalty.items():
@@ -68,7 +68,7 @@ def made() -> tuple[ScoreTable, dict[str, np.ndarray], dict[str, np.ndarray], np
     table = build_table(
         sums,
         TableAxes(
-            RowIndex(CHANNELS, [], {c.variable: {"units": "1"} for c in CHANNELS}),
+            TableRows(CHANNELS, [], {c.variable: {"units": "1"} for c in CHANNELS}),
             LEADS,
             {"all": np.ones(CASES, dtype=bool), "JJA": np.arange(CASES) % 20 < 5},
             REGIONS,
@@ -97,11 +97,11 @@ def test_events(made: tuple, lead: int, region: int, reference: str, opponent: s
     model, theirs = (brier[name][:, lead, 0, region] for name in ("model", opponent))
     expected = expected_p(model, theirs, lead)
     found = [
-        table.compared(f"brier_{name}:warm", "t2m", reference, REGIONS[region])[lead]
+        table.comparison(f"brier_{name}:warm", "t2m", reference, REGIONS[region])[lead]
         for name in ("p_value", "difference")
     ]
     np.testing.assert_allclose(found, [expected, model.mean() / theirs.mean() - 1], rtol=1e-6)
-    own = {name: table.curve(name, "t2m", "brier:warm", REGIONS[region])[lead] for name in ("model", opponent)}
+    own = {name: table.scores_by_lead(name, "t2m", "brier:warm", REGIONS[region])[lead] for name in ("model", opponent)}
     assert found[1] == pytest.approx(own["model"] / own[opponent] - 1)
 
 
@@ -111,10 +111,12 @@ def test_fair_scores_of_events(made: tuple, lead: int, reference: str, opponent:
     """Of the baselines only the climatology has one, which is its Brier score."""
     table, brier, *_ = made
     model, theirs = (brier[name][:, lead, 0, 0] * FAIR.get(name, 1.0) for name in ("model", opponent))
-    found = [table.compared(f"brier_fair_{name}:warm", "t2m", reference)[lead] for name in ("p_value", "difference")]
+    found = [table.comparison(f"brier_fair_{name}:warm", "t2m", reference)[lead] for name in ("p_value", "difference")]
     expected = expected_p(model, theirs, lead), model.mean() / theirs.mean() - 1
     np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-12)
-    own = {name: table.curve(name, "t2m", "brier_fair:warm")[lead] for name in ("model", opponent, "persistence")}
+    own = {
+        name: table.scores_by_lead(name, "t2m", "brier_fair:warm")[lead] for name in ("model", opponent, "persistence")
+    }
     assert found[1] == pytest.approx(own["model"] / own[opponent] - 1) and np.isnan(own["persistence"])
     data = table.dataset.sel(reference=reference, season="all", region="global")
     p = data["brier_fair_p_value"].values.ravel()
@@ -129,9 +131,9 @@ def test_seeps(made: tuple, lead: int) -> None:
     best = "climatology"
     model, theirs = (penalty[name][:, lead, 0, 0] for name in ("model", best))
     expected = expected_p(model, theirs, lead)  # the area is the same
-    assert table.compared("seeps_p_value", "tp")[lead] == pytest.approx(expected, rel=1e-6)
-    ratio = table.curve("model", "tp", "seeps")[lead] / table.curve(best, "tp", "seeps")[lead]
-    assert table.compared("seeps_difference", "tp")[lead] == pytest.approx(ratio - 1)
+    assert table.comparison("seeps_p_value", "tp")[lead] == pytest.approx(expected, rel=1e-6)
+    ratio = table.scores_by_lead("model", "tp", "seeps")[lead] / table.scores_by_lead(best, "tp", "seeps")[lead]
+    assert table.comparison("seeps_difference", "tp")[lead] == pytest.approx(ratio - 1)
     assert ratio == pytest.approx(model.mean() / theirs.mean())
 
 
@@ -161,5 +163,5 @@ def test_one_false_discovery_rate_over_the_scorecard(made: tuple) -> None:
     sure = scorecard_values(table, rows, "significant")[0, 0, ..., 0]
     np.testing.assert_array_equal(sure.ravel(), np.concatenate(adjusted).ravel() <= FALSE_DISCOVERY_RATE)
     difference = scorecard_values(table, rows, "difference")[0, 0, ..., 0]
-    np.testing.assert_array_equal(difference[3], table.compared("brier_difference:warm", "t2m"))
+    np.testing.assert_array_equal(difference[3], table.comparison("brier_difference:warm", "t2m"))
     assert sure[3].all() and (difference[3] < 0).all() and (difference[4] > 0).all()

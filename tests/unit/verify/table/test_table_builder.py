@@ -14,19 +14,19 @@ import credit.verify.report
 from credit.calendar import Calendar
 from credit.channels import Channel
 from credit.cli.console.score_summary import format_summary
-from credit.verify.plots.scores import draw_scorecards, scorecard, scorecard_pages, skill_curves
+from credit.verify.plots.scores import draw_scorecards, plot_scorecard, plot_skill, scorecard_pages
 from credit.verify.significance.bootstrap import confidence_intervals
 from credit.verify.statistics.case_statistics import DeterministicStatistics
 from credit.verify.statistics.seasons import cases_by_season
 from credit.verify.table.table import COMMON_ATTRIBUTES, ScoreTable
-from credit.verify.table.table_builder import RowIndex, TableAxes, build_table
+from credit.verify.table.table_builder import TableAxes, TableRows, build_table
 from tests.unit.analytic_reader import ATTRIBUTES
 
 CALENDAR = Calendar()
 INITIAL = CALENDAR.parse("2001-01-01") + 1440 * np.arange(270)
 LEADS = np.array([360, 1440, 14400])
 CHANNELS = [Channel(f"{name}500", name, 500.0, "prognostic") for name in ("u", "v", "t")]
-ROWS = RowIndex(CHANNELS, [(0, 1, "wind")], ATTRIBUTES)
+ROWS = TableRows(CHANNELS, [(0, 1, "wind")], ATTRIBUTES)
 FACTS_OF_ALL = {"n_cases": 270, "level_units": "hPa", "initial_times": "here to there"} | dict.fromkeys(
     COMMON_ATTRIBUTES, "x"
 )
@@ -70,7 +70,7 @@ def many(regions: list[str], rows: int) -> ScoreTable:
         planes = [rng.gamma(5.0, 0.2 * size, shape) for _ in DeterministicStatistics.array_names()]
         sums[name] = DeterministicStatistics(few, *planes), list(range(rows))
     channels = [Channel(f"u{level}", "u", float(level), "prognostic") for level in range(1, rows + 1)]
-    described = RowIndex(channels, [], ATTRIBUTES)
+    described = TableRows(channels, [], ATTRIBUTES)
     return build_table(sums, TableAxes(described, LEADS, cases_by_season(few, CALENDAR), regions), FACTS_OF_ALL)
 
 
@@ -83,7 +83,7 @@ def test_scores_of_a_season_are_those_of_its_cases(sums: dict, table: ScoreTable
     del metrics["crps"]  # is told where there are ensembles
     for name, values in metrics.items():
         expected = values[1, 2, 1]
-        assert table.value("persistence", "t500", 24, name, "tropics", "JJA") == expected, name
+        assert table.score("persistence", "t500", 24, name, "tropics", "JJA") == expected, name
         wind = {"bias": "wind_speed_bias"}.get(name, f"wind_vector_{name}")
         place = {"forecast": "persistence", "season": "JJA", "lead": 24.0, "region": "tropics"}
         assert float(table.dataset[wind].sel(**place)[0]) == values[1, 3, 1], wind
@@ -91,7 +91,7 @@ def test_scores_of_a_season_are_those_of_its_cases(sums: dict, table: ScoreTable
 
 def test_intervals_stand_beside_the_scores(sums: dict, table: ScoreTable) -> None:
     expected = confidence_intervals(sums["other"][0], 2, 14400)["mae"][:, 1, 0]
-    found = [table.curve("other", "v500", f"mae_{end}")[2] for end in ("low", "high")]
+    found = [table.scores_by_lead("other", "v500", f"mae_{end}")[2] for end in ("low", "high")]
     np.testing.assert_array_equal(found, expected)
     for forecast in SIZES:
         low, value, high = (table.dataset[name].sel(forecast=forecast) for name in ("rmse_low", "rmse", "rmse_high"))
@@ -118,19 +118,19 @@ def test_rows_of_the_file(table: ScoreTable, tmp_path: Path) -> None:
 
 
 def test_stars_and_hatching_need_twenty_blocks(table: ScoreTable) -> None:
-    assert table.compared("significant", "u500").tolist() == [True, True, True]
-    assert table.compared("significant", "u500", "other").tolist() == [False, False, False]
+    assert table.comparison("significant", "u500").tolist() == [True, True, True]
+    assert table.comparison("significant", "u500", "other").tolist() == [False, False, False]
     seasons = table.dataset["significant"].any(("reference", "channel", "lead", "region"))
     assert seasons.values.tolist() == [True, False, False, False, False]
     lines = format_summary(table, show_all=True).splitlines()
-    assert "1*" in lines[2].replace(f"{table.skill('u500', 6):.2f}", "1")
+    assert "1*" in lines[2].replace(f"{table.ratio_to_best_baseline('u500', 6):.2f}", "1")
     assert "54 blocks at the first lead time and 22 at the last" in lines[-1]
     assert "false discovery rate of 5 %" in lines[-1] and "only where" not in lines[-1]
 
 
 @pytest.mark.parametrize("reference", ["best_baseline", "other"])
 def test_the_scorecard_hatches_what_is_significant(table: ScoreTable, reference: str) -> None:
-    figure = scorecard(table, reference, table.regions)
+    figure = plot_scorecard(table, reference, table.regions)
     panels = [axis for axis in figure.axes if axis.get_title()]
     assert [axis.get_title() for axis in panels] == ["Global", "Tropics"]
     for axis, region in zip(panels, ("global", "tropics"), strict=True):
@@ -162,7 +162,7 @@ def test_every_region_has_its_panel(count: int, rows: int, shapes: list[tuple[in
     assert [own for page in pages for own in page] == names
     limits = set()
     for page, (down, across) in zip(pages, shapes, strict=True):
-        figure = scorecard(table, "best_baseline", page)
+        figure = plot_scorecard(table, "best_baseline", page)
         panels = [axis for axis in figure.axes if axis.get_title()]
         assert [axis.get_title().replace("\n", "") for axis in panels] == [table.display_name(own) for own in page]
         assert panels[0].get_gridspec().get_geometry() == (down, across)
@@ -190,7 +190,7 @@ def test_a_long_name_leaves_the_title_on_the_page(sums: dict) -> None:
     one = build_table(
         renamed, TableAxes(ROWS, LEADS, cases_by_season(INITIAL, CALENDAR), ["global", "tropics"]), FACTS_OF_ALL
     )
-    figure = scorecard(one, name, ["global"])
+    figure = plot_scorecard(one, name, ["global"])
     FigureCanvasAgg(figure).draw()
     box = figure._suptitle.get_window_extent()
     assert name in figure.get_suptitle().replace("\n", "") and figure.bbox.x0 <= box.x0 and box.x1 <= figure.bbox.x1
@@ -204,14 +204,14 @@ def luminance(rgb: np.ndarray) -> np.ndarray:
 
 def test_hatching_is_read_on_every_colour(table: ScoreTable) -> None:
     """Black against whatever the scale has: at least 4.5, WCAG 2.2's contrast of small letters."""
-    mesh, hatched = scorecard(table, "best_baseline", ["global"]).axes[0].collections
+    mesh, hatched = plot_scorecard(table, "best_baseline", ["global"]).axes[0].collections
     assert hatched.get_edgecolor()[0].tolist() == [0, 0, 0, 1]
     colours = np.vstack([mesh.cmap(np.linspace(0, 1, 101)), mesh.cmap(np.ma.masked_all(1))])[:, :3]
     assert ((luminance(colours) + 0.05) / 0.05).min() > 4.5
 
 
 def test_the_pages_scorecard_has_the_same_colours(table: ScoreTable) -> None:
-    mesh = scorecard(table, "best_baseline", ["global"]).axes[0].collections[0]
+    mesh = plot_scorecard(table, "best_baseline", ["global"]).axes[0].collections[0]
     css = (REPORT_FOLDER / "scores.css.j2").read_text()
     for rule, end in (("better", 0.0), ("worse", 1.0)):
         colour = rf"\.{rule} {{ background-color: rgb\((\d+) (\d+) (\d+) / calc\(([\d.]+) \*"
@@ -238,11 +238,11 @@ def test_the_pages_hatching_is_read_on_every_colour(place: int) -> None:
 
 def test_correlations_have_one_axis(table: ScoreTable) -> None:
     """From 0, or the least that is drawn, so that panels can be compared."""
-    axes = skill_curves(table, table.channels).axes[3:]
+    axes = plot_skill(table, table.channels).axes[3:]
     assert {axis.get_ylim() for axis in axes} == {(0.0, 1.005)}
     below = ScoreTable(table.dataset.copy(deep=True))
     below.dataset["acc"].values[0, 0, 1, -1, 0] = -0.3
-    axes = skill_curves(below, below.channels).axes[3:]
+    axes = plot_skill(below, below.channels).axes[3:]
     assert {axis.get_ylim() for axis in axes} == {(-0.3, 1.005)}
 
 
@@ -254,7 +254,7 @@ def test_the_legend_names_every_curve_and_is_whole(sums: dict[str, tuple[Determi
     own = {name: sums[name] for name in sums if name != "other"}
     table = build_table(own | others, TableAxes(ROWS, LEADS, seasons, ["global", "tropics"]), FACTS_OF_ALL)
     for channels in (["t500"], ["t500", "u500"]):
-        figure = skill_curves(table, channels)
+        figure = plot_skill(table, channels)
         canvas = FigureCanvasAgg(figure)
         canvas.draw()
         (legend,) = figure.legends
@@ -284,9 +284,9 @@ def test_the_table_of_the_terminal_has_straight_columns(
 
 
 def test_curves_are_shaded_between_the_ends(table: ScoreTable) -> None:
-    figure = skill_curves(table, ["t500"])
+    figure = plot_skill(table, ["t500"])
     upper, lower = figure.axes
     assert len(upper.lines) == len(upper.collections) == 4  # the other has no t
     assert len(lower.lines) == 3  # no correlation of climatology
-    low = table.curve("model", "t500", "rmse_low")
+    low = table.scores_by_lead("model", "t500", "rmse_low")
     assert upper.collections[0].get_paths()[0].vertices[:, 1].min() == pytest.approx(low.min())
