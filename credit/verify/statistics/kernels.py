@@ -166,8 +166,7 @@ class ErrorInputs(NamedTuple):
 
 @compiled
 def error_sums(
-    inputs: ErrorInputs, channels: np.ndarray, scale: np.float32, segments: Segments, out: np.ndarray,
-    length_out: np.ndarray,
+    inputs: ErrorInputs, channels: np.ndarray, scale: np.float32, segments: Segments, out: np.ndarray, lengths: np.ndarray
 ) -> None:  # fmt: skip
     """Write the error sums of one channel, or of a wind vector and its two components.
 
@@ -176,12 +175,10 @@ def error_sums(
     Args:
         inputs: the fields.
         channels: (1,) or (2,) indices of the channels.
-        scale: power of two that brings winds to a size whose squares float32 holds. Values beyond make the sums of
-            lengths infinite.
+        scale: power of two that brings winds to a size whose squares float32 holds; lengths beyond it are infinite.
         segments: the S segments.
         out: (channels, K, S), the sums of the truth, of each forecast and, if it is scored, of damped persistence.
-        length_out: (L, S), the sums of lengths of each forecast, then of damped persistence and the climatology if they
-            are scored; (0, S) for one channel.
+        lengths: (L, S), the sums of lengths of each forecast, damped persistence and climatology; (0, S) for a channel.
     """
     truth, weights, terms, forecasts, initial_anomaly, damping, valid, is_masked = inputs
     segment_starts, segment_stops = segments
@@ -189,13 +186,14 @@ def error_sums(
     has_baselines = len(initial_anomaly) > 0
     # With the baselines, damped persistence and climatology follow the forecasts.
     num_fields = num_forecasts + 2 if has_baselines else num_forecasts
+    damped_row = NUM_TRUTH_SUMS + NUM_FORECAST_SUMS * num_forecasts
+    # Values of one block of cells, (component, cell), which stay in the processor's cache.
     truth_block = np.empty((2, _BLOCK_CELLS), truth.dtype)
     climatology_block = np.empty((2, _BLOCK_CELLS), truth.dtype)
     forecast_block = np.empty((num_fields, 2, _BLOCK_CELLS), forecasts[0].dtype)
     truth_length = np.empty(_BLOCK_CELLS, truth.dtype)
-    damped_row = NUM_TRUTH_SUMS + NUM_FORECAST_SUMS * num_forecasts
     out[:] = 0.0
-    length_out[:] = 0.0
+    lengths[:] = 0.0
     for s in range(len(segment_starts)):
         for start in range(segment_starts[s], segment_stops[s], _BLOCK_CELLS):
             stop = min(start + _BLOCK_CELLS, segment_stops[s])
@@ -212,20 +210,19 @@ def error_sums(
                     _load(forecasts[f][c, start:stop], is_valid, is_masked[c], x)
                     _add_error(x, y, climatology, out[k, NUM_TRUTH_SUMS + NUM_FORECAST_SUMS * f :, s])
                 if has_baselines:
-                    anomaly = initial_anomaly[c, start:stop]
                     damped = forecast_block[num_forecasts, k, :cells]
+                    anomaly = initial_anomaly[c, start:stop]
                     _add_damped(anomaly, damping[c], y, climatology, damped, out[k, damped_row:, s])
                     _load(climatology, is_valid, False, forecast_block[num_forecasts + 1, k, :cells])
-            if len(length_out) > 0:
-                truth_u = truth_block[0, :cells]
-                truth_v = truth_block[1, :cells]
+            # The lengths of vectors need both components, which are in the blocks now.
+            if len(lengths) > 0:
+                truth_u, truth_v = truth_block[0, :cells], truth_block[1, :cells]
                 _set_length(truth_u, truth_v, scale, truth_length[:cells])
                 for f in range(num_fields):
-                    u = forecast_block[f, 0, :cells]
-                    v = forecast_block[f, 1, :cells]
-                    lengths = length_out[NUM_LENGTH_SUMS * f :, s]
-                    _add_lengths(u, v, truth_u, truth_v, truth_length[:cells], scale, lengths)
-    length_out /= scale
+                    u, v = forecast_block[f, 0, :cells], forecast_block[f, 1, :cells]
+                    length_sums = lengths[NUM_LENGTH_SUMS * f :, s]
+                    _add_lengths(u, v, truth_u, truth_v, truth_length[:cells], scale, length_sums)
+    lengths /= scale
 
 
 @_inlined
