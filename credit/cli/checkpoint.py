@@ -59,7 +59,7 @@ def run_command(arguments: argparse.Namespace) -> int:
 def _list(folder: Path, paths: list[Path], arguments: argparse.Namespace) -> int:
     from datetime import datetime
 
-    from credit.train.checkpoint.checkpoint import step_of
+    from credit.train.checkpoint.checkpoint import parse_step
 
     links = {name: (folder / name).resolve() for name in ("latest", "best")}
     rows = []
@@ -67,7 +67,7 @@ def _list(folder: Path, paths: list[Path], arguments: argparse.Namespace) -> int
         num_bytes = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
         written = datetime.fromtimestamp(path.stat().st_mtime, tz=UTC).strftime("%Y-%m-%d %H:%M")
         link_names = ", ".join(name for name, target in links.items() if target == path.resolve())
-        rows.append([str(step_of(path)), f"{num_bytes / 1e6:.1f} MB", written, _read_best(path), link_names])
+        rows.append([str(parse_step(path)), f"{num_bytes / 1e6:.1f} MB", written, _read_best(path), link_names])
     header = ["step", "size", "written (UTC)", "best so far", "links"]
     print(format_table(header, rows, right_aligned=["step", "size", "best so far"]))
     return 0
@@ -99,12 +99,12 @@ def _verify(folder: Path, paths: list[Path], arguments: argparse.Namespace) -> i
 def _prune(folder: Path, paths: list[Path], arguments: argparse.Namespace) -> int:
     from contextlib import nullcontext
 
-    from credit.train.checkpoint.checkpoint import Retention, prune
+    from credit.train.checkpoint.checkpoint import Retention, prune_checkpoints
     from credit.train.monitor.run_lock import RunLock
 
     retention = Retention(arguments.keep_last, arguments.keep_every)
     with nullcontext() if arguments.dry_run else RunLock(arguments.save_loc):
-        removed_paths = prune(folder, retention, arguments.dry_run)
+        removed_paths = prune_checkpoints(folder, retention, arguments.dry_run)
     action = "would be removed" if arguments.dry_run else "removed"
     for path in removed_paths:
         print(f"{action}: {path}")

@@ -221,12 +221,12 @@ def check_weights(config: Config, attributes: Mapping[str, object]) -> WeightsCh
 
     weights = attributes.get("weights")
     folder = Path(config.save_loc) / "checkpoints"
-    run_weights = {checkpoint.fingerprint(path, "forecast") for path in checkpoint.list_checkpoints(folder)}
+    run_weights = {checkpoint.weights_fingerprint(path, "forecast") for path in checkpoint.list_checkpoints(folder)}
     if weights is None or not run_weights:
         return WeightsCheck()
     name = config.inference.checkpoint
     requested = folder / name if name in ("best", "latest") else Path(name)
-    if requested.is_dir() and checkpoint.fingerprint(requested, "forecast") == weights:
+    if requested.is_dir() and checkpoint.weights_fingerprint(requested, "forecast") == weights:
         return WeightsCheck(are_of_run=weights in run_weights)
     description = (
         f"The forecasts were made with the weights {weights}, step {attributes.get('checkpoint_step')} of "

@@ -21,7 +21,7 @@ from credit.parallel.reduce import mean_over_ranks
 from credit.train.build.components import TrainingComponents
 from credit.train.checkpoint import checkpoint
 from credit.train.checkpoint.async_writer import AsyncCheckpointer
-from credit.train.checkpoint.train_state import TrainState, checkpoint_meta
+from credit.train.checkpoint.train_state import TrainState, build_checkpoint_meta
 from credit.train.monitor.divergence import DivergenceGuard, RollbackRequired
 from credit.train.monitor.metrics_log import MetricsLog, Progress, peak_memory_gb, write_failure, write_status
 from credit.train.monitor.run_files import read_last_metrics, read_status, read_summary
@@ -72,11 +72,11 @@ class Trainer:
             # The best checkpoints of another run are not in this folder.
             state.forget_checkpoints()
             return
-        self._checkpointer.committed = state.step
+        self._checkpointer.committed_step = state.step
         best = checkpoint.step_folder(self._checkpoint_folder, state.best_step)
         if state.best_step and checkpoint.verify_checkpoint(best) is None:
             # A kill between the save and the link leaves the link pointing to an older checkpoint.
-            self._checkpointer.point("best", state.best_step)
+            self._checkpointer.move_link("best", state.best_step)
 
     def run(self, stop: StopSignal, run_lock: RunLock | None) -> str:
         """Collective: train; return ``done``, or ``requeue`` if the run was asked to stop.
@@ -213,7 +213,7 @@ class Trainer:
                 + (f"Not finite at first: {layer}. " if layer else "Computed once more, the last one is finite. ")
                 + "The last checkpoint is untouched; look at the data of these times, or lower trainer.learning_rate"
             )
-        self._checkpointer.settle()
+        self._checkpointer.wait_and_warn()
         start = checkpoint.newest_checkpoint(self._checkpoint_folder, at_most=divergence.steps[0])
         if start is None:
             raise CreditError(
@@ -229,9 +229,13 @@ class Trainer:
         vars(state).update(history, streak=[])
         state.saved = state.step
         run_on_all_ranks(
-            lambda: checkpoint.remove_after(self._checkpoint_folder, state.step) if parts.launch.is_main else None
+            lambda: (
+                checkpoint.remove_checkpoints_after(self._checkpoint_folder, state.step)
+                if parts.launch.is_main
+                else None
+            )
         )
-        self._checkpointer.point("latest", state.step)
+        self._checkpointer.move_link("latest", state.step)
         self._unlogged_steps.clear()
         log.rewind(state.step)
         bar.back_to(state.step)
@@ -244,7 +248,7 @@ class Trainer:
 
     def _save_seconds(self) -> float:
         """Return an upper bound on the seconds of a save, which may have to wait for the one before it."""
-        return 2 * self._checkpointer.seconds
+        return 2 * self._checkpointer.longest_save_seconds
 
     def _note(self, activity: str) -> None:
         """Tell the watchdog and readers of the run lock what begins now."""
@@ -338,7 +342,7 @@ class Trainer:
         state, parts = self._state, self._parts
         if state.saved == state.step:
             for name in links:
-                self._checkpointer.point(name, state.step)
+                self._checkpointer.move_link(name, state.step)
             return
         self._note(f"checkpoint of step {state.step}")
         with parts.meter.timed("save_s"):
@@ -356,7 +360,7 @@ class Trainer:
             "optimizer": optimizer_tensors(parts.model, parts.optimizer),
         }
         state.spent = parts.meter.state()
-        meta = checkpoint_meta(
+        meta = build_checkpoint_meta(
             parts.config, parts.assets, state, parts.calendar.name, parts.mesh.num_data_ranks, parts.base
         )
         keep = checkpoint.Retention(
@@ -373,7 +377,7 @@ class Trainer:
 
     def _committed_step(self) -> int:
         """Return the step from which another start would continue: that of the newest checkpoint on disk."""
-        return self._state.step if self._checkpointer.committed is None else self._checkpointer.committed
+        return self._state.step if self._checkpointer.committed_step is None else self._checkpointer.committed_step
 
     def _status(self, state: str, reason: str) -> None:
         if self._parts.launch.is_main:

@@ -14,7 +14,7 @@ from credit.train.build.assets import ModelAssets
 from credit.train.build.dry_run import DryRunResult, dummy_assets
 from credit.train.build.fine_tuning import choose_base_checkpoint
 from credit.train.checkpoint import checkpoint
-from credit.train.checkpoint.external_weights import assets_for_weights, read_state_file
+from credit.train.checkpoint.external_weights import adapt_assets_to_weights, read_state_file
 from credit.train.checkpoint.resume import find_checkpoint, find_initial_weights, load_run_state, require_same_run
 
 
@@ -52,10 +52,10 @@ def check_resume(
         if dry_run is not None:
             if continues_run:
                 state = checkpoint_state_dict(dry_run.model)
-                stored_shapes = checkpoint.stored_shapes(path, "model")
+                stored_shapes = checkpoint.read_stored_shapes(path, "model")
             else:
                 state = base_state_dict(dry_run.model)
-                stored_shapes = checkpoint.stored_shapes(path, "forecast")
+                stored_shapes = checkpoint.read_stored_shapes(path, "forecast")
             checkpoint.require_same_tensors(state, stored_shapes, path)
         report.add_note(f"checkpoint: the run begins with {path}, step {first_step}")
     return config, first_step
@@ -67,7 +67,7 @@ def _check_initial_weights(
     """Check whether weights of another run or program fit the data and the model."""
     if data is not None:
         assets = dummy_assets(config, data.grid, data.attributes, data.masks)
-        _require_unseen_test_period(config, data, assets_for_weights(config, assets, data, path), path, report)
+        _require_unseen_test_period(config, data, adapt_assets_to_weights(config, assets, data, path), path, report)
     if dry_run is not None:
         shapes = {name: value.shape for name, value in read_state_file(path).items()}
         checkpoint.require_same_tensors(dry_run.model.state_dict(), shapes, path)
@@ -94,7 +94,7 @@ def _report_damaged_checkpoints(folder: Path, used: Path | None, starts_anew: bo
     """
     used_is_here = used is not None and used.resolve().parent == folder.resolve()
     for path in checkpoint.list_checkpoints(folder):
-        if used_is_here and checkpoint.step_of(path) <= checkpoint.step_of(used):
+        if used_is_here and checkpoint.parse_step(path) <= checkpoint.parse_step(used):
             continue
         if starts_anew:
             report.add_warning(

@@ -28,7 +28,7 @@ from credit.forecast.io.schema import OutputFields, OutputOptions, build_schema
 from credit.losses.build import build_loss, channel_weights
 from credit.train.build.assets import MIN_CLIMATOLOGY_MINUTES
 from credit.train.build.validation import require_measured_monitor
-from credit.train.checkpoint.checkpoint import no_such_checkpoint
+from credit.train.checkpoint.checkpoint import build_missing_checkpoint_error
 from credit.train.monitor.preview import plan_preview
 from credit.train.optim import build_optimizer
 from credit.utils.installation import install_command
@@ -167,7 +167,7 @@ def _check_checkpoint(config: Config, report: CheckReport) -> None:
         return
     run_checkpoints = (Path(config.save_loc) / "checkpoints").resolve()
     if run_checkpoints not in Path(which).resolve().parents and not Path(which).is_dir():
-        report.add(str(no_such_checkpoint("inference.checkpoint", which)))
+        report.add(str(build_missing_checkpoint_error("inference.checkpoint", which)))
 
 
 def _list_output_channels(config: Config, data: DataSummary, longest_lead: int) -> list[str]:

@@ -62,7 +62,7 @@ def choose_base_checkpoint(config: Config, origin: Path | None) -> Path | None:
 
 def describe_base(base: Path) -> dict[str, str]:
     """Return the entry for the base in the meta.json of adapters: its ``path``, and ``weights``, their checksum."""
-    return {"path": str(base), "weights": checkpoint.fingerprint(base, "forecast")}
+    return {"path": str(base), "weights": checkpoint.weights_fingerprint(base, "forecast")}
 
 
 def locate_recorded_base(recorded: Mapping[str, str], resume: str, origin: Path) -> Path:

@@ -200,7 +200,7 @@ def describe_run(forecaster: Forecaster) -> dict[str, str | int]:
         "model": config.model.type,
         "parameters": num_parameters,
         "checkpoint_step": forecaster.trained_steps,
-        "weights": checkpoint.fingerprint(forecaster.path, "forecast"),
+        "weights": checkpoint.weights_fingerprint(forecaster.path, "forecast"),
         SEEN: ", ".join(trained_periods) or "unknown",
         "forcing": "; ".join(forcing) or "none",
         "hyperdiffusion": hyperdiffusion,

@@ -36,7 +36,7 @@ from credit.train.build.model import build_parallel_model, use_deterministic_alg
 from credit.train.build.open_data import open_training_fields
 from credit.train.build.stepper import build_run_loss, build_stepper, compute_cell_weights
 from credit.train.build.validation import build_validation, require_measured_monitor
-from credit.train.checkpoint.external_weights import assets_for_weights, load_weights
+from credit.train.checkpoint.external_weights import adapt_assets_to_weights, load_weights_file
 from credit.train.checkpoint.resume import choose_start, find_initial_weights, load_run_state, write_config
 from credit.train.ema import EMA
 from credit.train.monitor.preview import DrawPreview, build_preview
@@ -189,11 +189,13 @@ def prepare_assets(
         DataError: if values of the data are not plausible, or in other units than the checkpoint was trained on.
     """
     if origin.checkpoint is not None:
-        config, assets = load_run_state(config, reader, mesh, origin.checkpoint, goes_on=origin.resumed is not None)
+        config, assets = load_run_state(
+            config, reader, mesh, origin.checkpoint, is_continuation=origin.resumed is not None
+        )
     else:
         assets = run_on_rank0(lambda: fit_assets(config, reader, splits["train"]))
         if origin.weights is not None:
-            assets = assets_for_weights(config, assets, reader, origin.weights)
+            assets = adapt_assets_to_weights(config, assets, reader, origin.weights)
     return config, assets.with_trained_periods((splits["train"], splits["valid"]), reader.calendar)
 
 
@@ -212,7 +214,7 @@ def fill_model(model: nn.Module, origin: Origin, seed: int) -> None:
         # `Trainer.load` loads all weights.
         pass
     elif origin.weights is not None:
-        load_weights(model, origin.weights)
+        load_weights_file(model, origin.weights)
     else:
         fill_(model, initial_values(model, seed))
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from credit.errors import CheckpointError
 from credit.parallel.object_collectives import current_rank, run_on_all_ranks
 from credit.train.checkpoint import sharded
-from credit.train.checkpoint.checkpoint import FORMAT, MANIFEST, Retention, point, prune, step_folder
+from credit.train.checkpoint.checkpoint import FORMAT, MANIFEST, Retention, move_link, prune_checkpoints, step_folder
 
 logger = logging.getLogger(__name__)
 
@@ -38,13 +38,13 @@ class AsyncCheckpointer:
         folder: the run's ``checkpoints`` folder.
 
     Attributes:
-        committed: step of the newest checkpoint that this writer has completed, None before the first.
-        seconds: longest time from the call of `save` to the complete checkpoint, in seconds.
+        committed_step: step of the newest checkpoint that this writer has completed, None before the first.
+        longest_save_seconds: longest time from the call of `save` to the complete checkpoint, in seconds.
     """
 
     def __init__(self, folder: Path) -> None:
-        self.committed: int | None = None
-        self.seconds = 0.0
+        self.committed_step: int | None = None
+        self.longest_save_seconds = 0.0
         self._folder = folder
         self._group = dist.new_group(backend="gloo") if dist.is_initialized() else None
         self._is_main = current_rank() == 0
@@ -80,9 +80,10 @@ class AsyncCheckpointer:
             The folder of the checkpoint, ``step_XXXXXXXX``, which does not exist until the checkpoint is complete.
 
         Raises:
-            CheckpointError: if this save fails and is synchronous.
+            CheckpointError: on every rank, if this save fails and is synchronous.
         """
-        self.settle()
+        # There is one buffer in host memory, which the previous save must have written before it is filled again.
+        self.wait_and_warn()
         start_time = time.perf_counter()
         meta_text = json.dumps({"format": FORMAT, "step": step, **meta}, indent=1)
         staged = self._writer.copy(tensors)
@@ -91,19 +92,26 @@ class AsyncCheckpointer:
             self.wait()
         return step_folder(self._folder, step)
 
-    def point(self, name: str, step: int) -> None:
+    def move_link(self, name: str, step: int) -> None:
         """Collective: wait for the save in progress, then move the link `name` to the checkpoint of `step`.
 
         The link stays as it is if there is no such checkpoint.
+
+        Args:
+            name: ``latest`` or ``best``.
+            step: number of optimizer steps of the checkpoint.
+
+        Raises:
+            CheckpointError: on every rank, if the link cannot be moved.
         """
-        self.settle()
+        self.wait_and_warn()
         target = step_folder(self._folder, step)
 
-        def move_link() -> None:
+        def move_on_rank0() -> None:
             if self._is_main and target.is_dir():
-                point(self._folder, name, target)
+                move_link(self._folder, name, target)
 
-        run_on_all_ranks(move_link)
+        run_on_all_ranks(move_on_rank0)
 
     def wait(self) -> None:
         """Wait for the save in progress, if there is one.
@@ -119,7 +127,7 @@ class AsyncCheckpointer:
                 if self._job.done():
                     self._job = None
 
-    def settle(self) -> None:
+    def wait_and_warn(self) -> None:
         """Collective: wait for the save in progress; if it failed, log a warning and go on."""
         try:
             self.wait()
@@ -156,6 +164,18 @@ class AsyncCheckpointer:
         """Collective over the threads of all ranks: write the staged shards and remove the oldest checkpoints.
 
         Everything is written into a hidden folder, which gets its final name when it is complete.
+
+        Args:
+            start_time: `time.perf_counter` when the save began.
+            step: number of optimizer steps taken.
+            staged: copies of this rank's parts of the tensors.
+            assets: see `save`.
+            meta_text: contents of meta.json.
+            links: see `save`.
+            keep: see `save`.
+
+        Raises:
+            CheckpointError: on every rank, if a rank cannot write.
         """
         target = step_folder(self._folder, step)
         temporary = self._folder / f".{target.name}.part"
@@ -172,9 +192,9 @@ class AsyncCheckpointer:
             if not self._is_main:
                 return
             for name in links:
-                point(self._folder, name, target)
+                move_link(self._folder, name, target)
             if keep is not None:
-                prune(self._folder, keep)
+                prune_checkpoints(self._folder, keep)
 
         try:
             run_on_all_ranks(prepare, self._group)
@@ -186,14 +206,15 @@ class AsyncCheckpointer:
             raise CheckpointError(
                 f"{target}: cannot be saved ({error}); older checkpoints are untouched. Free space"
             ) from error
-        self.committed = step
-        self.seconds = max(self.seconds, time.perf_counter() - start_time)
+        self.committed_step = step
+        seconds = time.perf_counter() - start_time
+        self.longest_save_seconds = max(self.longest_save_seconds, seconds)
         # From here on the checkpoint counts, so a failure to move a link or to remove an old one must not undo it.
         run_on_all_ranks(move_links_and_prune, self._group)
 
 
 def _make_empty(temporary: Path) -> None:
-    """Create the folder to write to, and remove those that a killed run has left behind."""
+    """Create the empty folder `temporary`, and remove those that a killed run has left behind."""
     for leftover in temporary.parent.glob(".step_*.part"):
         shutil.rmtree(leftover)
     temporary.mkdir(parents=True)
@@ -206,19 +227,28 @@ def _complete(
     assets: Mapping[str, Tensor],
     meta_text: str,
 ) -> None:
-    """Write the files that are not sharded, then the manifest, and give the folder its final name."""
-    save_file({name: value.contiguous() for name, value in assets.items()}, temporary / "assets.safetensors")
+    """Write the files that are not sharded, then the manifest, and give the folder its final name.
+
+    Args:
+        temporary: folder that has the shards.
+        target: final path of the folder; an older checkpoint of this name is replaced.
+        shard_files: entries of the manifest for the shards: path below the folder -> size and checksum.
+        assets: name -> plain tensor, for assets.safetensors.
+        meta_text: contents of meta.json.
+    """
+    contiguous_assets = {name: value.contiguous() for name, value in assets.items()}
+    save_file(contiguous_assets, temporary / "assets.safetensors")
     (temporary / "meta.json").write_text(meta_text)
     manifest = dict(shard_files)
     for name in ("assets.safetensors", "meta.json"):
-        manifest[name] = sharded.seal(temporary / name)
+        manifest[name] = sharded.fsync_and_checksum(temporary / name)
     (temporary / MANIFEST).write_text(json.dumps(manifest, indent=1))
     # The contents must be on the disk before the rename is, or a power failure leaves an empty checkpoint.
-    sharded.flush(temporary / MANIFEST)
+    sharded.fsync_path(temporary / MANIFEST)
     for path in temporary.iterdir():
         if path.is_dir():
-            sharded.flush(path)
-    sharded.flush(temporary)
+            sharded.fsync_path(path)
+    sharded.fsync_path(temporary)
     shutil.rmtree(target, ignore_errors=True)
     temporary.rename(target)
-    sharded.flush(target.parent)
+    sharded.fsync_path(target.parent)

@@ -4,7 +4,7 @@
 
 - ``model``: folder with the live weights, one file per rank;
 - ``forecast``: the same for the weights that make forecasts, which are the moving average if there is one;
-- ``optimizer``: the same for the state of the optimizer;
+- ``optimizer``: the same for the state of the optimizer (these three sets of tensors are called stems below);
 - ``assets.safetensors``: arrays such as masks and the climatology of the forcing;
 - ``meta.json``: state of the run, config, channels, grid and statistics;
 - ``manifest.json``: size and checksum of every other file.
@@ -33,6 +33,7 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load_file
 from torch import Tensor
+from torch.distributed.checkpoint import Metadata
 
 from credit.errors import CheckpointError, ConfigError, CreditError, did_you_mean
 from credit.parallel.dtensor import local_shard
@@ -45,13 +46,13 @@ logger = logging.getLogger(__name__)
 
 FORMAT = 2
 # Format 1, of credit 0.1, has one file in place of each folder of tensors.
-_READABLE = (1, FORMAT)
+_READABLE_FORMATS = (1, FORMAT)
 _STEP_FOLDER = re.compile(r"^step_(\d{8,})$")
 MANIFEST = "manifest.json"
 
 
-class NoWholeCheckpointError(CheckpointError):
-    """Error of a run of which every checkpoint is damaged; exit code 2, because a person has to look at it."""
+class NoIntactCheckpointError(CheckpointError):
+    """Error of a run of which every checkpoint is damaged; its exit code 2 stops a chain of jobs."""
 
     exit_code = 2
 
@@ -61,8 +62,13 @@ def step_folder(folder: Path, step: int) -> Path:
     return folder / f"step_{step:08d}"
 
 
-def point(folder: Path, name: str, target: Path) -> None:
-    """Move the link `name` (``latest`` or ``best``) to `target` atomically.
+def move_link(folder: Path, name: str, target: Path) -> None:
+    """Move the link `name` to the checkpoint `target` atomically.
+
+    Args:
+        folder: the run's ``checkpoints`` folder.
+        name: ``latest`` or ``best``.
+        target: a checkpoint in `folder`.
 
     Raises:
         CheckpointError: if the link cannot be moved; it keeps its old target.
@@ -75,12 +81,12 @@ def point(folder: Path, name: str, target: Path) -> None:
 
 @dataclass(frozen=True)
 class Retention:
-    """Rule for the checkpoints that stay, in addition to those that ``latest`` and ``best`` point to.
+    """Rule for the checkpoints that are kept, in addition to those that ``latest`` and ``best`` point to.
 
     Attributes:
-        last: number of newest checkpoints that stay.
-        every: checkpoints whose step is a multiple of it stay; None for no such rule.
-        steps: steps whose checkpoints stay.
+        last: number of newest checkpoints that are kept.
+        every: checkpoints whose step is a multiple of this number are kept; None for no such rule.
+        steps: steps whose checkpoints are kept.
     """
 
     last: int
@@ -88,7 +94,7 @@ class Retention:
     steps: tuple[int, ...] = ()
 
 
-def prune(folder: Path, keep: Retention, dry_run: bool = False) -> list[Path]:
+def prune_checkpoints(folder: Path, keep: Retention, dry_run: bool = False) -> list[Path]:
     """Remove the checkpoints that `keep` does not retain, and return their paths.
 
     Args:
@@ -96,12 +102,12 @@ def prune(folder: Path, keep: Retention, dry_run: bool = False) -> list[Path]:
         keep: the checkpoints to retain.
         dry_run: return the paths without removing anything.
     """
-    linked = {(folder / name).resolve() for name in ("latest", "best")}
+    linked_paths = {(folder / name).resolve() for name in ("latest", "best")}
     removed = []
     for path in list_checkpoints(folder)[: -keep.last]:
-        step = step_of(path)
+        step = parse_step(path)
         is_milestone = keep.every is not None and step % keep.every == 0
-        if is_milestone or step in keep.steps or path.resolve() in linked:
+        if is_milestone or step in keep.steps or path.resolve() in linked_paths:
             continue
         removed.append(path)
         if not dry_run:
@@ -109,15 +115,15 @@ def prune(folder: Path, keep: Retention, dry_run: bool = False) -> list[Path]:
     return removed
 
 
-def remove_after(folder: Path, step: int) -> None:
+def remove_checkpoints_after(folder: Path, step: int) -> None:
     """Remove the checkpoints after `step`, which a run that was rolled back will write again."""
     for path in list_checkpoints(folder):
-        if step_of(path) > step:
+        if parse_step(path) > step:
             shutil.rmtree(path)
     _remove_dangling_links(folder)
 
 
-def set_aside(folder: Path) -> None:
+def rename_damaged_checkpoints(folder: Path) -> None:
     """Rename every checkpoint, so that a new run in the same folder does not take them for its own.
 
     ``step_00000002`` becomes ``damaged_step_00000002``, with a number appended if that name exists already. The links
@@ -134,13 +140,14 @@ def set_aside(folder: Path) -> None:
 
 
 def _remove_dangling_links(folder: Path) -> None:
+    """Remove ``latest`` and ``best`` where their checkpoints no longer exist."""
     for name in ("latest", "best"):
         if not (folder / name).exists():
             (folder / name).unlink(missing_ok=True)
 
 
-def step_of(path: Path) -> int:
-    """Return the step of a checkpoint's folder."""
+def parse_step(path: Path) -> int:
+    """Return the step in the name of a checkpoint's folder."""
     return int(_STEP_FOLDER.match(path.name)[1])
 
 
@@ -148,7 +155,8 @@ def list_checkpoints(folder: Path) -> list[Path]:
     """Return the checkpoint folders, damaged ones included, oldest first."""
     if not folder.is_dir():
         return []
-    return sorted((path for path in folder.iterdir() if _STEP_FOLDER.match(path.name)), key=step_of)
+    paths = [path for path in folder.iterdir() if _STEP_FOLDER.match(path.name)]
+    return sorted(paths, key=parse_step)
 
 
 def newest_checkpoint(folder: Path, at_most: int | None = None) -> Path | None:
@@ -161,7 +169,7 @@ def newest_checkpoint(folder: Path, at_most: int | None = None) -> Path | None:
         at_most: largest step that the checkpoint may have, None for no limit.
     """
     for path in reversed(run_on_rank0(lambda: list_checkpoints(folder))):
-        if at_most is not None and step_of(path) > at_most:
+        if at_most is not None and parse_step(path) > at_most:
             continue
         problem = verify_checkpoint(path)
         if problem is None:
@@ -171,17 +179,20 @@ def newest_checkpoint(folder: Path, at_most: int | None = None) -> Path | None:
     return None
 
 
-def require_whole_checkpoint(folder: Path) -> None:
-    """Collective: raise if the run has checkpoints; call it if `newest_checkpoint` has found all of them damaged.
+def require_intact_checkpoint(folder: Path) -> None:
+    """Collective: raise if the run has checkpoints; called where `newest_checkpoint` has found no intact one.
+
+    Args:
+        folder: the run's ``checkpoints`` folder.
 
     Raises:
-        NoWholeCheckpointError: on every rank, naming the damage of the newest.
+        NoIntactCheckpointError: on every rank, if there are checkpoints; it names the damage of the newest.
     """
     paths = run_on_rank0(lambda: list_checkpoints(folder))
     if not paths:
         return
     newest = paths[-1]
-    raise NoWholeCheckpointError(
+    raise NoIntactCheckpointError(
         f"{folder}: every checkpoint is damaged, {len(paths)} in all ({newest.name}: {verify_checkpoint(newest)}); "
         "copy an intact one back to continue from it. To begin again at step 0, set trainer.resume: never, which "
         "renames the damaged ones, or choose another save_loc"
@@ -189,7 +200,7 @@ def require_whole_checkpoint(folder: Path) -> None:
 
 
 def verify_checkpoint(path: Path) -> str | None:
-    """Collective: return a description of the damage to a checkpoint's files, None if they are as written.
+    """Collective: return a description of the damage to a checkpoint's files, None if they are as they were saved.
 
     Rank 0 looks for files that do not belong there. Each rank reads its share of the files.
     """
@@ -199,10 +210,10 @@ def verify_checkpoint(path: Path) -> str | None:
         if manifest is None:
             return f"{MANIFEST} is missing or unreadable, so it was not finished"
         if current_rank() == 0:
-            present = {str(file.relative_to(path)) for file in path.rglob("*") if file.is_file()}
-            extra_files = sorted(present - manifest.keys() - {MANIFEST})
-            if extra_files:
-                return f"{extra_files[0]} is not in {MANIFEST}"
+            file_names = {str(file.relative_to(path)) for file in path.rglob("*") if file.is_file()}
+            extra_names = sorted(file_names - manifest.keys() - {MANIFEST})
+            if extra_names:
+                return f"{extra_names[0]} is not in {MANIFEST}"
         num_ranks = dist.get_world_size() if dist.is_initialized() else 1
         for name in sorted(manifest)[current_rank() :: num_ranks]:
             size, crc32 = manifest[name]
@@ -218,7 +229,7 @@ def verify_checkpoint(path: Path) -> str | None:
 
 
 def _read_manifest(path: Path) -> dict[str, tuple[int, int]] | None:
-    """Return file -> (size, checksum), None if the manifest is missing or damaged."""
+    """Return path below the checkpoint -> (bytes, CRC-32); None if the manifest is missing or damaged."""
     try:
         manifest = json.loads((path / MANIFEST).read_text())
         return {name: (entry["size"], entry["crc32"]) for name, entry in manifest.items()}
@@ -227,54 +238,58 @@ def _read_manifest(path: Path) -> dict[str, tuple[int, int]] | None:
 
 
 def _verify_file(path: Path, name: str, size: int, crc32: int) -> str | None:
-    """Return a description of the damage to one file, None if it has this size and checksum."""
+    """Return a description of the damage to one file, None if it has this size in bytes and this CRC-32."""
     file = path / name
     if not file.is_file():
         return f"{name} is missing"
     if file.stat().st_size != size:
         return f"{name} has {file.stat().st_size} bytes instead of {size}"
-    if sharded.checksum(file) != crc32:
+    if sharded.compute_checksum(file) != crc32:
         return f"{name} does not match its checksum"
     return None
 
 
-def resolve_checkpoint(folder: Path, which: str, key: str) -> Path:
+def resolve_checkpoint(folder: Path, name_or_path: str, key: str) -> Path:
     """Collective: return the path of the checkpoint that a user has chosen.
 
     Args:
         folder: the run's ``checkpoints`` folder.
-        which: ``best``, ``latest`` or a path.
-        key: key of the config or option that has the value `which`, for messages.
+        name_or_path: ``best``, ``latest`` or a path.
+        key: key of the config, or option of the command, that has this value, for messages.
 
     Raises:
         CheckpointError: on every rank, if the run has no such checkpoint yet, or the checkpoint is damaged.
         ConfigError: on every rank, if the path does not exist.
     """
-    if which == "latest":
+    if name_or_path == "latest":
         newest = newest_checkpoint(folder)
         if newest is None:
-            require_whole_checkpoint(folder)
+            require_intact_checkpoint(folder)
             raise CheckpointError(f"{folder}: no checkpoint here; train first, or give a path")
         return newest
-    path = folder / "best" if which == "best" else Path(which)
+    is_best = name_or_path == "best"
+    path = folder / "best" if is_best else Path(name_or_path)
     if not all(run_on_all_ranks(path.is_dir)):
-        if which == "best":
+        if is_best:
             alternative = ""
             if newest_checkpoint(folder) is not None:
                 alternative = ", or use latest: no best one has been saved yet"
             raise CheckpointError(f"{path}: no such checkpoint; train first{alternative}")
-        raise no_such_checkpoint(key, which)
+        raise build_missing_checkpoint_error(key, name_or_path)
     problem = verify_checkpoint(path)
     if problem is not None:
         raise CheckpointError(f"{path}: {problem}; choose another checkpoint")
     return path.resolve()
 
 
-def no_such_checkpoint(key: str, which: str) -> ConfigError:
-    """Return the error of a `key` whose value `which` is not the name or path of a checkpoint."""
-    suggestion = "" if os.sep in which else did_you_mean(which, ("best", "latest"))
+def build_missing_checkpoint_error(key: str, name_or_path: str) -> ConfigError:
+    """Return the error of a config key or option whose value is not the name or path of a checkpoint."""
+    suggestion = ""
+    if os.sep not in name_or_path:
+        suggestion = did_you_mean(name_or_path, ("best", "latest"))
     return ConfigError(
-        f"{key}: {which}: no such checkpoint; write best, latest or the path of a step_XXXXXXXX folder{suggestion}"
+        f"{key}: {name_or_path}: no such checkpoint; write best, latest or the path of a step_XXXXXXXX folder"
+        f"{suggestion}"
     )
 
 
@@ -285,30 +300,34 @@ def load_meta(path: Path) -> dict[str, Any]:
         CheckpointError: if this version cannot read the format of the checkpoint.
     """
     meta = json.loads((path / "meta.json").read_text())
-    if meta["format"] not in _READABLE:
-        raise CheckpointError(f"{path}: format {meta['format']}; this version reads {_READABLE}")
+    if meta["format"] not in _READABLE_FORMATS:
+        raise CheckpointError(f"{path}: format {meta['format']}; this version reads {_READABLE_FORMATS}")
     return meta
 
 
-def fingerprint(path: Path, stem: str) -> str:
-    """Return a checksum over the tensors of one stem as eight hexadecimal digits."""
+def weights_fingerprint(path: Path, stem: str) -> str:
+    """Return a checksum over the tensors of one stem as eight hexadecimal digits, from the manifest alone.
+
+    A checkpoint without a readable manifest has the checksum of no files.
+    """
     checksums = []
-    for name, (_, crc32) in (_read_manifest(path) or {}).items():
+    manifest = _read_manifest(path) or {}
+    for name, (_, crc32) in manifest.items():
         # Files are STEM/rank_00000.safetensors, or STEM.safetensors in format 1.
         if name.split("/")[0].split(".")[0] == stem:
             checksums.append((name, crc32))
     return f"{zlib.crc32(json.dumps(sorted(checksums)).encode()):08x}"
 
 
-def stored_shapes(path: Path, stem: str) -> dict[str, torch.Size]:
+def read_stored_shapes(path: Path, stem: str) -> dict[str, torch.Size]:
     """Return name -> shape of the whole tensors of one stem."""
     if (path / stem).is_dir():
-        return sharded.shapes(sharded.read_metadata(path / stem))
+        return sharded.tensor_shapes(sharded.read_metadata(path / stem))
     return {name: value.shape for name, value in load_tensors(path, stem).items()}
 
 
 def load_tensors(path: Path, stem: str) -> dict[str, Tensor]:
-    """Return name -> whole tensor of one stem, on the CPU."""
+    """Return name -> whole tensor of one stem, or of ``assets``, on the CPU."""
     if (path / stem).is_dir():
         return sharded.read_whole(path / stem)
     return load_file(path / f"{stem}.safetensors")
@@ -327,17 +346,22 @@ def load_into(path: Path, stem: str, state: Mapping[str, Tensor]) -> None:
         CheckpointError: on every rank, naming the tensors that are missing, left over or of another shape.
     """
 
+    def read_metadata() -> Metadata | None:
+        # None for format 1, whose stems are single files.
+        return sharded.read_metadata(path / stem) if (path / stem).is_dir() else None
+
     # This reads the heads of all files. If each of a thousand ranks did so, they would open a million files.
-    metadata = run_on_rank0(lambda: sharded.read_metadata(path / stem) if (path / stem).is_dir() else None)
+    metadata = run_on_rank0(read_metadata)
 
     def load() -> None:
         if metadata is not None:
-            require_same_tensors(state, sharded.shapes(metadata), path)
+            require_same_tensors(state, sharded.tensor_shapes(metadata), path)
             sharded.read_into(path / stem, metadata, state)
             return
-        stored = load_tensors(path, stem)
-        require_same_tensors(state, {name: tensor.shape for name, tensor in stored.items()}, path)
-        _fill(state, stored)
+        stored_tensors = load_tensors(path, stem)
+        stored_shapes = {name: tensor.shape for name, tensor in stored_tensors.items()}
+        require_same_tensors(state, stored_shapes, path)
+        _fill(state, stored_tensors)
 
     run_on_all_ranks(load)
 
@@ -354,7 +378,8 @@ def load_state(model: torch.nn.Module, state: Mapping[str, Tensor], origin: Path
         CheckpointError: naming the tensors that are missing, left over or of another shape.
     """
     model_state = model.state_dict()
-    require_same_tensors(model_state, {name: value.shape for name, value in state.items()}, origin)
+    shapes = {name: value.shape for name, value in state.items()}
+    require_same_tensors(model_state, shapes, origin)
     _fill(model_state, state)
 
 

@@ -27,7 +27,7 @@ from credit.train.checkpoint import checkpoint
 from credit.train.checkpoint.async_writer import AsyncCheckpointer
 from credit.train.checkpoint.external_weights import read_state_file
 from credit.train.checkpoint.resume import prepare_folder, write_config
-from credit.train.checkpoint.train_state import TrainState, checkpoint_meta
+from credit.train.checkpoint.train_state import TrainState, build_checkpoint_meta
 from credit.train.optim import build_optimizer, optimizer_tensors
 from credit.utils.atomic import atomic_write
 
@@ -43,7 +43,7 @@ class PublishedFiles:
         weights: torch or safetensors file that `read_state_file` can read.
         mean: netCDF file with the mean of each variable, for each level if the variable has levels.
         std: netCDF file with the divisor of the deviation from the mean, in the same form.
-        static: netCDF file with the static fields on the model's grid. They count as normalised already, as the
+        static: netCDF file with the static fields on the model's grid. They are taken as normalised already, as the
             published ones are, unless `mean` and `std` contain them.
         rename: variable of the config -> its name in these files.
     """
@@ -58,11 +58,16 @@ class PublishedFiles:
 def import_checkpoint(config: Config, files: PublishedFiles) -> Path:
     """Write published weights, with everything that a forecast needs, as the checkpoint of step 0 of a run.
 
+    Args:
+        config: the config of the run, whose model must be the published one.
+        files: the published files.
+
     Returns:
         The folder of the checkpoint. ``credit rollout`` can forecast with it and ``credit train`` can continue from it.
 
     Raises:
         CheckpointError: if the run has checkpoints already, or the weights do not fit the config's model.
+        ConfigError: if the config has static fields that are computed.
         DataError: if a file lacks a variable or a level.
     """
     run_folder = Path(config.save_loc)
@@ -70,40 +75,63 @@ def import_checkpoint(config: Config, files: PublishedFiles) -> Path:
     folder = run_folder / "checkpoints"
     if checkpoint.list_checkpoints(folder):
         raise CheckpointError(f"{folder}: has checkpoints already; choose another save_loc")
-    channels = config.data.channel_map()
-    with open_netcdf(files.static) as static:
-        grid, axis_order = _read_grid(static, files.static)
-        fields = [_read_static_field(static, channel, axis_order, grid, files) for channel in channels.group("static")]
-    static_CHW = np.stack(fields) if fields else np.zeros((0, *grid.shape), dtype=np.float32)
-    statistics = read_statistics(channels, files)
-    layers = build_budget_layers(config)
-    assets = ModelAssets(channels, grid, statistics, {}, static_CHW, masks={}, climatology=None, layers=layers)
-    model = build_network(config, channels, grid, assets.attributes)
+
+    assets = _read_published_assets(config, files)
+    model = build_network(config, assets.channels, assets.grid, assets.attributes)
     published_state = read_state_file(files.weights)
     state = model_class(config.model.type).convert_published_state(published_state, config.model)
     checkpoint.load_state(model, state, files.weights)
+
+    # A new optimizer and no average: the weights of training and of forecasts are the same.
     weights = model.state_dict()
     optimizer = optimizer_tensors(model, build_optimizer(model, config.trainer))
     tensors = {"model": weights, "forecast": weights, "optimizer": optimizer}
-    meta = checkpoint_meta(config, assets, TrainState(saved=0), "standard", num_data_ranks=1)
-    with AsyncCheckpointer(folder) as store:
-        target = store.save(0, tensors, assets.to_tensors(), meta, links=("latest", "best"))
+    meta = build_checkpoint_meta(config, assets, TrainState(saved=0), "standard", num_data_ranks=1)
+    with AsyncCheckpointer(folder) as checkpointer:
+        target = checkpointer.save(0, tensors, assets.to_tensors(), meta, links=("latest", "best"))
     write_config(config, run_folder)
     return target
 
 
-def export_weights(config: Config, which: str, target: Path) -> Path:
+def _read_published_assets(config: Config, files: PublishedFiles) -> ModelAssets:
+    """Return the assets of a published model, which has neither masks nor a climatology of its forcing."""
+    channels = config.data.channel_map()
+    static_fields = []
+    with open_netcdf(files.static) as static:
+        grid, axis_order = _read_grid(static, files.static)
+        for channel in channels.group("static"):
+            static_fields.append(_read_static_field(static, channel, axis_order, grid, files))
+    static_CHW = np.zeros((0, *grid.shape), dtype=np.float32)
+    if static_fields:
+        static_CHW = np.stack(static_fields)
+    return ModelAssets(
+        channels=channels,
+        grid=grid,
+        statistics=read_statistics(channels, files),
+        attributes={},
+        static_CHW=static_CHW,
+        masks={},
+        climatology=None,
+        layers=build_budget_layers(config),
+    )
+
+
+def export_weights(config: Config, name_or_path: str, target: Path) -> Path:
     """Write the weights that make forecasts as one safetensors file, with the checkpoint's meta.json as metadata.
 
     Args:
-        config: of the run.
-        which: the checkpoint: ``best``, ``latest`` or a path.
+        config: the config of the run.
+        name_or_path: the checkpoint: ``best``, ``latest`` or a path.
         target: file to write.
 
+    Returns:
+        The path of the file.
+
     Raises:
+        CheckpointError: if there is no such checkpoint, or it is damaged.
         CreditError: if the file cannot be written; an existing file then stays as it is.
     """
-    path = checkpoint.resolve_checkpoint(Path(config.save_loc) / "checkpoints", which, "--checkpoint")
+    path = checkpoint.resolve_checkpoint(Path(config.save_loc) / "checkpoints", name_or_path, "--checkpoint")
     meta = (path / "meta.json").read_text(encoding="utf-8")
     weights = _forecast_weights(config, path)
 
@@ -130,11 +158,18 @@ def _forecast_weights(config: Config, path: Path) -> dict[str, Tensor]:
 
 
 def read_statistics(channels: ChannelMap, files: PublishedFiles) -> Statistics:
-    """Return the statistics of every input and output channel.
+    """Return the statistics of every input and output channel, in the units that the network was trained in.
+
+    Extremes and counts are NaN, because published files do not have them.
+
+    Args:
+        channels: the channels of the model.
+        files: the published files.
 
     Raises:
         DataError: if a file lacks a variable or a level, or does not have one number for each channel.
     """
+    # Computed forcing is in the files too: published models normalise it like any other channel.
     required_channels = [*channels.stored, *channels.group("static")]
     for channel in channels.group("dynamic_forcing"):
         if channel.source == "computed":
@@ -145,29 +180,32 @@ def read_statistics(channels: ChannelMap, files: PublishedFiles) -> Statistics:
     with open_netcdf(files.mean) as mean_file, open_netcdf(files.std) as std_file:
         for channel in required_channels:
             name = files.rename.get(channel.variable, channel.variable)
-            if name in mean_file or not (channel.group == "static" or channel.source == "computed"):
+            may_be_absent = channel.group == "static" or channel.source == "computed"
+            if name in mean_file or not may_be_absent:
                 mean = _read_value(mean_file, name, channel, files.mean)
                 std = _read_value(std_file, name, channel, files.std)
             elif channel.group == "static":
                 # Published static fields are normalised already.
-                mean, std = 0.0, 1.0
+                mean = 0.0
+                std = 1.0
             else:
+                # Other computed channels have fixed statistics, see `build_normalizer`.
                 continue
             names.append(channel.name)
             means.append(mean)
             stds.append(std)
-    unknown = np.full(len(names), np.nan)
+    unknown_C = np.full(len(names), np.nan)
     # Published files have no statistics of the tendencies. The deviation of the state replaces that of the tendencies,
     # which is not used unless model.residual is set.
     return Statistics(
         names=tuple(names),
         mean=np.array(means),
         std=np.array(stds),
-        minimum=unknown,
-        maximum=unknown,
+        minimum=unknown_C,
+        maximum=unknown_C,
         tendency_mean=np.zeros(len(names)),
         tendency_std=np.array(stds),
-        count=unknown * 0,
+        count=unknown_C * 0,
     )
 
 
@@ -191,6 +229,9 @@ def _read_value(data: xr.Dataset, name: str, channel: Channel, path: Path) -> fl
         name: name of the variable in `data`.
         channel: channel of the variable.
         path: path of `data`, for messages.
+
+    Raises:
+        DataError: if the variable or the level is missing, or the variable has more than one number for the channel.
     """
     if name not in data:
         raise DataError(f"{path}: no variable {name}{did_you_mean(name, map(str, data.data_vars))}; see --rename")
@@ -208,7 +249,11 @@ def _read_value(data: xr.Dataset, name: str, channel: Channel, path: Path) -> fl
 
 
 def _read_grid(static: xr.Dataset, path: Path) -> tuple[LatLonGrid, AxisOrder]:
-    """Return the grid of the static fields and the order of rows and columns in their file."""
+    """Return the grid of the static fields and the order of rows and columns in their file.
+
+    Raises:
+        DataError: if a coordinate is missing, or the coordinates are not those of a global grid.
+    """
     coordinates = []
     for choices in (("latitude", "lat"), ("longitude", "lon")):
         available_names = [name for name in choices if name in static.variables]
@@ -221,7 +266,12 @@ def _read_grid(static: xr.Dataset, path: Path) -> tuple[LatLonGrid, AxisOrder]:
 def _read_static_field(
     static: xr.Dataset, channel: Channel, axis_order: AxisOrder, grid: LatLonGrid, files: PublishedFiles
 ) -> np.ndarray:
-    """Return the field (H, W) of a static channel, float32, in the row and column order of the grid."""
+    """Return the field (H, W) of a static channel, float32, in the row and column order of the grid.
+
+    Raises:
+        ConfigError: if the channel is not read from data.
+        DataError: if the file lacks its variable, or the field has another shape or missing values.
+    """
     if channel.source != "data":
         raise ConfigError(
             f"data.variables.static: {channel.name} is computed or a mask; published models do not have such fields"

@@ -40,7 +40,7 @@ _PARALLEL_PREFIX = "module."
 
 
 def read_state_file(path: Path) -> dict[str, Tensor]:
-    """Return the state dict in a file of safetensors or `torch.save`, by the model's own names of its tensors.
+    """Return the state dict in a file of safetensors or `torch.save`: name of the model's tensor -> tensor on the CPU.
 
     The state dict is the whole content of the file, or is in it under ``model_state_dict``, ``model`` or
     ``state_dict``. Only tensors and plain containers are unpickled.
@@ -54,16 +54,16 @@ def read_state_file(path: Path) -> dict[str, Tensor]:
         raise CheckpointError(f"{path}: cannot be read ({error.strerror or error})") from error
     except SafetensorError as error:
         raise CheckpointError(f"{path}: is not a safetensors file, or is damaged ({error}); copy it again") from error
-    state = _find_state(content)
+    state = _find_state_dict(content)
     if state is None:
         raise CheckpointError(
             f"{path}: does not contain a state dict, neither as its whole content nor under {', '.join(_STATE_KEYS)}"
         )
-    plain = _plain_names(state)
-    if len(plain) < len(state):
+    plain_state = _remove_wrapper_prefixes(state)
+    if len(plain_state) < len(state):
         prefixes = ", ".join((*_WRAPPER_PREFIXES, _PARALLEL_PREFIX))
         raise CheckpointError(f"{path}: two tensors have the same name without {prefixes}")
-    return plain
+    return plain_state
 
 
 def _load_torch_file(path: Path) -> Any:
@@ -84,6 +84,7 @@ def _load_torch_file(path: Path) -> Any:
         # Bytes that are not a pickle may raise any exception. torch's own messages are not shown, because they
         # recommend to unpickle everything, which would run code from the file.
         is_archive = zipfile.is_zipfile(path)
+        # torch names the first class that it refuses to load.
         class_match = re.search(r"GLOBAL ([\w.]+)", str(error))
         if isinstance(error, pickle.UnpicklingError) and (class_match or is_archive):
             kind = f" ({class_match[1]})" if class_match else ""
@@ -98,8 +99,12 @@ def _load_torch_file(path: Path) -> Any:
 
 
 @torch.no_grad()
-def load_weights(model: nn.Module, path: Path) -> None:
+def load_weights_file(model: nn.Module, path: Path) -> None:
     """Collective: fill a model, sharded or not, with the weights in a file; every rank reads it.
+
+    Args:
+        model: the model, with memory.
+        path: torch or safetensors file that `read_state_file` can read.
 
     Raises:
         CheckpointError: on every rank, if any rank cannot read the file, or the weights are of another model.
@@ -107,23 +112,23 @@ def load_weights(model: nn.Module, path: Path) -> None:
     run_on_all_ranks(lambda: checkpoint.load_state(model, read_state_file(path), path))
 
 
-def assets_for_weights(config: Config, assets: ModelAssets, reader: FieldReader, path: Path) -> ModelAssets:
+def adapt_assets_to_weights(config: Config, assets: ModelAssets, reader: FieldReader, path: Path) -> ModelAssets:
     """Collective: return the assets of a run that begins with the weights in a file.
 
     A file that ``credit convert --export`` wrote contains the statistics that its weights were trained with, and the
     run takes those. Other files do not contain any, so the statistics of the run's own data are used, with a warning.
 
     Args:
-        config: of the run.
-        assets: fitted to the run's data.
-        reader: of the data.
-        path: the file.
+        config: the config of the run.
+        assets: the assets that were fitted to the run's data.
+        reader: the reader of these data.
+        path: the file of weights.
 
     Raises:
         CheckpointError: if the weights were trained with another config of the model, or with other channels.
         DataError: if they were trained on another grid, or with another unit of a variable.
     """
-    meta = run_on_rank0(lambda: _exported_meta(path))
+    meta = run_on_rank0(lambda: _read_exported_meta(path))
     if meta is None:
         logger.warning("%s does not tell the statistics that its weights were trained with; those of this run's "
                        "training period are taken", path)  # fmt: skip
@@ -141,33 +146,40 @@ def assets_for_weights(config: Config, assets: ModelAssets, reader: FieldReader,
     return trained
 
 
-def _exported_meta(path: Path) -> dict[str, Any] | None:
-    """Return the metadata of a file that ``credit convert --export`` wrote, None for any other file."""
+def _read_exported_meta(path: Path) -> dict[str, Any] | None:
+    """Return the meta.json in a file that ``credit convert --export`` wrote, None for any other file.
+
+    Raises:
+        CheckpointError: if a safetensors file cannot be read.
+    """
     if path.suffix != ".safetensors":
         return None
     try:
         with safe_open(path, "pt") as file:
-            return json.loads((file.metadata() or {}).get("credit", "null"))
+            metadata = file.metadata() or {}
+        return json.loads(metadata.get("credit", "null"))
     except (OSError, SafetensorError, ValueError) as error:
         raise CheckpointError(f"{path}: cannot be read as safetensors ({error})") from error
 
 
-def _plain_names(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return a state dict whose names have no prefixes of wrappers."""
-    plain = dict(state)
+def _remove_wrapper_prefixes(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return a state dict whose names have no prefixes of wrappers; names that become equal are merged."""
+    plain_state = dict(state)
     for prefix in _WRAPPER_PREFIXES:
-        plain = {name.replace(prefix, ""): value for name, value in plain.items()}
-    if plain and all(name.startswith(_PARALLEL_PREFIX) for name in plain):
-        plain = {name.removeprefix(_PARALLEL_PREFIX): value for name, value in plain.items()}
-    return plain
+        plain_state = {name.replace(prefix, ""): value for name, value in plain_state.items()}
+    # A model may have a module of this name itself; the prefix is one of DDP only if every name begins with it.
+    if plain_state and all(name.startswith(_PARALLEL_PREFIX) for name in plain_state):
+        plain_state = {name.removeprefix(_PARALLEL_PREFIX): value for name, value in plain_state.items()}
+    return plain_state
 
 
-def _find_state(content: Any) -> Mapping[str, Tensor] | None:
+def _find_state_dict(content: Any) -> Mapping[str, Tensor] | None:
     """Return the state dict in the content of a file, None if there is none."""
     if not isinstance(content, Mapping):
         return None
     for key in _STATE_KEYS:
         if isinstance(content.get(key), Mapping):
-            return _find_state(content[key])
-    is_state = content and all(isinstance(value, Tensor) for value in content.values())
-    return content if is_state else None
+            return _find_state_dict(content[key])
+    if content and all(isinstance(value, Tensor) for value in content.values()):
+        return content
+    return None

@@ -57,7 +57,11 @@ def prepare_folder(folder: Path) -> None:
 
 
 def write_config(config: Config, folder: Path) -> None:
-    """Write the resolved config into the run's folder as ``config.yml``."""
+    """Write the resolved config into the run's folder as ``config.yml``.
+
+    Raises:
+        CreditError: if the file cannot be written.
+    """
     atomic_write_text(folder / "config.yml", dump_config(config))
 
 
@@ -68,8 +72,12 @@ def find_checkpoint(config: Config, folder: Path) -> Path | None:
     weights by `find_initial_weights`. Once the run has checkpoints in its own folder, it continues from those, even if
     that path no longer exists.
 
+    Args:
+        config: the config of the run.
+        folder: the folder of the run, ``save_loc``.
+
     Raises:
-        NoWholeCheckpointError: if the run has checkpoints and all of them are damaged, unless ``trainer.resume`` is
+        NoIntactCheckpointError: if the run has checkpoints and all of them are damaged, unless ``trainer.resume`` is
             never.
         ConfigError: if the checkpoint in ``trainer.resume`` does not exist or is older than the run's newest, or if
             ``trainer.resume`` is never although the run has a checkpoint that is not damaged.
@@ -85,14 +93,19 @@ def find_checkpoint(config: Config, folder: Path) -> Path | None:
             )
         return None
     if newest is None:
-        checkpoint.require_whole_checkpoint(checkpoints)
+        checkpoint.require_intact_checkpoint(checkpoints)
     if resume == "auto":
         return newest
     if resume not in _RESUME_MODES:
-        is_elsewhere = Path(resume).resolve().parent != checkpoints.resolve()
+
+        def inspect_path() -> tuple[bool, bool]:
+            is_of_other_run = Path(resume).resolve().parent != checkpoints.resolve()
+            return os.path.isfile(resume), is_of_other_run and not os.path.exists(resume)
+
         # Only rank 0 looks, because a shared file system may show a new or removed file to some ranks late.
-        is_file, is_gone = run_on_rank0(lambda: (os.path.isfile(resume), is_elsewhere and not os.path.exists(resume)))
+        is_file, is_gone = run_on_rank0(inspect_path)
         if is_file:
+            # A file of weights is for the start of a run; `find_initial_weights` returns it.
             return newest
         if is_gone and newest is not None:
             logger.warning("trainer.resume: %s does not exist; the run continues from its own %s", resume, newest.name)
@@ -112,16 +125,24 @@ def choose_start(config: Config, launch: ProcessInfo) -> Path | None:
     If every checkpoint is damaged, STATUS says that the run has failed, because the next job of a chain would fail in
     the same way. With ``trainer.resume: never`` damaged checkpoints are renamed, so that the new run does not take them
     for its own.
+
+    Args:
+        config: the config of the run.
+        launch: rank and job of this process.
+
+    Raises:
+        NoIntactCheckpointError: as in `find_checkpoint`.
+        ConfigError: as in `find_checkpoint`.
     """
     folder = Path(config.save_loc)
     try:
         origin = find_checkpoint(config, folder)
-    except checkpoint.NoWholeCheckpointError as error:
+    except checkpoint.NoIntactCheckpointError as error:
         if launch.is_main:
             write_status(folder, "failed", read_status(folder).get("step", 0), str(error), launch.job_id)
         raise
     if config.trainer.resume == "never":
-        run_on_rank0(lambda: checkpoint.set_aside(folder / "checkpoints"))
+        run_on_rank0(lambda: checkpoint.rename_damaged_checkpoints(folder / "checkpoints"))
     return origin
 
 
@@ -129,7 +150,7 @@ def find_initial_weights(config: Config, origin: Path | None) -> Path | None:
     """Return the file of weights that a new run starts with, None if it does not start with one.
 
     Args:
-        config: of the run.
+        config: the config of the run.
         origin: checkpoint from `find_checkpoint`, which is None for a new run if ``trainer.resume`` is a file.
     """
     resume = config.trainer.resume
@@ -139,17 +160,17 @@ def find_initial_weights(config: Config, origin: Path | None) -> Path | None:
 
 
 def load_run_state(
-    config: Config, reader: FieldReader, mesh: DeviceGrid, origin: Path, goes_on: bool
+    config: Config, reader: FieldReader, mesh: DeviceGrid, origin: Path, is_continuation: bool
 ) -> tuple[Config, ModelAssets]:
     """Return the config and the assets of a run that starts from a checkpoint.
 
     Args:
-        config: of the run.
-        reader: of the run's data.
-        mesh: of the run's ranks.
+        config: the config of the run.
+        reader: the reader of the run's data.
+        mesh: this rank's position among the ranks.
         origin: the checkpoint.
-        goes_on: True if the run continues that of the checkpoint, with the same global batch; False if it is another
-            run that only starts with its weights.
+        is_continuation: True if the run continues that of the checkpoint, with the same global batch; False if it is
+            another run that only starts with its weights.
 
     Raises:
         CheckpointError: if the checkpoint was trained with other channels or another config of the model.
@@ -157,9 +178,10 @@ def load_run_state(
         ConfigError: if these ranks cannot continue with the checkpoint's global batch.
     """
     meta = checkpoint.load_meta(origin)
+    # Statistics and static fields stay those that the weights were trained with.
     assets = ModelAssets.from_stored(meta, checkpoint.load_tensors(origin, "assets"))
     require_same_fields(assets, reader, origin)
-    if not goes_on:
+    if not is_continuation:
         require_same_function(config, meta["config"], origin)
         return config, assets
     require_same_run(config, meta["config"], origin)
@@ -170,7 +192,7 @@ def keep_global_batch(config: Config, num_data_ranks: int, samples: int, path: P
     """Return the config with the ``grad_accum_every`` that keeps the global batch of a checkpoint.
 
     Args:
-        config: of the run.
+        config: the config of the run.
         num_data_ranks: number of ranks that read different samples.
         samples: number of samples per optimizer step in the checkpoint.
         path: the checkpoint, for messages.
@@ -179,13 +201,17 @@ def keep_global_batch(config: Config, num_data_ranks: int, samples: int, path: P
         ConfigError: if no ``grad_accum_every`` keeps it; the run does not continue with another global batch.
     """
     conf = config.trainer
+    # Samples of a micro-step over all ranks; an optimizer step has a whole number of micro-steps.
     batch = conf.train_batch_size * num_data_ranks
     if batch * conf.grad_accum_every == samples:
         return config
     if samples % batch:
-        divisors = [size for size in range(1, samples // num_data_ranks + 1) if samples % (size * num_data_ranks) == 0]
-        if divisors:
-            advice = f"train_batch_size {' or '.join(map(str, divisors))} does"
+        possible_sizes = []
+        for size in range(1, samples // num_data_ranks + 1):
+            if samples % (size * num_data_ranks) == 0:
+                possible_sizes.append(str(size))
+        if possible_sizes:
+            advice = f"train_batch_size {' or '.join(possible_sizes)} does"
         else:
             advice = "another number of ranks may"
         raise ConfigError(
@@ -205,14 +231,14 @@ def require_same_run(config: Config, trained: Mapping[str, Any], path: Path) -> 
     Args:
         config: the present config of the run.
         trained: the config in the checkpoint, as plain values.
-        path: the checkpoint.
+        path: the checkpoint, for messages.
 
     Raises:
         CheckpointError: naming the keys that must not change during a run but have changed.
     """
     require_same_function(config, trained, path, _RUN_KEYS)
     changes = []
-    for key, trained_value, value in _changes(config, trained):
+    for key, trained_value, value in _list_changes(config, trained):
         concerns_training = key.startswith(("data.", "loss.", "trainer.", "seed"))
         if concerns_training and not _is_below(key, (*_RUN_KEYS, *_UNIMPORTANT_KEYS)):
             changes.append(f"{key} ({trained_value} before, {value} now)")
@@ -221,22 +247,22 @@ def require_same_run(config: Config, trained: Mapping[str, Any], path: Path) -> 
 
 
 def require_same_function(
-    config: Config, trained: Mapping[str, Any], path: Path, same: tuple[str, ...] = _FUNCTION_KEYS
+    config: Config, trained: Mapping[str, Any], path: Path, fixed_keys: tuple[str, ...] = _FUNCTION_KEYS
 ) -> None:
     """Raise if a network of this config would compute something else with the weights than when they were trained.
 
     Args:
         config: the present config.
         trained: the config in the checkpoint, as plain values.
-        path: the checkpoint.
-        same: keys that must not have changed, nor any key below them.
+        path: the checkpoint, for messages.
+        fixed_keys: keys that must not have changed, nor any key below them.
 
     Raises:
         CheckpointError: naming the keys that have changed.
     """
     changes = []
-    for key, trained_value, value in _changes(config, trained):
-        if _is_below(key, same) and not _is_below(key, _CHANGEABLE_KEYS):
+    for key, trained_value, value in _list_changes(config, trained):
+        if _is_below(key, fixed_keys) and not _is_below(key, _CHANGEABLE_KEYS):
             changes.append(f"{key}: {trained_value} in the checkpoint, {value} in the config")
     if changes:
         raise CheckpointError(
@@ -245,7 +271,7 @@ def require_same_function(
         )
 
 
-def _changes(config: Config, trained: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
+def _list_changes(config: Config, trained: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
     """Return (key, value in the checkpoint, present value) of each key whose values differ."""
     trained_values = _flatten(trained)
     # An earlier version may have written the config: old keys get their new names, and new keys their defaults.
@@ -261,12 +287,12 @@ def _changes(config: Config, trained: Mapping[str, Any]) -> list[tuple[str, Any,
 
 def _dump_comparable(config: Config) -> dict[str, Any]:
     """Return a config as plain values, with the shorthand `hyperdiffusion` written as an entry of the list."""
-    plain = config.model_dump(mode="json")
-    for section in ("model", "inference"):
-        entries = getattr(config, section).postprocess_entries.values()
-        plain[section]["hyperdiffusion"] = None
-        plain[section]["postprocess"] = [entry.model_dump(mode="json") for entry in entries]
-    return plain
+    sections = config.model_dump(mode="json")
+    for name in ("model", "inference"):
+        entries = getattr(config, name).postprocess_entries.values()
+        sections[name]["hyperdiffusion"] = None
+        sections[name]["postprocess"] = [entry.model_dump(mode="json") for entry in entries]
+    return sections
 
 
 def _is_below(key: str, prefixes: tuple[str, ...]) -> bool:
@@ -275,10 +301,16 @@ def _is_below(key: str, prefixes: tuple[str, ...]) -> bool:
 
 
 def _flatten(value: Any, key: str = "") -> dict[str, Any]:
-    """Return dotted key -> value of nested sections, which are at `key`."""
+    """Return dotted key -> value of nested sections.
+
+    Args:
+        value: a section, or a value, which is returned at `key`.
+        key: dotted key of `value`, empty for the whole config.
+    """
     if not isinstance(value, Mapping):
         return {key: value}
     values = {}
     for name, item in value.items():
-        values |= _flatten(item, f"{key}.{name}" if key else name)
+        item_key = f"{key}.{name}" if key else name
+        values |= _flatten(item, item_key)
     return values

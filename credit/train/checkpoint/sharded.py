@@ -40,7 +40,7 @@ _OFFSETS_KEY = "saved_offsets"
 
 @dataclass(frozen=True)
 class StagedShards:
-    """Copies of this rank's parts of the tensors to save.
+    """Copies in host memory of this rank's parts of the tensors to save.
 
     Attributes:
         parts: stem -> name of the tensor -> this rank's part of it on the CPU.
@@ -78,6 +78,9 @@ class ShardWriter:
 
         Args:
             tensors: stem -> name -> DTensor, or plain tensor that is equal on all ranks.
+
+        Returns:
+            The copies, which are overwritten by the next call.
         """
         previous_parts = self._parts
         self._parts = {}
@@ -87,6 +90,7 @@ class ShardWriter:
             self._parts[stem] = {}
             for name, tensor in tensors_by_name.items():
                 part = local_shard(tensor)
+                # Only a copy to pinned memory is asynchronous.
                 from_device = part.device.type != "cpu"
                 buffer = buffers.get(name)
                 if buffer is None or buffer.shape != part.shape or buffer.dtype != part.dtype:
@@ -104,13 +108,17 @@ class ShardWriter:
 
         A part that several ranks hold is written by one of them.
 
+        Args:
+            folder: folder of the checkpoint, which exists.
+            staged: copies of this rank's parts of the tensors.
+
         Returns:
             Entries of the manifest for the files of all ranks: path below `folder` -> size and checksum.
 
         Raises:
             CheckpointError: on all ranks, if any rank cannot write.
         """
-        write_plans = self._assign(staged.plans)
+        write_plans = self._agree_on_write_plans(staged.plans)
         rank = current_rank(self._group)
 
         def write_files() -> dict[str, dict[str, int]]:
@@ -123,7 +131,7 @@ class ShardWriter:
                     path = folder / stem / f"rank_{rank:05d}.safetensors"
                     path.parent.mkdir(exist_ok=True)
                     _write_parts(path, write_plans[stem], parts)
-                    entries[str(path.relative_to(folder))] = seal(path)
+                    entries[str(path.relative_to(folder))] = fsync_and_checksum(path)
             return entries
 
         manifest = {}
@@ -131,7 +139,7 @@ class ShardWriter:
             manifest |= entries
         return manifest
 
-    def _assign(self, local_plans: dict[str, SavePlan]) -> dict[str, SavePlan]:
+    def _agree_on_write_plans(self, local_plans: dict[str, SavePlan]) -> dict[str, SavePlan]:
         """Collective: return the plan of the parts that this rank writes, of those that it has.
 
         Only rank 0 gets the plans of all ranks, because those of 1024 ranks take a GB of memory and seconds.
@@ -159,23 +167,25 @@ def _assign_parts(plans_by_rank: list[dict[str, SavePlan]]) -> list[dict[str, Sa
 
 def _write_parts(path: Path, plan: SavePlan, parts: Mapping[str, Tensor]) -> None:
     """Write the parts in `plan` as a safetensors file that DCP can read."""
+    # DCP finds a part again by the offset of its first element in the whole tensor.
     offsets = {item.index.fqn: {_OFFSETS_KEY: list(item.index.offset)} for item in plan.items}
     assert len(offsets) == len(plan.items), "a rank holds one part of a tensor"
+    written_parts = {name: parts[name] for name in offsets}
     # The metadata has one entry only: safetensors writes several in random order, and equal weights must give equal
     # files.
-    save_file({name: parts[name] for name in offsets}, path, metadata={_SHARDING_KEY: json.dumps(offsets)})
+    save_file(written_parts, path, metadata={_SHARDING_KEY: json.dumps(offsets)})
 
 
-def seal(path: Path) -> dict[str, int]:
-    """Flush a complete file to the disk, give it the usual mode, and return its size and checksum."""
+def fsync_and_checksum(path: Path) -> dict[str, int]:
+    """Flush a complete file to the disk, give it the usual mode, and return its ``size`` in bytes and ``crc32``."""
     # safetensors creates files that only the owner can read. The mode of the folder takes account of the umask.
     path.chmod(path.parent.stat().st_mode & 0o666)
-    flush(path)
-    return {"size": path.stat().st_size, "crc32": checksum(path)}
+    fsync_path(path)
+    return {"size": path.stat().st_size, "crc32": compute_checksum(path)}
 
 
-def checksum(path: Path) -> int:
-    """Return the CRC-32 of a file."""
+def compute_checksum(path: Path) -> int:
+    """Return the CRC-32 of a file, which is read in blocks of 4 MiB."""
     value = 0
     with path.open("rb") as file:
         while block := file.read(1 << 22):
@@ -183,8 +193,8 @@ def checksum(path: Path) -> int:
     return value
 
 
-def flush(path: Path) -> None:
-    """Wait until a file, or the entries of a folder, have been written to the disk."""
+def fsync_path(path: Path) -> None:
+    """Wait until a file, or the list of entries of a folder, is on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -197,8 +207,8 @@ def read_metadata(folder: Path) -> Metadata:
     return HuggingFaceStorageReader(str(folder)).read_metadata()
 
 
-def shapes(metadata: Metadata) -> dict[str, torch.Size]:
-    """Return name -> shape of the whole tensor."""
+def tensor_shapes(metadata: Metadata) -> dict[str, torch.Size]:
+    """Return name -> shape of the whole tensor, from `read_metadata`."""
     return {name: entry.size for name, entry in metadata.state_dict_metadata.items()}
 
 
@@ -207,7 +217,7 @@ def read_into(folder: Path, metadata: Metadata, state: Mapping[str, Tensor]) -> 
 
     Args:
         folder: folder that `ShardWriter` has written, or any folder of safetensors files with whole tensors.
-        metadata: of `folder`, see `read_metadata`.
+        metadata: the metadata of `folder`, from `read_metadata`.
         state: name -> tensor to fill, for some or all tensors of the folder; plain tensors, or DTensors on any mesh.
     """
     assert not any(tensor.is_meta for tensor in state.values()), "a tensor without memory cannot be filled"

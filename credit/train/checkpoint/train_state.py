@@ -14,7 +14,7 @@ from credit.train.build.assets import ModelAssets
 
 @dataclass
 class TrainState:
-    """State of a run that is not a tensor.
+    """State of a run that is not a tensor; the names of its attributes are keys in meta.json.
 
     Attributes:
         step: number of optimizer steps taken.
@@ -22,8 +22,8 @@ class TrainState:
         best_step: step of the validation with that value.
         worse: number of validations since then.
         best_saved: [value, step] of the best validations whose checkpoints are retained, best first.
-        streak: consecutive steps without a finite loss or gradient, up to the latest step.
-        left_out: blocks of samples that the run skips, because their steps diverged.
+        streak: consecutive steps (from 0) without a finite loss or gradient, up to the latest step.
+        left_out: blocks of samples that the run skips, because their steps diverged; a block has the samples of a step.
         rollbacks: number of rollbacks because of such a streak.
         spikes: number of rollbacks because of a jump of the loss.
         losses: losses of the latest steps, as many as ``trainer.loss_spike`` needs.
@@ -73,12 +73,12 @@ class TrainState:
                 "only the forecasts grow without bounds, lower trainer.learning_rate"
             )
 
-    def meta(self) -> dict[str, Any]:
+    def to_meta(self) -> dict[str, Any]:
         """Return the values for a checkpoint, ready for JSON."""
         return asdict(self)
 
 
-def checkpoint_meta(
+def build_checkpoint_meta(
     config: Config,
     assets: ModelAssets,
     train_state: TrainState,
@@ -89,18 +89,21 @@ def checkpoint_meta(
     """Return the contents of a checkpoint's meta.json: the state of the run and what its weights need to forecast.
 
     Args:
-        config: of the run.
-        assets: of the run.
+        config: the config of the run.
+        assets: the assets of the model.
         train_state: state of the run at the checkpoint.
         calendar: name of the data's CF calendar.
         num_data_ranks: number of ranks that read different samples.
-        base: if the checkpoint has LoRA adapters, the checkpoint or file of the weights that they are added to.
+        base: if the checkpoint has LoRA adapters, their base, see `credit.train.build.fine_tuning.describe_base`.
     """
+    base_entry = {}
+    if base:
+        base_entry["base"] = base
     return {
-        "progression": train_state.meta(),
+        "progression": train_state.to_meta(),
         "config": config.model_dump(mode="json"),
         "calendar": calendar,
         "samples_a_step": config.trainer.train_batch_size * config.trainer.grad_accum_every * num_data_ranks,
-        **({"base": base} if base else {}),
+        **base_entry,
         **assets.to_meta(),
     }

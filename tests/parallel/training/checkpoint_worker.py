@@ -25,7 +25,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from credit.errors import CheckpointError
 from credit.train.checkpoint import checkpoint, sharded
 from credit.train.checkpoint.async_writer import AsyncCheckpointer
-from credit.train.checkpoint.external_weights import assets_for_weights, load_weights
+from credit.train.checkpoint.external_weights import adapt_assets_to_weights, load_weights_file
 from credit.train.checkpoint.resume import find_checkpoint, find_initial_weights
 
 RANKS = 4
@@ -138,7 +138,7 @@ def check_save(folder: Path, kind: str, expected: dict[str, Tensor]) -> None:
         for _ in range(50):
             dist.all_reduce(torch.ones(1000))
         store.wait()
-        assert store.committed == 1
+        assert store.committed_step == 1
     assert checkpoint.resolve_checkpoint(folder / kind, "best", "key") == path
     stored_once(path, expected)
 
@@ -192,7 +192,7 @@ def check_full_disk(folder: Path, expected: dict[str, Tensor]) -> None:
             "step_00000001",
             "step_00000003",
         ]
-        store.point("best", 3)
+        store.move_link("best", 3)
         assert checkpoint.resolve_checkpoint(folder / "fsdp4", "best", "key").name == "step_00000003"
 
 
@@ -223,10 +223,10 @@ def check_weights_file(folder: Path) -> None:
     config = SimpleNamespace(trainer=SimpleNamespace(resume=str(path)))
     assert find_checkpoint(config, folder / "new") is None
     assert find_initial_weights(config, None) == path
-    assert "absent.pt: cannot be read" in error_of(lambda: load_weights(model, path))
+    assert "absent.pt: cannot be read" in error_of(lambda: load_weights_file(model, path))
     if seen:
         path.write_bytes(b"nothing")
-    assert "cannot be read as safetensors" in error_of(lambda: assets_for_weights(None, None, None, path))
+    assert "cannot be read as safetensors" in error_of(lambda: adapt_assets_to_weights(None, None, None, path))
 
 
 def by_rank_0_alone(*_: Any) -> None:

@@ -123,17 +123,17 @@ def test_a_link_to_nothing_is_put_in_place(tmp_path: Path) -> None:
 def test_what_a_killed_process_has_left_is_in_nobodys_way(tmp_path: Path) -> None:
     for name in ("link", "file"):
         (tmp_path / f".{name}.part").symlink_to("gone")
-    checkpoint.point(tmp_path, "link", tmp_path / "step_00000002")
+    checkpoint.move_link(tmp_path, "link", tmp_path / "step_00000002")
     atomic_write_text(tmp_path / "file", "new")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "link"]
     assert (tmp_path / "link").readlink() == Path("step_00000002") and (tmp_path / "file").read_text() == "new"
 
 
 def test_a_link_that_cannot_be_moved_stays(tmp_path: Path, full: Callable[[], None]) -> None:
-    checkpoint.point(tmp_path, "latest", tmp_path / "step_00000001")
+    checkpoint.move_link(tmp_path, "latest", tmp_path / "step_00000001")
     full()
     with pytest.raises(CheckpointError, match=r"latest: cannot be written \(No space .* is the disk full"):
-        checkpoint.point(tmp_path, "latest", tmp_path / "step_00000002")
+        checkpoint.move_link(tmp_path, "latest", tmp_path / "step_00000002")
     assert [(path.name, str(path.readlink())) for path in tmp_path.iterdir()] == [("latest", "step_00000001")]
 
 

@@ -73,7 +73,7 @@ def test_round_trip(tmp_path: Path) -> None:
     assert meta["note"] == "x" and meta["step"] == 7
     for stem, expected in tensors(7).items():
         assert same(checkpoint.load_tensors(path, stem), expected)
-        assert checkpoint.stored_shapes(path, stem) == {name: value.shape for name, value in expected.items()}
+        assert checkpoint.read_stored_shapes(path, stem) == {name: value.shape for name, value in expected.items()}
         state = {name: torch.full_like(value, 9) for name, value in expected.items()}
         checkpoint.load_into(path, stem, state)
         assert same(state, expected)
@@ -101,10 +101,10 @@ def test_what_is_saved_is_what_was_there(tmp_path: Path, monkeypatch: pytest.Mon
             for value in named.values():
                 value.zero_()
         meta["position"] = 2
-        assert not path.exists() and store.committed is None
+        assert not path.exists() and store.committed_step is None
         go.set()
         store.wait()
-        assert store.committed == 1 and store.seconds > 0
+        assert store.committed_step == 1 and store.longest_save_seconds > 0
     assert same(checkpoint.load_tensors(path, "model"), tensors(1)["model"])
     assert same(checkpoint.load_tensors(path, "optimizer"), tensors(1)["optimizer"])
     assert checkpoint.load_meta(path)["position"] == 1
@@ -176,14 +176,14 @@ def test_a_full_disk_leaves_the_old_ones_and_the_run(
     with AsyncCheckpointer(tmp_path) as store:
         with largest_file(limit):
             store.save(2, tensors(2), ASSETS, meta)
-            store.point("best", 2)
+            store.move_link("best", 2)
             assert re.search(says, caplog.text) and "tries again at its next checkpoint" in caplog.text
             assert not (tmp_path / "best").is_symlink()
             with pytest.raises(CheckpointError, match=says):
                 store.save(2, tensors(2), ASSETS, meta, synchronous=True)
         assert checkpoint.newest_checkpoint(tmp_path) == good
         assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "step_00000001"]
-        assert store.committed is None
+        assert store.committed_step is None
         store.wait()  # an error is told once
         store.save(3, tensors(3), ASSETS, meta)
     assert checkpoint.newest_checkpoint(tmp_path) == tmp_path / "step_00000003"
@@ -229,24 +229,24 @@ def test_links_and_pruning(tmp_path: Path) -> None:
         assert [path.name[-1] for path in checkpoint.list_checkpoints(tmp_path)] == ["2", "4", "5"]
         assert checkpoint.resolve_checkpoint(tmp_path, "best", "key") == (tmp_path / "step_00000002").resolve()
         store.save(6, tensors(6), ASSETS, {}, keep=keep)
-        store.point("best", 6)  # after the save that is under way
+        store.move_link("best", 6)  # after the save that is under way
         assert checkpoint.resolve_checkpoint(tmp_path, "best", "key") == (tmp_path / "step_00000006").resolve()
 
 
 def test_retention(tmp_path: Path) -> None:
     save(tmp_path, *range(90, 111, 2))
     keep = checkpoint.Retention(last=1, every=50, steps=(92, 104))
-    assert len(checkpoint.prune(tmp_path, keep, dry_run=True)) == 7
+    assert len(checkpoint.prune_checkpoints(tmp_path, keep, dry_run=True)) == 7
     assert len(checkpoint.list_checkpoints(tmp_path)) == 11
-    checkpoint.prune(tmp_path, keep)
-    assert [checkpoint.step_of(path) for path in checkpoint.list_checkpoints(tmp_path)] == [92, 100, 104, 110]
+    checkpoint.prune_checkpoints(tmp_path, keep)
+    assert [checkpoint.parse_step(path) for path in checkpoint.list_checkpoints(tmp_path)] == [92, 100, 104, 110]
 
 
 def test_going_back(tmp_path: Path) -> None:
     save(tmp_path, 99_999_999, 100_000_000, 100_000_005)
     assert checkpoint.newest_checkpoint(tmp_path, at_most=100_000_004).name == "step_100000000"
-    checkpoint.remove_after(tmp_path, 100_000_000)
-    assert [checkpoint.step_of(path) for path in checkpoint.list_checkpoints(tmp_path)] == [99_999_999, 100_000_000]
+    checkpoint.remove_checkpoints_after(tmp_path, 100_000_000)
+    assert [checkpoint.parse_step(path) for path in checkpoint.list_checkpoints(tmp_path)] == [99_999_999, 100_000_000]
     assert not (tmp_path / "latest").is_symlink(), "it pointed to what is gone"
 
 
@@ -284,7 +284,7 @@ def test_formats(tmp_path: Path) -> None:
 
 
 def test_fingerprint_tells_weights_apart(tmp_path: Path) -> None:
-    found = {checkpoint.fingerprint(save(tmp_path / str(n), step), "model") for n, step in enumerate((1, 1, 2))}
+    found = {checkpoint.weights_fingerprint(save(tmp_path / str(n), step), "model") for n, step in enumerate((1, 1, 2))}
     assert len(found) == 2 and all(len(value) == 8 for value in found)
 
 
