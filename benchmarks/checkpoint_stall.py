@@ -24,7 +24,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
 from credit.train.checkpoint.async_writer import AsyncCheckpointer
-from credit.train.checkpoint.checkpoint import Retention
+from credit.train.checkpoint.retention import Retention
 
 WIDTH = 768
 

@@ -99,7 +99,7 @@ def _verify(folder: Path, paths: list[Path], arguments: argparse.Namespace) -> i
 def _prune(folder: Path, paths: list[Path], arguments: argparse.Namespace) -> int:
     from contextlib import nullcontext
 
-    from credit.train.checkpoint.checkpoint import Retention, prune_checkpoints
+    from credit.train.checkpoint.retention import Retention, prune_checkpoints
     from credit.train.monitor.run_lock import RunLock
 
     retention = Retention(arguments.keep_last, arguments.keep_every)

@@ -19,7 +19,7 @@ from credit.parallel.host_copy import AsyncHostCopy
 from credit.parallel.object_collectives import run_on_all_ranks, run_on_rank0
 from credit.parallel.reduce import mean_over_ranks
 from credit.train.build.components import TrainingComponents
-from credit.train.checkpoint import checkpoint
+from credit.train.checkpoint import checkpoint, retention
 from credit.train.checkpoint.async_writer import AsyncCheckpointer
 from credit.train.checkpoint.train_state import TrainState, build_checkpoint_meta
 from credit.train.monitor.divergence import DivergenceGuard, RollbackRequired
@@ -230,7 +230,7 @@ class Trainer:
         state.saved = state.step
         run_on_all_ranks(
             lambda: (
-                checkpoint.remove_checkpoints_after(self._checkpoint_folder, state.step)
+                retention.remove_checkpoints_after(self._checkpoint_folder, state.step)
                 if parts.launch.is_main
                 else None
             )
@@ -363,7 +363,7 @@ class Trainer:
         meta = build_checkpoint_meta(
             parts.config, parts.assets, state, parts.calendar.name, parts.mesh.num_data_ranks, parts.base
         )
-        keep = checkpoint.Retention(
+        keep = retention.Retention(
             self._conf.keep_last, self._conf.keep_every, tuple(int(step) for _, step in state.best_saved)
         )
         self._checkpointer.save(state.step, tensors, parts.assets.to_tensors(), meta, links, keep)

@@ -19,7 +19,8 @@ from torch import Tensor
 from credit.errors import CheckpointError
 from credit.parallel.object_collectives import current_rank, run_on_all_ranks
 from credit.train.checkpoint import sharded
-from credit.train.checkpoint.checkpoint import FORMAT, MANIFEST, Retention, move_link, prune_checkpoints, step_folder
+from credit.train.checkpoint.checkpoint import FORMAT, MANIFEST, move_link, step_folder
+from credit.train.checkpoint.retention import Retention, prune_checkpoints
 
 logger = logging.getLogger(__name__)
 

@@ -22,10 +22,8 @@ import json
 import logging
 import os
 import re
-import shutil
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -77,73 +75,6 @@ def move_link(folder: Path, name: str, target: Path) -> None:
         atomic_write(folder / name, lambda temporary: temporary.symlink_to(target.name))
     except CreditError as error:
         raise CheckpointError(str(error)) from error
-
-
-@dataclass(frozen=True)
-class Retention:
-    """Rule for the checkpoints that are kept, in addition to those that ``latest`` and ``best`` point to.
-
-    Attributes:
-        last: number of newest checkpoints that are kept.
-        every: checkpoints whose step is a multiple of this number are kept; None for no such rule.
-        steps: steps whose checkpoints are kept.
-    """
-
-    last: int
-    every: int | None = None
-    steps: tuple[int, ...] = ()
-
-
-def prune_checkpoints(folder: Path, keep: Retention, dry_run: bool = False) -> list[Path]:
-    """Remove the checkpoints that `keep` does not retain, and return their paths.
-
-    Args:
-        folder: the run's ``checkpoints`` folder.
-        keep: the checkpoints to retain.
-        dry_run: return the paths without removing anything.
-    """
-    linked_paths = {(folder / name).resolve() for name in ("latest", "best")}
-    removed = []
-    for path in list_checkpoints(folder)[: -keep.last]:
-        step = parse_step(path)
-        is_milestone = keep.every is not None and step % keep.every == 0
-        if is_milestone or step in keep.steps or path.resolve() in linked_paths:
-            continue
-        removed.append(path)
-        if not dry_run:
-            shutil.rmtree(path, ignore_errors=True)
-    return removed
-
-
-def remove_checkpoints_after(folder: Path, step: int) -> None:
-    """Remove the checkpoints after `step`, which a run that was rolled back will write again."""
-    for path in list_checkpoints(folder):
-        if parse_step(path) > step:
-            shutil.rmtree(path)
-    _remove_dangling_links(folder)
-
-
-def rename_damaged_checkpoints(folder: Path) -> None:
-    """Rename every checkpoint, so that a new run in the same folder does not take them for its own.
-
-    ``step_00000002`` becomes ``damaged_step_00000002``, with a number appended if that name exists already. The links
-    ``latest`` and ``best`` are removed.
-    """
-    for path in list_checkpoints(folder):
-        name = f"damaged_{path.name}"
-        number = 1
-        while (folder / name).exists():
-            number += 1
-            name = f"damaged_{path.name}.{number}"
-        path.rename(folder / name)
-    _remove_dangling_links(folder)
-
-
-def _remove_dangling_links(folder: Path) -> None:
-    """Remove ``latest`` and ``best`` where their checkpoints no longer exist."""
-    for name in ("latest", "best"):
-        if not (folder / name).exists():
-            (folder / name).unlink(missing_ok=True)
 
 
 def parse_step(path: Path) -> int:

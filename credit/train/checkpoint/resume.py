@@ -17,7 +17,7 @@ from credit.parallel.mesh import DeviceGrid
 from credit.parallel.object_collectives import run_on_rank0
 from credit.parallel.process_info import ProcessInfo
 from credit.train.build.assets import ModelAssets, require_same_fields
-from credit.train.checkpoint import checkpoint
+from credit.train.checkpoint import checkpoint, retention
 from credit.train.monitor.metrics_log import write_status
 from credit.train.monitor.run_files import read_status
 from credit.utils.atomic import atomic_write_text
@@ -142,7 +142,7 @@ def choose_start(config: Config, launch: ProcessInfo) -> Path | None:
             write_status(folder, "failed", read_status(folder).get("step", 0), str(error), launch.job_id)
         raise
     if config.trainer.resume == "never":
-        run_on_rank0(lambda: checkpoint.rename_damaged_checkpoints(folder / "checkpoints"))
+        run_on_rank0(lambda: retention.rename_damaged_checkpoints(folder / "checkpoints"))
     return origin
 
 

@@ -23,7 +23,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from credit.errors import CheckpointError
-from credit.train.checkpoint import checkpoint, sharded
+from credit.train.checkpoint import checkpoint, retention, sharded
 from credit.train.checkpoint.async_writer import AsyncCheckpointer
 from credit.train.checkpoint.external_weights import adapt_assets_to_weights, load_weights_file
 from credit.train.checkpoint.resume import find_checkpoint, find_initial_weights
@@ -176,7 +176,7 @@ def check_full_disk(folder: Path, expected: dict[str, Tensor]) -> None:
     state = state_of(model)
     fill(model, state, expected, folder)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    keep = checkpoint.Retention(last=1)
+    keep = retention.Retention(last=1)
     with AsyncCheckpointer(folder / "fsdp4") as store:
         if dist.get_rank() == 2:
             resource.setrlimit(resource.RLIMIT_FSIZE, (500, hard))

@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from credit.errors import CheckpointError, ConfigError
-from credit.train.checkpoint import checkpoint, sharded
+from credit.train.checkpoint import checkpoint, retention, sharded
 from credit.train.checkpoint.async_writer import AsyncCheckpointer
 
 
@@ -220,7 +220,7 @@ def test_a_step_that_is_saved_again_is_replaced(tmp_path: Path) -> None:
 
 
 def test_links_and_pruning(tmp_path: Path) -> None:
-    keep = checkpoint.Retention(last=2)
+    keep = retention.Retention(last=2)
     with AsyncCheckpointer(tmp_path) as store:
         for step in range(1, 6):
             links = ("latest", "best") if step == 2 else ("latest",)
@@ -235,17 +235,17 @@ def test_links_and_pruning(tmp_path: Path) -> None:
 
 def test_retention(tmp_path: Path) -> None:
     save(tmp_path, *range(90, 111, 2))
-    keep = checkpoint.Retention(last=1, every=50, steps=(92, 104))
-    assert len(checkpoint.prune_checkpoints(tmp_path, keep, dry_run=True)) == 7
+    keep = retention.Retention(last=1, every=50, steps=(92, 104))
+    assert len(retention.prune_checkpoints(tmp_path, keep, dry_run=True)) == 7
     assert len(checkpoint.list_checkpoints(tmp_path)) == 11
-    checkpoint.prune_checkpoints(tmp_path, keep)
+    retention.prune_checkpoints(tmp_path, keep)
     assert [checkpoint.parse_step(path) for path in checkpoint.list_checkpoints(tmp_path)] == [92, 100, 104, 110]
 
 
 def test_going_back(tmp_path: Path) -> None:
     save(tmp_path, 99_999_999, 100_000_000, 100_000_005)
     assert checkpoint.newest_checkpoint(tmp_path, at_most=100_000_004).name == "step_100000000"
-    checkpoint.remove_checkpoints_after(tmp_path, 100_000_000)
+    retention.remove_checkpoints_after(tmp_path, 100_000_000)
     assert [checkpoint.parse_step(path) for path in checkpoint.list_checkpoints(tmp_path)] == [99_999_999, 100_000_000]
     assert not (tmp_path / "latest").is_symlink(), "it pointed to what is gone"
 
