@@ -7,18 +7,19 @@ silently and without a time limit.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from credit.config.registry import LOSSES
 from credit.errors import ConfigError
 
-# Dotted old key -> dotted new key. Both lie in the same section.
+# Dotted old key -> dotted new key. Both lie in the same section, at any depth.
 RENAMED_KEYS = {
     "data.bad_times": "data.on_bad_time",
     "data.fields": "data.variable_options",
     "model.post": "model.postprocess",
     "trainer.early_view": "trainer.preview",
+    "inference.ensemble.noise.where": "inference.ensemble.noise.blocks",
 }
 # Until 0.15 every loss had these keys; now each kind has its own. At these defaults they had no effect.
 _FORMER_LOSS_DEFAULTS = {"huber_delta": 1.0, "global_mean": 0.0}
@@ -42,17 +43,36 @@ def rename_keys(raw: Mapping[str, Any], origin: str) -> tuple[dict[str, Any], li
     renamed = dict(raw)
     old_keys = []
     for old_key, new_key in RENAMED_KEYS.items():
-        section_name, old_name = old_key.split(".")
-        new_name = new_key.split(".")[1]
-        section = renamed.get(section_name)
-        if not isinstance(section, Mapping) or old_name not in section:
+        *section_path, old_name = old_key.split(".")
+        new_name = new_key.rpartition(".")[2]
+        section = _find_section(renamed, section_path)
+        if old_name not in section:
             continue
         if new_name in section:
             raise ConfigError(f"{origin}: {old_key} is the old name of {new_key}, and both are given; remove {old_key}")
         # Rebuild the section, so that its keys keep their order.
-        renamed[section_name] = {new_name if name == old_name else name: value for name, value in section.items()}
+        renamed_section = {new_name if name == old_name else name: value for name, value in section.items()}
+        renamed = _replace_section(renamed, section_path, renamed_section)
         old_keys.append(old_key)
     return renamed, old_keys
+
+
+def _find_section(raw: Mapping[str, Any], section_path: Sequence[str]) -> Mapping[str, Any]:
+    """Return the section at a path of keys, an empty one if there is none or its place holds another value."""
+    section: Any = raw
+    for name in section_path:
+        section = section.get(name)
+        if not isinstance(section, Mapping):
+            return {}
+    return section
+
+
+def _replace_section(raw: Mapping[str, Any], section_path: Sequence[str], section: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a copy of a config with another section at a path of keys; `raw` itself is not changed."""
+    if not section_path:
+        return dict(section)
+    name, *path_below = section_path
+    return {**raw, name: _replace_section(raw[name], path_below, section)}
 
 
 def drop_former_loss_keys(raw: Mapping[str, Any]) -> dict[str, Any]:

@@ -156,7 +156,7 @@ def check_ensemble(config: Config, model: nn.Module, report: CheckReport) -> Non
             enable_dropout(model)
     if conf.noise is not None:
         with report.collect():
-            names = find_blocks(model, conf.noise.where)
+            names = find_blocks(model, conf.noise.blocks)
             report.add_note(f"inference.ensemble.noise: after {', '.join(names)}")
 
 

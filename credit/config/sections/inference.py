@@ -38,7 +38,7 @@ class NoiseConfig(StrictModel):
         description="Standard deviation, as a multiple of the standard deviation of the block's output in each "
         "forecast.",
     )
-    where: list[str] | None = Field(
+    blocks: list[str] | None = Field(
         None,
         min_length=1,
         description="Blocks whose output gets noise, by name or by the first part of the name: [decoder], [stages.3]. "

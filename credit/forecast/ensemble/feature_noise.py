@@ -33,7 +33,7 @@ class FeatureNoise:
         model: the network; a forward hook is registered on each of the blocks.
 
     Raises:
-        ConfigError: if the network does not have the blocks of ``noise.where``.
+        ConfigError: if the network does not have the blocks of ``noise.blocks``.
     """
 
     def __init__(self, conf: EnsembleConfig, model: nn.Module) -> None:
@@ -44,7 +44,7 @@ class FeatureNoise:
         self._first_noisy_member = 1 if conf.control else 0
         # One for each forecast of the step that is computed, None for a forecast without noise. None between steps.
         self._generators: Sequence[np.random.Generator | None] | None = None
-        for name, block in find_blocks(model, noise_config.where).items():
+        for name, block in find_blocks(model, noise_config.blocks).items():
             block.register_forward_hook(functools.partial(self._add_noise, name))
 
     def __call__(self, starts: Sequence[ForecastStart]) -> Callable[[], AbstractContextManager[None]]:
@@ -97,7 +97,7 @@ class FeatureNoise:
             raise ConfigError(
                 f"inference.ensemble.noise: {name} ({type(block).__name__}) returns {description} for a batch of "
                 f"{len(self._generators)}; noise needs one tensor with a row for each forecast: name other blocks in "
-                "noise.where"
+                "noise.blocks"
             )
         noise = np.zeros(output.shape, dtype=np.float32)
         for forecast_noise, generator in zip(noise, self._generators, strict=True):
@@ -113,7 +113,7 @@ def find_blocks(model: nn.Module, prefixes: Sequence[str] | None) -> dict[str, n
 
     Args:
         model: the network, whose blocks are marked with ``_fsdp2_shard``.
-        prefixes: ``noise.where``: names of blocks, or of modules that contain blocks; None for all blocks.
+        prefixes: ``noise.blocks``: names of blocks, or of modules that contain blocks; None for all blocks.
 
     Raises:
         ConfigError: if the network has no blocks, or a prefix matches none.
@@ -138,7 +138,7 @@ def find_blocks(model: nn.Module, prefixes: Sequence[str] | None) -> dict[str, n
                 matches[name] = block
         if not matches:
             raise ConfigError(
-                f'inference.ensemble.noise.where: no block of {type(model).__name__} matches "{prefix}"'
+                f'inference.ensemble.noise.blocks: no block of {type(model).__name__} matches "{prefix}"'
                 f"{did_you_mean(prefix, blocks)}; give the name of a block, or its beginning up to a dot for all "
                 "blocks with that beginning"
             )

@@ -135,7 +135,7 @@ def describe_ensemble(conf: EnsembleConfig) -> str:
     if conf.stochastic is not None:
         parts.append(conf.stochastic.describe())
     if conf.noise is not None:
-        blocks = "all blocks" if conf.noise.where is None else ", ".join(conf.noise.where)
+        blocks = "all blocks" if conf.noise.blocks is None else ", ".join(conf.noise.blocks)
         parts.append(f"noise of {conf.noise.std:g} deviations after {blocks}")
     has_perturbation = conf.perturbation is not None or conf.stochastic is not None or conf.noise is not None
     if conf.control and has_perturbation:

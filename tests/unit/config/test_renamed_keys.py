@@ -23,6 +23,7 @@ VALUES = {
     "data.fields": {"t2m": {"units": "K"}},
     "model.post": [{"kind": "clamp", "variable": "t2m", "minimum": 150.0}],
     "trainer.early_view": {"cases": 2},
+    "inference.ensemble.noise.where": ["decoder"],
 }
 
 
@@ -30,8 +31,14 @@ def raw_with(keys: dict[str, object], **sections: dict) -> dict:
     """Return a config with these dotted keys and sections."""
     raw = with_key("data.store", "store.zarr") | sections
     for dotted, value in keys.items():
-        section, name = dotted.split(".")
-        raw[section][name] = value
+        *section_path, name = dotted.split(".")
+        section = raw
+        for section_name in section_path:
+            section = section.setdefault(section_name, {})
+        section[name] = value
+        if dotted.startswith("inference.ensemble.noise"):
+            # This key needs a complete section above it.
+            raw["inference"]["ensemble"]["members"] = 2
     return raw
 
 
@@ -96,7 +103,7 @@ def test_saved_files_are_read_silently(tmp_path: Path, expected: Config, caplog:
     assert build_config(raw_with(VALUES), origin="meta.json") == expected
     assert caplog.records == []
     # What is saved from now on has the new names only.
-    assert not any(key.split(".")[1] + ":" in dump_config(expected).split() for key in RENAMED_KEYS)
+    assert not any(key.rpartition(".")[2] + ":" in dump_config(expected).split() for key in RENAMED_KEYS)
     # An override of a saved file is written by a user.
     assert load_config(path, ["data.bad_times=skip"]) == expected
     assert "data.bad_times is now called data.on_bad_time" in caplog.text

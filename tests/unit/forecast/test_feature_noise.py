@@ -59,7 +59,7 @@ def test_noise_is_gaussian_with_the_configured_size(dtype: torch.dtype) -> None:
     x[2] *= 100
     model(x)
     plain = model.seen.double().numpy()
-    with build_test_noise(model, std=0.2, where=["first"])(make_starts([0], 3))():
+    with build_test_noise(model, std=0.2, blocks=["first"])(make_starts([0], 3))():
         model(x)
     assert model.seen.dtype == dtype
     added = model.seen.double().numpy() - plain
@@ -140,7 +140,7 @@ def test_blocks_are_found_by_name() -> None:
         "decoder.blocks.1", BLOCKS[3], "decoder.blocks.0", "decoder.blocks.2",
     ]  # fmt: skip
     for prefix in ("stage", "stages.3.layers.0.norm", "decoders", ""):
-        with pytest.raises(ConfigError, match=rf'ensemble.noise.where: no block of WXFormer matches "{prefix}"'):
+        with pytest.raises(ConfigError, match=rf'ensemble.noise.blocks: no block of WXFormer matches "{prefix}"'):
             find_blocks(model, ["decoder", prefix])
     with pytest.raises(ConfigError, match=r"Linear marks no block with _fsdp2_shard.*inference.ensemble.stochastic"):
         find_blocks(nn.Linear(1, 1), None)
@@ -164,16 +164,16 @@ class Folded(Block):
 def test_unsuitable_block_outputs_are_refused(block: nn.Module, output: str) -> None:
     model = nn.Sequential(block)
     apply_noise = build_test_noise(model)(make_starts([0], 2))
-    message = rf"noise: 0 \(\w+\) returns {output} for a batch of 2.*noise.where"
+    message = rf"noise: 0 \(\w+\) returns {output} for a batch of 2.*noise.blocks"
     with apply_noise(), pytest.raises(ConfigError, match=message):
         model(torch.zeros(2, 3, 1, 16, 32))
 
 
 def test_wrong_options_are_refused() -> None:
-    for options in ({"std": 0}, {"where": []}, {"wehre": ["decoder"]}):
+    for options in ({"std": 0}, {"blocks": []}, {"blokcs": ["decoder"]}):
         with pytest.raises(ValueError, match=next(iter(options))):
             EnsembleConfig(members=3, noise=options)
     assert build_feature_noise(None, nn.Linear(1, 1)) is None
-    for options in [{}, *({"where": [name]} for name in BLOCKS)]:
+    for options in [{}, *({"blocks": [name]} for name in BLOCKS)]:
         conf = EnsembleConfig(members=2, lagged="6h", noise=options)
         assert build_feature_noise(conf, wxformer()) is not None
