@@ -30,7 +30,7 @@ from credit.data.samples.dataset import ForecastDataset
 from credit.data.samples.frames import FrameReader
 from credit.data.samples.loader import Loader
 from credit.data.splits import Split, find_initial_times
-from credit.data.store.preprocess import preprocess
+from credit.data.store.preprocess import write_training_store
 from credit.train.prefetch import DevicePrefetcher
 
 CONFIG = Path(__file__).parents[1] / "config" / "speedy_5p6deg.yml"
@@ -171,7 +171,7 @@ def measure(folder: Path, times: int, samples: int) -> None:
     for compression in ("lz4", "none"):
         confs[compression] = conf = configure(folder, f"{compression}.zarr", times)
         began = time.perf_counter()
-        preprocess(conf, PreprocessConfig(compression=compression), progress=False)
+        write_training_store(conf, PreprocessConfig(compression=compression), progress=False)
         seconds = time.perf_counter() - began
         size = sum(file.stat().st_size for file in Path(conf.store).rglob("*") if file.is_file())
         os.sync()

@@ -31,7 +31,7 @@ from credit.data.samples.dataset import ForecastDataset
 from credit.data.samples.frames import FrameReader
 from credit.data.sources.source_reader import open_sources
 from credit.data.splits import find_initial_times
-from credit.data.store.preprocess import preprocess
+from credit.data.store.preprocess import write_training_store
 from credit.data.store.store_reader import open_store
 
 ROUNDS, SAMPLES = 5, 100
@@ -139,7 +139,7 @@ def by_years(fields: xr.Dataset, folder: Path) -> list[Panel]:
     """Measure samples from a store against its length."""
     conf = small_config(folder / "year.nc", folder / "year.zarr")
     fields.to_netcdf(folder / "year.nc")
-    one = preprocess(conf, progress=False)
+    one = write_training_store(conf, progress=False)
     paths = {years: folder / f"{years}years.zarr" for years in YEARS}
     for years, path in paths.items():
         lengthen(one, path, years)
@@ -192,7 +192,7 @@ def by_preprocess_workers(confs: dict[str, DataConfig], rounds: int) -> list[Pan
                 shutil.rmtree(path, ignore_errors=True)
                 pin(workers)
                 settings = PreprocessConfig(workers=workers)
-                taken[workers].append(seconds(lambda c=conf, s=settings: preprocess(c, s, progress=False)))
+                taken[workers].append(seconds(lambda c=conf, s=settings: write_training_store(c, s, progress=False)))
             pin(1)
             taken["copy"].append(seconds(lambda p=path: shutil.copytree(p, p.with_name("copy"))))
             shutil.rmtree(path.with_name("copy"))

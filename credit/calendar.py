@@ -16,7 +16,7 @@ import numpy as np
 
 from credit.errors import ConfigError, DataError, did_you_mean
 
-EPOCH = "minutes since 1900-01-01 00:00:00"
+TIME_UNITS = "minutes since 1900-01-01 00:00:00"
 CALENDARS = ("standard", "proleptic_gregorian", "noleap", "all_leap", "360_day", "julian")
 _ALIASES = {"gregorian": "standard", "365_day": "noleap", "366_day": "all_leap"}
 _UNIT_MINUTES = {"min": 1, "h": 60, "d": 1440}
@@ -78,7 +78,7 @@ class Calendar:
             date = cftime.datetime(*numbers, calendar=self.name)
         except ValueError as error:
             raise ConfigError(f'{key}: "{text}" is not a date of the calendar {self.name}') from error
-        return int(cftime.date2num(date, EPOCH, self.name))
+        return int(cftime.date2num(date, TIME_UNITS, self.name))
 
     def parse_period_end(self, text: str, key: str = "time") -> int:
         """Return the minutes of a text as `parse`, but of a date without a time the last minute of that day."""
@@ -88,13 +88,13 @@ class Calendar:
 
     def datetime(self, minutes: int) -> cftime.datetime:
         """Return the calendar date of `minutes`."""
-        return cftime.num2date(int(minutes), EPOCH, self.name)
+        return cftime.num2date(int(minutes), TIME_UNITS, self.name)
 
     def format(self, minutes: int) -> str:
         """Return ``YYYY-MM-DDTHH:MM``."""
         return self.datetime(minutes).strftime("%Y-%m-%dT%H:%M")
 
-    def from_cf(self, values: np.ndarray, units: str) -> np.ndarray:
+    def minutes_from_cf(self, values: np.ndarray, units: str) -> np.ndarray:
         """Return int64 minutes of CF-encoded times, rounded to the minute.
 
         Raises:
@@ -102,7 +102,7 @@ class Calendar:
         """
         try:
             dates = cftime.num2date(np.asarray(values), units, self.name)
-            minutes = cftime.date2num(dates, EPOCH, self.name)
+            minutes = cftime.date2num(dates, TIME_UNITS, self.name)
         except (ValueError, OverflowError) as error:
             raise DataError(f'time units "{units}" of calendar {self.name} cannot be decoded: {error}') from error
         return np.rint(np.asarray(minutes, dtype=np.float64)).astype(np.int64)
@@ -128,7 +128,7 @@ class Calendar:
 @lru_cache(maxsize=1024)
 def _new_year(calendar: str, year: int) -> int:
     """Return the first minute of a year."""
-    return int(cftime.date2num(cftime.datetime(year, 1, 1, calendar=calendar), EPOCH, calendar))
+    return int(cftime.date2num(cftime.datetime(year, 1, 1, calendar=calendar), TIME_UNITS, calendar))
 
 
 def _year_of(calendar: str, minutes: int) -> int:

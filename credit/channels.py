@@ -23,7 +23,7 @@ INPUT_GROUPS = ("prognostic", "dynamic_forcing", "static")
 COMPUTED_DYNAMIC = ("toa_incident_solar_radiation", "sin_year", "cos_year", "sin_day", "cos_day")
 COMPUTED_STATIC = ("sin_latitude", "sin_longitude", "cos_longitude")
 # Derived quantity -> its inputs -> the variable that is this input by default.
-DERIVED_FROM = {
+DERIVED_VARIABLE_INPUTS = {
     "geopotential": {"temperature": "t", "specific_humidity": "q"},
     "mean_sea_level_pressure": {"temperature": "t"},
     "relative_humidity": {"temperature": "t", "specific_humidity": "q"},

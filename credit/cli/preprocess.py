@@ -36,12 +36,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run_command(arguments: argparse.Namespace) -> int:
     """Write the training store; return the exit status."""
     from credit.config import load_config
-    from credit.data.store.preprocess import preprocess
+    from credit.data.store.preprocess import write_training_store
     from credit.parallel.process_info import require_one_process
 
     require_one_process("preprocess")
     config = load_config(arguments.config, arguments.overrides)
-    path = preprocess(config.data, config.preprocess, deep=arguments.deep, redo_changed=arguments.redo_changed)
+    path = write_training_store(
+        config.data, config.preprocess, deep=arguments.deep, redo_changed=arguments.redo_changed
+    )
     if config.preprocess.climatology:
         from credit.data.climatology.stored import preprocess_climatology
 

@@ -81,7 +81,7 @@ def run_command(arguments: argparse.Namespace) -> int:
     parallelism = config.inference.parallelism
     device = choose_device(config.trainer.device, process_info.local_rank)
     with ExitStack() as stack:
-        if parallelism.is_spread:
+        if parallelism.shares_forecasts:
             timeout_minutes = parse_duration(config.trainer.parallelism.timeout)
             stack.enter_context(process_group(process_info, device, timeout_minutes))
         mesh = build_forecast_mesh(parallelism, process_info, device.type)

@@ -143,7 +143,7 @@ def _build_job(config: Config, model_config: Config | None, arguments: argparse.
         config=Path(arguments.config),
         overrides=arguments.overrides,
         variables={name: os.environ[name] for name in sorted(variable_names & set(os.environ))},
-        spread=config.inference.parallelism.is_spread,
+        spread=config.inference.parallelism.shares_forecasts,
         online=arguments.online,
         model=Path(arguments.model) if model_config is not None else None,
         after=arguments.after,

@@ -21,7 +21,7 @@ from credit.data.reader import FieldReader, open_reader
 from credit.data.sources.series import read_static_variable
 from credit.data.sources.source_index import scan_sources
 from credit.data.sources.source_reader import open_sources
-from credit.data.store.store_reader import is_store_of
+from credit.data.store.store_reader import is_store_from_sources
 from credit.errors import DataError
 from credit.grid import LatLonGrid
 
@@ -41,7 +41,7 @@ def open_analyses(conf: DataConfig, needs_truth: bool) -> FieldReader:
     Raises:
         DataError: if the store is incomplete, or the sources do not have what a forecast needs.
     """
-    if conf.store is not None and is_store_of(conf):
+    if conf.store is not None and is_store_from_sources(conf):
         return open_reader(conf)
     if conf.store is not None:
         reason = "is of other sources" if Path(conf.store).exists() else "does not exist"

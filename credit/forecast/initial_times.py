@@ -365,7 +365,7 @@ def _require_observed(
     available = set(times.tolist())
     step = data.step_minutes
     for channel in data.channel_map().group("dynamic_forcing"):
-        options = data.field(channel.variable)
+        options = data.options_of(channel.variable)
         if channel.source != "data" or options.in_forecast != "observed":
             continue
         uses_next_window = options.temporal != "instant" and options.window == "next"

@@ -87,14 +87,14 @@ def test_a_date_as_an_end_means_the_whole_day() -> None:
 )
 def test_cf_times(values: list, units: str, calendar_name: str, expected: list[str]) -> None:
     calendar = Calendar(calendar_name)
-    minutes = calendar.from_cf(np.array(values), units)
+    minutes = calendar.minutes_from_cf(np.array(values), units)
     assert minutes.dtype == np.int64
     assert [calendar.format(value) for value in minutes] == expected
 
 
 def test_units_that_cannot_be_decoded() -> None:
     with pytest.raises(DataError, match='"fortnights since 2000-01-01"'):
-        Calendar().from_cf(np.array([1.0]), "fortnights since 2000-01-01")
+        Calendar().minutes_from_cf(np.array([1.0]), "fortnights since 2000-01-01")
 
 
 @pytest.mark.parametrize("calendar_name", CALENDARS)

@@ -22,7 +22,7 @@ from credit.data.sources.source_index import SourceIndex, scan_sources
 from credit.data.sources.source_reader import SourceReader, open_sources
 from credit.data.sources.value_check import check_sampled_values
 from credit.data.splits import Split, build_splits, describe_coverage, describe_gaps, require_samples
-from credit.data.store.repair import MOST_BAD
+from credit.data.store.repair import MAX_BAD_FRACTION
 from credit.grid import LatLonGrid
 
 _HIGHEST_HPA = 1100.0
@@ -219,7 +219,7 @@ def _check_values(
         report.add_note(f"values: {checked.num_checked} of {checked.num_times} times checked{scope}")
         share = f"{len(bad_times)} of these times are bad"
         # A single bad time among a few that were checked may be the only one of all times.
-        max_bad = max(MOST_BAD * checked.num_checked, min(1.0, MOST_BAD * checked.num_times))
+        max_bad = max(MAX_BAD_FRACTION * checked.num_checked, min(1.0, MAX_BAD_FRACTION * checked.num_times))
         if bad_times and conf.on_bad_time == "skip" and len(bad_times) <= max_bad:
             report.add_note(f"values: {share} and will be left out (data.on_bad_time: skip); the first: {bad_times[0]}")
         elif len(bad_times) == 1:

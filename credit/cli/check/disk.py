@@ -17,7 +17,7 @@ from credit.data.climatology.blocks import estimate_bytes
 from credit.data.climatology.fit import plan_fit
 from credit.data.climatology.stored import describe_mismatch
 from credit.data.sources.source_reader import SourceReader
-from credit.data.store.preprocess import bytes_needed, times_within
+from credit.data.store.store_creation import estimate_store_bytes, select_times_in_splits
 from credit.errors import ConfigError
 from credit.train.build.dry_run import DryRunResult
 from credit.train.monitor.run_files import read_status
@@ -161,7 +161,7 @@ def _store_bytes(config: Config, data: DataSummary) -> int:
     """Return the bytes that the store will still take at most; 0 if it is complete or the sources have errors."""
     if config.data.store is None or not data.splits or not isinstance(data.reader, SourceReader):
         return 0
-    complete_bytes = bytes_needed(data.reader, len(times_within(data.reader, data.splits)))
+    complete_bytes = estimate_store_bytes(data.reader, len(select_times_in_splits(data.reader, data.splits)))
     return max(0, complete_bytes - _bytes_below(Path(config.data.store)))
 
 

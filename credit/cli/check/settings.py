@@ -64,7 +64,7 @@ def check_training(config: Config, data: DataSummary, report: CheckReport) -> No
             report.add_note(f"trainer.preview: {plan.describe(data.calendar)}")
     train = data.splits.get("train")
     for channel in data.channels.group("dynamic_forcing"):
-        if channel.source != "data" or config.data.field(channel.variable).in_forecast != "climatology":
+        if channel.source != "data" or config.data.options_of(channel.variable).in_forecast != "climatology":
             continue
         if train is not None and train.last - train.first < MIN_CLIMATOLOGY_MINUTES:
             num_days = (train.last - train.first) / 1440
@@ -204,6 +204,6 @@ def _check_climatology(config: Config, data: DataSummary) -> None:
         grid = data.grid if config.verification.grid is None else None
         channels = data.channels.output
         climatology, _ = load_climatology(conf, config.data, channels, data.calendar, data.attributes, grid)
-        climatology.at(train.first)
+        climatology.evaluate(train.first)
     else:
         plan_fit(data.times, data.calendar, train.first, train.last, conf)

@@ -9,8 +9,9 @@ from credit.cli.check.report import CheckReport
 from credit.config.sections.data import DataConfig
 from credit.data.climatology.stored import find_damaged_blocks
 from credit.data.store.integrity import require_undamaged
-from credit.data.store.repair import REDO_CHANGED, find_source_changes
-from credit.data.store.store_reader import StoreReader, open_configured_store, read_description, require_same_identity
+from credit.data.store.repair import REDO_CHANGED_ADVICE, find_source_changes
+from credit.data.store.store_reader import StoreReader, open_configured_store, read_description
+from credit.data.store.store_settings import require_same_identity
 
 
 def check_store(conf: DataConfig, report: CheckReport, deep: bool) -> StoreReader:
@@ -29,7 +30,7 @@ def check_store(conf: DataConfig, report: CheckReport, deep: bool) -> StoreReade
     require_same_identity(path, meta, conf)
     changes = find_source_changes(conf, meta)
     if changes.changed:
-        report.add(f"data.store: {path}: {changes.describe_changed()}; {REDO_CHANGED}")
+        report.add(f"data.store: {path}: {changes.describe_changed()}; {REDO_CHANGED_ADVICE}")
     if changes.new:
         report.add_note(
             f"store: {len(changes.new)} source files are new since it was written, the first is {changes.new[0]}"

@@ -185,7 +185,7 @@ class DataConfig(StrictModel):
         """Refuse variables without levels, and options and transforms of variables that do not exist."""
         names_3d = self._names_on_levels()
         for name in names_3d:
-            if not self.levels and not self.field(name).levels:
+            if not self.levels and not self.options_of(name).levels:
                 raise ValueError(f"{name} is in vars_3D but there are no levels; set data.levels")
         groups = self.variables
         names = set(names_3d)
@@ -213,7 +213,7 @@ class DataConfig(StrictModel):
         static_from_data = [name for name in static if name not in COMPUTED_STATIC]
         varying = [*outputs, *forcing_from_data]
         from_data = [*varying, *static_from_data]
-        not_derived = [name for name in from_data if self.field(name).derive is None]
+        not_derived = [name for name in from_data if self.options_of(name).derive is None]
         # Option -> the variables that it has an effect for, and their description.
         effective: dict[str, tuple[list[str], str]] = {
             "levels": (names_3d, "variables on levels"),
@@ -242,7 +242,7 @@ class DataConfig(StrictModel):
             *groups.static.vars_3D,
         ]
 
-    def field(self, name: str) -> VariableOptions:
+    def options_of(self, name: str) -> VariableOptions:
         """Return the options of variable `name`."""
         return self.variable_options.get(name, _DEFAULT_OPTIONS)
 

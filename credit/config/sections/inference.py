@@ -142,7 +142,7 @@ class ForecastParallelismConfig(StrictModel):
     )
 
     @property
-    def is_spread(self) -> bool:
+    def shares_forecasts(self) -> bool:
         """True if several ranks share one forecast."""
         return self.shard or self.tensor > 1
 

@@ -8,7 +8,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from credit.channels import DERIVED_FROM
+from credit.channels import DERIVED_VARIABLE_INPUTS
 from credit.config.sections.base import Duration, StrictModel
 from credit.errors import did_you_mean
 
@@ -66,7 +66,7 @@ class DerivedVariableConfig(StrictModel):
             raise ValueError(f"of: is needed for kind {ACCUMULATION}, and for that alone")
         if self.kind != ACCUMULATION and self.over is not None:
             raise ValueError(f"over: is for kind {ACCUMULATION}")
-        roles = DERIVED_FROM.get(self.kind, {})
+        roles = DERIVED_VARIABLE_INPUTS.get(self.kind, {})
         for role in self.inputs:
             if role not in roles:
                 choices = ", ".join(roles) or "none"
@@ -78,4 +78,4 @@ class DerivedVariableConfig(StrictModel):
         """Inputs: role -> variable. The levels of the first input are those of the derived variable."""
         if self.of is not None:
             return {"amount": self.of}
-        return DERIVED_FROM[self.kind] | self.inputs
+        return DERIVED_VARIABLE_INPUTS[self.kind] | self.inputs

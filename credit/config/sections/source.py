@@ -90,7 +90,7 @@ class SourceConfig(StrictModel):
         "environment.",
     )
 
-    def names_of(self, variable: str) -> list[str]:
+    def names_in_files(self, variable: str) -> list[str]:
         """Return the names under which the files may contain a variable of the run, in the order of preference."""
         names = self.rename.get(variable, variable)
         return [names] if isinstance(names, str) else names

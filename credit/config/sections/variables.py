@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
-from credit.channels import COMPUTED_DYNAMIC, COMPUTED_STATIC, DERIVED_FROM
+from credit.channels import COMPUTED_DYNAMIC, COMPUTED_STATIC, DERIVED_VARIABLE_INPUTS
 from credit.config.sections.base import Hour, StrictModel
 
 Level = Annotated[float, Field(gt=0)]
@@ -139,7 +139,7 @@ class VariableOptions(StrictModel):
         """
         if self.derive is None:
             return {}
-        return DERIVED_FROM[self.derive] | self.inputs
+        return DERIVED_VARIABLE_INPUTS[self.derive] | self.inputs
 
     def require_consistent(self, name: str) -> None:
         """Refuse options that contradict each other.
@@ -177,7 +177,7 @@ class VariableOptions(StrictModel):
         if self.derive is None:
             return
         key = f"variable_options.{name}.derive: {self.derive}"
-        inputs = DERIVED_FROM[self.derive]
+        inputs = DERIVED_VARIABLE_INPUTS[self.derive]
         for role in self.inputs:
             if role not in inputs:
                 raise ValueError(f'{key} has no input "{role}"; its inputs are {", ".join(inputs)}')

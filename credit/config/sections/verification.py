@@ -14,7 +14,7 @@ from credit.errors import did_you_mean
 BASELINES = ("persistence", "damped_persistence", "climatology")
 BEST_BASELINE = "best_baseline"
 # Names that the scores of every run contain.
-OWN_NAMES = ("model", *BASELINES, BEST_BASELINE)
+RESERVED_NAMES = ("model", *BASELINES, BEST_BASELINE)
 
 
 class RegionConfig(StrictModel):
@@ -203,8 +203,9 @@ class VerificationConfig(StrictModel):
     def _require_unreserved_names(self) -> VerificationConfig:
         for name in self.other_forecasts:
             if is_reserved_name(name):
+                reserved = ", ".join(RESERVED_NAMES)
                 raise ValueError(
-                    f'other_forecasts: "{name}" is a name that every run uses for its scores ({", ".join(OWN_NAMES)}); '
+                    f'other_forecasts: "{name}" is a name that every run uses for its scores ({reserved}); '
                     "take another name"
                 )
         return self
@@ -238,5 +239,5 @@ class VerificationConfig(StrictModel):
 
 
 def is_reserved_name(name: str) -> bool:
-    """Return whether `name` is one of `OWN_NAMES`, also in the spelling of figures ("Damped persistence")."""
-    return name.strip().lower().replace(" ", "_") in OWN_NAMES
+    """Return whether `name` is one of `RESERVED_NAMES`, also in the spelling of figures ("Damped persistence")."""
+    return name.strip().lower().replace(" ", "_") in RESERVED_NAMES

@@ -120,7 +120,7 @@ class Climatology:
         assert (self.centres is not None) == (self.kind == "table")
         object.__setattr__(self, "_calendar", Calendar(self.calendar))
 
-    def at(self, minutes: int) -> np.ndarray:
+    def evaluate(self, minutes: int) -> np.ndarray:
         """Return the expected fields at `minutes`, (C, H, W) float32.
 
         Raises:

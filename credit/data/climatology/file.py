@@ -256,7 +256,7 @@ class _ClimatologyFile:
             candidates = [name]
             for source in self._data.sources:
                 if name in source.rename:
-                    candidates += source.names_of(name)
+                    candidates += source.names_in_files(name)
         for candidate in candidates:
             if candidate in self._dataset.data_vars:
                 return candidate

@@ -33,7 +33,7 @@ from credit.data.climatology.fit import ClimatologyPlan, fit_climatology, fit_fi
 from credit.data.splits import Split, build_splits
 from credit.data.store.chunk_reader import find_size_fault
 from credit.data.store.executor import run_until_done
-from credit.data.store.preprocess import disk_errors_of, require_space
+from credit.data.store.store_creation import explain_disk_errors, require_disk_space
 from credit.data.store.store_reader import READ_ERRORS, StoreReader, open_configured_store, open_store
 from credit.errors import DataError
 from credit.utils.atomic import atomic_folder
@@ -113,10 +113,10 @@ def preprocess_climatology(
     is_single_process = settings.workers == 1 and settings.cluster == "none"
     task = FitTask(path, climatology, (train.first, train.last), progress and is_single_process)
     plan = task.plan(reader)
-    with disk_errors_of(path):
+    with explain_disk_errors(path):
         if not _is_begun(task):
             disk_bytes, _ = estimate_bytes(plan, len(reader.channels.stored), reader.grid.shape)
-            require_space(path, disk_bytes)
+            require_disk_space(path, disk_bytes)
         with file_lock(lock_folder / "create.lock"):
             if not _is_begun(task):
                 _create(task, plan, reader)

@@ -298,7 +298,7 @@ def find_implausible_units(fields_CHW: np.ndarray, reader: FieldReader, conf: Da
         if channel.variable in messages:
             continue
         attributes = reader.attributes.get(channel.variable, {})
-        valid_range = conf.field(channel.variable).valid_range
+        valid_range = conf.options_of(channel.variable).valid_range
         message = describe_wrong_units(channel.variable, attributes) if valid_range is None else None
         if message is None:
             rules = build_value_rules(

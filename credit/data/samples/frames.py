@@ -191,14 +191,14 @@ class FrameReader:
         """Return whether a forecast from `initial` (None in training) may use the value of the data at `label`."""
         if initial is None or label <= initial:
             return True
-        return self._conf.field(channel.variable).in_forecast == "observed"
+        return self._conf.options_of(channel.variable).in_forecast == "observed"
 
     def _label_offset(self, channel: Channel) -> int:
         """Return the minutes from the time of an input frame to the time that its forcing has in the data.
 
         A mean or sum over the window that follows a time is labelled with the end of the window.
         """
-        options = self._conf.field(channel.variable)
+        options = self._conf.options_of(channel.variable)
         if options.temporal != "instant" and options.window == "next":
             return self._step
         return 0
@@ -206,7 +206,7 @@ class FrameReader:
     def _extrapolate(self, channel: Channel, label: int, initial: int) -> np.ndarray:
         """Return the forcing at `label` that a forecast from `initial` uses: persisted, or the climatology."""
         row = self._data_forcing.index(channel)
-        options = self._conf.field(channel.variable)
+        options = self._conf.options_of(channel.variable)
         if options.in_forecast == "climatology":
             if self._climatology is None:
                 raise DataError(

@@ -55,7 +55,7 @@ def build_time_aggregation(name: str, series: VariableSeries, conf: DataConfig, 
         DataError: if the intervals in the files do not add up to the time step, or it is not known where an
             accumulation begins.
     """
-    temporal = conf.field(name).temporal
+    temporal = conf.options_of(name).temporal
     if temporal == "instant":
         for file_variable in series.file_variables:
             methods = file_variable.layout.attributes.get("cell_methods", "")
@@ -102,7 +102,7 @@ def _sum_intervals(name: str, series: VariableSeries, conf: DataConfig, begins: 
     """Combine one or more intervals of equal length to windows of a time step."""
     step = conf.step_minutes
     times = series.times
-    temporal = conf.field(name).temporal
+    temporal = conf.options_of(name).temporal
     if begins is None:
         _require_one_spacing(name, series)
         lengths = np.unique(np.diff(times))
@@ -155,7 +155,7 @@ def _require_one_spacing(name: str, series: VariableSeries) -> None:
 def _deaccumulate(name: str, series: VariableSeries, conf: DataConfig, begins: np.ndarray | None) -> TimeAggregation:
     """Take differences of values that are accumulated since the start of a forecast."""
     times = series.times
-    restarts = conf.field(name).restarts
+    restarts = conf.options_of(name).restarts
     if begins is None:
         if restarts is None:
             raise DataError(

@@ -138,7 +138,7 @@ def _label_variables(conf: DataConfig, source_index: SourceIndex) -> list[tuple[
     """Return the files of every variable that is read, with its label."""
     labelled_variables = []
     for name, file_variables in source_index.file_variables.items():
-        kind = conf.field(name).derive
+        kind = conf.options_of(name).derive
         purpose = f"derived ({kind})" if kind is not None else ""
         labelled_variables.append((_VariableLabel(name, purpose), file_variables))
     for (target_variable, name), file_variables in source_index.inputs.items():

@@ -100,7 +100,7 @@ class DerivedSeries(VariableSeries):
 def is_derived(name: str, file_variables: list[FileVariable], conf: DataConfig) -> bool:
     """Return whether a variable is derived or interpolated, not read as it is in the files."""
     has_level_mapping = any(file_variable.layout.level_mapping is not None for file_variable in file_variables)
-    return conf.field(name).derive is not None or has_level_mapping
+    return conf.options_of(name).derive is not None or has_level_mapping
 
 
 def build_variable_series(name: str, source_index: SourceIndex, conf: DataConfig, files: OpenFiles) -> VariableSeries:
@@ -141,12 +141,12 @@ def build_derived_series(
         DataError: if an input is missing at a time, or is on another grid or other levels.
     """
     calendar = source_index.calendar
-    kind = conf.field(name).derive
+    kind = conf.options_of(name).derive
     main = build_series(name, main_variables, files, calendar, on_file_grid=True)
     number = main.file_variables[0].source_number
     first_layout = main.file_variables[0].layout
     # Role -> variable, for all inputs but the first, which is the main one.
-    roles = dict(list(conf.field(name).derived_from.items())[1:])
+    roles = dict(list(conf.options_of(name).derived_from.items())[1:])
     variables_of_role = {role: source_index.inputs[name, variable] for role, variable in roles.items()}
     # On hybrid levels surface pressure is a further input, and the height of the ground is read once.
     vertical = conf.sources[number].vertical

@@ -207,7 +207,7 @@ class FileScanner:
     def _options_of(self, request: VariableRequest) -> VariableOptions:
         """Return the options of a variable in the config; they do not apply to its further inputs."""
         if request.role == FIELD:
-            return self._conf.field(request.target_variable)
+            return self._conf.options_of(request.target_variable)
         return VariableOptions()
 
     def _find_si_conversion(
@@ -225,7 +225,7 @@ class FileScanner:
             role = next(iter(self._options_of(request).derived_from), None)
         if role is None and level_mapping is not None:
             role = find_extrapolated_quantity(request.target_variable, attributes.get("standard_name", ""))
-        is_derived = self._conf.field(request.target_variable).derive is not None
+        is_derived = self._conf.options_of(request.target_variable).derive is not None
         # Temperature is the only quantity that must be in SI units to be interpolated.
         if is_derived or not is_main_input or role == "temperature":
             return find_si_conversion(role, name_in_file, attributes, self._origin)
@@ -271,7 +271,7 @@ class FileScanner:
         self, request: VariableRequest, dims: dict[str, str]
     ) -> tuple[tuple[int, ...] | None, LevelMapping | None]:
         """Return the rows of the levels to read, and their mapping to the levels of the run (None if not needed)."""
-        kind = self._conf.field(request.target_variable).derive
+        kind = self._conf.options_of(request.target_variable).derive
         # Mean sea level pressure has no levels itself, but its input is on levels.
         if request.levels is None and kind != "mean_sea_level_pressure":
             return self._find_single_row(request.name, dims, request.role == FIELD), None

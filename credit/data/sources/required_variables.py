@@ -55,8 +55,8 @@ def list_variable_requests(conf: DataConfig) -> list[VariableRequest]:
     """Return everything that the files must have."""
     requests = []
     for variable, levels in find_required_levels(conf.channel_map()).items():
-        inputs = conf.field(variable).derived_from or {FIELD: variable}
-        key = f"data.variable_options.{variable}.inputs" if conf.field(variable).derive else "data.variables"
+        inputs = conf.options_of(variable).derived_from or {FIELD: variable}
+        key = f"data.variable_options.{variable}.inputs" if conf.options_of(variable).derive else "data.variables"
         for number, (role, name) in enumerate(inputs.items()):
             requests.append(VariableRequest(name, role if number else FIELD, variable, levels, key))
     for number, source in enumerate(conf.sources):
@@ -74,7 +74,7 @@ def find_source_requests(
     for request in requests:
         is_ground = not request.target_variable and request.name in _ground(source).values()
         if source.variables is None or request.name in source.variables or is_ground:
-            yield request, source.names_of(request.name)
+            yield request, source.names_in_files(request.name)
 
 
 def match_requests(offers: Sequence[tuple[VariableRequest, list[str]]], names: set[str]) -> dict[VariableRequest, str]:
@@ -166,7 +166,7 @@ def _describe_missing(
 ) -> str:
     """Return why no source gives a variable, and what to do."""
     for number, source in enumerate(conf.sources):
-        for name in source.names_of(request.name):
+        for name in source.names_in_files(request.name):
             if name in present[number]:
                 return (
                     f'"{name}" is in the files of data.sources.{number}, but data.sources.{number}.variables does not '
@@ -175,7 +175,7 @@ def _describe_missing(
             if name in unusable[number]:
                 return f'"{name}" is in the files of data.sources.{number}, but {unusable[number][name]}'
     renaming = [source for source in conf.sources if request.name in source.rename]
-    names = renaming[0].names_of(request.name) if renaming else [request.name]
+    names = renaming[0].names_in_files(request.name) if renaming else [request.name]
     hint = did_you_mean(names[0], set().union(*present))
     select = "; data.sources.N.select may leave it out" if any(source.select for source in conf.sources) else ""
     return (

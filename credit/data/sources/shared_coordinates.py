@@ -115,7 +115,7 @@ class SharedCoordinates:
             raise DataError(f"{origin}: the time coordinate has missing values; write the times, or leave the file out")
         try:
             calendar = Calendar(str(coordinate.attrs.get("calendar", "standard")))
-            minutes = calendar.from_cf(values, str(coordinate.attrs.get("units", "")))
+            minutes = calendar.minutes_from_cf(values, str(coordinate.attrs.get("units", "")))
         except DataError as error:
             raise DataError(f"{origin}: {error}; rewrite the time axis, for example as hours since a date") from error
         if self.calendar is None:

@@ -342,7 +342,7 @@ def open_sources(conf: DataConfig) -> SourceReader:
     attributes: dict[str, dict] = {}
     for name, file_variables in source_index.file_variables.items():
         with problems.collect():
-            attributes[name] = merge_attributes(name, file_variables, conf.field(name).temporal)
+            attributes[name] = merge_attributes(name, file_variables, conf.options_of(name).temporal)
     series: dict[str, VariableSeries] = {}
     windows: dict[str, TimeAggregation] = {}
     policies: dict[str, str] = {}

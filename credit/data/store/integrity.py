@@ -24,7 +24,7 @@ import zarr
 from credit.calendar import Calendar
 from credit.data.store.chunk_reader import ChunkReader
 from credit.data.store.store_reader import READ_ERRORS, hash_content, open_array, read_description
-from credit.data.store.store_writer import WANTED, WRITTEN, digest
+from credit.data.store.store_writer import NOT_WRITTEN, WRITTEN, hash_fields
 from credit.errors import DataError
 from credit.utils.progress import ProgressBar
 
@@ -102,7 +102,7 @@ def find_damage(path: Path, deep: bool = False, progress: bool = False) -> Damag
     arrays = {name: open_array(path, group, name) for name in ("time", "done", "fields", *WHOLE_ARRAYS)}
     marks, lost_marks = read_by_part(arrays["done"])
     if meta["complete"]:
-        lost_marks += np.flatnonzero(marks == WANTED).tolist()
+        lost_marks += np.flatnonzero(marks == NOT_WRITTEN).tolist()
     damaged_times = dict.fromkeys(lost_marks, "its mark is lost")
     written = np.flatnonzero(marks == WRITTEN)
     unchecked: list[str] = []
@@ -215,7 +215,7 @@ def _build_deep_check(
             return "its chunk is lost"
         except READ_ERRORS as error:
             return str(error)
-        if digests is not None and digest(fields_CHW) != int(digests[index]):
+        if digests is not None and hash_fields(fields_CHW) != int(digests[index]):
             return "its fields differ from those that were written"
         return None
 

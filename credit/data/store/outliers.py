@@ -62,7 +62,7 @@ def find_outliers(
 
     Args:
         moments_T5C: count, mean, sum of squared deviations, minimum and maximum of each field (see
-            `credit.data.store.statistics.Moments.rows`); a count of 0 where there is none.
+            `credit.data.store.statistics.Moments.to_rows`); a count of 0 where there is none.
         channels: the C channels.
         accepted: variables that are not judged, because the config declares their range.
         transforms: variable -> the transform that the moments are of, where it has one.

@@ -25,16 +25,17 @@ from credit.data.formats.files import OpenFiles, expand_paths, file_key, read_fi
 from credit.data.sources.source_reader import SourceReader
 from credit.data.store.integrity import WHOLE_ARRAYS, Damage
 from credit.data.store.outliers import find_outliers
-from credit.data.store.store_reader import FORMAT, READ_ERRORS, WAY_OUT, open_array, read_description
-from credit.data.store.store_writer import BAD, MOMENTS, WANTED, WRITTEN, mark_bad, read_skipped_times
+from credit.data.store.store_reader import FORMAT, READ_ERRORS, open_array, read_description
+from credit.data.store.store_settings import OTHER_STORE_ADVICE
+from credit.data.store.store_writer import BAD, NOT_WRITTEN, NUM_MOMENTS, WRITTEN, mark_bad, read_skipped_times
 from credit.errors import DataError
 
 logger = logging.getLogger(__name__)
 
 _MAX_NAMED_FILES = 3
 # Share of all times that may be skipped as bad.
-MOST_BAD = 0.05
-REDO_CHANGED = (
+MAX_BAD_FRACTION = 0.05
+REDO_CHANGED_ADVICE = (
     "run credit_preprocess CONFIG, which says whether any field comes from them, and with --redo-changed writes those "
     "parts again; or name another data.store to keep this one"
 )
@@ -128,7 +129,7 @@ def find_times_to_redo(
         return None
     is_in_parts = meta["format"] == FORMAT
     if not (redo_changed and is_in_parts):
-        advice = REDO_CHANGED if is_in_parts else _advice_without_parts(meta)
+        advice = REDO_CHANGED_ADVICE if is_in_parts else _advice_without_parts(meta)
         raise DataError(
             f"data.store: {path} was written before its sources changed: new or changed since are "
             f"{_count_files(sorted(keys))}; {advice}"
@@ -181,7 +182,7 @@ def mark_for_writing(
         parts = set(range(math.ceil(len(times) / part_length)))
     # The marks come first: if the process is killed here, every later check finds them lost.
     for number in sorted(parts):
-        group["done"][number * part_length : (number + 1) * part_length] = np.uint8(WANTED)
+        group["done"][number * part_length : (number + 1) * part_length] = np.uint8(NOT_WRITTEN)
     for name, values in arrays.items():
         logger.warning("%s: %s is written again", path, name)
         group[name][...] = values
@@ -222,7 +223,7 @@ def mark_outliers(path: Path, group: zarr.Group, meta: Mapping[str, Any], conf: 
     is_judged &= marks == WRITTEN
     if not is_judged.any():
         return
-    moments_T5C = group["moments"][:, : MOMENTS // 2]
+    moments_T5C = group["moments"][:, : NUM_MOMENTS // 2]
     # A time that this function marked as bad before still has moments; a count of 0 excludes them.
     moments_T5C[marks != WRITTEN, 0] = 0
     accepted = [name for name, field in conf.variable_options.items() if field.valid_range is not None]
@@ -271,7 +272,7 @@ def _find_outdated_arrays(
 
 def _advice_without_parts(meta: Mapping[str, Any]) -> str:
     """Return what to do about a store of an earlier format that has to be written again."""
-    return f"a store of format {meta['format']} cannot be written in parts: {WAY_OUT}"
+    return f"a store of format {meta['format']} cannot be written in parts: {OTHER_STORE_ADVICE}"
 
 
 def _count_files(files: Iterable[str]) -> str:
@@ -283,17 +284,17 @@ def _count_files(files: Iterable[str]) -> str:
     return f"{len(names)} source {noun} ({listed})"
 
 
-def require_few_bad(path: Path, marks: np.ndarray) -> None:
+def require_few_bad_times(path: Path, marks: np.ndarray) -> None:
     """Stop if more times are bad than may be skipped.
 
     Raises:
         DataError: naming the first of them.
     """
     num_bad = int((marks == BAD).sum())
-    if num_bad > MOST_BAD * len(marks):
+    if num_bad > MAX_BAD_FRACTION * len(marks):
         first = next(iter(read_skipped_times(path).values()), "")
         raise DataError(
             f"data.store: {path}: {num_bad} of {len(marks)} times are bad; data.on_bad_time: skip is for at most "
-            f"one in {1 / MOST_BAD:.0f}: correct the files and run the same command with --redo-changed. The "
+            f"one in {1 / MAX_BAD_FRACTION:.0f}: correct the files and run the same command with --redo-changed. The "
             f"first: {first}"
         )

@@ -103,15 +103,15 @@ class Moments:
             values -= mean
             values *= values
             rows[:, channel] = values.size, mean, values.sum(), lowest, highest
-        return cls.of_rows(rows)
+        return cls.from_rows(rows)
 
-    def rows(self) -> np.ndarray:
+    def to_rows(self) -> np.ndarray:
         """Return everything as one array (5, C) float64."""
         return np.stack([self.count.astype(np.float64), self.mean, self.squares, self.minimum, self.maximum])
 
     @classmethod
-    def of_rows(cls, rows: np.ndarray) -> Moments:
-        """Inverse of `rows`."""
+    def from_rows(cls, rows: np.ndarray) -> Moments:
+        """Inverse of `to_rows`."""
         return cls(rows[0].astype(np.int64), *rows[1:])
 
     def merge(self, other: Moments) -> Moments:
@@ -171,7 +171,7 @@ def fit_statistics(
     for minutes, values in zip(shown, reader.read_each(chosen), strict=True):
         now = transform_channels(values, channels, transforms)
         moments = Moments.of_fields(now, valid)
-        rows.append(moments.rows())
+        rows.append(moments.to_rows())
         state = state.merge(moments)
         while recent and recent[0][0] < minutes - step_minutes:
             recent.popleft()
@@ -185,10 +185,12 @@ def fit_statistics(
             f"data.variable_options.{outlier.variable}.valid_range: [least, greatest]: what is outside is missing, "
             "what is within is accepted"
         )
-    return summarise(reader, state, tendency, (first_minutes, last_minutes), step_minutes, packing_steps, transforms)
+    return statistics_from_moments(
+        reader, state, tendency, (first_minutes, last_minutes), step_minutes, packing_steps, transforms
+    )
 
 
-def summarise(
+def statistics_from_moments(
     reader: FieldReader,
     state: Moments,
     tendency: Moments,

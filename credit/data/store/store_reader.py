@@ -16,17 +16,18 @@ Format 2, a zarr 3 group that xarray and other tools open as well:
 
 A chunk of ``fields`` is one time, compressed by LZ4 with shuffled bytes: as fast to read as no compression, and half
 the size for data that were packed. It ends with a CRC32C that is verified at every read. Format 1 had neither that nor
-the last two arrays. The group's attribute ``credit`` holds the format's number, channels, grid,
-calendar, attributes of the variables, packing steps, the sources with their sizes and times of change, the identity
-(what of the config the content depends on), the period, ``complete`` and the statistics with their period and
-transforms. It is replaced in one rename, after everything it speaks of is there.
+the last two arrays.
+
+The group's attribute ``credit`` is the description of the store: format number, channels, grid, calendar, attributes of
+the variables, packing steps, the sources with their sizes and times of change, the identity (settings on which the
+content depends, see `credit.data.store.store_settings`), the period, ``complete``, and the statistics with their period
+and transforms. It is replaced in one rename, after everything that it describes has been written.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
 import socket
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -38,25 +39,30 @@ import zarr
 
 from credit.calendar import Calendar
 from credit.channels import ChannelMap
-from credit.config.renamed_keys import rename_dotted_key
-from credit.config.sections.data import DataConfig, VariableOptions
-from credit.config.sections.source import SourceConfig
+from credit.config.sections.data import DataConfig
 from credit.data.splits import Split, build_splits
 from credit.data.store.chunk_cache import ChunkCache
 from credit.data.store.chunk_reader import ChunkReader
 from credit.data.store.statistics import Statistics
-from credit.data.store.statistics_settings import describe_statistics, describe_statistics_changes, format_period
+from credit.data.store.store_settings import (
+    OTHER_STORE_ADVICE,
+    config_identity,
+    describe_statistics,
+    describe_statistics_changes,
+    expand_homes,
+    format_period,
+    require_same_identity,
+)
 from credit.errors import DataError
 from credit.grid import LatLonGrid
 
 FORMAT = 2
 # Complete stores of these formats can be read.
 _KNOWN_FORMATS = (1, FORMAT)
-WAY_OUT = "name another data.store and run credit_preprocess, which leaves this one as it is"
-# Advice for lost or damaged parts, which the command writes again.
-MEND = "run credit_preprocess CONFIG, which writes what is lost again and keeps the rest"
-# The arrays that the checksum of the whole store covers, in this order.
-CONTENT = ("time", "done", "digest", "static_fields", "masks")
+# What a user can do about lost or damaged parts, which the command writes again; part of many messages.
+REPAIR_ADVICE = "run credit_preprocess CONFIG, which writes what is lost again and keeps the rest"
+# The arrays that the checksum of the whole store covers, in this order; see `hash_content`.
+HASHED_ARRAYS = ("time", "done", "digest", "static_fields", "masks")
 # Errors that zarr and its codecs raise for lost or damaged files.
 READ_ERRORS = (OSError, ValueError, RuntimeError, KeyError)
 
@@ -72,37 +78,52 @@ class StoreReader:
 
     Attributes:
         path: the store.
+        channels: the channels; `read` returns ``channels.stored``, `static` returns ``channels.static_stored``.
+        grid: the grid, H rows and W columns.
+        calendar: the calendar of the times.
+        times: (N,) int64 minutes, ascending, without the bad times.
+        masks: variable with declared missing values -> (H, W) bool, True where it is always missing.
+        attributes: variable -> its CF attributes, among them ``units``.
         statistics: of the training period; None in a store that is not complete.
+
+    Raises:
+        DataError: if one of the small arrays is lost or damaged.
     """
 
     is_thread_safe = True
 
     def __init__(self, path: Path, meta: Mapping[str, Any], channels: ChannelMap | None = None) -> None:
         self.path = path
-        # Stores of early versions have no checksum of the whole.
+        # Stores of early versions have no checksum of the whole content.
         self._content_key = meta.get("content")
         self.channels = channels or ChannelMap.from_dict(meta["channels"])
         self.grid = LatLonGrid.from_dict(meta["grid"])
         self.calendar = Calendar(meta["calendar"])
         self.attributes: dict[str, dict] = meta["attributes"]
-        self.statistics = Statistics.from_dict(meta["statistics"]) if meta["complete"] else None
+        self.statistics: Statistics | None = None
+        if meta["complete"]:
+            self.statistics = Statistics.from_dict(meta["statistics"])
         group = zarr.open_group(path, mode="r")
-        marks = _read_small(path, group, "done")
+        marks = _read_small_array(path, group, "done")
         num_lost_marks = int((marks == 0).sum())
         if meta["complete"] and num_lost_marks:
-            raise DataError(f"data.store: {path}: {num_lost_marks} of its times have lost their marks; {MEND}")
-        # Bad times have no fields, so they are left out of `times`.
+            raise DataError(f"data.store: {path}: {num_lost_marks} of its times have lost their marks; {REPAIR_ADVICE}")
+        # A chunk has the number of its time in the store. Bad times have no fields, so they are left out of `times`.
         self._chunk_numbers = np.flatnonzero(marks == 1)
-        self.times: np.ndarray = _read_small(path, group, "time")[self._chunk_numbers]
+        self.times: np.ndarray = _read_small_array(path, group, "time")[self._chunk_numbers]
+        # A lost chunk of the array is read as zeros.
         if (np.diff(self.times) <= 0).any():
-            raise DataError(f"data.store: {path}: its array time is lost; {MEND}")
-        masks = _read_small(path, group, "masks")
+            raise DataError(f"data.store: {path}: its array time is lost; {REPAIR_ADVICE}")
+        masks = _read_small_array(path, group, "masks")
         self.masks = {name: mask.astype(bool) for name, mask in zip(meta["masked_variables"], masks, strict=True)}
         self._fields = ChunkReader(open_array(path, group, "fields"), path / "fields")
-        self._static = _read_small(path, group, "static_fields")
+        self._static = _read_small_array(path, group, "static_fields")
 
     def use_local_config(self, conf: DataConfig) -> None:
         """Read the store, and node-local copies of its chunks, where the config of this process has them.
+
+        Args:
+            conf: the data section of the config; ``store``, ``cache`` and ``cache_folder`` may differ between hosts.
 
         Raises:
             DataError: if the store is not there, or, for copies, has no checksum of its content.
@@ -118,8 +139,9 @@ class StoreReader:
         if self._content_key is None:
             raise DataError(
                 f"data.cache: disk needs the checksum of a store to tell its copies from those of another, and "
-                f"{self.path} was written by an earlier version and has none; {WAY_OUT}"
+                f"{self.path} was written by an earlier version and has none; {OTHER_STORE_ADVICE}"
             )
+        # Copies of another store of the same name, or of this one before it was repaired, have another folder.
         name = f"credit_{self.path.name}_{self._content_key[:16]}"
         self._fields.cache = ChunkCache(Path(conf.cache_folder or tempfile.gettempdir()) / name)
 
@@ -129,28 +151,37 @@ class StoreReader:
         Raises:
             DataError: if the chunk is lost or damaged.
         """
-        fields = np.empty((len(self.channels.stored), *self.grid.shape), dtype=np.float32)
-        self.read_into(index, fields)
-        return fields
+        fields_CHW = np.empty((len(self.channels.stored), *self.grid.shape), dtype=np.float32)
+        self.read_into(index, fields_CHW)
+        return fields_CHW
 
     def read_each(self, indices: Sequence[int]) -> Iterator[np.ndarray]:
-        """Yield the fields of several times; see `read`."""
+        """Yield the fields of several times, each (C, H, W) float32; see `read`."""
         return map(self.read, indices)
 
     def read_into(self, index: int, targets: Sequence[np.ndarray | None]) -> None:
-        """Read the fields of one time into given arrays; see `credit.data.reader.FieldReader`."""
+        """Read the fields of one time into given arrays; see `credit.data.reader.FieldReader`.
+
+        Args:
+            index: index of the time in `times`.
+            targets: for each stored channel a contiguous array (H, W) float32, or None to leave it out.
+
+        Raises:
+            DataError: if the chunk is lost or damaged.
+        """
         try:
             self._fields.read(int(self._chunk_numbers[index]), targets)
         except (OSError, ValueError, RuntimeError) as error:
-            when = self.calendar.format(self.times[index])
-            reason = str(error)
-            # Without --deep a chunk of the right size is taken to be undamaged.
-            command = "credit_preprocess CONFIG --deep"
+            time_text = self.calendar.format(self.times[index])
             if isinstance(error, FileNotFoundError):
                 reason = "its chunk is lost"
                 command = "credit_preprocess CONFIG"
+            else:
+                reason = str(error)
+                # Without --deep a chunk of the right size is taken to be undamaged.
+                command = "credit_preprocess CONFIG --deep"
             raise DataError(
-                f"store {self.path}: the fields of {when} cannot be read ({reason}); run {command}, which writes "
+                f"store {self.path}: the fields of {time_text} cannot be read ({reason}); run {command}, which writes "
                 "lost and damaged parts again and keeps the rest"
             ) from error
 
@@ -159,7 +190,7 @@ class StoreReader:
         return self._static.copy()
 
     def index_of(self, minutes: int) -> int | None:
-        """Return the index of a time in `times`, None if the store does not have it."""
+        """Return the index of a time, given in minutes, in `times`; None if the store does not have it."""
         index = int(np.searchsorted(self.times, minutes))
         if index < len(self.times) and self.times[index] == minutes:
             return index
@@ -177,10 +208,12 @@ def read_description(path: Path) -> dict[str, Any]:
     try:
         meta = dict(zarr.open_group(path, mode="r").attrs)["credit"]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataError(f"data.store: {path} is not a training store ({error}); {WAY_OUT}") from error
+        raise DataError(f"data.store: {path} is not a training store ({error}); {OTHER_STORE_ADVICE}") from error
     if meta["format"] not in _KNOWN_FORMATS:
         formats = " and ".join(map(str, _KNOWN_FORMATS))
-        raise DataError(f"data.store: {path} has format {meta['format']}, but this version reads {formats}; {WAY_OUT}")
+        raise DataError(
+            f"data.store: {path} has format {meta['format']}, but this version reads {formats}; {OTHER_STORE_ADVICE}"
+        )
     return meta
 
 
@@ -195,36 +228,39 @@ def open_array(path: Path, group: zarr.Group, name: str) -> zarr.Array:
     except READ_ERRORS as error:
         raise DataError(
             f"data.store: {path}: the description of its array {name} is lost or damaged ({error}), without which "
-            f"the array cannot be read; restore {path / name / 'zarr.json'} from a copy, or {WAY_OUT}"
+            f"the array cannot be read; restore {path / name / 'zarr.json'} from a copy, or {OTHER_STORE_ADVICE}"
         ) from error
 
 
-def _read_small(path: Path, group: zarr.Group, name: str) -> np.ndarray:
+def _read_small_array(path: Path, group: zarr.Group, name: str) -> np.ndarray:
+    """Return all values of an array of a store, for arrays that fit into memory."""
     try:
         return open_array(path, group, name)[...]
     except READ_ERRORS as error:
-        raise DataError(f"data.store: {path}: its array {name} is damaged ({error}); {MEND}") from error
+        raise DataError(f"data.store: {path}: its array {name} is damaged ({error}); {REPAIR_ADVICE}") from error
 
 
 def hash_content(arrays: Mapping[str, np.ndarray], meta: Mapping[str, Any]) -> str:
-    """Return the checksum of a complete store, which covers the fields through their checksums.
+    """Return the checksum of a complete store, 16 bytes of BLAKE2b in hexadecimal digits.
+
+    It covers the fields through their checksums in the array ``digest``, so no field is read.
 
     Args:
-        arrays: name -> values of each array in `CONTENT`.
+        arrays: name -> values of each array in `HASHED_ARRAYS`.
         meta: the store's description.
     """
     digest = hashlib.blake2b(digest_size=16)
-    for name in CONTENT:
+    for name in HASHED_ARRAYS:
         digest.update(np.ascontiguousarray(arrays[name]))
     digest.update(json.dumps([meta["channels"], meta["grid"]], sort_keys=True).encode())
     return digest.hexdigest()
 
 
 def open_store(path: str | Path) -> StoreReader:
-    """Open a training store with its own channels.
+    """Open a training store with its own channels, without a config.
 
     Raises:
-        DataError: if it does not exist or is incomplete.
+        DataError: if it does not exist, is not a training store, or is incomplete.
     """
     meta = read_description(Path(path))
     _require_complete(Path(path), meta)
@@ -242,12 +278,13 @@ def open_configured_store(conf: DataConfig) -> StoreReader:
     meta = read_description(path)
     require_same_identity(path, meta, conf)
     _require_complete(path, meta)
+    # The fields are those of the config; the times and the statistics must also be those that it needs.
     splits = build_splits(conf, Calendar(meta["calendar"]))
     first, last = splits_span(splits)
     if first < meta["period"][0] or last > meta["period"][1]:
         raise DataError(
             f"data.store: {path} holds {format_period(meta, meta['period'])}, data.splits need "
-            f"{format_period(meta, (first, last))}; {WAY_OUT}"
+            f"{format_period(meta, (first, last))}; {OTHER_STORE_ADVICE}"
         )
     changes = describe_statistics_changes(meta, describe_statistics(conf, splits["train"]))
     if changes:
@@ -261,123 +298,22 @@ def open_configured_store(conf: DataConfig) -> StoreReader:
 
 
 def splits_span(splits: Mapping[str, Split]) -> tuple[int, int]:
-    """Return the first and the last minute of all splits."""
+    """Return the first and the last minute of all splits together."""
     first = min(split.first for split in splits.values())
     last = max(split.last for split in splits.values())
     return first, last
 
 
-def identity(conf: DataConfig) -> dict[str, Any]:
-    """Return config key -> value of all settings on which the content of a store depends."""
-    channels = conf.channel_map()
-    names = sorted({channel.variable for channel in channels.stored + channels.static_stored})
-    fields = {name: conf.field(name) for name in names}
-    return {
-        "data.timestep": f"{conf.step_minutes} min",
-        "data.level_units": conf.level_units,
-        "data.sources": [_identity_of(source) for source in conf.sources],
-        **{f"data.variable_options.{name}.missing": field.missing for name, field in fields.items()},
-        **{f"data.variable_options.{name}.temporal": field.temporal for name, field in fields.items()},
-        **{
-            f"data.variable_options.{name}.restarts": field.restarts for name, field in fields.items() if field.restarts
-        },
-        **{f"data.variable_options.{name}.units": field.units for name, field in fields.items() if field.units},
-        **{
-            f"data.variable_options.{name}.valid_range": list(field.valid_range)
-            for name, field in fields.items()
-            if field.valid_range is not None
-        },
-        **{f"data.variable_options.{name}.derive": field.derive for name, field in fields.items() if field.derive},
-        **{f"data.variable_options.{name}.inputs": field.inputs for name, field in fields.items() if field.inputs},
-        # Unless a source is interpolated to model levels, the fields do not depend on the coefficients.
-        **({"data.coefficients": conf.coefficients} if conf.coefficients and conf.has_vertical else {}),
-        **(_regridding(conf, fields) if conf.grid else {}),
-    }
-
-
-def _regridding(conf: DataConfig, fields: Mapping[str, VariableOptions]) -> dict[str, Any]:
-    return {
-        "data.grid": conf.grid.model_dump(mode="json", exclude_none=True),
-        "data.regrid": conf.regrid,
-        **{f"data.variable_options.{name}.regrid": field.regrid for name, field in fields.items()},
-        **{f"data.variable_options.{name}.vector": field.vector for name, field in fields.items()},
-    }
-
-
-def _identity_of(source: SourceConfig) -> dict[str, Any]:
-    # Stores of earlier versions do not have these keys, so they are left out if they have their default.
-    excluded_keys = {"storage_options"}
-    for key in ("select", "times", "vertical", "type", "options", "period"):
-        if getattr(source, key) == SourceConfig.model_fields[key].default:
-            excluded_keys.add(key)
-    return source.model_dump(mode="json", exclude=excluded_keys)
-
-
-def require_same_identity(path: Path, meta: Mapping[str, Any], conf: DataConfig) -> None:
-    """Refuse a store that was written from other channels, levels, sources, time step or treatment of values.
-
-    Raises:
-        DataError: naming the differences.
-    """
-    stored_channels = ChannelMap.from_dict(meta["channels"])
-    channels = conf.channel_map()
-    has_same_channels = (
-        stored_channels.stored == channels.stored and stored_channels.static_stored == channels.static_stored
-    )
-    # Earlier versions had other names for some of the keys.
-    saved = {rename_dotted_key(key): value for key, value in meta["identity"].items()}
-    stored_identity = _expand_homes(saved)
-    config_identity = identity(conf)
-    differences = []
-    if has_same_channels:
-        keys = set(stored_identity) | set(config_identity)
-    else:
-        differences.append(f"channels: {stored_channels.describe_mismatch(channels)}")
-        # A key of a variable that only one of the two has would repeat the difference in channels.
-        keys = set(stored_identity) & set(config_identity)
-    for key in sorted(keys):
-        stored_value = stored_identity.get(key)
-        value = config_identity.get(key)
-        if stored_value != value:
-            differences.append(
-                f"{key}: {_format_value(stored_value)} in the store, {_format_value(value)} in the config"
-            )
-    if differences:
-        raise DataError(f"data.store: {path} was written from another config; {'; '.join(differences)}; {WAY_OUT}")
-
-
-def is_store_of(conf: DataConfig) -> bool:
+def is_store_from_sources(conf: DataConfig) -> bool:
     """Return whether the store of the config exists and was written from the sources of the config."""
     if not Path(conf.store).exists():
         return False
     key = "data.sources"
-    stored_identity = _expand_homes(read_description(Path(conf.store))["identity"])
-    return stored_identity.get(key) == identity(conf)[key]
+    stored_identity = expand_homes(read_description(Path(conf.store))["identity"])
+    return stored_identity.get(key) == config_identity(conf)[key]
 
 
 def _require_complete(path: Path, meta: Mapping[str, Any]) -> None:
+    """Refuse a store whose fields or statistics are not all written."""
     if not meta["complete"]:
         raise DataError(f"data.store: {path} is not complete; run credit_preprocess CONFIG to finish it")
-
-
-def _expand_homes(value: Any) -> Any:
-    """Return a value of the identity with ``~`` at the beginning of every text expanded.
-
-    Earlier versions stored the paths of the config as they were written there.
-    """
-    if isinstance(value, Mapping):
-        return {key: _expand_homes(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_expand_homes(item) for item in value]
-    return os.path.expanduser(value) if isinstance(value, str) else value
-
-
-def _format_value(value: object) -> str:
-    """Return a value of the identity as text; of sources, only the settings that are not the default."""
-    if not isinstance(value, list) or not all(isinstance(source, dict) for source in value):
-        return str(value)
-    texts = []
-    for source in value:
-        settings = {key: setting for key, setting in source.items() if setting not in (None, {}, "auto")}
-        texts.append(str(settings))
-    return ", ".join(texts)

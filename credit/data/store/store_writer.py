@@ -25,9 +25,9 @@ from credit.utils.atomic import atomic_write_text
 from credit.utils.file_lock import file_lock
 
 # Marks of a time: its fields are to be written, are written, or are bad and left out.
-WANTED, WRITTEN, BAD = 0, 1, 2
+NOT_WRITTEN, WRITTEN, BAD = 0, 1, 2
 # Moments of a time: five of its fields, and five of the change that ends at it.
-MOMENTS = 10
+NUM_MOMENTS = 10
 _MAX_PART_TIMES = 32
 _MAX_PART_BYTES = 2**30
 
@@ -53,7 +53,7 @@ class WriteTask:
     held_bytes: int
 
 
-def part_length(bytes_per_time: int, count_chunk_times_in_memory: int) -> int:
+def choose_part_length(bytes_per_time: int, times_per_chunk: int) -> int:
     """Return the number of times in a part: 32, or fewer if they exceed a GiB, so that little is written twice.
 
     A part is longer if more times of a chunk of the sources are read at once, because every part that needs some times
@@ -61,14 +61,14 @@ def part_length(bytes_per_time: int, count_chunk_times_in_memory: int) -> int:
 
     Args:
         bytes_per_time: size of the fields.
-        count_chunk_times_in_memory: see `SourceReader.count_chunk_times_in_memory`.
+        times_per_chunk: see `SourceReader.count_chunk_times_in_memory`.
     """
-    return max(1, min(_MAX_PART_TIMES, _MAX_PART_BYTES // bytes_per_time), count_chunk_times_in_memory)
+    return max(1, min(_MAX_PART_TIMES, _MAX_PART_BYTES // bytes_per_time), times_per_chunk)
 
 
 def pending_parts(marks: np.ndarray, length: int) -> list[int]:
     """Return the numbers of the parts in which a time is neither written nor bad."""
-    pending_times = np.flatnonzero(marks == WANTED)
+    pending_times = np.flatnonzero(marks == NOT_WRITTEN)
     return np.unique(pending_times // length).tolist()
 
 
@@ -90,7 +90,7 @@ def write_part(task: WriteTask, number: int) -> int:
     length = group["done"].chunks[0]
     span = slice(number * length, min((number + 1) * length, group["time"].shape[0]))
     with file_lock(lock_folder(task.path) / f"{number:06d}.lock", wait=False) as is_held:
-        if not is_held or (group["done"][span] != WANTED).all():
+        if not is_held or (group["done"][span] != NOT_WRITTEN).all():
             return 0
         times = group["time"][:]
         part_reader = _PartReader(task, group, times)
@@ -108,7 +108,7 @@ def write_part(task: WriteTask, number: int) -> int:
             else:
                 group["fields"][index] = result
                 marks.append(WRITTEN)
-                digests.append(digest(result))
+                digests.append(hash_fields(result))
                 moments.append(part_reader.moments(minutes, result))
         group["moments"][span] = np.stack(moments)
         group["digest"][span] = np.array(digests, dtype=np.uint64)
@@ -137,7 +137,7 @@ def mark_bad(path: Path, group: zarr.Group, number: int, index: int, minutes: in
         group["done"][index] = BAD
 
 
-def digest(values: np.ndarray) -> int:
+def hash_fields(values: np.ndarray) -> int:
     """Return the checksum of the values of fields: the first 8 bytes of BLAKE2b."""
     return int.from_bytes(hashlib.blake2b(np.ascontiguousarray(values), digest_size=8).digest(), "little")
 
@@ -176,11 +176,11 @@ def merge_moments(
             continue
         chunk = moments[span]
         for row in used_rows:
-            state = state.merge(Moments.of_rows(chunk[row, :5]))
+            state = state.merge(Moments.from_rows(chunk[row, :5]))
             # A change belongs to the period if both its ends do. One that begins at a bad time does not exist.
             begin_of_change = times[start + row] - step
             if begin_of_change >= first_minutes and begin_of_change not in bad_times:
-                change = change.merge(Moments.of_rows(chunk[row, 5:]))
+                change = change.merge(Moments.from_rows(chunk[row, 5:]))
     return state, change
 
 
@@ -237,7 +237,7 @@ class _PartReader:
                 change = Moments.of_fields(transformed_CHW, self._valid_CHW, previous_CHW)
             self._recent = {time: recent for time, recent in self._recent.items() if time > begin_of_change}
             self._recent[minutes] = transformed_CHW
-        return np.concatenate([state.rows(), change.rows()])
+        return np.concatenate([state.to_rows(), change.to_rows()])
 
     def _transformed_fields(self, minutes: int) -> np.ndarray | None:
         """Return the transformed fields of a time of the store, None if the store lacks it or they are bad."""

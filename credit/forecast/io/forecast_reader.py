@@ -149,7 +149,7 @@ def _read_metadata(path: Path, rename: Mapping[str, str], level_units: str | Non
                     f'{path}: forecast_reference_time has no units; give it them, such as "hours since 1900-01-01", or '
                     "write the forecast again"
                 )
-            initial_minutes = int(calendar.from_cf(reference[...], reference.units))
+            initial_minutes = int(calendar.minutes_from_cf(reference[...], reference.units))
     except (OSError, IndexError) as error:
         raise DataError(f"{path}: is not a readable forecast ({error}); remove it") from error
     lead_minutes = None if lead_text is None else [int(lead) for lead in str(lead_text).split(",")]
@@ -256,7 +256,7 @@ class _ZarrArchive(ForecastArchive):
         if "units" not in init_attributes:
             raise DataError(f'{path}: {init} has no units such as "hours since 1900-01-01"')
         calendar = Calendar(str(init_attributes.get("calendar", "standard")))
-        initial_minutes = calendar.from_cf(source.values(init), str(init_attributes["units"]))
+        initial_minutes = calendar.minutes_from_cf(source.values(init), str(init_attributes["units"]))
         self._source = variables
         self._leading_dims = (init, lead)
         self._init_index = {int(minutes): index for index, minutes in enumerate(initial_minutes)}

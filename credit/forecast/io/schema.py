@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from credit import __version__
-from credit.calendar import EPOCH, Calendar, format_duration
+from credit.calendar import TIME_UNITS, Calendar, format_duration
 from credit.channels import Channel, ChannelMap, take_channels
 from credit.errors import ConfigError, did_you_mean
 from credit.grid import LatLonGrid
@@ -219,7 +219,7 @@ class ForecastSchema:
 
     def time_attributes(self) -> dict[str, str]:
         """Return units and calendar of every time that is written as minutes."""
-        return {"units": EPOCH, "calendar": self.calendar.name}
+        return {"units": TIME_UNITS, "calendar": self.calendar.name}
 
 
 def window_bounds(window: int, initial_minutes: np.ndarray | int, valid_minutes: np.ndarray) -> np.ndarray:

@@ -183,7 +183,7 @@ def with_data_bounds(
     clamp_section = POSTPROCESSES.find_section("clamp")
     bounds: dict[str, PostprocessSection] = {}
     for variable in dict.fromkeys(channel.variable for channel in channels.output):
-        options = data.field(variable)
+        options = data.options_of(variable)
         if options.minimum is not None or options.maximum is not None:
             bounds[f"data.variable_options.{variable}"] = clamp_section.model_validate(
                 {"kind": "clamp", "variable": variable, "minimum": options.minimum, "maximum": options.maximum}

@@ -41,7 +41,7 @@ class Hyperdiffusion(Postprocess):
         is_whole = []
         for channel in prognostic:
             standard_name = context.attributes.get(channel.variable, {}).get("standard_name", "")
-            is_vector.append(is_vector_component(context.data.field(channel.variable).vector, standard_name))
+            is_vector.append(is_vector_component(context.data.options_of(channel.variable).vector, standard_name))
             is_whole.append(channel.variable not in context.masks or not context.masks[channel.variable].any())
         self._num_prognostic = len(prognostic)
         self._filter = WaveFilter(

@@ -165,7 +165,7 @@ class VariableResolver:
                 raise ConfigError(f"{context.key}.{key}: {name} is not a flux")
             self._require_next_window(key, name, context.data.solar.window, "data.solar.window")
             return ChannelSlice(group, (row,), sign)
-        options = context.data.field(name)
+        options = context.data.options_of(name)
         if group == "dynamic_forcing":
             self._require_next_window(key, name, options.window, f"data.variable_options.{name}.window")
         temporal = "accumulate" if options.temporal == "deaccumulate" else options.temporal
@@ -195,7 +195,7 @@ class VariableResolver:
 
     def _factor(self, key: str, name: str, factors: dict[str, float], quantity: str) -> float:
         """Return the factor from a variable's units to SI."""
-        units = self._context.data.field(name).units or self._context.attributes.get(name, {}).get("units", "")
+        units = self._context.data.options_of(name).units or self._context.attributes.get(name, {}).get("units", "")
         if normalise_units(units) not in factors:
             described = f'in "{units}"' if units else "without units"
             raise ConfigError(

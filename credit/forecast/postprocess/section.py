@@ -56,7 +56,7 @@ class ClampSection(PostprocessSection):
             *groups.diagnostic.vars_2D,
         }
         for bound in ("minimum", "maximum"):
-            if getattr(self, bound) is not None and getattr(data.field(self.variable), bound) is not None:
+            if getattr(self, bound) is not None and getattr(data.options_of(self.variable), bound) is not None:
                 raise ValueError(
                     f"{key}.{bound}: data.variable_options.{self.variable}.{bound} sets it already; leave one out"
                 )

@@ -308,7 +308,7 @@ def build_model_spec(
 def is_vector_component(conf: DataConfig, channel: Channel, attributes: Mapping[str, Mapping[str, str]]) -> bool:
     """Return whether a channel is a component of a vector, which changes its sign across a pole."""
     standard_name = attributes.get(channel.variable, {}).get("standard_name", "")
-    return cf.is_vector_component(conf.field(channel.variable).vector, standard_name)
+    return cf.is_vector_component(conf.options_of(channel.variable).vector, standard_name)
 
 
 def require_same_fields(

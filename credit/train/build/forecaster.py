@@ -142,11 +142,11 @@ def with_trained_settings(config: Config, trained: Config) -> Config:
         ConfigError: if the entries of ``inference.postprocess`` do not fit between the trained ones.
     """
     variables = trained.data.variable_options.keys() | config.data.variable_options.keys()
-    options = {name: trained.data.field(name) for name in variables}
+    options = {name: trained.data.options_of(name) for name in variables}
     # How a forecast sets forcing that is not known in advance is a choice of the forecast.
     forcing = config.data.variables.dynamic_forcing
     for name in options.keys() & {*forcing.vars_3D, *forcing.vars_2D}:
-        forecast_options = config.data.field(name)
+        forecast_options = config.data.options_of(name)
         update = {
             "in_forecast": forecast_options.in_forecast,
             "minimum": forecast_options.minimum,
@@ -182,7 +182,7 @@ def describe_run(forecaster: Forecaster) -> dict[str, str | int]:
     for channel in assets.channels.group("dynamic_forcing"):
         source = "computed"
         if channel.source == "data":
-            source = _describe_forcing(config.data.field(channel.variable))
+            source = _describe_forcing(config.data.options_of(channel.variable))
         forcing.append(f"{channel.name}: {source}")
     # Hyperdiffusion is described with its parameters, other post-processes by their kinds.
     hyperdiffusion = "none"

@@ -190,7 +190,7 @@ def build_forecast_mesh(conf: ForecastParallelismConfig, launch: ProcessInfo, de
     Raises:
         ConfigError: if the number of ranks is not a multiple of ``tensor``.
     """
-    if not conf.is_spread:
+    if not conf.shares_forecasts:
         return DeviceGrid()
     num_groups, remainder = divmod(launch.world, conf.tensor)
     if remainder or not num_groups:

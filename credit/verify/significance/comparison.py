@@ -11,7 +11,7 @@ from typing import TypeVar
 import numpy as np
 import scipy.stats
 
-from credit.config.sections.verification import BASELINES, BEST_BASELINE, OWN_NAMES
+from credit.config.sections.verification import BASELINES, BEST_BASELINE, RESERVED_NAMES
 from credit.verify.significance.bootstrap import cases_per_block, paired_test
 from credit.verify.statistics.case_statistics import CaseStatistics
 
@@ -39,7 +39,7 @@ def opponents_by_reference(forecasts: Sequence[str]) -> dict[str, tuple[str, ...
     """Return reference -> the forecasts of which the best, score by score, is the model's opponent."""
     opponents = {BEST_BASELINE: tuple(BASELINES)}
     for name in forecasts:
-        if name not in OWN_NAMES:
+        if name not in RESERVED_NAMES:
             opponents[name] = (name,)
     return opponents
 

@@ -12,7 +12,7 @@ import pytest
 
 from credit.cli import main
 from credit.config import load_config
-from credit.data.store.preprocess import preprocess
+from credit.data.store.preprocess import write_training_store
 from tests.registries import isolate
 from tests.unit.cli.world import write_world
 
@@ -29,7 +29,7 @@ def worlds(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
         write_world(folder)
         with chdir(folder):
             if needs == "store":
-                preprocess(load_config("config.yml", ["data.store=store.zarr"]).data, progress=False)
+                write_training_store(load_config("config.yml", ["data.store=store.zarr"]).data, progress=False)
             elif needs == "run":
                 assert main._run_command("train", ["config.yml", "trainer.checkpoint_every=1"], "credit_train") == 0
         return folder

@@ -18,7 +18,7 @@ import xarray as xr
 from xarray.backends import BackendArray
 from xarray.core import indexing
 
-from credit.calendar import EPOCH
+from credit.calendar import TIME_UNITS
 from credit.data.formats.grib.messages import CHOICES, GribGrid, Message, read_coefficients, read_messages, read_values
 from credit.data.formats.select import Value, format_values, is_same_value
 from credit.errors import ConfigError, DataError, did_you_mean
@@ -239,7 +239,7 @@ class _DatasetBuilder:
 
     def _add_time(self, times: np.ndarray, messages: Sequence[Message], message_table: np.ndarray) -> str:
         """Return the name of the time coordinate; it has bounds if all messages cover a window."""
-        attributes = {"units": EPOCH, "calendar": "standard", "standard_name": "time"}
+        attributes = {"units": TIME_UNITS, "calendar": "standard", "standard_name": "time"}
         windows = [messages[row.max()].window for row in message_table]
         bounds = None
         if None not in windows:

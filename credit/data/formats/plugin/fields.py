@@ -10,19 +10,19 @@ import xarray as xr
 from xarray.backends import BackendArray
 from xarray.core import indexing
 
-from credit.calendar import EPOCH
+from credit.calendar import TIME_UNITS
 
 if TYPE_CHECKING:
     from credit.data.formats.plugin.source import SourceFactory
 
 _MINUTE = np.timedelta64(1, "m")
-_EPOCH = np.datetime64(EPOCH.removeprefix("minutes since ").replace(" ", "T"), "us")
+_EPOCH = np.datetime64(TIME_UNITS.removeprefix("minutes since ").replace(" ", "T"), "us")
 
 
 def encode_times(times: np.ndarray) -> tuple[np.ndarray, str]:
     """Return minutes of dates, float64, NaN for missing ones, and the name of their calendar."""
     if times.ndim == 1 and times.size and isinstance(times[0], cftime.datetime):
-        return np.asarray(cftime.date2num(times, EPOCH, times[0].calendar), dtype=np.float64), times[0].calendar
+        return np.asarray(cftime.date2num(times, TIME_UNITS, times[0].calendar), dtype=np.float64), times[0].calendar
     if times.ndim != 1 or (times.size and times.dtype.kind not in "MO"):
         raise TypeError(f"must be a list of dates, is of type {times.dtype} and shape {times.shape}")
     return (times.astype("datetime64[us]") - _EPOCH) / _MINUTE, "proleptic_gregorian"

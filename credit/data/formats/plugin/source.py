@@ -20,7 +20,7 @@ import numpy as np
 import xarray as xr
 from xarray.core import indexing
 
-from credit.calendar import EPOCH
+from credit.calendar import TIME_UNITS
 from credit.config.sections.base import StrictModel
 from credit.config.sections.source import SourceConfig, register_source_type
 from credit.data.formats.cf import PRESSURE_IN_HPA
@@ -147,7 +147,7 @@ def _build_coordinates(metadata: _SourceMetadata) -> tuple[dict[str, xr.Variable
         "time": xr.Variable(
             "time",
             metadata.minutes,
-            {"units": EPOCH, "calendar": metadata.calendar, "standard_name": "time", "axis": "T"},
+            {"units": TIME_UNITS, "calendar": metadata.calendar, "standard_name": "time", "axis": "T"},
         ),
         "latitude": xr.Variable("latitude", metadata.latitude, {"units": "degrees_north"}),
         "longitude": xr.Variable("longitude", metadata.longitude, {"units": "degrees_east"}),
@@ -176,7 +176,7 @@ class _SourceMetadata:
 
     Attributes:
         times: (N,) as the source gives them.
-        minutes: (N,) the same in minutes since `EPOCH` in `calendar`.
+        minutes: (N,) the same in minutes since `TIME_UNITS` in `calendar`.
     """
 
     latitude: np.ndarray

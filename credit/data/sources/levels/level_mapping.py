@@ -71,7 +71,7 @@ class LevelResolver:
                 few levels for the derived variable.
         """
         conf = self._conf
-        kind = conf.field(request.target_variable).derive
+        kind = conf.options_of(request.target_variable).derive
         vertical = conf.sources[number].vertical
         needs_ground = kind in ("geopotential", "mean_sea_level_pressure")
         if needs_ground and (vertical is None or vertical.surface_geopotential is None):

@@ -51,9 +51,9 @@ def test_an_annual_cycle_is_found_in_every_calendar(calendar: str, options: dict
     for date in ("2000-02-28", "2005-03-01", "2013-09-15T06:00", "2001-12-30T18:00"):
         minutes = reader.calendar.parse(date)
         expected = AnalyticReader(CHANNELS, GRID, reader.calendar, [minutes], reader._function, reader.masks).read(0)
-        np.testing.assert_allclose(climatology.at(minutes), expected, atol=tolerance)
-    assert np.isnan(climatology.at(minutes)[NAMES.index("sst"), 2, 3])
-    assert climatology.at(minutes).dtype == np.float32
+        np.testing.assert_allclose(climatology.evaluate(minutes), expected, atol=tolerance)
+    assert np.isnan(climatology.evaluate(minutes)[NAMES.index("sst"), 2, 3])
+    assert climatology.evaluate(minutes).dtype == np.float32
 
 
 def test_only_the_period_is_used() -> None:
@@ -62,7 +62,10 @@ def test_only_the_period_is_used() -> None:
     inner, cycle = calendar.parse("2001-01-01"), reader._function
     reader._function = lambda minutes, channel: cycle(minutes, channel) + (1e6 if minutes < inner else 0)
     climatology = fit_climatology(reader, NAMES, inner, int(reader.times[-1]))
-    assert climatology.at(calendar.parse("2001-06-01")).max(initial=0, where=~np.isnan(climatology.at(0))) < 300
+    assert (
+        climatology.evaluate(calendar.parse("2001-06-01")).max(initial=0, where=~np.isnan(climatology.evaluate(0)))
+        < 300
+    )
     assert "2001-01-01 to 2001-12-31" in climatology.description
     assert climatology.short_period_warning and "1.0 years" in climatology.short_period_warning
 
@@ -83,7 +86,7 @@ def test_the_mean_alone() -> None:
     reader = _reader(start="2000-06-01", end="2000-06-11")
     climatology = _fit(reader, harmonics=0)
     expected = np.mean([reader.read(i) for i in range(10)], axis=0)
-    np.testing.assert_allclose(climatology.at(0), expected, rtol=1e-6)
+    np.testing.assert_allclose(climatology.evaluate(0), expected, rtol=1e-6)
 
 
 def test_a_short_period_cannot_carry_harmonics() -> None:
@@ -99,7 +102,7 @@ def test_unsmoothed_days_need_ten_years() -> None:
     reader = _reader(end="2010-01-01")
     climatology = _fit(reader, method="window", window_days=1)
     assert climatology.fields.shape[1] == 365 and climatology.short_period_warning is None
-    np.testing.assert_allclose(climatology.at(reader.calendar.parse("2003-05-01")), reader.read(1216), atol=0.3)
+    np.testing.assert_allclose(climatology.evaluate(reader.calendar.parse("2003-05-01")), reader.read(1216), atol=0.3)
 
 
 def test_times_of_the_day_are_told_apart() -> None:
@@ -107,9 +110,9 @@ def test_times_of_the_day_are_told_apart() -> None:
     climatology = _fit(reader, by_hour=True)
     for hour in (0, 6, 12, 18):
         minutes = reader.calendar.parse(f"2001-04-01T{hour:02d}:00")
-        np.testing.assert_allclose(climatology.at(minutes), reader.read(reader.index_of(minutes)), atol=5e-3)
+        np.testing.assert_allclose(climatology.evaluate(minutes), reader.read(reader.index_of(minutes)), atol=5e-3)
     with pytest.raises(DataError, match="at none of its times of the day"):
-        climatology.at(reader.calendar.parse("2001-04-01T03:00"))
+        climatology.evaluate(reader.calendar.parse("2001-04-01T03:00"))
 
 
 @pytest.mark.parametrize(
@@ -118,7 +121,7 @@ def test_times_of_the_day_are_told_apart() -> None:
 def test_channels_are_made_one_by_one_as_all_at_once(options: dict) -> None:
     climatology = _fit(_reader(end="2010-01-01"), **options)
     minutes = Calendar().parse("2003-05-01T07:00")
-    whole, lazy = climatology.at(minutes), climatology.evaluate_lazily(minutes)
+    whole, lazy = climatology.evaluate(minutes), climatology.evaluate_lazily(minutes)
     assert whole.shape == lazy.shape and whole.dtype == lazy.dtype and lazy.ndim == 3
     for channel in range(len(NAMES)):
         np.testing.assert_array_equal(lazy[channel], whole[channel])
@@ -127,11 +130,11 @@ def test_channels_are_made_one_by_one_as_all_at_once(options: dict) -> None:
     assert np.asarray(lazy, dtype=np.float64).dtype == np.float64
     lazy[0][:] = 0.0  # the climatology's own fields stay as they are
     if climatology.kind != "days":
-        np.testing.assert_array_equal(climatology.at(minutes), whole)
+        np.testing.assert_array_equal(climatology.evaluate(minutes), whole)
 
 
 def test_round_trip() -> None:
     climatology = _fit(_reader())
     again = Climatology.from_dict(climatology.to_dict())
-    np.testing.assert_array_equal(again.at(12345), climatology.at(12345))
+    np.testing.assert_array_equal(again.evaluate(12345), climatology.evaluate(12345))
     assert again.names == climatology.names and again.description == climatology.description

@@ -99,7 +99,7 @@ def test_fields_are_those_that_xarray_selects(
     dataset = wb2(order=order)
     climatology = load(write(dataset, tmp_path / name), rename=NAMES)
     for time in TIMES:
-        found = climatology.at(Calendar().parse(time))
+        found = climatology.evaluate(Calendar().parse(time))
         assert found.dtype == np.float32
         np.testing.assert_array_equal(found, expected(dataset, time), err_msg=time)
     assert climatology.names == ("z850", "z500", "t850", "t500", "t2m") and climatology.short_period_warning is None
@@ -108,7 +108,7 @@ def test_fields_are_those_that_xarray_selects(
 
 def test_the_first_of_march_is_day_60_or_61(tmp_path: Path) -> None:
     climatology = load(write(wb2(), tmp_path / "a.nc"), rename=NAMES)
-    leap_day, first, common = (climatology.at(Calendar().parse(time)) for time in TIMES[:3])
+    leap_day, first, common = (climatology.evaluate(Calendar().parse(time)) for time in TIMES[:3])
     np.testing.assert_array_equal(leap_day, common)
     assert (first != common).all()
 
@@ -116,9 +116,9 @@ def test_the_first_of_march_is_day_60_or_61(tmp_path: Path) -> None:
 def test_names_of_the_sources_are_known(tmp_path: Path) -> None:
     dataset = wb2()
     path = write(dataset, tmp_path / "a.nc")
-    np.testing.assert_array_equal(load(path, data(rename=NAMES)).at(0), expected(dataset, "1900-01-01"))
+    np.testing.assert_array_equal(load(path, data(rename=NAMES)).evaluate(0), expected(dataset, "1900-01-01"))
     ours = write(dataset.rename({theirs: name for name, theirs in NAMES.items()}), tmp_path / "b.nc")
-    np.testing.assert_array_equal(load(ours, data(rename=NAMES)).at(0), expected(dataset, "1900-01-01"))
+    np.testing.assert_array_equal(load(ours, data(rename=NAMES)).evaluate(0), expected(dataset, "1900-01-01"))
     with pytest.raises(
         DataError, match='no variable t2m or 2m_temp; did you mean "2m_temperature".*rename maps t2m to'
     ):
@@ -129,7 +129,7 @@ def test_a_value_a_day_serves_all_hours(tmp_path: Path) -> None:
     dataset = wb2().isel(hour=0, drop=True)
     climatology = load(write(dataset, tmp_path / "a.nc"), rename=NAMES)
     for time in ("2001-03-01T00:00", "2001-03-01T15:00"):
-        np.testing.assert_array_equal(climatology.at(Calendar().parse(time)), expected(dataset, time))
+        np.testing.assert_array_equal(climatology.evaluate(Calendar().parse(time)), expected(dataset, time))
 
 
 def test_hours_without_a_coordinate(tmp_path: Path) -> None:
@@ -142,7 +142,7 @@ def test_hours_that_are_not_there(tmp_path: Path) -> None:
     with pytest.raises(
         DataError, match=r"none of its times of the day \(00:00, 12:00\); .*climatology.path needs a file"
     ):
-        climatology.at(Calendar().parse("2001-03-01T06:00"))
+        climatology.evaluate(Calendar().parse("2001-03-01T06:00"))
 
 
 @pytest.mark.parametrize(
@@ -164,7 +164,7 @@ def test_calendars(tmp_path: Path, calendar: str, days: int, works: bool) -> Non
     climatology, last = load(path, calendar=calendar, rename=NAMES), Calendar(calendar).parse("2001-12-30T12:00")
     day = 360 if calendar == "360_day" else 364
     own = wb2(days).sel(hour=12, dayofyear=day)["2m_temperature"].transpose("latitude", "longitude")
-    np.testing.assert_array_equal(climatology.at(last)[-1], own.values[::-1])
+    np.testing.assert_array_equal(climatology.evaluate(last)[-1], own.values[::-1])
 
 
 def test_units_are_converted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -173,7 +173,7 @@ def test_units_are_converted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -
     dataset["2m_temperature"].attrs["units"] = "degC"
     del dataset["temperature"].attrs["units"]
     with caplog.at_level(logging.WARNING):
-        found = load(write(dataset, tmp_path / "a.nc"), rename=NAMES).at(0)
+        found = load(write(dataset, tmp_path / "a.nc"), rename=NAMES).evaluate(0)
     wanted = expected(dataset, "1900-01-01")
     np.testing.assert_allclose(found[-1], wanted[-1] + 273.15, rtol=1e-6)
     np.testing.assert_array_equal(found[:-1], wanted[:-1])
@@ -188,7 +188,7 @@ def test_behind_a_url(tmp_path: Path) -> None:
     memory.put(str(write(dataset, tmp_path / "a_v2.zarr")), "/test_climatology/a.zarr", recursive=True)
     try:
         climatology = load("memory://test_climatology/a.zarr", rename=NAMES, storage_options={"asynchronous": False})
-        np.testing.assert_array_equal(climatology.at(0), expected(dataset, "1900-01-01"))
+        np.testing.assert_array_equal(climatology.evaluate(0), expected(dataset, "1900-01-01"))
         assert climatology.description == "file a.zarr"
     finally:
         memory.rm("/test_climatology", recursive=True)

@@ -21,7 +21,7 @@ from credit.data.climatology.fit import fit_climatology
 from credit.data.climatology.stored import load_or_fit_climatology, preprocess_climatology
 from credit.data.reader import open_reader
 from credit.data.splits import build_splits
-from credit.data.store.preprocess import preprocess
+from credit.data.store.preprocess import write_training_store
 from credit.errors import ConfigError
 from tests.unit.analytic_reader import AnalyticReader, make_grid
 from tests.unit.data.climatology.test_stored import make
@@ -74,7 +74,8 @@ def test_a_window_is_a_running_mean_of_days_of_the_year(
         # the middle of a day, where hours are not told apart
         minute = hour * 60 if by_hour else (1440 - every) // 2
         got = [
-            climatology.at(calendar.parse("2003-01-01") + 1440 * day + minute)[0, 0, 0] for day in range(len(expected))
+            climatology.evaluate(calendar.parse("2003-01-01") + 1440 * day + minute)[0, 0, 0]
+            for day in range(len(expected))
         ]
         np.testing.assert_allclose(got, expected, rtol=1e-6)
 
@@ -140,7 +141,7 @@ def test_round_trip_of_a_table() -> None:
     climatology = _fit(calendar, times, np.arange(len(times)) % 99.0, window_days=5, by_hour=True)
     again = Climatology.from_dict(climatology.to_dict())
     assert again.centres == climatology.centres == (0.0, 0.5 / 365)
-    np.testing.assert_array_equal(again.at(12240), climatology.at(12240))
+    np.testing.assert_array_equal(again.evaluate(12240), climatology.evaluate(12240))
 
 
 @pytest.mark.parametrize(("method", "kept"), [("window", False), ("harmonic", True)])
@@ -151,7 +152,7 @@ def test_tables_of_an_earlier_version_are_fitted_again(
     fields = {"t2m": rng.normal(280, 9, (304, 4, 8)).astype(np.float32)}
     source = write_file(tmp_path / "a.nc", fields, np.arange(304) * 36)
     conf = make(source, tmp_path, variables={"prognostic": {"vars_2D": ["t2m"]}}, variable_options={})
-    preprocess(conf, progress=False)
+    write_training_store(conf, progress=False)
     wanted = ClimatologyConfig(method=method)
     settings = PreprocessConfig(climatology=True)
     preprocess_climatology(conf, settings, wanted, progress=False)

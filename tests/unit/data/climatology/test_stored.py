@@ -30,7 +30,7 @@ from credit.data.climatology.fit import fit_climatology
 from credit.data.climatology.stored import load_or_fit_climatology, preprocess_climatology
 from credit.data.reader import open_reader
 from credit.data.splits import Split, build_splits
-from credit.data.store.preprocess import preprocess
+from credit.data.store.preprocess import write_training_store
 from credit.data.store.store_reader import StoreReader
 from credit.errors import ConfigError, DataError
 from credit.forecast.io.forecast_reader import open_forecasts
@@ -87,7 +87,7 @@ def make(source: Path, folder: Path, **changes: object) -> DataConfig:
 
 @pytest.fixture(scope="module")
 def store(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return preprocess(make(source, tmp_path_factory.mktemp("store")), progress=False)
+    return write_training_store(make(source, tmp_path_factory.mktemp("store")), progress=False)
 
 
 @pytest.fixture
@@ -132,7 +132,7 @@ def test_stored_is_fitted_to_the_last_bit(
     stored = load_or_fit_climatology(reader, chosen, train, wanted)
     for minutes in reader.times[[0, 1, 77, -1]].tolist():
         # a sum over harmonics is a product of matrices, of other sizes
-        np.testing.assert_allclose(stored.at(minutes), fitted.at(minutes)[rows], rtol=1e-6)
+        np.testing.assert_allclose(stored.evaluate(minutes), fitted.evaluate(minutes)[rows], rtol=1e-6)
     for key in ("calendar", "kind", "description", "years"):
         assert getattr(stored, key) == getattr(fitted, key)
     np.testing.assert_array_equal(stored.day_minutes, fitted.day_minutes)
@@ -154,7 +154,7 @@ def test_the_table_is_the_mean_of_its_times(conf: DataConfig) -> None:
 def test_processes_share_the_blocks(conf: DataConfig, source: Path, tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     other = make(source, tmp_path / "other")
-    preprocess(other, progress=False)
+    write_training_store(other, progress=False)
     keep(conf, BY_HOUR)
     keep(other, BY_HOUR, workers=2)
     one, two = (zarr.open_group(Path(c.store) / "climatology", mode="r") for c in (conf, other))
@@ -169,15 +169,15 @@ def test_only_what_is_asked_for_is_read(conf: DataConfig, monkeypatch: pytest.Mo
     chunks = Path(conf.store) / "climatology" / "fields" / "c"
     reader, train, names = opened(conf)
     climatology = load_or_fit_climatology(reader, names[1:2], train, BY_HOUR)
-    expected = climatology.at(int(reader.times[1]))
+    expected = climatology.evaluate(int(reader.times[1]))
     needed = {chunks / "1" / str(part) / "1" for part in (0, 1)}
     for chunk in chunks.glob("*/*/*"):
         if chunk not in needed:
             (chunk / "0" / "0").unlink()
     again = load_or_fit_climatology(reader, names[1:2], train, BY_HOUR)
-    np.testing.assert_array_equal(again.at(int(reader.times[1])), expected)
+    np.testing.assert_array_equal(again.evaluate(int(reader.times[1])), expected)
     with pytest.raises(DataError, match="its climatology cannot be read .a chunk is lost.*run credit_preprocess"):
-        again.at(int(reader.times[0]))
+        again.evaluate(int(reader.times[0]))
 
 
 def test_a_damaged_chunk(conf: DataConfig) -> None:
@@ -188,7 +188,7 @@ def test_a_damaged_chunk(conf: DataConfig) -> None:
     chunk.write_bytes(content)
     reader, train, names = opened(conf)
     with pytest.raises(DataError, match="its climatology cannot be read"):
-        load_or_fit_climatology(reader, names, train, WINDOW).at(int(reader.times[0]))
+        load_or_fit_climatology(reader, names, train, WINDOW).evaluate(int(reader.times[0]))
 
 
 @pytest.mark.parametrize(
@@ -214,7 +214,7 @@ def test_another_one_is_fitted_and_said(
         # the store's own times are those from the first split to the last
         splits = {**splits, "valid": ["2000-01-01", "2000-01-01"]}
         conf = make(source, Path(conf.store).parent, splits={**conf.splits.model_dump(), **splits}, split_gap="1min")
-        preprocess(conf, progress=False)
+        write_training_store(conf, progress=False)
     reader, train, names = opened(conf)
     caplog.clear()
     climatology = load_or_fit_climatology(reader, names, train, wanted)
@@ -274,7 +274,7 @@ def test_memory_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     fields = {"t2m": np.random.default_rng(0).normal(280, 9, (count, rows, columns)).astype(np.float32)}
     file = write_file(tmp_path / "b.nc", fields, np.arange(count) * 24)
     conf = make(file, tmp_path, timestep="24h", variables={"prognostic": {"vars_2D": ["t2m"]}}, variable_options={})
-    preprocess(conf, progress=False)
+    write_training_store(conf, progress=False)
     wanted = ClimatologyConfig(method="window", window_days=31)
     reader, train, _ = opened(conf)
     monkeypatch.setattr(blocks, "BLOCK_BYTES", 2**22)
@@ -298,7 +298,7 @@ def test_what_is_kept_of_what_was_read_is_bounded(conf: DataConfig, monkeypatch:
     reader, train, names = opened(conf)
     climatology = load_or_fit_climatology(reader, names[:1], train, WINDOW)
     for minutes in reader.times[::9].tolist():
-        climatology.at(minutes)
+        climatology.evaluate(minutes)
     assert climatology.fields._read.cache_info().currsize == 3
 
 

@@ -15,7 +15,7 @@ from credit.config.sections.data import DataConfig
 from credit.data.formats.grib.dataset import open_grib
 from credit.data.reader import open_reader
 from credit.data.sources.source_reader import open_sources
-from credit.data.store.preprocess import preprocess
+from credit.data.store.preprocess import write_training_store
 from credit.errors import DataError
 from tests.unit.data.files_on_the_fly import make_config, write_file
 from tests.unit.data.formats.grib_on_the_fly import LAT, LON, H, W, field_number, message, write_grib
@@ -300,7 +300,7 @@ def test_the_store_made_of_grib(tmp_path: Path) -> None:
     messages = [message(field_number(n), dataDate=20000101 + n // 4, dataTime=n % 4 * 600) for n in range(32)]
     path = write_grib(tmp_path / "a.grib", *messages)
     conf = config(path, p3=["t"], levels=[500], store=str(tmp_path / "store.zarr"))
-    preprocess(conf, progress=False)
+    write_training_store(conf, progress=False)
     reader = open_reader(conf)
     assert len(reader.times) == 32
     np.testing.assert_allclose(reader.read(17)[0], field_number(17), atol=PACKING, rtol=1e-7)

@@ -22,7 +22,7 @@ from credit.config.sections.source import SourceConfig
 from credit.data.formats.files import OpenFiles
 from credit.data.reader import open_reader
 from credit.data.sources.source_reader import open_sources
-from credit.data.store.preprocess import preprocess
+from credit.data.store.preprocess import write_training_store
 from credit.errors import DataError
 from tests.unit.data.files_on_the_fly import make_config, random_fields, write_file
 
@@ -90,8 +90,8 @@ def test_in_memory_and_into_the_training_store(store: Path, tmp_path: Path) -> N
     memory.put(str(store), "/test_remote/a.zarr", recursive=True)
     try:
         conf = config("memory://test_remote/a.zarr", store=str(tmp_path / "store.zarr"))
-        preprocess(conf, progress=False)
-        preprocess(conf, progress=False)  # the source is recognised as the same
+        write_training_store(conf, progress=False)
+        write_training_store(conf, progress=False)  # the source is recognised as the same
         np.testing.assert_array_equal(open_reader(conf).read(7), open_sources(config(store)).read(7))
     finally:
         memory.rm("/test_remote", recursive=True)

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from credit.data.formats.units import Conversion, find_conversion, is_same_unit, normalise_units
 from credit.data.reader import open_reader
 from credit.data.sources.source_reader import open_sources
-from credit.data.store.preprocess import preprocess
+from credit.data.store.preprocess import write_training_store
 from credit.errors import ConfigError, DataError
 from tests.unit.data.files_on_the_fly import make_config, random_fields, write_file
 
@@ -185,7 +185,7 @@ def test_a_store_in_other_units_is_refused(tmp_path: Path) -> None:
     path = write_file(tmp_path / "a.nc", {"t2m": t - 273.15}, HOURS, attributes={"t2m": {"units": "degC"}})
     options = {"p2": ["t2m"], "store": str(tmp_path / "store.zarr")}
     conf = make_config(path, variable_options=IN_KELVIN, **options)
-    preprocess(conf)
+    write_training_store(conf)
     stored = open_reader(conf)
     assert stored.attributes["t2m"]["units"] == "K"
     np.testing.assert_allclose(stored.read(3)[0], t[3], atol=5e-5)

@@ -19,8 +19,8 @@ from credit.data.reader import open_reader
 from credit.data.sources import derived_variables
 from credit.data.sources.levels.hybrid_coefficients import read_levels
 from credit.data.sources.source_reader import open_sources
-from credit.data.store.preprocess import preprocess
-from credit.data.store.store_reader import identity
+from credit.data.store.preprocess import write_training_store
+from credit.data.store.store_settings import config_identity
 from credit.errors import DataError
 from tests.unit.data import hybrid_on_the_fly as world
 from tests.unit.data.files_on_the_fly import make_config, write_file
@@ -115,7 +115,7 @@ def test_a_store_has_the_same_numbers_and_knows_how_they_were_made(tmp_path: Pat
     options = {"p3": ["t", "q", "z"], "p2": ["msl"], "variable_options": {n: DERIVED[n] for n in ("z", "msl")}}
     store = {"store": str(tmp_path / "store.zarr"), "grid": {"rows": 5, "columns": 8, "poles": True}}
     conf = config(everything, **options, **store)
-    preprocess(conf, progress=False)
+    write_training_store(conf, progress=False)
     stored, sources = open_reader(conf), open_sources(conf)
     for index in (0, 11):
         np.testing.assert_array_equal(stored.read(index), sources.read(index))
@@ -133,7 +133,7 @@ def test_a_store_has_the_same_numbers_and_knows_how_they_were_made(tmp_path: Pat
 
 
 def test_what_is_not_used_is_not_in_the_identity_of_a_store(tmp_path: Path) -> None:
-    plain = identity(make_config(tmp_path / "a.nc", p2=["t2m"]))
+    plain = config_identity(make_config(tmp_path / "a.nc", p2=["t2m"]))
     assert not [key for key in plain if "derive" in key or "inputs" in key or "coefficients" in key]
     assert "vertical" not in plain["data.sources"][0]
 

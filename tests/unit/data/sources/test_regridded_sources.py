@@ -16,7 +16,7 @@ from credit.config.sections.data import DataConfig
 from credit.data.formats.regrid import Regridder
 from credit.data.reader import open_reader
 from credit.data.sources.source_reader import open_sources
-from credit.data.store.preprocess import preprocess
+from credit.data.store.preprocess import write_training_store
 from credit.data.store.store_reader import open_store, read_description
 from credit.errors import DataError
 from credit.grid import LatLonGrid
@@ -153,8 +153,8 @@ def test_the_way_through_preprocess(tmp_path: Path, conf: DataConfig) -> None:
     ],
 )
 def test_a_store_made_otherwise_is_refused(tmp_path: Path, conf: DataConfig, change: dict, named: str) -> None:
-    preprocess(conf)
-    for use in (open_reader, preprocess):
+    write_training_store(conf)
+    for use in (open_reader, write_training_store):
         with pytest.raises(DataError, match=named):
             use(make(tmp_path, **change))
 
@@ -162,7 +162,7 @@ def test_a_store_made_otherwise_is_refused(tmp_path: Path, conf: DataConfig, cha
 def test_a_store_of_before_is_that_of_the_files_grid(tmp_path: Path, conf: DataConfig) -> None:
     """An earlier version wrote nothing of grids into the identity."""
     one_grid = {"p2": [], "static": [], "variable_options": {}}
-    path = preprocess(make(tmp_path, grid=None, **one_grid))
+    path = write_training_store(make(tmp_path, grid=None, **one_grid))
     assert not [key for key in read_description(path)["identity"] if "grid" in key or "vector" in key]
     assert open_store(path).grid.describe_mismatch(FINE) is None
     with pytest.raises(DataError, match="data.grid: None in the store"):

@@ -12,7 +12,7 @@ import pytest
 from credit.config.sections.data import DataConfig
 from credit.data.reader import open_reader
 from credit.data.sources.source_reader import SourceReader, open_sources
-from credit.data.store.preprocess import preprocess
+from credit.data.store.preprocess import write_training_store
 from credit.errors import DataError
 from tests.unit.data import hybrid_on_the_fly as hybrid
 from tests.unit.data.files_on_the_fly import make_config, random_fields, write_file
@@ -204,7 +204,7 @@ def test_a_store_of_two_sources(tmp_path: Path) -> None:
     two = write_file(tmp_path / "b.nc", {"t": fields[13:]}, np.arange(13, 40) * 6)
     sources = [{"path": str(one), "rename": {"t": "T"}}, {"path": str(two)}]
     conf: DataConfig = make_config("", sources=sources, p2=["t"], store=str(tmp_path / "store.zarr"))
-    preprocess(conf, progress=False)
+    write_training_store(conf, progress=False)
     reader = open_reader(conf)
     np.testing.assert_array_equal(np.stack([reader.read(index)[0] for index in range(32)]), fields[:32])
 

@@ -12,7 +12,7 @@ import pytest
 
 from credit.data.reader import open_reader
 from credit.data.store import chunk_cache
-from credit.data.store.preprocess import preprocess
+from credit.data.store.preprocess import write_training_store
 from credit.errors import DataError
 from tests.unit.data.files_on_the_fly import make_config, random_fields, write_file
 
@@ -35,7 +35,7 @@ def opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[object, np.
         cache="disk",
         cache_folder=str(tmp_path / "near"),
     )
-    preprocess(conf)
+    write_training_store(conf)
     reader = open_reader(conf)
     reader.read(0)
     (folder,) = (tmp_path / "near").iterdir()

@@ -19,7 +19,7 @@ from credit.data.reader import open_reader
 from credit.data.sources.source_reader import SourceReader, open_sources
 from credit.data.store import integrity, store_writer
 from credit.data.store.integrity import find_damage, require_undamaged
-from credit.data.store.preprocess import preprocess
+from credit.data.store.preprocess import write_training_store
 from credit.data.store.store_reader import read_description
 from credit.errors import DataError
 from tests.unit.data.files_on_the_fly import make_config, random_fields, write_file
@@ -72,7 +72,7 @@ def flip(path: Path) -> None:
 
 @pytest.mark.parametrize("compression", ["lz4", "none"])
 def test_lost_chunks_are_found_and_only_their_parts_written_again(conf: DataConfig, compression: str) -> None:
-    path = preprocess(conf, PreprocessConfig(compression=compression))
+    path = write_training_store(conf, PreprocessConfig(compression=compression))
     assert not find_damage(path) and not find_damage(path, deep=True)
     before, meta = states(conf), read_description(path)
     shutil.rmtree(chunk(conf, 3).parents[2])
@@ -86,7 +86,7 @@ def test_lost_chunks_are_found_and_only_their_parts_written_again(conf: DataConf
         require_undamaged(path)
     assert "2 of 32 times are lost or damaged, the first is 2000-01-01T18:00 (its chunk is lost)" in str(caught.value)
     assert "they lie in 2 parts of 8 times (0, 2); run credit_preprocess CONFIG," in str(caught.value)
-    preprocess(conf)
+    write_training_store(conf)
     assert not find_damage(path, deep=True)
     after = states(conf)
     assert {index: raw for index, (_, raw) in after.items()} == {index: raw for index, (_, raw) in before.items()}
@@ -96,7 +96,7 @@ def test_lost_chunks_are_found_and_only_their_parts_written_again(conf: DataConf
 
 
 def test_a_damaged_chunk_of_the_right_size_needs_the_deep_check(conf: DataConfig) -> None:
-    path = preprocess(conf)
+    path = write_training_store(conf)
     before = states(conf)
     flip(chunk(conf, 9))
     # a whole chunk with its checksum, in the place of another
@@ -109,7 +109,7 @@ def test_a_damaged_chunk_of_the_right_size_needs_the_deep_check(conf: DataConfig
         DataError, match=r"2000-01-03T06:00 cannot be read .* run credit_preprocess CONFIG --deep, which"
     ):
         open_reader(conf).read(9)
-    preprocess(conf, deep=True)
+    write_training_store(conf, deep=True)
     assert not find_damage(path, deep=True)
     after = states(conf)
     assert {index: raw for index, (_, raw) in after.items()} == {index: raw for index, (_, raw) in before.items()}
@@ -118,7 +118,7 @@ def test_a_damaged_chunk_of_the_right_size_needs_the_deep_check(conf: DataConfig
 @pytest.mark.parametrize("name", ["done", "digest", "moments"])
 @pytest.mark.parametrize("how", ["lost", "cut"])
 def test_what_belongs_to_a_part(conf: DataConfig, name: str, how: str) -> None:
-    path = preprocess(conf)
+    path = write_training_store(conf)
     meta = read_description(path)
     (file,) = [item for item in (path / name / "c" / "1").rglob("*") if item.is_file()] or [path / name / "c" / "1"]
     if how == "lost":
@@ -128,12 +128,12 @@ def test_what_belongs_to_a_part(conf: DataConfig, name: str, how: str) -> None:
     deep = (name, how) == ("moments", "cut")
     damage = find_damage(path, deep)
     assert damage.parts == [1] and len(damage.times) == LENGTH
-    preprocess(conf, deep=deep)
+    write_training_store(conf, deep=deep)
     assert not find_damage(path, deep=True) and read_description(path) == meta
 
 
 def test_lost_marks_are_no_gap(conf: DataConfig) -> None:
-    path = preprocess(conf)
+    path = write_training_store(conf)
     (path / "done" / "c" / "1").unlink()
     with pytest.raises(DataError, match=r"8 of its times have lost their marks; run credit_preprocess CONFIG"):
         open_reader(conf)
@@ -142,7 +142,7 @@ def test_lost_marks_are_no_gap(conf: DataConfig) -> None:
 @pytest.mark.parametrize("name", ["time", "static_fields", "masks"])
 @pytest.mark.parametrize("how", ["lost", "cut", "altered"])
 def test_arrays_without_parts(conf: DataConfig, name: str, how: str) -> None:
-    path = preprocess(conf)
+    path = write_training_store(conf)
     meta, before = read_description(path), states(conf)
     array = zarr.open_group(path, mode="r+")[name]
     values = array[...]
@@ -155,7 +155,7 @@ def test_arrays_without_parts(conf: DataConfig, name: str, how: str) -> None:
         array[(0,) * values.ndim] = values[(0,) * values.ndim] + 1
     damage = find_damage(path)
     assert name in damage.arrays and damage.parts == []
-    preprocess(conf)
+    write_training_store(conf)
     assert not find_damage(path) and read_description(path) == meta
     np.testing.assert_array_equal(zarr.open_group(path, mode="r")[name][...], values)
     assert states(conf) == before
@@ -173,7 +173,7 @@ def test_chunks_that_zarr_does_not_write_are_no_damage(tmp_path: Path) -> None:
         variable_options={"sst": {"missing": "fill_mean"}},
         store=str(tmp_path / "store.zarr"),
     )
-    path = preprocess(conf)
+    path = write_training_store(conf)
     assert not (path / "static_fields" / "c").exists() and not (path / "masks" / "c").exists()
     assert not find_damage(path) and not find_damage(path, deep=True)
 
@@ -183,25 +183,25 @@ def test_bad_times_have_no_chunk_and_stay_bad(tmp_path: Path) -> None:
     t[20, 0, 0] = np.nan
     write_file(tmp_path / "a.nc", {"t": t}, HOURS)
     conf = make_config(tmp_path / "a.nc", p2=["t"], store=str(tmp_path / "store.zarr"), on_bad_time="skip")
-    path = preprocess(conf)
+    path = write_training_store(conf)
     assert not chunk(conf, 20).exists() and not find_damage(path, deep=True)
     meta = read_description(path)
     for lost in (2, 18):
         chunk(conf, lost).unlink()
-        preprocess(conf)
+        write_training_store(conf)
         assert not find_damage(path) and read_description(path) == meta
 
 
 def test_a_lost_description(conf: DataConfig) -> None:
-    path = preprocess(conf)
+    path = write_training_store(conf)
     (path / "fields" / "zarr.json").unlink()
-    for action in (lambda: find_damage(path), lambda: open_reader(conf), lambda: preprocess(conf)):
+    for action in (lambda: find_damage(path), lambda: open_reader(conf), lambda: write_training_store(conf)):
         with pytest.raises(DataError, match=r"description of its array fields is lost .*; restore .*fields/zarr.json"):
             action()
 
 
 def test_repair_goes_on_after_a_kill(conf: DataConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = preprocess(conf)
+    path = write_training_store(conf)
     meta = read_description(path)
     for lost in (3, 9):
         chunk(conf, lost).unlink()
@@ -211,15 +211,15 @@ def test_repair_goes_on_after_a_kill(conf: DataConfig, monkeypatch: pytest.Monke
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(SourceReader, "read_each", die)
-        preprocess(conf)
+        write_training_store(conf)
     with pytest.raises(DataError, match="is not complete"):
         open_reader(conf)
-    preprocess(conf)
+    write_training_store(conf)
     assert not find_damage(path, deep=True) and read_description(path) == meta
 
 
 def test_processes_look_for_damage_side_by_side(conf: DataConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    path, look = preprocess(conf), integrity._check_chunks
+    path, look = write_training_store(conf), integrity._check_chunks
     lock = store_writer.lock_folder(path) / "create.lock"
     program = "import fcntl, sys; fcntl.lockf(open(sys.argv[1], 'w'), fcntl.LOCK_EX | fcntl.LOCK_NB)"
     is_free: list[bool] = []
@@ -231,18 +231,18 @@ def test_processes_look_for_damage_side_by_side(conf: DataConfig, monkeypatch: p
         return look(*arguments)
 
     monkeypatch.setattr(integrity, "_check_chunks", look_and_try_the_lock)
-    preprocess(conf, deep=True)
+    write_training_store(conf, deep=True)
     assert is_free == [True]
     # What is damaged is looked at again by the process that marks it.
     chunk(conf, 3).unlink()
-    preprocess(conf, deep=True)
+    write_training_store(conf, deep=True)
     assert is_free == [True, True, False] and not find_damage(path, deep=True)
 
 
 def test_a_kill_while_marking_forgets_nothing_that_a_deep_look_found(
     conf: DataConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = preprocess(conf)
+    path = write_training_store(conf)
     meta, describe = read_description(path), SourceReader.describe_files
     flip(chunk(conf, 9))
     calls: list[int] = []
@@ -255,10 +255,10 @@ def test_a_kill_while_marking_forgets_nothing_that_a_deep_look_found(
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(SourceReader, "describe_files", die_at_the_second_call)
-        preprocess(conf, deep=True)
+        write_training_store(conf, deep=True)
     with pytest.raises(DataError, match="8 of its times have lost their marks"):
         open_reader(conf)
-    preprocess(conf)
+    write_training_store(conf)
     assert not find_damage(path, deep=True) and read_description(path) == meta
 
 
@@ -268,14 +268,14 @@ def test_fields_of_an_unfinished_store_are_not_compared(conf: DataConfig, monkey
 
     with monkeypatch.context() as patch, pytest.raises(AssertionError, match="stopped"):
         patch.setattr(store_writer.Moments, "of_fields", die)
-        preprocess(conf)
+        write_training_store(conf)
     monkeypatch.setattr(integrity, "_build_deep_check", die)
-    assert preprocess(conf, deep=True) == Path(conf.store)
+    assert write_training_store(conf, deep=True) == Path(conf.store)
 
 
 def test_a_store_of_format_1(conf: DataConfig) -> None:
     """It had all marks in one chunk, no checksums and no moments: sizes are all that can be checked."""
-    path = preprocess(conf)
+    path = write_training_store(conf)
     group = zarr.open_group(path, mode="r+")
     meta, marks = dict(group.attrs)["credit"], group["done"][:]
     for name in ("done", "digest", "moments"):
@@ -288,17 +288,17 @@ def test_a_store_of_format_1(conf: DataConfig) -> None:
     chunk(conf, 3).unlink()
     assert list(find_damage(path).times) == [3]
     with pytest.raises(DataError, match="format 1 cannot be written in parts: name another data.store"):
-        preprocess(conf)
+        write_training_store(conf)
 
 
 @pytest.mark.parametrize("redo_changed", [False, True])
 def test_changed_sources_of_a_store_of_format_1(tmp_path: Path, conf: DataConfig, redo_changed: bool) -> None:
     """Its parts cannot be written again, so the message does not say that --redo-changed does it."""
-    group = zarr.open_group(preprocess(conf), mode="r+")
+    group = zarr.open_group(write_training_store(conf), mode="r+")
     group.attrs["credit"] = dict(group.attrs)["credit"] | {"format": 1}
     write_file(tmp_path / "ground.nc", {"ground": random_fields(H, W, seed=4)}, None)
     with pytest.raises(DataError) as caught:
-        preprocess(conf, redo_changed=redo_changed)
+        write_training_store(conf, redo_changed=redo_changed)
     assert "new or changed since are 1 source file" in str(caught.value)
     assert str(caught.value).split("ground.nc)")[1] == (
         "; a store of format 1 cannot be written in parts: name another data.store and run credit_preprocess, which "
@@ -307,16 +307,16 @@ def test_changed_sources_of_a_store_of_format_1(tmp_path: Path, conf: DataConfig
 
 
 def test_changed_sources_are_written_again_when_asked(tmp_path: Path, conf: DataConfig) -> None:
-    path = preprocess(conf)
+    path = write_training_store(conf)
     before, content = states(conf), read_description(path)["content"]
     t = random_fields(20, H, W, seed=7)
     sst = random_fields(20, H, W, seed=8)
     sst[:, 1, 3:6] = np.nan
     write_file(tmp_path / "1.nc", {"t": t, "sst": sst}, HOURS[20:])
     with pytest.raises(DataError, match=r"new or changed since are 1 source file \(.*1\.nc\); run .* --redo-changed"):
-        preprocess(conf)
+        write_training_store(conf)
     assert states(conf) == before and read_description(path)["complete"]
-    preprocess(conf, redo_changed=True)
+    write_training_store(conf, redo_changed=True)
     after, sources, stored = states(conf), open_sources(conf), open_reader(conf)
     # the second file begins with the time 20, in the third part
     assert {index for index in after if after[index][0] != before[index][0]} == set(range(16, 32))
@@ -324,20 +324,20 @@ def test_changed_sources_are_written_again_when_asked(tmp_path: Path, conf: Data
         np.testing.assert_array_equal(stored.read(index), sources.read(sources.index_of(int(time))))
     assert read_description(path)["content"] != content
     fresh = conf.model_copy(update={"store": str(tmp_path / "fresh.zarr")})
-    preprocess(fresh)
+    write_training_store(fresh)
     assert stored.statistics.to_dict() == open_reader(fresh).statistics.to_dict()
     assert not find_damage(path, deep=True)
-    preprocess(conf)
+    write_training_store(conf)
 
 
 def test_changed_static_fields(tmp_path: Path, conf: DataConfig) -> None:
-    path = preprocess(conf)
+    path = write_training_store(conf)
     before = states(conf)
     ground = random_fields(H, W, seed=9)
     write_file(tmp_path / "ground.nc", {"ground": ground}, None)
     with pytest.raises(DataError, match="--redo-changed"):
-        preprocess(conf)
-    preprocess(conf, redo_changed=True)
+        write_training_store(conf)
+    write_training_store(conf, redo_changed=True)
     np.testing.assert_array_equal(open_reader(conf).static()[0], ground)
     assert states(conf) == before and not find_damage(path)
 
@@ -345,34 +345,34 @@ def test_changed_static_fields(tmp_path: Path, conf: DataConfig) -> None:
 def test_a_file_that_gives_nothing_to_the_store_may_change(tmp_path: Path, conf: DataConfig) -> None:
     sources = [{"path": str(tmp_path / "*.nc")}]
     conf = DataConfig.model_validate({**conf.model_dump(), "sources": sources})
-    path = preprocess(conf)
+    path = write_training_store(conf)
     later = {"t": random_fields(4, H, W), "sst": random_fields(4, H, W)}
     later["sst"][:, 1, 3:6] = np.nan
     write_file(tmp_path / "later.nc", later, range(960, 984, 6))
-    preprocess(conf)
+    write_training_store(conf)
     assert str(tmp_path / "later.nc") in read_description(path)["sources"]
     os.utime(tmp_path / "later.nc", ns=(0, 0))
-    preprocess(conf)
+    write_training_store(conf)
     assert read_description(path)["complete"]
 
 
 def test_a_climatology_of_other_fields_does_not_stay(tmp_path: Path, conf: DataConfig) -> None:
-    path = preprocess(conf)
+    path = write_training_store(conf)
     (path / "climatology").mkdir()
     chunk(conf, 3).unlink()
-    preprocess(conf)
+    write_training_store(conf)
     assert (path / "climatology").exists(), "the fields are the same"
     t = random_fields(20, H, W, seed=7)
     sst = random_fields(20, H, W, seed=8)
     sst[:, 1, 3:6] = np.nan
     write_file(tmp_path / "1.nc", {"t": t, "sst": sst}, HOURS[20:])
-    preprocess(conf, redo_changed=True)
+    write_training_store(conf, redo_changed=True)
     assert not (path / "climatology").exists()
 
 
 @pytest.mark.parametrize("how", ["lost", "flipped"])
 def test_blocks_of_a_climatology_are_fitted_again(conf: DataConfig, how: str) -> None:
-    path = preprocess(conf)
+    path = write_training_store(conf)
     wanted = ClimatologyConfig(harmonics=0, by_hour=True)
     preprocess_climatology(conf, PreprocessConfig(), wanted, progress=False)
     folder = path / "climatology"

@@ -17,10 +17,9 @@ import zarr
 from credit.config.sections.data import DataConfig
 from credit.data.reader import open_reader
 from credit.data.sources.source_reader import SourceReader, open_sources
-from credit.data.store import preprocess as module
-from credit.data.store.preprocess import preprocess
+from credit.data.store.preprocess import write_training_store
 from credit.data.store.statistics import fit_statistics
-from credit.data.store.store_reader import is_store_of, open_store
+from credit.data.store.store_reader import is_store_from_sources, open_store
 from credit.errors import DataError
 from tests.unit.data.files_on_the_fly import make_config, random_fields, write_file
 
@@ -59,7 +58,7 @@ def make(tmp_path: Path, **options: object) -> DataConfig:
 
 
 def test_the_store_gives_what_the_sources_give(conf: DataConfig) -> None:
-    path = preprocess(conf)
+    path = write_training_store(conf)
     sources, stored = open_sources(conf), open_reader(conf)
     assert len(stored.times) == 32 and stored.calendar == sources.calendar and stored.channels == sources.channels
     for index, time in enumerate(stored.times):
@@ -78,7 +77,7 @@ def test_the_store_gives_what_the_sources_give(conf: DataConfig) -> None:
 
 
 def test_other_tools_open_the_store(conf: DataConfig) -> None:
-    preprocess(conf)
+    write_training_store(conf)
     with xr.open_zarr(conf.store, consolidated=False, chunks=None) as dataset:
         assert dataset["fields"].dims == ("time", "channel", "latitude", "longitude")
         assert str(dataset["time"].values[1]) == "2000-01-01T06:00:00.000000000"
@@ -91,12 +90,12 @@ def test_other_tools_open_the_store(conf: DataConfig) -> None:
 
 def test_a_store_without_names_of_channels(conf: DataConfig) -> None:
     """Versions up to 0.14 wrote none."""
-    path = preprocess(conf)
+    path = write_training_store(conf)
     expected = open_reader(conf).read(7)
     for name in ("channel", "static_channel"):
         shutil.rmtree(path / name)
     np.testing.assert_array_equal(open_reader(conf).read(7), expected)
-    assert preprocess(conf) == path
+    assert write_training_store(conf) == path
     np.testing.assert_array_equal(open_reader(conf).read(7), expected)
 
 
@@ -107,9 +106,9 @@ def test_a_store_is_wanted_but_not_there(tmp_path: Path, conf: DataConfig) -> No
     with pytest.raises(DataError, match="is not a training store"):
         open_reader(conf)
     with pytest.raises(DataError, match="is not a training store"):
-        preprocess(conf)
+        write_training_store(conf)
     with pytest.raises(DataError, match="data.store: not set"):
-        preprocess(make(tmp_path, store=None))
+        write_training_store(make(tmp_path, store=None))
     assert isinstance(open_reader(make(tmp_path, store=None)), SourceReader)
 
 
@@ -131,25 +130,25 @@ def test_a_full_disk_while_writing(conf: DataConfig, monkeypatch: pytest.MonkeyP
         with pytest.raises(
             DataError, match=r"store\.zarr: the disk is full .* free\); free some space and run the same"
         ):
-            preprocess(conf)
+            write_training_store(conf)
     with pytest.raises(DataError, match="not complete"):
         open_reader(conf)
-    preprocess(conf)
+    write_training_store(conf)
     assert len(open_reader(conf).times) == 32
 
 
 def test_no_room_is_seen_before_writing(conf: DataConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = namedtuple("usage", "total used free")
-    monkeypatch.setattr(module.shutil, "disk_usage", lambda path: usage(10, 10, 2**20))
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10, 10, 2**20))
     with pytest.raises(DataError, match=r"needs up to 16\.1 MiB more, but only 1\.0 MiB are free"):
-        preprocess(conf)
+        write_training_store(conf)
     assert not Path(conf.store).exists()
 
 
 def test_a_place_that_cannot_be_written(tmp_path: Path, conf: DataConfig) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(DataError, match="cannot be written"):
-        preprocess(make(tmp_path, store=str(tmp_path / "file" / "store.zarr")))
+        write_training_store(make(tmp_path, store=str(tmp_path / "file" / "store.zarr")))
 
 
 @pytest.mark.parametrize(
@@ -164,9 +163,9 @@ def test_a_place_that_cannot_be_written(tmp_path: Path, conf: DataConfig) -> Non
     ],
 )
 def test_a_store_of_another_config_is_refused(tmp_path: Path, conf: DataConfig, options: dict, words: str) -> None:
-    preprocess(conf)
+    write_training_store(conf)
     other = make(tmp_path, **options)
-    for action in (open_reader, preprocess):
+    for action in (open_reader, write_training_store):
         with pytest.raises(DataError, match=words) as caught:
             action(other)
         text = str(caught.value)
@@ -174,7 +173,7 @@ def test_a_store_of_another_config_is_refused(tmp_path: Path, conf: DataConfig, 
 
 
 def test_what_does_not_touch_the_store_may_change(tmp_path: Path, conf: DataConfig) -> None:
-    preprocess(conf)
+    write_training_store(conf)
     other = make(tmp_path, forcing=["sst", "sin_year"], input_order=["static", "prognostic", "dynamic_forcing"])
     reader = open_reader(other)
     assert reader.channels == other.channel_map()
@@ -184,26 +183,26 @@ def test_what_does_not_touch_the_store_may_change(tmp_path: Path, conf: DataConf
 def test_another_training_period_needs_new_statistics_only(
     tmp_path: Path, conf: DataConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    preprocess(conf)
+    write_training_store(conf)
     splits = {"train": ["2000-01-01", "2000-01-03"], "valid": ["2000-01-06"] * 2, "test": ["2000-01-08"] * 2}
     other = make(tmp_path, splits=splits)
     with pytest.raises(DataError, match=r"statistics of .* 2000-01-01T00:00\.\.2000-01-04T23:59.*keeps the fields"):
         open_reader(other)
     monkeypatch.setattr(SourceReader, "read", None)
-    preprocess(other)
+    write_training_store(other)
     assert open_reader(other).statistics.count[0] == 12 * H * W
 
 
 def test_a_transform_needs_new_statistics_only(
     tmp_path: Path, conf: DataConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    preprocess(conf)
+    write_training_store(conf)
     before = open_reader(conf)
     other = make(tmp_path, transforms={"t2m": {"kind": "sqrt"}})
     with pytest.raises(DataError, match=r"data.transforms none, the config has .*sqrt.*keeps the fields"):
         open_reader(other)
     monkeypatch.setattr(SourceReader, "read", None)
-    preprocess(other)
+    write_training_store(other)
     reader = open_reader(other)
     row = [channel.name for channel in reader.channels.stored].index("t2m")
     np.testing.assert_array_equal(reader.read(0), before.read(0))
@@ -215,7 +214,7 @@ def test_a_transform_needs_new_statistics_only(
 
 
 def test_times_beyond_the_store(tmp_path: Path, conf: DataConfig) -> None:
-    preprocess(conf)
+    write_training_store(conf)
     splits = {"train": ["2000-01-01", "2000-01-04"], "valid": ["2000-01-06"] * 2, "test": ["2000-01-09"] * 2}
     other = make(tmp_path, splits=splits)
     with pytest.raises(DataError, match=r"holds 2000-01-01T00:00\.\.2000-01-08T23:59, data.splits need"):
@@ -223,29 +222,29 @@ def test_times_beyond_the_store(tmp_path: Path, conf: DataConfig) -> None:
     with pytest.raises(
         DataError, match=r"in the store 2000-01-01T00:00\.\.2000-01-08T18:00 \(32 times\), in the splits"
     ):
-        preprocess(other)
+        write_training_store(other)
 
 
 def test_sources_that_changed_since(tmp_path: Path, conf: DataConfig) -> None:
-    preprocess(conf)
+    write_training_store(conf)
     os.utime(tmp_path / "a.nc", ns=(0, 0))
     assert open_reader(conf) is not None
     with pytest.raises(DataError, match=r"new or changed since are 1 source file \(.*a\.nc\)"):
-        preprocess(conf)
+        write_training_store(conf)
 
 
 def test_sources_that_moved_to_another_grid(tmp_path: Path, conf: DataConfig) -> None:
-    preprocess(conf)
+    write_training_store(conf)
     fields = {"t": random_fields(40, 2, 4, 8), "t2m": random_fields(40, 4, 8), "sst": random_fields(40, 4, 8)}
     write_file(tmp_path / "a.nc", fields | {"ground": random_fields(4, 8)}, HOURS, levels=[500, 850])
     with pytest.raises(DataError, match="does not fit the sources: 8 x 16 cells against 4 x 8"):
-        preprocess(conf)
+        write_training_store(conf)
 
 
 def test_splits_without_data(tmp_path: Path, conf: DataConfig) -> None:
     splits = {"train": ["1990-01-01", "1990-01-04"], "valid": ["1990-01-06"] * 2, "test": ["1990-01-08"] * 2}
     with pytest.raises(DataError, match=r"no time of the sources lies in them; 2000-01-01T00:00\.\.2000-01-10T18:00"):
-        preprocess(make(tmp_path, splits=splits))
+        write_training_store(make(tmp_path, splits=splits))
     assert not Path(conf.store).exists()
 
 
@@ -255,13 +254,13 @@ def test_a_bad_value_in_the_sources_leaves_nothing_complete(tmp_path: Path) -> N
     write_file(tmp_path / "a.nc", {"t": t}, HOURS)
     conf = make_config(tmp_path / "a.nc", p2=["t"], store=str(tmp_path / "store.zarr"))
     with pytest.raises(DataError, match="t at 2000-01-06T00:00: 1 of 128 values are missing"):
-        preprocess(conf)
+        write_training_store(conf)
     with pytest.raises(DataError, match="not complete"):
         open_reader(conf)
 
 
 def test_lost_and_damaged_chunks(conf: DataConfig) -> None:
-    preprocess(conf)
+    write_training_store(conf)
     chunks = Path(conf.store) / "fields" / "c"
     shutil.rmtree(chunks / "3")
     (damaged,) = [path for path in (chunks / "4").rglob("*") if path.is_file()]
@@ -279,12 +278,12 @@ def test_a_store_whose_sources_were_written_with_a_tilde(
 ) -> None:
     """Versions up to 0.14 kept `~` in the description of the store."""
     monkeypatch.setenv("HOME", str(tmp_path))
-    store = preprocess(conf)
+    store = write_training_store(conf)
     group = zarr.open_group(store, mode="r+")
     description = dict(group.attrs)["credit"]
     for source in description["identity"]["data.sources"]:
         source["path"] = str(source["path"]).replace(str(tmp_path), "~")
     assert "~" in str(description["identity"])
     group.attrs["credit"] = description
-    assert is_store_of(conf)
+    assert is_store_from_sources(conf)
     open_store(store)

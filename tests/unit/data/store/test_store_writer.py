@@ -24,12 +24,14 @@ from credit.config.sections.data import DataConfig, PreprocessConfig
 from credit.data.reader import open_reader
 from credit.data.sources import series
 from credit.data.sources.source_reader import open_sources
+from credit.data.splits import build_splits
 from credit.data.store import preprocess as module
 from credit.data.store import store_writer
 from credit.data.store.executor import run_on_dask
-from credit.data.store.preprocess import preprocess
+from credit.data.store.preprocess import write_training_store
 from credit.data.store.statistics import fit_statistics
-from credit.data.store.store_reader import open_store
+from credit.data.store.store_creation import create_store
+from credit.data.store.store_reader import StoreReader, open_store
 from credit.errors import ConfigError, DataError
 
 TIMES, ROWS, COLUMNS, LENGTH = 60, 8, 16, 8
@@ -81,13 +83,13 @@ def same_but_name(one: str, other: str) -> bool:
 
 def test_any_order_any_number_of_processes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     alone, many, shuffled = (make(folder, f"{name}.zarr") for name in ("alone", "many", "shuffled"))
-    preprocess(alone)
-    preprocess(many, PreprocessConfig(workers=3))
+    write_training_store(alone)
+    write_training_store(many, PreprocessConfig(workers=3))
     order = store_writer.pending_parts
     monkeypatch.setattr(
         store_writer, "pending_parts", lambda *args: random.Random(1).sample(order(*args), len(order(*args)))
     )
-    preprocess(shuffled)
+    write_training_store(shuffled)
     assert same_but_name(alone.store, many.store) and same_but_name(alone.store, shuffled.store)
     reader, sources = open_reader(alone), open_sources(alone)
     first, last = reader.calendar.parse("2000-01-02"), reader.calendar.parse_period_end("2000-01-09")
@@ -95,7 +97,7 @@ def test_any_order_any_number_of_processes(folder: Path, monkeypatch: pytest.Mon
     assert not store_writer.lock_folder(Path(alone.store)).exists()
     group = zarr.open_group(alone.store, mode="r")
     assert [int(d) for d in group["digest"][:]] == [
-        store_writer.digest(reader.read(n)) for n in range(len(reader.times))
+        store_writer.hash_fields(reader.read(n)) for n in range(len(reader.times))
     ]
 
 
@@ -120,7 +122,7 @@ def test_a_part_holds_the_sources_chunks_and_reads_them_at_once(
 
     monkeypatch.setattr(series, "read_file_variable", counted)
     held = held_times * open_sources(conf).bytes_per_time
-    preprocess(conf, PreprocessConfig(memory_gib=(held + 1) / 2**30))
+    write_training_store(conf, PreprocessConfig(memory_gib=(held + 1) / 2**30))
     monkeypatch.undo()
     assert [n for n in lengths if n > 1] == reads
     reader, sources = open_reader(conf), open_sources(conf)
@@ -130,7 +132,7 @@ def test_a_part_holds_the_sources_chunks_and_reads_them_at_once(
 
 def test_statistics_are_numpys(folder: Path) -> None:
     conf = make(folder, transforms={"t2m": {"kind": "log1p", "unit": 10.0}})
-    preprocess(conf)
+    write_training_store(conf)
     reader = open_reader(conf)
     inside = (reader.times >= reader.calendar.parse("2000-01-02")) & (
         reader.times <= reader.calendar.parse_period_end("2000-01-09")
@@ -143,13 +145,13 @@ def test_statistics_are_numpys(folder: Path) -> None:
 
 
 def test_another_period_reads_no_field(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    preprocess(make(folder))
+    write_training_store(make(folder))
     splits = {"train": ["2000-01-03", "2000-01-07"], "valid": ["2000-01-11"] * 2, "test": ["2000-01-13"] * 2}
     # the store's own times are those from the first split to the last
     splits["valid"] = ["2000-01-02", "2000-01-02"]
-    monkeypatch.setattr(module.store_reader.StoreReader, "read", None)
+    monkeypatch.setattr(StoreReader, "read", None)
     other = make(folder, splits=splits, split_gap="1min")
-    preprocess(other)
+    write_training_store(other)
     monkeypatch.undo()
     reader, sources = open_reader(other), open_sources(other)
     first, last = reader.calendar.parse("2000-01-03"), reader.calendar.parse_period_end("2000-01-07")
@@ -175,7 +177,7 @@ SCRIPT = """
         return read(self, indices, names)
     if __name__ == "__main__":
         sources.SourceReader._read_variables = watched
-        preprocess.preprocess(DataConfig.model_validate_json(sys.argv[1]), progress=False)
+        preprocess.write_training_store(DataConfig.model_validate_json(sys.argv[1]), progress=False)
 """
 
 
@@ -186,7 +188,7 @@ def start(conf: DataConfig, pause: float, most: int) -> subprocess.Popen:
 
 def test_a_kill_loses_one_part_at_most(folder: Path) -> None:
     conf, whole = make(folder), make(folder, "whole.zarr")
-    preprocess(whole)
+    write_training_store(whole)
     killed = start(conf, 0.0, 2 * LENGTH + 5)
     killed.communicate(timeout=60)
     assert killed.returncode == -signal.SIGKILL
@@ -202,7 +204,7 @@ def test_a_kill_loses_one_part_at_most(folder: Path) -> None:
 
 def test_two_at_once_write_no_part_twice(folder: Path) -> None:
     conf, whole = make(folder), make(folder, "whole.zarr")
-    preprocess(whole)
+    write_training_store(whole)
     both = [start(conf, 0.05, 10**6) for _ in range(2)]
     read = [[int(line) for line in process.communicate(timeout=120)[0].split()] for process in both]
     assert [process.returncode for process in both] == [0, 0]
@@ -222,18 +224,18 @@ def test_a_killed_process_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch
     thread = threading.Thread(target=kill_a_child)
     thread.start()
     with pytest.raises(DataError, match="has been killed, perhaps for lack of memory; run the same command again"):
-        preprocess(make(folder), PreprocessConfig(workers=2))
+        write_training_store(make(folder), PreprocessConfig(workers=2))
     thread.join()
-    preprocess(make(folder), PreprocessConfig(workers=2))
+    write_training_store(make(folder), PreprocessConfig(workers=2))
     assert len(open_reader(make(folder)).times) == 48
 
 
 def test_bad_times(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     write_files(folder, {10: np.nan, 30: np.inf})
     with pytest.raises(DataError, match=r"t2m at 2000-01-03T12:00.*missing \(NaN\), the first at latitude"):
-        preprocess(make(folder))
+        write_training_store(make(folder))
     conf = make(folder, "skipped.zarr", on_bad_time="skip")
-    preprocess(conf)
+    write_training_store(conf)
     assert "2000-01-03T12:00 is left out: t2m" in caplog.text
     reader = open_reader(conf)
     whole = open_sources(make(folder))
@@ -249,7 +251,7 @@ def test_bad_times(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     worse.mkdir()
     write_files(worse, dict.fromkeys(range(10, 14), np.nan))
     with pytest.raises(DataError, match=r"4 of 48 times are bad; data.on_bad_time: skip is for at most one in 20"):
-        preprocess(make(worse, on_bad_time="skip"))
+        write_training_store(make(worse, on_bad_time="skip"))
     with pytest.raises(ValueError, match="skip needs a data.store"):
         make(folder, on_bad_time="skip", store=None)
 
@@ -257,7 +259,7 @@ def test_bad_times(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
 @pytest.mark.parametrize("compression", ["lz4", "none"])
 def test_a_changed_byte_is_seen(folder: Path, compression: str) -> None:
     conf = make(folder)
-    preprocess(conf, PreprocessConfig(compression=compression))
+    write_training_store(conf, PreprocessConfig(compression=compression))
     before = open_store(conf.store)
     content = dict(zarr.open_group(conf.store, mode="r").attrs)["credit"]["content"]
     chunk = Path(conf.store) / "fields" / "c" / "5" / "0" / "0" / "0"
@@ -269,14 +271,14 @@ def test_a_changed_byte_is_seen(folder: Path, compression: str) -> None:
     other = folder / "other"
     other.mkdir()
     write_files(other, {20: 281.0})
-    preprocess(make(other))
+    write_training_store(make(other))
     assert dict(zarr.open_group(other / "store.zarr", mode="r").attrs)["credit"]["content"] != content
 
 
 def test_a_store_of_before(folder: Path) -> None:
     """Format 1 had all marks in one chunk, no checksums and no moments."""
     conf = make(folder)
-    preprocess(conf)
+    write_training_store(conf)
     expected = open_reader(conf).statistics.to_dict()
     group = zarr.open_group(conf.store, mode="r+")
     meta, marks = dict(group.attrs)["credit"], group["done"][:]
@@ -287,20 +289,20 @@ def test_a_store_of_before(folder: Path) -> None:
         del meta[key]
     group.attrs["credit"] = meta | {"format": 1}
     assert open_reader(conf).statistics.to_dict() == expected
-    preprocess(conf)
+    write_training_store(conf)
     group.attrs["credit"] = meta | {"format": 1, "complete": False}
     with pytest.raises(DataError, match="begun by another version"):
-        preprocess(conf)
+        write_training_store(conf)
 
 
 @pytest.mark.slow
 def test_on_a_cluster(folder: Path) -> None:
     """The way of a PBS or Slurm cluster, with processes of this machine as its jobs."""
     alone, conf = make(folder, "alone.zarr"), make(folder)
-    preprocess(alone)
+    write_training_store(alone)
     sources = open_sources(conf)
-    splits = module.build_splits(conf, sources.calendar)
-    group = module._create(Path(conf.store), conf, sources, splits, PreprocessConfig())
+    splits = build_splits(conf, sources.calendar)
+    group = create_store(Path(conf.store), conf, sources, splits, PreprocessConfig())
     job = store_writer.WriteTask(Path(conf.store), sources, 360, {}, False, 2**30)
     with (
         distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster,
@@ -314,7 +316,7 @@ def test_on_a_cluster(folder: Path) -> None:
             )
             == 48
         )
-    preprocess(conf)
+    write_training_store(conf)
     assert same_but_name(alone.store, conf.store)
 
 
@@ -323,7 +325,7 @@ def test_on_a_cluster(folder: Path) -> None:
 def test_a_clusters_settings(folder: Path) -> None:
     wrong = PreprocessConfig(cluster="slurm", cluster_options={"coers": 1, "memory": "1GB"})
     with pytest.raises(ConfigError, match="(?s)preprocess.cluster_options.*dask_jobqueue's SLURMCluster"):
-        preprocess(make(folder), wrong)
+        write_training_store(make(folder), wrong)
     with pytest.raises(ValueError, match="no effect without cluster"):
         PreprocessConfig(cluster_options={"cores": 1})
 
@@ -331,19 +333,19 @@ def test_a_clusters_settings(folder: Path) -> None:
 def test_moments_are_of_one_kind_whatever_a_resumed_run_asks(folder: Path) -> None:
     """Begun plainly, gone on with a transform, ended plainly: the statistics are the plain ones."""
     conf, whole = make(folder), make(folder, "whole.zarr")
-    preprocess(whole)
+    write_training_store(whole)
     start(conf, 0.0, LENGTH + 3).communicate(timeout=60)
     changed = make(folder, transforms={"t2m": {"kind": "log1p", "unit": 10.0}})
     start(changed, 0.0, LENGTH + 3).communicate(timeout=60)
     done = zarr.open_group(conf.store, mode="r")["done"][:]
     assert done[: 2 * LENGTH].all() and not done.all()
-    preprocess(conf)
+    write_training_store(conf)
     assert open_reader(conf).statistics.to_dict() == open_reader(whole).statistics.to_dict()
 
 
 def test_a_store_that_is_refused_leaves_nothing_behind(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "require_space", lambda *_: (_ for _ in ()).throw(DataError("no room")))
+    monkeypatch.setattr(module, "require_disk_space", lambda *_: (_ for _ in ()).throw(DataError("no room")))
     before = sorted(folder.iterdir())
     with pytest.raises(DataError, match="no room"):
-        preprocess(make(folder))
+        write_training_store(make(folder))
     assert sorted(folder.iterdir()) == before

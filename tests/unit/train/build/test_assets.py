@@ -73,7 +73,7 @@ def test_round_trip(fitted: tuple[AnalyticReader, ModelAssets]) -> None:
     np.testing.assert_array_equal(loaded.static_CHW, assets.static_CHW)
     np.testing.assert_array_equal(loaded.masks["sst"], reader.masks["sst"])
     later = reader.calendar.parse("2001-05-01")
-    np.testing.assert_array_equal(loaded.climatology.at(later), assets.climatology.at(later))
+    np.testing.assert_array_equal(loaded.climatology.evaluate(later), assets.climatology.evaluate(later))
     require_same_fields(loaded, reader, Path("step"))
 
 

@@ -11,7 +11,7 @@ import pytest
 import xarray as xr
 
 from credit.config.sections.data import DataConfig
-from credit.data.store.preprocess import preprocess
+from credit.data.store.preprocess import write_training_store
 from credit.errors import DataError
 from credit.verify.report.data_report import write_data_report
 
@@ -55,7 +55,7 @@ def conf(tmp_path: Path) -> DataConfig:
 def test_what_the_page_says(conf: DataConfig) -> None:
     with pytest.raises(DataError, match="run credit_preprocess"):
         write_data_report(conf)
-    preprocess(conf)
+    write_training_store(conf)
     # earlier versions took units as they were
     description = Path(conf.store) / "zarr.json"
     description.write_text(description.read_text().replace('"units": "K"', '"units": "degC"'))

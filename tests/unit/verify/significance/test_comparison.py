@@ -10,7 +10,7 @@ from scipy import stats
 
 from credit.cli.main import main
 from credit.config import dump_config
-from credit.config.sections.verification import OWN_NAMES
+from credit.config.sections.verification import RESERVED_NAMES
 from credit.errors import ConfigError
 from credit.verify.significance.bootstrap import count_blocks
 from credit.verify.significance.comparison import (
@@ -130,7 +130,7 @@ def test_a_p_value_is_scipys() -> None:
     assert found["difference"].item() == pytest.approx(model.mean() / rival.mean() - 1)
 
 
-@pytest.mark.parametrize("name", [*OWN_NAMES, "Climatology", "damped persistence"])
+@pytest.mark.parametrize("name", [*RESERVED_NAMES, "Climatology", "damped persistence"])
 def test_no_other_forecast_is_scored_under_a_name_of_ours(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:

@@ -1,0 +1,227 @@
+"""Creation of a training store without fields, and the disk space that it needs."""
+
+from __future__ import annotations
+
+import errno
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import zarr
+from zarr.codecs import BloscCodec, Crc32cCodec
+
+from credit.calendar import TIME_UNITS
+from credit.config.sections.data import DataConfig, PreprocessConfig
+from credit.data.sources.source_reader import SourceReader
+from credit.data.splits import Split
+from credit.data.store import store_reader, store_writer
+from credit.data.store.store_settings import config_identity, describe_transforms
+from credit.errors import DataError
+from credit.utils.atomic import atomic_folder
+
+# Space in bytes for coordinates and descriptions besides the fields.
+_SPARE_BYTES = 16 * 2**20
+# Value of `preprocess.compression` -> zarr codecs. Both are equally fast to read from a disk.
+_COMPRESSORS = {"lz4": [BloscCodec(cname="lz4", clevel=1, shuffle="shuffle")], "none": []}
+
+
+def create_store(
+    path: Path, conf: DataConfig, sources: SourceReader, splits: Mapping[str, Split], settings: PreprocessConfig
+) -> zarr.Group:
+    """Create the store without fields, with its description, and return it open for writing.
+
+    Raises:
+        DataError: if no time of the sources lies in the splits, or the disk is too small.
+    """
+    times = select_times_in_splits(sources, splits)
+    if len(times) == 0:
+        raise DataError(f"data.splits: no time of the sources lies in them; {format_time_span(sources, sources.times)}")
+    require_disk_space(path, estimate_store_bytes(sources, len(times)))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # Other processes see a store with all its arrays and its description, or none.
+    with atomic_folder(path) as folder:
+        group = zarr.open_group(folder, mode="w", zarr_format=3)
+        _add_small_arrays(group, sources, times)
+        _create_arrays_along_time(group, sources, len(times), conf.step_minutes, settings)
+        group.attrs["credit"] = {
+            "format": store_reader.FORMAT,
+            "complete": False,
+            "channels": sources.channels.to_dict(),
+            "grid": sources.grid.to_dict(),
+            "calendar": sources.calendar.name,
+            "attributes": sources.attributes,
+            "masked_variables": sorted(sources.masks),
+            "packing_steps": sources.packing_steps,
+            "identity": config_identity(conf),
+            "sources": sources.describe_files(),
+            "period": list(store_reader.splits_span(splits)),
+            "statistics": None,
+            "statistics_period": None,
+            "moments_transforms": describe_transforms(conf),
+        }
+    return zarr.open_group(path, mode="r+")
+
+
+def select_times_in_splits(sources: SourceReader, splits: Mapping[str, Split]) -> np.ndarray:
+    """Return the times from the start of the first split to the end of the last, (N,) int64 minutes."""
+    first, last = store_reader.splits_span(splits)
+    return sources.times[(sources.times >= first) & (sources.times <= last)]
+
+
+def estimate_store_bytes(sources: SourceReader, num_times: int) -> int:
+    """Return the most bytes that the fields and moments of a number of times take in a store.
+
+    The estimate is for uncompressed float32 fields and float64 moments.
+    """
+    height, width = sources.grid.shape
+    bytes_per_field = 4 * height * width + 8 * store_writer.NUM_MOMENTS
+    return num_times * len(sources.channels.stored) * bytes_per_field + _SPARE_BYTES
+
+
+def require_disk_space(path: Path, needed_bytes: int) -> None:
+    """Stop if the disk does not have enough free space.
+
+    Args:
+        path: the store, which need not exist.
+        needed_bytes: the most bytes that will be added to it.
+
+    Raises:
+        DataError: naming the store, the space that is needed and the space that is free.
+    """
+    # The free space is that of the nearest folder that exists.
+    folder = path.absolute()
+    while not folder.exists():
+        folder = folder.parent
+    free_bytes = shutil.disk_usage(folder).free
+    if free_bytes < needed_bytes:
+        raise DataError(
+            f"data.store: {path} needs up to {_format_size(needed_bytes)} more, but only {_format_size(free_bytes)} "
+            f"are free in {folder}; free some space, or name another data.store"
+        )
+
+
+@contextmanager
+def explain_disk_errors(path: Path) -> Iterator[None]:
+    """Turn errors of a full or read-only disk in the block into messages with what to do.
+
+    Args:
+        path: the store that the block writes.
+
+    Raises:
+        DataError: instead of every `OSError` of the block.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise DataError(f"data.store: {path} cannot be written ({error}); name another data.store") from error
+        folder = path.parent
+        if not folder.exists():
+            folder = Path.cwd()
+        free_bytes = shutil.disk_usage(folder).free
+        raise DataError(
+            f"data.store: {path}: the disk is full ({_format_size(free_bytes)} free); free some space and run the same "
+            "command again (it continues where it stopped), or name another data.store"
+        ) from error
+
+
+def _add_small_arrays(group: zarr.Group, sources: SourceReader, times: np.ndarray) -> None:
+    """Create and fill the coordinates, masks and static fields of a store; `times` are (N,) minutes."""
+    grid = sources.grid
+    channels = sources.channels
+    cell_dims = ("latitude", "longitude")
+    time_attributes = {"units": TIME_UNITS, "calendar": sources.calendar.name, "standard_name": "time", "axis": "T"}
+    _add_array(group, "time", times, ("time",), time_attributes)
+    _add_array(group, "latitude", grid.lat, ("latitude",), {"units": "degrees_north", "standard_name": "latitude"})
+    _add_array(group, "longitude", grid.lon, ("longitude",), {"units": "degrees_east", "standard_name": "longitude"})
+    masks = [sources.masks[name] for name in sorted(sources.masks)]
+    # The shape is (0, H, W) without masked variables.
+    masks_VHW = np.array(masks, dtype=np.uint8).reshape(-1, *grid.shape)
+    _add_array(group, "masks", masks_VHW, ("masked_variable", *cell_dims))
+    _add_array(group, "static_fields", sources.static(), ("static_channel", *cell_dims))
+    # Names of channels as coordinates, by which xarray and other tools select.
+    for dim, dim_channels in (("channel", channels.stored), ("static_channel", channels.static_stored)):
+        names = np.array([channel.name for channel in dim_channels], dtype=np.dtypes.StringDType())
+        _add_array(group, dim, names, (dim,))
+
+
+def _create_arrays_along_time(
+    group: zarr.Group, sources: SourceReader, num_times: int, step_minutes: int, settings: PreprocessConfig
+) -> None:
+    """Create the arrays that `credit.data.store.store_writer` fills part by part.
+
+    Args:
+        group: the store.
+        sources: gives grid and channels, and the chunks in which it is read.
+        num_times: number of times.
+        step_minutes: the time step.
+        settings: compression, and memory for a chunk of the sources.
+    """
+    grid_shape = sources.grid.shape
+    channels = sources.channels.stored
+    num_channels = len(channels)
+    bytes_per_time = 4 * num_channels * grid_shape[0] * grid_shape[1]
+    part_length = store_writer.choose_part_length(
+        bytes_per_time, sources.count_chunk_times_in_memory(settings.held_bytes)
+    )
+    # Name, shape of one time, type, and dimensions after the time.
+    small_arrays = (
+        ("done", (), np.uint8, ()),
+        ("digest", (), np.uint64, ()),
+        ("moments", (store_writer.NUM_MOMENTS, num_channels), np.float64, ("moment", "channel")),
+    )
+    for name, shape_per_time, dtype, dims in small_arrays:
+        attributes = {"step_minutes": step_minutes} if name == "moments" else None
+        # A chunk is one part, so no two processes write the same chunk.
+        group.create_array(
+            name,
+            shape=(num_times, *shape_per_time),
+            chunks=(part_length, *shape_per_time),
+            dtype=dtype,
+            fill_value=0,
+            dimension_names=("time", *dims),
+            config={"write_empty_chunks": True},
+            attributes=attributes,
+        )
+    group.create_array(
+        "fields",
+        shape=(num_times, num_channels, *grid_shape),
+        chunks=(1, num_channels, *grid_shape),
+        dtype=np.float32,
+        fill_value=np.nan,
+        # zarr and `ChunkReader` verify the checksum at every read.
+        compressors=[*_COMPRESSORS[settings.compression], Crc32cCodec()],
+        dimension_names=("time", "channel", "latitude", "longitude"),
+        config={"write_empty_chunks": True},
+        attributes={"channel": [channel.name for channel in channels]},
+    )
+
+
+def _add_array(
+    group: zarr.Group, name: str, values: np.ndarray, dims: tuple[str, ...], attributes: Mapping[str, Any] | None = None
+) -> None:
+    """Add a small array in one chunk."""
+    # zarr does not allow chunks of length 0.
+    chunks = tuple(max(1, length) for length in values.shape)
+    array = group.create_array(
+        name, shape=values.shape, chunks=chunks, dtype=values.dtype, dimension_names=dims, attributes=attributes
+    )
+    if values.size:
+        array[...] = values
+
+
+def format_time_span(sources: SourceReader, times: np.ndarray) -> str:
+    """Return the first and the last of (N,) times in minutes, and their number, as text."""
+    if len(times) == 0:
+        return "no time"
+    return f"{sources.calendar.format(times[0])}..{sources.calendar.format(times[-1])} ({len(times)} times)"
+
+
+def _format_size(num_bytes: int) -> str:
+    """Return a number of bytes as text in GiB, or in MiB below one GiB."""
+    if num_bytes >= 2**30:
+        return f"{num_bytes / 2**30:.1f} GiB"
+    return f"{num_bytes / 2**20:.1f} MiB"

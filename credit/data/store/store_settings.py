@@ -1,0 +1,186 @@
+"""Settings of the config that a training store depends on, and their comparison with those that it was written with.
+
+The fields depend on the identity (`config_identity`): sources, time step, levels and treatment of values. The
+statistics also depend on the training period and the transforms (`describe_statistics`). The description of a store
+holds both, so a store is never used with a config that would give other numbers.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from credit.calendar import Calendar
+from credit.channels import ChannelMap
+from credit.config.renamed_keys import rename_dotted_key
+from credit.config.sections.data import DataConfig
+from credit.config.sections.source import SourceConfig
+from credit.config.sections.variables import VariableOptions
+from credit.data.splits import Split
+from credit.errors import DataError
+
+# What a user can do about a store that does not fit the config; part of many messages.
+OTHER_STORE_ADVICE = "name another data.store and run credit_preprocess, which leaves this one as it is"
+
+
+def config_identity(conf: DataConfig) -> dict[str, Any]:
+    """Return dotted config key -> value of all settings on which the content of a store depends.
+
+    A key that earlier versions did not have is left out where it has its default, so that their stores stay valid.
+    """
+    channels = conf.channel_map()
+    names = sorted({channel.variable for channel in channels.stored + channels.static_stored})
+    options_by_name = {name: conf.options_of(name) for name in names}
+    identity = {
+        "data.timestep": f"{conf.step_minutes} min",
+        "data.level_units": conf.level_units,
+        "data.sources": [_source_identity(source) for source in conf.sources],
+    }
+    for name, options in options_by_name.items():
+        identity |= _variable_identity(name, options)
+    if conf.coefficients and conf.has_vertical:
+        # Unless a source is interpolated to model levels, the fields do not depend on the coefficients.
+        identity["data.coefficients"] = conf.coefficients
+    if conf.grid:
+        identity["data.grid"] = conf.grid.model_dump(mode="json", exclude_none=True)
+        identity["data.regrid"] = conf.regrid
+        for name, options in options_by_name.items():
+            identity[f"data.variable_options.{name}.regrid"] = options.regrid
+            identity[f"data.variable_options.{name}.vector"] = options.vector
+    return identity
+
+
+def _variable_identity(name: str, options: VariableOptions) -> dict[str, Any]:
+    """Return dotted config key -> value of the options of one variable on which its fields depend."""
+    prefix = f"data.variable_options.{name}"
+    identity: dict[str, Any] = {f"{prefix}.missing": options.missing, f"{prefix}.temporal": options.temporal}
+    if options.valid_range is not None:
+        # JSON, in which the description is saved, has lists but no tuples.
+        identity[f"{prefix}.valid_range"] = list(options.valid_range)
+    for key in ("restarts", "units", "derive", "inputs"):
+        value = getattr(options, key)
+        if value:
+            identity[f"{prefix}.{key}"] = value
+    return identity
+
+
+def _source_identity(source: SourceConfig) -> dict[str, Any]:
+    """Return the settings of a source on which its fields depend, ready for JSON."""
+    # Stores of earlier versions do not have these keys, so they are left out if they have their default.
+    excluded_keys = {"storage_options"}
+    for key in ("select", "times", "vertical", "type", "options", "period"):
+        if getattr(source, key) == SourceConfig.model_fields[key].default:
+            excluded_keys.add(key)
+    return source.model_dump(mode="json", exclude=excluded_keys)
+
+
+def require_same_identity(path: Path, meta: Mapping[str, Any], conf: DataConfig) -> None:
+    """Refuse a store that was written from other channels, levels, sources, time step or treatment of values.
+
+    Args:
+        path: the store, for the message.
+        meta: its description.
+        conf: the data section of the config.
+
+    Raises:
+        DataError: naming the differences.
+    """
+    stored_channels = ChannelMap.from_dict(meta["channels"])
+    channels = conf.channel_map()
+    has_same_channels = (
+        stored_channels.stored == channels.stored and stored_channels.static_stored == channels.static_stored
+    )
+    # Earlier versions had other names for some of the keys.
+    renamed_identity = {rename_dotted_key(key): value for key, value in meta["identity"].items()}
+    stored_identity = expand_homes(renamed_identity)
+    required_identity = config_identity(conf)
+    differences = []
+    if has_same_channels:
+        keys = set(stored_identity) | set(required_identity)
+    else:
+        differences.append(f"channels: {stored_channels.describe_mismatch(channels)}")
+        # A key of a variable that only one of the two has would repeat the difference in channels.
+        keys = set(stored_identity) & set(required_identity)
+    for key in sorted(keys):
+        stored_value = stored_identity.get(key)
+        required_value = required_identity.get(key)
+        if stored_value != required_value:
+            differences.append(
+                f"{key}: {_format_value(stored_value)} in the store, {_format_value(required_value)} in the config"
+            )
+    if differences:
+        raise DataError(
+            f"data.store: {path} was written from another config; {'; '.join(differences)}; {OTHER_STORE_ADVICE}"
+        )
+
+
+def expand_homes(value: Any) -> Any:
+    """Return a value of the identity with ``~`` at the beginning of every text expanded.
+
+    Earlier versions stored the paths of the config as they were written there.
+    """
+    if isinstance(value, Mapping):
+        return {key: expand_homes(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [expand_homes(item) for item in value]
+    if isinstance(value, str):
+        return os.path.expanduser(value)
+    return value
+
+
+def describe_statistics(conf: DataConfig, train: Split) -> dict[str, Any]:
+    """Return the settings that the statistics depend on besides the fields: period in minutes, and transforms."""
+    return {
+        "statistics_period": [train.first, train.last],
+        "statistics_transforms": describe_transforms(conf),
+    }
+
+
+def describe_transforms(conf: DataConfig) -> dict[str, Any]:
+    """Return variable -> its transform, as the description of a store holds them."""
+    return {name: transform.model_dump(mode="json") for name, transform in sorted(conf.transforms.items())}
+
+
+def describe_statistics_changes(meta: Mapping[str, Any], required: Mapping[str, Any]) -> list[str]:
+    """Return in which respects the statistics of a store are not the required ones; empty if they are.
+
+    Args:
+        meta: description of the store.
+        required: from `describe_statistics`.
+    """
+    changes = []
+    stored_period = meta["statistics_period"]
+    required_period = required["statistics_period"]
+    if stored_period != required_period:
+        changes.append(
+            f"they are of {format_period(meta, stored_period)}, data.splits.train is "
+            f"{format_period(meta, required_period)}"
+        )
+    # Stores that were written before there were transforms do not mention any.
+    stored_transforms = meta.get("statistics_transforms", {})
+    required_transforms = required["statistics_transforms"]
+    if stored_transforms != required_transforms:
+        changes.append(
+            f"they are with data.transforms {stored_transforms or 'none'}, the config has "
+            f"{required_transforms or 'none'}"
+        )
+    return changes
+
+
+def format_period(meta: Mapping[str, Any], period: Sequence[int]) -> str:
+    """Return a period, first and last minute, as text in the calendar of a store."""
+    calendar = Calendar(meta["calendar"])
+    return f"{calendar.format(period[0])}..{calendar.format(period[1])}"
+
+
+def _format_value(value: object) -> str:
+    """Return a value of the identity as text; of sources, only the settings that are not the default."""
+    if not isinstance(value, list) or not all(isinstance(source, dict) for source in value):
+        return str(value)
+    texts = []
+    for source in value:
+        settings = {key: setting for key, setting in source.items() if setting not in (None, {}, "auto")}
+        texts.append(str(settings))
+    return ", ".join(texts)
