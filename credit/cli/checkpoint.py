@@ -24,7 +24,7 @@ exit status: 0 done, 1 no checkpoints or a run at work, 2 wrong arguments, or da
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the action, the run's folder and what to keep."""
+    """Add ACTION, SAVE_LOC and the options of ``prune``."""
     parser.add_argument("action", choices=("list", "verify", "prune"), metavar="ACTION", help="list, verify or prune")
     parser.add_argument(
         "save_loc", metavar="SAVE_LOC", type=lambda text: Path(path_argument(text)), help="folder of the run"
@@ -41,7 +41,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_command(arguments: argparse.Namespace) -> int:
-    """Run the named subcommand; return the exit status."""
+    """List, verify or prune the checkpoints of a run; return the exit status, which the help text lists.
+
+    Raises:
+        ConfigError: if an option is below 1.
+        CheckpointError: if the folder has no checkpoints, or pruning meets a run at work.
+    """
     from credit.errors import CheckpointError, ConfigError
     from credit.train.checkpoint.checkpoint import list_checkpoints
 
@@ -52,11 +57,18 @@ def run_command(arguments: argparse.Namespace) -> int:
     paths = list_checkpoints(folder)
     if not paths:
         raise CheckpointError(f"{folder}: there are no checkpoints; SAVE_LOC is the folder of a run (save_loc)")
-    actions = {"list": _list, "verify": _verify, "prune": _prune}
+    actions = {"list": _list_checkpoints, "verify": _verify_checkpoints, "prune": _prune_checkpoints}
     return actions[arguments.action](folder, paths, arguments)
 
 
-def _list(folder: Path, paths: list[Path], arguments: argparse.Namespace) -> int:
+def _list_checkpoints(folder: Path, paths: list[Path], arguments: argparse.Namespace) -> int:
+    """Print a table of the checkpoints; return the exit status 0.
+
+    Args:
+        folder: the folder ``checkpoints``, which has the links ``latest`` and ``best``.
+        paths: checkpoints in the folder.
+        arguments: not used; all actions have the same parameters.
+    """
     from datetime import datetime
 
     from credit.train.checkpoint.checkpoint import parse_step
@@ -67,14 +79,14 @@ def _list(folder: Path, paths: list[Path], arguments: argparse.Namespace) -> int
         num_bytes = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
         written = datetime.fromtimestamp(path.stat().st_mtime, tz=UTC).strftime("%Y-%m-%d %H:%M")
         link_names = ", ".join(name for name, target in links.items() if target == path.resolve())
-        rows.append([str(parse_step(path)), f"{num_bytes / 1e6:.1f} MB", written, _read_best(path), link_names])
+        rows.append([str(parse_step(path)), f"{num_bytes / 1e6:.1f} MB", written, _format_best_score(path), link_names])
     header = ["step", "size", "written (UTC)", "best so far", "links"]
     print(format_table(header, rows, right_aligned=["step", "size", "best so far"]))
     return 0
 
 
-def _read_best(path: Path) -> str:
-    """Return the best validation up to a checkpoint as text; a damaged checkpoint must not end the list."""
+def _format_best_score(path: Path) -> str:
+    """Return the best validation score up to a checkpoint as text; a damaged checkpoint must not end the list."""
     import json
 
     try:
@@ -84,7 +96,11 @@ def _read_best(path: Path) -> str:
         return "unreadable"
 
 
-def _verify(folder: Path, paths: list[Path], arguments: argparse.Namespace) -> int:
+def _verify_checkpoints(folder: Path, paths: list[Path], arguments: argparse.Namespace) -> int:
+    """Compare the files of each checkpoint with their checksums; return 2 if any is damaged, else 0.
+
+    The parameters are those of `_list_checkpoints`.
+    """
     from credit.train.checkpoint.checkpoint import verify_checkpoint
 
     num_damaged = 0
@@ -96,14 +112,20 @@ def _verify(folder: Path, paths: list[Path], arguments: argparse.Namespace) -> i
     return 2 if num_damaged else 0
 
 
-def _prune(folder: Path, paths: list[Path], arguments: argparse.Namespace) -> int:
+def _prune_checkpoints(folder: Path, paths: list[Path], arguments: argparse.Namespace) -> int:
+    """Remove checkpoints, or name them with ``--dry-run``; return the exit status 0.
+
+    The parameters are those of `_list_checkpoints`.
+    """
     from contextlib import nullcontext
 
     from credit.train.checkpoint.retention import Retention, prune_checkpoints
     from credit.train.monitor.run_lock import RunLock
 
     retention = Retention(arguments.keep_last, arguments.keep_every)
-    with nullcontext() if arguments.dry_run else RunLock(arguments.save_loc):
+    # The lock refuses to prune while a run is at work; a dry run removes nothing and needs none.
+    lock = nullcontext() if arguments.dry_run else RunLock(arguments.save_loc)
+    with lock:
         removed_paths = prune_checkpoints(folder, retention, arguments.dry_run)
     action = "would be removed" if arguments.dry_run else "removed"
     for path in removed_paths:

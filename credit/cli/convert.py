@@ -67,13 +67,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_command(arguments: argparse.Namespace) -> int:
-    """Write a converted checkpoint; return the exit status."""
+    """Import weights as a checkpoint, or export those of a checkpoint; print the path and return the exit status 0.
+
+    Raises:
+        ConfigError: if the config is not valid, a file of the import is missing, or ``--rename`` has no equals sign.
+        CheckpointError: if the weights do not fit the model, or there is no checkpoint to export.
+    """
     from pathlib import Path
 
     from credit.config import load_config
     from credit.errors import ConfigError
     from credit.train.checkpoint.convert import DEFAULT_RENAME, PublishedFiles, export_weights, import_checkpoint
 
+    # The published files may have the levels and variables in another order than the run's data.
     overrides = list(arguments.overrides)
     if arguments.levels:
         overrides.append(f"data.levels=[{arguments.levels}]")
@@ -83,15 +89,22 @@ def run_command(arguments: argparse.Namespace) -> int:
     if arguments.export:
         print(export_weights(config, arguments.checkpoint, Path(arguments.export)))
         return 0
-    missing = [f"--{name}" for name in ("weights", "mean", "std", "static") if getattr(arguments, name) is None]
-    if missing:
-        raise ConfigError(f"an import needs {', '.join(missing)} as well; --export FILE exports")
+    paths = {}
+    missing_options = []
+    for name in ("weights", "mean", "std", "static"):
+        path = getattr(arguments, name)
+        if path is None:
+            missing_options.append(f"--{name}")
+        else:
+            paths[name] = Path(path)
+    if missing_options:
+        raise ConfigError(f"an import needs {', '.join(missing_options)} as well; --export FILE exports")
     rename = dict(DEFAULT_RENAME)
     for text in arguments.rename:
         name, equals, published_name = text.partition("=")
         if not equals:
             raise ConfigError(f'--rename: "{text}": write OURS=THEIRS')
         rename[name] = published_name
-    paths = {name: Path(getattr(arguments, name)) for name in ("weights", "mean", "std", "static")}
+
     print(import_checkpoint(config, PublishedFiles(**paths, rename=rename)))
     return 0

@@ -15,7 +15,7 @@ example:
 
 
 def load_starter_configs() -> dict[str, str]:
-    """Return name -> text of the configs in the package."""
+    """Return name -> YAML text of the starter configs, which lie in the package as credit/config/templates/NAME.yml."""
     folder = resources.files("credit.config") / "templates"
     texts = {}
     for file in folder.iterdir():
@@ -25,15 +25,20 @@ def load_starter_configs() -> dict[str, str]:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add NAME."""
+    """Add the optional NAME of a starter config."""
     parser.add_argument("name", nargs="?", metavar="NAME", help="name of a starter config")
 
 
 def run_command(arguments: argparse.Namespace) -> int:
-    """Write the named starter config, or list all; return the exit status."""
+    """Write the named starter config to standard output, or list all; return the exit status 0.
+
+    Raises:
+        ConfigError: if there is no starter config of this name.
+    """
     texts = load_starter_configs()
     if arguments.name is None:
         for name, text in sorted(texts.items()):
+            # The first line of each config is a comment that says what the config is for.
             first_comment = text.splitlines()[0].lstrip("# ")
             print(f"{name:24s} {first_comment}")
         return 0

@@ -1,4 +1,4 @@
-"""``credit_preprocess``: from source files to the training store."""
+"""``credit preprocess``: write the training store from source files and fit the statistics."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ keeps the climatology of verification.climatology as well."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add CONFIG, overrides and the report."""
+    """Add CONFIG, overrides, ``--deep``, ``--redo-changed`` and ``--report``."""
     add_config_arguments(parser)
     parser.add_argument(
         "--deep",
@@ -34,11 +34,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_command(arguments: argparse.Namespace) -> int:
-    """Write the training store; return the exit status."""
+    """Write the training store, and the climatology and report where asked for; return the exit status 0."""
     from credit.config import load_config
     from credit.data.store.preprocess import write_training_store
     from credit.parallel.process_info import require_one_process
 
+    # Several processes share the work through files in the store, not as ranks of a launcher.
     require_one_process("preprocess")
     config = load_config(arguments.config, arguments.overrides)
     path = write_training_store(

@@ -1,4 +1,4 @@
-"""Write docs/cli.md from the commands' parsers: ``python -m credit.cli.reference > docs/cli.md``."""
+"""Reference page docs/cli.md, rendered from the commands' parsers: ``python -m credit.cli.reference > docs/cli.md``."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ This page is generated (`python -m credit.cli.reference`); a test keeps it true.
 
 
 def render_cli_reference() -> str:
-    """Return the page with the arguments and options of every command."""
+    """Return the page docs/cli.md in Markdown, with the arguments and options of every command."""
     sections = [_INTRODUCTION]
     for command, summary in COMMANDS.items():
         sections.append(_render_command(command, summary))
@@ -33,7 +33,12 @@ def render_cli_reference() -> str:
 
 
 def _render_command(command: str, summary: str) -> str:
-    """Return the section of one command."""
+    """Return the section of one command in Markdown: its summary, help text and table of arguments.
+
+    Args:
+        command: name of the command, such as ``train``.
+        summary: half a sentence from `credit.cli.main.COMMANDS`.
+    """
     parser = build_parser(command, f"credit {command}")
     # argparse has no public list of its arguments.
     actions = [action for action in parser._actions if not isinstance(action, argparse._HelpAction)]
@@ -47,7 +52,7 @@ def _render_command(command: str, summary: str) -> str:
 
 
 def _render_usage(program: str, actions: Iterable[argparse.Action]) -> str:
-    """Return the usage line. argparse's own differs between versions of Python."""
+    """Return the usage line, with optional arguments in brackets. argparse's own differs between Python versions."""
     parts = [program]
     for action in actions:
         name = _render_name(action)
@@ -56,33 +61,36 @@ def _render_usage(program: str, actions: Iterable[argparse.Action]) -> str:
 
 
 def _render_name(action: argparse.Action) -> str:
-    """Return an option with its value, or the name of a positional argument."""
-    if action.option_strings:
-        value = "" if action.nargs == 0 else f" {_value_name(action)}"
-        return f"{action.option_strings[-1]}{value}"
-    return _value_name(action)
+    """Return an option with the placeholder of its value, ``--nodes N``, or the name of a positional argument."""
+    if not action.option_strings:
+        return _render_placeholder(action)
+    option = action.option_strings[-1]
+    if action.nargs == 0:
+        return option
+    return f"{option} {_render_placeholder(action)}"
 
 
-def _value_name(action: argparse.Action) -> str:
-    """Return what stands for the value of an argument."""
+def _render_placeholder(action: argparse.Action) -> str:
+    """Return the placeholder of an argument's value: its metavar, its choices in braces, or its name."""
     if action.metavar is not None:
         name = str(action.metavar)
     elif action.choices is not None:
         name = "{" + ",".join(map(str, action.choices)) + "}"
     else:
+        # argparse shows the names of options in capitals, those of positional arguments as they are.
         name = action.dest.upper() if action.option_strings else action.dest
     return f"{name} ..." if action.nargs in ("*", "+") else name
 
 
 def _is_required(action: argparse.Action) -> bool:
-    """Return whether the command fails without the argument."""
+    """Return whether the command fails if the argument is left out."""
     if action.option_strings:
         return action.required
     return action.nargs not in ("*", "?")
 
 
 def _escape_table_cell(text: str) -> str:
-    """Return text for a cell of a table, where a bar would end the cell."""
+    """Return text for a cell of a Markdown table, with bars escaped, which would end the cell."""
     return text.replace("|", "\\|")
 
 

@@ -9,6 +9,7 @@ import logging
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,12 +23,15 @@ if TYPE_CHECKING:
     from credit.config import Config
     from credit.config.sections.inference import InferenceConfig
     from credit.data.reader import FieldReader
+    from credit.forecast.io.async_writer import BackgroundWriter
     from credit.forecast.io.diagnostics import OutputDiagnostics
     from credit.forecast.io.forecast_writer import ForecastWriter
     from credit.forecast.rollout import ForecastStart
     from credit.parallel.mesh import DeviceGrid
     from credit.parallel.process_info import ProcessInfo
     from credit.train.build.forecaster import Forecaster
+
+    ForecastFunction = Callable[[Sequence[ForecastStart], int], Iterator[Tensor]]
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_command(arguments: argparse.Namespace) -> int:
-    """Run the command."""
+    """Make the forecasts of the config and return the exit status 0."""
     from credit.calendar import parse_duration
     from credit.config import load_config
     from credit.parallel.process_info import process_group, read_process_info
@@ -90,7 +94,7 @@ def run_command(arguments: argparse.Namespace) -> int:
 
 
 def _require_no_initial_times(overrides: Sequence[str]) -> None:
-    """Refuse other initial times beside ``--latest``."""
+    """Raise a ConfigError if the overrides name initial times, which contradict ``--latest``."""
     from credit.errors import ConfigError
 
     for text in overrides:
@@ -98,18 +102,36 @@ def _require_no_initial_times(overrides: Sequence[str]) -> None:
             raise ConfigError(f"--latest: {text} is given as well, and only one of them can count; leave one out")
 
 
-def _make_forecasts(config: Config, part: str | None, process_info: ProcessInfo, mesh: DeviceGrid) -> None:
-    """Make the forecasts of this rank and write them.
+@dataclass(frozen=True)
+class _RankWork:
+    """Forecasts that one rank makes.
 
-    Collective: if the mesh has several ranks, all of them call it and take the same number of batches, because
-    sharded weights are gathered by all ranks.
+    Attributes:
+        initial_times: initial times of this rank in minutes.
+        incomplete_times: those whose forecast is not on disk yet, in minutes.
+        batches: forecast starts of each batch that has an incomplete forecast.
+        padding_batches: further batches, whose forecasts are discarded. With them all ranks that share weights make the
+            same number of batches and so take part in the same collectives.
+    """
+
+    initial_times: list[int]
+    incomplete_times: list[int]
+    batches: list[list[ForecastStart]]
+    padding_batches: list[list[ForecastStart]]
+
+
+def _make_forecasts(config: Config, part: str | None, process_info: ProcessInfo, mesh: DeviceGrid) -> None:
+    """Collective: make the forecasts of this rank and write them.
+
+    If the mesh has several ranks, all of them call it and make the same number of batches, because all ranks gather
+    sharded weights.
     """
     from credit.forecast.initial_times import choose_initial_times, choose_leads
     from credit.forecast.io.async_writer import BackgroundWriter
-    from credit.forecast.rollout import iterate_in_inference_mode
     from credit.train.build.forecaster import assemble_forecaster, build_output_diagnostics
     from credit.train.build.open_data import open_for_forecasts
 
+    # Open the data, the model and the files.
     inference = config.inference
     step_minutes = config.data.step_minutes
     reader, splits = open_for_forecasts(config)
@@ -121,50 +143,116 @@ def _make_forecasts(config: Config, part: str | None, process_info: ProcessInfo,
     diagnostics = build_output_diagnostics(forecaster, lead_minutes[-1])
     writer = _open_writer(config, forecaster, reader, diagnostics, initial_times, lead_minutes)
 
-    groups = _shard_groups(initial_times, inference, part, process_info, mesh)
-    rank_times = [time for group_times in groups for time in group_times]
-    incomplete_times = [time for time in rank_times if not writer.is_complete(time)]
-    incomplete_times = _sync_incomplete_times(incomplete_times, process_info, mesh)
-    if process_info.is_main and incomplete_times:
-        _warn_distribution_shift(config, forecaster, reader, incomplete_times[0])
-    batches = []
-    for batch in _build_batches(groups, inference):
-        if any(start.initial_minutes in incomplete_times for start in batch):
-            batches.append(batch)
-    padding = _padding_batches(initial_times[0], inference, _max_batches(len(batches), mesh) - len(batches))
+    # Find out which forecasts this rank has to make.
+    rank_groups = _shard_groups(initial_times, inference, part, process_info, mesh)
+    work = _plan_rank_work(rank_groups, initial_times[0], inference, writer, process_info, mesh)
+    if process_info.is_main and work.incomplete_times:
+        _warn_distribution_shift(config, forecaster, reader, work.incomplete_times[0])
 
+    # Make them, while a thread writes those of earlier steps.
     lead_numbers = {lead: number for number, lead in enumerate(lead_minutes)}
     with BackgroundWriter(
-        writer, lead_numbers, step_minutes, str(forecaster.path), incomplete_times, diagnostics
+        writer, lead_numbers, step_minutes, str(forecaster.path), work.incomplete_times, diagnostics
     ) as background:
-        forecast_batch = _build_forecast(config, forecaster, background.file_lock)
+        forecast_batch = build_forecast_function(config, forecaster, background.file_lock)
         bar = ProgressBar(
-            total=sum(map(len, batches)),
+            total=sum(map(len, work.batches)),
             desc="forecasting",
             unit="start",
             disable=None if process_info.is_main else True,
         )
         with bar:
-            for number, batch in enumerate([*batches, *padding]):
-                is_padding = number >= len(batches)
-                longest_lag = max(start.initial_minutes - start.analysis_minutes for start in batch)
-                outputs = forecast_batch(batch, (lead_minutes[-1] + longest_lag) // step_minutes)
-                for step, output in enumerate(iterate_in_inference_mode(outputs), start=1):
-                    # Tensor-parallel peers compute the same output; one of them writes it.
-                    if not is_padding and mesh.tensor_rank == 0:
-                        background.put(batch, step, output)
-                bar.update(0 if is_padding else len(batch))
+            for batch in work.batches:
+                # Tensor-parallel peers compute the same output; one of them writes it.
+                output_writer = background if mesh.tensor_rank == 0 else None
+                _forecast_one_batch(forecast_batch, batch, lead_minutes[-1], step_minutes, output_writer)
+                bar.update(len(batch))
+            for batch in work.padding_batches:
+                _forecast_one_batch(forecast_batch, batch, lead_minutes[-1], step_minutes, None)
     if mesh.tensor_rank == 0:
         rank_name = f"rank {process_info.rank}: " if process_info.world > 1 else ""
-        num_written = len(incomplete_times)
-        num_kept = len(rank_times) - num_written
-        print(f"{rank_name}{num_written} forecasts written, {num_kept} were complete already: {_folder(config)}")
+        num_written = len(work.incomplete_times)
+        num_complete = len(work.initial_times) - num_written
+        print(
+            f"{rank_name}{num_written} forecasts written, {num_complete} were complete already: "
+            f"{_forecast_folder(config)}"
+        )
 
 
-def _build_forecast(
+def _plan_rank_work(
+    rank_groups: list[list[int]],
+    padding_time: int,
+    inference: InferenceConfig,
+    writer: ForecastWriter,
+    process_info: ProcessInfo,
+    mesh: DeviceGrid,
+) -> _RankWork:
+    """Collective: return the forecasts that this rank makes.
+
+    Args:
+        rank_groups: groups of initial times of this rank in minutes, by `_shard_groups`.
+        padding_time: initial time of the padding batches in minutes.
+        inference: the section inference.
+        writer: tells which forecasts are complete on disk.
+        process_info: this process.
+        mesh: mesh of the forecasts.
+    """
+    rank_times = list(itertools.chain.from_iterable(rank_groups))
+    incomplete_times = [time for time in rank_times if not writer.is_complete(time)]
+    incomplete_times = _sync_incomplete_times(incomplete_times, process_info, mesh)
+    # A batch with one incomplete forecast is made as a whole: batches of other sizes would give other last digits.
+    batches = []
+    for batch in _build_batches(rank_groups, inference):
+        if any(start.initial_minutes in incomplete_times for start in batch):
+            batches.append(batch)
+    num_padding = _find_max_batches(len(batches), mesh) - len(batches)
+    padding_batches = _build_padding_batches(padding_time, inference, num_padding)
+    return _RankWork(rank_times, incomplete_times, batches, padding_batches)
+
+
+def _forecast_one_batch(
+    forecast_batch: ForecastFunction,
+    batch: Sequence[ForecastStart],
+    longest_lead: int,
+    step_minutes: int,
+    output_writer: BackgroundWriter | None,
+) -> None:
+    """Make the forecasts of a batch up to the longest lead time and queue the output of each step for writing.
+
+    Args:
+        forecast_batch: makes the forecasts.
+        batch: starts of the forecasts.
+        longest_lead: in minutes.
+        step_minutes: time step of the model.
+        output_writer: None to discard the outputs.
+    """
+    from credit.forecast.rollout import iterate_in_inference_mode
+
+    # Lagged members start before their initial time and need more steps to reach the same lead time.
+    longest_lag = max(start.initial_minutes - start.analysis_minutes for start in batch)
+    outputs = forecast_batch(batch, (longest_lead + longest_lag) // step_minutes)
+    for step, output in enumerate(iterate_in_inference_mode(outputs), start=1):
+        if output_writer is not None:
+            output_writer.put(batch, step, output)
+
+
+def build_forecast_function(
     config: Config, forecaster: Forecaster, file_lock: AbstractContextManager
-) -> Callable[[Sequence[ForecastStart], int], Iterator[Tensor]]:
-    """Return a function that takes a batch and a number of steps and yields the output (B, C, H, W) of each step."""
+) -> ForecastFunction:
+    """Return the function that makes the forecasts of a batch, with the perturbations of ``inference.ensemble``.
+
+    Args:
+        config: config of the run that forecasts.
+        forecaster: its model and fields.
+        file_lock: context that is entered while fields are read.
+
+    Returns:
+        Function of forecast starts and a number of steps, which yields the output (B, C, H, W) of each step in physical
+        units.
+
+    Raises:
+        ConfigError: if ``inference.ensemble`` asks for something that the network does not have, such as dropout.
+    """
     from credit.forecast.ensemble.feature_noise import build_feature_noise
     from credit.forecast.ensemble.perturbations import build_perturbation
     from credit.forecast.ensemble.sppt import build_tendency_perturbation
@@ -188,7 +276,7 @@ def _build_forecast(
 
 
 def _warn_old_store(config: Config, reader: FieldReader) -> None:
-    """Warn that the latest time of a training store is the end of its splits, not the newest analysis."""
+    """Warn if ``latest`` means the last time of a training store, which is the end of its splits."""
     from credit.data.store.store_reader import StoreReader
 
     if config.inference.initial_times == "latest" and isinstance(reader, StoreReader):
@@ -200,7 +288,14 @@ def _warn_old_store(config: Config, reader: FieldReader) -> None:
 
 
 def _warn_distribution_shift(config: Config, forecaster: Forecaster, reader: FieldReader, initial_time: int) -> None:
-    """Warn if the first fields look unlike those of training: in other units, or over another orography."""
+    """Warn if the first fields look unlike those of training: in other units, or over another orography.
+
+    Args:
+        config: of the run.
+        forecaster: its assets describe the fields of training.
+        reader: reader of the data to start from.
+        initial_time: first initial time that is forecast, in minutes.
+    """
     from credit.data.analyses import read_static_fields
     from credit.errors import DataError
     from credit.train.build.initial_condition_checks import describe_distribution_shift, describe_static_mismatch
@@ -212,6 +307,7 @@ def _warn_distribution_shift(config: Config, forecaster: Forecaster, reader: Fie
         state_CHW = forecaster.frames.prognostic(initial_time)
         time_text = reader.calendar.format(initial_time)
         warnings.append(describe_distribution_shift(assets, forecaster.stepper.normalizer, state_CHW, time_text))
+    # Data to start from may lack the static fields; then they are read from the sources that have them.
     static_channels = assets.channels.static_stored
     if reader.channels.static_stored == static_channels:
         static_CHW = reader.static()
@@ -223,7 +319,8 @@ def _warn_distribution_shift(config: Config, forecaster: Forecaster, reader: Fie
             logger.warning("%s", warning)
 
 
-def _folder(config: Config) -> Path:
+def _forecast_folder(config: Config) -> Path:
+    """Return the folder that the forecasts are written to."""
     return Path(config.save_loc) / config.inference.folder
 
 
@@ -235,6 +332,16 @@ def _open_writer(
     initial_times: list[int],
     lead_minutes: list[int],
 ) -> ForecastWriter:
+    """Return the writer of the forecasts; it recognises complete forecasts of the same weights and initial states.
+
+    Args:
+        config: of the run.
+        forecaster: its grid and description go into the files.
+        reader: reader of the data, for its calendar.
+        diagnostics: computes the fields that are written from the model's output.
+        initial_times: all initial times of the run, in minutes.
+        lead_minutes: lead times to write, in minutes.
+    """
     from credit.forecast.ensemble.perturbations import analysis_offsets_minutes
     from credit.forecast.io.forecast_writer import ForecastWriter
     from credit.forecast.io.schema import OutputOptions
@@ -254,7 +361,7 @@ def _open_writer(
         compression=inference.compression,
     )
     return ForecastWriter(
-        _folder(config),
+        _forecast_folder(config),
         diagnostics.output_fields(forecaster.assets.grid, reader.calendar),
         lead_minutes,
         initial_times,
@@ -266,13 +373,17 @@ def _open_writer(
 
 
 def _shard_groups(
-    initial_times: list[int],
-    inference: InferenceConfig,
-    part: str | None,
-    process_info: ProcessInfo,
-    mesh: DeviceGrid,
+    initial_times: list[int], inference: InferenceConfig, part: str | None, process_info: ProcessInfo, mesh: DeviceGrid
 ) -> list[list[int]]:
-    """Return this rank's groups of initial times, of one part of a job array or of all."""
+    """Return the groups of initial times that this rank forecasts, each group with the times of one or more batches.
+
+    Args:
+        initial_times: all initial times of the run, in minutes.
+        inference: the section inference.
+        part: ``I/N`` of ``--part``, None or empty for all.
+        process_info: this process.
+        mesh: mesh of the forecasts; the ranks that share weights forecast the same initial times.
+    """
     from credit.forecast.distribution import group_initial_times, select_part, select_round_robin
 
     members = 1 if inference.ensemble is None else inference.ensemble.members
@@ -280,15 +391,17 @@ def _shard_groups(
     if part:
         groups = select_part(groups, part)
     if mesh.device_mesh is None:
-        rank, ranks = process_info.rank, process_info.world
+        rank = process_info.rank
+        num_ranks = process_info.world
     else:
-        rank, ranks = mesh.data_rank, mesh.num_data_ranks
-    if process_info.is_main and len(groups) < ranks:
+        rank = mesh.data_rank
+        num_ranks = mesh.num_data_ranks
+    if process_info.is_main and len(groups) < num_ranks:
         logger.warning(
             "inference.batch_size: it makes only %d batches of initial times, so %d of %d ranks are idle; lower it",
-            len(groups), ranks - len(groups), ranks,
+            len(groups), num_ranks - len(groups), num_ranks,
         )  # fmt: skip
-    return select_round_robin(groups, rank, ranks)
+    return select_round_robin(groups, rank, num_ranks)
 
 
 def _build_batches(groups: list[list[int]], inference: InferenceConfig) -> list[list[ForecastStart]]:
@@ -304,17 +417,19 @@ def _build_batches(groups: list[list[int]], inference: InferenceConfig) -> list[
     return batches
 
 
-def _padding_batches(initial_time: int, inference: InferenceConfig, number: int) -> list[list[ForecastStart]]:
+def _build_padding_batches(
+    initial_time: int, inference: InferenceConfig, num_batches: int
+) -> list[list[ForecastStart]]:
     """Return batches whose forecasts are discarded, so that an idle rank joins the collectives of the others.
 
     They have as many steps as the others' batches, which lagged members make longer.
     """
     batches = _build_batches([[initial_time]], inference)
-    return list(itertools.islice(itertools.cycle(batches), number))
+    return list(itertools.islice(itertools.cycle(batches), num_batches))
 
 
 def _sync_incomplete_times(times: list[int], process_info: ProcessInfo, mesh: DeviceGrid) -> list[int]:
-    """Collective: return the list of the first tensor-parallel peer; peers look at the files at different moments."""
+    """Collective: return the times of the first tensor-parallel peer; peers look at the files at different moments."""
     if mesh.device_mesh is None:
         return times
     from credit.parallel.object_collectives import run_on_all_ranks
@@ -322,7 +437,7 @@ def _sync_incomplete_times(times: list[int], process_info: ProcessInfo, mesh: De
     return run_on_all_ranks(lambda: times)[process_info.rank - mesh.tensor_rank]
 
 
-def _max_batches(num_batches: int, mesh: DeviceGrid) -> int:
+def _find_max_batches(num_batches: int, mesh: DeviceGrid) -> int:
     """Collective: return the largest number of batches of any rank that shares weights with this one."""
     if mesh.device_mesh is None:
         return num_batches

@@ -9,6 +9,8 @@ from credit.cli.common import add_config_arguments, path_argument
 
 if TYPE_CHECKING:
     from credit.config import Config
+    from credit.config.sections.jobs import PbsConfig, SlurmConfig
+    from credit.hpc.cluster import Cluster
     from credit.hpc.job import Job
 
 HELP = """Write the job script of CONFIG for PBS or Slurm from the site's cluster file, and submit it.
@@ -30,7 +32,7 @@ __all__ = ["HELP", "add_arguments", "run_command"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add CONFIG, overrides and options."""
+    """Add CONFIG, overrides, the kind of job, its size and the run that it waits for."""
     add_config_arguments(parser)
     parser.add_argument("--job", default="train", metavar="KIND", help="train (default), preprocess, rollout or verify")
     parser.add_argument(
@@ -62,7 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_command(arguments: argparse.Namespace) -> int:
-    """Run the command."""
+    """Write the job script and submit it, or print it, or cancel the jobs; return the exit status 0."""
     from pathlib import Path
 
     from credit.cli.verify import load_configs
@@ -71,25 +73,24 @@ def run_command(arguments: argparse.Namespace) -> int:
     _require_compatible_options(arguments)
     config, model_config = load_configs(arguments, arguments.overrides)
     if arguments.cancel:
-        ids = cancel(Path(config.save_loc).absolute(), arguments.job)
-        print("deleted: " + " ".join(reversed(ids)))
+        job_ids = cancel(Path(config.save_loc).absolute(), arguments.job)
+        # The last job of a chain was deleted first.
+        print("deleted: " + " ".join(reversed(job_ids)))
         return 0
     job = _build_job(config, model_config, arguments)
     if arguments.dry_run:
         print(preview(job), end="")
         return 0
-    ids = submit(job)
-    print(f"submitted: {' '.join(ids)}\nscript     {job.script}\nlogs       {job.folder / 'logs'}")
+    job_ids = submit(job)
+    print(f"submitted: {' '.join(job_ids)}")
+    print(f"script     {job.script}")
+    print(f"logs       {job.folder / 'logs'}")
     print(f"cancel it  credit submit {arguments.config} --job {arguments.job} --cancel")
     return 0
 
 
 def _require_compatible_options(arguments: argparse.Namespace) -> None:
-    """Raise for options that do not apply to the kind of job.
-
-    Raises:
-        ConfigError: naming the option.
-    """
+    """Raise a ConfigError that names the first option which does not apply to the kind of job."""
     from credit.errors import ConfigError, did_you_mean
     from credit.hpc.job import KINDS
 
@@ -112,43 +113,49 @@ def _require_compatible_options(arguments: argparse.Namespace) -> None:
 
 
 def _build_job(config: Config, model_config: Config | None, arguments: argparse.Namespace) -> Job:
+    """Return the job of a config on the site that the options or the config name.
+
+    Args:
+        config: config of the run.
+        model_config: config of the run of ``--model``, None without it.
+        arguments: options of the command.
+
+    Raises:
+        ConfigError: if the site is not named, or the job does not fit the site or the config's parallelism.
+    """
     import os
     from pathlib import Path
 
     from credit.config.load import build_section
     from credit.errors import ConfigError
-    from credit.hpc.cluster import load_cluster, require_section
     from credit.hpc.job import JobRequest, build_job
     from credit.parallel.mesh import plan_degrees
 
-    named_sections = [section for section in (config.pbs, config.slurm) if section.cluster]
-    if arguments.cluster is None:
-        if len(named_sections) != 1:
-            raise ConfigError(
-                f"{arguments.config}: name the site with --cluster, or with one of pbs.cluster and slurm.cluster"
-            )
-        section = named_sections[0]
-        cluster = load_cluster(section.cluster)
-        require_section(cluster, section)
-    else:
-        cluster = load_cluster(arguments.cluster)
-        section = config.pbs if cluster.scheduler == config.pbs.scheduler else config.slurm
-    options = {key: getattr(arguments, key) for key in ("nodes", "chain") if getattr(arguments, key) is not None}
+    cluster, section = _find_site(config, arguments)
+    # Options replace keys of the section, which is then validated again.
+    options = {}
+    for key in ("nodes", "chain"):
+        value = getattr(arguments, key)
+        if value is not None:
+            options[key] = value
     section = build_section(type(section), {**section.model_dump(), **options}, origin="credit submit")
-    variable_names = _list_variables(config, model_config, arguments)
+    variable_names = _list_environment_variables(config, model_config, arguments)
+    variables = {name: os.environ[name] for name in sorted(variable_names & set(os.environ))}
     request = JobRequest(
         kind=arguments.job,
         experiment=config.experiment,
         folder=Path(config.save_loc),
         config=Path(arguments.config),
         overrides=arguments.overrides,
-        variables={name: os.environ[name] for name in sorted(variable_names & set(os.environ))},
+        variables=variables,
         spread=config.inference.parallelism.shares_forecasts,
         online=arguments.online,
         model=Path(arguments.model) if model_config is not None else None,
         after=arguments.after,
     )
     job = build_job(request, cluster, section)
+
+    # Refuse here what would fail when the job starts.
     tensor = config.inference.parallelism.tensor
     if job.spread and job.ranks % tensor:
         raise ConfigError(
@@ -160,8 +167,32 @@ def _build_job(config: Config, model_config: Config | None, arguments: argparse.
     return job
 
 
-def _list_variables(config: Config, model_config: Config | None, arguments: argparse.Namespace) -> set[str]:
-    """Return the environment variables that the job needs; PBS starts it without those of its submission."""
+def _find_site(config: Config, arguments: argparse.Namespace) -> tuple[Cluster, PbsConfig | SlurmConfig]:
+    """Return the site of ``--cluster`` or of the config, and the config's section for the site's scheduler.
+
+    Raises:
+        ConfigError: if no site or several are named, or the site has another scheduler than the section that names it.
+    """
+    from credit.errors import ConfigError
+    from credit.hpc.cluster import load_cluster, require_section
+
+    if arguments.cluster is not None:
+        cluster = load_cluster(arguments.cluster)
+        section = config.pbs if cluster.scheduler == config.pbs.scheduler else config.slurm
+        return cluster, section
+    named_sections = [section for section in (config.pbs, config.slurm) if section.cluster]
+    if len(named_sections) != 1:
+        raise ConfigError(
+            f"{arguments.config}: name the site with --cluster, or with one of pbs.cluster and slurm.cluster"
+        )
+    section = named_sections[0]
+    cluster = load_cluster(section.cluster)
+    require_section(cluster, section)
+    return cluster, section
+
+
+def _list_environment_variables(config: Config, model_config: Config | None, arguments: argparse.Namespace) -> set[str]:
+    """Return the names of the environment variables that the job needs; PBS starts it without those of this shell."""
     from credit.cli.verify import resolve_config_path
     from credit.config.load import apply_overrides, read_yaml, referenced_env_vars
 

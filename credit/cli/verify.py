@@ -1,4 +1,4 @@
-"""``credit_verify``: score forecasts and write the scores, the figures and the report."""
+"""``credit verify``: score forecasts and write the scores, the figures and the report."""
 
 from __future__ import annotations
 
@@ -16,12 +16,17 @@ from credit.cli.common import path_argument
 from credit.cli.console.terminal import add_quiet_argument, print_json
 
 if TYPE_CHECKING:
+    from credit.calendar import Calendar
     from credit.config import Config
+    from credit.config.sections.data import DataConfig
     from credit.data.reader import FieldReader
     from credit.forecast.forecast_source import ForecastSource
+    from credit.forecast.io.schema import OutputFields
     from credit.parallel.mesh import DeviceGrid
     from credit.parallel.process_info import ProcessInfo
+    from credit.train.build.assets import ModelAssets
     from credit.verify.partial_scores import WorkShare
+    from credit.verify.table.table import ScoreTable
 
 HELP = """Score the forecasts in save_loc/forecasts (inference.folder) against the data of the test period.
 
@@ -73,12 +78,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_command(arguments: argparse.Namespace) -> int:
-    """Run the command."""
+    """Score the forecasts, write and print the scores; return the exit status 0."""
     from credit.calendar import parse_duration
     from credit.parallel.process_info import process_group, read_process_info
     from credit.train.build.model import choose_device
     from credit.verify.verification import verify
 
+    # A path of a second run may contain an equals sign.
     other_runs = [text for text in arguments.rest if "=" not in text or os.path.exists(text)]
     overrides = [text for text in arguments.rest if text not in other_runs]
     config, model_config = load_configs(arguments, overrides)
@@ -86,9 +92,12 @@ def run_command(arguments: argparse.Namespace) -> int:
     folder = Path(config.save_loc)
     if other_name is not None:
         folder = folder / f"against_{other_name}"
+    # With --model another run makes the forecasts; its weights and its parallelism count.
     forecast_config = model_config or config
     process = read_process_info()
-    device = choose_device(forecast_config.trainer.device if arguments.online else "cpu", process.local_rank)
+    # Scores of files are computed on the CPU.
+    device_name = forecast_config.trainer.device if arguments.online else "cpu"
+    device = choose_device(device_name, process.local_rank)
     with ExitStack() as stack:
         timeout = parse_duration(forecast_config.trainer.parallelism.timeout)
         stack.enter_context(process_group(process, device, timeout))
@@ -104,8 +113,21 @@ def run_command(arguments: argparse.Namespace) -> int:
         is_trained_here = weights.are_of_run and is_same_run
         table = verify(config, reader, forecasts, folder, share, other_name, weights.notice, is_trained_here)
     if table is None:
-        # Another rank has the scores.
+        # The main rank has the scores of all ranks.
         return 0
+    _print_scores(table, folder, other_name, arguments)
+    return 0
+
+
+def _print_scores(table: ScoreTable, folder: Path, other_name: str | None, arguments: argparse.Namespace) -> None:
+    """Print the scores and the paths of the written files, as text or as one JSON document.
+
+    Args:
+        table: the scores.
+        folder: folder of the written files.
+        other_name: name of the second run, None without one.
+        arguments: has `json` and `all`.
+    """
     files = {
         "scores_csv": str(folder / "scores.csv"),
         "scores_nc": str(folder / "scores.nc"),
@@ -116,20 +138,26 @@ def run_command(arguments: argparse.Namespace) -> int:
         from credit.verify.table.summary import summary_document
 
         print_json(summary_document(table, other_name, files))
-    else:
-        from credit.cli.console.score_summary import format_summary
+        return
+    from credit.cli.console.score_summary import format_summary
 
-        print(format_summary(table, other_name, arguments.all))
-        print(f"\nscores   {files['scores_csv']}, {files['scores_nc']}")
-        print(f"figures  {files['figures']}")
-        print(f"report   {files['report']}")
-    return 0
+    print(format_summary(table, other_name, arguments.all))
+    print(f"\nscores   {files['scores_csv']}, {files['scores_nc']}")
+    print(f"figures  {files['figures']}")
+    print(f"report   {files['report']}")
 
 
 def load_configs(arguments: argparse.Namespace, overrides: list[str]) -> tuple[Config, Config | None]:
     """Return the config of the run, and that of the run of ``--model``, None without it.
 
     With ``--model`` the inference section of the first is that of the second.
+
+    Args:
+        arguments: has `config`, `model` and `online`.
+        overrides: ``section.key=value``; with ``--model`` those of the inference section change the second config.
+
+    Raises:
+        ConfigError: if a config is not valid, or ``--model`` is given without ``--online``.
     """
     from credit.config import load_config
     from credit.errors import ConfigError
@@ -147,7 +175,7 @@ def load_configs(arguments: argparse.Namespace, overrides: list[str]) -> tuple[C
 
 
 def resolve_config_path(run: str) -> Path:
-    """Return the config file of a run, given the file or the run's folder."""
+    """Return the path of a run's config file, given the file or the run's folder."""
     path = Path(run)
     return path / "config.yml" if path.is_dir() else path
 
@@ -156,6 +184,9 @@ def load_run_config(run: str, overrides: list[str]) -> Config:
     """Return the config of a run, given its file or its folder.
 
     A folder may have been moved since it was made, so it becomes the config's save_loc.
+
+    Raises:
+        ConfigError: if the file cannot be read or is not valid.
     """
     from credit.config import load_config
 
@@ -166,7 +197,7 @@ def load_run_config(run: str, overrides: list[str]) -> Config:
 
 
 def _add_other_run(config: Config, other_runs: list[str]) -> tuple[Config, str | None]:
-    """Return the config with the second run's forecasts among those to score, and its name.
+    """Return the config with the second run's forecasts among those to score, and its name, None without such a run.
 
     Raises:
         ConfigError: if there are several runs, if the second is not a run, or if its name is taken.
@@ -188,6 +219,7 @@ def _add_other_run(config: Config, other_runs: list[str]) -> tuple[Config, str |
         )
     other = load_run_config(other_runs[0], [])
     other_folder = Path(other.save_loc)
+    # The experiment names the other run; where both have the same experiment, the folder tells them apart.
     experiment = other.experiment
     if experiment == config.experiment:
         experiment = other_folder.resolve().name
@@ -216,7 +248,15 @@ class WeightsCheck:
 
 
 def check_weights(config: Config, attributes: Mapping[str, object]) -> WeightsCheck:
-    """Compare the weights named in the forecasts' attributes with the run's checkpoints."""
+    """Compare the weights named in the forecasts' attributes with the run's checkpoints.
+
+    Args:
+        config: config of the run that is expected to have made the forecasts.
+        attributes: global attributes of the forecasts; `weights` is a fingerprint.
+
+    Returns:
+        No notice if the forecasts name no weights or the run has no checkpoints, because nothing can be compared then.
+    """
     from credit.train.checkpoint import checkpoint
 
     weights = attributes.get("weights")
@@ -224,16 +264,17 @@ def check_weights(config: Config, attributes: Mapping[str, object]) -> WeightsCh
     run_weights = {checkpoint.weights_fingerprint(path, "forecast") for path in checkpoint.list_checkpoints(folder)}
     if weights is None or not run_weights:
         return WeightsCheck()
+    # Forecasts made with the weights that the config names need no notice.
     name = config.inference.checkpoint
-    requested = folder / name if name in ("best", "latest") else Path(name)
-    if requested.is_dir() and checkpoint.weights_fingerprint(requested, "forecast") == weights:
+    named_checkpoint = folder / name if name in ("best", "latest") else Path(name)
+    if named_checkpoint.is_dir() and checkpoint.weights_fingerprint(named_checkpoint, "forecast") == weights:
         return WeightsCheck(are_of_run=weights in run_weights)
     description = (
         f"The forecasts were made with the weights {weights}, step {attributes.get('checkpoint_step')} of "
         f"{attributes.get('experiment')}"
     )
     if weights in run_weights:
-        state = f"is {requested.resolve().name}" if requested.is_dir() else "does not exist"
+        state = f"is {named_checkpoint.resolve().name}" if named_checkpoint.is_dir() else "does not exist"
         return WeightsCheck(
             f"{description}; inference.checkpoint, {name}, {state} now. credit rollout forecasts with that."
         )
@@ -247,7 +288,15 @@ def check_weights(config: Config, attributes: Mapping[str, object]) -> WeightsCh
 def _open_data_and_forecasts(
     config: Config, model_config: Config | None, online: bool, process: ProcessInfo, device_type: str
 ) -> tuple[FieldReader, ForecastSource, WorkShare]:
-    """Return the truth, the forecasts and the share of the cases of this process."""
+    """Return the reader of the truth, the forecasts, and this process's share of the initial times.
+
+    Args:
+        config: config of the run whose data are the truth.
+        model_config: config of the run of ``--model``, None without it.
+        online: True to make the forecasts while scoring, False to read them from files.
+        process: this process.
+        device_type: ``cpu`` or ``cuda``.
+    """
     from credit.forecast.io.forecast_reader import open_forecasts
     from credit.train.build.model import build_forecast_mesh
     from credit.train.build.open_data import open_reader_once
@@ -257,80 +306,84 @@ def _open_data_and_forecasts(
         archive = open_forecasts(Path(config.save_loc) / config.inference.folder)
         return open_reader_once(config.data), archive, WorkShare(process.rank, process.world)
     mesh = build_forecast_mesh(config.inference.parallelism, process, device_type)
-    has_other_data = model_config is not None
-    reader, forecasts = _open_online(model_config or config, process, mesh, products=has_other_data)
-    if has_other_data:
-        reader = open_reader_once(config.data)
+    if model_config is None:
+        truth_reader, forecasts = _open_online(config, process, mesh, has_other_truth=False)
+    else:
+        _, forecasts = _open_online(model_config, process, mesh, has_other_truth=True)
+        truth_reader = open_reader_once(config.data)
     if mesh.device_mesh is None:
-        return reader, forecasts, WorkShare(process.rank, process.world)
+        return truth_reader, forecasts, WorkShare(process.rank, process.world)
+    # Ranks that share weights forecast the same cases; one of them counts the scores.
     share = WorkShare(mesh.data_rank, mesh.num_data_ranks, is_counted=mesh.tensor_rank == 0, is_sharded=True)
-    return reader, forecasts, share
+    return truth_reader, forecasts, share
 
 
 def _open_online(
-    config: Config, process: ProcessInfo, mesh: DeviceGrid, products: bool
+    config: Config, process: ProcessInfo, mesh: DeviceGrid, has_other_truth: bool
 ) -> tuple[FieldReader, ForecastSource]:
-    """Return the data, and the forecasts that are made of them while they are scored.
+    """Return the data of the run that forecasts, and the forecasts that are made of them while they are scored.
 
     Args:
         config: config of the run that forecasts.
         process: this process.
         mesh: mesh of the forecasts.
-        products: True if derived variables and pressure levels are computed, too.
+        has_other_truth: True if the forecasts are scored against the data of another run. Derived variables and
+            pressure levels are then computed as well, because that run may have them as variables.
     """
-    from functools import partial
+    from contextlib import nullcontext
 
-    from credit.forecast.ensemble.feature_noise import build_feature_noise
-    from credit.forecast.ensemble.perturbations import build_perturbation, lag_minutes
-    from credit.forecast.ensemble.sppt import build_tendency_perturbation
+    from credit.cli.rollout import build_forecast_function
+    from credit.forecast.ensemble.perturbations import lag_minutes
     from credit.forecast.initial_times import choose_initial_times, choose_leads
-    from credit.forecast.io.schema import OutputFields
     from credit.forecast.online import ForecastBatching, OnlineForecasts
-    from credit.forecast.rollout import ForecastInputs, forecast_batch
     from credit.train.build.forecaster import assemble_forecaster, build_output_diagnostics, describe_run
     from credit.train.build.open_data import open_fields, open_for_forecasts
 
-    # Forecasts with products are scored against other data, so this reader need not have the truth.
-    reader, splits = open_for_forecasts(config) if products else open_fields(config)
-    forecaster = assemble_forecaster(config, reader, config.inference.checkpoint, process, mesh)
-    inference = config.inference
-    ensemble = inference.ensemble
-    step = config.data.step_minutes
-    history = config.data.history_len
-    leads = choose_leads(inference, step)
-    assets = forecaster.assets
-    described = describe_run(forecaster)
-    derived = None
-    if products:
-        derived = build_output_diagnostics(forecaster, leads[-1])
-        fields = derived.output_fields(assets.grid, reader.calendar)
-        described |= derived.description
+    # Data to start from may lack variables that only the truth needs.
+    if has_other_truth:
+        reader, splits = open_for_forecasts(config)
     else:
-        level_units = config.data.level_units
-        fields = OutputFields(
-            assets.channels, assets.grid, reader.calendar, assets.attributes, step, level_units, assets.masks
-        )
-    inputs = ForecastInputs(forecaster.frames, step, history)
-    perturb = None
-    if ensemble is not None:
-        perturb = build_perturbation(ensemble, forecaster.stepper, inputs, assets.grid)
-    make_forecast = partial(
-        forecast_batch,
-        forecaster.stepper,
-        inputs,
-        perturb_states=perturb,
-        draw_factors=build_tendency_perturbation(ensemble, assets.grid, step),
-        build_noise_context=build_feature_noise(ensemble, forecaster.stepper.model),
-    )
+        reader, splits = open_fields(config)
+    inference = config.inference
+    forecaster = assemble_forecaster(config, reader, inference.checkpoint, process, mesh)
+    lead_minutes = choose_leads(inference, config.data.step_minutes)
+
+    # The fields that are scored are the model's output, or what is derived from it.
+    run_attributes = describe_run(forecaster)
+    diagnostics = None
+    if has_other_truth:
+        diagnostics = build_output_diagnostics(forecaster, lead_minutes[-1])
+        fields = diagnostics.output_fields(forecaster.assets.grid, reader.calendar)
+        run_attributes |= diagnostics.description
+    else:
+        fields = _describe_model_output(config.data, forecaster.assets, reader.calendar)
+    # Scoring reads files in this thread only, so no lock is needed.
+    forecast_batch = build_forecast_function(config, forecaster, nullcontext())
+    ensemble = inference.ensemble
     members = None if ensemble is None else ensemble.members
     forecasts = OnlineForecasts(
-        make_forecast,
+        forecast_batch,
         fields,
         choose_initial_times(inference, config.data, reader.times, reader.calendar, splits["test"]),
-        leads,
+        lead_minutes,
         ForecastBatching(inference.batch_size, members, lag_minutes(ensemble)),
         origin=forecaster.path,
-        attributes=described,
-        diagnostics=derived,
+        attributes=run_attributes,
+        diagnostics=diagnostics,
     )
     return reader, forecasts
+
+
+def _describe_model_output(data: DataConfig, assets: ModelAssets, calendar: Calendar) -> OutputFields:
+    """Return the description of a model's output fields as they are, without derived variables."""
+    from credit.forecast.io.schema import OutputFields
+
+    return OutputFields(
+        assets.channels,
+        assets.grid,
+        calendar,
+        assets.attributes,
+        data.step_minutes,
+        data.level_units,
+        assets.masks,
+    )
