@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import argparse
 import functools
-import itertools
 import logging
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,7 +19,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from credit.config import Config
-    from credit.config.sections.inference import InferenceConfig
     from credit.data.reader import FieldReader
     from credit.forecast.io.async_writer import BackgroundWriter
     from credit.forecast.io.diagnostics import OutputDiagnostics
@@ -102,30 +99,13 @@ def _require_no_initial_times(overrides: Sequence[str]) -> None:
             raise ConfigError(f"--latest: {text} is given as well, and only one of them can count; leave one out")
 
 
-@dataclass(frozen=True)
-class _RankWork:
-    """Forecasts that one rank makes.
-
-    Attributes:
-        initial_times: initial times of this rank in minutes.
-        incomplete_times: those whose forecast is not on disk yet, in minutes.
-        batches: forecast starts of each batch that has an incomplete forecast.
-        padding_batches: further batches, whose forecasts are discarded. With them all ranks that share weights make the
-            same number of batches and so take part in the same collectives.
-    """
-
-    initial_times: list[int]
-    incomplete_times: list[int]
-    batches: list[list[ForecastStart]]
-    padding_batches: list[list[ForecastStart]]
-
-
 def _make_forecasts(config: Config, part: str | None, process_info: ProcessInfo, mesh: DeviceGrid) -> None:
     """Collective: make the forecasts of this rank and write them.
 
     If the mesh has several ranks, all of them call it and make the same number of batches, because all ranks gather
     sharded weights.
     """
+    from credit.cli.rollout.rank_work import plan_rank_work, shard_initial_times
     from credit.forecast.initial_times import choose_initial_times, choose_leads
     from credit.forecast.io.async_writer import BackgroundWriter
     from credit.train.build.forecaster import assemble_forecaster, build_output_diagnostics
@@ -144,8 +124,8 @@ def _make_forecasts(config: Config, part: str | None, process_info: ProcessInfo,
     writer = _open_writer(config, forecaster, reader, diagnostics, initial_times, lead_minutes)
 
     # Find out which forecasts this rank has to make.
-    rank_groups = _shard_groups(initial_times, inference, part, process_info, mesh)
-    work = _plan_rank_work(rank_groups, initial_times[0], inference, writer, process_info, mesh)
+    rank_groups = shard_initial_times(initial_times, inference, part, process_info, mesh)
+    work = plan_rank_work(rank_groups, initial_times[0], inference, writer.is_complete, process_info, mesh)
     if process_info.is_main and work.incomplete_times:
         _warn_distribution_shift(config, forecaster, reader, work.incomplete_times[0])
 
@@ -177,37 +157,6 @@ def _make_forecasts(config: Config, part: str | None, process_info: ProcessInfo,
             f"{rank_name}{num_written} forecasts written, {num_complete} were complete already: "
             f"{_forecast_folder(config)}"
         )
-
-
-def _plan_rank_work(
-    rank_groups: list[list[int]],
-    padding_time: int,
-    inference: InferenceConfig,
-    writer: ForecastWriter,
-    process_info: ProcessInfo,
-    mesh: DeviceGrid,
-) -> _RankWork:
-    """Collective: return the forecasts that this rank makes.
-
-    Args:
-        rank_groups: groups of initial times of this rank in minutes, by `_shard_groups`.
-        padding_time: initial time of the padding batches in minutes.
-        inference: the section inference.
-        writer: tells which forecasts are complete on disk.
-        process_info: this process.
-        mesh: mesh of the forecasts.
-    """
-    rank_times = list(itertools.chain.from_iterable(rank_groups))
-    incomplete_times = [time for time in rank_times if not writer.is_complete(time)]
-    incomplete_times = _sync_incomplete_times(incomplete_times, process_info, mesh)
-    # A batch with one incomplete forecast is made as a whole: batches of other sizes would give other last digits.
-    batches = []
-    for batch in _build_batches(rank_groups, inference):
-        if any(start.initial_minutes in incomplete_times for start in batch):
-            batches.append(batch)
-    num_padding = _find_max_batches(len(batches), mesh) - len(batches)
-    padding_batches = _build_padding_batches(padding_time, inference, num_padding)
-    return _RankWork(rank_times, incomplete_times, batches, padding_batches)
 
 
 def _forecast_one_batch(
@@ -370,77 +319,3 @@ def _open_writer(
         global_attributes=describe_run(forecaster) | diagnostics.description,
         started_from=build_initial_state_checksum(inputs, lags),
     )
-
-
-def _shard_groups(
-    initial_times: list[int], inference: InferenceConfig, part: str | None, process_info: ProcessInfo, mesh: DeviceGrid
-) -> list[list[int]]:
-    """Return the groups of initial times that this rank forecasts, each group with the times of one or more batches.
-
-    Args:
-        initial_times: all initial times of the run, in minutes.
-        inference: the section inference.
-        part: ``I/N`` of ``--part``, None or empty for all.
-        process_info: this process.
-        mesh: mesh of the forecasts; the ranks that share weights forecast the same initial times.
-    """
-    from credit.forecast.distribution import group_initial_times, select_part, select_round_robin
-
-    members = 1 if inference.ensemble is None else inference.ensemble.members
-    groups = group_initial_times(initial_times, members, inference.batch_size)
-    if part:
-        groups = select_part(groups, part)
-    if mesh.device_mesh is None:
-        rank = process_info.rank
-        num_ranks = process_info.world
-    else:
-        rank = mesh.data_rank
-        num_ranks = mesh.num_data_ranks
-    if process_info.is_main and len(groups) < num_ranks:
-        logger.warning(
-            "inference.batch_size: it makes only %d batches of initial times, so %d of %d ranks are idle; lower it",
-            len(groups), num_ranks - len(groups), num_ranks,
-        )  # fmt: skip
-    return select_round_robin(groups, rank, num_ranks)
-
-
-def _build_batches(groups: list[list[int]], inference: InferenceConfig) -> list[list[ForecastStart]]:
-    """Return the forecast starts of each batch, group by group."""
-    from credit.forecast.ensemble.perturbations import lag_minutes
-    from credit.forecast.rollout import batch_starts
-
-    members = 1 if inference.ensemble is None else inference.ensemble.members
-    lag = lag_minutes(inference.ensemble)
-    batches = []
-    for initial_times in groups:
-        batches += batch_starts(initial_times, inference.batch_size, members, lag)
-    return batches
-
-
-def _build_padding_batches(
-    initial_time: int, inference: InferenceConfig, num_batches: int
-) -> list[list[ForecastStart]]:
-    """Return batches whose forecasts are discarded, so that an idle rank joins the collectives of the others.
-
-    They have as many steps as the others' batches, which lagged members make longer.
-    """
-    batches = _build_batches([[initial_time]], inference)
-    return list(itertools.islice(itertools.cycle(batches), num_batches))
-
-
-def _sync_incomplete_times(times: list[int], process_info: ProcessInfo, mesh: DeviceGrid) -> list[int]:
-    """Collective: return the times of the first tensor-parallel peer; peers look at the files at different moments."""
-    if mesh.device_mesh is None:
-        return times
-    from credit.parallel.object_collectives import run_on_all_ranks
-
-    return run_on_all_ranks(lambda: times)[process_info.rank - mesh.tensor_rank]
-
-
-def _find_max_batches(num_batches: int, mesh: DeviceGrid) -> int:
-    """Collective: return the largest number of batches of any rank that shares weights with this one."""
-    if mesh.device_mesh is None:
-        return num_batches
-    from credit.parallel.object_collectives import run_on_all_ranks
-
-    return max(run_on_all_ranks(lambda: num_batches))
