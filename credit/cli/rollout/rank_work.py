@@ -1,4 +1,4 @@
-"""Distribution of the forecasts of ``credit rollout`` over ranks: which forecasts a rank makes, and in which batches."""
+"""Distribution of the forecasts of ``credit rollout`` over ranks: the forecasts and the batches of each rank."""
 
 from __future__ import annotations
 
