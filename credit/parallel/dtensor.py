@@ -10,12 +10,17 @@ from torch.distributed.tensor import DTensor, Placement
 
 def to_local(tensor: Tensor) -> Tensor:
     """Return this rank's part of a DTensor, differentiable; any other tensor is returned as it is."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    if isinstance(tensor, DTensor):
+        return tensor.to_local()
+    return tensor
 
 
 def local_shard(tensor: Tensor) -> Tensor:
-    """Return this rank's part of a DTensor, or another tensor, without gradient and sharing its memory."""
-    return tensor.detach().to_local() if isinstance(tensor, DTensor) else tensor.detach()
+    """Return this rank's part of a DTensor, or any other tensor, detached; it shares the memory of `tensor`."""
+    detached = tensor.detach()
+    if isinstance(detached, DTensor):
+        return detached.to_local()
+    return detached
 
 
 def shard_dim(placement: Placement) -> int | None:
@@ -28,26 +33,31 @@ def shard_dim(placement: Placement) -> int | None:
 
 def num_shards(tensor: Tensor) -> int:
     """Return the number of parts into which a tensor is split over ranks: 1 for one that every rank holds whole."""
-    shards = 1
+    num_parts = 1
     if isinstance(tensor, DTensor):
         for axis, placement in enumerate(tensor.placements):
             if shard_dim(placement) is not None:
-                shards *= tensor.device_mesh.size(axis)
-    return shards
+                num_parts *= tensor.device_mesh.size(axis)
+    return num_parts
 
 
 def local_slices(tensor: Tensor) -> list[slice]:
-    """Return which elements of the whole tensor this rank holds, a slice for each dimension."""
-    bounds = [slice(0, length) for length in tensor.shape]
+    """Return the part of the whole tensor that this rank holds, as one slice for each dimension.
+
+    A plain tensor is held whole. The last ranks may hold fewer elements than others, or none.
+    """
+    slices = [slice(0, length) for length in tensor.shape]
     if not isinstance(tensor, DTensor):
-        return bounds
+        return slices
     mesh = tensor.device_mesh
     # Where two axes cut the same dimension, FSDP2 has cut what tensor parallelism had left: the last axis comes first.
     for axis in reversed(range(mesh.ndim)):
         dim = shard_dim(tensor.placements[axis])
         if dim is not None:
-            start, stop = bounds[dim].start, bounds[dim].stop
+            # DTensor gives each rank ceil(length / ranks) elements until none are left, as torch.chunk does.
+            start = slices[dim].start
+            stop = slices[dim].stop
             length = math.ceil((stop - start) / mesh.size(axis))
             start = min(start + length * mesh.get_local_rank(axis), stop)
-            bounds[dim] = slice(start, min(start + length, stop))
-    return bounds
+            slices[dim] = slice(start, min(start + length, stop))
+    return slices

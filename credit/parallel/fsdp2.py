@@ -1,4 +1,7 @@
-"""FSDP2: every marked block is a sharding unit, and the model around the blocks is one more.
+"""Sharding of a model over data-parallel ranks with FSDP2, and whole state dicts of sharded models.
+
+A sharding unit is a module whose weights FSDP2 gathers and frees together. Every block marked with ``_fsdp2_shard`` is
+one unit, and the rest of the model is one more.
 
 Other programs call these functions, so names and arguments are fixed, those with a leading underscore included.
 `credit.parallel.parallelize` composes them with tensor parallelism.
@@ -77,8 +80,12 @@ def apply_fsdp2(model: nn.Module, dp_mesh: DeviceMesh | None, conf: Mapping[str,
             ``fsdp2_mp_policy``, ``parallelism.cpu_offload`` and ``parallelism.reshard_after_forward``, in ``model``
             ``use_spectral_norm``.
 
+    Returns:
+        The same object, whose parameters are now DTensors.
+
     Raises:
-        ConfigError: for an invalid value in `conf`, or a model that cannot be sharded.
+        ConfigError: for an invalid value in `conf`, or a model that cannot be sharded, such as one that is sharded
+            already.
     """
     trainer = read_section(conf, "trainer")
     parallelism = read_section(trainer, "parallelism", "trainer.")
@@ -86,21 +93,23 @@ def apply_fsdp2(model: nn.Module, dp_mesh: DeviceMesh | None, conf: Mapping[str,
     cpu_offload = read_boolean(parallelism, "trainer.parallelism.cpu_offload", default=False)
     policy = _build_mp_policy(conf)
     require_shardable(model)
-    checkpointing = trainer.get("activation_checkpoint")
-    if checkpointing not in (None, False):
-        checkpoint_blocks(model, checkpointing)
+    # Blocks are wrapped for checkpointing before they are sharded, so that the wrapper becomes the sharding unit. The
+    # recomputation then runs inside the unit, while its weights are gathered.
+    checkpoint_mode = trainer.get("activation_checkpoint")
+    if checkpoint_mode not in (None, False):
+        checkpoint_blocks(model, checkpoint_mode)
     if policy is not None:
         _fix_spectral_norm_dtype(model, policy.param_dtype)
     if dp_mesh is None:
-        dp_mesh = _mesh_of_all_ranks()
+        dp_mesh = _build_mesh_of_all_ranks()
     shard_units(model, dp_mesh, dp_mesh, policy, reshard_after_forward, cpu_offload)
     return model
 
 
 def shard_units(
     model: nn.Module,
-    whole_mesh: DeviceMesh,
-    split_mesh: DeviceMesh,
+    fsdp_mesh: DeviceMesh,
+    fsdp_mesh_of_tp_units: DeviceMesh,
     policy: MixedPrecisionPolicy | None = None,
     reshard_after_forward: bool = True,
     cpu_offload: bool = False,
@@ -109,9 +118,9 @@ def shard_units(
 
     Args:
         model: its blocks may be wrapped for checkpointing.
-        whole_mesh: mesh of units without split weights. Their tensor-parallel peers have equal gradients, so the mean
+        fsdp_mesh: mesh of units without split weights. Their tensor-parallel peers have equal gradients, so the mean
             over all ranks is the mean over the data-parallel ones.
-        split_mesh: mesh of units with weights that tensor parallelism has split.
+        fsdp_mesh_of_tp_units: mesh of units with weights that tensor parallelism has split.
         policy: mixed precision; only the model as a whole casts its output.
         reshard_after_forward: free gathered weights after the forward and gather them again for the backward. After a
             forward without gradients all are freed in any case.
@@ -123,82 +132,90 @@ def shard_units(
     require_shardable(model)
     _make_contiguous(model)
     policy = policy or MixedPrecisionPolicy()
+    # Activations between the units keep the dtype of the computation.
     inner_policy = replace(policy, output_dtype=None)
     offload = OffloadPolicy()
     if cpu_offload:
         # Memory is pinned for copies to a GPU only.
-        offload = CPUOffloadPolicy(pin_memory=whole_mesh.device_type != "cpu")
+        offload = CPUOffloadPolicy(pin_memory=fsdp_mesh.device_type != "cpu")
     units = find_sharding_units(model)
-    sharded_parameters: set[int] = set()
-    resharding = _ReshardWithoutGradients()
+    sharded_parameter_ids: set[int] = set()
+    inference_resharder = _InferenceResharder()
     for unit in units:
         # The backward pass begins with the last block, whose weights would be freed only to be gathered again.
-        frees_weights = reshard_after_forward and unit is not units[0] and unit is not model
-        for module in split_by_dtype(unit, sharded_parameters):
-            parameters = [p for p in module.parameters() if id(p) not in sharded_parameters]
+        reshard_unit = reshard_after_forward and unit is not units[0] and unit is not model
+        # A unit with weights of several dtypes is sharded as several modules.
+        for module in split_by_dtype(unit, sharded_parameter_ids):
+            parameters = [p for p in module.parameters() if id(p) not in sharded_parameter_ids]
             has_split_weights = any(isinstance(parameter, DTensor) for parameter in parameters)
             copy_returned_views(module)
             fully_shard(
                 module,
-                mesh=split_mesh if has_split_weights else whole_mesh,
-                reshard_after_forward=frees_weights,
+                mesh=fsdp_mesh_of_tp_units if has_split_weights else fsdp_mesh,
+                reshard_after_forward=reshard_unit,
                 mp_policy=policy if module is model else inner_policy,
                 offload_policy=offload,
             )
-            sharded_parameters.update(map(id, module.parameters()))
-            if not frees_weights:
-                resharding.watch(module)
+            sharded_parameter_ids.update(map(id, module.parameters()))
+            if not reshard_unit:
+                inference_resharder.watch(module)
+        # Weights must be gathered for a call of another entry point, too.
         for name in custom_entry_points(unit):
             register_fsdp_forward_method(unit, name)
-            if not frees_weights:
-                setattr(unit, name, resharding.wrap_entry_point(getattr(unit, name)))
+            if not reshard_unit:
+                setattr(unit, name, inference_resharder.wrap_entry_point(getattr(unit, name)))
 
 
-class _ReshardWithoutGradients:
-    """Frees gathered weights after calls without gradients, where FSDP2 would keep them for a backward pass.
+class _InferenceResharder:
+    """Hooks that free gathered weights after calls without gradients, where FSDP2 keeps them for a backward pass.
 
-    There is no such pass, and an optimizer that is built while weights are gathered would not train them: the model's
-    parameters are the sharded ones again after the next backward pass.
+    After such a call there is no backward pass, so the weights would stay gathered. An optimizer that is built then
+    would hold the gathered weights and would not train: the next backward pass makes the sharded ones the model's
+    parameters again.
 
     The outermost call counts: a forward may call entry points of the same module, which need its weights afterwards.
     """
 
     def __init__(self) -> None:
         self._modules: list[FSDPModule] = []
-        self._depth = 0
+        # Number of calls that have begun and not ended; they may be nested.
+        self._call_depth = 0
 
     def watch(self, module: FSDPModule) -> None:
         """Register a module whose weights stay gathered after a forward."""
         self._modules.append(module)
-        module.register_forward_pre_hook(lambda *_: self._enter(), prepend=True)
+        module.register_forward_pre_hook(lambda *_: self._begin_call(), prepend=True)
         # A forward that raises must count as ended, too.
-        module.register_forward_hook(lambda *_: self._leave(), always_call=True)
+        module.register_forward_hook(lambda *_: self._end_call(), always_call=True)
 
     def wrap_entry_point(self, method: Callable[..., Any]) -> Callable[..., Any]:
         """Return a method that counts as a forward of its module."""
 
         @functools.wraps(method)
-        def call(*args: Any, **kwargs: Any) -> Any:
-            self._enter()
+        def call_and_reshard(*args: Any, **kwargs: Any) -> Any:
+            self._begin_call()
             try:
                 return method(*args, **kwargs)
             finally:
-                self._leave()
+                self._end_call()
 
-        return call
+        return call_and_reshard
 
-    def _enter(self) -> None:
-        self._depth += 1
+    def _begin_call(self) -> None:
+        self._call_depth += 1
 
-    def _leave(self) -> None:
-        self._depth -= 1
-        if not self._depth and not torch.is_grad_enabled():
+    def _end_call(self) -> None:
+        self._call_depth -= 1
+        if self._call_depth == 0 and not torch.is_grad_enabled():
             for module in self._modules:
                 module.reshard()
 
 
 def fsdp2_state_dict(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Collective: return a copy of the whole state dict on the CPU of rank 0, an empty dict on other ranks."""
+    """Collective: return a copy of the whole state dict on the CPU of rank 0, an empty dict on other ranks.
+
+    Names are those of the model without wrappers; each tensor has the shape and dtype of the whole parameter or buffer.
+    """
     return gather_weights(model)
 
 
@@ -220,6 +237,9 @@ def fsdp2_optimizer_state_dict(model: nn.Module, optimizer: torch.optim.Optimize
 
     Returns:
         ``{"state": {parameter name: {key: value}}, "param_groups": [{..., "params": [name, ...]}, ...]}``.
+
+    Raises:
+        ConfigError: if the optimizer has parameters that are not the model's.
     """
     reshard(model)
     return gather_optimizer_state(model, optimizer)
@@ -233,6 +253,7 @@ def fsdp2_load_optimizer_state_dict(
     A parameter without saved state, because it never had a gradient, gets zeros: the state that it would start with.
 
     Raises:
+        ConfigError: if the optimizer has parameters that are not the model's.
         CheckpointError: on every rank, if the state belongs to other parameters or is not whole.
     """
     reshard(model)
@@ -240,13 +261,17 @@ def fsdp2_load_optimizer_state_dict(
 
 
 def _apply_activation_checkpointing(model: nn.Module) -> None:
-    """Checkpoint every marked block that is not wrapped yet, without reentrance; in place, before sharding."""
+    """Recompute every marked block in the backward pass; changes `model` in place, which is not sharded yet.
+
+    Blocks that are wrapped already stay as they are, and so does a model without marked blocks. The checkpointing is
+    torch's non-reentrant kind.
+    """
     if any(map(_has_fsdp2_shard, model.modules())):
         checkpoint_blocks(model)
 
 
-def _mesh_of_all_ranks() -> DeviceMesh:
-    """Collective: return the mesh of all ranks; starts a process group if there is none."""
+def _build_mesh_of_all_ranks() -> DeviceMesh:
+    """Collective: return a one-dimensional mesh of all ranks; starts a process group if there is none."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     if not dist.is_initialized():
         backend = "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"
@@ -256,31 +281,40 @@ def _mesh_of_all_ranks() -> DeviceMesh:
             logger.info("no process group: starting one for this process alone")
             dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
     elif dist.get_backend() == "gloo":
+        # The caller's process group has no collectives for GPUs.
         device = "cpu"
     return init_device_mesh(device, (dist.get_world_size(),))
 
 
 def _make_contiguous(model: nn.Module) -> None:
-    """Store weights in another memory format (channels_last) row by row, in place: FSDP2 shards no others."""
-    strided = [parameter for parameter in model.parameters() if not parameter.is_contiguous()]
-    for parameter in strided:
+    """Store weights of another memory format (channels_last) contiguously, in place: FSDP2 shards no others."""
+    strided_parameters = [parameter for parameter in model.parameters() if not parameter.is_contiguous()]
+    for parameter in strided_parameters:
         parameter.data = parameter.data.contiguous()
-    if strided:
+    if strided_parameters:
         logger.info(
             "%d weights are in a memory format that FSDP2 does not shard (channels_last); they are made contiguous, "
             "and inputs may stay in theirs",
-            len(strided),
+            len(strided_parameters),
         )
 
 
 def reshard(model: nn.Module) -> None:
-    """Free gathered weights that a forward without backward has left, so that parameters are the sharded ones."""
+    """Free the gathered weights of all units, so that the model's parameters are the sharded ones; in place.
+
+    A forward without a backward leaves weights gathered.
+    """
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.reshard()
 
 
-def set_gradient_sync(model: nn.Module, on: bool) -> None:
-    """Set whether the next backward passes reduce gradients over the ranks or accumulate them on each rank."""
+def set_gradient_sync(model: nn.Module, enabled: bool) -> None:
+    """Let the next backward passes reduce gradients over the ranks, or accumulate them on each rank.
+
+    Args:
+        model: sharded; any other model is left as it is.
+        enabled: True reduces, False accumulates.
+    """
     if isinstance(model, FSDPModule):
-        model.set_requires_gradient_sync(on)
+        model.set_requires_gradient_sync(enabled)

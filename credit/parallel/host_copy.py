@@ -15,40 +15,51 @@ from torch import Tensor
 
 
 def to_device(array: np.ndarray, device: torch.device) -> Tensor:
-    """Return the values of an array on `device`; on the CPU the tensor shares the memory of the array."""
-    host = torch.from_numpy(array)
+    """Return an array as a tensor on `device`, in its shape and dtype.
+
+    On a GPU the copy is queued, and the call does not wait for it. On the CPU the tensor shares the array's memory.
+    """
+    host_tensor = torch.from_numpy(array)
+    if device.type != "cuda":
+        return host_tensor.to(device)
     # torch does not reuse pinned memory before the copy from it has finished.
-    return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host.to(device)
+    return host_tensor.pin_memory().to(device, non_blocking=True)
 
 
 class AsyncHostCopy:
-    """Copy of a tensor to the host that has been queued; only `get` waits, and only for work queued before it.
+    """Queued copy of a tensor to the host; only `get` waits, and only for work that was queued before the copy.
 
     Args:
-        tensor: on any device; on the CPU it is not copied.
+        tensor: tensor on any device; on the CPU it is not copied.
     """
 
     def __init__(self, tensor: Tensor) -> None:
-        self._host = tensor
-        self._finished: torch.cuda.Event | None = None
+        self._host_tensor = tensor
+        self._copy_finished: torch.cuda.Event | None = None
         if tensor.device.type == "cuda":
-            self._host = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=True)
-            self._host.copy_(tensor, non_blocking=True)
+            self._host_tensor = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=True)
+            self._host_tensor.copy_(tensor, non_blocking=True)
             # The stream of the tensor's device, since another device may be the current one.
-            self._finished = torch.cuda.current_stream(tensor.device).record_event()
+            self._copy_finished = torch.cuda.current_stream(tensor.device).record_event()
 
     def get(self) -> Tensor:
-        """Return the tensor on the host; waits until the copy has finished."""
-        if self._finished is not None:
-            self._finished.synchronize()
-        return self._host
+        """Return the tensor on the host, in its shape and dtype; waits until the copy has finished."""
+        if self._copy_finished is not None:
+            self._copy_finished.synchronize()
+        return self._host_tensor
 
 
 def prefetch_to_host(outputs: Iterable[Tensor]) -> Iterator[Tensor]:
-    """Yield tensors on the host; the GPU gets the next one to compute before the host waits for the present one."""
+    """Yield tensors on the host, one behind: the GPU computes the next one while the caller uses the present one.
+
+    Args:
+        outputs: tensors on any device, computed when they are asked for; those on the CPU are yielded at once.
+    """
     pending: deque[AsyncHostCopy] = deque()
     for output in outputs:
         pending.append(AsyncHostCopy(output))
         if output.device.type == "cpu" or len(pending) > 1:
             yield pending.popleft().get()
-    yield from (output.get() for output in pending)
+    # The last copy has no output behind it.
+    for copy in pending:
+        yield copy.get()

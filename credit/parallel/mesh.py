@@ -10,8 +10,8 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from credit.errors import ConfigError
 
-# Grids that an error message lists at most.
-_MAX_LISTED_GRIDS = 12
+# Most settings that an error message lists.
+_MAX_LISTED_SETTINGS = 12
 
 
 @dataclass(frozen=True)
@@ -19,9 +19,9 @@ class ParallelDims:
     """Number of ranks along each axis of the mesh; their product is the number of all ranks.
 
     Attributes:
-        replicate: groups that hold the same shards.
-        shard: ranks over which FSDP2 shards.
-        tensor: ranks that share the work on one sample.
+        replicate: number of groups of ranks that hold the same shards.
+        shard: number of ranks over which FSDP2 shards.
+        tensor: number of ranks that share the work on one sample.
     """
 
     replicate: int = 1
@@ -30,7 +30,7 @@ class ParallelDims:
 
     @property
     def world(self) -> int:
-        """Number of ranks."""
+        """Number of all ranks."""
         return self.replicate * self.shard * self.tensor
 
 
@@ -39,8 +39,8 @@ class ParallelismSettings(Protocol):
 
     Attributes:
         data: ``fsdp2`` shards, ``ddp`` keeps whole replicas, ``none`` is tensor parallelism alone.
-        replicate: groups that hold the same shards.
-        tensor: ranks that share the work on one sample.
+        replicate: number of groups of ranks that hold the same shards.
+        tensor: number of ranks that share the work on one sample.
     """
 
     data: Literal["fsdp2", "ddp", "none"]
@@ -49,7 +49,11 @@ class ParallelismSettings(Protocol):
 
 
 def plan_degrees(settings: ParallelismSettings, world: int) -> ParallelDims:
-    """Return the degrees for `world` ranks; `shard` is what `replicate` and `tensor` leave.
+    """Return the length of each mesh axis for `world` ranks; `shard` is what `replicate` and `tensor` leave.
+
+    Args:
+        settings: ``trainer.parallelism`` of a config.
+        world: number of ranks.
 
     Raises:
         ConfigError: if they do not divide the number of ranks; it lists every factor and the meshes that would do.
@@ -58,7 +62,7 @@ def plan_degrees(settings: ParallelismSettings, world: int) -> ParallelDims:
         f"trainer.parallelism: data {settings.data}, replicate {settings.replicate}, tensor {settings.tensor} on "
         f"{world} ranks"
     )
-    choices = "; these work: " + ", ".join(_describe_choices(world))
+    choices = "; these work: " + ", ".join(_list_valid_settings(world))
     if settings.data == "ddp":
         if settings.tensor > 1 or settings.replicate > 1:
             raise ConfigError(
@@ -81,9 +85,9 @@ def plan_degrees(settings: ParallelismSettings, world: int) -> ParallelDims:
     return ParallelDims(settings.replicate, shard, settings.tensor)
 
 
-def _describe_choices(world: int) -> list[str]:
-    """Return the settings that work for `world` ranks, most sharded first."""
-    grids = []
+def _list_valid_settings(world: int) -> list[str]:
+    """Return the settings that work for `world` ranks in words, most sharded first."""
+    valid_settings = []
     for tensor in range(1, world + 1):
         if world % tensor:
             continue
@@ -91,19 +95,19 @@ def _describe_choices(world: int) -> list[str]:
         for replicate in range(1, num_data_ranks + 1):
             if num_data_ranks % replicate == 0:
                 shard = num_data_ranks // replicate
-                grids.append(f"{{data: fsdp2, replicate: {replicate}, tensor: {tensor}}} (shard {shard})")
-    if len(grids) > _MAX_LISTED_GRIDS:
-        grids = [*grids[:_MAX_LISTED_GRIDS], "..."]
-    return [*grids, "{data: ddp}", f"{{data: none, tensor: {world}}}"]
+                valid_settings.append(f"{{data: fsdp2, replicate: {replicate}, tensor: {tensor}}} (shard {shard})")
+    if len(valid_settings) > _MAX_LISTED_SETTINGS:
+        valid_settings = [*valid_settings[:_MAX_LISTED_SETTINGS], "..."]
+    return [*valid_settings, "{data: ddp}", f"{{data: none, tensor: {world}}}"]
 
 
 @dataclass(frozen=True)
 class DeviceGrid:
-    """Position of this process in the mesh; neighbouring ranks are tensor-parallel peers.
+    """Mesh of ranks, and the position of this process in it; neighbouring ranks are tensor-parallel peers.
 
     Attributes:
         degrees: length of each axis.
-        rank: of this process.
+        rank: rank of this process, from 0.
         device_mesh: axes ``replicate`` (where it is longer than 1), ``dp``, ``tp``; None for one process.
     """
 
@@ -113,7 +117,7 @@ class DeviceGrid:
 
     @property
     def data_rank(self) -> int:
-        """Index of the share of the samples that this rank reads."""
+        """Index, from 0, of the share of the samples that this rank reads; tensor-parallel peers have the same."""
         return self.rank // self.degrees.tensor
 
     @property
@@ -123,16 +127,18 @@ class DeviceGrid:
 
     @property
     def tensor_rank(self) -> int:
-        """Position among the ranks that work on the same sample."""
+        """Position, from 0, among the ranks that work on the same sample."""
         return self.rank % self.degrees.tensor
 
     @property
     def tensor_group(self) -> ProcessGroup | None:
-        """The ranks that work on the same sample as this one; None where there is no other."""
-        return None if self.degrees.tensor == 1 else self.device_mesh["tp"].get_group()
+        """Process group of the ranks that work on the same sample as this one; None where there is no other."""
+        if self.degrees.tensor == 1:
+            return None
+        return self.device_mesh["tp"].get_group()
 
     def describe(self) -> str:
-        """Return the mesh in words."""
+        """Return the mesh in words: ``8 = replicate 1 x shard 4 x tensor 2``."""
         degrees = self.degrees
         return f"{degrees.world} = replicate {degrees.replicate} x shard {degrees.shard} x tensor {degrees.tensor}"
 
@@ -141,14 +147,15 @@ def build_mesh(degrees: ParallelDims, rank: int, device_type: str) -> DeviceGrid
     """Collective: return the mesh of all ranks.
 
     Args:
-        degrees: their product is the number of ranks.
-        rank: of this process.
+        degrees: length of each axis; their product is the number of ranks.
+        rank: rank of this process, from 0.
         device_type: ``"cpu"`` or ``"cuda"``.
     """
     if degrees.world == 1:
         return DeviceGrid()
-    sizes = {"replicate": degrees.replicate, "dp": degrees.shard, "tp": degrees.tensor}
+    axis_sizes = {"replicate": degrees.replicate, "dp": degrees.shard, "tp": degrees.tensor}
+    # FSDP2 takes a mesh with an axis of replicas for hybrid sharding, which needs collectives of its own.
     if degrees.replicate == 1:
-        del sizes["replicate"]
-    device_mesh = init_device_mesh(device_type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
+        del axis_sizes["replicate"]
+    device_mesh = init_device_mesh(device_type, tuple(axis_sizes.values()), mesh_dim_names=tuple(axis_sizes))
     return DeviceGrid(degrees, rank, device_mesh)

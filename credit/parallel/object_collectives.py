@@ -20,20 +20,23 @@ U = TypeVar("U")
 
 
 def current_rank(group: dist.ProcessGroup | None = None) -> int:
-    """Return this process's rank, 0 where there is no process group."""
-    return dist.get_rank(group) if dist.is_initialized() else 0
+    """Return the rank of this process in `group` (default: all ranks), 0 where there is no process group."""
+    if not dist.is_initialized():
+        return 0
+    return dist.get_rank(group)
 
 
 def run_on_all_ranks(function: Callable[[], T], group: dist.ProcessGroup | None = None) -> list[T]:
     """Collective: call `function` on every rank and return the results of all ranks, in the order of ranks.
 
     Args:
-        function: runs no collective; its result can be pickled.
+        function: takes no argument and runs no collective; its result can be pickled.
         group: ranks that take part, all of the run by default. Without a process group this process is the only one.
 
     Raises:
-        CreditError: on every rank, if `function` failed on any: the error of this rank, or else the first of the
-            others. An error of another kind becomes a CheckpointError.
+        CreditError: on every rank, if `function` failed on any: the error of this rank, or else that of the lowest
+            rank that failed. An error of another kind becomes a CheckpointError.
+        CheckpointError: if another rank has died.
     """
     result: T | None = None
     local_error: CreditError | None = None
@@ -46,6 +49,7 @@ def run_on_all_ranks(function: Callable[[], T], group: dist.ProcessGroup | None 
         message = str(error) if isinstance(error, OSError | SafetensorError) else repr(error)
         local_error = CheckpointError(message)
         local_error.__cause__ = error
+    # Errors travel with the results, so that every rank takes part in the collective whether it failed or not.
     outcomes = [(result, local_error)]
     if dist.is_initialized():
         outcomes *= dist.get_world_size(group)
@@ -67,10 +71,11 @@ def run_on_rank0(function: Callable[[], T]) -> T:
     memory for the largest result times the number of ranks.
 
     Args:
-        function: runs no collective; its result can be pickled.
+        function: takes no argument and runs no collective; its result can be pickled.
 
     Raises:
-        CreditError: on every rank, if `function` failed.
+        CreditError: on every rank, if `function` failed; an error of another kind becomes a CheckpointError. Without a
+            process group any error is raised as it is.
     """
     if not dist.is_initialized():
         return function()
@@ -92,8 +97,8 @@ def scatter_from_rank0(value: T, transform: Callable[[list[T]], list[U]], group:
     """Collective: gather values on rank 0, transform them there, and scatter one result to each rank.
 
     Args:
-        value: of this rank; can be pickled.
-        transform: turns the values, in the order of ranks, into as many results; runs no collective.
+        value: value of this rank; can be pickled.
+        transform: function that turns the values, in the order of ranks, into as many results; runs no collective.
         group: ranks that take part, all of the run by default. Without a process group this process is the only one.
 
     Raises:
@@ -101,20 +106,24 @@ def scatter_from_rank0(value: T, transform: Callable[[list[T]], list[U]], group:
     """
     if not dist.is_initialized():
         return transform([value])[0]
-    is_main = current_rank(group) == 0
-    values = [value] * dist.get_world_size(group) if is_main else None
+    is_rank0 = current_rank(group) == 0
+    # torch takes the list to be filled on the receiving rank only.
+    values = None
+    if is_rank0:
+        values = [value] * dist.get_world_size(group)
     with _report_lost_ranks():
         dist.gather_object(value, values, group=group, group_dst=0)
     results: list[U] = []
 
     def transform_on_rank0() -> None:
-        if is_main:
+        if is_rank0:
             results.extend(transform(values))
 
+    # A failure of `transform` must be an error of all ranks before they wait for their results.
     run_on_all_ranks(transform_on_rank0, group)
     received: list[U | None] = [None]
     with _report_lost_ranks():
-        dist.scatter_object_list(received, results if is_main else None, group=group, group_src=0)
+        dist.scatter_object_list(received, results if is_rank0 else None, group=group, group_src=0)
     return received[0]
 
 

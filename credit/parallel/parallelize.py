@@ -36,7 +36,7 @@ def parallelize(
 ) -> nn.Module:
     """Collective: distribute `model` over the ranks of `mesh`, in place; returns the model.
 
-    Blocks say by ``_fsdp2_shard`` and ``_tp_plan`` what may be done with them. Order: tensor parallelism,
+    Blocks declare with ``_fsdp2_shard`` and ``_tp_plan`` how they may be distributed. Order: tensor parallelism,
     checkpointing, compilation, sharding.
 
     Args:
@@ -53,10 +53,14 @@ def parallelize(
         cpu_offload: keep parameters, gradients and optimizer state in host memory.
 
     Raises:
-        ConfigError: for other axes, or if the model does not offer what is asked for.
+        ConfigError: for a mesh with other axes, a model without a ``_tp_plan`` that fits or without marked blocks where
+            they are needed, dropout in compiled blocks under tensor parallelism, or a model that FSDP2 cannot shard.
     """
     if mesh is not None:
         _require_axes(mesh)
+
+    # Tensor parallelism comes first: it replaces weights and forwards of plain layers, which checkpoint wrappers and
+    # sharding would hide.
     tensor_ranks = _axis_size(mesh, "tp")
     if tensor_ranks > 1:
         if compile_blocks is not None and has_dropout(model):
@@ -64,24 +68,36 @@ def parallelize(
                 "trainer.compile: with trainer.parallelism.tensor above 1, dropout, which differs between the ranks, "
                 "cannot be compiled; set compile to false, or the model's dropout to 0"
             )
-        layers = apply_tensor_parallel(model, mesh["tp"])
-        logger.info("%d layers are split over %d tensor-parallel ranks", len(layers), tensor_ranks)
+        split_paths = apply_tensor_parallel(model, mesh["tp"])
+        logger.info("%d layers are split over %d tensor-parallel ranks", len(split_paths), tensor_ranks)
+
     if checkpoint:
         checkpoint_blocks(model, checkpoint)
+
+    # Compiled after checkpointing, so that the recomputation is part of the compiled graph.
     if compile_blocks is not None:
         keep_dtensors_out_of_graphs(model)
         compile_blocks(model)
     elif tensor_ranks > 1:
         share_sums(model)
+
+    # Sharding comes last: FSDP2 must see the parts of split weights, and gather around recomputation and graphs.
     if shard and mesh is not None:
         data_axes = tuple(name for name in mesh.mesh_dim_names if name != "tp")
-        split_mesh = mesh[data_axes]
-        whole_mesh = _merge_shard_and_tensor_axes(mesh) if tensor_ranks > 1 else split_mesh
-        shard_units(model, whole_mesh, split_mesh, policy, reshard_after_forward, cpu_offload)
+        fsdp_mesh_of_tp_units = mesh[data_axes]
+        fsdp_mesh = fsdp_mesh_of_tp_units
+        if tensor_ranks > 1:
+            fsdp_mesh = _merge_shard_and_tensor_axes(mesh)
+        shard_units(model, fsdp_mesh, fsdp_mesh_of_tp_units, policy, reshard_after_forward, cpu_offload)
     return model
 
 
 def _require_axes(mesh: DeviceMesh) -> None:
+    """Refuse a mesh whose axes have other names than `AXIS_NAMES`.
+
+    Raises:
+        ConfigError: naming the axes of the mesh, and those that are possible.
+    """
     if mesh.mesh_dim_names not in AXIS_NAMES:
         choices = ", ".join(str(names) for names in AXIS_NAMES)
         raise ConfigError(
@@ -91,6 +107,7 @@ def _require_axes(mesh: DeviceMesh) -> None:
 
 
 def _axis_size(mesh: DeviceMesh | None, axis: str) -> int:
+    """Return the number of ranks along an axis, 1 for an axis that the mesh does not have."""
     if mesh is None or axis not in mesh.mesh_dim_names:
         return 1
     return mesh[axis].size()

@@ -13,10 +13,11 @@ from torch.nn.utils.spectral_norm import SpectralNorm
 
 from credit.errors import ConfigError, did_you_mean
 
+# Dtypes that a config may name, and those of a policy without settings.
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _DEFAULT_DTYPES = {"param_dtype": torch.bfloat16, "reduce_dtype": torch.float32, "output_dtype": torch.float32}
-_CAST_INPUTS = "cast_forward_inputs"
-_POLICY_KEYS = (*_DEFAULT_DTYPES, _CAST_INPUTS)
+_CAST_INPUTS_KEY = "cast_forward_inputs"
+_POLICY_KEYS = (*_DEFAULT_DTYPES, _CAST_INPUTS_KEY)
 
 
 def _build_mp_policy(conf: Mapping[str, Any]) -> MixedPrecisionPolicy | None:
@@ -32,22 +33,22 @@ def _build_mp_policy(conf: Mapping[str, Any]) -> MixedPrecisionPolicy | None:
         ConfigError: for an unknown key or dtype, or a switch that is neither true nor false.
     """
     trainer = read_section(conf, "trainer")
-    requested = trainer.get("fsdp2_mp_policy")
+    policy_section = trainer.get("fsdp2_mp_policy")
     amp = read_boolean(trainer, "trainer.amp", default=False)
-    spectral_norm = read_boolean(read_section(conf, "model"), "model.use_spectral_norm", default=False)
-    if not amp or (spectral_norm and requested is None):
+    has_spectral_norm = read_boolean(read_section(conf, "model"), "model.use_spectral_norm", default=False)
+    if not amp or (has_spectral_norm and policy_section is None):
         return None
-    if not isinstance(requested or {}, Mapping):
+    if not isinstance(policy_section or {}, Mapping):
         raise ConfigError(
-            f"trainer.fsdp2_mp_policy: {requested!r} is not a section; its keys are {', '.join(_POLICY_KEYS)}"
+            f"trainer.fsdp2_mp_policy: {policy_section!r} is not a section; its keys are {', '.join(_POLICY_KEYS)}"
         )
     settings: dict[str, Any] = dict(_DEFAULT_DTYPES)
-    for key, value in (requested or {}).items():
+    for key, value in (policy_section or {}).items():
         path = f"trainer.fsdp2_mp_policy.{key}"
         if key not in _POLICY_KEYS:
             raise ConfigError(f"{path}: there is no such key{did_you_mean(str(key), _POLICY_KEYS)}")
-        if key == _CAST_INPUTS:
-            settings[key] = read_boolean(requested, path, default=True)
+        if key == _CAST_INPUTS_KEY:
+            settings[key] = read_boolean(policy_section, path, default=True)
         else:
             settings[key] = _read_dtype(value, path)
     return MixedPrecisionPolicy(**settings)
@@ -66,6 +67,7 @@ def _fix_spectral_norm_dtype(model: nn.Module, param_dtype: torch.dtype) -> None
         if isinstance(module, _SpectralNorm):
             names |= {"_u", "_v"}
         for hook in module._forward_pre_hooks.values():
+            # A hook names its buffers after the parameter that it normalizes.
             if isinstance(hook, SpectralNorm):
                 names |= {f"{hook.name}_u", f"{hook.name}_v"}
         for name, buffer in module.named_buffers(recurse=False):
@@ -74,26 +76,34 @@ def _fix_spectral_norm_dtype(model: nn.Module, param_dtype: torch.dtype) -> None
 
 
 def read_section(conf: Any, name: str, parent: str = "") -> Mapping[str, Any]:
-    """Return the section `name` of a config as nested dicts; one that is missing or empty is an empty one.
+    """Return the section `name` of a config as nested dicts, an empty dict where it is missing or empty.
 
     Args:
         conf: the whole config, or the section that holds this one.
-        name: its key.
-        parent: what the key is preceded by in a message: ``"trainer."``.
+        name: key of the section.
+        parent: path of the section that holds it, with a dot, for messages: ``"trainer."``.
 
     Raises:
-        ConfigError: if it is no dict.
+        ConfigError: if the section, or `conf`, is not a dict.
     """
-    section = (conf.get(name) if isinstance(conf, Mapping) else conf) or {}
+    section = conf
+    if isinstance(conf, Mapping):
+        section = conf.get(name)
+    section = section or {}
     if not isinstance(section, Mapping):
         raise ConfigError(f"{parent}{name}: {section!r} is not a section; conf is a whole config as nested dicts")
     return section
 
 
 def read_boolean(section: Mapping[str, Any], path: str, default: bool) -> bool:
-    """Return a switch of a section, `default` where it is missing or None.
+    """Return a boolean of a section, `default` where it is missing or None.
 
     A plain dict has not been validated, and the text "false" is true in Python. 0 and 1 count as booleans.
+
+    Args:
+        section: the section of the config as a dict.
+        path: full path of the key, for messages; its last component is the key in `section`.
+        default: value where there is none.
 
     Raises:
         ConfigError: if it is neither true nor false.
@@ -107,7 +117,11 @@ def read_boolean(section: Mapping[str, Any], path: str, default: bool) -> bool:
 
 
 def _read_dtype(value: Any, path: str) -> torch.dtype:
-    """Return the dtype that a config gives by its name or as itself."""
+    """Return the dtype of a config, which gives it by name or as a ``torch.dtype``.
+
+    Raises:
+        ConfigError: for any other value, with the nearest name.
+    """
     if isinstance(value, torch.dtype) and value in _DTYPES.values():
         return value
     if isinstance(value, str) and value in _DTYPES:

@@ -26,12 +26,14 @@ _LAUNCHERS = {
     "slurm": ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"),
     "mpich": ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
 }  # fmt: skip
-_ATTEMPT = "TORCHELASTIC_RESTART_COUNT"
+# Number of times that torchrun has restarted the ranks.
+_ATTEMPT_VARIABLE = "TORCHELASTIC_RESTART_COUNT"
+# Ports of rank 0 from which one is taken where the launcher sets none.
 _PORTS = range(20000, 60000)
-# Open files that a process needs besides its connections.
-_OTHER_FILES = 1024
-# Groups of all ranks that a run makes, with some to spare.
-_GROUPS = 8
+# Number of open files that a process needs besides its connections.
+_NUM_OTHER_FILES = 1024
+# Number of groups of all ranks that a run makes, with some to spare.
+_NUM_PROCESS_GROUPS = 8
 
 
 @dataclass(frozen=True)
@@ -39,13 +41,13 @@ class ProcessInfo:
     """Position of this process among the processes of the run.
 
     Attributes:
-        rank: of this process.
+        rank: rank of this process, from 0.
         world: number of processes.
-        local_rank: among the processes of this host; selects the GPU.
-        launcher: program that started them: torchrun, slurm, openmpi, pals, mpich or none.
-        job_id: of the scheduler, empty outside one.
+        local_rank: rank among the processes of this host, from 0; selects the GPU.
+        launcher: program that started the processes: torchrun, slurm, openmpi, pals, mpich or none.
+        job_id: the scheduler's id of the job, empty outside a job.
         attempt: number of times that torchrun has restarted the ranks.
-        address: host and port of rank 0, None where the launcher has set MASTER_ADDR and MASTER_PORT.
+        address: (host, port) of rank 0, None where MASTER_ADDR and MASTER_PORT are set and for one process.
     """
 
     rank: int = 0
@@ -58,7 +60,7 @@ class ProcessInfo:
 
     @property
     def is_main(self) -> bool:
-        """True on the process that writes logs and files."""
+        """True on rank 0, which writes logs and files."""
         return self.rank == 0
 
 
@@ -67,8 +69,12 @@ def read_process_info(environ: Mapping[str, str] = os.environ) -> ProcessInfo:
 
     A shell inside a Slurm or PBS allocation is not a launcher: there, one process runs.
 
+    Args:
+        environ: environment variables.
+
     Raises:
-        ConfigError: for variables that are not valid ranks, or if the address of rank 0 cannot be found.
+        ConfigError: for variables that are not valid ranks, a missing local rank, or if the address of rank 0 cannot be
+            found.
     """
     job_id = environ.get("SLURM_JOB_ID") or environ.get("PBS_JOBID") or ""
     for launcher, (rank_key, world_key, local_rank_key, local_world_key) in _LAUNCHERS.items():
@@ -78,7 +84,9 @@ def read_process_info(environ: Mapping[str, str] = os.environ) -> ProcessInfo:
         world = _read_int(environ, world_key)
         if not 0 <= rank < world:
             raise ConfigError(f"{rank_key}={rank} and {world_key}={world}: a rank must lie below the number of ranks")
-        local_rank = _read_int(environ, local_rank_key) if local_rank_key in environ else None
+        local_rank = None
+        if local_rank_key in environ:
+            local_rank = _read_int(environ, local_rank_key)
         if world > 1 and local_rank is None:
             raise ConfigError(
                 f"{rank_key} is set by {launcher} but {local_rank_key} is not, so no GPU can be chosen; export "
@@ -86,13 +94,18 @@ def read_process_info(environ: Mapping[str, str] = os.environ) -> ProcessInfo:
             )
         is_one_host = environ.get(local_world_key) == str(world)
         address = _find_address(environ, launcher, world, is_one_host, job_id)
-        attempt = _read_int(environ, _ATTEMPT) if _ATTEMPT in environ else 0
+        attempt = 0
+        if _ATTEMPT_VARIABLE in environ:
+            attempt = _read_int(environ, _ATTEMPT_VARIABLE)
         return ProcessInfo(rank, world, local_rank or 0, launcher, job_id, attempt, address)
     return ProcessInfo(job_id=job_id)
 
 
 def require_one_process(command: str) -> None:
-    """Refuse to run `command` on several processes, which would write the same files.
+    """Refuse to run a command on several processes, which would write the same files.
+
+    Args:
+        command: name of the command, for the message: ``"preprocess"``.
 
     Raises:
         ConfigError: if a launcher has started several processes.
@@ -106,36 +119,42 @@ def require_one_process(command: str) -> None:
 
 
 @contextmanager
-def process_group(launch: ProcessInfo, device: torch.device, timeout_minutes: int) -> Iterator[dist.Store | None]:
-    """Collective: hold the process group of the run: gloo for tensors on the CPU, nccl for those on GPUs.
+def process_group(process: ProcessInfo, device: torch.device, timeout_minutes: int) -> Iterator[dist.Store | None]:
+    """Collective: context that holds the process group of the run, with gloo for tensors on the CPU and nccl on GPUs.
 
-    Yields the store that all ranks share. One process needs no group, and gets None.
+    Yields the store of keys and values that all ranks share. One process needs no group, and gets None.
 
     Args:
-        launch: position of this process.
+        process: position of this process.
         device: device of the model; a GPU must be the current one (`torch.cuda.set_device`).
         timeout_minutes: minutes that a collective waits for the slowest rank before the run fails.
+
+    Raises:
+        torch.distributed.DistError: if not all ranks have come within the timeout.
     """
-    if launch.world == 1:
+    if process.world == 1:
         yield None
         return
-    _allow_open_files(launch.world)
+    _raise_open_file_limit(process.world)
     # Size of torch's record of the last collectives, which shows the missing ranks when one does not end.
     os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "2000")
     if device.type == "cpu" and hasattr(os, "SCHED_BATCH"):
         # With this policy a thread that gloo wakes does not interrupt one that computes, and a small all-reduce takes a
         # quarter of the time (benchmarks/lab_notes.md). Threads that are started later inherit it.
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
-    url = "env://" if launch.address is None else f"tcp://{launch.address[0]}:{launch.address[1]}"
+    url = "env://"
+    if process.address is not None:
+        host, port = process.address
+        url = f"tcp://{host}:{port}"
     timeout = timedelta(minutes=timeout_minutes)
-    store, *_ = next(rendezvous(url, launch.rank, launch.world, timeout=timeout))
+    store, *_ = next(rendezvous(url, process.rank, process.world, timeout=timeout))
     # torchrun's store survives a restart (2.13), with the addresses of ranks that have died, hence a new prefix.
-    store = dist.PrefixStore(f"attempt_{launch.attempt}", store)
+    store = dist.PrefixStore(f"attempt_{process.attempt}", store)
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
         store=store,
-        rank=launch.rank,
-        world_size=launch.world,
+        rank=process.rank,
+        world_size=process.world,
         timeout=timeout,
         device_id=device if device.type == "cuda" else None,
     )
@@ -147,13 +166,13 @@ def process_group(launch: ProcessInfo, device: torch.device, timeout_minutes: in
         dist.destroy_process_group()
 
 
-def _allow_open_files(world: int) -> None:
+def _raise_open_file_limit(world: int) -> None:
     """Raise this process's limit of open files: gloo connects each rank of a group with every other.
 
     The usual limit of a shell, 1024, would be too low for a few hundred ranks.
     """
     soft_limit, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
-    num_files = _OTHER_FILES + _GROUPS * world
+    num_files = _NUM_OTHER_FILES + _NUM_PROCESS_GROUPS * world
     if soft_limit == resource.RLIM_INFINITY or soft_limit >= num_files:
         return
     if hard_limit != resource.RLIM_INFINITY:
@@ -163,7 +182,7 @@ def _allow_open_files(world: int) -> None:
 
 @contextmanager
 def fake_process_group(world: int) -> Iterator[None]:
-    """Hold a process group of `world` ranks, of which this process is rank 0 and the others do not exist.
+    """Context that holds a process group of `world` ranks: this process is rank 0, and the others do not exist.
 
     Collectives return at once and communicate nothing. A world of one rank needs no group.
     """
@@ -179,6 +198,11 @@ def fake_process_group(world: int) -> Iterator[None]:
 
 
 def _read_int(environ: Mapping[str, str], name: str) -> int:
+    """Return the whole number in an environment variable.
+
+    Raises:
+        ConfigError: if it is not one.
+    """
     try:
         return int(environ[name])
     except ValueError as error:
@@ -190,7 +214,11 @@ def _read_int(environ: Mapping[str, str], name: str) -> int:
 def _find_address(
     environ: Mapping[str, str], launcher: str, world: int, is_one_host: bool, job_id: str
 ) -> tuple[str, int] | None:
-    """Return host and port of rank 0, None where MASTER_ADDR and MASTER_PORT have both."""
+    """Return host and port of rank 0, None where they are not needed or MASTER_ADDR and MASTER_PORT have both.
+
+    Raises:
+        ConfigError: for several hosts whose first one the launcher does not tell.
+    """
     if world == 1 or ("MASTER_ADDR" in environ and "MASTER_PORT" in environ):
         return None
     # All ranks must find the same port without communication, so it is derived from the number of the job.

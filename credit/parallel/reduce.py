@@ -46,8 +46,10 @@ def clip_grad_norm_(
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     if not gradients:
         return torch.zeros(())
-    has_float64 = any(gradient.dtype == torch.float64 for gradient in gradients)
-    total_norm, _ = gradient_norm(gradients, group=group, dtype=torch.float64 if has_float64 else torch.float32)
+    norm_dtype = torch.float32
+    if any(gradient.dtype == torch.float64 for gradient in gradients):
+        norm_dtype = torch.float64
+    total_norm, _ = gradient_norm(gradients, group=group, dtype=norm_dtype)
     if error_if_nonfinite and not torch.isfinite(total_norm):
         raise RuntimeError(
             f"the gradient norm is {total_norm.item()}, so the gradients cannot be clipped; skip the step, or set "
@@ -56,8 +58,8 @@ def clip_grad_norm_(
     scale = (max_norm / (total_norm + NORM_EPS)).clamp(max=1.0)
     for gradient in gradients:
         # Each rank scales its own part: in an operation with a DTensor the scale would have to be one, too.
-        part = local_shard(gradient)
-        part.mul_(scale.to(part.device))
+        shard = local_shard(gradient)
+        shard.mul_(scale.to(shard.device))
     return total_norm
 
 
@@ -77,30 +79,33 @@ def gradient_norm(
         gradients: one or more; all ranks pass those of the same parameters, in the same order.
         flags: scalars of this rank, on any device, that are to be summed over all ranks.
         group: ranks that together hold the model; all ranks by default.
-        dtype: of the result; fused optimizers take a gradient scale in float32 only.
+        dtype: dtype of the result; fused optimizers take a gradient scale in float32 only.
 
     Returns:
         The norm, a scalar, and the sum of each flag, (flags,); on the device of the gradients, equal on all ranks.
     """
-    world = dist.get_world_size(group) if dist.is_initialized() else 1
+    num_ranks = 1
+    if dist.is_initialized():
+        num_ranks = dist.get_world_size(group)
     # Keyed by the number of ranks that hold each element, and by the dtype in which the norm is computed.
-    parts: dict[tuple[int, torch.dtype], list[Tensor]] = {}
+    local_gradients: dict[tuple[int, torch.dtype], list[Tensor]] = {}
     for gradient in gradients:
         # A sum of many squares needs float32 at least.
         norm_dtype = torch.promote_types(gradient.dtype, torch.float32)
-        copies = world
+        copies = num_ranks
         if isinstance(gradient, DTensor):
             gradient = _without_partial_sums(gradient)
-            copies = world // num_shards(gradient)
+            copies = num_ranks // num_shards(gradient)
             gradient = gradient.to_local()
-        parts.setdefault((copies, norm_dtype), []).append(gradient)
+        local_gradients.setdefault((copies, norm_dtype), []).append(gradient)
     squares = []
-    for (copies, norm_dtype), tensors in parts.items():
+    # The sum over the ranks counts an element once for each rank that holds it, hence the division by their number.
+    for (copies, norm_dtype), tensors in local_gradients.items():
         norms = torch._foreach_norm(tensors, dtype=norm_dtype)
         squares.append((torch.stack(norms).square().sum() / copies).to(dtype))
-    total = torch.stack(squares).sum()
+    square_sum = torch.stack(squares).sum()
     # Not `non_blocking`: where gradients are kept on the host, it must wait for flags from the GPU.
-    sums = torch.stack([total, *(flag.to(total) for flag in flags)])
+    sums = torch.stack([square_sum, *(flag.to(square_sum) for flag in flags)])
     if dist.is_initialized():
         dist.all_reduce(sums, group=group)
     return sums[0].sqrt(), sums[1:]
@@ -110,12 +115,17 @@ def _without_partial_sums(gradient: DTensor) -> DTensor:
     """Collective: return a gradient without terms of a sum, which torch's own tensor parallelism may leave on ranks."""
     if not any(isinstance(placement, Partial) for placement in gradient.placements):
         return gradient
-    placements = [Replicate() if isinstance(placement, Partial) else placement for placement in gradient.placements]
+    placements = []
+    for placement in gradient.placements:
+        placements.append(Replicate() if isinstance(placement, Partial) else placement)
     return gradient.redistribute(placements=placements)
 
 
 def mean_over_ranks(values: Tensor) -> Tensor:
-    """Collective: return the mean over all ranks of a tensor that every rank has in the same shape."""
+    """Collective: return the mean over all ranks of a tensor that every rank has in the same shape and dtype.
+
+    Without a process group the tensor itself is returned.
+    """
     if not dist.is_initialized():
         return values
     total = values.clone()
@@ -135,27 +145,36 @@ def sum_over_shards(summands: Sequence[Tensor], sharded: Sequence[DTensor]) -> l
     Returns:
         New tensors, equal on all ranks of a mesh.
     """
-    groups = {mesh: _group_of(mesh) for mesh in dict.fromkeys(tensor.device_mesh for tensor in sharded)}
-    ranks = {group: set(dist.get_process_group_ranks(group)) for group in groups.values()}
-    by_size = sorted(ranks, key=lambda group: len(ranks[group]), reverse=True)
-    members: dict[dist.ProcessGroup, list[int]] = {}
+    meshes = dict.fromkeys(tensor.device_mesh for tensor in sharded)
+    groups = {mesh: _get_group(mesh) for mesh in meshes}
+    ranks_of_group = {group: set(dist.get_process_group_ranks(group)) for group in groups.values()}
+
+    # Assign each summand to the largest group that contains the ranks of its mesh.
+    largest_first = sorted(ranks_of_group, key=lambda group: len(ranks_of_group[group]), reverse=True)
+    indices_of_group: dict[dist.ProcessGroup, list[int]] = {}
     for index, tensor in enumerate(sharded):
-        mesh_ranks = ranks[groups[tensor.device_mesh]]
-        group = next(group for group in by_size if mesh_ranks <= ranks[group])
-        members.setdefault(group, []).append(index)
+        mesh_ranks = ranks_of_group[groups[tensor.device_mesh]]
+        group = next(group for group in largest_first if mesh_ranks <= ranks_of_group[group])
+        indices_of_group.setdefault(group, []).append(index)
+
+    # One all-reduce for each group carries all of its summands.
     sums: dict[int, Tensor] = {}
-    for group, indices in members.items():
-        # Ranks that hold copies of a shard share the summand.
-        shares = [summands[index].flatten() * (num_shards(sharded[index]) / len(ranks[group])) for index in indices]
-        total = torch.cat(shares)
+    for group, indices in indices_of_group.items():
+        weighted_summands = []
+        for index in indices:
+            # Ranks that hold copies of a shard share the summand.
+            weight = num_shards(sharded[index]) / len(ranks_of_group[group])
+            weighted_summands.append(summands[index].flatten() * weight)
+        total = torch.cat(weighted_summands)
         dist.all_reduce(total, group=group)
-        parts = total.split([len(share) for share in shares])
-        sums |= {index: part.view_as(summands[index]) for index, part in zip(indices, parts, strict=True)}
+        parts = total.split([len(summand) for summand in weighted_summands])
+        for index, part in zip(indices, parts, strict=True):
+            sums[index] = part.view_as(summands[index])
     return [sums[index] for index in range(len(summands))]
 
 
-def _group_of(mesh: DeviceMesh) -> dist.ProcessGroup:
-    """Return the process group of all ranks of a mesh."""
+def _get_group(mesh: DeviceMesh) -> dist.ProcessGroup:
+    """Collective for a new mesh: return the process group of all ranks of a mesh."""
     if mesh.ndim == 1:
         return mesh.get_group()
     if mesh.size() == dist.get_world_size():

@@ -23,18 +23,20 @@ import torch.distributed as dist
 
 logger = logging.getLogger(__name__)
 
+# Last lines of a stack trace that a report shows, and most ranks that a line names.
 _STACK_LINES = 12
+_MAX_LISTED_RANKS = 16
 
 
 class Watchdog:
     """Thread that watches the progress of all ranks; a context manager.
 
     Args:
-        store: of the run's process group; None for one process, which is not watched.
-        rank: of this process.
+        store: store of the run's process group; None for one process, which is not watched.
+        rank: rank of this process, from 0.
         world: number of ranks.
         patience: seconds without progress after which a rank writes a report, one for each halt.
-        beat: seconds between entries in the store.
+        beat: seconds between a rank's entries in the store.
     """
 
     def __init__(self, store: dist.Store | None, rank: int, world: int, patience: float, beat: float = 10.0) -> None:
@@ -47,7 +49,7 @@ class Watchdog:
         self._count = 0
         self._activity = "starting"
         self._main_thread = threading.main_thread().ident
-        self._stop = threading.Event()
+        self._is_stopping = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
     def record_activity(self, activity: str) -> None:
@@ -63,16 +65,17 @@ class Watchdog:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._stop.set()
+        self._is_stopping.set()
         if self._thread.is_alive():
             self._thread.join()
 
     def _watch(self) -> None:
+        """Write the status of this rank to the store at every beat, and report a halt once; the thread's loop."""
         beats = 0
         last_count = -1
         last_progress = time.monotonic()
         is_reported = False
-        while not self._stop.wait(self._beat):
+        while not self._is_stopping.wait(self._beat):
             is_halted = self._count == last_count
             if not is_halted:
                 last_count = self._count
@@ -82,7 +85,7 @@ class Watchdog:
             # Reading the flight recorder costs time, so it is read during a halt only.
             collectives = read_last_collectives() if is_halted else {}
             try:
-                self._store.set(_key(self._rank), json.dumps(self._status(beats, collectives)))
+                self._store.set(_store_key(self._rank), json.dumps(self._describe_status(beats, collectives)))
                 seconds_waited = time.monotonic() - last_progress
                 if is_halted and not is_reported and seconds_waited > self._patience:
                     is_reported = True
@@ -92,12 +95,13 @@ class Watchdog:
                 return
 
     def _report(self, seconds_waited: float) -> None:
+        """Log where this rank waits, and on rank 0 also for which ranks."""
         lines = [f"rank {self._rank} has made no progress for {seconds_waited:.0f} s ({self._activity})"]
         if self._rank == 0:
             before = self._read_statuses()
             # Every rank that lives writes its status at least once in this time.
-            self._stop.wait(1.5 * self._beat)
-            own_status = self._status(-1, read_last_collectives())
+            self._is_stopping.wait(1.5 * self._beat)
+            own_status = self._describe_status(-1, read_last_collectives())
             lines += describe_lag(before, {**self._read_statuses(), 0: own_status})
         frame = sys._current_frames().get(self._main_thread)
         if frame is not None:
@@ -105,15 +109,20 @@ class Watchdog:
             lines += "".join(traceback.format_stack(frame)[-_STACK_LINES:]).rstrip().splitlines()
         logger.error("%s", "\n".join(lines))
 
-    def _status(self, beats: int, collectives: Mapping[str, tuple[int, str]]) -> dict[str, Any]:
+    def _describe_status(self, beats: int, collectives: Mapping[str, tuple[int, str]]) -> dict[str, Any]:
+        """Return the status of this rank that goes into the store; `beats` shows that its thread lives."""
         return {"beats": beats, "count": self._count, "activity": self._activity, "collectives": collectives}
 
     def _read_statuses(self) -> dict[int, dict[str, Any] | None]:
         """Return the last status of each rank, None for a rank that has written none."""
         statuses = {}
         for rank in range(self._world):
-            key = _key(rank)
-            statuses[rank] = json.loads(self._store.get(key)) if self._store.check([key]) else None
+            key = _store_key(rank)
+            # `get` would wait for a key that is not there.
+            if self._store.check([key]):
+                statuses[rank] = json.loads(self._store.get(key))
+            else:
+                statuses[rank] = None
         return statuses
 
 
@@ -127,14 +136,20 @@ def describe_lag(
         now: the same, more than a beat later.
     """
     lines = []
+
+    # A rank that lives writes a new number of beats.
     silent_ranks = [rank for rank, status in now.items() if status is None or status == before[rank]]
     if silent_ranks:
         lines.append(f"silent, so stopped or dead: {_list_ranks(silent_ranks)}")
+
+    # Ranks that live but have begun fewer activities than the others.
     counts = {rank: status["count"] for rank, status in now.items() if status is not None}
     highest_count = max(counts.values(), default=0)
     for rank, count in counts.items():
         if count < highest_count and rank not in silent_ranks:
             lines.append(f"behind: rank {rank} ({now[rank]['activity']})")
+
+    # The ranks that have begun a group's last collective wait for those that have not.
     # group -> rank -> (number, name) of the last collective that the rank has begun
     collectives: dict[str, dict[int, tuple[int, str]]] = {}
     for rank, status in now.items():
@@ -156,7 +171,10 @@ def describe_lag(
 
 
 def read_last_collectives() -> dict[str, tuple[int, str]]:
-    """Return (number, name) of the last collective that this rank has begun, by group; empty where unknown."""
+    """Return (number, name) of the last collective that this rank has begun, by group; empty where unknown.
+
+    They are read from torch's flight recorder, which not every backend and version of torch has.
+    """
     dump = getattr(torch._C._distributed_c10d, "_dump_fr_trace_json", None)
     if dump is None:
         return {}
@@ -172,12 +190,16 @@ def read_last_collectives() -> dict[str, tuple[int, str]]:
     return last
 
 
-def _key(rank: int) -> str:
+def _store_key(rank: int) -> str:
+    """Return the key of a rank's status in the store."""
     return f"watchdog/{rank}"
 
 
 def _list_ranks(ranks: list[int]) -> str:
     """Return ``rank 3`` or ``ranks 0, 1 and 7 more``."""
-    shown = ", ".join(map(str, ranks[:16]))
-    more = f" and {len(ranks) - 16} more" if len(ranks) > 16 else ""
-    return f"rank{'s' if len(ranks) > 1 else ''} {shown}{more}"
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    text = "ranks " + ", ".join(str(rank) for rank in ranks[:_MAX_LISTED_RANKS])
+    if len(ranks) > _MAX_LISTED_RANKS:
+        text += f" and {len(ranks) - _MAX_LISTED_RANKS} more"
+    return text
