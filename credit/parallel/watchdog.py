@@ -46,7 +46,7 @@ class Watchdog:
         self._world = world
         self._patience = patience
         self._beat = beat
-        self._count = 0
+        self._activity_count = 0
         self._activity = "starting"
         self._main_thread = threading.main_thread().ident
         self._is_stopping = threading.Event()
@@ -54,7 +54,7 @@ class Watchdog:
 
     def record_activity(self, activity: str) -> None:
         """Record that this rank begins an activity, which counts as progress."""
-        self._count += 1
+        self._activity_count += 1
         self._activity = activity
 
     def __enter__(self) -> Watchdog:
@@ -76,9 +76,9 @@ class Watchdog:
         last_progress = time.monotonic()
         is_reported = False
         while not self._is_stopping.wait(self._beat):
-            is_halted = self._count == last_count
+            is_halted = self._activity_count == last_count
             if not is_halted:
-                last_count = self._count
+                last_count = self._activity_count
                 last_progress = time.monotonic()
                 is_reported = False
             beats += 1
@@ -111,7 +111,7 @@ class Watchdog:
 
     def _describe_status(self, beats: int, collectives: Mapping[str, tuple[int, str]]) -> dict[str, Any]:
         """Return the status of this rank that goes into the store; `beats` shows that its thread lives."""
-        return {"beats": beats, "count": self._count, "activity": self._activity, "collectives": collectives}
+        return {"beats": beats, "count": self._activity_count, "activity": self._activity, "collectives": collectives}
 
     def _read_statuses(self) -> dict[int, dict[str, Any] | None]:
         """Return the last status of each rank, None for a rank that has written none."""

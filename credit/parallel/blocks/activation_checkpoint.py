@@ -61,6 +61,7 @@ def checkpoint_blocks(model: nn.Module, mode: Literal[True, "selective"] = True)
     inside_wrapper = wrapped_module_ids(model)
     # A block that is used in two places gets one wrapper.
     wrappers: dict[nn.Module, CheckpointWrapper] = {}
+    # The modules are listed first, since replacing children changes what `modules` yields.
     for parent in list(model.modules()):
         for name, child in parent._modules.items():
             if child is None or not is_marked(child) or id(child) in inside_wrapper:
@@ -75,14 +76,22 @@ def checkpoint_blocks(model: nn.Module, mode: Literal[True, "selective"] = True)
 
 
 def _wrap_block(block: nn.Module, mode: Literal[True, "selective"]) -> CheckpointWrapper:
-    """Return a wrapper that checkpoints every entry point of a block."""
-    selective = functools.partial(_selective_contexts, block) if mode == "selective" else None
+    """Return a wrapper that checkpoints every entry point of a block.
+
+    Args:
+        block: marked, not wrapped yet.
+        mode: see `checkpoint_blocks`.
+    """
+    make_contexts: Callable[[], _Contexts] | None = None
+    if mode == "selective":
+        make_contexts = functools.partial(_selective_contexts, block)
     normalized_weights = find_normalized_weights(block)
-    options: dict[str, Any] = {}
     if normalized_weights:
-        options["context_fn"] = functools.partial(_replay_contexts, normalized_weights, selective)
-    elif selective is not None:
-        options["context_fn"] = selective
+        make_contexts = functools.partial(_replay_contexts, normalized_weights, make_contexts)
+    # torch accepts no None for this option.
+    options: dict[str, Any] = {}
+    if make_contexts is not None:
+        options["context_fn"] = make_contexts
     wrapper = checkpoint_wrapper(block, CheckpointImpl.NO_REENTRANT, **options)
     # torch's wrapper checkpoints forward only and hands other attributes of the block on as they are.
     for name in custom_entry_points(block):
@@ -103,6 +112,7 @@ def _selective_contexts(block: nn.Module) -> _Contexts:
 
 
 def _selective_policy(context, op, *args, **kwargs) -> CheckpointPolicy:
+    """Return torch's policy for the result of one operation of a block; called by torch for each."""
     operation = op._schema.name.removeprefix("aten::")
     if op.namespace == "aten" and operation in _SAVED_OPERATIONS:
         return CheckpointPolicy.MUST_SAVE
@@ -112,13 +122,21 @@ def _selective_policy(context, op, *args, **kwargs) -> CheckpointPolicy:
 def _replay_contexts(
     normalized_weights: list[NormalizedWeight], other_contexts: Callable[[], _Contexts] | None
 ) -> _Contexts:
-    """Return contexts that record and replay torch's spectral norm, each combined with one of `other_contexts`."""
+    """Return contexts that record and replay torch's spectral norm, each combined with one of `other_contexts`.
+
+    Args:
+        normalized_weights: weights of the block with torch's spectral norm.
+        other_contexts: function that returns the contexts of selective checkpointing; None without it.
+    """
     recorded = RecordedForward(normalized_weights)
-    first_pass, recomputation = (nullcontext(), nullcontext()) if other_contexts is None else other_contexts()
-    return _combined(recorded.record(), first_pass), _combined(recorded.replay(), recomputation)
+    first_pass, recomputation = nullcontext(), nullcontext()
+    if other_contexts is not None:
+        first_pass, recomputation = other_contexts()
+    return _nest(recorded.record(), first_pass), _nest(recorded.replay(), recomputation)
 
 
 @contextmanager
-def _combined(outer: AbstractContextManager, inner: AbstractContextManager) -> Iterator[None]:
+def _nest(outer: AbstractContextManager, inner: AbstractContextManager) -> Iterator[None]:
+    """Enter both contexts, the outer one first."""
     with outer, inner:
         yield

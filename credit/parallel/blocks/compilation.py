@@ -11,15 +11,15 @@ from credit.parallel.dtensor import to_local
 
 
 def keep_dtensors_out_of_graphs(model: nn.Module) -> None:
-    """Let the marked blocks compute with this rank's parts of split weights and buffers as plain tensors; in place.
+    """Let marked blocks compute with this rank's parts of split weights and buffers as plain tensors; in place.
 
     A graph that turns a DTensor into a plain tensor has the device mesh among its values. Where a checkpointed block
     does so, torch 2.13 would save the mesh for the backward pass and fails ("expected all tensors_saved_with_vc_check
     to be Tensors"). So the parts are taken before each forward, outside of the graph and of checkpointing.
 
     Args:
-        model: split and, where it is to be, checkpointed; neither compiled nor sharded yet. FSDP2 puts its own hook
-            first, so the parts are those of gathered weights.
+        model: split and, if it is to be, checkpointed; neither compiled nor sharded yet. FSDP2 puts its own hook first,
+            so the parts are those of gathered weights.
     """
     for block in _outermost_marked(model):
         split_tensors: list[tuple[nn.Module, str]] = []
@@ -27,11 +27,11 @@ def keep_dtensors_out_of_graphs(model: nn.Module) -> None:
             tensors = module._parameters | module._buffers
             split_tensors += [(module, name) for name, tensor in tensors.items() if isinstance(tensor, DTensor)]
         if split_tensors:
-            _take_parts_before_forward(block, split_tensors)
+            _use_local_tensors_in_forward(block, split_tensors)
 
 
 def _outermost_marked(model: nn.Module) -> Iterator[nn.Module]:
-    """Yield the marked blocks, or the wrappers around them, that are in no other marked block."""
+    """Yield each marked block, or the wrapper around it, that is not inside another marked block."""
     for child in model.children():
         if getattr(child, "_fsdp2_shard", False):
             yield child
@@ -39,17 +39,24 @@ def _outermost_marked(model: nn.Module) -> Iterator[nn.Module]:
             yield from _outermost_marked(child)
 
 
-def _take_parts_before_forward(block: nn.Module, split_tensors: list[tuple[nn.Module, str]]) -> None:
-    def take_parts(block: nn.Module, args: tuple) -> None:
+def _use_local_tensors_in_forward(block: nn.Module, split_tensors: list[tuple[nn.Module, str]]) -> None:
+    """Replace DTensors by this rank's parts during each forward of a block, by hooks.
+
+    Args:
+        block: outermost marked block.
+        split_tensors: (module inside the block, name of its parameter or buffer that is a DTensor).
+    """
+
+    def set_local_tensors(block: nn.Module, args: tuple) -> None:
         for module, name in split_tensors:
             tensors = module._parameters if name in module._parameters else module._buffers
             # An instance attribute hides the parameter of the same name, which stays registered in the module.
             vars(module)[name] = to_local(tensors[name])
 
-    def forget_parts(block: nn.Module, args: tuple, output: object) -> None:
+    def remove_local_tensors(block: nn.Module, args: tuple, output: object) -> None:
         for module, name in split_tensors:
             vars(module).pop(name, None)
 
-    block.register_forward_pre_hook(take_parts)
-    # Parts are forgotten after an exception as well.
-    block.register_forward_hook(forget_parts, always_call=True)
+    block.register_forward_pre_hook(set_local_tensors)
+    # They are removed after an exception as well.
+    block.register_forward_hook(remove_local_tensors, always_call=True)

@@ -14,7 +14,7 @@ from credit.errors import ConfigError
 
 
 def custom_entry_points(block: nn.Module) -> tuple[str, ...]:
-    """Return the names of a block's entry points beside ``forward``.
+    """Return the names of a block's entry points other than ``forward``.
 
     Raises:
         ConfigError: if the block names a method that it does not have.
@@ -33,57 +33,74 @@ def copy_returned_views(module: nn.Module) -> None:
     """Make every entry point of `module` return copies of the views that it would return; in place, before FSDP2.
 
     FSDP2 gathers weights for the backward pass by a hook on each returned tensor. An operation in place on a view,
-    such as ``y += 1`` behind the module, would drop the hook, and torch warns of every view for that reason.
+    such as ``y += 1`` on the result of the module, would drop the hook, and torch warns of every view for that reason.
+
+    Raises:
+        ConfigError: if the module names an entry point that it does not have.
     """
-    module.register_forward_hook(_copy_views_of_output)
+    module.register_forward_hook(_copy_output_views)
     for name in custom_entry_points(module):
         setattr(module, name, functools.partial(_call_and_copy_views, getattr(module, name)))
 
 
-def _copy_views_of_output(module: nn.Module, args: tuple, output: Any) -> Any:
+def _copy_output_views(module: nn.Module, args: tuple, output: Any) -> Any:
+    """Forward hook that returns the output with copies in place of views."""
     return copy_views(output)
 
 
-def _call_and_copy_views(entry: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    return copy_views(entry(*args, **kwargs))
+def _call_and_copy_views(entry_point: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call an entry point and return its output with copies in place of views."""
+    return copy_views(entry_point(*args, **kwargs))
 
 
 def copy_views(output: Any) -> Any:
     """Return `output` with copies in place of the views in it that need a gradient, at any depth of its containers.
 
-    A container without such views is returned itself.
+    Args:
+        output: a tensor, or tensors in tuples, named tuples, dicts, lists and dataclasses. A container without such
+            views is returned itself; other objects are returned as they are.
     """
     if isinstance(output, Tensor):
-        return output.clone() if output.requires_grad and output._base is not None else output
+        # Only a view has a base, the tensor whose memory it shows.
+        is_view = output._base is not None
+        return output.clone() if is_view and output.requires_grad else output
     if isinstance(output, tuple):
         items = [copy_views(item) for item in output]
         if all(new is old for new, old in zip(items, output, strict=True)):
             return output
-        is_named = hasattr(output, "_fields")
-        return type(output)(*items) if is_named else type(output)(items)
+        # A named tuple takes its items one by one.
+        if hasattr(output, "_fields"):
+            return type(output)(*items)
+        return type(output)(items)
     if isinstance(output, dict):
-        return _with_copies(output, output.items(), type(output).__setitem__)
+        return _replace_views(output, output.items(), type(output).__setitem__)
     if isinstance(output, list):
-        return _with_copies(output, enumerate(output), type(output).__setitem__)
+        return _replace_views(output, enumerate(output), type(output).__setitem__)
     if dataclasses.is_dataclass(output) and not isinstance(output, type):
         members = [(field.name, getattr(output, field.name)) for field in dataclasses.fields(output)]
-        # also those of a frozen dataclass
-        return _with_copies(output, members, object.__setattr__)
+        # `object.__setattr__` sets the fields of a frozen dataclass as well.
+        return _replace_views(output, members, object.__setattr__)
     return output
 
 
-def _with_copies(
+def _replace_views(
     container: Any, members: Iterable[tuple[Any, Any]], set_member: Callable[[Any, Any, Any], None]
 ) -> Any:
-    """Return `container` itself, or a shallow copy of it with those members replaced that hold views."""
-    changed = []
+    """Return `container` itself, or a shallow copy of it in which the members that hold views are replaced.
+
+    Args:
+        container: a dict, list or dataclass.
+        members: (key, index or field name; value) of its members.
+        set_member: function that sets a member of a container: ``set_member(container, key, value)``.
+    """
+    replacements = []
     for key, value in members:
-        copied = copy_views(value)
-        if copied is not value:
-            changed.append((key, copied))
-    if not changed:
+        replacement = copy_views(value)
+        if replacement is not value:
+            replacements.append((key, replacement))
+    if not replacements:
         return container
-    replaced = copy.copy(container)
-    for key, value in changed:
-        set_member(replaced, key, value)
-    return replaced
+    new_container = copy.copy(container)
+    for key, replacement in replacements:
+        set_member(new_container, key, replacement)
+    return new_container

@@ -18,7 +18,7 @@ def is_marked(module: nn.Module) -> bool:
 
 
 def wrapped_module_ids(model: nn.Module) -> set[int]:
-    """Return the ids of the modules that sit inside a wrapper of checkpointing or of torch.compile."""
+    """Return the `id` of each module that sits inside a wrapper of checkpointing or of torch.compile."""
     ids = set()
     for module in model.modules():
         for prefix in _WRAPPER_PREFIXES:
@@ -28,5 +28,8 @@ def wrapped_module_ids(model: nn.Module) -> set[int]:
 
 
 def strip_wrapper_prefixes(name: str) -> str:
-    """Return the name of a parameter or module without the prefixes of wrappers, as checkpoints have it."""
+    """Return the name of a parameter or module without the prefixes of wrappers, as checkpoints have it.
+
+    Such a name is called plain: ``blocks.0._checkpoint_wrapped_module.norm.weight`` -> ``blocks.0.norm.weight``.
+    """
     return ".".join(component for component in name.split(".") if component not in _WRAPPER_PREFIXES)

@@ -13,17 +13,27 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from credit.errors import ConfigError
 from credit.parallel.blocks.marks import strip_wrapper_prefixes, wrapped_module_ids
 
+# Wrappers that replace or sum a model's parameters or gradients by themselves.
 _OTHER_WRAPPERS = (DistributedDataParallel, DataParallel, FullyShardedDataParallel)
+# Modules that only hold others; torch never calls their forward.
 _CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
 
 
 def _has_fsdp2_shard(module: nn.Module) -> bool:
-    """Return True if a module opted in as a sharding unit, as an instance or as a class."""
+    """Return True if a module, or the block in a checkpoint wrapper, is marked with ``_fsdp2_shard``.
+
+    The mark may be an attribute of the instance or of its class.
+    """
     return bool(getattr(module, "_fsdp2_shard", False))
 
 
 def _is_shardable(module: nn.Module, ac_enabled: bool) -> bool:
-    """Return True for a sharding unit: with checkpointing the wrapper around a marked block, else the block."""
+    """Return True for a sharding unit: with checkpointing the wrapper around a marked block, else the block.
+
+    Args:
+        module: any module of the model.
+        ac_enabled: True if the marked blocks are wrapped for activation checkpointing.
+    """
     if ac_enabled:
         return isinstance(module, CheckpointWrapper) and _has_fsdp2_shard(module._checkpoint_wrapped_module)
     return not isinstance(module, CheckpointWrapper) and _has_fsdp2_shard(module)
@@ -45,24 +55,26 @@ def find_sharding_units(model: nn.Module) -> list[nn.Module]:
     return [*reversed(units), model]
 
 
-def split_by_dtype(unit: nn.Module, taken: set[int]) -> list[nn.Module]:
-    """Return the modules of a unit that are sharded apart, inner before outer; the last is the unit itself.
+def split_by_dtype(unit: nn.Module, inner_parameter_ids: set[int]) -> list[nn.Module]:
+    """Return the modules of a unit that are sharded one by one, inner before outer; the last is the unit itself.
 
     FSDP2 reduces the gradients of a sharded module in one dtype. So a module whose trainable weights are of another
     dtype than those around it is sharded by itself.
 
     Args:
         unit: its modules have trainable weights of one dtype each, see `require_shardable`.
-        taken: ids of the parameters of units inside, which are sharded with those.
+        inner_parameter_ids: `id` of each parameter of units inside this one, which are sharded with those.
 
     Raises:
         ConfigError: if such a module is a container, whose forward is never called.
     """
-    separate: dict[nn.Module, None] = {}
+    # A dict in place of a list, since a module may be reached on two paths.
+    separate_modules: dict[nn.Module, None] = {}
 
     def visit(module: nn.Module, dtype: torch.dtype | None) -> None:
         for name, child in module.named_children():
-            child_dtype = _dtype_of(child, taken)
+            child_dtype = _direct_dtype(child, inner_parameter_ids)
+            # The child's own weights can be sharded with those around it.
             if child_dtype in (None, dtype):
                 visit(child, dtype)
                 continue
@@ -73,26 +85,32 @@ def split_by_dtype(unit: nn.Module, taken: set[int]) -> list[nn.Module]:
                     f"never called; give it the dtype {dtype}, or put it into a module with a forward"
                 )
             visit(child, child_dtype)
-            separate[child] = None
+            separate_modules[child] = None
 
-    visit(unit, _main_dtype(unit, taken))
-    return [*separate, unit]
+    visit(unit, _main_dtype(unit, inner_parameter_ids))
+    return [*separate_modules, unit]
 
 
 def require_shardable(model: nn.Module) -> None:
     """Refuse models on which FSDP2 would fail, in some cases only in the first forward.
 
     Raises:
-        ConfigError: naming the modules or parameters.
+        ConfigError: naming the modules or parameters: for a model that is sharded already or wrapped by another kind of
+            parallelism, a marked container, trainable weights of several dtypes in one module, a parameter in two
+            sharding units, a scalar parameter, and a complex one.
     """
     if fsdp2_is_applied(model):
         raise ConfigError(f"{type(model).__name__} is sharded already; apply_fsdp2 is called once, on a plain model")
     for path, module in model.named_modules():
-        _require_module(strip_wrapper_prefixes(path) or "the model", module, module is model)
-    taken: set[int] = set()
+        _require_shardable_module(strip_wrapper_prefixes(path) or "the model", module, module is model)
+
+    # Called for its errors only.
+    inner_parameter_ids: set[int] = set()
     for unit in find_sharding_units(model):
-        split_by_dtype(unit, taken)
-        taken.update(map(id, unit.parameters()))
+        split_by_dtype(unit, inner_parameter_ids)
+        inner_parameter_ids.update(map(id, unit.parameters()))
+
+    # A parameter must not belong to two units. Inner units come first, so a module belongs to the first that has it.
     unit_of_parameter: dict[int, int] = {}
     modules_of_inner_units: set[int] = set()
     for number, unit in enumerate(find_sharding_units(model)):
@@ -102,9 +120,10 @@ def require_shardable(model: nn.Module) -> None:
             for parameter in module.parameters(recurse=False):
                 if unit_of_parameter.setdefault(id(parameter), number) != number:
                     raise ConfigError(
-                        f"{_names_of(model, parameter)}: one parameter in two units of sharding, but each must have "
+                        f"{_join_names(model, parameter)}: one parameter in two units of sharding, but each must have "
                         "its own; call one module from both blocks, or do not mark them with _fsdp2_shard"
                     )
+
     for name, parameter in model.named_parameters():
         plain_name = strip_wrapper_prefixes(name)
         if not parameter.dim():
@@ -119,6 +138,10 @@ def require_shardable(model: nn.Module) -> None:
 def require_unwrapped(path: str, module: nn.Module) -> None:
     """Refuse a module in DistributedDataParallel or a similar wrapper, whose buckets hold parameters to be replaced.
 
+    Args:
+        path: path of the module in the model, empty for the model itself.
+        module: any module of the model.
+
     Raises:
         ConfigError: naming the module.
     """
@@ -129,7 +152,7 @@ def require_unwrapped(path: str, module: nn.Module) -> None:
         )
 
 
-def _require_module(path: str, module: nn.Module, is_root: bool) -> None:
+def _require_shardable_module(path: str, module: nn.Module, is_root: bool) -> None:
     """Refuse a module that is in another wrapper, is a marked container, or has trainable weights of two dtypes.
 
     Raises:
@@ -141,12 +164,13 @@ def _require_module(path: str, module: nn.Module, is_root: bool) -> None:
             f"{path}: a {type(module).__name__} cannot be a unit of sharding: its forward is never called, so FSDP2 "
             "could not gather its weights; mark the blocks inside with _fsdp2_shard, or give it a forward"
         )
-    dtypes: dict[torch.dtype, str] = {}
+    # dtype -> name of the first parameter that has it
+    name_by_dtype: dict[torch.dtype, str] = {}
     for name, parameter in module.named_parameters(recurse=False):
         if parameter.requires_grad:
-            dtypes.setdefault(parameter.dtype, name)
-    if len(dtypes) > 1:
-        listed = ", ".join(f"{name} is {dtype}" for dtype, name in dtypes.items())
+            name_by_dtype.setdefault(parameter.dtype, name)
+    if len(name_by_dtype) > 1:
+        listed = ", ".join(f"{name} is {dtype}" for dtype, name in name_by_dtype.items())
         raise ConfigError(
             f"{path} ({type(module).__name__}): trainable parameters of two dtypes in one module: {listed}; FSDP2 "
             "reduces a module's gradients in one dtype; give them one dtype, or move one into a module of its own"
@@ -154,34 +178,36 @@ def _require_module(path: str, module: nn.Module, is_root: bool) -> None:
 
 
 def _is_container(module: nn.Module) -> bool:
+    """Return True for a list or dict of modules or parameters without a forward of its own."""
     return isinstance(module, _CONTAINERS) and type(module).forward is nn.Module.forward
 
 
-def _dtype_of(module: nn.Module, taken: set[int]) -> torch.dtype | None:
+def _direct_dtype(module: nn.Module, inner_parameter_ids: set[int]) -> torch.dtype | None:
     """Return the dtype of a module's own trainable weights, without those of its children; None without any."""
     for parameter in module.parameters(recurse=False):
-        if parameter.requires_grad and id(parameter) not in taken:
+        if parameter.requires_grad and id(parameter) not in inner_parameter_ids:
             return parameter.dtype
     return None
 
 
-def _main_dtype(unit: nn.Module, taken: set[int]) -> torch.dtype | None:
-    """Return the dtype of a unit's own trainable weights, or else of most weights inside."""
+def _main_dtype(unit: nn.Module, inner_parameter_ids: set[int]) -> torch.dtype | None:
+    """Return the dtype of a unit's own trainable weights, or else of most weights inside; None without any."""
     num_weights: Counter[torch.dtype] = Counter()
     for parameter in unit.parameters():
-        if parameter.requires_grad and id(parameter) not in taken:
+        if parameter.requires_grad and id(parameter) not in inner_parameter_ids:
             num_weights[parameter.dtype] += parameter.numel()
     # A wrapper of checkpointing or compilation has no weights; those of the block in it count as its own.
     inside_wrapper = wrapped_module_ids(unit)
     for module in unit.modules():
         if module is unit or id(module) in inside_wrapper:
-            dtype = _dtype_of(module, taken)
+            dtype = _direct_dtype(module, inner_parameter_ids)
             if dtype is not None:
                 return dtype
     return max(num_weights, key=num_weights.get, default=None)
 
 
-def _names_of(model: nn.Module, parameter: nn.Parameter) -> str:
+def _join_names(model: nn.Module, parameter: nn.Parameter) -> str:
+    """Return all plain names of a parameter of the model, joined by "and"."""
     names = []
     for name, other in model.named_parameters(remove_duplicate=False):
         if other is parameter:

@@ -34,7 +34,7 @@ class NormalizedWeight:
 
 
 class RecordedForward:
-    """Vectors of one forward pass of a block.
+    """Record of the vectors u and v with which each call in one forward pass of a block computes.
 
     Args:
         weights: normalized weights of the block.
@@ -42,12 +42,12 @@ class RecordedForward:
 
     def __init__(self, weights: list[NormalizedWeight]) -> None:
         self._weights = weights
-        # For each weight, the vectors by buffer name of one call after the other.
+        # For each weight, one dict for each call, from buffer name to vector.
         self._calls: list[list[dict[str, Tensor]]] = [[] for _ in weights]
 
     @contextmanager
     def record(self) -> Iterator[None]:
-        """Record the vectors that each call computes with.
+        """Context of the first pass: record the vectors that each call computes with.
 
         A weight that is not used in the forward pass gets one entry with the vectors at its end.
         """
@@ -67,7 +67,10 @@ class RecordedForward:
 
     @contextmanager
     def replay(self) -> Iterator[None]:
-        """Give each call its recorded vectors without iterating; restore the present vectors at the end."""
+        """Context of the recomputation: give each call its recorded vectors, and do not iterate.
+
+        The vectors that the module had before are restored at the end, after an exception as well.
+        """
         present_vectors = []
         present_iterations = []
         for weight in self._weights:
@@ -103,9 +106,11 @@ def find_normalized_weights(block: nn.Module) -> list[NormalizedWeight]:
 def _record_call(
     calls: list[dict[str, Tensor]], vector_names: tuple[str, str], module: nn.Module, *hook_arguments: Any
 ) -> None:
+    """Append a copy of the module's present vectors to the calls of one weight; a forward hook."""
     calls.append({name: module._buffers[name].clone() for name in vector_names})
 
 
 def _replay_call(calls: Iterator[dict[str, Tensor]], module: nn.Module, *hook_arguments: Any) -> None:
+    """Set the module's vectors to those of the next recorded call; a forward hook."""
     # When all calls are replayed, the vectors of the last one stay.
     module._buffers.update(next(calls, {}))
