@@ -16,11 +16,13 @@ from credit.parallel.dtensor import local_shard, local_slices
 
 @torch.no_grad()
 def allocate_(model: nn.Module, device: torch.device, host_parameters: bool = False) -> None:
-    """Give every parameter and buffer of a meta-device model memory, and no value yet, in place.
+    """Give every parameter and buffer of a meta-device model memory in place, marked as not set yet.
+
+    The mark is NaN, or the smallest integer, in every element; `require_filled` finds it.
 
     Args:
-        model: sharded or not.
-        device: of parameters and buffers.
+        model: on the meta device; sharded or not.
+        device: device of parameters and buffers.
         host_parameters: keep parameters in host memory (FSDP2's CPU offload).
     """
     model.to_empty(device="cpu" if host_parameters else device)
@@ -29,7 +31,7 @@ def allocate_(model: nn.Module, device: torch.device, host_parameters: bool = Fa
             for name, buffer in module.named_buffers(recurse=False):
                 module._buffers[name] = buffer.to(device)
     for tensor in named_tensors(model).values():
-        local_shard(tensor).fill_(_unset(tensor.dtype))
+        local_shard(tensor).fill_(_unset_marker(tensor.dtype))
 
 
 @torch.no_grad()
@@ -37,8 +39,9 @@ def fill_(model: nn.Module, values: Iterable[tuple[str, Tensor]]) -> None:
     """Copy whole tensors into the model in place; each rank takes its own parts, without communication.
 
     Args:
-        model: allocated.
-        values: state-dict names and whole CPU tensors, the same on every rank; read one at a time.
+        model: has memory, such as that of `allocate_`.
+        values: (name in the state dict, whole CPU tensor of the shape of the target), the same on every rank; read one
+            at a time.
     """
     targets = named_tensors(model)
     for name, value in values:
@@ -53,7 +56,7 @@ def require_filled(model: nn.Module) -> None:
     Raises:
         ConfigError: naming those that have not.
     """
-    unset_names = [name for name, tensor in named_tensors(model).items() if _is_unset(local_shard(tensor))]
+    unset_names = [name for name, tensor in named_tensors(model).items() if _has_unset_values(local_shard(tensor))]
     if unset_names:
         raise ConfigError(
             f"model.type: {type(model).__name__} leaves {', '.join(unset_names)} without values when built on the "
@@ -63,27 +66,41 @@ def require_filled(model: nn.Module) -> None:
 
 
 def named_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Return every parameter and buffer by its name in a state dict, which wrappers do not change."""
-    return {strip_wrapper_prefixes(name): t for name, t in (*model.named_parameters(), *model.named_buffers())}
+    """Return every parameter and buffer by its name in a state dict, without the prefixes of wrappers."""
+    tensors = (*model.named_parameters(), *model.named_buffers())
+    return {strip_wrapper_prefixes(name): tensor for name, tensor in tensors}
 
 
 def take_local_part(full_value: Tensor, like: Tensor) -> Tensor:
-    """Return this rank's part of a whole tensor that every rank has, cut as `like` is."""
+    """Return this rank's part of a whole tensor that every rank has, a view.
+
+    Args:
+        full_value: tensor of the whole shape of `like`.
+        like: tensor, sharded or not, whose parts are on the same ranks.
+    """
     return full_value[tuple(local_slices(like))]
 
 
 def scatter_tensor_from_rank0(full_value: Tensor | None, target: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """Collective: return this rank's part of a whole tensor that rank 0 has, cut as `target` is and on its device.
+    """Collective: return this rank's part of a whole tensor that rank 0 has, split as `target` is and on its device.
 
     Args:
-        full_value: of the shape of `target`; None except on rank 0.
+        full_value: whole tensor of the shape of `target`; None except on rank 0.
         target: a parameter, buffer, or any other tensor, sharded or not.
-        dtype: of the result; that of `target` by default. Rank 0 casts, so that all ranks agree on what is sent.
+        dtype: dtype of the result; that of `target` by default. Rank 0 casts, so that all ranks agree on what is sent.
+
+    Returns:
+        A new DTensor with the placements of `target`, or a new plain tensor where `target` is one. For a target on the
+        meta device it is on the device of the mesh, or else on the CPU.
     """
     is_sharded = isinstance(target, DTensor)
     # Parameters in host memory (CPU offload) are sent on the device of the mesh, those on the meta device on the CPU.
-    device = torch.device(target.device_mesh.device_type) if is_sharded else target.device
-    device = torch.device("cpu") if device.type == "meta" else device
+    if is_sharded:
+        device = torch.device(target.device_mesh.device_type)
+    elif target.is_meta:
+        device = torch.device("cpu")
+    else:
+        device = target.device
     value = torch.empty(target.shape, dtype=dtype or target.dtype, device=device)
     if full_value is not None:
         value.copy_(full_value)
@@ -100,15 +117,19 @@ def scatter_tensor_from_rank0(full_value: Tensor | None, target: Tensor, dtype: 
     )
 
 
-def _unset(dtype: torch.dtype) -> float | int | bool:
+def _unset_marker(dtype: torch.dtype) -> float | int | bool:
+    """Return the value that marks elements without a value; a bool has no such value and gets False."""
     if dtype.is_floating_point or dtype.is_complex:
         return float("nan")
-    return False if dtype == torch.bool else torch.iinfo(dtype).min
-
-
-def _is_unset(part: Tensor) -> bool:
-    if part.dtype == torch.bool or not part.numel():
+    if dtype == torch.bool:
         return False
-    if part.dtype.is_floating_point or part.dtype.is_complex:
-        return bool(part.isnan().any())
-    return bool((part == _unset(part.dtype)).any())
+    return torch.iinfo(dtype).min
+
+
+def _has_unset_values(local_tensor: Tensor) -> bool:
+    """Return True if any element has the value of `_unset_marker`; always False for bools."""
+    if local_tensor.dtype == torch.bool or not local_tensor.numel():
+        return False
+    if local_tensor.dtype.is_floating_point or local_tensor.dtype.is_complex:
+        return bool(local_tensor.isnan().any())
+    return bool((local_tensor == _unset_marker(local_tensor.dtype)).any())

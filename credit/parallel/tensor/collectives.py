@@ -1,4 +1,7 @@
-"""Differentiable collectives of tensor parallelism, which torch.compile can trace."""
+"""Differentiable collectives of tensor parallelism, which torch.compile can trace.
+
+Every rank of the group must call each of them, in the forward and in the backward pass.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,10 @@ from torch import Tensor
 
 
 class AllReduceBackward(torch.autograd.Function):
-    """Identity whose gradient is summed over the ranks: for the common input of split layers."""
+    """Identity whose gradient is summed over the ranks: for the common input of split layers.
+
+    Called f in Megatron-LM (Shoeybi et al. 2019, arXiv 1909.08053).
+    """
 
     @staticmethod
     def forward(ctx, group: dist.ProcessGroup, x: Tensor) -> Tensor:
@@ -25,7 +31,10 @@ class AllReduceBackward(torch.autograd.Function):
 
 
 class AllReduceForward(torch.autograd.Function):
-    """Sum over the ranks whose gradient is passed on unchanged: for the outputs of split layers."""
+    """Sum over the ranks whose gradient is passed on unchanged: for the outputs of split layers.
+
+    Called g in Megatron-LM (Shoeybi et al. 2019, arXiv 1909.08053).
+    """
 
     @staticmethod
     def forward(ctx, x: Tensor, group: dist.ProcessGroup) -> Tensor:
@@ -58,69 +67,83 @@ class FusedRoutes:
     is a piece of 1 / (n * parts) of all rows, and a piece goes to one rank as a whole.
 
     Attributes:
-        order: this rank's pieces in the order in which they are sent, by destination.
-        sent: number of rows for each rank.
-        received: number of rows from each rank; they arrive in the order of parts.
+        piece_order: numbers of this rank's pieces in the order in which they are sent, by destination.
+        num_rows_sent: number of rows that this rank sends to each rank.
+        num_rows_received: number of rows that it receives from each rank; they arrive in the order of parts.
         group: the ranks.
     """
 
-    order: tuple[int, ...]
-    sent: tuple[int, ...]
-    received: tuple[int, ...]
+    piece_order: tuple[int, ...]
+    num_rows_sent: tuple[int, ...]
+    num_rows_received: tuple[int, ...]
     group: dist.ProcessGroup
 
 
 def plan_fused_routes(rows: int, parts: int, group: dist.ProcessGroup) -> FusedRoutes:
-    """Return the routes of a fused weight.
+    """Return this rank's routes of the rows of a fused weight.
 
     Args:
-        rows: rows of the whole weight, a multiple of `parts` times the number of ranks.
-        parts: equal parts of the rows.
+        rows: number of rows of the whole weight, a multiple of `parts` times the number of ranks.
+        parts: number of equal parts of the rows.
         group: the ranks.
     """
-    ranks = group.size()
+    num_ranks = group.size()
     rank = group.rank()
-    # Pieces are numbered by their position in the whole weight: rank r stores the pieces from r * parts on.
-    destinations = [(rank * parts + piece) % ranks for piece in range(parts)]
-    sources = [(part * ranks + rank) // parts for part in range(parts)]
-    piece_rows = rows // (ranks * parts)
-    return FusedRoutes(
-        order=tuple(sorted(range(parts), key=lambda piece: destinations[piece])),
-        sent=tuple(piece_rows * destinations.count(other) for other in range(ranks)),
-        received=tuple(piece_rows * sources.count(other) for other in range(ranks)),
-        group=group,
-    )
+    piece_rows = rows // (num_ranks * parts)
+    # Pieces are numbered by their position in the whole weight. Rank r stores the pieces from r * parts on, and
+    # computes with piece r of each part.
+    destinations = [(rank * parts + piece) % num_ranks for piece in range(parts)]
+    sources = [(part * num_ranks + rank) // parts for part in range(parts)]
+    piece_order = sorted(range(parts), key=lambda piece: destinations[piece])
+    num_rows_sent = [piece_rows * destinations.count(other) for other in range(num_ranks)]
+    num_rows_received = [piece_rows * sources.count(other) for other in range(num_ranks)]
+    return FusedRoutes(tuple(piece_order), tuple(num_rows_sent), tuple(num_rows_received), group)
 
 
 class ExchangeFusedRows(torch.autograd.Function):
-    """Exchange of rows that gives each rank its share of every fused part of a weight; see `FusedRoutes`."""
+    """Exchange of rows that gives each rank its share of every fused part of a weight; see `FusedRoutes`.
+
+    From (rows / ranks, ...) as stored to (rows / ranks, ...) as computed with; the number of ranks divides the rows.
+    """
 
     @staticmethod
     def forward(ctx, rows: Tensor, routes: FusedRoutes) -> Tensor:
         ctx.routes = routes
-        pieces = rows.chunk(len(routes.order))
-        sent = torch.cat([pieces[piece] for piece in routes.order])
-        return _exchange_rows(sent, routes.received, routes.sent, routes.group)
+        pieces = rows.chunk(len(routes.piece_order))
+        ordered_rows = torch.cat([pieces[piece] for piece in routes.piece_order])
+        return _exchange_rows(ordered_rows, routes.num_rows_received, routes.num_rows_sent, routes.group)
 
     @staticmethod
     def backward(ctx, gradient: Tensor) -> tuple[Tensor, None]:
+        # The gradient takes the way back, and its pieces are put into the order in which the rows were.
         routes = ctx.routes
-        pieces = _exchange_rows(gradient, routes.sent, routes.received, routes.group).chunk(len(routes.order))
-        return torch.cat([pieces[routes.order.index(piece)] for piece in range(len(pieces))]), None
+        ordered_gradient = _exchange_rows(gradient, routes.num_rows_sent, routes.num_rows_received, routes.group)
+        pieces = ordered_gradient.chunk(len(routes.piece_order))
+        return torch.cat([pieces[routes.piece_order.index(piece)] for piece in range(len(pieces))]), None
 
 
-def _exchange_rows(x: Tensor, received: Sequence[int], sent: Sequence[int], group: dist.ProcessGroup) -> Tensor:
-    """Return the rows received from all ranks, in the order of ranks."""
+def _exchange_rows(
+    x: Tensor, num_rows_received: Sequence[int], num_rows_sent: Sequence[int], group: dist.ProcessGroup
+) -> Tensor:
+    """Collective: return the rows received from all ranks, in the order of ranks.
+
+    Args:
+        x: (rows, ...) this rank's rows, in the order of the ranks that they go to.
+        num_rows_received: number of rows from each rank.
+        num_rows_sent: number of rows for each rank.
+        group: the ranks.
+    """
     x = x.contiguous()
     if torch.compiler.is_compiling():
-        return functional.wait_tensor(functional.all_to_all_single(x, list(received), list(sent), group))
-    result = x.new_empty((sum(received), *x.shape[1:]))
-    dist.all_to_all_single(result, x, list(received), list(sent), group=group)
+        exchanged = functional.all_to_all_single(x, list(num_rows_received), list(num_rows_sent), group)
+        return functional.wait_tensor(exchanged)
+    result = x.new_empty((sum(num_rows_received), *x.shape[1:]))
+    dist.all_to_all_single(result, x, list(num_rows_received), list(num_rows_sent), group=group)
     return result
 
 
 def _sum_over_ranks(x: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """Return the sum over the ranks, a new tensor."""
+    """Collective: return the sum of a tensor over the ranks, in a new tensor."""
     if torch.compiler.is_compiling():
         # A sum in place can be traced, too, but in torch 2.11 every gradient before it is lost without an error.
         return functional.wait_tensor(functional.all_reduce(x.contiguous(), "sum", group))

@@ -7,8 +7,12 @@ from torch import Tensor, nn
 
 
 def drop_rate(module: nn.Module) -> float:
-    """Return the rate at which a module itself drops: of a Dropout, or a number in an attribute ``dropout``; else 0."""
+    """Return the probability with which a module itself drops activations, without the modules inside it.
+
+    It is the rate of a Dropout, or a number in an attribute ``dropout``, which attention may have; else 0.
+    """
     rate = module.p if isinstance(module, nn.Dropout) else getattr(module, "dropout", 0.0)
+    # The attribute may also be a module, which counts by itself.
     return rate if isinstance(rate, int | float) else 0.0
 
 
@@ -24,8 +28,8 @@ class RankRandomState:
     its rank. A recomputed block starts from the same common state, and so draws the same numbers again.
 
     Args:
-        rank: of this process among the tensor-parallel ranks.
-        parent: module whose dropout is meant.
+        rank: rank of this process among the tensor-parallel ranks.
+        parent: module that holds both layers and the dropout between them.
     """
 
     def __init__(self, rank: int, parent: nn.Module) -> None:

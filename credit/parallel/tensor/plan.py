@@ -34,12 +34,12 @@ class PlannedLayer:
     """A layer of a plan that was checked.
 
     Attributes:
-        path: of the layer in the model.
-        location: of the plan's entry, for messages.
+        path: path of the layer in the model, without the prefixes of wrappers.
+        location: where the plan's entry stands, for messages.
         module: the layer; a Linear unless it is replicated.
         parent: module in which activations between the split layers belong to one rank.
         kind: ``colwise``, ``rowwise`` or ``replicated``.
-        fused_parts: equal parts of a colwise layer's outputs, one behind the other.
+        fused_parts: number of equal parts of a colwise layer's outputs, one behind the other.
         num_units: attention heads or hidden units, of which each rank gets an equal number; 0 for a replicated layer.
     """
 
@@ -56,8 +56,8 @@ def read_plan(path: str, block: nn.Module) -> list[list[PlannedLayer]]:
     """Return the layers of a block's plan, in groups that are split together or not at all.
 
     Args:
-        path: of the block in the model.
-        block: has a ``_tp_plan``.
+        path: path of the block in the model.
+        block: module with a ``_tp_plan``.
 
     Raises:
         ConfigError: if a name matches no module, a kind is unknown, or the widths of a group do not fit together.
@@ -73,6 +73,7 @@ def read_plan(path: str, block: nn.Module) -> list[list[PlannedLayer]]:
         if entry.kind != "replicated" and not isinstance(modules[name], nn.Linear):
             raise ConfigError(f"{location}: only Linear layers are split, this is a {type(modules[name]).__name__}")
         entries[name] = entry
+
     groups = []
     for parent, names in _group_names(entries).items():
         group = []
@@ -102,7 +103,7 @@ def require_splittable(model: nn.Module, layers: list[PlannedLayer]) -> None:
     Raises:
         ConfigError: naming the layer.
     """
-    # id of a parameter -> modules that hold it
+    # `id` of a parameter -> modules that hold it directly
     holders: dict[int, set[nn.Module]] = {}
     for module in model.modules():
         for parameter in module.parameters(recurse=False):
@@ -124,10 +125,16 @@ def require_splittable(model: nn.Module, layers: list[PlannedLayer]) -> None:
 
 
 def _locate(path: str, block: nn.Module, name: str) -> str:
+    """Return the place of an entry of a plan in words, for messages."""
     return f"{type(block).__name__}._tp_plan[{name!r}] (at {strip_wrapper_prefixes(path) or 'the model'})"
 
 
 def _read_entry(value: object, location: str) -> PlanEntry:
+    """Return the value of an entry of a plan: ``"colwise:2"`` -> kind ``colwise`` with 2 fused parts.
+
+    Raises:
+        ConfigError: for anything that is not one of `KINDS`.
+    """
     fused = re.fullmatch(r"colwise:([1-9]\d*)", value) if isinstance(value, str) else None
     if fused:
         return PlanEntry("colwise", int(fused[1]))
@@ -160,11 +167,18 @@ def _group_names(entries: dict[str, PlanEntry]) -> dict[str, list[str]]:
     if "" in groups and all(entries[name].kind == "replicated" for name in groups[""]):
         # Any of the groups may use this layer, so all are split together or not at all.
         groups = {"": list(entries)}
-    return {parent: [name for name in entries if name in names] for parent, names in groups.items()}
+    # Merged groups keep the order of the plan, in which colwise layers stand before their rowwise layer.
+    ordered_groups = {}
+    for parent, names in groups.items():
+        ordered_groups[parent] = [name for name in entries if name in names]
+    return ordered_groups
 
 
 def _find_rowwise_partner(name: str, names: list[str], entries: dict[str, PlanEntry]) -> str | None:
-    """Return the rowwise layer that takes the outputs of a layer: the next of its group, or else the last."""
+    """Return the name of the rowwise layer that takes a layer's outputs: the next of its group, or else the last.
+
+    None for a group without rowwise layers.
+    """
     rowwise_names = [other for other in names if entries[other].kind == "rowwise"]
     position = names.index(name)
     for other in rowwise_names:
@@ -175,6 +189,13 @@ def _find_rowwise_partner(name: str, names: list[str], entries: dict[str, PlanEn
 
 def _count_units(path: str, block: nn.Module, name: str, partner: str | None, entry: PlanEntry) -> int:
     """Return the number of heads or hidden units of a layer, 0 for a replicated one.
+
+    Args:
+        path: path of the block in the model.
+        block: module with the plan.
+        name: name of the layer in the plan.
+        partner: name of the rowwise layer that takes its outputs, None without one.
+        entry: what the plan says of the layer.
 
     Raises:
         ConfigError: if its outputs are not a whole number of them, or the plan does not say how they are ordered.
@@ -193,11 +214,14 @@ def _count_units(path: str, block: nn.Module, name: str, partner: str | None, en
     if outputs % fused_parts:
         raise ConfigError(f"{location}: its {outputs} outputs do not divide into {fused_parts} equal parts")
     width = outputs // fused_parts
-    partner_inputs = block.get_submodule(partner).in_features if partner else width
+    partner_inputs = width
+    if partner:
+        partner_inputs = block.get_submodule(partner).in_features
     if heads is not None:
         return _count_heads(location, outputs, width, heads, partner, partner_inputs)
     if width == partner_inputs:
         return width
+    # With `colwise:1` the outputs of each hidden unit lie together, several for each.
     if entry.fused_parts == 1 and width % partner_inputs == 0:
         return partner_inputs
     raise ConfigError(
@@ -212,6 +236,17 @@ def _count_heads(location: str, outputs: int, width: int, heads: int, partner: s
 
     Keys and values may have fewer heads than queries. A fused projection that is ordered head by head counts once a
     head, so the number is at most `heads`.
+
+    Args:
+        location: where the plan's entry stands, for messages.
+        outputs: number of outputs of the layer.
+        width: number of outputs of one fused part.
+        heads: number of heads of the queries.
+        partner: name of the rowwise layer that takes the outputs.
+        partner_inputs: number of its inputs, those of all heads.
+
+    Raises:
+        ConfigError: if the outputs are not a whole number of heads.
     """
     head_width = partner_inputs // heads
     divides = partner_inputs % heads == 0 and width % head_width == 0
@@ -226,6 +261,7 @@ def _count_heads(location: str, outputs: int, width: int, heads: int, partner: s
 
 
 def _describe_weight_problem(layer: nn.Linear) -> str | None:
+    """Return the reason why a layer's weight cannot be split, None if it can."""
     weight = layer._parameters.get("weight")
     if parametrize.is_parametrized(layer, "weight"):
         chain = layer.parametrizations.weight
@@ -250,12 +286,14 @@ def _describe_weight_problem(layer: nn.Linear) -> str | None:
 
 
 def _describe_bias_problem(layer: nn.Linear) -> str | None:
+    """Return the reason why a layer's bias cannot be split, None if it can or there is none."""
     if layer.bias is None or layer._parameters.get("bias") is not None:
         return None
     return "its bias is not a plain parameter (a hook or a parametrization makes it); remove that"
 
 
 def _describe_forward_problem(layer: nn.Linear) -> str | None:
+    """Return the reason why a layer's forward cannot be replaced, None if it can."""
     if "forward" in vars(layer):
         return "its forward was replaced, by compilation or another plan; split a layer once, before anything else"
     # A layer with this attribute computes product(x, weight, bias), for a product that its caller may choose, and

@@ -53,25 +53,34 @@ from credit.parallel.tensor.plan import PlannedLayer, read_plan, require_splitta
 def apply_tensor_parallel(model: nn.Module, mesh: DeviceMesh) -> list[str]:
     """Split every layer of every ``_tp_plan`` over `mesh`, in place, and return the paths that were split.
 
-    A plan's attention whose heads do not divide by the number of ranks stays whole, as do layers whose width does not.
+    A plan's attention whose number of heads is no multiple of the number of ranks stays whole, and so do other layers
+    whose width is not.
 
     Args:
         model: on any device, the meta device included; on a real one all ranks hold the same values.
         mesh: one-dimensional.
 
     Raises:
-        ConfigError: if a plan names no module, a layer cannot be split, or nothing at all can. The model is as it was.
+        ConfigError: if a plan's name matches no module, a layer cannot be split, or no layer can. The model is as it
+            was.
     """
+    # All checks come before the first layer is split.
     for path, module in model.named_modules():
         require_unwrapped(path, module)
     groups = []
     for path, module in model.named_modules():
         if getattr(module, "_tp_plan", None):
             groups += read_plan(path, module)
-    split_groups = [group for group in groups if all(layer.num_units % mesh.size() == 0 for layer in group)]
-    split_layers = [layer for group in split_groups for layer in group if layer.kind != "replicated"]
+    split_groups = []
+    split_layers = []
+    for group in groups:
+        if all(layer.num_units % mesh.size() == 0 for layer in group):
+            split_groups.append(group)
+            split_layers += [layer for layer in group if layer.kind != "replicated"]
     if not split_layers:
-        unit_numbers = {layer.num_units for group in groups for layer in group if layer.num_units}
+        unit_numbers: set[int] = set()
+        for group in groups:
+            unit_numbers.update(layer.num_units for layer in group if layer.num_units)
         if groups:
             reason = f"its heads and hidden units are {sorted(unit_numbers)}; choose a divisor of one of them"
         else:
@@ -80,16 +89,24 @@ def apply_tensor_parallel(model: nn.Module, mesh: DeviceMesh) -> list[str]:
             f"trainer.parallelism.tensor: {mesh.size()} splits no layer of {type(model).__name__}: {reason}"
         )
     require_splittable(model, split_layers)
+
     for group in split_groups:
         _split_group(group, mesh)
     return [layer.path for layer in split_layers]
 
 
 def _split_group(group: list[PlannedLayer], mesh: DeviceMesh) -> None:
-    """Split layers between which activations belong to the rank; they share one random state for dropout."""
+    """Split the layers of a group in place: activations between them belong to one rank.
+
+    Args:
+        group: layers of one plan that are split together; they share one random state for dropout.
+        mesh: one-dimensional.
+    """
     parent = group[0].parent
     process_group = mesh.get_group()
-    random_state = RankRandomState(mesh.get_local_rank(), parent) if has_dropout(parent) else None
+    random_state = None
+    if has_dropout(parent):
+        random_state = RankRandomState(mesh.get_local_rank(), parent)
     for layer in group:
         module = layer.module
         if layer.kind == "replicated":
@@ -106,10 +123,18 @@ def _split_group(group: list[PlannedLayer], mesh: DeviceMesh) -> None:
 
 
 def _split_parameters(layer: nn.Linear, dim: int, mesh: DeviceMesh) -> None:
-    """Replace the weight by its part along `dim` (0 rows, 1 columns), a DTensor; the bias is split with the rows."""
+    """Replace weight and bias of a layer by DTensors of this rank's parts, in place.
+
+    Args:
+        layer: its weight is (outputs, inputs), and may be parametrized.
+        dim: dimension of the weight that is split: 0 splits the outputs and the bias, 1 the inputs.
+        mesh: one-dimensional.
+    """
     if parametrize.is_parametrized(layer, "weight"):
         chain = layer.parametrizations.weight
         _split_tensor(chain, "original", Shard(dim), mesh)
+        # A parametrization computes from the whole weight, so it gets the sums over the ranks, and says how its own
+        # tensors are split: name -> dimension, or None for one that stays whole.
         total = functools.partial(AllReduceBothWays.apply, mesh.get_group())
         sum_gradient = functools.partial(AllReduceBackward.apply, mesh.get_group())
         for parametrization in chain:
@@ -127,17 +152,25 @@ def share_sums(model: nn.Module) -> None:
 
     Without this, and in compiled blocks, each split weight has sums of its own.
     """
-    kinds = set()
+    parametrization_classes = set()
     for module in model.modules():
         if isinstance(module, ParametrizationList):
-            kinds.update(type(parametrization) for parametrization in module)
-    for kind in sorted(kinds, key=lambda kind: kind.__name__):
-        if hasattr(kind, "share_sums"):
-            kind.share_sums(model)
+            parametrization_classes.update(type(parametrization) for parametrization in module)
+    # The order must be the same on all ranks: it decides the order of their collectives.
+    for parametrization_class in sorted(parametrization_classes, key=lambda cls: cls.__name__):
+        if hasattr(parametrization_class, "share_sums"):
+            parametrization_class.share_sums(model)
 
 
 def _split_tensor(module: nn.Module, name: str, placement: Shard | Replicate, mesh: DeviceMesh) -> None:
-    """Replace a parameter or buffer by a DTensor of this rank's part, in place."""
+    """Replace a parameter or buffer by a DTensor of this rank's part, in place.
+
+    Args:
+        module: module that holds the tensor.
+        name: attribute of the tensor.
+        placement: ``Shard(dim)`` splits along a dimension, ``Replicate()`` keeps the whole tensor on every rank.
+        mesh: one-dimensional.
+    """
     tensor = getattr(module, name)
     part = tensor.detach()
     if isinstance(placement, Shard):
@@ -161,6 +194,19 @@ def _colwise_forward(
     product: Callable[..., Any] = F.linear,
     routes: FusedRoutes | None = None,
 ) -> Any:
+    """Compute this rank's outputs of a colwise layer.
+
+    Args:
+        layer: its weight and bias are DTensors, split by outputs.
+        group: the tensor-parallel ranks.
+        random_state: random state for dropout behind the layer, None without dropout.
+        x: (..., inputs), the same on all ranks.
+        product: function of (x, weight, bias) that computes the layer.
+        routes: exchange of the rows of a fused weight, None for one that is not fused.
+
+    Returns:
+        What `product` returns: (..., outputs / ranks) for a plain linear layer.
+    """
     weight = to_local(layer.weight)
     bias = None if layer.bias is None else to_local(layer.bias)
     if routes is not None:
@@ -181,6 +227,18 @@ def _rowwise_forward(
     x: Any,
     product: Callable[..., Tensor] = F.linear,
 ) -> Tensor:
+    """Compute the outputs of a rowwise layer, the same on all ranks.
+
+    Args:
+        layer: its weight is a DTensor, split by inputs; its bias is whole.
+        group: the tensor-parallel ranks.
+        random_state: random state that the colwise layer has entered, None without dropout.
+        x: (..., inputs / ranks), this rank's activations, or what `product` takes in their place.
+        product: function of (x, weight, bias) that computes the layer.
+
+    Returns:
+        (..., outputs).
+    """
     weight = to_local(layer.weight)
     if random_state is not None:
         random_state.leave(weight.device)
@@ -190,4 +248,5 @@ def _rowwise_forward(
 
 
 def _sum_gradient_of_output(module: nn.Module, args: tuple, output: Tensor, *, group: dist.ProcessGroup) -> Tensor:
+    """Forward hook of a replicated module: let the gradient of its output be summed over the ranks."""
     return AllReduceBackward.apply(group, output)
