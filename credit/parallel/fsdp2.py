@@ -41,12 +41,8 @@ from credit.parallel.blocks.sharding_units import (
 )
 from credit.parallel.precision import _build_mp_policy, _fix_spectral_norm_dtype, read_boolean, read_section
 from credit.parallel.process_info import read_process_info
-from credit.parallel.state.full_state import (
-    gather_optimizer_state,
-    gather_weights,
-    scatter_optimizer_state,
-    scatter_weights,
-)
+from credit.parallel.state.optimizer_state import gather_optimizer_state, scatter_optimizer_state
+from credit.parallel.state.weights import gather_weights, scatter_weights
 
 # The fixed interface, of which some names are defined in other modules.
 __all__ = [

@@ -1,0 +1,88 @@
+"""Helpers of loading a whole state on rank 0: plain names, values that can be sent, and texts about problems."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+
+from credit.errors import CheckpointError
+from credit.parallel.blocks.marks import strip_wrapper_prefixes
+
+# FSDP1 puts this prefix anywhere into a name.
+_FSDP1_PREFIX = "_fsdp_wrapped_module."
+# DDP and DataParallel put this one at the beginning, once for each wrapper.
+_DDP_PREFIX = "module."
+_MAX_LISTED_PROBLEMS = 5
+
+
+def unwrap_data_parallel(model: nn.Module) -> nn.Module:
+    """Return the model inside DistributedDataParallel or DataParallel; any other model is returned as it is."""
+    while isinstance(model, DistributedDataParallel | DataParallel):
+        model = model.module
+    return model
+
+
+def map_plain_names(state: Any, names: Collection[str], label: str) -> dict[str, Any]:
+    """Return a state dict by plain names; for the arguments and errors see `list_plain_names`."""
+    if not isinstance(state, Mapping):
+        raise CheckpointError(f"{label}: {type(state).__name__} in place of a dict from names to tensors")
+    return dict(zip(list_plain_names(state, names, label), state.values(), strict=True))
+
+
+def list_plain_names(state_names: Iterable[Any], names: Collection[str], label: str) -> list[str]:
+    """Return names without the prefixes of wrappers.
+
+    Args:
+        state_names: names in the state that is loaded.
+        names: names of the model without wrappers, one of which may begin with ``module.`` by itself.
+        label: kind of state, for messages: ``"state dict"``.
+
+    Raises:
+        CheckpointError: if a key is not a name, or two have the same plain name.
+    """
+    # plain name -> name in the state
+    name_of_plain: dict[str, str] = {}
+    for name in state_names:
+        if not isinstance(name, str):
+            raise CheckpointError(f"{label}: the key {name!r} is not a name")
+        plain = strip_wrapper_prefixes(name).replace(_FSDP1_PREFIX, "")
+        while plain not in names and plain.startswith(_DDP_PREFIX):
+            plain = plain.removeprefix(_DDP_PREFIX)
+        if plain in name_of_plain:
+            raise CheckpointError(
+                f"{label}: {name_of_plain[plain]} and {name} are one parameter, {plain}, without the prefixes of "
+                "wrappers; leave one out"
+            )
+        name_of_plain[plain] = name
+    return list(name_of_plain)
+
+
+def describe_unsendable(value: Any, source: str) -> str | None:
+    """Return the reason why a value cannot be sent to the ranks as a whole tensor, None if it can.
+
+    Args:
+        value: value of a state that rank 0 loads.
+        source: name of the function that returns whole values.
+    """
+    if isinstance(value, DTensor):
+        return f"is a rank's part (a DTensor), as state_dict() of a sharded model has it; give what {source} returns"
+    if not isinstance(value, Tensor):
+        return None
+    if value.is_meta:
+        return "has no values (it is on the meta device)"
+    if value.layout != torch.strided or value.is_quantized:
+        return "is a sparse or quantized tensor; only dense ones can be loaded"
+    return None
+
+
+def join_problems(problems: list[str]) -> str:
+    """Return the first few problems in one line."""
+    listed = problems[:_MAX_LISTED_PROBLEMS]
+    if len(problems) > len(listed):
+        listed = [*listed, "..."]
+    return "; ".join(listed)

@@ -1,0 +1,123 @@
+"""Whole state dict of a model's weights on rank 0, gathered from the ranks' parts and scattered to them.
+
+Names are plain, without the prefixes of wrappers. A state dict to be loaded is checked on rank 0 before any tensor is
+sent, and all ranks share the result: an error on rank 0 between two collectives would leave the others waiting.
+
+torch's own function (`torch.distributed.checkpoint.state_dict`, 2.13) gathers the weights. Its counterpart is not used:
+loading fails on rank 0 alone for a value that cannot be sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+
+from credit.errors import CheckpointError
+from credit.parallel.blocks.marks import strip_wrapper_prefixes
+from credit.parallel.dtensor import local_shard
+from credit.parallel.object_collectives import run_on_rank0
+from credit.parallel.state.materialise import scatter_tensor_from_rank0
+from credit.parallel.state.state_checks import (
+    describe_unsendable,
+    join_problems,
+    map_plain_names,
+    unwrap_data_parallel,
+)
+
+
+def gather_weights(model: nn.Module) -> dict[str, Any]:
+    """Collective: return a copy of the whole state dict on the CPU of rank 0, an empty dict on other ranks.
+
+    Returns:
+        Plain name -> whole tensor, or extra state of a module as it is.
+    """
+    state = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+    # Of a model on the CPU, torch returns the model's own memory for tensors that are not sharded, such as buffers.
+    model_memory = {_memory_address(tensor) for tensor in (*model.parameters(), *model.buffers())}
+    for name, value in state.items():
+        if isinstance(value, Tensor) and _memory_address(value) in model_memory:
+            state[name] = value.clone()
+    return state
+
+
+def scatter_weights(model: nn.Module, state_dict: Any) -> None:
+    """Collective: load a whole state dict from rank 0; the `state_dict` of other ranks is not read.
+
+    Names may contain the prefixes of wrappers (``module.``, also repeated, ``_orig_mod.``, and so on).
+
+    Args:
+        model: sharded or not, wrapped or not; on the meta device it takes the loaded tensors as its own.
+        state_dict: name -> whole tensor.
+
+    Raises:
+        CheckpointError: on every rank, if the state dict does not fit; the model is as it was.
+    """
+    model = unwrap_data_parallel(model)
+    target = model.state_dict()
+    target_names = {strip_wrapper_prefixes(name): name for name in target}
+    full_values: dict[str, Any] = {}
+
+    def check_on_rank0() -> dict[str, Any]:
+        full_values.update(map_plain_names(state_dict, target_names, "state dict"))
+        plain_target = {plain: target[name] for plain, name in target_names.items()}
+        problems = _describe_differences(plain_target, full_values)
+        if problems:
+            raise CheckpointError(f"state dict: {join_problems(problems)}; is it of this model?")
+        # The extra state of a module may be any object and is sent as it is.
+        extra_state: dict[str, Any] = {}
+        for name, value in full_values.items():
+            extra_state[name] = None if isinstance(value, Tensor) else value
+        return extra_state
+
+    extra_state = run_on_rank0(check_on_rank0)
+    # All ranks go through the tensors in the order of the model's state dict, a collective for each.
+    state = {}
+    for plain, name in target_names.items():
+        if isinstance(target[name], Tensor):
+            state[name] = scatter_tensor_from_rank0(full_values.get(plain), target[name])
+        else:
+            state[name] = extra_state[plain]
+    on_meta = any(isinstance(value, Tensor) and value.is_meta for value in target.values())
+    model.load_state_dict(state, strict=True, assign=on_meta)
+
+
+def _describe_differences(target: Mapping[str, Any], full_values: Mapping[str, Any]) -> list[str]:
+    """Return in words where a whole state dict does not fit the one of the model.
+
+    Args:
+        target: plain name -> tensor of the model, sharded or not, or extra state.
+        full_values: plain name -> value of the state dict that rank 0 loads.
+
+    Returns:
+        A text for each problem with a value, or else for each missing or unknown name and other shape.
+    """
+    problems = []
+    for name, value in full_values.items():
+        if name not in target or not isinstance(target[name], Tensor):
+            continue
+        unsendable = describe_unsendable(value, "fsdp2_state_dict")
+        if not isinstance(value, Tensor):
+            problems.append(f"{name} is not a tensor")
+        elif unsendable:
+            problems.append(f"{name} {unsendable}")
+        elif value.is_complex() and not target[name].is_complex():
+            problems.append(f"{name} is complex, here real")
+    if problems:
+        return problems
+    problems += [f"{name} is missing" for name in target if name not in full_values]
+    problems += [f"{name} is unknown" for name in full_values if name not in target]
+    for name, target_value in target.items():
+        # Extra state has no shape.
+        target_shape = tuple(getattr(target_value, "shape", ()))
+        shape = tuple(getattr(full_values.get(name, target_value), "shape", ()))
+        if shape != target_shape:
+            problems.append(f"{name} is {shape}, here {target_shape}")
+    return problems
+
+
+def _memory_address(tensor: Tensor) -> int:
+    """Return the address of the memory that holds a tensor, or this rank's part of it."""
+    return local_shard(tensor).untyped_storage().data_ptr()
