@@ -56,21 +56,16 @@ def parallelize(
         ConfigError: for a mesh with other axes, a model without a ``_tp_plan`` that fits or without marked blocks where
             they are needed, dropout in compiled blocks under tensor parallelism, or a model that FSDP2 cannot shard.
     """
-    if mesh is not None:
-        _require_axes(mesh)
+    _require_axes(mesh)
 
     # Tensor parallelism comes first: it replaces weights and forwards of plain layers, which checkpoint wrappers and
     # sharding would hide.
     tensor_ranks = _axis_size(mesh, "tp")
     if tensor_ranks > 1:
-        if compile_blocks is not None and has_dropout(model):
-            raise ConfigError(
-                "trainer.compile: with trainer.parallelism.tensor above 1, dropout, which differs between the ranks, "
-                "cannot be compiled; set compile to false, or the model's dropout to 0"
-            )
+        if compile_blocks is not None:
+            _require_no_dropout(model)
         split_paths = apply_tensor_parallel(model, mesh["tp"])
         logger.info("%d layers are split over %d tensor-parallel ranks", len(split_paths), tensor_ranks)
-
     if checkpoint:
         checkpoint_blocks(model, checkpoint)
 
@@ -85,24 +80,35 @@ def parallelize(
     if shard and mesh is not None:
         data_axes = tuple(name for name in mesh.mesh_dim_names if name != "tp")
         fsdp_mesh_of_tp_units = mesh[data_axes]
-        fsdp_mesh = fsdp_mesh_of_tp_units
-        if tensor_ranks > 1:
-            fsdp_mesh = _merge_shard_and_tensor_axes(mesh)
+        fsdp_mesh = _merge_shard_and_tensor_axes(mesh) if tensor_ranks > 1 else fsdp_mesh_of_tp_units
         shard_units(model, fsdp_mesh, fsdp_mesh_of_tp_units, policy, reshard_after_forward, cpu_offload)
     return model
 
 
-def _require_axes(mesh: DeviceMesh) -> None:
+def _require_axes(mesh: DeviceMesh | None) -> None:
     """Refuse a mesh whose axes have other names than `AXIS_NAMES`.
 
     Raises:
         ConfigError: naming the axes of the mesh, and those that are possible.
     """
-    if mesh.mesh_dim_names not in AXIS_NAMES:
+    if mesh is not None and mesh.mesh_dim_names not in AXIS_NAMES:
         choices = ", ".join(str(names) for names in AXIS_NAMES)
         raise ConfigError(
             f"the axes of the mesh are called {mesh.mesh_dim_names}; parallelize takes one of {choices}; name them by "
             "mesh_dim_names of init_device_mesh, where an axis may have length 1"
+        )
+
+
+def _require_no_dropout(model: nn.Module) -> None:
+    """Refuse dropout in a model whose blocks are split and compiled.
+
+    Raises:
+        ConfigError: if a module of the model has dropout.
+    """
+    if has_dropout(model):
+        raise ConfigError(
+            "trainer.compile: with trainer.parallelism.tensor above 1, dropout, which differs between the ranks, "
+            "cannot be compiled; set compile to false, or the model's dropout to 0"
         )
 
 
