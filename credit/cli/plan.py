@@ -40,11 +40,12 @@ example:
 
 exit status: 0 a mesh fits, 2 no mesh fits, or the config is wrong."""
 
+# Grid on which the loss is built before its fields get the size of the run's grid.
 _COARSE_GRID = "8x16"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add CONFIG, overrides and the machine."""
+    """Add CONFIG, overrides, the number and kind of GPUs, the grid and ``--json``."""
     from credit.hpc.planner.gpus import gpu_names
 
     add_config_arguments(parser)
@@ -61,14 +62,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_command(arguments: argparse.Namespace) -> int:
-    """Print the plan of the run; return the exit status."""
+    """Print the plan of the run; return the exit status 0.
+
+    Raises:
+        ConfigError: if the config or the GPU is wrong, or no mesh of the ranks fits.
+    """
     from credit.hpc.planner.gpus import find_gpu
     from credit.hpc.planner.mesh import Run
     from credit.hpc.planner.plan import make_plan
     from credit.hpc.planner.report import describe, to_dict
 
     gpu = find_gpu(arguments.gpu, arguments.per_node, arguments.network)
-    with _only_warnings():
+    with _suppress_notices():
         config, assets, num_samples = build_plan_inputs(arguments.config, arguments.overrides, arguments.grid)
         rollout = config.trainer.forecast_len_from or {0.0: config.data.forecast_len}
         planned_run = Run(config.trainer, rollout, num_samples, TrainingStepBuilder(config, assets))
@@ -81,7 +86,7 @@ def run_command(arguments: argparse.Namespace) -> int:
 
 
 @contextmanager
-def _only_warnings() -> Iterator[None]:
+def _suppress_notices() -> Iterator[None]:
     """Suppress log messages below a warning."""
     logger = logging.getLogger("credit")
     previous_level = logger.level
@@ -93,7 +98,7 @@ def _only_warnings() -> Iterator[None]:
 
 
 def build_plan_inputs(path: str, overrides: Sequence[str], grid: str | None) -> tuple[Config, ModelAssets, int]:
-    """Return the config, assets of the right shapes, and the number of samples of the training period.
+    """Return the config, assets with dummy values of the right shapes, and the number of training samples.
 
     Args:
         path: config file.
@@ -101,7 +106,7 @@ def build_plan_inputs(path: str, overrides: Sequence[str], grid: str | None) -> 
         grid: ``ROWSxCOLUMNS`` of a global grid, None to open the data.
 
     Raises:
-        ConfigError: if the data cannot be opened and no grid is given.
+        ConfigError: if the config is wrong, or the data cannot be opened and no grid is given.
     """
     import numpy as np
 
@@ -113,6 +118,7 @@ def build_plan_inputs(path: str, overrides: Sequence[str], grid: str | None) -> 
 
     if grid is not None:
         config = load_config_without_paths(path, overrides)
+        # Without data, the training period is taken to have a time at every time step.
         calendar = Calendar()
         data = config.data
         split = build_splits(data, calendar)["train"]
@@ -131,30 +137,49 @@ def build_plan_inputs(path: str, overrides: Sequence[str], grid: str | None) -> 
 
 
 def load_config_without_paths(path: str, overrides: Sequence[str]) -> Config:
-    """Return a config whose paths, and the environment variables in them, need not exist; no path is opened."""
+    """Return a config whose paths, and the environment variables in them, need not exist; no path is opened.
+
+    Keys with paths get the current folder or no value. The sections ``pbs`` and ``slurm`` and ``model.postprocess``
+    are left out.
+
+    Args:
+        path: config file.
+        overrides: ``section.key=value``.
+
+    Raises:
+        ConfigError: if another key is wrong.
+    """
     from credit.config.load import build_config, read_config
 
-    raw = read_config(path, overrides)
-    raw = {key: value for key, value in raw.items() if key not in ("pbs", "slurm")} | {"save_loc": "."}
-    data = raw.get("data")
+    document = dict(read_config(path, overrides))
+    # Sites and accounts do not matter to a plan, and their keys often name environment variables.
+    for section in ("pbs", "slurm"):
+        document.pop(section, None)
+    document["save_loc"] = "."
+    data = document.get("data")
+    # Values of another type than expected stay as they are, so that the schema reports them.
     if isinstance(data, dict) and isinstance(data.get("sources"), list):
         sources = []
         for source in data["sources"]:
             if isinstance(source, dict):
                 source = {**source, "path": ".", "type": None, "options": {}}
             sources.append(source)
-        raw["data"] = data | {"sources": sources, "store": None, "coefficients": None}
+        document["data"] = data | {"sources": sources, "store": None, "coefficients": None}
         if isinstance(data.get("grid"), dict) and "like" in data["grid"]:
-            raw["data"]["grid"] = data["grid"] | {"like": "."}
-    model = raw.get("model")
+            document["data"]["grid"] = data["grid"] | {"like": "."}
+    model = document.get("model")
     if isinstance(model, dict):
         # Budget fixers need units and coefficients of the data.
-        raw["model"] = {key: value for key, value in model.items() if key != "postprocess"}
-    return build_config(raw, origin=path)
+        document["model"] = {key: value for key, value in model.items() if key != "postprocess"}
+    return build_config(document, origin=path)
 
 
 def build_grid(text: str) -> LatLonGrid:
-    """Return the global grid of ``ROWSxCOLUMNS``; an odd number of rows includes the poles."""
+    """Return the global grid of ``ROWSxCOLUMNS``; an odd number of rows includes the poles.
+
+    Raises:
+        ConfigError: if the text has another form, or a number is below 4.
+    """
     from credit.grid import LatLonGrid
 
     match = re.fullmatch(r"([0-9]+)x([0-9]+)", text)
@@ -175,18 +200,27 @@ class TrainingStepBuilder:
 
         self._config = config
         self._assets = assets
-        # The weights of the loss on the run's grid would take gigabytes of this machine's memory.
+        # The loss has fields of weights. On the run's grid they would take gigabytes of this machine's memory, so they
+        # are computed on a coarse grid and replaced by fake tensors of the right size (`_build_loss`).
         coarse_assets = dummy_assets(config, build_grid(_COARSE_GRID), {})
         self._coarse_loss = build_run_loss(config, coarse_assets, torch.device("cpu"))
 
     def network(self, mesh: DeviceGrid, sharded: bool, checkpointing: Checkpointing) -> tuple[nn.Module, bool]:
-        """See `credit.hpc.planner.mesh.StepBuilder`."""
+        """Return the network, parallelized on the meta device, and whether it runs under autocast.
+
+        Args:
+            mesh: mesh of the ranks.
+            sharded: False to leave the weights whole on each rank, whatever ``trainer.parallelism.data`` says.
+            checkpointing: value of ``trainer.activation_checkpoint`` to plan with.
+        """
         import torch
 
         from credit.train.build.model import build_parallel_model
 
         trainer = self._config.trainer
-        parallelism = trainer.parallelism if sharded else trainer.parallelism.model_copy(update={"data": "none"})
+        parallelism = trainer.parallelism
+        if not sharded:
+            parallelism = parallelism.model_copy(update={"data": "none"})
         changes = {"parallelism": parallelism, "activation_checkpoint": checkpointing, "compile": False}
         config = self._config.model_copy(update={"trainer": trainer.model_copy(update=changes)})
         return build_parallel_model(config, self._assets, mesh, torch.device("meta"))
@@ -194,7 +228,17 @@ class TrainingStepBuilder:
     def start(
         self, model: nn.Module, autocast: bool, rollout: int, micro_steps: int
     ) -> tuple[torch.optim.Optimizer, Callable[[Callable[[], None]], object]]:
-        """See `credit.hpc.planner.mesh.StepBuilder`."""
+        """Return the optimizer of a materialised network, and a function that takes one training step.
+
+        Args:
+            model: network of `network`.
+            autocast: whether it runs under autocast.
+            rollout: number of forecast steps of a batch.
+            micro_steps: batches of an optimizer step.
+
+        Returns:
+            The optimizer, and the step; its argument is called before each micro-step.
+        """
         import torch
 
         from credit.forecast.objectives.base import ObjectiveContext, build_objective
@@ -213,12 +257,13 @@ class TrainingStepBuilder:
         return optimizer, lambda begin: step(self._batches(rollout, begin), 0, trainer.learning_rate)
 
     def _build_loss(self) -> nn.Module:
-        """Return the loss with fields of the run's size; call it where new tensors are fake."""
+        """Return the loss with fields (H, W) of the run's grid; call it where new tensors are fake."""
         return self._resize_fields(self._coarse_loss)
 
     def _resize_fields(self, module: nn.Module) -> nn.Module:
         """Return a copy of a module, and of those inside it, with buffers on the run's grid in place of coarse ones."""
         coarse_shape = build_grid(_COARSE_GRID).shape
+        # A shallow copy shares the parameters; buffers and children get containers of their own.
         resized = copy.copy(module)
         resized._buffers = {}
         for name, buffer in module._buffers.items():
@@ -229,7 +274,12 @@ class TrainingStepBuilder:
         return resized
 
     def _batches(self, rollout: int, begin: Callable[[], None]) -> Iterator[Batch]:
-        """Yield batches, and call `begin` before each."""
+        """Yield batches of zeros without end, and call `begin` before each.
+
+        Args:
+            rollout: number of forecast steps of a batch.
+            begin: called before each batch, which marks the beginning of a micro-step.
+        """
         import torch
 
         from credit.data.samples.batch import Batch
