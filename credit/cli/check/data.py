@@ -212,7 +212,7 @@ def _check_values(
         first = min(split.first for split in splits.values())
         last = max(split.last for split in splits.values())
         checked = check_sampled_values(reader, first, last)
-        bad_times = checked.bad
+        bad_times = checked.problems
         scope = ""
         if checked.num_checked != checked.num_times:
             scope = ", at least one of each file; preprocessing checks all"

@@ -66,6 +66,25 @@ class VariableLayout:
     origin: str
     calendar: Calendar | None
 
+    @property
+    def values_per_time(self) -> int:
+        """Number of values that are read of the file at one time."""
+        return len(self.level_rows or (0,)) * math.prod(self.grid.shape)
+
+    def count_times_in_chunk(self, times: np.ndarray) -> int:
+        """Return the largest number of some times that one chunk of the file spans.
+
+        Args:
+            times: (M,) int64 minutes, increasing.
+        """
+        if self.times_per_chunk == 1 or self.times is None or len(times) < 2 or len(self.times) < 2:
+            return 1
+        num_times = len(self.times)
+        last_in_chunk = np.minimum(np.arange(num_times) + self.times_per_chunk, num_times) - 1
+        stop = np.searchsorted(times, self.times[last_in_chunk], "right")
+        start = np.searchsorted(times, self.times)
+        return max(1, int((stop - start).max()))
+
     def read(self, dataset: xr.Dataset, position: int | slice) -> np.ndarray:
         """Return fields on the grid and in the units of the run, missing values as NaN.
 

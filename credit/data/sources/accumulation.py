@@ -1,8 +1,8 @@
-"""Time windows of a variable's values: instants, or means and accumulations over a time step.
+"""Values of a variable over the time step of a run, computed from the values in its files.
 
-A value at time t stands for the window (t - dt, t] that ends there (the label of ERA5 and CF). Files may contain these
-values, values over shorter intervals, or values accumulated since the start of a forecast, as the precipitation of
-ERA-Interim.
+Values are instantaneous, or means or accumulations over a window. A value at time t stands for the window (t - dt, t]
+that ends there (the label of ERA5 and CF). Files may contain these values, values over shorter intervals, or values
+accumulated since the start of a forecast, as the precipitation of ERA-Interim.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from credit.errors import DataError
 logger = logging.getLogger(__name__)
 
 _DAY_MINUTES = 1440
-# A time that no file has.
+# A time in minutes that no file has. A window with this term is incomplete and is left out.
 _NEVER = -(10**12)
 
 
@@ -31,13 +31,14 @@ class TimeAggregation:
 
     Attributes:
         times: (M,) int64 minutes, increasing, at which there is a value.
-        terms: pairs of (M,) weights and (M,) indices in the times of the series; values of weight 0 are not read.
+        terms: terms of the sums, each as (M,) float64 weights and (M,) indices in the times of the series; values of
+            weight 0 are not read.
     """
 
     times: np.ndarray
     terms: Sequence[tuple[np.ndarray, np.ndarray]]
 
-    def at(self, index: int) -> tuple[list[float], list[int]]:
+    def terms_at(self, index: int) -> tuple[list[float], list[int]]:
         """Return the weights and the indices in the series of the values that are added up at one time."""
         term_weights = []
         term_indices = []
@@ -51,28 +52,40 @@ class TimeAggregation:
 def build_time_aggregation(name: str, series: VariableSeries, conf: DataConfig, calendar: Calendar) -> TimeAggregation:
     """Return how the values of a variable over ``data.timestep`` are computed from those in its files.
 
+    Args:
+        name: the variable.
+        series: its values in the files.
+        conf: the data section, of which ``variable_options.NAME.temporal`` decides.
+        calendar: calendar of the times, for messages.
+
     Raises:
         DataError: if the intervals in the files do not add up to the time step, or it is not known where an
             accumulation begins.
     """
     temporal = conf.options_of(name).temporal
     if temporal == "instant":
-        for file_variable in series.file_variables:
-            methods = file_variable.layout.attributes.get("cell_methods", "")
-            if "time: mean" in methods or "time: sum" in methods:
-                logger.warning(
-                    '%s is taken as instantaneous; its cell_methods say "%s" (data.variable_options)', name, methods
-                )
-                break
+        _warn_of_cell_methods(name, series)
+        # Every value counts as it is.
         weights = np.ones(len(series.times))
         return TimeAggregation(series.times, [(weights, np.arange(len(series.times)))])
-    begins = _interval_begins(name, series, calendar)
+    interval_begins = _find_interval_begins(name, series, calendar)
     if temporal == "deaccumulate":
-        return _deaccumulate(name, series, conf, begins)
-    return _sum_intervals(name, series, conf, begins)
+        return _build_differences(name, series, conf, interval_begins)
+    return _build_sums(name, series, conf, interval_begins)
 
 
-def _interval_begins(name: str, series: VariableSeries, calendar: Calendar) -> np.ndarray | None:
+def _warn_of_cell_methods(name: str, series: VariableSeries) -> None:
+    """Warn if the files of a variable that is taken as instantaneous declare means or sums over time."""
+    for file_variable in series.file_variables:
+        methods = file_variable.layout.attributes.get("cell_methods", "")
+        if "time: mean" in methods or "time: sum" in methods:
+            logger.warning(
+                '%s is taken as instantaneous; its cell_methods say "%s" (data.variable_options)', name, methods
+            )
+            return
+
+
+def _find_interval_begins(name: str, series: VariableSeries, calendar: Calendar) -> np.ndarray | None:
     """Return (N,) minutes at which the intervals of the values begin, None if the files have no time bounds.
 
     Raises:
@@ -85,9 +98,9 @@ def _interval_begins(name: str, series: VariableSeries, calendar: Calendar) -> n
     for file_index, position in zip(series.file_index, series.position, strict=True):
         bounds.append(bounds_of_file[file_index][position])
     bounds_N2 = np.stack(bounds)
-    wrong = np.flatnonzero(bounds_N2[:, 1] != series.times)
-    if len(wrong):
-        index = wrong[0]
+    wrong_indices = np.flatnonzero(bounds_N2[:, 1] != series.times)
+    if len(wrong_indices):
+        index = wrong_indices[0]
         begin = calendar.format(bounds_N2[index, 0])
         end = calendar.format(bounds_N2[index, 1])
         raise DataError(
@@ -98,37 +111,52 @@ def _interval_begins(name: str, series: VariableSeries, calendar: Calendar) -> n
     return bounds_N2[:, 0]
 
 
-def _sum_intervals(name: str, series: VariableSeries, conf: DataConfig, begins: np.ndarray | None) -> TimeAggregation:
-    """Combine one or more intervals of equal length to windows of a time step."""
+def _build_sums(
+    name: str, series: VariableSeries, conf: DataConfig, interval_begins: np.ndarray | None
+) -> TimeAggregation:
+    """Return the windows of a time step as sums or means of one or more intervals of equal length.
+
+    Args:
+        name: the variable.
+        series: its values in the files.
+        conf: the data section.
+        interval_begins: (N,) minutes at which the intervals begin; None if they are not known, so that the spacing of
+            the times is taken as their length.
+
+    Raises:
+        DataError: if the intervals have different lengths, or their length does not divide the time step.
+    """
     step = conf.step_minutes
     times = series.times
     temporal = conf.options_of(name).temporal
-    if begins is None:
+    if interval_begins is None:
         _require_one_spacing(name, series)
         lengths = np.unique(np.diff(times))
     else:
-        lengths = np.unique(times - begins)
-    length = int(lengths[0]) if len(lengths) else step
+        lengths = np.unique(times - interval_begins)
+    # A single value without bounds is taken to cover a step.
+    interval_length = int(lengths[0]) if len(lengths) else step
     path = series.file_variables[0].path
     rule = f"data.variable_options.{name}.temporal is {temporal}, so its values must make up data.timestep"
-    if begins is not None and len(lengths) > 1:
+    if interval_begins is not None and len(lengths) > 1:
         spans = " and ".join(format_duration(int(minutes)) for minutes in lengths[:2])
         raise DataError(
             f"{path}: {rule}, but they cover intervals of {spans}; if each runs from the start of a forecast, set "
             "temporal: deaccumulate"
         )
-    if length <= 0 or step % length:
+    if interval_length <= 0 or step % interval_length:
         raise DataError(
-            f"{path}: {rule} {conf.timestep}, but they cover {format_duration(length)} each, which does not divide it; "
-            "rewrite them to the step first"
+            f"{path}: {rule} {conf.timestep}, but they cover {format_duration(interval_length)} each, which does not "
+            "divide it; rewrite them to the step first"
         )
-    count = step // length
-    if count > 1:
+    num_intervals = step // interval_length
+    if num_intervals > 1:
         operation = "averages" if temporal == "mean" else "sums"
-        logger.info("%s: %s of %d intervals of %s", name, operation, count, format_duration(length))
-    weight = 1.0 / count if temporal == "mean" else 1.0
-    weights = np.full(len(times), weight)
-    return _keep_complete(name, series, [(weights, times - number * length) for number in range(count)])
+        logger.info("%s: %s of %d intervals of %s", name, operation, num_intervals, format_duration(interval_length))
+    weights = np.full(len(times), 1.0 / num_intervals if temporal == "mean" else 1.0)
+    # The intervals of a window, from its end backwards.
+    terms = [(weights, times - number * interval_length) for number in range(num_intervals)]
+    return _select_complete_windows(name, series, terms)
 
 
 def _require_one_spacing(name: str, series: VariableSeries) -> None:
@@ -138,10 +166,11 @@ def _require_one_spacing(name: str, series: VariableSeries) -> None:
         DataError: naming two sources.
     """
     source_of_file = np.array([file_variable.source_number for file_variable in series.file_variables])
-    sources = source_of_file[series.file_index]
+    source_of_time = source_of_file[series.file_index]
+    # Number of a source -> least distance of its times in minutes.
     spacings: dict[int, int] = {}
-    for number in np.unique(sources).tolist():
-        times = series.times[sources == number]
+    for number in np.unique(source_of_time).tolist():
+        times = series.times[source_of_time == number]
         if len(times) > 1:
             spacings[number] = int(np.diff(times).min())
     if len(set(spacings.values())) > 1:
@@ -152,49 +181,67 @@ def _require_one_spacing(name: str, series: VariableSeries) -> None:
         )
 
 
-def _deaccumulate(name: str, series: VariableSeries, conf: DataConfig, begins: np.ndarray | None) -> TimeAggregation:
-    """Take differences of values that are accumulated since the start of a forecast."""
+def _build_differences(
+    name: str, series: VariableSeries, conf: DataConfig, interval_begins: np.ndarray | None
+) -> TimeAggregation:
+    """Return the windows of a time step as differences of values accumulated since the start of a forecast.
+
+    Args:
+        name: the variable.
+        series: its values in the files.
+        conf: the data section.
+        interval_begins: (N,) minutes at which the accumulations begin; None if the files do not tell.
+
+    Raises:
+        DataError: if neither the files nor the config tell where an accumulation begins.
+    """
     times = series.times
     restarts = conf.options_of(name).restarts
-    if begins is None:
+    if interval_begins is None:
         if restarts is None:
             raise DataError(
                 f"{series.file_variables[0].path}: data.variable_options.{name}.temporal is deaccumulate, but neither "
-                "time "
-                f"bounds nor data.variable_options.{name}.restarts say where an accumulation begins; name the hours "
-                "(UTC), such "
-                "as [0, 12]"
+                f"time bounds nor data.variable_options.{name}.restarts say where an accumulation begins; name the "
+                "hours (UTC), such as [0, 12]"
             )
-        begins = _last_restart(times, restarts)
-    begin_of = dict(zip(times.tolist(), begins.tolist(), strict=True))
-    # For each time, the pairs of weight and time of the values that make up its window, from the end backwards.
+        interval_begins = _find_last_restarts(times, restarts)
+    begin_of = dict(zip(times.tolist(), interval_begins.tolist(), strict=True))
+    # For each time, the pairs of weight and time of the values that make up its window, from the end backwards. A
+    # window that contains a restart is the sum of the accumulation up to the restart and of that after it.
     terms_of_time: list[list[tuple[float, int]]] = []
     for time in times.tolist():
         terms: list[tuple[float, int]] = []
         window_begin = time - conf.step_minutes
         end = time
         while end > window_begin:
-            # For a time without a value the term stays, and `_keep_complete` drops the window.
+            # For a time without a value the term stays, and `_select_complete_windows` drops the window.
             begin = begin_of.get(end, window_begin)
             if begin >= end:
                 # This is the zero at the start of a forecast; the accumulation that ended here is in no file.
                 terms.append((1.0, _NEVER))
                 break
             terms.append((1.0, end))
+            # What was accumulated before the window is subtracted.
             if begin < window_begin:
                 terms.append((-1.0, window_begin))
             end = max(begin, window_begin)
         terms_of_time.append(terms)
+    # Shorter sums are filled up with terms of weight 0, so that all have the same number of terms K.
     num_terms = max(len(terms) for terms in terms_of_time)
     for terms, time in zip(terms_of_time, times.tolist(), strict=True):
         terms += [(0.0, time)] * (num_terms - len(terms))
     table_NK2 = np.array(terms_of_time)
     columns = [(table_NK2[:, k, 0], table_NK2[:, k, 1].astype(np.int64)) for k in range(num_terms)]
-    return _keep_complete(name, series, columns)
+    return _select_complete_windows(name, series, columns)
 
 
-def _last_restart(times: np.ndarray, hours: Sequence[int]) -> np.ndarray:
-    """Return the last restart before each time, in minutes; a value at a restart belongs to the period before it."""
+def _find_last_restarts(times: np.ndarray, hours: Sequence[int]) -> np.ndarray:
+    """Return the last restart before each time, (N,) minutes; a value at a restart belongs to the period before it.
+
+    Args:
+        times: (N,) minutes.
+        hours: hours of the day (UTC) at which accumulations restart.
+    """
     candidates = []
     for hour in hours:
         offset = hour * 60
@@ -202,15 +249,18 @@ def _last_restart(times: np.ndarray, hours: Sequence[int]) -> np.ndarray:
     return np.max(candidates, axis=0)
 
 
-def _keep_complete(
+def _select_complete_windows(
     name: str, series: VariableSeries, terms: Sequence[tuple[np.ndarray, np.ndarray]]
 ) -> TimeAggregation:
     """Return the windows of which every term exists.
 
     Args:
         name: the variable.
-        series: its values in the files.
-        terms: pairs of (N,) weights and (N,) times.
+        series: its values in the files, at N times.
+        terms: pairs of (N,) weights and (N,) times in minutes.
+
+    Raises:
+        DataError: if there is no such window.
     """
     times = series.times
     is_complete = np.all([np.isin(term_times, times) for _, term_times in terms], axis=0)

@@ -1,4 +1,7 @@
-"""Variables required from the files: those of the channels, the inputs of derived ones, and the ground below."""
+"""Variables required from the files: those of the channels, the inputs of derived ones, and fields of the ground.
+
+A field of the ground is surface pressure or surface geopotential, which vertical interpolation needs.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,10 @@ from credit.data.formats.grib.dataset import LEFT_OUT
 from credit.data.formats.select import format_values
 from credit.errors import did_you_mean
 
-FIELD, SURFACE_PRESSURE, SURFACE_GEOPOTENTIAL = "field", "surface_pressure", "surface_geopotential"
+# Roles of variables in formulas; further inputs of a derived variable have roles of their own.
+FIELD = "field"
+SURFACE_PRESSURE = "surface_pressure"
+SURFACE_GEOPOTENTIAL = "surface_geopotential"
 
 Levels = tuple[float, ...] | None
 
@@ -29,7 +35,7 @@ class VariableRequest:
         role: `FIELD` for the variable that decides the files and times of a channel's variable: itself or, if that is
             derived, the first of its inputs; else the role of another input, or of a field of the ground.
         target_variable: the variable of the channels; empty for a field of the ground.
-        levels: levels of the run; None without levels.
+        levels: levels of the run, in ``data.level_units``; None without levels.
         key: config key that requires it.
     """
 
@@ -58,9 +64,11 @@ def list_variable_requests(conf: DataConfig) -> list[VariableRequest]:
         inputs = conf.options_of(variable).derived_from or {FIELD: variable}
         key = f"data.variable_options.{variable}.inputs" if conf.options_of(variable).derive else "data.variables"
         for number, (role, name) in enumerate(inputs.items()):
+            # The first input decides the files and times of a derived variable.
             requests.append(VariableRequest(name, role if number else FIELD, variable, levels, key))
+    # Several sources may name the same field of the ground, which is requested once.
     for number, source in enumerate(conf.sources):
-        for role, name in _ground(source).items():
+        for role, name in _find_ground_variables(source).items():
             ground_names = [request.name for request in requests if not request.target_variable]
             if name not in ground_names:
                 requests.append(VariableRequest(name, role, "", None, f"data.sources.{number}.vertical.{role}"))
@@ -70,41 +78,55 @@ def list_variable_requests(conf: DataConfig) -> list[VariableRequest]:
 def find_source_requests(
     source: SourceConfig, requests: Sequence[VariableRequest]
 ) -> Iterator[tuple[VariableRequest, list[str]]]:
-    """Yield each variable that a source has to give, with the names that it may have in the files."""
+    """Yield each variable that a source has to give, with the names that it may have in the files.
+
+    Args:
+        source: the source.
+        requests: everything that the files must have.
+    """
     for request in requests:
-        is_ground = not request.target_variable and request.name in _ground(source).values()
+        is_ground = not request.target_variable and request.name in _find_ground_variables(source).values()
         if source.variables is None or request.name in source.variables or is_ground:
             yield request, source.names_in_files(request.name)
 
 
-def match_requests(offers: Sequence[tuple[VariableRequest, list[str]]], names: set[str]) -> dict[VariableRequest, str]:
+def match_requests(
+    source_requests: Sequence[tuple[VariableRequest, list[str]]], names: set[str]
+) -> dict[VariableRequest, str]:
     """Return request -> name in the file, for the requests that a file can serve.
 
     Args:
-        offers: the requests to its source, see `find_source_requests`; the first name that is present counts.
+        source_requests: the requests to its source, see `find_source_requests`; the first name that is present counts.
         names: names of the variables in the file.
     """
-    in_file = {}
-    for request, names_in_file in offers:
+    name_of_request = {}
+    for request, names_in_file in source_requests:
         present_names = [name for name in names_in_file if name in names]
         if present_names:
-            in_file[request] = present_names[0]
-    return in_file
+            name_of_request[request] = present_names[0]
+    return name_of_request
 
 
-def describe_no_match(offers: Sequence[tuple[VariableRequest, list[str]]], names: set[str]) -> str:
-    """Return why a file with these variables gives nothing."""
+def describe_no_match(source_requests: Sequence[tuple[VariableRequest, list[str]]], names: set[str]) -> str:
+    """Return why a file gives nothing; arguments as of `match_requests`."""
     requested_names = []
-    for _, names_in_file in offers:
+    for _, names_in_file in source_requests:
         requested_names += names_in_file
-    present_names = format_values(sorted(names)) if names else "no variable with two dimensions"
+    present_names = "no variable with two dimensions"
+    if names:
+        present_names = format_values(sorted(names))
     return f"it has none of the variables that are read here ({format_values(requested_names)}), but {present_names}"
 
 
 def find_unusable_variables(dataset: xr.Dataset, number: int) -> dict[str, str]:
-    """Return variable -> why it cannot be read, for the variables in a file of source `number` that cannot be read."""
-    selected = f"data.sources.{number}.select leaves it out: read it from another entry with the same path"
-    unusable = dict.fromkeys(dataset.encoding.get(LEFT_OUT, ()), selected)
+    """Return variable -> why it cannot be read, for the variables of a file that cannot be read.
+
+    Args:
+        dataset: the file.
+        number: number of its source.
+    """
+    left_out_reason = f"data.sources.{number}.select leaves it out: read it from another entry with the same path"
+    unusable = dict.fromkeys(dataset.encoding.get(LEFT_OUT, ()), left_out_reason)
     for name, variable in dataset.data_vars.items():
         if variable.ndim < 2:
             dims = ", ".join(map(str, variable.dims)) or "none"
@@ -112,7 +134,7 @@ def find_unusable_variables(dataset: xr.Dataset, number: int) -> dict[str, str]:
     return unusable
 
 
-def _ground(source: SourceConfig) -> dict[str, str]:
+def _find_ground_variables(source: SourceConfig) -> dict[str, str]:
     """Return role -> variable, for the fields of the ground that a source names."""
     if source.vertical is None:
         return {}
@@ -134,37 +156,40 @@ def report_missing_variables(
     Args:
         conf: the data section.
         requests: what the files must have.
-        present: for each source, the variables that can be read from its files.
+        present: for each source, the names in its files of the variables that can be read.
         unusable: for each source, variable -> why it cannot be read.
         problems: receives the missing variables.
     """
-    found_names: set[str] = set()
+    reported_or_present: set[str] = set()
     for number, source in enumerate(conf.sources):
         for request, names in find_source_requests(source, requests):
             if not present[number].isdisjoint(names):
-                found_names.add(request.name)
+                reported_or_present.add(request.name)
             elif source.variables is not None and request.name in source.variables:
-                found_names.add(request.name)
-                problems.add(f"data.sources.{number}.variables: {_describe_lack_in(number, names, present, unusable)}")
+                # The user names the source of this variable, so the message is about this source.
+                reported_or_present.add(request.name)
+                reason = _describe_lack_in_source(number, names, present, unusable)
+                problems.add(f"data.sources.{number}.variables: {reason}")
     for request in requests:
-        if request.name not in found_names:
+        if request.name not in reported_or_present:
             problems.add(f"{request.key}: {_describe_missing(conf, request, present, unusable)}")
 
 
-def _describe_lack_in(
+def _describe_lack_in_source(
     number: int, names: Sequence[str], present: Sequence[set[str]], unusable: Sequence[Mapping[str, str]]
 ) -> str:
-    """Return why a source does not give a variable that it should, under any of its names in the files."""
+    """Return why source `number` does not give a variable that it should, under any of its names in the files."""
     for name in names:
         if name in unusable[number]:
             return f'"{name}" is in its files, but {unusable[number][name]}'
-    return f"{_quoted(names)} is not in its files{did_you_mean(names[0], present[number])}"
+    return f"{_quote_names(names)} is not in its files{did_you_mean(names[0], present[number])}"
 
 
 def _describe_missing(
     conf: DataConfig, request: VariableRequest, present: Sequence[set[str]], unusable: Sequence[Mapping[str, str]]
 ) -> str:
     """Return why no source gives a variable, and what to do."""
+    # The files may have the variable, although it is not read from them.
     for number, source in enumerate(conf.sources):
         for name in source.names_in_files(request.name):
             if name in present[number]:
@@ -174,15 +199,21 @@ def _describe_missing(
                 )
             if name in unusable[number]:
                 return f'"{name}" is in the files of data.sources.{number}, but {unusable[number][name]}'
-    renaming = [source for source in conf.sources if request.name in source.rename]
-    names = renaming[0].names_in_files(request.name) if renaming else [request.name]
+    names = [request.name]
+    for source in conf.sources:
+        if request.name in source.rename:
+            names = source.names_in_files(request.name)
+            break
     hint = did_you_mean(names[0], set().union(*present))
-    select = "; data.sources.N.select may leave it out" if any(source.select for source in conf.sources) else ""
+    select_hint = ""
+    if any(source.select for source in conf.sources):
+        select_hint = "; data.sources.N.select may leave it out"
     return (
-        f"{_quoted(names)} is in no file of data.sources{hint} "
-        f"(data.sources.N.rename maps our name to that in the files{select})"
+        f"{_quote_names(names)} is in no file of data.sources{hint} "
+        f"(data.sources.N.rename maps our name to that in the files{select_hint})"
     )
 
 
-def _quoted(names: Sequence[str]) -> str:
+def _quote_names(names: Sequence[str]) -> str:
+    """Return the names that a variable may have, in quotes, as text."""
     return " or ".join(f'"{name}"' for name in names)

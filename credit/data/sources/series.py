@@ -17,7 +17,7 @@ from credit.errors import CreditError, DataError
 
 logger = logging.getLogger(__name__)
 
-# Standard name in netCDF files of ECMWF if CF has none.
+# Standard name that netCDF files of ECMWF have if CF defines none.
 _NO_STANDARD_NAME = "unknown"
 # Number of the times in two files at which their fields are compared.
 _MAX_COMPARED = 8
@@ -28,13 +28,14 @@ class SourceOverlapError(DataError):
 
     Attributes:
         names: the variables.
-        rest: the message after the names.
+        message_end: the message after the names.
     """
 
-    def __init__(self, names: list[str], rest: str) -> None:
-        super().__init__(f"{format_values(names)} {'is' if len(names) == 1 else 'are'} {rest}")
+    def __init__(self, names: list[str], message_end: str) -> None:
+        verb = "is" if len(names) == 1 else "are"
+        super().__init__(f"{format_values(names)} {verb} {message_end}")
         self.names = names
-        self.rest = rest
+        self.message_end = message_end
 
 
 @dataclass(frozen=True)
@@ -44,8 +45,8 @@ class VariableSeries:
     Attributes:
         file_variables: its files.
         times: (N,) int64 minutes, increasing.
-        file_index: (N,) index in `file_variables` of each time.
-        position: (N,) index in that file of each time.
+        file_index: (N,) int64 index in `file_variables` of each time.
+        position: (N,) int64 index in that file of each time.
     """
 
     file_variables: list[FileVariable]
@@ -54,7 +55,7 @@ class VariableSeries:
     position: np.ndarray
 
     def is_from_files(self, keys: Collection[str]) -> np.ndarray:
-        """Return for each time whether it comes from one of the given files, (N,) bool.
+        """Return whether each time comes from one of the given files, (N,) bool.
 
         Args:
             keys: keys of the files, see `credit.data.formats.files.file_key`.
@@ -63,11 +64,22 @@ class VariableSeries:
         return np.array(is_given, dtype=bool)[self.file_index]
 
     def read(self, files: OpenFiles, indices: np.ndarray) -> Iterator[np.ndarray]:
-        """Yield the fields (levels or 1, H, W) on the run's grid at each of some indices in `times`, increasing."""
+        """Yield the fields at some times, each (levels or 1, H, W) on the grid and in the units of the run.
+
+        Args:
+            files: opens the files.
+            indices: increasing indices in `times`.
+
+        Raises:
+            DataError: if a file cannot be read, or its values cannot be right.
+        """
         return self._read(files, indices, on_file_grid=False)
 
     def read_on_file_grid(self, files: OpenFiles, indices: np.ndarray) -> Iterator[np.ndarray]:
-        """Yield the same fields (levels or 1, h, w) on the grid of the file, as input of formulas."""
+        """Yield the fields at some times as inputs of formulas, each (levels or 1, h, w) on the grid of the file.
+
+        Arguments and errors are those of `read`.
+        """
         return self._read(files, indices, on_file_grid=True)
 
     def _read(self, files: OpenFiles, indices: np.ndarray, on_file_grid: bool) -> Iterator[np.ndarray]:
@@ -90,8 +102,8 @@ class VariableSeries:
             last = int(position[rows].max())
             file_variable = self.file_variables[file_index[rows[0]]]
             fields = read_file_variable(files, file_variable, slice(first, last + 1), on_file_grid)
-            for number in position[rows]:
-                yield fields[number - first]
+            for file_position in position[rows]:
+                yield fields[file_position - first]
 
 
 @dataclass(frozen=True)
@@ -100,8 +112,8 @@ class JoinedSeries(VariableSeries):
 
     Attributes:
         parts: the series of each source.
-        part_index: (N,) the series of each time.
-        index_in_part: (N,) the index of each time in that series.
+        part_index: (N,) int64 index in `parts` of the series of each time.
+        index_in_part: (N,) int64 index of each time in that series.
     """
 
     parts: list[VariableSeries]
@@ -109,20 +121,23 @@ class JoinedSeries(VariableSeries):
     index_in_part: np.ndarray
 
     def is_from_files(self, keys: Collection[str]) -> np.ndarray:
-        """Return for each time whether it comes from one of the given files; see `VariableSeries.is_from_files`."""
-        is_given = np.zeros(len(self.times), dtype=bool)
+        """Return whether each time comes from one of the given files; see `VariableSeries.is_from_files`."""
+        is_from_files = np.zeros(len(self.times), dtype=bool)
         for number, series in enumerate(self.parts):
             is_in_series = self.part_index == number
-            is_given[is_in_series] = series.is_from_files(keys)[self.index_in_part[is_in_series]]
-        return is_given
+            is_from_files[is_in_series] = series.is_from_files(keys)[self.index_in_part[is_in_series]]
+        return is_from_files
 
     def _read(self, files: OpenFiles, indices: np.ndarray, on_file_grid: bool) -> Iterator[np.ndarray]:
+        """Yield the fields at each index, read by the series that has it."""
         part_index = self.part_index[indices]
         index_in_part = self.index_in_part[indices]
         # Adjacent times of one series are read together.
         for rows in np.split(np.arange(len(indices)), np.flatnonzero(np.diff(part_index)) + 1):
+            # Without indices there is one empty group.
             if len(rows):
                 series = self.parts[part_index[rows[0]]]
+                # A derived series has a method `read` of its own, so `_read` of the part is not called directly.
                 read = series.read_on_file_grid if on_file_grid else series.read
                 yield from read(files, index_in_part[rows])
 
@@ -141,13 +156,14 @@ def join_series(name: str, parts: list[VariableSeries], calendar: Calendar) -> V
     Args:
         name: the variable.
         parts: its series, one of each source.
-        calendar: the calendar.
+        calendar: calendar of the times, for messages.
 
     Raises:
         SourceOverlapError: for a time that two sources have.
     """
     if len(parts) == 1:
         return parts[0]
+    # All times one after the other, and for each the series that it comes from; then sorted by time.
     times = np.concatenate([series.times for series in parts])
     order = np.argsort(times, kind="stable")
     part_index = np.concatenate([np.full(len(series.times), number) for number, series in enumerate(parts)])[order]
@@ -156,7 +172,10 @@ def join_series(name: str, parts: list[VariableSeries], calendar: Calendar) -> V
     repeated = np.flatnonzero(np.diff(times) == 0)
     if len(repeated):
         first_repeated = repeated[0]
-        raise _overlap(name, parts[part_index[first_repeated]], parts[part_index[first_repeated + 1]], calendar)
+        first_series = parts[part_index[first_repeated]]
+        second_series = parts[part_index[first_repeated + 1]]
+        raise _build_overlap_error(name, first_series, second_series, calendar)
+    # The files of all series are numbered through.
     file_variables: list[FileVariable] = []
     file_indices = []
     for series in parts:
@@ -167,7 +186,7 @@ def join_series(name: str, parts: list[VariableSeries], calendar: Calendar) -> V
     return JoinedSeries(file_variables, times, file_index, position, parts, part_index, index_in_part)
 
 
-def _overlap(
+def _build_overlap_error(
     name: str, first_series: VariableSeries, second_series: VariableSeries, calendar: Calendar
 ) -> SourceOverlapError:
     """Return the error for two sources that have a time in common, with the period that would cut them apart."""
@@ -255,8 +274,8 @@ def build_series(
         name: the variable.
         file_variables: its files.
         files: opens them.
-        calendar: the calendar.
-        raw: compare fields on the grid of the files.
+        calendar: calendar of the times, for messages.
+        on_file_grid: compare fields on the grid of the files.
 
     Raises:
         DataError: for files without time, a time twice in a file, or fields that differ.
@@ -275,29 +294,33 @@ def build_series(
     position = np.concatenate([file_variable.positions for file_variable in file_variables])
     order = np.argsort(times, kind="stable")
     series = VariableSeries(file_variables, times[order], file_index[order], position[order])
+    # Of a time in several files the first file counts, because the sort is stable.
     repeated = np.flatnonzero(np.diff(series.times) == 0) + 1
-    _check_overlap(name, series, repeated, files, calendar, on_file_grid)
+    _require_equal_fields(name, series, repeated, files, calendar, on_file_grid)
     unique = np.setdiff1d(np.arange(len(times)), repeated)
     return VariableSeries(file_variables, series.times[unique], series.file_index[unique], series.position[unique])
 
 
 def _describe_span(file_variables: list[FileVariable], calendar: Calendar) -> str:
+    """Return a description of the period that files cover, whatever the period of their source."""
     times = np.concatenate([file_variable.layout.times for file_variable in file_variables])
     return f"its files have {calendar.format(times.min())} to {calendar.format(times.max())}"
 
 
-def _check_overlap(
+def _require_equal_fields(
     name: str, series: VariableSeries, repeated: np.ndarray, files: OpenFiles, calendar: Calendar, on_file_grid: bool
 ) -> None:
-    """Stop if a time is twice in a file, or two files have different fields for it; a few such times are compared.
+    """Raise a DataError if a time is twice in a file, or two files have different fields for it.
+
+    Of the repeated times a few are compared.
 
     Args:
         name: the variable.
         series: its series, with repeated times.
         repeated: indices of the times that are equal to the one before.
         files: opens the files.
-        calendar: the calendar.
-        raw: compare fields on the grid of the files.
+        calendar: calendar of the times, for messages.
+        on_file_grid: compare fields on the grid of the files.
     """
     if len(repeated) == 0:
         return
@@ -321,6 +344,11 @@ def _check_overlap(
 
 def merge_attributes(name: str, file_variables: list[FileVariable], temporal: str) -> dict[str, str]:
     """Return units, standard_name, long_name and, unless instantaneous, temporal; all files must have one unit.
+
+    Args:
+        name: the variable.
+        file_variables: its files, of which the first one's attributes are returned.
+        temporal: ``data.variable_options.NAME.temporal``.
 
     Raises:
         DataError: naming two files whose units differ.
@@ -356,7 +384,6 @@ def _warn_of_other_quantity(name: str, file_variables: list[FileVariable]) -> No
         if standard_name not in ("", _NO_STANDARD_NAME):
             first_file_of_name.setdefault(standard_name, file_variable)
     if len(first_file_of_name) > 1:
-        described = " and ".join(
-            f"{standard} in {file_variable.path}" for standard, file_variable in list(first_file_of_name.items())[:2]
-        )
-        logger.warning("%s is called %s; is it one variable? (data.sources.N.rename)", name, described)
+        descriptions = [f"{standard} in {variable.path}" for standard, variable in first_file_of_name.items()]
+        two_names = " and ".join(descriptions[:2])
+        logger.warning("%s is called %s; is it one variable? (data.sources.N.rename)", name, two_names)

@@ -13,7 +13,6 @@ from credit.channels import ChannelMap
 from credit.config.sections.data import DataConfig
 from credit.data.error_collector import ErrorCollector
 from credit.data.formats.files import OpenFiles, file_key
-from credit.data.formats.variable_layout import VariableLayout
 from credit.data.samples.missing_values import check_values, find_masks
 from credit.data.sources.accumulation import TimeAggregation, build_time_aggregation
 from credit.data.sources.contributions import Contribution, list_contributions, warn_of_unused_files
@@ -28,7 +27,7 @@ from credit.data.sources.series import (
     read_static_variable,
 )
 from credit.data.sources.source_index import SourceIndex, scan_sources
-from credit.data.sources.time_axis import align_times
+from credit.data.sources.time_axis import align_times, find_policy
 from credit.data.store.chunk_reader import scatter_fields
 from credit.errors import DataError
 from credit.grid import LatLonGrid
@@ -37,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 # Fields that are read at once. Reading more at once is not faster.
 _BYTES_AT_ONCE = 2**25
-# Copies of a variable, about, while it is unpacked and sorted into the order of the grid.
+# Approximate number of copies of a variable while it is unpacked and brought into the order of the grid.
 _COPIES = 3
 
 
@@ -48,15 +47,15 @@ class SourceReader:
         channels: the channels.
         source_index: contents of the files.
         series: variable -> its times and files, for every time-varying variable in the order of the channels.
-        windows: variable -> how its values are computed from those in its files.
+        aggregations: variable -> sums of the values in its files that are its values.
         policies: variable -> at which times its values count, see `credit.data.sources.time_axis`.
         attributes: variable -> its attributes.
         files: opens the files.
-        declared: variables whose missing values are declared.
+        fillable: variables that may have missing values (``data.variable_options.NAME.missing: fill_mean``).
 
     Attributes:
-        packing_steps: variable -> step of its packed integers, if it is packed.
-        times_per_chunk: the most of `times` that a chunk of any variable spans; 1 without chunks.
+        packing_steps: variable -> step of its packed integers in its units, if it is packed.
+        times_per_chunk: largest number of `times` that a chunk of any variable spans; 1 without chunks.
         bytes_per_time: memory for each time, if several times are read at once.
 
     Raises:
@@ -70,18 +69,18 @@ class SourceReader:
         channels: ChannelMap,
         source_index: SourceIndex,
         series: dict[str, VariableSeries],
-        windows: dict[str, TimeAggregation],
+        aggregations: dict[str, TimeAggregation],
         policies: dict[str, str],
         attributes: dict[str, dict],
         files: OpenFiles,
-        declared: list[str],
+        fillable: list[str],
     ) -> None:
         self._source_index = source_index
         self.grid: LatLonGrid = source_index.grid
         self.calendar: Calendar = source_index.calendar
         self.channels = channels
-        # `_window_index`: variable -> (N,) index in the times of its window.
-        self.times, self._window_index = align_times(windows, policies, source_index.calendar)
+        # `_aggregation_index`: variable -> (N,) index of each of `times` in the times of its aggregation.
+        self.times, self._aggregation_index = align_times(aggregations, policies, source_index.calendar)
         self.attributes = attributes
         # Tables of coefficients decide values as well, so they count as source files.
         self._paths = source_index.paths | dict.fromkeys(source_index.coefficient_files, 0)
@@ -93,22 +92,25 @@ class SourceReader:
         self.times_per_chunk = 1
         for file_variables in (*source_index.file_variables.values(), *source_index.inputs.values()):
             for file_variable in file_variables:
-                self.times_per_chunk = max(self.times_per_chunk, _times_in_chunk(file_variable.layout, self.times))
+                num_times = file_variable.layout.count_times_in_chunk(self.times)
+                self.times_per_chunk = max(self.times_per_chunk, num_times)
         self._files = files
         self._series = series
-        self._windows = windows
+        self._aggregations = aggregations
         self._static = self._read_static(source_index)
-        self.masks = find_masks(self._static, channels.static_stored, declared)
+        self.masks = find_masks(self._static, channels.static_stored, fillable)
         check_values(self._static, channels.static_stored, self.masks, self.grid, "any time")
-        # The fields of the run, and what is read of the files for the largest variable.
+        # Memory for the fields of the run, and for what is read of the files for the largest variable.
         largest_variable_bytes = 0
         for name, variable_series in series.items():
-            times_read = max(len(windows[name].terms), _file_times_per_time(variable_series, self.times))
-            largest_variable_bytes = max(largest_variable_bytes, _read_bytes(variable_series) * times_read)
+            times_read = max(len(aggregations[name].terms), _count_file_times_per_time(variable_series, self.times))
+            largest_variable_bytes = max(largest_variable_bytes, _count_read_bytes(variable_series) * times_read)
         fields_bytes = len(channels.stored) * math.prod(self.grid.shape) * 4
         self.bytes_per_time = fields_bytes + largest_variable_bytes
-        masked = [channel for channel in channels.stored if channel.variable in declared]
-        self.masks |= find_masks(self._assemble([0], declared)[0], masked, declared)
+        # Cells are always missing if they are missing at the first time.
+        masked_channels = [channel for channel in channels.stored if channel.variable in fillable]
+        first_fields = self._read_unchecked([0], fillable)[0]
+        self.masks |= find_masks(first_fields, masked_channels, fillable)
 
     def read(self, index: int) -> np.ndarray:
         """Return the fields of one time, (C, H, W) float32 in the order of ``channels.stored``; NaN where masked.
@@ -124,21 +126,32 @@ class SourceReader:
         Args:
             indices: indices of the times.
             held_bytes: memory for reading a chunk of the files at once.
+
+        Raises:
+            DataError: as `read`.
         """
         times_at_once = self.count_times_at_once(held_bytes)
         for start in range(0, len(indices), times_at_once):
             yield from self._read_variables(indices[start : start + times_at_once], set(self._series))
 
     def count_times_at_once(self, held_bytes: int) -> int:
-        """Return how many times `read_each` reads at once: a few, or as many of a chunk as fit into the memory."""
+        """Return how many times `read_each` reads at once: a few, or as many of a chunk as fit into the memory.
+
+        Args:
+            held_bytes: memory for reading a chunk of the files at once.
+        """
         return max(1, _BYTES_AT_ONCE // self.bytes_per_time, self.count_chunk_times_in_memory(held_bytes))
 
     def count_chunk_times_in_memory(self, held_bytes: int) -> int:
-        """Return how many times of the longest chunk fit into the memory."""
+        """Return how many times of the longest chunk fit into a memory of `held_bytes`."""
         return min(self.times_per_chunk, held_bytes // self.bytes_per_time)
 
     def read_into(self, index: int, targets: Sequence[np.ndarray | None]) -> None:
-        """Read the fields of one time into given arrays (H, W), one for each stored channel; None skips a channel.
+        """Read the fields of one time into given arrays.
+
+        Args:
+            index: index of the time.
+            targets: for each of ``channels.stored`` an array (H, W) float32, or None to skip the channel.
 
         Raises:
             DataError: if a file cannot be read, or its values are impossible.
@@ -169,24 +182,33 @@ class SourceReader:
     def times_of_files(self) -> np.ndarray:
         """Return increasing indices in `times` that together read every file of the time-varying variables."""
         indices: set[int] = set()
-        remaining = list(self._series.values())
-        while remaining:
-            series = remaining.pop()
+        # Joined and derived series are made of others, which are visited in turn.
+        remaining_series = list(self._series.values())
+        while remaining_series:
+            series = remaining_series.pop()
             if isinstance(series, JoinedSeries):
-                remaining += series.parts
+                remaining_series += series.parts
                 continue
-            remaining += _input_series(series)
+            remaining_series += _list_inputs(series)
             _, first_of_file = np.unique(series.file_index, return_index=True)
+            # The first time of a file may lie between two times of the run; then the next one is taken.
             index = np.searchsorted(self.times, series.times[first_of_file])
             indices.update(np.minimum(index, len(self.times) - 1).tolist())
         return np.array(sorted(indices))
 
     def describe_files(self) -> dict[str, list[int]]:
         """Return path -> fingerprint (size and time of change) of every source file."""
-        return {file_key(path): self._files.fingerprint(path, number) for path, number in self._paths.items()}
+        fingerprints = {}
+        for path, number in self._paths.items():
+            fingerprints[file_key(path)] = self._files.fingerprint(path, number)
+        return fingerprints
 
     def has_static_from(self, keys: set[str]) -> bool:
-        """Return whether a static field comes from one of the given files; see `find_times_from`."""
+        """Return whether a static field comes from one of the given files.
+
+        Args:
+            keys: keys of the files, as in `describe_files`.
+        """
         static_variables = {channel.variable for channel in self.channels.static_stored}
         for name in static_variables:
             for file_variable in self._source_index.file_variables[name]:
@@ -195,21 +217,23 @@ class SourceReader:
         return False
 
     def find_times_from(self, keys: set[str]) -> np.ndarray:
-        """Return those of `times` with time-varying fields that come from one of the given files.
+        """Return those of `times` with time-varying fields that come from one of the given files, (M,) int64 minutes.
 
         Args:
             keys: keys of the files, as in `describe_files`.
         """
+        # Coefficients of levels affect all interpolated fields.
         if not keys.isdisjoint(map(file_key, self._source_index.coefficient_files)):
             return self.times
         is_affected = np.zeros(len(self.times), dtype=bool)
         for name, series in self._series.items():
-            is_given = series.is_from_files(keys)
-            window = self._windows[name]
-            is_window_affected = np.zeros(len(window.times), dtype=bool)
-            for weights, indices in window.terms:
-                is_window_affected |= (weights != 0) & is_given[indices]
-            is_affected |= is_window_affected[self._window_index[name]]
+            is_value_affected = series.is_from_files(keys)
+            aggregation = self._aggregations[name]
+            # A window is affected if one of the values that it sums up is.
+            is_window_affected = np.zeros(len(aggregation.times), dtype=bool)
+            for weights, indices in aggregation.terms:
+                is_window_affected |= (weights != 0) & is_value_affected[indices]
+            is_affected |= is_window_affected[self._aggregation_index[name]]
         return self.times[is_affected]
 
     def list_contributions(self, conf: DataConfig) -> list[Contribution]:
@@ -217,25 +241,35 @@ class SourceReader:
         return list_contributions(conf, self._source_index, self._series)
 
     def _read_variables(self, indices: Sequence[int], names: Collection[str]) -> list[np.ndarray]:
-        """Return the stored channels of some variables at some times."""
+        """Return the stored channels of some variables at some times, checked; see `_read_unchecked`."""
         channels = [channel for channel in self.channels.stored if channel.variable in names]
-        fields = self._assemble(indices, names)
+        fields = self._read_unchecked(indices, names)
         for index, fields_CHW in zip(indices, fields, strict=True):
-            when = self.calendar.format(self.times[index])
-            check_values(fields_CHW, channels, self.masks, self.grid, when)
+            time = self.calendar.format(self.times[index])
+            check_values(fields_CHW, channels, self.masks, self.grid, time)
         return fields
 
-    def _assemble(self, indices: Sequence[int], names: Collection[str]) -> list[np.ndarray]:
-        """Return the stored channels of some variables at some times, without a check of the values."""
+    def _read_unchecked(self, indices: Sequence[int], names: Collection[str]) -> list[np.ndarray]:
+        """Return the stored channels of some variables at some times, without a check of the values.
+
+        Args:
+            indices: indices of the times.
+            names: the variables.
+
+        Returns:
+            For each time, (C, H, W) float32 in the order of ``channels.stored``.
+        """
         num_channels = sum(channel.variable in names for channel in self.channels.stored)
         fields = [np.empty((num_channels, *self.grid.shape), dtype=np.float32) for _ in indices]
         row = 0
         for name, series in self._series.items():
             if name not in names:
                 continue
+            # Weights and indices in the series of the values that make up each time.
             terms_of_time = []
             for index in indices:
-                terms_of_time.append(self._windows[name].at(int(self._window_index[name][index])))
+                window_index = int(self._aggregation_index[name][index])
+                terms_of_time.append(self._aggregations[name].terms_at(window_index))
             # Windows may share values of the series, and each value is read once.
             series_indices = np.unique([index for _, term_indices in terms_of_time for index in term_indices])
             series_fields = series.read(self._files, series_indices)
@@ -243,6 +277,7 @@ class SourceReader:
             num_levels = len(next(iter(fields_of_index.values()), ()))
             for (weights, term_indices), fields_CHW in zip(terms_of_time, fields, strict=True):
                 values = [fields_of_index[index] for index in term_indices]
+                # Sums are taken in float64. A single value is copied as it is; its weight is 1.
                 if len(values) > 1:
                     values = [np.tensordot(weights, np.asarray(values, dtype=np.float64), axes=1)]
                 fields_CHW[row : row + num_levels] = values[0]
@@ -250,6 +285,7 @@ class SourceReader:
         return fields
 
     def _read_static(self, source_index: SourceIndex) -> np.ndarray:
+        """Return the static fields, (C, H, W) float32 in the order of ``channels.static_stored``."""
         names = dict.fromkeys(channel.variable for channel in self.channels.static_stored)
         if not names:
             return np.zeros((0, *self.grid.shape), dtype=np.float32)
@@ -270,59 +306,38 @@ class SourceReader:
         return fields
 
 
-def _find_policy(name: str, source_index: SourceIndex, conf: DataConfig) -> tuple[int, str]:
-    """Return the number of the first source of a variable and the policy ``times`` of all its sources.
-
-    Raises:
-        DataError: if two sources differ.
-    """
-    numbers = [file_variables[0].source_number for file_variables in group_by_source(source_index.file_variables[name])]
-    first = numbers[0]
-    for number in numbers[1:]:
-        if conf.sources[number].times != conf.sources[first].times:
-            raise DataError(
-                f"{name} is in data.sources {first} and {number}, whose times are {conf.sources[first].times} and "
-                f"{conf.sources[number].times}; the sources of a variable must have the same"
-            )
-    return first, conf.sources[first].times
-
-
-def _read_bytes(series: VariableSeries) -> int:
+def _count_read_bytes(series: VariableSeries) -> int:
     """Return the memory that a time of a variable takes while it is read, as float64 if it is packed."""
     if isinstance(series, JoinedSeries):
-        return max(_read_bytes(part) for part in series.parts)
+        return max(_count_read_bytes(part) for part in series.parts)
     # All inputs of a derived variable are held at once, as float32.
-    input_values = sum(_num_values(input_series) for input_series in _input_series(series))
-    return 8 * _COPIES * _num_values(series) + 4 * input_values
+    num_input_values = sum(inputs.file_variables[0].layout.values_per_time for inputs in _list_inputs(series))
+    num_values = series.file_variables[0].layout.values_per_time
+    return 8 * _COPIES * num_values + 4 * num_input_values
 
 
-def _file_times_per_time(series: VariableSeries, times: np.ndarray) -> int:
+def _count_file_times_per_time(series: VariableSeries, times: np.ndarray) -> int:
     """Return how many times of a file are read for each of `times`, because a chunk is read as a whole."""
     if isinstance(series, JoinedSeries):
-        return max(_file_times_per_time(part, times) for part in series.parts)
-    most = 1
-    for read_series in (series, *_input_series(series)):
+        return max(_count_file_times_per_time(part, times) for part in series.parts)
+    max_file_times = 1
+    for read_series in (series, *_list_inputs(series)):
         for file_variable in read_series.file_variables:
             layout = file_variable.layout
             if layout.times_per_chunk == 1 or layout.times is None or min(len(times), len(layout.times)) < 2:
                 continue
+            # If files have shorter intervals than the run, the times between those of the run are read as well.
             file_interval = int(np.diff(layout.times).min())
-            ratio = int(np.diff(times).min()) // file_interval
-            most = max(most, min(ratio, layout.times_per_chunk))
-    return most
+            interval_ratio = int(np.diff(times).min()) // file_interval
+            max_file_times = max(max_file_times, min(interval_ratio, layout.times_per_chunk))
+    return max_file_times
 
 
-def _input_series(series: VariableSeries) -> list[VariableSeries]:
+def _list_inputs(series: VariableSeries) -> list[VariableSeries]:
     """Return the series that a derived variable is computed from, an empty list for a variable that is read."""
     if not isinstance(series, DerivedSeries):
         return []
     return [input_series for input_series, _ in series.inputs.values()]
-
-
-def _num_values(series: VariableSeries) -> int:
-    """Return the number of values of a variable at one time in its file."""
-    layout = series.file_variables[0].layout
-    return len(layout.level_rows or (0,)) * math.prod(layout.grid.shape)
 
 
 def open_sources(conf: DataConfig) -> SourceReader:
@@ -338,26 +353,28 @@ def open_sources(conf: DataConfig) -> SourceReader:
         # The reason may be a file that gives nothing.
         warn_of_unused_files(list_contributions(conf, source_index))
     problems.raise_any()
+    # Attributes, and the series of every time-varying variable.
     channels = conf.channel_map()
     attributes: dict[str, dict] = {}
     for name, file_variables in source_index.file_variables.items():
         with problems.collect():
             attributes[name] = merge_attributes(name, file_variables, conf.options_of(name).temporal)
     series: dict[str, VariableSeries] = {}
-    windows: dict[str, TimeAggregation] = {}
+    aggregations: dict[str, TimeAggregation] = {}
     policies: dict[str, str] = {}
+    # End of the message -> variables with this overlap, because mostly many variables have the same one.
     overlaps: dict[str, list[str]] = {}
-    predicted = {channel.variable for channel in channels.output}
+    predicted_variables = {channel.variable for channel in channels.output}
     for name in dict.fromkeys(channel.variable for channel in channels.stored):
         with problems.collect():
             try:
                 series[name] = build_variable_series(name, source_index, conf, files)
             except SourceOverlapError as error:
-                overlaps.setdefault(error.rest, []).extend(error.names)
+                overlaps.setdefault(error.message_end, []).extend(error.names)
                 continue
-            windows[name] = build_time_aggregation(name, series[name], conf, source_index.calendar)
-            number, policies[name] = _find_policy(name, source_index, conf)
-            if name in predicted and policies[name] != "exact":
+            aggregations[name] = build_time_aggregation(name, series[name], conf, source_index.calendar)
+            number, policies[name] = find_policy(name, source_index, conf)
+            if name in predicted_variables and policies[name] != "exact":
                 raise DataError(
                     f"data.sources.{number}.times: {policies[name]} is for forcings, but {name} is predicted; set "
                     f"times: exact, or list the forcings in a separate source (data.sources.{number}.variables)"
@@ -368,20 +385,9 @@ def open_sources(conf: DataConfig) -> SourceReader:
                 f"{name} is static and on levels, and its source has vertical: interpolated fields vary in time; list "
                 "it under dynamic_forcing"
             )
-    for rest, names in overlaps.items():
-        problems.add(str(SourceOverlapError(names, rest)))
+    for message_end, names in overlaps.items():
+        problems.add(str(SourceOverlapError(names, message_end)))
     warn_of_unused_files(list_contributions(conf, source_index, None if problems.messages else series))
     problems.raise_any()
-    declared = [name for name, field in conf.variable_options.items() if field.missing == "fill_mean"]
-    return SourceReader(channels, source_index, series, windows, policies, attributes, files, declared)
-
-
-def _times_in_chunk(layout: VariableLayout, times: np.ndarray) -> int:
-    """Return the most of `times` that a chunk of a file spans."""
-    if layout.times_per_chunk == 1 or layout.times is None or len(times) < 2 or len(layout.times) < 2:
-        return 1
-    num_times = len(layout.times)
-    last_in_chunk = np.minimum(np.arange(num_times) + layout.times_per_chunk, num_times) - 1
-    stop = np.searchsorted(times, layout.times[last_in_chunk], "right")
-    start = np.searchsorted(times, layout.times)
-    return max(1, int((stop - start).max()))
+    fillable = [name for name, options in conf.variable_options.items() if options.missing == "fill_mean"]
+    return SourceReader(channels, source_index, series, aggregations, policies, attributes, files, fillable)

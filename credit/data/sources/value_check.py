@@ -1,4 +1,4 @@
-"""Check of the values of a period before a run reads all of them: at least one time of each file."""
+"""Check of some values of a period before a run reads all of them: at least one time of each file."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ _BYTES_AT_ONCE = 2**25
 # Fields that are read in total, which takes seconds, and the least number of times.
 _CHECKED_BYTES = 2**30
 _MIN_CHECKED_TIMES = 8
+# A check of at least so many times shows a progress bar.
 _TIMES_WITH_BAR = 50
 
 
@@ -29,30 +30,37 @@ class ValueCheckResult:
     Attributes:
         num_checked: number of times that were read, at least one of each file.
         num_times: number of times of the period.
-        bad: message for each time with bad fields.
+        problems: message for each time with bad fields.
     """
 
     num_checked: int
     num_times: int
-    bad: list[str]
+    problems: list[str]
 
 
 def check_sampled_values(reader: SourceReader, first_minutes: int, last_minutes: int) -> ValueCheckResult:
-    """Read one time of each file in a period, and others for a few seconds, and return what is wrong."""
-    inside = np.flatnonzero((reader.times >= first_minutes) & (reader.times <= last_minutes))
+    """Read one time of each file in a period, and others for a few seconds, and return what is wrong.
+
+    Args:
+        reader: reader of the sources.
+        first_minutes: first time of the period.
+        last_minutes: last time of the period; it belongs to the period.
+    """
+    period_indices = np.flatnonzero((reader.times >= first_minutes) & (reader.times <= last_minutes))
     # Every file is read, however many there are, because each may have other units.
-    file_indices = np.intersect1d(reader.times_of_files(), inside)
+    file_indices = np.intersect1d(reader.times_of_files(), period_indices)
     bytes_per_time = 4 * len(reader.channels.stored) * math.prod(reader.grid.shape)
     max_times = max(_MIN_CHECKED_TIMES, _CHECKED_BYTES // bytes_per_time)
-    other_indices = _spread(np.setdiff1d(inside, file_indices), max_times - len(file_indices))
+    remaining_indices = np.setdiff1d(period_indices, file_indices)
+    other_indices = _select_evenly(remaining_indices, max_times - len(file_indices))
     time_indices = np.union1d(file_indices, other_indices)
     logger.info(
         "looking at the values of %d of %d times, %d of them to see each file",
         len(time_indices),
-        len(inside),
+        len(period_indices),
         len(file_indices),
     )
-    bad: list[str] = []
+    problems: list[str] = []
     times_at_once = reader.count_times_at_once(_BYTES_AT_ONCE)
     bar = ProgressBar(
         total=len(time_indices),
@@ -67,16 +75,16 @@ def check_sampled_values(reader: SourceReader, first_minutes: int, last_minutes:
                 for _ in reader.read_each(batch_indices):
                     pass
             except DataError:
-                # The common read does not tell which of the times are bad.
+                # The common read does not tell which of the times are bad, so each is read again alone.
                 for time_index in batch_indices:
                     problem = _read_problem(reader, time_index)
                     if problem is not None:
-                        bad.append(problem)
+                        problems.append(problem)
             bar.update(len(batch_indices))
-    return ValueCheckResult(len(time_indices), len(inside), bad)
+    return ValueCheckResult(len(time_indices), len(period_indices), problems)
 
 
-def _spread(time_indices: np.ndarray, max_count: int) -> np.ndarray:
+def _select_evenly(time_indices: np.ndarray, max_count: int) -> np.ndarray:
     """Return at most `max_count` of the indices, evenly distributed over all of them."""
     if len(time_indices) <= max_count:
         return time_indices

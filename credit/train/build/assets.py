@@ -179,7 +179,7 @@ def fit_assets(config: Config, reader: FieldReader, train: Split) -> ModelAssets
     # bad values of the validation period would stop the run only at the end of its first epoch.
     if hasattr(reader, "times_of_files"):
         valid = build_splits(config.data, reader.calendar)["valid"]
-        bad_values = check_sampled_values(reader, valid.first, valid.last).bad
+        bad_values = check_sampled_values(reader, valid.first, valid.last).problems
         if bad_values:
             raise DataError(bad_values[0])
     return ModelAssets(

@@ -25,6 +25,7 @@ from credit.physics.vertical import HybridLevels
 
 _STANDARD_NAME = "atmosphere_hybrid_sigma_pressure_coordinate"
 _PA_PER_HPA = 100.0
+# Surface pressure of the standard atmosphere, at which levels are ordered and checked.
 MEAN_SURFACE_PA = 101325.0
 # Coefficients that are fractions of p0 stay below this limit, and the largest of those in Pa exceeds it.
 _LARGEST_FRACTION = 1.5
@@ -66,10 +67,14 @@ def read_levels(dataset: xr.Dataset, coordinate: str, table: HybridLevels | None
 
 
 def load_coefficients(path: Path, key: str) -> HybridLevels:
-    """Return all levels of a model from a netCDF, GRIB or CSV file.
+    """Return all levels of a model from a netCDF, GRIB or CSV file, in its order.
+
+    Args:
+        path: the file.
+        key: config key that names it, for messages.
 
     Raises:
-        DataError: if it cannot be read, or has no coefficients; the message names `key` of the config.
+        DataError: if it cannot be read, or has no coefficients.
     """
     if not path.exists():
         raise DataError(f"{key}: {path} does not exist")
@@ -88,14 +93,22 @@ def load_coefficients(path: Path, key: str) -> HybridLevels:
 
 
 def _read_csv(path: Path, key: str) -> HybridLevels:
-    """Read half levels from the top down, in columns whose names begin with a and b; other columns are ignored."""
+    """Read half levels from the top down, in columns whose names begin with a and b; other columns are ignored.
+
+    Raises:
+        DataError: for missing columns, or a row without numbers in them.
+    """
     rule = f"{key}: {path} must have columns a (Pa) and b, with a number in every row"
+    rows = []
     try:
         # Spreadsheet programs begin a file with a byte order mark, which utf-8-sig removes.
         with open(path, newline="", encoding="utf-8-sig") as file:
-            rows = [[cell.strip().lower() for cell in row] for row in csv.reader(file) if row]
+            for row in csv.reader(file):
+                if row:
+                    rows.append([cell.strip().lower() for cell in row])
         if not rows:
             raise DataError(f"{rule}; it is empty")
+        # ECMWF's tables have headers such as "a [Pa]".
         header = [name.split(" ")[0] for name in rows[0]]
         if not {"a", "b"} <= set(header):
             raise DataError(f"{rule}; its columns are {', '.join(rows[0])}")
@@ -109,14 +122,27 @@ def _read_csv(path: Path, key: str) -> HybridLevels:
 
 
 def _find_table(dataset: xr.Dataset, coordinate: str | None, origin: str) -> tuple[HybridLevels | None, bool]:
-    """Return the levels for which a file has coefficients, and whether they are those of the coordinate, row by row."""
-    level = None if coordinate is None else dataset.variables[coordinate]
-    terms = {} if level is None else _formula_terms(level)
+    """Return the levels for which a file has coefficients, and whether they are those of the coordinate, row by row.
+
+    Args:
+        dataset: the file.
+        coordinate: its level coordinate; None if it has none.
+        origin: the file, for messages.
+
+    Returns:
+        The levels are None if the file has no coefficients.
+    """
+    level = None
+    terms: dict[str, str] = {}
+    if coordinate is not None:
+        level = dataset.variables[coordinate]
+        terms = _read_formula_terms(level)
     a_name = terms.get("ap", terms.get("a", "hyam"))
     b_name = terms.get("b", "hybm")
     half_levels = _read_half_levels(dataset, origin)
     if not {a_name, b_name} <= set(dataset.variables):
         return half_levels, False
+    # Coefficients of full levels.
     a = dataset.variables[a_name]
     b = dataset.variables[b_name]
     is_row_by_row = level is not None and a.dims == level.dims
@@ -124,9 +150,11 @@ def _find_table(dataset: xr.Dataset, coordinate: str | None, origin: str) -> tup
     if is_row_by_row:
         values = np.atleast_1d(level.values).astype(np.float64)
     p0 = None
+    # By CF's definition ap is a pressure, and a is a fraction of p0.
     if "ap" not in terms:
         p0 = _find_reference_pressure(dataset, a, b, terms.get("p0", "P0"), values, origin)
-    pa_per_unit = _pascals_per_unit(a) if p0 is None else p0
+    pa_per_unit = _find_pascals_per_unit(a) if p0 is None else p0
+    # Edges of the layers, from CF bounds or from half levels.
     bounds = _read_bounds(dataset, level, a, b, p0)
     if bounds is None and half_levels is not None:
         bounds = (half_levels.a_bounds, half_levels.b_bounds)
@@ -137,17 +165,18 @@ def _find_table(dataset: xr.Dataset, coordinate: str | None, origin: str) -> tup
     return levels, is_row_by_row
 
 
-def _formula_terms(variable: xr.Variable) -> dict[str, str]:
-    """Return term -> variable of CF's formula_terms."""
+def _read_formula_terms(variable: xr.Variable) -> dict[str, str]:
+    """Return term -> variable of CF's formula_terms, such as "ap: ap b: b ps: ps"."""
     words = str(variable.attrs.get("formula_terms", "")).replace(":", " ").split()
     return dict(zip(words[::2], words[1::2], strict=False))
 
 
 def _float64_values(variable: xr.Variable) -> np.ndarray:
+    """Return the values of a variable, float64, of at least one dimension."""
     return np.atleast_1d(np.asarray(variable.values, dtype=np.float64))
 
 
-def _pascals_per_unit(variable: xr.Variable) -> float:
+def _find_pascals_per_unit(variable: xr.Variable) -> float:
     """Return the number of Pa in the unit of a variable; a variable without a unit of pressure is in Pa."""
     units = str(variable.attrs.get("units", "")).strip().lower()
     return PRESSURE_IN_HPA.get(units, 1.0 / _PA_PER_HPA) * _PA_PER_HPA
@@ -163,14 +192,17 @@ def _find_reference_pressure(
         a: coefficients a of full levels.
         b: coefficients b of full levels.
         name: variable with p0, if the file has one.
-        values: values of the levels, None if they are not known.
+        values: (K,) values of the levels, None if they are not known.
         origin: the file, for messages.
+
+    Raises:
+        DataError: if the coefficients are fractions, and p0 is not known.
     """
     has_pressure_units = str(a.attrs.get("units", "")).strip().lower() in PRESSURE_IN_HPA
     if has_pressure_units or np.abs(_float64_values(a)).max() > _LARGEST_FRACTION:
         return None
     if name in dataset.variables:
-        return float(dataset.variables[name].values) * _pascals_per_unit(dataset.variables[name])
+        return float(dataset.variables[name].values) * _find_pascals_per_unit(dataset.variables[name])
     # The values of such levels are usually their pressure in hPa over a surface at p0 = 1000 hPa.
     sums = _float64_values(a) + _float64_values(b)
     if values is not None and np.allclose(values, 1000.0 * sums, rtol=1e-4):
@@ -195,21 +227,32 @@ def _read_half_levels(dataset: xr.Dataset, origin: str) -> HybridLevels | None:
     if "lev" in dataset.variables and dataset.variables["lev"].size == a.size - 1:
         values = np.atleast_1d(dataset.variables["lev"].values)
     p0 = _find_reference_pressure(dataset, a_middle, b_middle, "P0", values, origin)
-    pa_per_unit = _pascals_per_unit(a) if p0 is None else p0
+    pa_per_unit = _find_pascals_per_unit(a) if p0 is None else p0
     return _build_from_half_levels(_float64_values(a) * pa_per_unit, _float64_values(b), origin)
 
 
 def _average_neighbours(variable: xr.Variable) -> xr.Variable:
+    """Return the means of half levels that follow each other, with their attributes."""
     values = _float64_values(variable)
     return xr.Variable(variable.dims, 0.5 * (values[1:] + values[:-1]), variable.attrs)
 
 
 def _reaches_ground(a: np.ndarray, b: np.ndarray) -> bool:
+    """Return whether the last half level is the ground, where pressure is surface pressure."""
     return a[-1] == 0.0 and b[-1] == 1.0
 
 
 def _build_from_half_levels(a: np.ndarray, b: np.ndarray, origin: str) -> HybridLevels:
-    """Return full levels, each at the mean pressure of its two half levels, numbered from 1 at the top."""
+    """Return full levels, each at the mean pressure of its two half levels, numbered from 1 at the top.
+
+    Args:
+        a: (K + 1,) coefficients of half levels in Pa, from the top down.
+        b: (K + 1,) their other coefficients.
+        origin: key and file, for messages.
+
+    Raises:
+        DataError: if the half levels do not reach the ground, or their pressure is not monotonic.
+    """
     if len(a) < 2 or not _reaches_ground(a, b):
         raise DataError(
             f"{origin}: coefficients of half levels must run from the top to the ground, where a is 0 and b is 1"
@@ -226,9 +269,11 @@ def _read_bounds(
     dataset: xr.Dataset, level: xr.Variable | None, a: xr.Variable, b: xr.Variable, p0: float | None
 ) -> tuple[np.ndarray, np.ndarray] | None:
     """Return the coefficients at the edges of the layers (K, 2), upper first; None if the file has no CF bounds."""
-    bounds_name = "" if level is None else str(level.attrs.get("bounds", ""))
-    bounds = dataset.variables.get(bounds_name)
-    terms = {} if bounds is None else _formula_terms(bounds)
+    # The bounds of the coordinate name those of the coefficients, or these name their bounds themselves.
+    terms: dict[str, str] = {}
+    bounds_name = level.attrs.get("bounds") if level is not None else None
+    if bounds_name in dataset.variables:
+        terms = _read_formula_terms(dataset.variables[bounds_name])
     a_name = terms.get("ap", terms.get("a", a.attrs.get("bounds")))
     b_name = terms.get("b", b.attrs.get("bounds"))
     if not {a_name, b_name} <= set(dataset.variables):
@@ -239,7 +284,7 @@ def _read_bounds(
         return None
     # Bounds without units have those of the coefficients themselves, as CF says.
     variable_with_units = a_bounds if "units" in a_bounds.attrs else a
-    pa_per_unit = _pascals_per_unit(variable_with_units) if p0 is None else p0
+    pa_per_unit = _find_pascals_per_unit(variable_with_units) if p0 is None else p0
     a_values = a_bounds.values.astype(np.float64) * pa_per_unit
     b_values = b_bounds.values.astype(np.float64)
     # Files list the two edges in either order; the upper one has the lower pressure.
@@ -261,6 +306,7 @@ def _match_rows(table: HybridLevels, values: np.ndarray, coordinate: str, origin
 
 
 def _require_monotonic_pressure(levels: HybridLevels, origin: str) -> None:
+    """Raise a DataError if the pressures of levels over a mean surface are not monotonic, or not atmospheric."""
     pressure = levels.pressure(np.array(MEAN_SURFACE_PA))
     steps = np.diff(pressure)
     is_monotonic = (steps > 0).all() or (steps < 0).all()

@@ -17,7 +17,9 @@ from credit.config.sections.data import DataConfig
 from credit.data.sources.levels.hybrid_coefficients import MEAN_SURFACE_PA, load_coefficients
 from credit.errors import ConfigError
 
+# Unit of `data.level_units` -> its value in Pa.
 _PASCAL = {"hPa": 100.0, "Pa": 1.0}
+# Tolerance for rounding, of coefficients and relative of levels.
 _ROUNDING = 1e-6
 # Pressure levels represent whole columns if at most a tenth of the air is above the uppermost level, the lowest level
 # is near the ground, and no two neighbours are far from each other.
@@ -32,9 +34,9 @@ class VerticalLayers:
     """Layers whose edges are at the pressure a + b * surface pressure.
 
     Attributes:
-        levels: (K,) levels of the run, in their order.
-        a: (K, 2) Pa, at the upper and the lower edge of each layer, float64.
-        b: (K, 2), likewise.
+        levels: (K,) levels of the run, in their order and units.
+        a: (K, 2) float64 Pa, a at the upper and the lower edge of each layer.
+        b: (K, 2) float64, b at the same edges, without unit.
         cut_by_ground: edges may lie below the ground, where a layer then ends.
     """
 
@@ -46,9 +48,11 @@ class VerticalLayers:
     def to_dict(self) -> dict[str, object]:
         """Return a JSON-ready description, for checkpoints."""
         return {
-            "levels": list(self.levels), "a": self.a.tolist(), "b": self.b.tolist(),
+            "levels": list(self.levels),
+            "a": self.a.tolist(),
+            "b": self.b.tolist(),
             "cut_by_ground": self.cut_by_ground,
-        }  # fmt: skip
+        }
 
     @classmethod
     def from_dict(cls, data: Mapping) -> VerticalLayers:
@@ -63,13 +67,15 @@ def build_layers(conf: DataConfig) -> VerticalLayers:
 
     Raises:
         ConfigError: if they do not make up whole columns, or the config does not say whether they do.
+        DataError: if the file with coefficients cannot be read.
     """
     if conf.level_units == "model_level":
-        return _layers_of_model_levels(conf)
-    return _layers_of_pressure_levels(conf.levels, _PASCAL[conf.level_units], conf.level_units)
+        return _build_layers_of_model_levels(conf)
+    return _build_layers_of_pressure_levels(conf.levels, _PASCAL[conf.level_units], conf.level_units)
 
 
-def _layers_of_model_levels(conf: DataConfig) -> VerticalLayers:
+def _build_layers_of_model_levels(conf: DataConfig) -> VerticalLayers:
+    """Return the layers between the half levels of ``data.coefficients``; errors as of `build_layers`."""
     if conf.coefficients is None:
         raise ConfigError(
             "model.postprocess: budgets are sums over whole columns, but the pressure of data.levels, which are model "
@@ -83,6 +89,7 @@ def _layers_of_model_levels(conf: DataConfig) -> VerticalLayers:
             "model.postprocess are summed; name a file with hyai and hybi, or CSV with columns a and b of the half "
             "levels"
         )
+    # From the top down, each layer must begin where the one above ends, and the last one at the ground.
     table = table.select(np.argsort(table.pressure(np.array(MEAN_SURFACE_PA)), kind="stable"))
     edges = np.stack([table.a_bounds / MEAN_SURFACE_PA, table.b_bounds])
     is_contiguous = np.allclose(edges[:, 1:, 0], edges[:, :-1, 1], rtol=0.0, atol=_ROUNDING)
@@ -105,8 +112,17 @@ def _layers_of_model_levels(conf: DataConfig) -> VerticalLayers:
     return VerticalLayers(tuple(conf.levels), table.a_bounds[rows], table.b_bounds[rows], cut_by_ground=False)
 
 
-def _layers_of_pressure_levels(levels: Sequence[float], pascal: float, units: str) -> VerticalLayers:
-    """Return the layers of pressure levels, whose values are in a unit of `pascal` Pa."""
+def _build_layers_of_pressure_levels(levels: Sequence[float], pascal: float, units: str) -> VerticalLayers:
+    """Return the layers of pressure levels, whose edges are half way between neighbours.
+
+    Args:
+        levels: (K,) pressures of the levels.
+        pascal: their unit in Pa.
+        units: name of the unit, for messages.
+
+    Raises:
+        ConfigError: if the levels do not represent whole columns.
+    """
     pressure = np.asarray(levels, dtype=np.float64) * pascal
     order = np.argsort(pressure)
     downward_pressure = pressure[order]
@@ -125,6 +141,7 @@ def _layers_of_pressure_levels(levels: Sequence[float], pascal: float, units: st
             f"lowest at least {_MIN_LOWEST_PA / pascal:g}, and two neighbours at most {_MAX_DISTANCE_PA / pascal:g} "
             f"apart; {_ADVICE}"
         )
+    # The upper edge of the uppermost layer stays 0, the top of the atmosphere.
     middle = 0.5 * (downward_pressure[1:] + downward_pressure[:-1])
     a = np.zeros((len(levels), 2))
     a[1:, 0] = middle

@@ -36,7 +36,7 @@ def test_a_time_of_each_file_is_looked_at(tmp_path: Path, caplog: pytest.LogCapt
     with caplog.at_level(logging.INFO):
         look = check_sampled_values(reader, int(reader.times[0]), int(reader.times[-1]))
     assert (look.num_checked, look.num_times) == (20, NUM_TIMES)
-    assert len(look.bad) == 1 and "07.nc: t2m" in look.bad[0]
+    assert len(look.problems) == 1 and "07.nc: t2m" in look.problems[0]
     assert "looking at the values of 20 of 40 times, 20 of them to see each file" in caplog.text
 
 
