@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import types
 import typing
 from collections.abc import Iterable, Mapping
@@ -17,16 +18,15 @@ from credit.config.sections.base import sections_in
 
 _INTRODUCTION = """# Configuration
 
-One YAML file describes a run. Every key is checked: unknown keys, wrong types and impossible combinations are reported
-all at once.
+One YAML file describes a run. This page lists all its keys.
+Every key is checked: unknown keys, wrong types and impossible combinations are reported all at once.
 
-- `section.key=value` after the file's name on the command line replaces a single key: `trainer.max_steps=100`,
+- To replace a key on the command line, append `section.key=value`: `trainer.max_steps=100`,
   `data.sources.0.path=era5.nc`, `model.dim=[32,64,128,256]`.
 - `$NAME` and `${NAME}` in any text are replaced by the environment variable. `~` at the start of a path is your home
   folder.
-- Durations are written `6h`, `30min` or `10d`; a number alone means hours. A run saves them in hours, or in minutes
-  where they are not whole hours, so `1d`, `24` and `24 h` are the same config.
-- Times are written `2000-01-01` or `2000-01-01T06:00`, always in UTC and in the calendar of the data.
+- Durations are `6h`, `30min` or `10d`; a number alone means hours. `1d`, `24` and `24h` are the same.
+- Times are `2000-01-01` or `2000-01-01T06:00`, in UTC and in the calendar of the data.
 
 This page is generated from the schema (`python -m credit.config.docs_page`), and a test compares the two.
 """
@@ -65,7 +65,7 @@ def _describe_section(path: str, section: type[BaseModel], title: str, heading: 
         title: of the heading.
         heading: the heading's level.
     """
-    parts = [f"{heading} {title}\n\n{section.__doc__}\n", _table(f"{path}.", section.model_fields)]
+    parts = [f"{heading} {title}\n\n{inspect.cleandoc(section.__doc__)}\n", _table(f"{path}.", section.model_fields)]
     for name, field in section.model_fields.items():
         # The list of post-processes has the same kinds wherever it stands.
         if path == "inference" and name in ("hyperdiffusion", "postprocess"):

@@ -27,7 +27,9 @@ class Config(StrictModel):
     save_loc: PathText = Field(description="Folder of the run. `~` and `$VAR` are expanded.")
     seed: int = Field(1000, ge=0, description="Seed of all random numbers.")
     plugins: list[str] = Field(
-        [], description="Python modules to import first, which register models, losses and sources of your own."
+        [],
+        description="Python modules that are imported before the config is checked. They register your own models, "
+        "losses, sources and so on.",
     )
     data: DataConfig = Field(description="Sources and variables of the data, time step, periods and training store.")
     preprocess: PreprocessConfig = Field(PreprocessConfig(), description="How the training store is written.")

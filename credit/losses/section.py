@@ -10,14 +10,16 @@ from credit.config.sections.loss import LossSection
 
 
 class PointwiseSection(LossSection):
-    """A loss of the error in each cell, taken in normalised space and averaged with weights."""
+    """A loss that is a function of the normalised error in each cell, averaged with weights."""
 
-    kind: Literal["mse", "mae", "huber"] = Field("mse", description="Squared, absolute or Huber's error.")
-    huber_delta: float = Field(1.0, gt=0, description="Where Huber's loss turns linear, in normalised units.")
+    kind: Literal["mse", "mae", "huber"] = Field("mse", description="Squared error, absolute error or Huber loss.")
+    huber_delta: float = Field(
+        1.0, gt=0, description="Error at which the Huber loss becomes linear, in normalised units."
+    )
     global_mean: float = Field(
         0.0,
         ge=0,
-        description="Weight of the squared error of each channel's global mean, added to the loss. Errors of the mean "
-        "are a few hundredths of those in a cell, too small to be seen, and add up over a long free run; 100 shows "
-        "them.",
+        description="Weight of an additional term: the squared error of each channel's global mean. Errors of the "
+        "mean are too small to matter in the pointwise loss, but accumulate in a long rollout. A weight "
+        "of 100 makes them visible.",
     )

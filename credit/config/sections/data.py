@@ -17,7 +17,7 @@ _DEFAULT_OPTIONS = VariableOptions()
 
 
 class SolarConfig(StrictModel):
-    """Top-of-atmosphere solar radiation, which is computed."""
+    """Computation of the solar radiation at the top of the atmosphere."""
 
     tsi: Literal["era5", "constant"] = Field(
         "constant",
@@ -25,23 +25,27 @@ class SolarConfig(StrictModel):
     )
     mean: Literal["step", "daily"] = Field(
         "step",
-        description="`step`: accumulated over the time step. `daily`: the mean of the day, for data without a diurnal "
-        "cycle.",
+        description="`step`: the energy over the time step. `daily`: the mean over the day, for data without a "
+        "diurnal cycle.",
     )
     window: Literal["past", "next"] = Field(
-        "past", description="Accumulate over the step that ends at t (`past`, as ERA5 labels it) or at t+dt (`next`)."
+        "past",
+        description="The step over which radiation is accumulated: the one that ends at t (`past`, as in ERA5) or at "
+        "t+dt (`next`).",
     )
 
 
 class SplitsConfig(StrictModel):
-    """Training, validation and test periods as [first, last], in UTC; both are included.
+    """Training, validation and test periods: [first, last] in UTC, both included.
 
-    A date without a time as last means the whole day.
+    If the last date has no clock time, the whole day is included.
     """
 
-    train: list[str] = Field(min_length=2, max_length=2, description="Period that the model is trained on.")
-    valid: list[str] = Field(min_length=2, max_length=2, description="Period that selects the best weights.")
-    test: list[str] = Field(min_length=2, max_length=2, description="Period of forecasts and scores.")
+    train: list[str] = Field(min_length=2, max_length=2, description="Training period.")
+    valid: list[str] = Field(
+        min_length=2, max_length=2, description="Validation period, which selects the best weights."
+    )
+    test: list[str] = Field(min_length=2, max_length=2, description="Test period, for forecasts and scores.")
 
 
 class PreprocessConfig(StrictModel):
@@ -51,19 +55,19 @@ class PreprocessConfig(StrictModel):
     memory_gib: float = Field(
         1.0,
         gt=0,
-        description="Memory in GiB for the fields that a process reads at once. A chunk of the sources that contains "
-        "more times than fit into it is decompressed several times; `credit check` reports the memory that avoids "
-        "this.",
+        description="Memory in GiB for the fields that a process reads at once. If it is too small for a chunk of the "
+        "source files, the chunk is decompressed several times. `credit check` reports the memory that "
+        "avoids this.",
     )
     compression: Literal["lz4", "none"] = Field(
         "lz4",
-        description="Compression of the store. `lz4` takes half to two thirds of the disk space; `none` is read twice "
-        "as fast from memory.",
+        description="Compression of the store. `lz4` needs half to two thirds of the disk space of `none`. `none` is "
+        "read twice as fast from the page cache.",
     )
     climatology: bool = Field(
         False,
-        description="Also fit the climatology of `verification.climatology` and keep it in the store, so that later "
-        "commands need not read the training period for it.",
+        description="Also fit the climatology of `verification.climatology` and store it, so that later commands need "
+        "not read the training period again.",
     )
     cluster: Literal["none", "pbs", "slurm"] = Field(
         "none", description="Write the store in jobs of a PBS or Slurm cluster. Needs the extra `cluster`."
@@ -86,66 +90,74 @@ class PreprocessConfig(StrictModel):
 
 
 class DataConfig(StrictModel):
-    """Sources and variables of the data, time step, periods and training store."""
+    """Sources, variables, time step, periods and training store."""
 
     sources: list[SourceConfig] = Field(min_length=1, description="Files and other sources of the fields.")
     grid: GridConfig | None = Field(
         None,
-        description="Grid that all sources are interpolated to. Default: the grid of the files, which must then be "
-        "the same for all.",
+        description="Grid to which all sources are interpolated. Default: the grid of the files, which must be the "
+        "same for all files.",
     )
     regrid: Literal["bilinear", "conservative"] = Field(
         "bilinear",
-        description="Method of interpolation to `grid`. `bilinear`: between the four nearest cells. `conservative`: by "
-        "overlapping area; it preserves global means and is the right one for coarser grids.",
+        description="Interpolation method for `grid`. `bilinear`: from the four nearest cells. `conservative`: "
+        "area-weighted mean; use it for a coarser grid, because it preserves the global mean.",
     )
     variables: VariablesConfig = Field(description="The variables of the model, by their role.")
     levels: Levels = Field(
-        [], description="Levels of the 3-D variables, in `level_units`. The sources must contain exactly these."
+        [],
+        description="Levels of the variables in `vars_3D`, in `level_units`. The sources must contain these levels, "
+        "unless `vertical` interpolates them.",
     )
     level_units: Literal["hPa", "Pa", "model_level"] = Field("hPa", description="Units of `levels`.")
     coefficients: PathText | None = Field(
         None,
-        description="File with the coefficients of the run's model levels. It is needed for sources with `vertical`, "
-        "for the budgets of `model.postprocess`, and for `inference.pressure_levels` and `inference.derive`.",
+        description="File with the coefficients of the run's model levels. Needed to interpolate to model levels, for "
+        "the budgets in `model.postprocess`, and for `inference.pressure_levels` and `inference.derive`.",
     )
     variable_options: dict[str, VariableOptions] = Field({}, description="Name of a variable -> its options.")
     transforms: dict[str, TransformConfig] = Field(
-        {}, description="Name of a skewed variable -> its transform: tp: {kind: log1p, unit: 0.001}."
+        {}, description="Name of a skewed variable -> its transform, for example tp: {kind: log1p, unit: 0.001}."
     )
     input_order: list[Literal["prognostic", "dynamic_forcing", "static"]] = Field(
-        ["prognostic", "dynamic_forcing", "static"], description="Order of the groups in the model's input channels."
+        ["prognostic", "dynamic_forcing", "static"],
+        description="Order of the groups of variables in the input channels of the model.",
     )
     timestep: Duration = Field("6h", description="Time step of the model.")
-    history_len: int = Field(1, ge=1, description="Number of time frames in the model's input.")
+    history_len: int = Field(1, ge=1, description="Number of input frames of the model.")
     forecast_len: int = Field(1, ge=1, description="Number of steps of a training rollout.")
     valid_forecast_len: int = Field(1, ge=1, description="Number of steps of a validation rollout.")
     sample_every: Duration | None = Field(
         None,
-        description="Interval between the initial times of training and validation samples, counted from the first "
-        "time of the split. With hourly data and a time step of 6 h, 6h avoids overlapping windows. Default: every "
-        "time of the data.",
+        description="Interval between the initial times of training and validation samples, counted from the start of "
+        "the split. With hourly data and a time step of 6 h, `6h` avoids overlapping samples. Default: "
+        "every time of the data.",
     )
     init_hours: list[Hour] | None = Field(
         None, description="Hours (UTC) at which training and validation samples may start. Default: any."
     )
     splits: SplitsConfig = Field(description="Training, validation and test periods.")
     split_gap: Duration = Field(
-        "10d", description="Smallest gap between two splits, so that one does not contain the weather of the other."
+        "10d", description="Smallest gap between two splits. It avoids leakage of weather from one split to the next."
     )
     store: PathText | None = Field(
-        None, description="The training store that `credit preprocess` writes. Default: none; train from the sources."
+        None,
+        description="Path of the training store that `credit preprocess` writes. Default: no store; training reads "
+        "the sources.",
     )
     on_bad_time: Literal["fail", "skip"] = Field(
         "fail",
-        description="Treatment of a time that cannot be read or has missing, infinite or impossible values. `fail`: "
-        "stop. `skip`: leave the time out of the store and list it; at most one time in twenty.",
+        description="Treatment of a time that cannot be read, or that has missing, infinite or impossible values. "
+        "`fail`: stop with an error. `skip`: omit the time from the store and list it; at most one time "
+        "in twenty.",
     )
-    solar: SolarConfig = Field(SolarConfig(), description="Options of toa_incident_solar_radiation.")
+    solar: SolarConfig = Field(
+        SolarConfig(), description="Options of the computed variable toa_incident_solar_radiation."
+    )
     cache: Literal["none", "memory", "disk"] = Field(
         "none",
-        description="`memory`: keep every field that training has read in memory. `disk`: copy what training reads of "
-        "the store to `cache_folder` and read it there afterwards.",
+        description="`memory`: keep every field in memory after it was read. `disk`: copy each chunk of the store to "
+        "`cache_folder` when it is first read, and then read the copy.",
     )
     cache_folder: PathText | None = Field(
         None, description="For `cache: disk`: a folder on a local disk of the node. Default: TMPDIR."
@@ -153,8 +165,8 @@ class DataConfig(StrictModel):
     num_workers: int = Field(
         0,
         ge=0,
-        description="Workers that read samples ahead: threads for a store (at least one is used), processes for "
-        "sources (0: none).",
+        description="Number of workers that read samples in advance. A store uses threads (at least one), sources use "
+        "processes (0: none).",
     )
 
     @model_validator(mode="after")

@@ -21,7 +21,8 @@ class InitialTimesConfig(StrictModel):
     start: str | None = Field(None, description="First initial time. Default: the start of the test period.")
     end: str | None = Field(
         None,
-        description="Last initial time. Default: the last one whose whole forecast can be verified in the test period.",
+        description="Last initial time. Default: the last time whose forecast can be verified completely in the test "
+        "period.",
     )
     every: Duration = Field(
         "24h",
@@ -30,13 +31,12 @@ class InitialTimesConfig(StrictModel):
 
 
 class NoiseConfig(StrictModel):
-    """Gaussian noise that is added to hidden features of the network at every step."""
+    """Gaussian noise that is added to the outputs of blocks of the network at every step."""
 
     std: float = Field(
         0.5,
         gt=0,
-        description="Standard deviation, as a multiple of the standard deviation of the block's output in each "
-        "forecast.",
+        description="Standard deviation of the noise, as a multiple of the standard deviation of the block's output.",
     )
     blocks: list[str] | None = Field(
         None,
@@ -53,7 +53,8 @@ class InitialPerturbationSection(StrictModel):
     amplitude: float = Field(
         0.3,
         gt=0,
-        description="Standard deviation, as a multiple of the standard deviation of each channel's change over a step.",
+        description="Standard deviation of the perturbation, as a multiple of the standard deviation of each "
+        "channel's change over one step.",
     )
 
     def analysis_lags_minutes(self) -> list[int]:
@@ -90,27 +91,29 @@ TendencyPerturbationEntry = Annotated[
 
 
 class EnsembleConfig(StrictModel):
-    """Several forecasts from each initial time; they are the dimension `member` of the output."""
+    """Several forecasts from each initial time. The output has the dimension `member`."""
 
     members: int = Field(description="Number of members, at least 2.")
     perturbation: InitialPerturbationEntry | None = Field(
         None,
-        description="Perturb the initial states. Members 1 and 2, 3 and 4, ... get the same perturbation with opposite "
-        "signs.",
+        description="Perturbations of the initial states. Members 1 and 2, 3 and 4, ... get the same perturbation "
+        "with opposite signs.",
     )
     control: bool = Field(
-        True, description="Member 0 is the control: without perturbation, stochastic tendencies and noise."
+        True, description="Member 0 is the control: it has no perturbation, no stochastic tendencies and no noise."
     )
     lagged: Duration | None = Field(
-        None, description="Lagged ensemble: member m starts from the analysis m times this interval earlier."
+        None, description="Lagged ensemble: member m starts from the analysis that is m times this interval earlier."
     )
     dropout: bool = Field(
-        False, description="Keep the network's dropout active. The results then also depend on the batch size."
+        False, description="Keep the dropout of the network active. The results then also depend on the batch size."
     )
     stochastic: TendencyPerturbationEntry | None = Field(
-        None, description="Perturb the tendencies, the changes over a step; `{}` uses the defaults of `sppt`."
+        None, description="Perturbations of the tendencies (the changes over a step). `{}` uses the defaults of `sppt`."
     )
-    noise: NoiseConfig | None = Field(None, description="Noise on hidden features; {} uses the defaults.")
+    noise: NoiseConfig | None = Field(
+        None, description="Noise on the outputs of blocks of the network. `{}` uses the defaults."
+    )
     seed: int = Field(0, ge=0, description="Seed of all random numbers of the ensemble.")
 
     @field_validator("members")
@@ -129,16 +132,18 @@ class EnsembleConfig(StrictModel):
 
 
 class ForecastParallelismConfig(StrictModel):
-    """Sharing of one forecast among ranks. By default each rank has the whole network and makes its own forecasts."""
+    """Distribution of one forecast over ranks. By default, each rank has the whole network and its own forecasts."""
 
     tensor: int = Field(
         1,
         ge=1,
-        description="Number of tensor-parallel ranks. It must divide the number of ranks. Layers whose heads or hidden "
-        "units it does not divide stay whole.",
+        description="Number of tensor-parallel ranks. It must divide the number of ranks. A layer is not split if "
+        "this number does not divide its heads or hidden units.",
     )
     shard: bool = Field(
-        False, description="Shard the weights over all ranks (FSDP2), for models that do not fit on one device."
+        False,
+        description="Shard the weights over all ranks (FSDP2), for models that do not fit into the memory of one "
+        "device.",
     )
 
     @property
@@ -150,7 +155,9 @@ class ForecastParallelismConfig(StrictModel):
 class InferenceConfig(StrictModel):
     """Forecasts by `credit rollout` and `credit verify --online`."""
 
-    checkpoint: PathText = Field("best", description="Weights of the forecasts: best, latest, or a checkpoint's path.")
+    checkpoint: PathText = Field(
+        "best", description="Weights of the forecasts: `best`, `latest`, or the path of a checkpoint."
+    )
     initial_times: InitialTimesConfig | list[str] | Literal["latest"] = Field(
         InitialTimesConfig(),
         description="A range {start, end, every}, a list of times, or `latest`: the last time from which the data "
@@ -159,7 +166,9 @@ class InferenceConfig(StrictModel):
     lead_time: Duration = Field(
         "72h", description="Length of a forecast. The default is rounded up to a multiple of `data.timestep`."
     )
-    batch_size: int = Field(8, ge=1, description="Forecasts (initial times times members) in a batch on each rank.")
+    batch_size: int = Field(
+        8, ge=1, description="Number of forecasts (initial times x members) in a batch on each rank."
+    )
     amp: bool = Field(False, description="Compute in bfloat16.")
     parallelism: ForecastParallelismConfig = Field(
         ForecastParallelismConfig(), description="Sharing of one forecast among several ranks."
@@ -167,49 +176,57 @@ class InferenceConfig(StrictModel):
     ensemble: EnsembleConfig | None = Field(None, description="Several forecasts from each initial time.")
     hyperdiffusion: HyperdiffusionEntry | None = Field(
         None,
-        description="Damping of the shortest waves, instead of `model.hyperdiffusion`. A network learns to undo the "
-        "damping that it is trained with, so for forecasts of weeks halve the time. Default: as in training.",
+        description="Damping of the shortest waves in forecasts, instead of `model.hyperdiffusion`. A network partly "
+        "learns to undo the damping of training, so use half of the `time` for forecasts of weeks. "
+        "Default: as in training.",
     )
     postprocess: list[PostprocessEntry] | None = Field(
         None,
         min_length=1,
-        description="Entries that replace those of the same kind in `model.postprocess`, in forecasts alone. Default: "
-        "as in training.",
+        description="Entries that replace the entries of the same kind in `model.postprocess`, in forecasts only. "
+        "Default: as in training.",
     )
     folder: PathText = Field(
-        "forecasts", description="Folder of the forecasts, relative to save_loc. `credit verify` scores this folder."
+        "forecasts",
+        description="Folder of the forecasts, relative to save_loc. `credit verify` scores the forecasts in this "
+        "folder.",
     )
     format: Literal["netcdf", "zarr"] = Field(
         "netcdf", description="`netcdf`: one file for each initial time. `zarr`: one store for all forecasts."
     )
-    layout: Literal["cf", "weatherbench2"] = Field("cf", description="Names of the dimensions in a zarr store.")
+    layout: Literal["cf", "weatherbench2"] = Field(
+        "cf", description="Names of the dimensions in a zarr store: those of CF or of WeatherBench 2."
+    )
     pressure_levels: list[float] | None = Field(
         None,
         min_length=1,
-        description="Pressure levels in hPa that variables on model levels are interpolated to. Needs "
+        description="Pressure levels in hPa to which variables on model levels are interpolated. Needs "
         "data.coefficients and surface pressure. Default: write model levels.",
     )
     derive: dict[str, DerivedVariableConfig] = Field(
-        {}, description="Name -> a variable that is computed from the output."
+        {}, description="Name -> a variable that is computed from the output of the model."
     )
     surface_pressure: str | None = Field(
         None,
-        description="Output variable with surface pressure. Default: the one with standard_name surface_air_pressure.",
+        description="Output variable with surface pressure. Default: the variable with standard_name "
+        "surface_air_pressure.",
     )
     surface_geopotential: str | None = Field(
         None,
-        description="Static variable with geopotential or height of the ground. Default: the one with standard_name "
-        "surface_geopotential, geopotential or surface_altitude.",
+        description="Static variable with the geopotential or height of the surface. Default: the variable with "
+        "standard_name surface_geopotential, geopotential or surface_altitude.",
     )
     variables: list[str] | None = Field(
         None, description="Variables to write. Default: all outputs and all derived variables."
     )
-    levels: list[float] | None = Field(None, description="Levels to write, of variables on levels. Default: all.")
+    levels: list[float] | None = Field(None, description="Levels to write. Default: all.")
     output_every: Duration | None = Field(
         None, description="Interval between the lead times to write. Default: every step."
     )
     lead_times: list[Duration] | None = Field(
-        None, min_length=1, description="Lead times to write, instead of output_every: [24h, 72h, 120h]."
+        None,
+        min_length=1,
+        description="Lead times to write, for example [24h, 72h, 120h]. Set either this key or output_every.",
     )
     split: Literal["day", "month", "lead", "member"] | None = Field(
         None,
@@ -223,7 +240,7 @@ class InferenceConfig(StrictModel):
         None,
         ge=1,
         le=23,
-        description="Round values to this number of mantissa bits, which makes compression effective: 12 bits are a "
+        description="Round values to this number of mantissa bits, so that they compress better. 12 bits have a "
         "relative error of 1.2e-4. Default: no rounding.",
     )
 

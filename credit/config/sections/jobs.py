@@ -20,41 +20,46 @@ class SchedulerConfig(StrictModel):
     """Keys that both schedulers have."""
 
     cluster: PathText | None = Field(
-        None, description="The cluster: a name that `credit submit` knows, or the path of a cluster file."
+        None, description="Name of a cluster that `credit submit` knows, or the path of a cluster file."
     )
-    account: Word | None = Field(None, description="The project whose allocation is charged.")
+    account: Word | None = Field(None, description="Account or project that pays for the job.")
     walltime: Duration | None = Field(None, description="Time limit of a job; in a chain, of each job.")
     nodes: int | None = Field(
         None,
         ge=1,
-        description="Number of nodes. A rollout runs on an array of so many jobs with one node each; preprocess takes "
+        description="Number of nodes. A rollout uses an array of this number of single-node jobs. Preprocessing uses "
         "one node.",
     )
     gpus_per_node: int | None = Field(
-        None, ge=0, description="GPUs on a node. preprocess uses none, and verify only with --online."
+        None,
+        ge=0,
+        description="Number of GPUs on a node. Preprocessing uses none; verification uses them only with --online.",
     )
     ranks_per_node: int | None = Field(
-        None, ge=1, description="Processes on a node. Default: one for each GPU, else one. preprocess is one process."
+        None,
+        ge=1,
+        description="Number of processes on a node. Default: one per GPU, or one without GPUs. Preprocessing starts "
+        "one process.",
     )
-    cpus_per_node: int | None = Field(None, ge=1, description="CPU cores on a node.")
+    cpus_per_node: int | None = Field(None, ge=1, description="Number of CPU cores on a node.")
     memory: Annotated[str, Field(pattern=r"^[0-9]+[KMGT]B?$")] | None = Field(
-        None, description="Memory of a node, for example 200GB. Default: the scheduler's."
+        None, description="Memory of a node, for example 200GB. Default: that of the scheduler."
     )
     chain: int | None = Field(
         None,
         ge=1,
-        description="Largest number of jobs for a training run; each one continues where the last one stopped. "
+        description="Largest number of jobs for a training run; each job continues the run of the previous one. "
         "Default: 1.",
     )
     modules: list[Word] | None = Field(None, description="Environment modules to load.")
     setup: list[Line] | None = Field(
         None,
-        description="Shell commands to run first, one a line. `$VAR` is expanded when the job script is written.",
+        description="Shell commands to run first, one per line. `$VAR` is expanded when the job script is written.",
     )
     environment: dict[Name, str] | None = Field(
         None, description="Environment variables to export, in addition to those of the cluster file."
     )
-    directives: list[Line] | None = Field(None, description="Further options of the scheduler, one a line.")
+    directives: list[Line] | None = Field(None, description="Further options of the scheduler, one per line.")
     python: PathText | None = Field(
         None, description="Python interpreter of the job. Default: the one that runs `credit submit`."
     )
@@ -62,7 +67,7 @@ class SchedulerConfig(StrictModel):
 
 
 class PbsConfig(SchedulerConfig):
-    """Jobs under PBS; see [on a cluster](hpc.md). A key that is not given is taken from the cluster file."""
+    """PBS jobs; see [Run on a cluster](hpc.md). Keys that you omit come from the cluster file."""
 
     scheduler: ClassVar[str] = "pbs"
 
@@ -74,7 +79,7 @@ class PbsConfig(SchedulerConfig):
         None, description="Further resources of the whole job, for example {job_priority: economy}."
     )
     launch: Literal["torchrun", "mpiexec"] | None = Field(
-        None, description="Launcher of the ranks: torchrun on each node, or mpiexec for all of them."
+        None, description="Launcher of the ranks: torchrun on each node, or mpiexec for all nodes."
     )
 
     @property
@@ -84,7 +89,7 @@ class PbsConfig(SchedulerConfig):
 
 
 class SlurmConfig(SchedulerConfig):
-    """Jobs under Slurm; see [on a cluster](hpc.md). A key that is not given is taken from the cluster file."""
+    """Slurm jobs; see [Run on a cluster](hpc.md). Keys that you omit come from the cluster file."""
 
     scheduler: ClassVar[str] = "slurm"
 
@@ -94,11 +99,11 @@ class SlurmConfig(SchedulerConfig):
     signal_seconds: int | None = Field(
         None,
         ge=1,
-        description="Seconds before the time limit at which the job is told to save. Slurm may send the signal up to a "
-        "minute earlier.",
+        description="Seconds before the time limit at which Slurm signals the job to save. Slurm may send the signal "
+        "up to a minute earlier.",
     )
     launch: Literal["torchrun", "srun"] | None = Field(
-        None, description="Launcher of the ranks: torchrun on each node, or srun for all of them."
+        None, description="Launcher of the ranks: torchrun on each node, or srun for all nodes."
     )
 
     @property

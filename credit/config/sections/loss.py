@@ -18,12 +18,15 @@ class LossSection(StrictModel):
     kind: str
     scaling: Literal["tendency", "state"] = Field(
         "tendency",
-        description="Unit of the error of a prognostic channel: the standard deviation of its own tendency (then "
-        "persistence scores about 1) or of its state. Diagnostic channels use their state's.",
+        description="Unit of the error of a prognostic channel: the standard deviation of its change over a step "
+        "(`tendency`; persistence then has a loss of about 1), or of its values (`state`). Diagnostic "
+        "channels always use the standard deviation of their values.",
     )
     latitude_weights: bool = Field(True, description="Weight cells by area.")
-    level_weights: Literal["none", "pressure"] = Field("none", description="Weight levels equally or by pressure.")
-    weights: dict[str, Weight] = Field({}, description="Weight of a variable (z) or channel (z500); default 1.")
+    level_weights: Literal["none", "pressure"] = Field(
+        "none", description="`pressure`: weight levels in proportion to pressure. `none`: weight them equally."
+    )
+    weights: dict[str, Weight] = Field({}, description="Weight of a variable (z) or channel (z500). Default: 1.")
 
 
 LossEntry = Annotated[SerializeAsAny[LossSection], RegisteredSection(LOSSES, default="mse", base=LossSection)]

@@ -24,21 +24,23 @@ HyperdiffusionEntry = Annotated[
 class ModelSection(StrictModel):
     """Keys that every model has."""
 
-    type: str = Field(description="The model's registered name.")
+    type: str = Field(description="Registered name of the model.")
     residual: bool = Field(
         True,
-        description="Predict changes: prognostic y = x_last + sigma_tendency * net, diagnostic y = mu + sigma * net.",
+        description="The network predicts changes of prognostic channels: y = x_last + sigma_tendency * net. For "
+        "diagnostic channels, y = mu + sigma * net.",
     )
     hyperdiffusion: HyperdiffusionEntry | None = Field(
         None,
-        description="Damp the shortest waves of prognostic channels at every step, for runs of weeks. Short for the "
-        "first entry of `model.postprocess`; `{}` takes the defaults.",
+        description="Damping of the shortest waves of prognostic channels at every step, for forecasts of weeks. This "
+        "is a short form of the first entry of `model.postprocess`; `{}` uses the defaults.",
     )
     postprocess: list[PostprocessEntry] | None = Field(
         None,
         min_length=1,
-        description="Post-processing applied to the output of every step, in training and in forecasts, in this order: "
-        "hyperdiffusion, clamps, then the budgets of dry air, water and energy. Kinds of plugins may stand anywhere.",
+        description="Post-processing of the output of every step, in training and in forecasts. The order is: "
+        "hyperdiffusion, clamps, then the budgets of dry air, water and energy. Kinds of plugins may be "
+        "at any position.",
     )
 
     @model_validator(mode="after")

@@ -36,7 +36,7 @@ def require_names(names: Iterable[str]) -> None:
 
 
 class DerivedVariableConfig(StrictModel):
-    """A variable that is computed from a forecast's output."""
+    """A variable that is computed from the output of the model."""
 
     kind: Literal[
         "geopotential",
@@ -45,19 +45,19 @@ class DerivedVariableConfig(StrictModel):
         "relative_humidity_water",
         "wind_speed",
         "accumulation",
-    ] = Field(description="The quantity. `accumulation` is the sum of the variable `of` over steps.")
+    ] = Field(description="Quantity to compute. `accumulation` is the sum of the variable `of` over steps.")
     inputs: dict[str, str] = Field(
         {},
         description="Input -> variable. Defaults: temperature: t, specific_humidity: q, eastward_wind: u, "
         "northward_wind: v.",
     )
     of: str | None = Field(
-        None, description="For `accumulation`: an output that is a sum over the step (precipitation)."
+        None, description="For `accumulation`: an output that is a sum over the step, such as precipitation."
     )
     over: Duration | None = Field(
         None,
-        description="For `accumulation`: length of the window that ends at the lead time; values are missing until "
-        "this time has passed. Default: since the initial time.",
+        description="For `accumulation`: length of the window that ends at the lead time. Shorter lead times have "
+        "missing values. Default: the window starts at the initial time.",
     )
 
     @model_validator(mode="after")

@@ -28,65 +28,67 @@ class VerticalConfig(StrictModel):
     """Vertical interpolation of a source, from hybrid levels or to hybrid levels."""
 
     surface_pressure: str = Field(
-        description="Name of the variable with surface pressure or, as in ERA5, its logarithm (lnsp)."
+        description="Name of the variable with surface pressure or its logarithm (lnsp in ERA5)."
     )
     surface_geopotential: str | None = Field(
         None,
-        description="Name of the variable with geopotential or height of the ground. It is needed for values below "
-        "the ground and for `derive`.",
+        description="Name of the variable with the geopotential or height of the surface. Needed for temperature "
+        "below the ground and for `derive`.",
     )
     coefficients: PathText | None = Field(
         None,
-        description="File with the coefficients of the source's levels, where the source does not have them: netCDF, "
-        "or CSV with the columns a (in Pa) and b of the half levels.",
+        description="File with the coefficients of the source's levels, if the source lacks them: netCDF, GRIB, or "
+        "CSV with the columns a (in Pa) and b of the half levels.",
     )
 
 
 class SourceConfig(StrictModel):
-    """One set of files, or one source that a plugin registers, with some or all of the variables."""
+    """A set of files, or a source that a plugin registers. It contains some or all variables."""
 
     path: PathText | list[PathText] | None = Field(
         None,
         description="A file, a zarr store (on a disk, or s3://, gs://, https://), a glob, a strftime pattern "
-        "(era5_%Y%m.nc), or a list of these. `sample:NAME` is data that come with the package. `~` and `$VAR` are "
-        "expanded.",
+        "(era5_%Y%m.nc), or a list of these. `sample:NAME` is a data set that the package contains. `~` "
+        "and `$VAR` are expanded.",
     )
     type: str | None = Field(None, description="Instead of `path`: the name of a source that a plugin registers.")
-    options: dict[str, Any] = Field({}, description="Keyword arguments for the class of `type`.")
+    options: dict[str, Any] = Field({}, description="Keyword arguments of the class that `type` names.")
     format: Literal["auto", "netcdf", "zarr", "grib"] = Field(
-        "auto", description="Format of the files. `auto` recognises it by the name's ending and the first bytes."
+        "auto", description="Format of the files. `auto` recognises it by the file name or the first bytes."
     )
     variables: list[str] | None = Field(
-        None, description="Read only these variables from this source. Default: all that it contains."
+        None, description="Read only these variables from this source. Default: all variables that it contains."
     )
     rename: dict[str, str | list[str]] = Field(
         {},
-        description="Variable of the run -> its name in the files. Give a list of names (`t: [t, T, var130]`) where "
-        "files differ: the first name that a file contains is used.",
+        description="Variable of the run -> its name in the files. If the names differ between files, give a list "
+        "(`t: [t, T, var130]`): the first name that a file contains is used.",
     )
     period: tuple[str, str] | None = Field(
         None,
-        description="Use only the times between these two dates (UTC, both included; a date without a time as the "
-        "last one means the whole day). So one source can continue another.",
+        description="Read only the times between these two dates (UTC, both included). If the last date has no clock "
+        "time, the whole day is included. Use it if one source continues another.",
     )
     select: dict[str, int | float | str] = Field(
         {},
-        description="Coordinate -> value: selects one position along a further dimension (`{number: 0}`). In GRIB "
-        "files: typeOfLevel, stepType, number, grid, step (hours), expver, dataType, stream, or a type of level.",
+        description="Coordinate -> value: selects one position of an additional dimension (`{number: 0}`). In GRIB "
+        "files: typeOfLevel, stepType, number, grid, step (hours), expver, dataType, stream, or a type of "
+        "level.",
     )
     times: Literal["exact", "persist", "cyclic"] = Field(
         "exact",
-        description="When values are valid. `exact`: at their own times. `persist`: each until the next one, for "
-        "forcings that are rarer than the other data. `cyclic`: in every year, for a representative year.",
+        description="Times at which a value is used. `exact`: its own time. `persist`: until the next value, for "
+        "forcing with fewer times than the other data. `cyclic`: in every year, for a representative "
+        "year.",
     )
     vertical: VerticalConfig | None = Field(
         None,
-        description="Interpolate the variables on levels to `data.levels`, from hybrid levels or to them. Default: "
-        "none; the source must contain these levels.",
+        description="Interpolate the variables on levels to `data.levels`, from hybrid levels or to hybrid levels. "
+        "Default: no interpolation; the source must contain these levels.",
     )
     storage_options: dict[str, bool | int | float | str] = Field(
         {},
-        description="How to access a remote zarr store, for example `{anon: true}`. Access keys belong in the "
+        description="Options of fsspec for a remote zarr store, for example `{anon: true}`. Set access keys in the "
         "environment.",
     )
 
@@ -158,17 +160,17 @@ def _is_plain(value: object) -> bool:
 
 
 class GridConfig(StrictModel):
-    """A global latitude-longitude grid: give either `rows`, `columns` and `poles`, or `like`."""
+    """A global latitude-longitude grid. Set either `rows`, `columns` and `poles`, or `like`."""
 
     rows: int | None = Field(None, ge=2, description="Number of rows, equally spaced in latitude.")
     columns: int | None = Field(None, ge=2, description="Number of columns; the first one is at longitude 0.")
     poles: bool | None = Field(
         None,
-        description="true: the first and the last row lie on the poles (181 x 360). false: they lie half a cell away "
-        "from the poles (180 x 360).",
+        description="true: the first and last row lie on the poles (181 x 360). false: they lie half a cell away from "
+        "the poles (180 x 360).",
     )
     like: PathText | None = Field(
-        None, description="A file that has the grid; a pattern as in `data.sources.N.path` is allowed."
+        None, description="A file with the grid; it may be a pattern as in `data.sources.N.path`."
     )
 
     @model_validator(mode="after")

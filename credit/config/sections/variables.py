@@ -37,10 +37,10 @@ class GroupConfig(StrictModel):
 
 
 class VariablesConfig(StrictModel):
-    """The variables of the model, by their role."""
+    """The variables of the model, grouped by role."""
 
     prognostic: GroupConfig = Field(
-        description="Input and output of the model; a forecast feeds the output of a step to the next one."
+        description="Input and output of the model; in a rollout, the output of a step is the input of the next step."
     )
     diagnostic: GroupConfig = Field(GroupConfig(), description="Output only.")
     dynamic_forcing: GroupConfig = Field(
@@ -66,48 +66,47 @@ class VariableOptions(StrictModel):
     missing: Literal["error", "fill_mean"] = Field(
         "error",
         description="Treatment of missing values. `error`: a missing value stops the command. `fill_mean`: for cells "
-        "that are always missing (sst over land); they are filled with the mean, masked in loss and scores, and the "
-        "model gets the mask as a static channel NAME_mask.",
+        "that are always missing (sst over land). They are filled with the mean and excluded from loss "
+        "and scores; the model gets the mask as static channel NAME_mask.",
     )
     temporal: Literal["instant", "mean", "accumulate", "deaccumulate"] = Field(
         "instant",
-        description="What a value in the files stands for: an instant, or the mean or sum over a window that ends at "
-        "its time. Means and sums over windows shorter than the time step are combined. `deaccumulate`: values are "
-        "accumulated from the start of a forecast.",
+        description="Meaning of a value in the files: `instant`, or the mean or sum over a window that ends at its "
+        "time. Shorter windows than the time step are combined. `deaccumulate`: values are sums since the "
+        "start of a forecast.",
     )
     restarts: list[Hour] | None = Field(
         None,
         min_length=1,
-        description="For `deaccumulate`: the hours (UTC) at which the accumulation starts from 0 again. Default: from "
-        "the time bounds in the files.",
+        description="For `deaccumulate`: hours (UTC) at which the accumulation restarts from 0. Default: from the "
+        "time bounds in the files.",
     )
     window: Literal["past", "next"] = Field(
         "past",
-        description="For forcings that are means or sums: the step from t to t+dt uses the window that ends at t "
-        "(`past`) or at t+dt (`next`).",
+        description="For forcing that is a mean or sum: window that the step from t to t+dt uses. `past`: the window "
+        "that ends at t. `next`: the window that ends at t+dt.",
     )
     in_forecast: Literal["climatology", "persist", "observed"] = Field(
         "persist",
-        description="Values of a dynamic forcing from data during a forecast. `persist`: the climatology plus the "
-        "anomaly at the initial time. `climatology`: the climatology. `observed`: the future analyses (a run with "
-        "prescribed forcing).",
+        description="Values of a forcing from data after the initial time of a forecast. `persist`: the climatology "
+        "plus the initial anomaly. `climatology`: the climatology. `observed`: the data at that time "
+        "(prescribed forcing).",
     )
     minimum: float | None = Field(
         None,
-        description="Lower bound of predictions (0 for humidity and precipitation), and of a dynamic forcing that a "
-        "forecast takes from the climatology (0 for sea ice). Default: none.",
+        description="Lower bound of predictions (0 for humidity and precipitation). For a forcing from data: lower "
+        "bound of its values after the initial time (0 for sea ice). Default: none.",
     )
-    maximum: float | None = Field(None, description="Upper bound, likewise (1 for a fraction). Default: none.")
+    maximum: float | None = Field(None, description="Upper bound of the same values (1 for a fraction). Default: none.")
     valid_range: tuple[float, float] | None = Field(
         None,
-        description="Smallest and largest valid value in the files, in the units of the run (`units`, if set). Values "
-        "outside are missing, for fill values that a file does not declare (-999); all values within are accepted. "
-        "Default: fill values, and values that are impossible in these units, stop the command.",
+        description="Smallest and largest valid value in the files, in the units of the run. Values outside are "
+        "treated as missing, for example undeclared fill values (-999). Values inside are accepted "
+        "without further checks. Default: impossible values stop the command.",
     )
     vector: Literal["auto", "yes", "no"] = Field(
         "auto",
-        description="Whether the variable is a component of a vector, which changes its sign across a pole. `auto` "
-        "decides by the standard_name.",
+        description="Component of a vector, whose sign changes across a pole. `auto`: decide by the standard_name.",
     )
     units: str | None = Field(
         None,
@@ -117,13 +116,13 @@ class VariableOptions(StrictModel):
     )
     regrid: Literal["bilinear", "conservative", "nearest"] | None = Field(
         None,
-        description="Method of interpolation to `data.grid`; `nearest` is for masks and categories. Default: "
+        description="Interpolation method for `data.grid`; use `nearest` for masks and categories. Default: "
         "`data.regrid`.",
     )
     derive: Derived | None = Field(
         None,
-        description="Compute the variable instead of reading it. `relative_humidity` is with respect to water and ice "
-        "as in ERA5, `relative_humidity_water` with respect to water.",
+        description="Compute the variable instead of reading it. `relative_humidity` is relative to water and ice as "
+        "in ERA5, `relative_humidity_water` is relative to water.",
     )
     inputs: dict[str, str] = Field(
         {},
@@ -192,11 +191,11 @@ class VariableOptions(StrictModel):
 
 
 class TransformConfig(StrictModel):
-    """A pointwise function for a skewed variable: applied before normalisation and inverted in every output."""
+    """A function for a skewed variable. It is applied before normalisation and inverted in every output."""
 
     kind: Literal["log1p", "sqrt"] = Field(
-        description="`log1p`: ln(1 + |x| / unit); `sqrt`: the square root of |x| / unit; both with the sign of x."
+        description="`log1p`: ln(1 + |x| / unit). `sqrt`: square root of |x| / unit. Both keep the sign of x."
     )
     unit: float = Field(
-        1.0, gt=0, description="Scale of x, in units of the variable: below it, log1p is nearly linear."
+        1.0, gt=0, description="Scale of x, in units of the variable. For smaller values, log1p is nearly linear."
     )

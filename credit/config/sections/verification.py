@@ -18,11 +18,13 @@ RESERVED_NAMES = ("model", *BASELINES, BEST_BASELINE)
 
 
 class RegionConfig(StrictModel):
-    """A latitude-longitude box. A cell belongs to it if its centre does; the edges are included."""
+    """A latitude-longitude box. A cell belongs to it if the centre of the cell lies inside or on the edge."""
 
     lat: tuple[float, float] = Field((-90.0, 90.0), description="[south, north] in degrees.")
     lon: tuple[float, float] = Field(
-        (0.0, 360.0), description="[west, east] in degrees, from west eastward: [347.5, 42.5] contains longitude 0."
+        (0.0, 360.0),
+        description="[west, east] in degrees; the box extends eastward from west, so [347.5, 42.5] contains longitude "
+        "0.",
     )
 
     @model_validator(mode="after")
@@ -67,17 +69,21 @@ _LIMIT_KEYS = ("above", "below", "above_quantile", "below_quantile")
 
 
 class EventConfig(StrictModel):
-    """An event: the value of a channel is beyond a limit. Exactly one of the four limits is given."""
+    """An event: the value of a channel exceeds or falls below a limit. Set exactly one of the four limits."""
 
-    channel: str = Field(description="The channel (`tp`, `t2m`, `z500`), one of those that are scored.")
-    above: float | None = Field(None, description="The event is a value above this, in the units of the data.")
-    below: float | None = Field(None, description="The event is a value below this, in the units of the data.")
+    channel: str = Field(description="The channel (`tp`, `t2m`, `z500`). It must be among the scored channels.")
+    above: float | None = Field(None, description="The event is a value above this number, in the units of the data.")
+    below: float | None = Field(None, description="The event is a value below this number, in the units of the data.")
     above_quantile: float | None = Field(
         None,
-        description="The event is a value above this quantile (between 0 and 1) of the training period, for each cell "
-        "and the season of the valid time.",
+        description="The event is a value above this quantile (0 to 1) of the training period, for each cell and time "
+        "of the year.",
     )
-    below_quantile: float | None = Field(None, description="The event is a value below this quantile, likewise.")
+    below_quantile: float | None = Field(
+        None,
+        description="The event is a value below this quantile (0 to 1) of the training period, for each cell and time "
+        "of the year.",
+    )
 
     @model_validator(mode="after")
     def _require_one_limit(self) -> EventConfig:
@@ -97,24 +103,24 @@ class ClimatologyConfig(StrictModel):
 
     method: Literal["harmonic", "window", "file"] = Field(
         "harmonic",
-        description="`harmonic`: a fit of annual harmonics. `window`: means over a moving window of days. `file`: read "
-        "it from `path`.",
+        description="`harmonic`: fit annual harmonics. `window`: average over a moving window of days. `file`: read "
+        "the climatology from `path`.",
     )
-    harmonics: int = Field(1, ge=0, description="For `harmonic`: number of annual harmonics; 0 is the mean alone.")
+    harmonics: int = Field(1, ge=0, description="For `harmonic`: number of annual harmonics; 0 is the mean only.")
     window_days: int = Field(61, ge=1, description="For `window`: width of the window in days.")
     by_hour: bool = Field(
-        False, description="Fit one climatology for each hour of the day, for data with a diurnal cycle."
+        False, description="Fit a separate climatology for each hour of the day, for data with a diurnal cycle."
     )
     path: PathText | None = Field(
         None,
         description="For `file`: a netCDF file or zarr store with the dimensions dayofyear, hour, level, latitude and "
-        "longitude, as WeatherBench 2's.",
+        "longitude, as in WeatherBench 2.",
     )
     rename: dict[str, str] = Field(
-        {}, description="For `file`: variable of the run -> its name in the file. Default: as in `data.sources`."
+        {}, description="For `file`: variable of the run -> its name in the file. Default: the names in `data.sources`."
     )
     storage_options: dict[str, bool | int | float | str] = Field(
-        {}, description="For `file`: how to access a remote zarr store, as in `data.sources`."
+        {}, description="For `file`: options for a remote zarr store, as in `data.sources`."
     )
 
     @model_validator(mode="after")
@@ -127,15 +133,15 @@ class ClimatologyConfig(StrictModel):
 
 
 class OtherForecastsConfig(StrictModel):
-    """Other forecasts to score. A plain path means a section with this path alone."""
+    """Other forecasts to score. You may write only the path instead of the section."""
 
     path: PathText = Field(
-        description="A folder that `credit rollout` has written, or a zarr store such as WeatherBench 2's, on a disk "
-        "or at s3://, gs://, https://."
+        description="A folder that `credit rollout` has written, or a zarr store as WeatherBench 2 publishes them, on "
+        "a disk or at s3://, gs://, https://."
     )
     rename: dict[str, str] = Field({}, description="Variable of the run -> its name in these forecasts.")
     storage_options: dict[str, bool | int | float | str] = Field(
-        {}, description="How to access a remote zarr store, as in `data.sources`."
+        {}, description="Options for a remote zarr store, as in `data.sources`."
     )
 
     @model_validator(mode="before")
@@ -148,48 +154,49 @@ class VerificationConfig(StrictModel):
     """Scores of forecasts by `credit verify`."""
 
     climatology: ClimatologyConfig = Field(
-        ClimatologyConfig(), description="Climatology for anomaly correlation and baselines."
+        ClimatologyConfig(), description="Climatology for the anomaly correlation and for the baselines."
     )
     allow_seen: bool = Field(
         False,
-        description="Also score forecasts in periods that the weights were trained or selected on. Useful to see "
-        "overfitting, and where the years of another data set have the same names.",
+        description="Also score forecasts in periods on which the weights were trained or selected. Use it to measure "
+        "overfitting, or if simulated years have the numbers of real years.",
     )
     figure_channels: list[str] | None = Field(
         None,
-        description="Channels of the maps, spectra and curves. Default: a few of z500, t850, t2m, msl, ... that exist.",
+        description="Channels of the maps, spectra and curves. Default: those of z500, t850, t2m, msl, ... that the "
+        "data contain.",
     )
     figure_leads: list[Duration] = Field(
         ["24h", "72h"],
-        description="Lead times of the maps and spectra; those that the forecasts do not have are left out. The "
-        "defaults are rounded up to multiples of `data.timestep`.",
+        description="Lead times of the maps and spectra; lead times without forecasts are omitted. The defaults are "
+        "rounded up to multiples of `data.timestep`.",
     )
     hovmoeller_band: tuple[float, float] = Field(
-        (35.0, 60.0), description="[south, north] in degrees of the latitude band of the Hovmoeller diagrams."
+        (35.0, 60.0), description="Latitude band of the Hovmoeller diagrams: [south, north] in degrees."
     )
     animate: list[str] = Field(
-        [], description="Channels to write as an animated GIF, which shows truth and forecast of one case."
+        [], description="Channels to draw as an animated GIF, which shows truth and forecast of one case."
     )
     other_forecasts: dict[str, OtherForecastsConfig] = Field(
         {}, description="Name -> folder or store of other forecasts to score."
     )
     grid: GridConfig | None = Field(
         None,
-        description="Grid of the scores. Truth, forecasts and climatology are interpolated to it conservatively. "
-        "WeatherBench 2's grid is {rows: 121, columns: 240, poles: true}. Default: the grid of the data.",
+        description="Grid of the scores. Truth, forecasts and climatology are interpolated to it conservatively. The "
+        "grid of WeatherBench 2 is {rows: 121, columns: 240, poles: true}. Default: the grid of the data.",
     )
     regions: list[str] = Field(
         DEFAULT_REGIONS, description=f"Regions of the scores: global and any of {', '.join(REGIONS)}."
     )
-    boxes: dict[str, RegionConfig] = Field({}, description="Name -> a region of your own, in addition to `regions`.")
-    events: dict[str, EventConfig] = Field(
-        {}, description="Name -> an event whose probability is scored (Brier score, reliability)."
+    boxes: dict[str, RegionConfig] = Field(
+        {}, description="Name -> a region that you define, in addition to `regions`."
     )
+    events: dict[str, EventConfig] = Field({}, description="Name -> an event to score (Brier score, reliability).")
     seeps: list[str] | None = Field(
         None,
-        description="Channels of accumulated precipitation that get the SEEPS score. Default: sums over the step "
-        "(`temporal: accumulate` or `deaccumulate`) that are called tp or total_precipitation, or are precipitation by "
-        "standard_name.",
+        description="Channels of accumulated precipitation to score with SEEPS. Default: sums over the step "
+        "(`temporal: accumulate` or `deaccumulate`) with the name tp or total_precipitation, or with a "
+        "standard_name of precipitation.",
     )
 
     @model_validator(mode="after")

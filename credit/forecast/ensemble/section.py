@@ -16,13 +16,13 @@ class GaussianOrBredSection(InitialPerturbationSection):
 
     kind: Literal["gaussian", "correlated", "bred"] = Field(
         "correlated",
-        description="`gaussian`: independent noise in each cell. `correlated`: noise that is correlated over `length`. "
-        "`bred`: bred vectors, the differences that grow during `cycles` forecasts before the initial time.",
+        description="`gaussian`: independent noise in each cell. `correlated`: noise with a correlation over "
+        "`length`. `bred`: bred vectors, which grow in `cycles` forecasts before the initial time.",
     )
     length: float = Field(
-        500.0, gt=0, description="Correlation length in km (`correlated`, and the first perturbation of `bred`)."
+        500.0, gt=0, description="Correlation length in km, for `correlated` and for the first perturbation of `bred`."
     )
-    cycles: int = Field(3, ge=1, description="For `bred`: number of cycles of growth and rescaling.")
+    cycles: int = Field(3, ge=1, description="For `bred`: number of cycles, each with a forecast and a rescaling.")
     cycle: Duration = Field(
         "24h",
         description="For `bred`: length of a cycle. The default is rounded up to a multiple of `data.timestep`.",
@@ -65,7 +65,7 @@ class SPPTSection(TendencyPerturbationSection):
     kind: Literal["sppt"] = Field("sppt", description="Stochastically perturbed tendencies.")
     amplitude: float = Field(0.5, gt=0, description="Standard deviation of r; r is limited to [-1, 1].")
     length: float = Field(500.0, gt=0, description="Correlation length of r in km.")
-    time: Duration = Field("6h", description="Correlation time of r: after it, the correlation has fallen to 1/e.")
+    time: Duration = Field("6h", description="Correlation time of r, after which the correlation has decreased to 1/e.")
 
     def describe(self) -> str:
         """See the base class."""

@@ -10,6 +10,6 @@ from credit.config.sections.trainer import ObjectiveSection
 
 
 class DeterministicSection(ObjectiveSection):
-    """A deterministic rollout: one forecast of each sample, compared with the truth at the steps that count."""
+    """A deterministic rollout: one forecast per sample, compared with the truth."""
 
-    kind: Literal["deterministic"] = Field("deterministic", description="One forecast of each sample.")
+    kind: Literal["deterministic"] = Field("deterministic", description="One forecast per sample.")

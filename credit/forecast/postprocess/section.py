@@ -16,21 +16,25 @@ Direction = Literal["down", "up"]
 class HyperdiffusionSection(PostprocessSection):
     """Damping of the shortest waves of prognostic channels after each step."""
 
-    kind: Literal["hyperdiffusion"] = Field("hyperdiffusion", description="Damps the shortest waves.")
-    time: Duration = Field("3h", description="E-folding time of the shortest wave that the grid carries.")
-    order: int = Field(8, ge=2, multiple_of=2, description="Power of the wave number: 8 is the Laplacian's fourth.")
+    kind: Literal["hyperdiffusion"] = Field("hyperdiffusion", description="Damp the shortest waves.")
+    time: Duration = Field("3h", description="E-folding time of the shortest wave that the grid resolves.")
+    order: int = Field(
+        8, ge=2, multiple_of=2, description="Exponent of the wavenumber; 8 is the fourth power of the Laplacian."
+    )
 
 
 class ClampSection(PostprocessSection):
     """Bounds of a variable."""
 
-    kind: Literal["clamp"] = Field(description="Values outside the bounds are set to them.")
+    kind: Literal["clamp"] = Field(description="Set values outside the bounds to the bounds.")
     variable: str = Field(description="A prognostic or diagnostic variable.")
     minimum: float | None = Field(
-        None, description="In the variable's units; `data.variable_options.NAME.minimum` is the same."
+        None,
+        description="Lower bound in the units of the variable. Do not also set `data.variable_options.NAME.minimum`.",
     )
     maximum: float | None = Field(
-        None, description="In the variable's units; `data.variable_options.NAME.maximum` is the same."
+        None,
+        description="Upper bound in the units of the variable. Do not also set `data.variable_options.NAME.maximum`.",
     )
 
     @model_validator(mode="after")
@@ -68,10 +72,12 @@ class BudgetSection(PostprocessSection):
 
     needs_whole_columns: ClassVar[bool] = True
 
-    surface_pressure: str = Field(description="Prognostic variable in Pa or hPa.")
-    specific_humidity: str = Field("q", description="Prognostic variable on all levels, in kg kg-1 or g kg-1.")
+    surface_pressure: str = Field(description="Surface pressure: a prognostic variable in Pa or hPa.")
+    specific_humidity: str = Field(
+        "q", description="Specific humidity: a prognostic variable on all levels, in kg kg-1 or g kg-1."
+    )
     condensate: list[str] = Field(
-        [], description="Further water on all levels (cloud water, ice, rain, snow), in the same units."
+        [], description="Other water variables on all levels (cloud water, ice, rain, snow), in the same units."
     )
 
     @property
@@ -92,22 +98,24 @@ class BudgetSection(PostprocessSection):
 
 
 class DryMassSection(BudgetSection):
-    """The global mass of dry air stays what it was before the step."""
+    """Conservation of the global mass of dry air."""
 
-    kind: Literal["dry_mass"] = Field(description="Closed by a factor of surface pressure.")
+    kind: Literal["dry_mass"] = Field(description="Close the budget by multiplying surface pressure by a factor.")
 
 
 class WaterSection(BudgetSection):
-    """The global water of the air changes by evaporation minus precipitation."""
+    """Global water budget: the water of the air changes by evaporation minus precipitation."""
 
-    kind: Literal["water"] = Field(description="Closed by a factor of precipitation, at least 0.")
-    precipitation: str = Field(
-        description="Predicted variable, never below 0, of the step: `temporal: accumulate` in m, mm or kg m-2, or "
-        "`mean` in kg m-2 s-1, mm s-1, mm h-1, mm day-1 or m s-1."
+    kind: Literal["water"] = Field(
+        description="Close the budget by multiplying precipitation by a factor that is at least 0."
     )
-    evaporation: str = Field(description="Predicted variable of the step, in one of the same units.")
+    precipitation: str = Field(
+        description="Precipitation of the step: a predicted variable with a minimum of 0. `temporal: accumulate` in "
+        "m, mm or kg m-2, or `mean` in kg m-2 s-1, mm s-1, mm h-1, mm day-1 or m s-1."
+    )
+    evaporation: str = Field(description="Evaporation of the step: a predicted variable in one of the same units.")
     evaporation_positive: Direction = Field(
-        description="The direction in which it is positive: `down` in ERA5 (e, mer), `up` in CMIP (evspsbl)."
+        description="Direction in which evaporation is positive: `down` in ERA5 (e, mer), `up` in CMIP (evspsbl)."
     )
 
     def require_variables(self, data: DataConfig, key: str) -> None:
@@ -120,23 +128,25 @@ class WaterSection(BudgetSection):
 
 
 class EnergySection(BudgetSection):
-    """The global energy of the air changes by the net flux through its top and the ground."""
+    """Global energy budget: the energy of the air changes by the net flux through its top and the surface."""
 
-    kind: Literal["energy"] = Field(description="Closed by a factor of temperature.")
-    temperature: str = Field("t", description="Prognostic variable on all levels, in K.")
-    eastward_wind: str = Field("u", description="Prognostic variable on all levels, in m s-1.")
-    northward_wind: str = Field("v", description="Prognostic variable on all levels, in m s-1.")
-    surface_geopotential: str = Field(description="Static variable: geopotential (m2 s-2) or height (m) of the ground.")
+    kind: Literal["energy"] = Field(description="Close the budget by multiplying temperature by a factor.")
+    temperature: str = Field("t", description="Temperature: a prognostic variable on all levels, in K.")
+    eastward_wind: str = Field("u", description="Eastward wind: a prognostic variable on all levels, in m s-1.")
+    northward_wind: str = Field("v", description="Northward wind: a prognostic variable on all levels, in m s-1.")
+    surface_geopotential: str = Field(
+        description="Geopotential (m2 s-2) or height (m) of the surface: a static variable."
+    )
     top_down: list[str] = Field(
         [],
-        description="Fluxes at the top of the atmosphere that are positive downwards, net or not, of the step: "
-        "`temporal: accumulate` in J m-2 or `mean` in W m-2. Predicted, or `toa_incident_solar_radiation`.",
+        description="Fluxes of the step at the top of the atmosphere that are positive downwards. `temporal: "
+        "accumulate` in J m-2 or `mean` in W m-2; predicted variables or `toa_incident_solar_radiation`.",
     )
-    top_up: list[str] = Field([], description="Fluxes at the top that are positive upwards.")
+    top_up: list[str] = Field([], description="Fluxes at the top of the atmosphere that are positive upwards.")
     surface_down: list[str] = Field(
-        [], description="Fluxes at the ground that are positive downwards: radiation, sensible and latent heat."
+        [], description="Fluxes at the surface that are positive downwards: radiation, sensible and latent heat."
     )
-    surface_up: list[str] = Field([], description="Fluxes at the ground that are positive upwards.")
+    surface_up: list[str] = Field([], description="Fluxes at the surface that are positive upwards.")
 
     @model_validator(mode="after")
     def _has_fluxes(self) -> EnergySection:
