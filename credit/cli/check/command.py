@@ -56,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_command(arguments: argparse.Namespace) -> int:
-    """Run the command."""
+    """Check the config and print the report; return the exit status, which the help text lists."""
     from contextlib import suppress
 
     from credit.cli.check.report import CheckReport
@@ -66,19 +66,20 @@ def run_command(arguments: argparse.Namespace) -> int:
 
     if arguments.world_size is not None and arguments.world_size < 1:
         raise ConfigError(f"--world-size: {arguments.world_size} must be at least 1")
+    # Under a launcher one rank checks. A wrong environment of the launcher is reported with the ranks.
     with suppress(ConfigError):
         if not read_process_info().is_main:
             return 0
     show_notes = not (arguments.json or arguments.quiet)
     report = CheckReport(_print_note) if show_notes else CheckReport()
-    raw: dict[str, Any] = {}
+    document: dict[str, Any] = {}
     with report.collect_log():
         try:
-            raw = read_config(arguments.config, arguments.overrides)
-            config = build_config(raw, origin=arguments.config)
+            document = read_config(arguments.config, arguments.overrides)
+            config = build_config(document, origin=arguments.config)
         except ConfigError as error:
             report.add(str(error))
-            _check_data_alone(raw, report)
+            _check_data_alone(document, report)
         else:
             check_config(config, report, arguments.world_size, arguments.deep)
     if arguments.json:
@@ -89,6 +90,7 @@ def run_command(arguments: argparse.Namespace) -> int:
 
 
 def _print_note(note: str) -> None:
+    """Print a note on standard output as soon as it is known, because a check may take minutes."""
     print(wrap_text(note, indent="  "))
 
 
@@ -98,7 +100,7 @@ def check_config(config: Config, report: CheckReport, world_size: int | None = N
     Args:
         config: a valid config.
         report: receives errors, warnings and notes.
-        world_size: ranks of the run.
+        world_size: number of ranks of the run; None for that of the launcher, the job or the config.
         deep: read every field of the store and compare checksums.
     """
     from credit.cli.check.data import inspect_data
@@ -108,6 +110,7 @@ def check_config(config: Config, report: CheckReport, world_size: int | None = N
     from credit.cli.check.resume import check_resume
     from credit.cli.check.settings import check_ensemble, check_forecasts, check_training
 
+    # Each check reports its errors and returns what later checks need, None or 0 where it could not be determined.
     check_folder(config, report)
     job = render_job(config, report)
     degrees = plan_ranks(config, world_size, job, report)
@@ -133,21 +136,31 @@ def check_config(config: Config, report: CheckReport, world_size: int | None = N
     check_disk_space(config, data, dry_run, forecast_bytes, num_steps, report)
 
 
-def _check_data_alone(raw: Mapping[str, Any], report: CheckReport) -> None:
-    """Check the data section of a config that has wrong keys elsewhere; these are in the report already."""
+def _check_data_alone(document: Mapping[str, Any], report: CheckReport) -> None:
+    """Check the data section of a config that has wrong keys elsewhere; these are in the report already.
+
+    Args:
+        document: contents of the config file, not validated.
+        report: receives errors and notes on the data.
+    """
     from credit.cli.check.data import inspect_data
     from credit.config.load import build_data_config
     from credit.errors import ConfigError
 
     try:
-        data_config = build_data_config(raw, origin="data")
+        data_config = build_data_config(document, origin="data")
     except ConfigError:
+        # The error of the whole config names these keys as well.
         return
     inspect_data(data_config, report)
 
 
 def _try_network(config: Config, data: DataSummary, degrees: ParallelDims, report: CheckReport) -> DryRunResult | None:
-    """Take a training step without memory for weights and fields, then split the model as on the run's ranks."""
+    """Take a training step without memory for weights and fields, then split the model as on the run's ranks.
+
+    Returns:
+        The model and its size; None if the model cannot be built or the step fails.
+    """
     from credit.train.build.dry_run import dummy_assets, try_bfloat16, try_mesh, try_step
 
     dry_run = None

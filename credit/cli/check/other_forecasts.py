@@ -1,4 +1,4 @@
-"""Checks of ``verification.other_forecasts``: whether they can be scored beside the forecasts of the run."""
+"""Checks of ``verification.other_forecasts``: they can be read and scored together with the forecasts of the run."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class PlannedForecasts:
     """Forecasts of the run before they exist, with the attributes of `ForecastSource` that `credit.verify.cases` reads.
 
     Attributes:
-        origin: what messages call them.
-        initial_minutes: initial times, empty where they are not known.
-        lead_minutes: lead times.
-        channel_names: what is written.
-        calendar: the calendar.
+        origin: name of the forecasts in messages.
+        initial_minutes: (N,) initial times in minutes of the calendar; empty where they are not known.
+        lead_minutes: (L,) lead times in minutes.
+        channel_names: names of the channels that the run will write.
+        calendar: calendar of the initial times.
     """
 
     origin: str
@@ -35,7 +35,7 @@ class PlannedForecasts:
 
 
 def open_other_archives(config: Config, report: CheckReport) -> dict[str, ForecastArchive]:
-    """Return name -> the other forecasts that can be opened."""
+    """Return name -> archive of the other forecasts that can be opened, and report those that cannot."""
     opened = {}
     for name, other in config.verification.other_forecasts.items():
         with report.collect():
@@ -44,28 +44,37 @@ def open_other_archives(config: Config, report: CheckReport) -> dict[str, Foreca
 
 
 def check_other_forecasts(config: Config, data: DataSummary, planned: PlannedForecasts, report: CheckReport) -> None:
-    """Check whether the other forecasts can be scored, and report how many initial and lead times are common."""
-    fitting: dict[str, PlannedForecasts | ForecastArchive] = {"model": planned}
+    """Check whether the other forecasts can be scored, and report how many initial and lead times are common.
+
+    Args:
+        config: of the run.
+        data: summary of the data that the forecasts are scored against.
+        planned: forecasts of the run.
+        report: receives errors and notes.
+    """
+    comparable: dict[str, PlannedForecasts | ForecastArchive] = {"model": planned}
     for name, archive in open_other_archives(config, report).items():
-        before = len(report.messages)
+        num_errors_before = len(report.messages)
         with report.collect():
             require_comparable(name, archive, data, config.verification.grid is not None)
         with report.collect():
             lacking = missing_channels(name, archive, data, planned.channel_names)
-            if lacking and len(report.messages) == before:
+            if lacking and len(report.messages) == num_errors_before:
                 report.add_note(
                     f"verification.other_forecasts.{name}: no scores of {', '.join(lacking)}, which it does not have"
                 )
         leads, cases = _compare_times({"model": planned, name: archive}, data, report)
+        # The first forecast that would be scored is read, to find missing values and damaged files.
         if len(leads) and len(cases):
             with report.collect():
                 _read_forecast(name, archive, data, int(cases[0]), int(leads[0]))
-        if len(report.messages) == before:
-            fitting[name] = archive
-    if len(fitting) > 1:
-        leads, cases = _compare_times(fitting, data, report)
+        if len(report.messages) == num_errors_before:
+            comparable[name] = archive
+    if len(comparable) > 1:
+        leads, cases = _compare_times(comparable, data, report)
+        names = ", ".join(name for name in comparable if name != "model")
         report.add_note(
-            f"verification.other_forecasts: {', '.join(list(fitting)[1:])}: scored are what all forecasts have, "
+            f"verification.other_forecasts: {names}: scored are what all forecasts have, "
             f"initial times: {len(cases) or 'not known'}, lead times: {len(leads)}"
         )
 
@@ -73,31 +82,50 @@ def check_other_forecasts(config: Config, data: DataSummary, planned: PlannedFor
 def _compare_times(
     archives: dict[str, PlannedForecasts | ForecastArchive], data: DataSummary, report: CheckReport
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the lead times and the initial times that are scored, none of those that are not known."""
-    leads, cases = np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
+    """Return the lead times (L,) and the initial times (N,) that all archives have, int64 minutes.
+
+    Both are empty if they cannot be compared, the initial times also if those of the run are not known.
+    """
+    leads = np.empty(0, dtype=np.int64)
+    cases = np.empty(0, dtype=np.int64)
     with report.collect():
         leads = common_leads(archives)
     if len(archives["model"].initial_minutes):
+        # Without common lead times, which is an error of its own, the initial times are compared for lead time 0.
+        required_leads = leads if len(leads) else np.array([0])
         with report.collect():
-            cases = common_cases(archives, data, leads if len(leads) else np.array([0]), data.splits["test"])
+            cases = common_cases(archives, data, required_leads, data.splits["test"])
     return leads, cases
 
 
 def _read_forecast(name: str, archive: ForecastArchive, data: DataSummary, initial: int, lead: int) -> None:
-    """Read one lead time of one forecast; where it lies on the data's grid nothing but masked cells may be missing."""
+    """Read one lead time of one forecast; if its grid is that of the data, only masked cells may be missing.
+
+    Args:
+        name: name of the forecasts in the config.
+        archive: the forecasts.
+        data: summary of the data, with their grid and masks.
+        initial: initial time in minutes.
+        lead: lead time in minutes.
+
+    Raises:
+        DataError: if the forecast cannot be read, or values are missing where the data have values.
+    """
     values = archive.read_members(initial, archive.lead_minutes.tolist().index(lead))
     if data.reader is None or data.grid.describe_mismatch(archive.grid):
         return
-    missing = []
+    incomplete_channels = []
     for channel in data.channels.output:
-        if channel.name in archive.channel_names:
-            channel_values = values[:, archive.channel_names.index(channel.name)]
-            hidden = data.masks.get(channel.variable, np.zeros(channel_values.shape[-2:], dtype=bool))
-            if not np.isfinite(channel_values[..., ~hidden]).all():
-                missing.append(channel.name)
-    if missing:
+        if channel.name not in archive.channel_names:
+            continue
+        values_MHW = values[:, archive.channel_names.index(channel.name)]
+        no_mask = np.zeros(values_MHW.shape[-2:], dtype=bool)
+        mask_HW = data.masks.get(channel.variable, no_mask)
+        if not np.isfinite(values_MHW[..., ~mask_HW]).all():
+            incomplete_channels.append(channel.name)
+    if incomplete_channels:
         raise DataError(
             f"{describe_origin(name, archive)}: forecast from {archive.calendar.format(initial)} at {lead / 60:g} h: "
-            f"{', '.join(missing)} not finite where the data have values, which cannot be scored; copy it again, or "
+            f"{', '.join(incomplete_channels)} not finite where the data have values, which cannot be scored; copy it again, or "
             "take these variables out of it"
         )

@@ -19,36 +19,36 @@ _MAX_FILES_SHOWN = 3
 
 
 class CheckReport(ErrorCollector):
-    """Collects errors, warnings and notes; an error inside `collect` is added instead of ending the check.
+    """Errors, warnings and notes of a check; an error inside `collect` is added instead of ending the check.
 
     Args:
-        say: receives each note as soon as it is known.
+        show_note: called with each note as soon as it is known.
 
     Attributes:
         messages: errors, each once.
-        warnings: findings that a run survives, each once.
-        notes: what was checked and is in order.
+        warnings: problems that do not stop a run, each once.
+        notes: sentences on what was checked and is in order.
     """
 
-    def __init__(self, say: Callable[[str], None] = lambda line: None) -> None:
+    def __init__(self, show_note: Callable[[str], None] = lambda note: None) -> None:
         super().__init__()
         self.warnings: list[str] = []
         self.notes: list[str] = []
-        self._show_note = say
+        self._show_note = show_note
 
     def add_note(self, note: str) -> None:
-        """Add a note."""
+        """Add a note on something that is in order, and show it."""
         self.notes.append(note)
         self._show_note(note)
 
     def add_warning(self, message: str) -> None:
-        """Add a warning."""
+        """Add a warning, unless the report has it already."""
         if message not in self.warnings:
             self.warnings.append(message)
 
     @contextmanager
     def collect(self) -> Iterator[None]:
-        """Add the errors that the block raises for the user, and continue after the block."""
+        """Add the `CreditError` that the block raises, and continue after the block; other errors are raised."""
         try:
             with super().collect():
                 yield
@@ -61,7 +61,9 @@ class CheckReport(ErrorCollector):
         logger = logging.getLogger("credit")
         handler = _WarningHandler(self)
         logger.addHandler(handler)
-        propagate, logger.propagate = logger.propagate, False
+        # Without propagation a warning is not printed a second time by the handlers of the root logger.
+        propagate = logger.propagate
+        logger.propagate = False
         try:
             yield
         finally:
@@ -76,17 +78,18 @@ class CheckReport(ErrorCollector):
     def format(self) -> str:
         """Return errors and warnings as text, equal ones grouped, with their number at the end."""
         lines = []
-        for level, color, messages in (("ERROR", "red", self.messages), ("WARNING", "yellow", self.warnings)):
+        levels = (("ERROR", "red", self.messages), ("WARNING", "yellow", self.warnings))
+        for level, color, messages in levels:
             for group in group_messages(messages):
                 text = wrap_text(f"{level}: {group.describe()}", indent="  ")
                 lines.append(colorize(f"{level}:", color) + text.removeprefix(f"{level}:"))
         if not lines:
             return colorize("no problem found", "green")
-        counts = f"{_count(self.messages, 'error')}, {_count(self.warnings, 'warning')}"
+        counts = f"{_format_count(self.messages, 'error')}, {_format_count(self.warnings, 'warning')}"
         return "\n".join([*lines, colorize(counts, "bold")])
 
     def to_document(self) -> dict[str, Any]:
-        """Return the report for JSON; the help of ``--json`` describes it."""
+        """Return the report as a JSON document, with the keys that the help text of the command lists."""
         return {
             "errors": [group.to_document() for group in group_messages(self.messages)],
             "warnings": [group.to_document() for group in group_messages(self.warnings)],
@@ -98,18 +101,18 @@ class CheckReport(ErrorCollector):
 
 @dataclass(frozen=True)
 class MessageGroup:
-    """Messages that are equal but for the file that they name.
+    """Messages that are equal except for the name of a file.
 
     Attributes:
-        message: the message of the first.
-        files: the files, one a message; empty for a single message.
+        message: the first message, with the first file.
+        files: the name of the file in each message; empty for a single message.
     """
 
     message: str
     files: tuple[str, ...] = ()
 
     def describe(self) -> str:
-        """Return one text for the whole group."""
+        """Return the text of the group: number of files, message without the file, first names of files."""
         if not self.files:
             return self.message
         first_file = self.files[0]
@@ -124,40 +127,50 @@ class MessageGroup:
         return f"{len(self.files)} files: {shared_text}\n  {shown_files}"
 
     def to_document(self) -> dict[str, Any]:
-        """Return the group for JSON."""
+        """Return the group as an entry of the JSON document."""
         return {"message": self.message, "count": max(1, len(self.files)), "files": list(self.files)}
 
 
 def group_messages(messages: Sequence[str]) -> list[MessageGroup]:
-    """Return messages in their order, with those that differ only in one file name as one group."""
+    """Return the groups of messages that differ only in the name of one file, in the order of their first messages."""
+    # Parts of a message around the file name -> messages with these parts, each with its file name.
     members: dict[tuple[str, ...], list[tuple[str, str]]] = {}
     for message in messages:
         file_names = set(_FILE.findall(message))
-        # A message about two files says something about this pair.
-        file_name = file_names.pop() if len(file_names) == 1 else ""
-        key = tuple(message.split(file_name)) if file_name else (message,)
+        if len(file_names) == 1:
+            file_name = file_names.pop()
+            key = tuple(message.split(file_name))
+        else:
+            # A message about two files concerns this pair only, so it stays alone, as one without a file does.
+            file_name = ""
+            key = (message,)
         members.setdefault(key, []).append((message, file_name))
     groups = []
     for group in members.values():
         first_message = group[0][0]
-        files = tuple(file_name for _, file_name in group) if len(group) > 1 else ()
+        files: tuple[str, ...] = ()
+        if len(group) > 1:
+            files = tuple(file_name for _, file_name in group)
         groups.append(MessageGroup(first_message, files))
     return groups
 
 
 class _WarningHandler(logging.Handler):
-    """Adds warnings to a report and hands other records to the handlers of the root logger."""
+    """Log handler that adds warnings to a report and passes other records to the handlers of the root logger."""
 
     def __init__(self, report: CheckReport) -> None:
         super().__init__()
         self._report = report
 
     def emit(self, record: logging.LogRecord) -> None:
+        """Handle one record."""
         if record.levelno >= logging.WARNING:
             self._report.add_warning(record.getMessage())
         else:
             logging.getLogger().handle(record)
 
 
-def _count(messages: Sequence[str], noun: str) -> str:
-    return f"{len(messages)} {noun}{'' if len(messages) == 1 else 's'}"
+def _format_count(messages: Sequence[str], noun: str) -> str:
+    """Return the number of messages with its noun, as in "1 error" and "2 errors"."""
+    plural = "" if len(messages) == 1 else "s"
+    return f"{len(messages)} {noun}{plural}"

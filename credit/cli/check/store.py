@@ -1,4 +1,4 @@
-"""Checks of the training store by ``credit_check``: its chunks, and the source files that it was written from."""
+"""Checks of the training store by ``credit check``: its chunks, and the source files that it was written from."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from credit.data.store.store_settings import require_same_identity
 
 
 def check_store(conf: DataConfig, report: CheckReport, deep: bool) -> StoreReader:
-    """Verify the store of a config and open it.
+    """Verify the store of a config and return its reader.
 
     Args:
         conf: the data section; its store must exist.
@@ -25,6 +25,7 @@ def check_store(conf: DataConfig, report: CheckReport, deep: bool) -> StoreReade
     Raises:
         DataError: if the store was written from another config, is not complete, or is damaged.
     """
+    # The store must have been written from this config, and from the files that exist now.
     path = Path(conf.store)
     meta = read_description(path)
     require_same_identity(path, meta, conf)
@@ -41,7 +42,9 @@ def check_store(conf: DataConfig, report: CheckReport, deep: bool) -> StoreReade
             f"{changes.gone[0]}"
         )
     if not meta["complete"]:
+        # Opening it raises the error on an incomplete store, with what to do.
         return open_configured_store(conf)
+    # Its chunks must be there, with their full size or, with --deep, with the right checksums.
     start = time.perf_counter()
     damage = require_undamaged(path, deep)
     reader = open_configured_store(conf)
