@@ -1,7 +1,8 @@
-"""Checks of the data by ``credit_check``: files, variables, levels, units, times, splits and the store."""
+"""Checks of the data by ``credit check``: files, variables, levels, units, times, splits and the store."""
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +26,7 @@ from credit.data.splits import Split, build_splits, describe_coverage, describe_
 from credit.data.store.repair import MAX_BAD_FRACTION
 from credit.grid import LatLonGrid
 
+# Above every pressure ever measured at the ground, so a higher level in hPa is a mistake.
 _HIGHEST_HPA = 1100.0
 
 
@@ -34,13 +36,13 @@ class DataSummary:
 
     Attributes:
         channels: channels of the config.
-        grid: grid of the files or the store.
-        calendar: their calendar.
-        times: (N,) int64 minutes.
+        grid: grid of the files or the store, (H, W).
+        calendar: calendar of the files or the store.
+        times: (N,) int64 minutes of the calendar.
         attributes: variable -> units, standard_name, long_name; empty if the sources have errors.
-        masks: variable -> (H, W) bool; empty if the sources have errors.
+        masks: variable -> (H, W) bool, True where the variable has no values; empty if the sources have errors.
         splits: name -> split; empty if the splits have errors.
-        samples: split -> (M,) initial times of its samples, for the splits that have samples.
+        samples: split -> (M,) int64 initial times of its samples in minutes, for the splits that have samples.
         reader: reader of the fields, None if the sources have errors.
     """
 
@@ -56,11 +58,11 @@ class DataSummary:
 
 
 def inspect_data(conf: DataConfig, report: CheckReport, deep: bool = False) -> DataSummary | None:
-    """Check everything that the data section describes; return None if the grid cannot be determined.
+    """Check everything that the data section describes and return a summary, None if the grid cannot be determined.
 
     Args:
         conf: the data section.
-        report: receives the problems.
+        report: receives errors and notes.
         deep: read every field of the store and compare checksums.
     """
     _check_level_units(conf, report)
@@ -70,6 +72,7 @@ def inspect_data(conf: DataConfig, report: CheckReport, deep: bool = False) -> D
         calendar = reader.calendar
         times = reader.times
     else:
+        # The sources have errors, which are in the report. What the files tell is used for the other checks.
         scan = scan_sources(conf, OpenFiles(conf.sources), ErrorCollector())
         if scan is None:
             # The splits can be checked without files.
@@ -99,7 +102,7 @@ def inspect_data(conf: DataConfig, report: CheckReport, deep: bool = False) -> D
 
 
 def _check_level_units(conf: DataConfig, report: CheckReport) -> None:
-    """Report levels in hPa that can only be Pa; files with the same mistake would agree with them."""
+    """Report levels in hPa that can only be Pa; a comparison with files that have the same mistake would not."""
     if conf.level_units != "hPa":
         return
     channels = conf.channel_map()
@@ -113,7 +116,13 @@ def _check_level_units(conf: DataConfig, report: CheckReport) -> None:
 
 
 def _open_reader(conf: DataConfig, report: CheckReport, deep: bool) -> FieldReader | None:
-    """Open the store if there is a valid one, else the sources that it will be written from."""
+    """Return the reader of the store if it is valid, else that of its sources, None if these have errors.
+
+    Args:
+        conf: the data section.
+        report: receives errors, and notes on the variables, units and times that were found.
+        deep: read every field of the store and compare checksums.
+    """
     reader: FieldReader | None = None
     if conf.store is not None and Path(conf.store).exists():
         with report.collect():
@@ -124,7 +133,10 @@ def _open_reader(conf: DataConfig, report: CheckReport, deep: bool) -> FieldRead
     if isinstance(reader, SourceReader):
         _report_contributions(reader.list_contributions(conf), conf, reader.calendar, report)
     if reader is not None:
-        without_units = [name for name, attributes in reader.attributes.items() if not attributes.get("units")]
+        without_units = []
+        for name, attributes in reader.attributes.items():
+            if not attributes.get("units"):
+                without_units.append(name)
         if without_units:
             report.add_note(
                 f"units: the files state none for {', '.join(without_units)}, so no unit limits their values"
@@ -140,18 +152,19 @@ def _open_reader(conf: DataConfig, report: CheckReport, deep: bool) -> FieldRead
 def _report_contributions(
     contributions: list[Contribution], conf: DataConfig, calendar: Calendar, report: CheckReport
 ) -> None:
-    """Print a line for each source with the variables and times that it contributes."""
+    """Add a note for each source with the variables and times that it contributes."""
     for contribution in contributions:
         report.add_note(contribution.describe(conf, calendar))
 
 
 def _longest_times(scan: SourceIndex) -> np.ndarray:
-    """Return the times of the variable with the most times, for sources that have errors.
+    """Return the times (N,) of the variable with the most times, int64 minutes, for sources that have errors.
 
     Return no times if a file could not be read, because they would be incomplete.
     """
+    # Each entry has the parts of one variable, one part for each file.
     variables = [*scan.file_variables.values(), *scan.inputs.values()]
-    file_variables = [file_variable for files_of_variable in variables for file_variable in files_of_variable]
+    file_variables = list(itertools.chain.from_iterable(variables))
     timed_sources = {file_variable.source_number for file_variable in file_variables if file_variable.times is not None}
     # Files without times are complete only in sources that have no times at all.
     complete_paths = {path for _, path in scan.unused_files}
@@ -163,7 +176,7 @@ def _longest_times(scan: SourceIndex) -> np.ndarray:
     # The variable with the most times is likely to be the one without errors.
     longest_times = np.empty(0, dtype=np.int64)
     for files_of_variable in variables:
-        times_of_files = [variable.times for variable in files_of_variable if variable.times is not None]
+        times_of_files = [file.times for file in files_of_variable if file.times is not None]
         if times_of_files:
             times = np.unique(np.concatenate(times_of_files))
             if len(times) > len(longest_times):
@@ -172,6 +185,7 @@ def _longest_times(scan: SourceIndex) -> np.ndarray:
 
 
 def _build_splits(conf: DataConfig, calendar: Calendar, report: CheckReport) -> dict[str, Split]:
+    """Return name -> split, nothing if they have errors, which are reported."""
     splits: dict[str, Split] = {}
     with report.collect():
         splits = build_splits(conf, calendar)
@@ -181,13 +195,20 @@ def _build_splits(conf: DataConfig, calendar: Calendar, report: CheckReport) -> 
 def _count_samples(
     conf: DataConfig, calendar: Calendar, times: np.ndarray, splits: dict[str, Split], report: CheckReport
 ) -> dict[str, np.ndarray]:
-    """Return the initial times of the samples of each split, and report their number and gaps."""
+    """Return split -> (M,) initial times of its samples in minutes, and report their number and gaps.
+
+    Args:
+        conf: the data section.
+        calendar: calendar of the data.
+        times: (N,) times of the data in minutes.
+        splits: name -> split.
+        report: receives an error for a split without samples, and notes.
+    """
     samples = {}
-    # The lengths of the forecasts of the test split are checked with the forecasts.
-    lengths = {"train": conf.forecast_len, "valid": conf.valid_forecast_len, "test": 1}
+    forecast_lengths = _forecast_lengths(conf)
     for name, split in splits.items():
         with report.collect():
-            initial_times = require_samples(times, split, calendar, conf, lengths[name])
+            initial_times = require_samples(times, split, calendar, conf, forecast_lengths[name])
             samples[name] = initial_times
             split_times = times[(times >= split.first) & (times <= split.last)]
             gaps = describe_gaps(split_times, calendar, conf.step_minutes)
@@ -199,6 +220,15 @@ def _count_samples(
     return samples
 
 
+def _forecast_lengths(conf: DataConfig) -> dict[str, int]:
+    """Return split -> number of forecast steps of its samples.
+
+    The test split has a sample for each time from which a step can be made; the checks of the forecasts see whether
+    their lead times fit.
+    """
+    return {"train": conf.forecast_len, "valid": conf.valid_forecast_len, "test": 1}
+
+
 def _check_values(
     conf: DataConfig,
     reader: FieldReader,
@@ -206,7 +236,15 @@ def _check_values(
     samples: dict[str, np.ndarray],
     report: CheckReport,
 ) -> None:
-    """Check the values at a time of every source file, and those that training and forecasts read first."""
+    """Check the values at one time of every source file, and those that training and forecasts read first.
+
+    Args:
+        conf: the data section.
+        reader: reader of the store or of the sources.
+        splits: name -> split.
+        samples: split -> (M,) initial times of its samples in minutes.
+        report: receives errors and notes.
+    """
     bad_times: list[str] = []
     if isinstance(reader, SourceReader) and splits:
         first = min(split.first for split in splits.values())
@@ -218,7 +256,8 @@ def _check_values(
             scope = ", at least one of each file; preprocessing checks all"
         report.add_note(f"values: {checked.num_checked} of {checked.num_times} times checked{scope}")
         share = f"{len(bad_times)} of these times are bad"
-        # A single bad time among a few that were checked may be the only one of all times.
+        # Preprocessing leaves out at most MAX_BAD_FRACTION of all times. A single bad time among a few that were
+        # checked may be the only one, so it is allowed where one of all times is.
         max_bad = max(MAX_BAD_FRACTION * checked.num_checked, min(1.0, MAX_BAD_FRACTION * checked.num_times))
         if bad_times and conf.on_bad_time == "skip" and len(bad_times) <= max_bad:
             report.add_note(f"values: {share} and will be left out (data.on_bad_time: skip); the first: {bad_times[0]}")
@@ -232,42 +271,55 @@ def _check_values(
 
 
 def _read_samples(conf: DataConfig, reader: FieldReader, samples: dict[str, np.ndarray], report: CheckReport) -> None:
-    """Read the first, a middle and the last sample of each split at its initial time, and the forcing of the last.
+    """Read the first, the middle and the last sample of each split at its initial time, and the forcing of the last.
 
-    Without samples the first time is read, to find problems with the values.
+    Without samples the first time is read, to find problems with the values. Parameters as in `_check_values`.
     """
     if not samples:
         with report.collect():
             reader.read(0)
-    lengths = {"train": conf.forecast_len, "valid": conf.valid_forecast_len, "test": 1}
+    forecast_lengths = _forecast_lengths(conf)
+    # Smallest and largest value of each channel, (C,) for each time of the training period that is read.
     minima: list[np.ndarray] = []
     maxima: list[np.ndarray] = []
     for name, initial_times in samples.items():
+        sampled_positions = sorted({0, len(initial_times) // 2, len(initial_times) - 1})
         with report.collect():
-            for minutes in initial_times[sorted({0, len(initial_times) // 2, len(initial_times) - 1})]:
-                fields = reader.read(reader.index_of(int(minutes)))
+            for minutes in initial_times[sampled_positions]:
+                fields_CHW = reader.read(reader.index_of(int(minutes)))
                 if name != "train":
                     continue
                 if not minima and not isinstance(reader, SourceReader):
                     # Early versions wrote stores without checking their values.
-                    for message in find_implausible_units(fields, reader, conf, reader.calendar.format(minutes)):
+                    time_text = reader.calendar.format(minutes)
+                    for message in find_implausible_units(fields_CHW, reader, conf, time_text):
                         report.add(message)
-                minima.append(np.nanmin(fields, axis=(1, 2)))
-                maxima.append(np.nanmax(fields, axis=(1, 2)))
-            last = int(initial_times[-1]) + (lengths[name] - 1) * conf.step_minutes
+                minima.append(np.nanmin(fields_CHW, axis=(1, 2)))
+                maxima.append(np.nanmax(fields_CHW, axis=(1, 2)))
+            last_input_time = int(initial_times[-1]) + (forecast_lengths[name] - 1) * conf.step_minutes
             # A forcing window that ends after the last input needs a later time than the sample itself.
-            FrameReader(reader, conf, None).forcing(last)
+            FrameReader(reader, conf, None).forcing(last_input_time)
     if minima:
-        least = np.stack(minima).min(axis=0)
-        greatest = np.stack(maxima).max(axis=0)
-        _check_constant(reader.channels, least, greatest, report)
+        minimum_C = np.stack(minima).min(axis=0)
+        maximum_C = np.stack(maxima).max(axis=0)
+        _report_constant_outputs(reader.channels, minimum_C, maximum_C, report)
 
 
-def _check_constant(channels: ChannelMap, least: np.ndarray, greatest: np.ndarray, report: CheckReport) -> None:
-    """Report outputs that have a single value throughout the training period, which training would refuse."""
+def _report_constant_outputs(
+    channels: ChannelMap, minimum_C: np.ndarray, maximum_C: np.ndarray, report: CheckReport
+) -> None:
+    """Report output channels with one value at all times and places that were read, which training would refuse.
+
+    Args:
+        channels: channels of the data.
+        minimum_C: (C,) smallest value of each stored channel; output channels come first.
+        maximum_C: (C,) largest value.
+        report: receives the error.
+    """
     constant_names = []
-    for channel, low, high in zip(channels.output, least, greatest, strict=False):
-        if low == high:
+    # Forcing channels come after the output channels and may be constant.
+    for channel, minimum, maximum in zip(channels.output, minimum_C, maximum_C, strict=False):
+        if minimum == maximum:
             constant_names.append(channel.name)
     if constant_names:
         report.add(

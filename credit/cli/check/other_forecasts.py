@@ -124,8 +124,9 @@ def _read_forecast(name: str, archive: ForecastArchive, data: DataSummary, initi
         if not np.isfinite(values_MHW[..., ~mask_HW]).all():
             incomplete_channels.append(channel.name)
     if incomplete_channels:
+        names = ", ".join(incomplete_channels)
         raise DataError(
             f"{describe_origin(name, archive)}: forecast from {archive.calendar.format(initial)} at {lead / 60:g} h: "
-            f"{', '.join(incomplete_channels)} not finite where the data have values, which cannot be scored; copy it again, or "
-            "take these variables out of it"
+            f"{names} not finite where the data have values, which cannot be scored; copy it again, or take these "
+            "variables out of it"
         )
