@@ -158,7 +158,12 @@ def build_postprocess(entries: Mapping[str, PostprocessSection], context: Postpr
     context = replace(context, entries=tuple(entries.values()))
     built: list[Postprocess] = []
     for key, section in entries.items():
-        built.append(POSTPROCESSES.find_class(section.kind)(replace(context, key=key), section))
+        try:
+            built.append(POSTPROCESSES.find_class(section.kind)(replace(context, key=key), section))
+        except Exception as error:
+            # The error of a plugin does not say which entry of the list it comes from.
+            error.add_note(f"{key}: {section.kind}")
+            raise
     # From the last to the first: a bound does not hold for what a later entry corrects.
     chain: list[Postprocess] = []
     corrected_later: frozenset[int] = frozenset()

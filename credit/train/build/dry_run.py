@@ -143,19 +143,21 @@ def try_step(config: Config, assets: ModelAssets) -> DryRunResult:
         checkpoint_blocks(model, trainer.activation_checkpoint)
     model.train()
 
-    # The weights of a channel that is missing in every cell are 0 / 0.
-    with np.errstate(invalid="ignore"):
-        loss = build_run_loss(config, assets, _META)
     checked_model = _CheckedModel(model, model_type, len(assets.channels.output))
-    # Building the stepper checks the post-processing, which depends on the grid and on units.
-    stepper = build_stepper(config, assets, checked_model, _META, amp=False)
-    objective = build_objective(trainer.objective, ObjectiveContext(stepper, loss, trainer.recompute_steps))
     # The third step of a rollout has the same shapes as the second.
     num_steps = min(config.data.forecast_len, 2)
     batch = _dummy_batch(config, assets, num_steps)
     # Every training step begins with this.
     advance_power_iterations(model)
     try:
+        # The weights of a channel that is missing in every cell are 0 / 0.
+        with _one_line_errors(f"loss.kind: {config.loss.kind} cannot be built"), np.errstate(invalid="ignore"):
+            loss = build_run_loss(config, assets, _META)
+        # Building the stepper checks the post-processing, which depends on the grid and on units.
+        with _one_line_errors("model.postprocess: an entry cannot be built"):
+            stepper = build_stepper(config, assets, checked_model, _META, amp=False)
+        with _one_line_errors(f"trainer.objective.kind: {trainer.objective.kind} cannot be built"):
+            objective = build_objective(trainer.objective, ObjectiveContext(stepper, loss, trainer.recompute_steps))
         with _step_errors(config):
             training_loss = objective.training_loss(batch, range(1, num_steps + 1), reduce_gradients=True)
         with _model_errors(model_type, "fails in the backward pass"):
@@ -321,6 +323,9 @@ def _one_line_errors(beginning: str) -> Iterator[None]:
         # A plugin's model may raise anything, and torch's messages have many lines.
         first_line = next(iter(str(error).splitlines()), "")
         message = f"{type(error).__name__}: {first_line}"
+        # Notes say where the error comes from, such as the entry of a list.
+        for note in getattr(error, "__notes__", ()):
+            message += f" ({note})"
         if isinstance(error, _NO_VALUES) or any(text in message for text in _META_MESSAGES):
             raise _NeedsValues(message) from error
         raise ConfigError(f"{beginning}: {message}") from error

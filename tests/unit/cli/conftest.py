@@ -51,4 +51,5 @@ def plugins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     isolate(monkeypatch)
     monkeypatch.syspath_prepend(tmp_path)
     yield
-    sys.modules.pop("seeded_model", None)
+    for name in ("seeded_model", "seeded_postprocess", "seeded_objective"):
+        sys.modules.pop(name, None)

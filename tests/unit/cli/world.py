@@ -302,6 +302,39 @@ class Seeded(ForecastModel):
 """
 
 
+def failing_postprocess() -> Callable[[Path], object]:
+    """Return a function that writes a plugin whose post-process fails in its constructor."""
+    return text(
+        "seeded_postprocess.py",
+        "from typing import Literal\n"
+        "from credit.config.sections.postprocess import PostprocessSection\n"
+        "from credit.forecast.postprocess.base import Postprocess, register_postprocess\n"
+        "class Section(PostprocessSection):\n"
+        "    kind: Literal['seeded_postprocess']\n"
+        "@register_postprocess('seeded_postprocess', Section)\n"
+        "class SeededPostprocess(Postprocess):\n"
+        "    def __init__(self, context, section):\n"
+        "        self.area = context.no_such_attribute\n",
+    )
+
+
+def failing_objective() -> Callable[[Path], object]:
+    """Return a function that writes a plugin whose training objective fails in its constructor."""
+    return text(
+        "seeded_objective.py",
+        "from typing import Literal\n"
+        "from credit.config.sections.trainer import ObjectiveSection\n"
+        "from credit.forecast.objectives.base import register_objective\n"
+        "from credit.forecast.objectives.deterministic import DeterministicRollout\n"
+        "class Section(ObjectiveSection):\n"
+        "    kind: Literal['seeded_objective']\n"
+        "@register_objective('seeded_objective', Section)\n"
+        "class SeededObjective(DeterministicRollout):\n"
+        "    def __init__(self, context, section):\n"
+        "        raise ValueError('no members')\n",
+    )
+
+
 def plugin(forward: str = "pass", init: str = "pass") -> Callable[[Path], object]:
     """Write a plugin with a model."""
     return text("seeded_model.py", MODEL.format(forward=forward, init=init))
