@@ -22,12 +22,12 @@ from credit.losses.base import Loss
 
 @dataclass(frozen=True)
 class ObjectiveContext:
-    """Everything that an objective is built from.
+    """Everything that an objective is built from, apart from its config section.
 
     Attributes:
         stepper: runs the network.
-        loss: of normalised predictions and targets.
-        recompute: compute the steps of a rollout again in the backward pass (``trainer.recompute_steps``).
+        loss: loss of normalised predictions and targets.
+        recompute: True to compute the steps of a rollout again in the backward pass (``trainer.recompute_steps``).
     """
 
     stepper: Stepper
@@ -42,7 +42,7 @@ class EncodedBatch:
     Attributes:
         history_BCTHW: prognostic channels of the input frames.
         forcing: step number (from 0) -> dynamic forcing (B, C, T, H, W) of that step's input frames.
-        target_BCTHW: output channels at the steps after.
+        target_BCTHW: output channels at the steps of the rollout.
     """
 
     history_BCTHW: Tensor
@@ -54,7 +54,7 @@ class Objective(ABC):
     """Base class of training objectives.
 
     Args:
-        context: what it runs.
+        context: stepper and loss of the run.
         section: ``trainer.objective`` of the config.
     """
 
@@ -68,18 +68,23 @@ class Objective(ABC):
         """Collective: return the loss of a batch, a scalar to be differentiated.
 
         Args:
-            batch: of this data rank, on its device, in physical units.
+            batch: samples of this data rank, on its device, in physical units.
             counted_steps: rollout steps (from 1) whose loss counts; the last ends the rollout.
-            reduce_gradients: whether gradients are reduced over the ranks in this backward pass; with gradient
-                accumulation only the last micro-step's are (`credit.parallel.fsdp2.set_gradient_sync`).
+            reduce_gradients: True if gradients are reduced over the ranks in this backward pass; with gradient
+                accumulation only those of the last micro-step are (`credit.parallel.fsdp2.set_gradient_sync`).
         """
 
     @abstractmethod
     def predict(self, batch: EncodedBatch, num_steps: int) -> Iterator[Tensor]:
-        """Collective: yield the normalised prediction (B, M, C, H, W) of each step, for the validation."""
+        """Collective: yield the normalised prediction (B, M, C, H, W) of each step, for the validation.
+
+        Args:
+            batch: samples in normalised space.
+            num_steps: number of rollout steps.
+        """
 
     def encode(self, batch: Batch) -> EncodedBatch:
-        """Return a batch in normalised space."""
+        """Return a batch of physical units in normalised space."""
         normalizer = self.stepper.normalizer
         history_BCTHW = normalizer.encode(batch.history_BCTHW, "prognostic")
         forcing_BCTHW = normalizer.encode(batch.forcing_BCTHW, "dynamic_forcing")
@@ -92,6 +97,10 @@ ObjectiveClass = TypeVar("ObjectiveClass", bound=type[Objective])
 
 def register_objective(name: str, section: type[ObjectiveSection]) -> Callable[[ObjectiveClass], ObjectiveClass]:
     """Class decorator that makes an objective available as ``trainer.objective.kind: name``.
+
+    Args:
+        name: value of ``kind`` in the config.
+        section: config section of the objective.
 
     Raises:
         ConfigError: if another class has the name, or the class or its section does not derive from its base.

@@ -24,20 +24,20 @@ from credit.grid import LatLonGrid
 
 @dataclass(frozen=True)
 class PostprocessContext:
-    """Everything that a post-process is built from beside its own section.
+    """Everything that a post-process is built from, apart from its config section.
 
     Attributes:
-        data: the data section of the config.
-        channels: ``channels.output`` is the order of the output's channels; the prognostic ones come first.
-        grid: of the fields.
+        data: data section of the config.
+        channels: channels of the model; ``channels.output`` is the order of the output, prognostic channels first.
+        grid: grid of the fields.
         attributes: variable -> units, standard_name, long_name.
         masks: variable -> (H, W) bool, True where it is missing.
         static_CHW: static channels in physical units.
         layers: edges of the vertical layers; None if no entry needs them.
-        normalizer: between physical units and normalised space.
-        device: of the fields.
-        key: of the entry, for messages: ``model.postprocess.0``.
-        entries: all entries of the list, in order.
+        normalizer: conversion between physical units and normalised space.
+        device: device of the fields.
+        key: config key of the entry, for messages, such as ``model.postprocess.0``.
+        entries: sections of all entries of the list, in order.
     """
 
     data: DataConfig
@@ -60,11 +60,12 @@ class Postprocess:
     ``credit plan`` runs it with tensors that have no values: keep constants as tensors and do not call `.item()`.
 
     Args:
-        context: what it is built from.
-        section: the entry of the list.
+        context: channels, grid, units and device of the run.
+        section: config section of the entry.
 
     Attributes:
-        corrected_channels: output channels that it sets; bounds of earlier entries are not enforced on them.
+        corrected_channels: indices of the output channels that it sets; bounds of earlier entries are not enforced on
+            them.
     """
 
     corrected_channels: Sequence[int] = ()
@@ -73,9 +74,9 @@ class Postprocess:
         pass
 
     def forward(self, output_BCHW: Tensor, previous_BCHW: Tensor, forcing_BCHW: Tensor) -> Tensor:
-        """Return the changed output, normalised, float32.
+        """Return the changed output, (B, C, H, W) normalised, float32.
 
-        The output's own memory may be reused where no gradient is recorded.
+        The memory of the argument may be reused where no gradient is recorded.
 
         Args:
             output_BCHW: normalised output channels of the step.
@@ -85,18 +86,33 @@ class Postprocess:
         raise NotImplementedError
 
     def limit_state(self, state_BCTHW: Tensor) -> Tensor:
-        """Return a perturbed initial state (normalised prognostic channels) within what this entry allows."""
+        """Return a perturbed initial state within what this entry allows.
+
+        Args:
+            state_BCTHW: normalised prognostic channels of the input frames.
+        """
         return state_BCTHW
 
     def limit_physical(self, output_BCHW: Tensor) -> Tensor:
-        """Return an output in physical units within what this entry allows, after the rounding of decoding."""
+        """Return a decoded output within what this entry allows, because decoding rounds.
+
+        Args:
+            output_BCHW: output channels in physical units.
+        """
         return output_BCHW
 
-    def set_corrected_later(self, rows: frozenset[int]) -> None:
-        """Receive the output channels that a later entry corrects; called once, before the first step."""
+    def set_corrected_later(self, channel_index: frozenset[int]) -> None:
+        """Receive the indices of the output channels that a later entry corrects; called once, before the first step.
+
+        An entry without bounds ignores them.
+        """
 
     def merge(self, following: Postprocess) -> Postprocess | None:
-        """Return one post-process that does the work of this one and the next, None if they cannot be merged."""
+        """Return one post-process that does the work of this one and the next, None if they cannot be merged.
+
+        Args:
+            following: the next entry of the list.
+        """
         return None
 
 
@@ -108,6 +124,10 @@ def register_postprocess(
 ) -> Callable[[PostprocessClass], PostprocessClass]:
     """Class decorator that makes a post-process available as ``model.postprocess.N.kind: name``.
 
+    Args:
+        name: value of ``kind`` in the config.
+        section: config section of the post-process.
+
     Raises:
         ConfigError: if another class has the name, or the class or its section does not derive from its base.
     """
@@ -116,10 +136,10 @@ def register_postprocess(
 
 
 class PostprocessChain:
-    """Post-processes applied one after the other.
+    """Post-processes that are applied one after the other.
 
     Args:
-        entries: in their order.
+        entries: post-processes in the order of their application.
     """
 
     def __init__(self, entries: Sequence[Postprocess] = ()) -> None:
@@ -145,11 +165,11 @@ class PostprocessChain:
 
 
 def build_postprocess(entries: Mapping[str, PostprocessSection], context: PostprocessContext) -> PostprocessChain:
-    """Return the chain of a run.
+    """Return the chain of post-processes of a run.
 
     Args:
-        entries: of ``model.postprocess``, with its shorthands, in order, by their config keys.
-        context: of the run.
+        entries: config key -> section, for the entries of ``model.postprocess`` with its shorthands, in order.
+        context: context of the run; `key` and `entries` are set here.
 
     Raises:
         ConfigError: for a variable whose levels, units, temporal meaning or mask do not fit.
@@ -170,7 +190,9 @@ def build_postprocess(entries: Mapping[str, PostprocessSection], context: Postpr
     for entry in reversed(built):
         entry.set_corrected_later(corrected_later)
         corrected_later |= frozenset(entry.corrected_channels)
-        merged = entry.merge(chain[0]) if chain else None
+        merged = None
+        if chain:
+            merged = entry.merge(chain[0])
         if merged is not None:
             chain[0] = merged
         else:
@@ -181,9 +203,14 @@ def build_postprocess(entries: Mapping[str, PostprocessSection], context: Postpr
 def with_data_bounds(
     entries: Mapping[str, PostprocessSection], data: DataConfig, channels: ChannelMap
 ) -> dict[str, PostprocessSection]:
-    """Return the list with a clamp for each output variable that the data section bounds.
+    """Return the entries with a clamp for each output variable that the data section bounds.
 
     These clamps come first, but after the hyperdiffusion, because it may move values out of bounds.
+
+    Args:
+        entries: config key -> section, in order.
+        data: data section of the config.
+        channels: channels of the model.
     """
     clamp_section = POSTPROCESSES.find_section("clamp")
     bounds: dict[str, PostprocessSection] = {}
@@ -194,6 +221,8 @@ def with_data_bounds(
                 {"kind": "clamp", "variable": variable, "minimum": options.minimum, "maximum": options.maximum}
             )
     kinds = [section.kind for section in entries.values()]
-    position = kinds.index("hyperdiffusion") + 1 if "hyperdiffusion" in kinds else 0
+    position = 0
+    if "hyperdiffusion" in kinds:
+        position = kinds.index("hyperdiffusion") + 1
     items = list(entries.items())
     return dict([*items[:position], *bounds.items(), *items[position:]])

@@ -25,9 +25,9 @@ class ColumnIntegrator:
     """Vertical integrals over columns, and area-weighted means over the globe.
 
     Args:
-        layers: the edges of the layers around the run's levels.
-        grid: the grid of the fields.
-        device: the device of the fields.
+        layers: edges of the layers around the run's levels.
+        grid: grid of the fields.
+        device: device of the fields.
 
     Attributes:
         is_linear: True if an integral is linear in surface pressure, which holds on hybrid levels.
@@ -49,15 +49,18 @@ class ColumnIntegrator:
         self.is_linear = not layers.cut_by_ground
 
     def global_mean(self, x_BHW: Tensor) -> Tensor:
-        """Return the area-weighted mean over the globe, (B,) float64."""
+        """Return the area-weighted mean over the globe, (B,) float64, in the units of the field."""
         return (x_BHW.double() * self._area_HW).sum(dim=(1, 2))
 
-    def integral(self, x_BKHW: Tensor, pressure_BHW: Tensor) -> Tensor:
-        """Return the integral of x dp / g over each column, (B, H, W) float64.
+    def integrate(self, x_BKHW: Tensor, pressure_BHW: Tensor) -> Tensor:
+        """Return the integral of x dp / g over each column.
 
         Args:
             x_BKHW: a quantity per kg of air, with the layers in the order of the run's levels.
             pressure_BHW: surface pressure, Pa.
+
+        Returns:
+            (B, H, W) float64, in the unit of x times kg m-2.
         """
         x_BKHW = x_BKHW.double()
         pressure_BHW = pressure_BHW.double()
@@ -73,15 +76,15 @@ class ColumnIntegrator:
         )
         return (x_BKHW * thickness_BKHW).sum(dim=1) / GRAVITY
 
-    def growth(self, x_BKHW: Tensor, pressure_BHW: Tensor) -> Tensor:
-        """Return the derivative of `integral` with respect to surface pressure, (B, H, W) float64.
+    def differentiate_integral(self, x_BKHW: Tensor, pressure_BHW: Tensor) -> Tensor:
+        """Return the derivative of `integrate` with respect to surface pressure.
 
         Args:
             x_BKHW: a quantity per kg of air, with the layers in the order of the run's levels.
             pressure_BHW: surface pressure, Pa.
 
         Returns:
-            The derivative in the unit of x times kg m-2 Pa-1.
+            (B, H, W) float64, in the unit of x times kg m-2 Pa-1.
         """
         x_BKHW = x_BKHW.double()
         if self.is_linear:
@@ -89,11 +92,11 @@ class ColumnIntegrator:
             return slope_BX.unflatten(1, x_BKHW.shape[2:]) / GRAVITY
         depth_BKHW = pressure_BHW.double()[:, None] - self._upper_edge_K11
         # Only a layer that the ground cuts grows with surface pressure.
-        grows_BKHW = (depth_BKHW > 0) & (depth_BKHW < self._max_thickness_K11)
-        return (x_BKHW * grows_BKHW).sum(dim=1) / GRAVITY
+        is_cut_BKHW = (depth_BKHW > 0) & (depth_BKHW < self._max_thickness_K11)
+        return (x_BKHW * is_cut_BKHW).sum(dim=1) / GRAVITY
 
 
-def dry_mass(columns: ColumnIntegrator, pressure_BHW: Tensor, water_BKHW: Tensor) -> Tensor:
+def integrate_dry_mass(columns: ColumnIntegrator, pressure_BHW: Tensor, water_BKHW: Tensor) -> Tensor:
     """Return the global mean mass of dry air, (B,) kg m-2: the integral of (1 - q) dp / g.
 
     Args:
@@ -101,15 +104,17 @@ def dry_mass(columns: ColumnIntegrator, pressure_BHW: Tensor, water_BKHW: Tensor
         pressure_BHW: surface pressure, Pa.
         water_BKHW: q, mass fraction of all water in the air, kg kg-1.
     """
-    return columns.global_mean(columns.integral(1.0 - water_BKHW.double(), pressure_BHW))
+    return columns.global_mean(columns.integrate(1.0 - water_BKHW.double(), pressure_BHW))
 
 
-def water_mass(columns: ColumnIntegrator, pressure_BHW: Tensor, water_BKHW: Tensor) -> Tensor:
-    """Return the global mean mass of water in the air, (B,) kg m-2; the arguments are those of `dry_mass`."""
-    return columns.global_mean(columns.integral(water_BKHW, pressure_BHW))
+def integrate_water(columns: ColumnIntegrator, pressure_BHW: Tensor, water_BKHW: Tensor) -> Tensor:
+    """Return the global mean mass of water in the air, (B,) kg m-2; the arguments are those of `integrate_dry_mass`."""
+    return columns.global_mean(columns.integrate(water_BKHW, pressure_BHW))
 
 
-def heat(columns: ColumnIntegrator, pressure_BHW: Tensor, temperature_BKHW: Tensor, humidity_BKHW: Tensor) -> Tensor:
+def integrate_heat(
+    columns: ColumnIntegrator, pressure_BHW: Tensor, temperature_BKHW: Tensor, humidity_BKHW: Tensor
+) -> Tensor:
     """Return the global mean of the integral of cp T dp / g, (B,) J m-2, with cp = (1 - q) cp_dry + q cp_vapour.
 
     Args:
@@ -121,10 +126,10 @@ def heat(columns: ColumnIntegrator, pressure_BHW: Tensor, temperature_BKHW: Tens
     humidity_BKHW = humidity_BKHW.double()
     temperature_BKHW = temperature_BKHW.double()
     heat_BKHW = torch.addcmul(CP_DRY * temperature_BKHW, humidity_BKHW, temperature_BKHW, value=CP_VAPOUR - CP_DRY)
-    return columns.global_mean(columns.integral(heat_BKHW, pressure_BHW))
+    return columns.global_mean(columns.integrate(heat_BKHW, pressure_BHW))
 
 
-def other_energy(
+def integrate_other_energy(
     columns: ColumnIntegrator,
     pressure_BHW: Tensor,
     humidity_BKHW: Tensor,
@@ -134,8 +139,8 @@ def other_energy(
 ) -> Tensor:
     """Return the global mean of the integral of (L q + (u^2 + v^2) / 2 + ground) dp / g, (B,) J m-2.
 
-    Together with `heat` it is the energy of the air. The internal energy and the geopotential of a hydrostatic column
-    add up to cp T and the geopotential of the ground, so the height of the layers is not needed.
+    Together with `integrate_heat` it is the energy of the air. The internal energy and the geopotential of a
+    hydrostatic column add up to cp T and the geopotential of the ground, so the height of the layers is not needed.
 
     Args:
         columns: the integrator.
@@ -150,7 +155,7 @@ def other_energy(
     energy_BKHW = torch.add(ground_HW.double(), humidity_BKHW.double(), alpha=LATENT_HEAT)
     energy_BKHW = torch.addcmul(energy_BKHW, u_BKHW, u_BKHW, value=0.5)
     energy_BKHW = torch.addcmul(energy_BKHW, v_BKHW, v_BKHW, value=0.5)
-    return columns.global_mean(columns.integral(energy_BKHW, pressure_BHW))
+    return columns.global_mean(columns.integrate(energy_BKHW, pressure_BHW))
 
 
 def close_dry_mass(columns: ColumnIntegrator, target_B: Tensor, pressure_BHW: Tensor, water_BKHW: Tensor) -> Tensor:
@@ -169,10 +174,10 @@ def close_dry_mass(columns: ColumnIntegrator, target_B: Tensor, pressure_BHW: Te
     # passes the edge of a layer, which a second iteration corrects.
     num_iterations = 1 if columns.is_linear else 2
     for _ in range(num_iterations):
-        missing_B = target_B - dry_mass(columns, pressure_BHW, water_BKHW)
-        growth_BHW = columns.growth(1.0 - water_BKHW.double(), pressure_BHW)
-        growth_B = columns.global_mean(pressure_BHW * growth_BHW)
-        pressure_BHW = pressure_BHW * (1.0 + missing_B / growth_B)[:, None, None]
+        missing_B = target_B - integrate_dry_mass(columns, pressure_BHW, water_BKHW)
+        derivative_BHW = columns.differentiate_integral(1.0 - water_BKHW.double(), pressure_BHW)
+        derivative_B = columns.global_mean(pressure_BHW * derivative_BHW)
+        pressure_BHW = pressure_BHW * (1.0 + missing_B / derivative_B)[:, None, None]
     return pressure_BHW
 
 
@@ -190,7 +195,7 @@ def close_water(columns: ColumnIntegrator, target_B: Tensor, precipitation_BHW: 
 
 
 def close_energy(target_B: Tensor, temperature_BKHW: Tensor, heat_B: Tensor) -> Tensor:
-    """Return temperature (B, K, H, W), float64, scaled so that its `heat` is `target_B`.
+    """Return temperature (B, K, H, W), float64, scaled so that its heat is `target_B`.
 
     Args:
         target_B: the heat that closes the budget, J m-2.

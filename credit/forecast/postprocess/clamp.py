@@ -13,74 +13,85 @@ from credit.forecast.postprocess.section import ClampSection
 
 
 class ChannelBounds:
-    """Holds channels within bounds; channels without a bound cost nothing.
+    """Lower and upper bounds of some channels; channels without a bound cost nothing.
 
     Args:
-        rows: the channels that have a bound, increasing.
-        minimum_C: least value of each channel, -inf where there is none.
+        channel_index: indices of the channels that have a bound, increasing.
+        minimum_C: least value of each channel, -inf where there is none, in the units of the fields.
         maximum_C: largest value of each channel, inf where there is none.
     """
 
-    def __init__(self, rows: Sequence[int], minimum_C: Tensor, maximum_C: Tensor) -> None:
-        adjacent: list[slice] = []
-        for row in rows:
-            if adjacent and adjacent[-1].stop == row:
-                adjacent[-1] = slice(adjacent[-1].start, row + 1)
+    def __init__(self, channel_index: Sequence[int], minimum_C: Tensor, maximum_C: Tensor) -> None:
+        # Adjacent channels are clamped together, in one kernel.
+        slices: list[slice] = []
+        for index in channel_index:
+            if slices and slices[-1].stop == index:
+                slices[-1] = slice(slices[-1].start, index + 1)
             else:
-                adjacent.append(slice(row, row + 1))
-        self._blocks = [(block, minimum_C[block], maximum_C[block]) for block in adjacent]
+                slices.append(slice(index, index + 1))
+        self._bounded_slices = [(channels, minimum_C[channels], maximum_C[channels]) for channels in slices]
 
     def apply(self, fields: Tensor) -> Tensor:
-        """Return fields (B, C, ...) within the bounds, in their own memory unless a gradient needs it; NaN stays."""
+        """Return fields (B, C, ...) within the bounds; NaN stays.
+
+        The fields are changed in place unless they require a gradient.
+        """
         shape = (-1,) + (1,) * (fields.dim() - 2)
         result = fields
-        if self._blocks and fields.requires_grad:
+        if self._bounded_slices and fields.requires_grad:
             result = fields.clone()
-        for rows, minimum, maximum in self._blocks:
-            result[:, rows] = fields[:, rows].clamp(minimum.reshape(shape), maximum.reshape(shape))
+        for channels, minimum_C, maximum_C in self._bounded_slices:
+            result[:, channels] = fields[:, channels].clamp(minimum_C.reshape(shape), maximum_C.reshape(shape))
         return result
 
 
 @register_postprocess("clamp", ClampSection)
 class Clamp(Postprocess):
-    """Sets values outside the bounds of a variable to them; adjacent entries of the list are applied together.
+    """Bounds of a variable: a value outside them is set to the nearer bound.
+
+    Adjacent clamps of the list are merged and applied together.
 
     Args:
-        context: of the run.
-        section: variable, minimum, maximum.
+        context: channels, units and device of the run.
+        section: variable, minimum and maximum.
     """
 
     def __init__(self, context: PostprocessContext, section: ClampSection) -> None:
         super().__init__(context, section)
-        minimum = -math.inf if section.minimum is None else section.minimum
-        maximum = math.inf if section.maximum is None else section.maximum
+        minimum, maximum = _bounds_of(section)
         self._context = context
         self._corrected_later: frozenset[int] = frozenset()
-        # row of the output -> (least value, largest value) in physical units
-        self._bounds = {
-            row: (minimum, maximum)
-            for row, channel in enumerate(context.channels.output)
-            if channel.variable == section.variable
-        }
-        self._build()
+        # Index of an output channel -> (least value, largest value) in physical units.
+        self._bounds: dict[int, tuple[float, float]] = {}
+        for index, channel in enumerate(context.channels.output):
+            if channel.variable == section.variable:
+                self._bounds[index] = (minimum, maximum)
+        self._build_bounds()
 
-    def _build(self) -> None:
+    def _build_bounds(self) -> None:
+        """Set the bounds in normalised and physical units from `_bounds` and `_corrected_later`."""
         context = self._context
-        rows = sorted(self._bounds)
-        num_channels = len(context.channels.output)
-        minimums = [self._bounds.get(row, (-math.inf, math.inf))[0] for row in range(num_channels)]
-        maximums = [self._bounds.get(row, (-math.inf, math.inf))[1] for row in range(num_channels)]
+        bounded_channels = sorted(self._bounds)
+        minimums = []
+        maximums = []
+        for index in range(len(context.channels.output)):
+            minimum, maximum = self._bounds.get(index, (-math.inf, math.inf))
+            minimums.append(minimum)
+            maximums.append(maximum)
         minimum_C = torch.tensor(minimums, device=context.device)
         maximum_C = torch.tensor(maximums, device=context.device)
-        encoded = [context.normalizer.encode(bound_C[None], "output")[0] for bound_C in (minimum_C, maximum_C)]
+        normalized_minimum_C = context.normalizer.encode(minimum_C[None], "output")[0]
+        normalized_maximum_C = context.normalizer.encode(maximum_C[None], "output")[0]
+        self._normalized_bounds = ChannelBounds(bounded_channels, normalized_minimum_C, normalized_maximum_C)
+        # The channels of a state are the first ones of the output.
         num_prognostic = context.channels.output_slice("prognostic").stop
-        self._normalized_bounds = ChannelBounds(rows, *encoded)
-        self._state_bounds = ChannelBounds([row for row in rows if row < num_prognostic], *encoded)
-        # A later correction has the last word, but its factor cannot take a value below 0.
+        bounded_prognostic = [index for index in bounded_channels if index < num_prognostic]
+        self._state_bounds = ChannelBounds(bounded_prognostic, normalized_minimum_C, normalized_maximum_C)
+        # The correction of a later entry may exceed the bounds, but its factor cannot take a value below 0.
         corrected = sorted(self._corrected_later)
         minimum_C[corrected] = minimum_C[corrected].clamp(max=0)
         maximum_C[corrected] = torch.inf
-        self._physical_bounds = ChannelBounds(rows, minimum_C, maximum_C)
+        self._physical_bounds = ChannelBounds(bounded_channels, minimum_C, maximum_C)
 
     def forward(self, output_BCHW: Tensor, previous_BCHW: Tensor, forcing_BCHW: Tensor) -> Tensor:
         """See the base class."""
@@ -94,27 +105,48 @@ class Clamp(Postprocess):
         """See the base class."""
         return self._physical_bounds.apply(output_BCHW)
 
-    def set_corrected_later(self, rows: frozenset[int]) -> None:
-        """See the base class; these rows keep their physical values but for a minimum of 0."""
-        self._corrected_later = rows
-        self._build()
+    def set_corrected_later(self, channel_index: frozenset[int]) -> None:
+        """See the base class; decoded values of these channels have no bound but a minimum of at most 0."""
+        self._corrected_later = channel_index
+        self._build_bounds()
 
     def merge(self, following: Postprocess) -> Postprocess | None:
-        """See the base class; bounds of one variable do not stand in two entries, so the order does not matter."""
+        """See the base class; two clamps that treat the same channels as corrected later are merged."""
         if type(following) is not Clamp or following._corrected_later != self._corrected_later:
             return None
-        for row, (minimum, maximum) in following._bounds.items():
-            own_minimum, own_maximum = self._bounds.get(row, (-math.inf, math.inf))
-            self._bounds[row] = (max(own_minimum, minimum), min(own_maximum, maximum))
-        self._build()
+        for index, (following_minimum, following_maximum) in following._bounds.items():
+            minimum, maximum = self._bounds.get(index, (-math.inf, math.inf))
+            self._bounds[index] = (max(minimum, following_minimum), min(maximum, following_maximum))
+        self._build_bounds()
         return self
 
 
-def output_bounds(context: PostprocessContext, variable: str) -> tuple[float, float]:
-    """Return the least and the largest value that the clamps of a list leave to a variable, -inf and inf without."""
-    minimum, maximum = -math.inf, math.inf
+def _bounds_of(section: ClampSection) -> tuple[float, float]:
+    """Return minimum and maximum of a section, -inf and inf where they are not set."""
+    minimum = -math.inf
+    if section.minimum is not None:
+        minimum = section.minimum
+    maximum = math.inf
+    if section.maximum is not None:
+        maximum = section.maximum
+    return minimum, maximum
+
+
+def find_output_bounds(context: PostprocessContext, variable: str) -> tuple[float, float]:
+    """Return the least and the largest value that the clamps of a run leave to a variable.
+
+    Args:
+        context: context of an entry.
+        variable: name of an output variable.
+
+    Returns:
+        The bounds in the units of the variable, -inf and inf where there is none.
+    """
+    minimum = -math.inf
+    maximum = math.inf
     for section in context.entries:
         if section.kind == "clamp" and section.variable == variable:
-            minimum = minimum if section.minimum is None else max(minimum, section.minimum)
-            maximum = maximum if section.maximum is None else min(maximum, section.maximum)
+            section_minimum, section_maximum = _bounds_of(section)
+            minimum = max(minimum, section_minimum)
+            maximum = min(maximum, section_maximum)
     return minimum, maximum

@@ -1,7 +1,8 @@
 """Budget fixers: the mass of dry air, the water and the energy of the whole atmosphere are closed at every step.
 
 Budgets are closed on physical fields in float64, between the last input frame and the output. Only the channels that a
-budget corrects are normalised again; all others keep every bit. A sample is whole on its rank, so ranks agree.
+budget corrects are normalised again; all others keep every bit. A rank has complete global fields, so no communication
+is needed. The formulas are in `credit.forecast.postprocess.budgets`.
 Shape suffixes: B batch, K layers, H latitude rows, W longitude columns.
 """
 
@@ -16,7 +17,7 @@ from credit.errors import ConfigError
 from credit.forecast.postprocess import budgets
 from credit.forecast.postprocess.base import Postprocess, PostprocessContext, register_postprocess
 from credit.forecast.postprocess.budgets import ColumnIntegrator
-from credit.forecast.postprocess.clamp import output_bounds
+from credit.forecast.postprocess.clamp import find_output_bounds
 from credit.forecast.postprocess.physical_fields import ChannelSlice, StepFields, VariableResolver
 from credit.forecast.postprocess.section import BudgetSection, DryMassSection, EnergySection, WaterSection
 from credit.models.kernels.autocast import without_autocast
@@ -24,26 +25,36 @@ from credit.models.kernels.autocast import without_autocast
 
 @dataclass(frozen=True)
 class AirMass:
-    """Surface pressure and the water in the air; the first of `water` is specific humidity."""
+    """Channels that determine the mass of the air and of its water.
+
+    Attributes:
+        pressure: surface pressure, in Pa.
+        water: specific humidity, and then the further water in the air, in kg kg-1.
+    """
 
     pressure: ChannelSlice
     water: tuple[ChannelSlice, ...]
 
     def before(self, fields: StepFields) -> tuple[Tensor, Tensor]:
-        """Return surface pressure (B, H, W) and all water (B, K, H, W) before the step."""
+        """Return surface pressure (B, H, W) in Pa and all water (B, K, H, W) in kg kg-1 before the step."""
         return fields.before(self.pressure)[:, 0], sum(fields.before(water) for water in self.water)
 
     def after(self, fields: StepFields) -> tuple[Tensor, Tensor]:
-        """Return the same after it."""
+        """Return surface pressure (B, H, W) in Pa and all water (B, K, H, W) in kg kg-1 after the step."""
         return fields.after(self.pressure)[:, 0], sum(fields.after(water) for water in self.water)
 
 
 class BudgetFixer(Postprocess):
-    """Base of the budget fixers. Adjacent fixers of the list share the fields that they decode.
+    """Base class of the budget fixers.
+
+    Adjacent fixers of the list are merged, so that they share the fields that they decode.
 
     Args:
-        context: of the run, with layers.
-        section: of a budget.
+        context: channels, units, grid and vertical layers of the run.
+        section: config section of a budget.
+
+    Raises:
+        ConfigError: if the levels, units or masks of a variable do not fit.
     """
 
     def __init__(self, context: PostprocessContext, section: BudgetSection) -> None:
@@ -60,7 +71,7 @@ class BudgetFixer(Postprocess):
         self._sequence: list[BudgetFixer] = [self]
 
     def fix(self, fields: StepFields) -> None:
-        """Close the budget by correcting one variable of `fields`."""
+        """Close the budget by correcting one variable of `fields`, in place."""
         raise NotImplementedError
 
     def forward(self, output_BCHW: Tensor, previous_BCHW: Tensor, forcing_BCHW: Tensor) -> Tensor:
@@ -79,13 +90,17 @@ class BudgetFixer(Postprocess):
         return self
 
     def _set_corrected(self, variable: ChannelSlice) -> None:
+        """Set the variable that the fixer corrects."""
         self._corrected = variable
         self.corrected_channels = variable.rows
 
 
 @register_postprocess("dry_mass", DryMassSection)
 class DryMassFixer(BudgetFixer):
-    """Corrects surface pressure, so that the mass of dry air is what it was."""
+    """Fixer of the mass of dry air: multiplies surface pressure by one factor per sample.
+
+    Afterwards the global mass of dry air is what it was before the step.
+    """
 
     def __init__(self, context: PostprocessContext, section: DryMassSection) -> None:
         super().__init__(context, section)
@@ -93,16 +108,17 @@ class DryMassFixer(BudgetFixer):
 
     def fix(self, fields: StepFields) -> None:
         """See the base class."""
-        target_B = budgets.dry_mass(self._columns, *self._air.before(fields))
+        target_B = budgets.integrate_dry_mass(self._columns, *self._air.before(fields))
         closed_BHW = budgets.close_dry_mass(self._columns, target_B, *self._air.after(fields))
         fields.correct(self._corrected, closed_BHW[:, None])
 
 
 @register_postprocess("water", WaterSection)
 class WaterFixer(BudgetFixer):
-    """Multiplies precipitation by one factor per sample, which closes the global budget of water.
+    """Fixer of the water in the air: multiplies precipitation by one factor per sample.
 
-    Afterwards its global mean is that of evaporation minus the change of the water in the air, in kg m-2 per step.
+    Afterwards the global mean of precipitation is that of evaporation minus the change of the water in the air, in
+    kg m-2 per step.
 
     Raises:
         ConfigError: if precipitation may be negative, because a factor cannot correct its sign.
@@ -110,24 +126,26 @@ class WaterFixer(BudgetFixer):
 
     def __init__(self, context: PostprocessContext, section: WaterSection) -> None:
         super().__init__(context, section)
-        # leaves the air, kg m-2
+        # Water that leaves the air, kg m-2 per step.
         precipitation = self._resolver.resolve_flux("precipitation", section.precipitation, "water", 1.0)
-        minimum, _ = output_bounds(context, section.precipitation)
+        minimum, _ = find_output_bounds(context, section.precipitation)
         if minimum < 0:
             raise ConfigError(
                 f"{context.key}.precipitation: {section.precipitation} may be negative, and a factor cannot mend that; "
                 f"set data.variable_options.{section.precipitation}.minimum: 0"
             )
-        # enters the air, kg m-2
-        sign = 1.0 if section.evaporation_positive == "up" else -1.0
+        # Water that enters the air, kg m-2 per step.
+        sign = -1.0
+        if section.evaporation_positive == "up":
+            sign = 1.0
         self._evaporation = self._resolver.resolve_flux("evaporation", section.evaporation, "water", sign)
         self._set_corrected(precipitation)
 
     def fix(self, fields: StepFields) -> None:
         """See the base class."""
         columns = self._columns
-        water_before_B = budgets.water_mass(columns, *self._air.before(fields))
-        water_after_B = budgets.water_mass(columns, *self._air.after(fields))
+        water_before_B = budgets.integrate_water(columns, *self._air.before(fields))
+        water_after_B = budgets.integrate_water(columns, *self._air.after(fields))
         evaporated_B = columns.global_mean(fields.after(self._evaporation)[:, 0])
         target_B = evaporated_B - (water_after_B - water_before_B)
         closed_BHW = budgets.close_water(columns, target_B, fields.after(self._corrected)[:, 0])
@@ -136,7 +154,13 @@ class WaterFixer(BudgetFixer):
 
 @register_postprocess("energy", EnergySection)
 class EnergyFixer(BudgetFixer):
-    """Corrects temperature, so that the energy of the air changes by what passes through its top and the ground."""
+    """Fixer of the energy of the air: multiplies temperature by one factor per sample.
+
+    Afterwards the global energy has changed by the net flux through the top of the atmosphere and the ground.
+
+    Raises:
+        ConfigError: if the levels, units, temporal meaning or masks of a variable do not fit.
+    """
 
     def __init__(self, context: PostprocessContext, section: EnergySection) -> None:
         super().__init__(context, section)
@@ -145,7 +169,7 @@ class EnergyFixer(BudgetFixer):
             resolver.resolve_field("eastward_wind", section.eastward_wind, "wind"),
             resolver.resolve_field("northward_wind", section.northward_wind, "wind"),
         )
-        # into the air, J m-2
+        # Energy that enters the air, J m-2 per step.
         signs = {"top_down": 1.0, "top_up": -1.0, "surface_down": -1.0, "surface_up": 1.0}
         self._fluxes: list[ChannelSlice] = []
         for key, sign in signs.items():
@@ -157,18 +181,29 @@ class EnergyFixer(BudgetFixer):
 
     def fix(self, fields: StepFields) -> None:
         """See the base class."""
-        heat_before_B, rest_before_B = self._energy(self._air.before(fields)[0], fields.before)
-        heat_after_B, rest_after_B = self._energy(self._air.after(fields)[0], fields.after)
-        gained_B = self._columns.global_mean(sum(fields.after(flux)[:, 0] for flux in self._fluxes))
+        heat_before_B, rest_before_B = self._integrate_energy(self._air.before(fields)[0], fields.before)
+        heat_after_B, rest_after_B = self._integrate_energy(self._air.after(fields)[0], fields.after)
+        net_flux_BHW = sum(fields.after(flux)[:, 0] for flux in self._fluxes)
+        gained_B = self._columns.global_mean(net_flux_BHW)
+        # Only the heat depends on temperature, so it has to balance the fluxes and the rest of the energy.
         target_B = heat_before_B + gained_B - (rest_after_B - rest_before_B)
         temperature_BKHW = fields.after(self._corrected)
         fields.correct(self._corrected, budgets.close_energy(target_B, temperature_BKHW, heat_after_B))
 
-    def _energy(self, pressure_BHW: Tensor, read_variable: Callable[[ChannelSlice], Tensor]) -> tuple[Tensor, Tensor]:
-        """Return the heat of the air, and the rest of its energy, (B,) J m-2."""
+    def _integrate_energy(
+        self, pressure_BHW: Tensor, read_variable: Callable[[ChannelSlice], Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        """Return the global mean heat of the air, and the rest of its energy, both (B,) J m-2.
+
+        Args:
+            pressure_BHW: surface pressure in Pa.
+            read_variable: `StepFields.before` or `StepFields.after` of a step.
+        """
         humidity_BKHW = read_variable(self._air.water[0])
         u_BKHW = read_variable(self._wind[0])
         v_BKHW = read_variable(self._wind[1])
-        heat_B = budgets.heat(self._columns, pressure_BHW, read_variable(self._corrected), humidity_BKHW)
-        rest_B = budgets.other_energy(self._columns, pressure_BHW, humidity_BKHW, u_BKHW, v_BKHW, self._ground_HW)
+        heat_B = budgets.integrate_heat(self._columns, pressure_BHW, read_variable(self._corrected), humidity_BKHW)
+        rest_B = budgets.integrate_other_energy(
+            self._columns, pressure_BHW, humidity_BKHW, u_BKHW, v_BKHW, self._ground_HW
+        )
         return heat_B, rest_B

@@ -1,9 +1,10 @@
-"""Hyperdiffusion: waves that the grid can hardly carry are damped at every step, as in spectral dynamical cores.
+"""Hyperdiffusion: the shortest waves of the grid are damped at every step, as in spectral dynamical cores.
 
-A network that adds a change to its state leaves the errors of its shortest waves where they are: too small for the
-loss, and in part unseen behind a strided embedding, they add up from step to step until a run of weeks breaks. Two
-passes damp them. Along latitude circles a wave is judged by its length in kilometres, so this is a polar filter, too;
-along meridians the rows are joined across the poles to great circles, where components of vectors change their sign.
+A network that adds a change to its state does not remove the errors of its shortest waves. They are too small for the
+loss, and a strided embedding hides part of them from the network, so they add up until a forecast of weeks breaks. Two
+passes damp them. The pass along latitude circles measures a wave in kilometres, so it is a polar filter as well. The
+pass along meridians joins two of them across the poles to a great circle, where components of vectors change sign.
+Shape suffixes: B batch, C channels, H latitude rows, W longitude columns, K meridional wave numbers.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ from credit.grid import LatLonGrid
 
 @register_postprocess("hyperdiffusion", HyperdiffusionSection)
 class Hyperdiffusion(Postprocess):
-    """Damps the prognostic channels of each output by a `WaveFilter`; masked channels stay as they are.
+    """Damping of the prognostic channels by a `WaveFilter`; channels with a mask stay as they are.
 
     Args:
-        context: of the run.
+        context: channels, grid, time step and masks of the run.
         section: e-folding time and order.
 
     Raises:
@@ -33,16 +34,19 @@ class Hyperdiffusion(Postprocess):
 
     def __init__(self, context: PostprocessContext, section: HyperdiffusionSection) -> None:
         super().__init__(context, section)
-        columns = context.grid.shape[1]
-        if columns % 2:
-            raise ConfigError(f"{context.key}: hyperdiffusion needs an even number of columns, the grid has {columns}")
+        num_columns = context.grid.shape[1]
+        if num_columns % 2:
+            raise ConfigError(
+                f"{context.key}: hyperdiffusion needs an even number of columns, the grid has {num_columns}"
+            )
         prognostic = context.channels.group("prognostic")
         is_vector = []
-        is_whole = []
+        is_unmasked = []
         for channel in prognostic:
             standard_name = context.attributes.get(channel.variable, {}).get("standard_name", "")
             is_vector.append(is_vector_component(context.data.options_of(channel.variable).vector, standard_name))
-            is_whole.append(channel.variable not in context.masks or not context.masks[channel.variable].any())
+            mask = context.masks.get(channel.variable)
+            is_unmasked.append(mask is None or not mask.any())
         self._num_prognostic = len(prognostic)
         self._filter = WaveFilter(
             context.grid,
@@ -50,7 +54,7 @@ class Hyperdiffusion(Postprocess):
             parse_duration(section.time),
             section.order,
             torch.tensor(is_vector, device=context.device),
-            torch.tensor(is_whole, device=context.device),
+            torch.tensor(is_unmasked, device=context.device),
         )
 
     def forward(self, output_BCHW: Tensor, previous_BCHW: Tensor, forcing_BCHW: Tensor) -> Tensor:
@@ -60,46 +64,69 @@ class Hyperdiffusion(Postprocess):
 
 
 class WaveFilter:
-    """Multiplies a wave by exp(-(step / time) * (k / K)^order), K being the shortest wave that the grid carries.
+    """Filter that multiplies a wave by exp(-(step / time) * (k / K)^order), where K is the largest wave number.
 
-    The shortest wave, K, spans two rows along meridians, and along latitude circles as many kilometres as two columns
-    at the equator. The zonal mean and the wave once round the globe, of which wind across a pole consists, are left
-    alone. An `order` of 2n is diffusion by the n-th power of the Laplacian in each direction.
+    The wave number K belongs to the shortest wave of the grid. It spans two rows along meridians, and along latitude
+    circles as many kilometres as two columns at the equator. The zonal mean and zonal wave number 1, of which wind
+    across a pole consists, are not damped. An `order` of 2n is diffusion by the n-th power of the Laplacian in each
+    direction.
 
     Args:
-        grid: of the fields, rows nearly equally spaced, an even number of columns.
-        step_minutes: of a forecast step.
-        time_minutes: e-folding time of the shortest wave.
+        grid: grid of the fields, with nearly equally spaced rows and an even number of columns.
+        step_minutes: time step of the model in minutes.
+        time_minutes: e-folding time of the shortest wave in minutes.
         order: power of the wave number.
-        vector_C: bool, which channels are components of vectors.
-        whole_C: bool, False for channels that are masked somewhere, which stay as they are.
+        vector_C: bool, True for channels that are components of vectors.
+        unmasked_C: bool, False for channels that are masked somewhere, which stay as they are.
     """
 
     def __init__(
-        self, grid: LatLonGrid, step_minutes: int, time_minutes: int, order: int, vector_C: Tensor, whole_C: Tensor
+        self, grid: LatLonGrid, step_minutes: int, time_minutes: int, order: int, vector_C: Tensor, unmasked_C: Tensor
     ) -> None:
-        rows, self._columns = grid.shape
-        assert self._columns % 2 == 0, "no column faces another across the pole"
-        self._pole_points = grid.has_pole_points
-        self._circle = 2 * (rows - 1) if self._pole_points else 2 * rows
+        num_rows, self._num_columns = grid.shape
+        assert self._num_columns % 2 == 0, "no column faces another across the pole"
+        self._has_pole_points = grid.has_pole_points
+        # Number of points of a great circle; a row at a pole belongs to both meridians.
+        self._circle_length = 2 * num_rows
+        if self._has_pole_points:
+            self._circle_length = 2 * (num_rows - 1)
         rate = step_minutes / time_minutes
         device = vector_C.device
-        meridional = torch.arange(self._circle // 2 + 1, dtype=torch.float64) / (self._circle / 2)
-        wave = torch.arange(self._columns // 2 + 1, dtype=torch.float64)
-        shortest_H = self._columns / 2 * torch.cos(torch.deg2rad(torch.from_numpy(grid.lat))).clamp(min=1e-9)
-        zonal = wave / shortest_H[:, None]
-        zonal[:, :2] = 0
-        self._meridional_K1 = torch.exp(-rate * meridional**order).float()[:, None].to(device)
-        self._zonal_HK = torch.exp(-rate * zonal**order).float().to(device)
+
+        # Meridional pass: wave numbers along the great circle, relative to the largest.
+        largest_meridional = self._circle_length / 2
+        relative_wave_K = torch.arange(self._circle_length // 2 + 1, dtype=torch.float64) / largest_meridional
+        self._meridional_factor_K1 = torch.exp(-rate * relative_wave_K**order).float()[:, None].to(device)
+
+        # Zonal pass: the largest wave number of a row decreases towards the poles with the length of its circle.
+        zonal_wave = torch.arange(self._num_columns // 2 + 1, dtype=torch.float64)
+        cos_lat_H = torch.cos(torch.deg2rad(torch.from_numpy(grid.lat))).clamp(min=1e-9)
+        largest_zonal_H = self._num_columns / 2 * cos_lat_H
+        relative_zonal_wave = zonal_wave / largest_zonal_H[:, None]
+        relative_zonal_wave[:, :2] = 0
+        # One row of factors for each latitude, one column for each zonal wave number.
+        self._zonal_factor = torch.exp(-rate * relative_zonal_wave**order).float().to(device)
         self._sign_C11 = torch.where(vector_C, -1.0, 1.0)[:, None, None]
-        self._whole_C11 = whole_C[:, None, None]
+        self._unmasked_C11 = unmasked_C[:, None, None]
 
     def __call__(self, x_BCHW: Tensor) -> Tensor:
-        """Return the damped fields (B, C, H, W), float32; components of vectors must have the mean 0."""
-        rows = x_BCHW.shape[2]
-        beyond = (self._sign_C11 * x_BCHW).roll(self._columns // 2, dims=3).flip(2)
-        circle = torch.cat([x_BCHW, beyond[:, :, 1:-1] if self._pole_points else beyond], dim=2)
-        waves = torch.fft.rfft(circle, dim=2) * self._meridional_K1
-        damped = torch.fft.irfft(waves, n=self._circle, dim=2)[:, :, :rows]
-        damped = torch.fft.irfft(torch.fft.rfft(damped, dim=3) * self._zonal_HK, n=self._columns, dim=3)
-        return torch.where(self._whole_C11, damped, x_BCHW)
+        """Return the damped fields.
+
+        Args:
+            x_BCHW: normalised fields, float32; those of vector components must be normalised with the mean 0,
+                because they change sign across the poles.
+
+        Returns:
+            (B, C, H, W) float32.
+        """
+        num_rows = x_BCHW.shape[2]
+        # The column on the other side of the pole is half of the columns away, and its rows are in reverse order.
+        opposite_BCHW = (self._sign_C11 * x_BCHW).roll(self._num_columns // 2, dims=3).flip(2)
+        if self._has_pole_points:
+            opposite_BCHW = opposite_BCHW[:, :, 1:-1]
+        circle = torch.cat([x_BCHW, opposite_BCHW], dim=2)
+        meridional_waves = torch.fft.rfft(circle, dim=2) * self._meridional_factor_K1
+        damped_BCHW = torch.fft.irfft(meridional_waves, n=self._circle_length, dim=2)[:, :, :num_rows]
+        zonal_waves = torch.fft.rfft(damped_BCHW, dim=3) * self._zonal_factor
+        damped_BCHW = torch.fft.irfft(zonal_waves, n=self._num_columns, dim=3)
+        return torch.where(self._unmasked_C11, damped_BCHW, x_BCHW)

@@ -1,4 +1,4 @@
-"""Fields of a step in SI units, for post-processes that compute with physics: which channels, which units.
+"""Fields of a step in SI units, and the channels and units of the variables that a budget names.
 
 Shape suffixes: B batch, C channels, K layers, H latitude rows, W longitude columns.
 """
@@ -17,7 +17,7 @@ from credit.errors import ConfigError
 from credit.forecast.postprocess.base import PostprocessContext
 from credit.physics.thermodynamics import GRAVITY
 
-# quantity -> unit -> factor to SI
+# Quantity -> unit -> factor to SI units.
 _UNITS = {
     "pressure": {"Pa": 1.0, "hPa": 100.0},
     "mass fraction of water": {"kg kg-1": 1.0, "1": 1.0, "g kg-1": 1e-3},
@@ -25,7 +25,8 @@ _UNITS = {
     "wind": {"m s-1": 1.0},
     "geopotential or height of the ground": {"m2 s-2": 1.0, "m": GRAVITY},
 }
-# The same for fluxes, by what a value stands for. A mean counts for as many seconds as the step has.
+# Kind of flux -> temporal meaning -> unit -> factor to kg m-2 or J m-2, or for a mean to the same per second. A mean is
+# then multiplied by the seconds of the step.
 _FLUX_UNITS = {
     "water": {
         "accumulate": {"kg m-2": 1.0, "mm": 1.0, "m": 1000.0},
@@ -51,7 +52,7 @@ class ChannelSlice:
 
     Attributes:
         group: ``output``, of which prognostic channels are the first, or ``dynamic_forcing``.
-        rows: its channels there, side by side, in the order of the run's levels.
+        rows: indices of its channels in the group, adjacent, in the order of the run's levels.
         factor: multiplies the field to give SI units; for a flux, the amount of a step in kg m-2 or J m-2.
     """
 
@@ -60,20 +61,21 @@ class ChannelSlice:
     factor: float = 1.0
 
     def __post_init__(self) -> None:
-        assert self.rows == tuple(range(self.rows[0], self.rows[-1] + 1)), "no index has to go to the device"
+        # Adjacent channels are a slice of the tensor, so no index has to be copied to the device.
+        assert self.rows == tuple(range(self.rows[0], self.rows[-1] + 1)), "channels of a variable are adjacent"
 
 
 class StepFields:
-    """The fields of a step in SI units, float64, decoded when they are asked for.
+    """Fields of a step in SI units, float64, each decoded at its first use.
 
     Args:
-        normalizer: of the run.
-        output_BCHW: the normalised output.
+        normalizer: conversion between physical units and normalised space.
+        output_BCHW: normalised output of the step.
         previous_BCHW: normalised prognostic channels of the last input frame.
-        forcing_BCHW: its dynamic forcing.
+        forcing_BCHW: normalised dynamic forcing of the last input frame.
 
     Attributes:
-        output_BCHW: the normalised output with all corrections so far.
+        output_BCHW: normalised output with all corrections so far.
     """
 
     def __init__(
@@ -86,19 +88,26 @@ class StepFields:
         self._decoded: dict[tuple[str, ChannelSlice], Tensor] = {}
 
     def before(self, variable: ChannelSlice) -> Tensor:
-        """Return a prognostic variable in the last input frame, (B, K, H, W)."""
+        """Return a prognostic variable in the last input frame, (B, K, H, W) float64 in SI units."""
         return self._decode("prognostic", variable, self._previous_BCHW)
 
     def after(self, variable: ChannelSlice) -> Tensor:
-        """Return a predicted variable, or the step's forcing, (B, K, H, W)."""
-        fields_BCHW = self.output_BCHW if variable.group == "output" else self._forcing_BCHW
+        """Return a predicted variable, or the forcing of the step, (B, K, H, W) float64 in SI units."""
+        fields_BCHW = self._forcing_BCHW
+        if variable.group == "output":
+            fields_BCHW = self.output_BCHW
         return self._decode(variable.group, variable, fields_BCHW)
 
     def correct(self, variable: ChannelSlice, values_BKHW: Tensor) -> None:
-        """Replace the values of a predicted variable."""
+        """Replace the values of a predicted variable.
+
+        Args:
+            variable: variable of the group ``output``.
+            values_BKHW: new values in SI units.
+        """
         encoded = self._normalizer.encode_rows(values_BKHW / variable.factor, "output", variable.rows)
         self.output_BCHW = self.output_BCHW.slice_scatter(encoded, 1, variable.rows[0], variable.rows[-1] + 1)
-        # From here on the values count as float32 keeps them.
+        # Later reads decode the corrected output, with the rounding of float32.
         self._decoded.pop(("output", variable), None)
 
     def _decode(self, group: str, variable: ChannelSlice, fields_BCHW: Tensor) -> Tensor:
@@ -110,10 +119,10 @@ class StepFields:
 
 
 class VariableResolver:
-    """Finds the channels and units of the variables that an entry of ``model.postprocess`` names.
+    """Finder of the channels and units of the variables that an entry of ``model.postprocess`` names.
 
     Args:
-        context: of the entry.
+        context: context of the entry.
     """
 
     def __init__(self, context: PostprocessContext) -> None:
@@ -123,43 +132,46 @@ class VariableResolver:
         """Return a prognostic variable, on all levels or on none.
 
         Args:
-            key: of the entry that names the variable: ``specific_humidity``.
-            name: the variable.
-            quantity: what it must be: ``pressure``, ``temperature``, ...
+            key: key of the entry that names the variable, such as ``specific_humidity``.
+            name: name of the variable.
+            quantity: quantity that it must be, such as ``pressure`` or ``temperature``.
 
         Raises:
             ConfigError: if its levels, units or masks do not fit.
         """
         context = self._context
         output = context.channels.output
-        rows = tuple(row for row, channel in enumerate(output) if channel.variable == name)
-        levels = tuple(output[row].level for row in rows)
+        rows = tuple(index for index, channel in enumerate(output) if channel.variable == name)
+        levels = tuple(output[index].level for index in rows)
         if levels != (None,) and levels != context.layers.levels:
             raise ConfigError(
                 f"{context.key}.{key}: {name} has levels of its own (data.variable_options.{name}.levels), and a "
                 "budget needs it on all of data.levels; leave them out"
             )
         self._require_unmasked(key, name)
-        return ChannelSlice("output", rows, self._factor(key, name, _UNITS[quantity], quantity))
+        return ChannelSlice("output", rows, self._find_factor(key, name, _UNITS[quantity], quantity))
 
     def resolve_flux(self, key: str, name: str, kind: str, sign: float) -> ChannelSlice:
-        """Return a flux as the amount that passes in a step, positive into the air.
+        """Return a flux as the amount that passes in a step, in kg m-2 or J m-2.
 
         Args:
-            key: of the entry that names the variable.
-            name: the variable, predicted or a forcing.
+            key: key of the entry that names the variable.
+            name: name of the variable, predicted or a forcing.
             kind: ``water`` or ``energy``.
-            sign: 1 where the variable is positive into the air, else -1.
+            sign: factor 1 or -1 that gives the flux the direction that the caller needs.
 
         Raises:
             ConfigError: if its temporal meaning, units or masks do not fit.
         """
         context = self._context
-        channels, group = context.channels.output, "output"
+        group = "output"
+        channels = context.channels.output
         if name not in {channel.variable for channel in channels}:
-            channels, group = context.channels.group("dynamic_forcing"), "dynamic_forcing"
-        (row,) = (row for row, channel in enumerate(channels) if channel.variable == name)
+            group = "dynamic_forcing"
+            channels = context.channels.group(group)
+        (row,) = (index for index, channel in enumerate(channels) if channel.variable == name)
         self._require_unmasked(key, name)
+        # Solar radiation is computed as the sum over the window, in J m-2, so it needs no factor.
         if channels[row].source == "computed":
             if name != _SOLAR_RADIATION:
                 raise ConfigError(f"{context.key}.{key}: {name} is not a flux")
@@ -168,43 +180,54 @@ class VariableResolver:
         options = context.data.options_of(name)
         if group == "dynamic_forcing":
             self._require_next_window(key, name, options.window, f"data.variable_options.{name}.window")
-        temporal = "accumulate" if options.temporal == "deaccumulate" else options.temporal
+        # A deaccumulated variable is the sum over a step.
+        temporal = options.temporal
+        if temporal == "deaccumulate":
+            temporal = "accumulate"
         if temporal == "instant":
             raise ConfigError(
                 f"{context.key}.{key}: data.variable_options.{name}.temporal: {name} is instantaneous, and a budget "
                 "needs what passes during the step; set accumulate or mean, if that is what the data are"
             )
-        factor = self._factor(key, name, _FLUX_UNITS[kind][temporal], f"flux of {kind}, {temporal}")
-        seconds = context.data.step_minutes * 60.0 if temporal == "mean" else 1.0
+        factor = self._find_factor(key, name, _FLUX_UNITS[kind][temporal], f"flux of {kind}, {temporal}")
+        seconds = 1.0
+        if temporal == "mean":
+            seconds = context.data.step_minutes * 60.0
         return ChannelSlice(group, (row,), sign * factor * seconds)
 
     def resolve_ground(self, key: str, name: str) -> Tensor:
         """Return the geopotential of the ground, (H, W) float64, m2 s-2.
+
+        Args:
+            key: key of the entry that names the variable.
+            name: name of a static variable.
 
         Raises:
             ConfigError: if its units or masks do not fit.
         """
         context = self._context
         static = context.channels.group("static")
-        (row,) = (row for row, channel in enumerate(static) if channel.name == name)
+        (row,) = (index for index, channel in enumerate(static) if channel.name == name)
         quantity = "geopotential or height of the ground"
-        factor = self._factor(key, name, _UNITS[quantity], quantity)
+        factor = self._find_factor(key, name, _UNITS[quantity], quantity)
         self._require_unmasked(key, name)
         ground_HW = np.asarray(context.static_CHW[row], dtype=np.float64) * factor
         return torch.from_numpy(ground_HW).to(context.device)
 
-    def _factor(self, key: str, name: str, factors: dict[str, float], quantity: str) -> float:
-        """Return the factor from a variable's units to SI."""
+    def _find_factor(self, key: str, name: str, factors: dict[str, float], quantity: str) -> float:
+        """Return the factor that converts a variable to SI units; `factors` has those of the allowed units."""
         units = self._context.data.options_of(name).units or self._context.attributes.get(name, {}).get("units", "")
         if normalise_units(units) not in factors:
-            described = f'in "{units}"' if units else "without units"
+            units_text = f'in "{units}"' if units else "without units"
             raise ConfigError(
-                f"{self._context.key}.{key}: {name} is {described}; a budget takes {quantity} in {', '.join(factors)}; "
-                f"correct the variable, its units in the files, or convert them: data.variable_options.{name}.units"
+                f"{self._context.key}.{key}: {name} is {units_text}; a budget takes {quantity} in "
+                f"{', '.join(factors)}; correct the variable, its units in the files, or convert them: "
+                f"data.variable_options.{name}.units"
             )
         return factors[normalise_units(units)]
 
     def _require_unmasked(self, key: str, name: str) -> None:
+        """Refuse a variable with missing cells."""
         if name in self._context.masks:
             raise ConfigError(
                 f"{self._context.key}.{key}: {name} has missing cells (data.variable_options.{name}.missing: "
@@ -212,6 +235,7 @@ class VariableResolver:
             )
 
     def _require_next_window(self, key: str, name: str, window: str, window_key: str) -> None:
+        """Refuse forcing that is a sum or mean over the step before, not over the step itself."""
         if window != "next":
             raise ConfigError(
                 f"{self._context.key}.{key}: {window_key}: {window}: the forcing {name} is that of the step before, "

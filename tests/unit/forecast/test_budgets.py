@@ -51,10 +51,10 @@ SP = 5e4 + 5.5e4 * random(2, H, W)
 def test_a_constant_integrates_to_the_mass_of_the_column(layers: VerticalLayers) -> None:
     """Exact: (ps - top) / g times the constant, over mountains, too."""
     columns = ColumnIntegrator(layers, GRID, CPU)
-    integral = columns.integral(torch.full((2, K, H, W), 0.01), SP)
+    integral = columns.integrate(torch.full((2, K, H, W), 0.01), SP)
     # The constant is 0.01 in float32.
     np.testing.assert_allclose(integral, 0.01 * (SP - layers.a[0, 0]) / G, rtol=1e-7)
-    slope = columns.growth(torch.ones(2, K, H, W), SP)
+    slope = columns.differentiate_integral(torch.ones(2, K, H, W), SP)
     np.testing.assert_allclose(slope, 1 / G, rtol=1e-12)
 
 
@@ -66,12 +66,12 @@ def test_an_isothermal_dry_atmosphere_at_rest(layers: VerticalLayers) -> None:
     temperature = torch.full((2, K, H, W), 250.0)
     mean = columns.global_mean(SP)
     np.testing.assert_allclose(
-        budgets.heat(columns, SP, temperature, zero), 3.5 * 287.0597 * 250 * mean / G, rtol=1e-12
+        budgets.integrate_heat(columns, SP, temperature, zero), 3.5 * 287.0597 * 250 * mean / G, rtol=1e-12
     )
-    np.testing.assert_allclose(budgets.dry_mass(columns, SP, zero), mean / G, rtol=1e-12)
-    assert budgets.water_mass(columns, SP, zero).eq(0).all()
+    np.testing.assert_allclose(budgets.integrate_dry_mass(columns, SP, zero), mean / G, rtol=1e-12)
+    assert budgets.integrate_water(columns, SP, zero).eq(0).all()
     ground = torch.full((H, W), 5000.0)
-    rest = budgets.other_energy(columns, SP, zero, zero + 3.0, zero + 4.0, ground)
+    rest = budgets.integrate_other_energy(columns, SP, zero, zero + 3.0, zero + 4.0, ground)
     np.testing.assert_allclose(rest, (5000 + 12.5) * mean / G, rtol=1e-12)
 
 
@@ -83,7 +83,9 @@ def test_a_profile_converges_to_its_integral() -> None:
         middle = torch.tensor(layers.levels)[None, :, None, None] * torch.ones(1, count, H, W)
         columns = ColumnIntegrator(layers, GRID, CPU)
         exact = 0.015 / 1e15 * 1e5**4 / 4 / G
-        errors.append(abs(columns.integral(0.015 * (middle / 1e5) ** 3, torch.full((1, H, W), 1e5)).mean() / exact - 1))
+        errors.append(
+            abs(columns.integrate(0.015 * (middle / 1e5) ** 3, torch.full((1, H, W), 1e5)).mean() / exact - 1)
+        )
     assert errors[0] < 0.02 and errors[1] < errors[0] / 3
 
 
@@ -94,7 +96,7 @@ def test_layers_below_the_ground_do_not_count() -> None:
     below = torch.tensor(layers.a[:, 0] >= 7e4)[None, :, None, None]
     ground = torch.full((1, H, W), 7e4)
     other = torch.where(below, x + 100.0, x)
-    assert below.any() and torch.equal(columns.integral(x, ground), columns.integral(other, ground))
+    assert below.any() and torch.equal(columns.integrate(x, ground), columns.integrate(other, ground))
 
 
 def test_means_are_area_weighted() -> None:
@@ -110,7 +112,7 @@ def test_sums_are_float64() -> None:
     grid = LatLonGrid.equiangular(64, 128, poles=False)
     mean = ColumnIntegrator(hybrid(), grid, CPU).global_mean(torch.full((1, 64, 128), 16777216.0).double() + 1)
     assert mean.dtype == torch.float64 and mean.item() == pytest.approx(16777217, rel=1e-12)
-    many = ColumnIntegrator(hybrid(), grid, CPU).integral(
+    many = ColumnIntegrator(hybrid(), grid, CPU).integrate(
         torch.full((1, K, 64, 128), 0.1), torch.full((1, 64, 128), 1e5)
     )
     assert many.dtype == torch.float64
@@ -125,17 +127,17 @@ def test_gradients(layers: VerticalLayers) -> None:
     rain = random(2, H, W, seed=3)
     for tensor in (q, t, rain):
         tensor.requires_grad_()
-    target = budgets.dry_mass(columns, SP, q.detach()) * torch.tensor([1.01, 0.98])
+    target = budgets.integrate_dry_mass(columns, SP, q.detach()) * torch.tensor([1.01, 0.98])
 
     def close_pressure(sp, q):
         return budgets.close_dry_mass(columns, target, sp, q) / 1e5
 
     def close_rain(sp, q, rain):
-        return budgets.close_water(columns, 20 + budgets.water_mass(columns, sp, q), rain)
+        return budgets.close_water(columns, 20 + budgets.integrate_water(columns, sp, q), rain)
 
     def close_temperature(sp, q, t):
-        heat = budgets.heat(columns, sp, t, q)
-        rest = budgets.other_energy(columns, sp, q, t - 240, 0.5 * t - 120, torch.ones(H, W))
+        heat = budgets.integrate_heat(columns, sp, t, q)
+        rest = budgets.integrate_other_energy(columns, sp, q, t - 240, 0.5 * t - 120, torch.ones(H, W))
         return budgets.close_energy(3e9 - rest, t, heat) / 300
 
     options = {"fast_mode": True, "atol": 1e-6, "rtol": 1e-4}
@@ -149,11 +151,11 @@ def test_gradients(layers: VerticalLayers) -> None:
 def test_dry_mass_is_closed_by_a_single_factor(layers: VerticalLayers) -> None:
     columns = ColumnIntegrator(layers, GRID, CPU)
     q = 0.02 * random(2, K, H, W, seed=1)
-    target = budgets.dry_mass(columns, SP, q) * torch.tensor([1.03, 0.96])
+    target = budgets.integrate_dry_mass(columns, SP, q) * torch.tensor([1.03, 0.96])
     closed = budgets.close_dry_mass(columns, target, SP, q)
     # On pressure levels, cells where the ground passes an edge leave a small residual.
     rtol = 1e-13 if columns.is_linear else 1e-7
-    np.testing.assert_allclose(budgets.dry_mass(columns, closed, q), target, rtol=rtol)
+    np.testing.assert_allclose(budgets.integrate_dry_mass(columns, closed, q), target, rtol=rtol)
     factor = closed / SP
     np.testing.assert_allclose(factor, factor[:, :1, :1].expand_as(factor), rtol=1e-14)
 
