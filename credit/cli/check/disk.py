@@ -27,7 +27,12 @@ _NETCDF_CACHE_BYTES = 2**24
 
 
 def check_folder(config: Config, report: CheckReport) -> None:
-    """Try to write where the run and its forecasts will be written."""
+    """Check that the folders of the run and of its forecasts can be written, by a temporary file in each.
+
+    Args:
+        config: of the run.
+        report: receives an error for a folder that cannot be written, and a warning if the run there failed before.
+    """
     folders = {"save_loc": Path(config.save_loc), "inference.folder": Path(config.save_loc) / config.inference.folder}
     tested_folders = set()
     for key, folder in folders.items():
@@ -49,12 +54,12 @@ def check_folder(config: Config, report: CheckReport) -> None:
 
 @dataclass(frozen=True)
 class _DiskDemand:
-    """Bytes that are still to be written.
+    """Upper bound of the bytes that are still to be written for one purpose.
 
     Attributes:
-        purpose: what is written.
-        folder: where.
-        num_bytes: at most.
+        purpose: name of the files in messages, such as "checkpoints".
+        folder: folder that they are written to; it need not exist yet.
+        num_bytes: number of bytes at most.
     """
 
     purpose: str
@@ -80,6 +85,7 @@ def check_disk_space(
         num_steps: optimizer steps of the run, 0 if unknown.
         report: receives errors and notes.
     """
+    # Collect what is still to be written.
     folder = Path(config.save_loc)
     forecast_folder = folder / config.inference.folder
     demands = [_DiskDemand("forecasts", forecast_folder, max(0, forecast_bytes - _bytes_below(forecast_folder)))]
@@ -96,6 +102,7 @@ def check_disk_space(
     if dry_run is not None:
         demands.append(_DiskDemand("checkpoints", folder, _checkpoint_bytes(config, dry_run, num_steps, report)))
 
+    # Folders on one disk share its free bytes.
     demands_by_disk: dict[int, list[_DiskDemand]] = {}
     for demand in demands:
         device = _nearest_existing(demand.folder).stat().st_dev
@@ -105,6 +112,7 @@ def check_disk_space(
 
 
 def _compare_with_free_space(demands: list[_DiskDemand], report: CheckReport) -> None:
+    """Report the bytes that one disk will receive, as an error if more than it has free."""
     folder = _nearest_existing(demands[0].folder)
     needed_bytes = sum(demand.num_bytes for demand in demands)
     free_bytes = shutil.disk_usage(folder).free
@@ -119,9 +127,18 @@ def _compare_with_free_space(demands: list[_DiskDemand], report: CheckReport) ->
 
 
 def _checkpoint_bytes(config: Config, dry_run: DryRunResult, num_steps: int, report: CheckReport) -> int:
-    """Return the bytes that checkpoints will still take."""
+    """Return the bytes that checkpoints will still take at most.
+
+    Args:
+        config: of the run.
+        dry_run: has the size of one checkpoint.
+        num_steps: optimizer steps of the run, 0 if unknown.
+        report: receives a note.
+    """
     trainer = config.trainer
-    milestones = num_steps // trainer.keep_every if trainer.keep_every else 0
+    milestones = 0
+    if trainer.keep_every:
+        milestones = num_steps // trainer.keep_every
     # A new checkpoint is written before the oldest is removed.
     max_checkpoints = min(trainer.keep_last + trainer.keep_best + milestones + 1, max(num_steps, 1))
     report.add_note(
@@ -147,6 +164,7 @@ def _report_long_chunks(config: Config, data: DataSummary, report: CheckReport) 
         )
         return
     times_per_read = reader.count_times_at_once(config.preprocess.held_bytes)
+    # With less memory than a chunk needs, its times are read in several parts, and each part unpacks the whole chunk.
     if times_per_read < times_per_chunk:
         num_reads = math.ceil(times_per_chunk / times_per_read)
         sufficient_gib = math.ceil(10 * times_per_chunk * reader.bytes_per_time / 2**30) / 10
@@ -170,6 +188,7 @@ def _climatology_bytes(config: Config, data: DataSummary, report: CheckReport) -
     climatology = config.verification.climatology
     if climatology.method == "file" or "train" not in data.samples:
         return 0
+    # Nothing is to be written if the store has this climatology already.
     store = config.data.store
     train = data.splits["train"]
     num_channels = len(data.channels.stored)
@@ -187,7 +206,7 @@ def _climatology_bytes(config: Config, data: DataSummary, report: CheckReport) -
             f"{memory_bytes / 2**30:.2f} GiB of memory in each process"
         )
         return disk_bytes
-    # Verification holds sums and fields of the output channels at once.
+    # Verification holds sums and fields of the output channels in memory at once.
     held_bytes = 3 * disk_bytes * len(data.channels.output) / num_channels
     report.add_note(
         f"climatology: each verification fits it, in {held_bytes / 2**30:.2f} GiB of memory (preprocess.climatology)"
@@ -204,6 +223,7 @@ def _nearest_existing(path: Path, is_folder: bool = True) -> Path:
 
 
 def _bytes_below(folder: Path) -> int:
+    """Return the bytes of all files in a folder and in the folders below it, 0 if it does not exist."""
     total = 0
     for parent, _, names in os.walk(folder):
         for name in names:

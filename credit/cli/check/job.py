@@ -22,12 +22,16 @@ from credit.train.optim import forecast_len_at
 
 # The speed is the median over this many of the last rows of metrics.jsonl.
 _SPEED_ROWS = 200
-# A run stops this long before its end, to save.
+# A run stops this long before its walltime ends, to save a checkpoint.
 _MARGIN_MINUTES = 1
 
 
 def render_job(config: Config, report: CheckReport) -> Job | None:
-    """Render the job script without writing it, to validate the cluster settings; None if no cluster is named."""
+    """Render the job script without writing it, to validate the settings of the site.
+
+    Returns:
+        The training job; None if the config names no site or two, or if the settings are wrong, which is reported.
+    """
     sections = [section for section in (config.pbs, config.slurm) if section.cluster is not None]
     if len(sections) != 1:
         return None
@@ -44,13 +48,13 @@ def render_job(config: Config, report: CheckReport) -> Job | None:
 
 
 def plan_ranks(config: Config, world_size: int | None, job: Job | None, report: CheckReport) -> ParallelDims:
-    """Return the mesh of the run's ranks.
+    """Return the degrees of parallelism of the run's mesh, 1 for all if the ranks do not form a mesh.
 
     Args:
         config: of the run.
-        world_size: number of ranks. By default that of the launcher, else that of the job, else the smallest that the
+        world_size: number of ranks. None for that of the launcher, else that of the job, else the smallest that the
             config allows.
-        job: of the cluster that the config names.
+        job: training job of the site that the config names, None without one.
         report: receives an error if the ranks do not form a mesh.
     """
     parallelism = config.trainer.parallelism
@@ -62,14 +66,20 @@ def plan_ranks(config: Config, world_size: int | None, job: Job | None, report: 
         elif world_size is None and job is not None:
             world_size = job.ranks
         elif world_size is None:
-            world_size = parallelism.tensor * (parallelism.replicate if parallelism.data == "fsdp2" else 1)
+            world_size = parallelism.tensor
+            if parallelism.data == "fsdp2":
+                world_size *= parallelism.replicate
         degrees = plan_degrees(parallelism, world_size)
         report.add_note(f"ranks: {DeviceGrid(degrees).describe()} (--world-size N checks another number)")
     return degrees
 
 
 def check_run_length(config: Config, data: DataSummary, degrees: ParallelDims, report: CheckReport) -> tuple[int, int]:
-    """Return the optimizer steps of the whole run and the samples of a step; zeros if a step has too many samples."""
+    """Return the optimizer steps of the whole run and the samples of a step over all ranks.
+
+    Both are 0 if a step takes more samples than the training period has, which is reported. A ramp of the forecast
+    length that never reaches ``data.forecast_len`` is reported as well.
+    """
     trainer = config.trainer
     num_steps = 0
     samples_per_step = 0
@@ -96,15 +106,16 @@ def check_run_length(config: Config, data: DataSummary, degrees: ParallelDims, r
 def check_walltime(
     config: Config, job: Job | None, remaining_steps: int, samples_per_step: int, report: CheckReport
 ) -> None:
-    """Compare the time of the remaining steps with the job's walltime, if the run has shown its speed before.
+    """Compare the time of the remaining steps with the job's walltime, if metrics.jsonl has the speed of the run.
 
     Args:
         config: of the run.
-        job: of the cluster that the config names.
-        remaining_steps: optimizer steps.
-        samples_per_step: over all ranks.
+        job: training job of the site that the config names, None without one.
+        remaining_steps: optimizer steps that are still to be taken.
+        samples_per_step: samples of an optimizer step over all ranks.
         report: receives errors and notes.
     """
+    # Walltimes in minutes, each with the section that sets it.
     scheduler = "slurm" if job is None else job.scheduler
     limits = []
     if config.trainer.walltime is not None:
@@ -122,11 +133,15 @@ def check_walltime(
         return
     if not limits:
         return
+
+    # The shorter walltime counts.
     minutes, section_name = min(limits)
     walltime = f"{section_name}.walltime: {format_duration(minutes)}"
     if minutes <= _MARGIN_MINUTES:
         report.add(f"{walltime} is too short: a run stops one minute before its end, to save; set a longer walltime")
         return
+
+    # The speed of the last steps gives the time of the remaining ones, and the number of jobs.
     rows = read_last_metrics(Path(config.save_loc))[-_SPEED_ROWS:]
     speeds = [row["samples_per_s"] for row in rows if row.get("samples_per_s")]
     if not speeds:
@@ -137,8 +152,9 @@ def check_walltime(
     text = f"{remaining_steps} steps take about {hours:.1f} h at {median(speeds):.3g} samples/s (metrics.jsonl)"
     report.add_note(f"time: {text}")
     if needed_jobs > allowed_jobs:
+        plural = "s" if allowed_jobs > 1 else ""
         report.add(
-            f"{walltime} and {allowed_jobs} job{'s' if allowed_jobs > 1 else ''} are too little: {text}, which is "
+            f"{walltime} and {allowed_jobs} job{plural} are too little: {text}, which is "
             f"{needed_jobs} jobs; set {scheduler}.chain: {needed_jobs} (a check does not see the --chain of credit "
             "submit), allow more time or more ranks, or train fewer steps"
         )

@@ -27,20 +27,31 @@ def check_resume(
 ) -> tuple[Config, int]:
     """Check whether the run could continue from the checkpoint that it would find.
 
+    Args:
+        config: of the run.
+        data: summary of the data, None if the grid is not known.
+        dry_run: model of the config, None if it cannot be built.
+        degrees: degrees of parallelism of the run's mesh.
+        report: receives errors, warnings and notes.
+
     Returns:
         The config as the run would have it, which keeps the global batch of a checkpoint, and the first step.
     """
     folder = Path(config.save_loc)
     first_step = 0
     with report.collect():
+        # Find what the run would start from: a checkpoint, or weights of another run or program, or nothing.
         path = find_checkpoint(config, folder)
-        _report_damaged_checkpoints(folder / "checkpoints", path, config.trainer.resume == "never", report)
+        starts_anew = config.trainer.resume == "never"
+        _report_damaged_checkpoints(folder / "checkpoints", path, starts_anew, report)
         base = choose_base_checkpoint(config, path)
         weights = find_initial_weights(config, path)
         if weights is not None:
             _check_initial_weights(config, data, dry_run, weights, report)
         if path is None:
             return config, 0
+
+        # Compare the checkpoint with the config and the data. Fine-tuning takes the weights of its base at step 0.
         meta = checkpoint.load_meta(path)
         continues_run = base is None or path.resolve() != base
         first_step = meta["step"] if continues_run else 0
@@ -49,6 +60,8 @@ def check_resume(
             return config, first_step
         config, assets = load_run_state(config, data, DeviceGrid(degrees), path, continues_run)
         _require_unseen_test_period(config, data, assets, path, report)
+
+        # Compare the names and shapes of the tensors with those of the model.
         if dry_run is not None:
             if continues_run:
                 state = checkpoint_state_dict(dry_run.model)
@@ -83,25 +96,28 @@ def _require_unseen_test_period(
             require_no_leakage(data.splits["test"], assets.trained_periods, str(path), data.calendar)
 
 
-def _report_damaged_checkpoints(folder: Path, used: Path | None, starts_anew: bool, report: CheckReport) -> None:
+def _report_damaged_checkpoints(
+    folder: Path, start_checkpoint: Path | None, starts_anew: bool, report: CheckReport
+) -> None:
     """Report checkpoints of this run that it would skip, or rename where it starts anew.
 
     Args:
-        folder: checkpoints of this run.
-        used: checkpoint that the run would continue from, which may be another run's.
-        starts_anew: whether ``trainer.resume: never`` is set.
+        folder: the folder ``checkpoints`` of this run.
+        start_checkpoint: checkpoint that the run would continue from, which may be another run's; None without one.
+        starts_anew: True if ``trainer.resume: never`` is set.
         report: receives errors, or warnings where the run starts anew.
     """
-    used_is_here = used is not None and used.resolve().parent == folder.resolve()
+    is_in_folder = start_checkpoint is not None and start_checkpoint.resolve().parent == folder.resolve()
     for path in checkpoint.list_checkpoints(folder):
-        if used_is_here and checkpoint.parse_step(path) <= checkpoint.parse_step(used):
+        # The run takes its newest intact checkpoint, so every newer one is damaged.
+        if is_in_folder and checkpoint.parse_step(path) <= checkpoint.parse_step(start_checkpoint):
             continue
         if starts_anew:
             report.add_warning(
                 f"checkpoint: {path} is damaged; with trainer.resume: never it is renamed, and training starts anew"
             )
             continue
-        consequence = "start anew" if used is None else f"start from {used}"
+        consequence = "start anew" if start_checkpoint is None else f"start from {start_checkpoint}"
         report.add(
             f"{path}: {checkpoint.verify_checkpoint(path)}; training would skip it and {consequence}; remove it, or "
             "copy it again"

@@ -38,14 +38,22 @@ from credit.verify.statistics.regions import region_weights, scored_regions
 
 
 def check_training(config: Config, data: DataSummary, report: CheckReport) -> None:
-    """Check the sections that training uses, by building the loss, the optimizer and the preview's plan."""
-    conf = config.trainer
+    """Check the sections that training uses, by building the loss, the optimizer and the preview's plan.
+
+    Args:
+        config: of the run.
+        data: summary of the data.
+        report: receives errors and notes.
+    """
+    trainer = config.trainer
     with report.collect():
         require_measured_monitor(config, data.channels)
     with report.collect():
-        scale = np.ones(len(data.channels.group("prognostic")))
+        # The real scale of the tendencies comes from the statistics; its values do not matter here.
+        scale_C = np.ones(len(data.channels.group("prognostic")))
+        # Weights that are not finite give a message below instead of numpy's warning.
         with np.errstate(invalid="ignore"):
-            build_loss(config.loss, data.channels, data.grid, scale, data.masks)
+            build_loss(config.loss, data.channels, data.grid, scale_C, data.masks)
             weight_C = channel_weights(config.loss, data.channels)
         if not weight_C.min() >= 0:
             raise ConfigError(
@@ -53,15 +61,22 @@ def check_training(config: Config, data: DataSummary, report: CheckReport) -> No
             )
     with report.collect():
         try:
-            build_optimizer(nn.Linear(1, 1), conf)
+            build_optimizer(nn.Linear(1, 1), trainer)
         except ValueError as error:
-            raise ConfigError(f"trainer.betas: {list(conf.betas)}: {error}; both must lie from 0 to below 1") from error
-    if conf.tensorboard and importlib.util.find_spec("tensorboard") is None:
+            raise ConfigError(
+                f"trainer.betas: {list(trainer.betas)}: {error}; both must lie from 0 to below 1"
+            ) from error
+    if trainer.tensorboard and importlib.util.find_spec("tensorboard") is None:
         report.add(f"trainer.tensorboard: true needs TensorBoard; install it with: {install_command('tensorboard')}")
-    if conf.preview is not None and "valid" in data.splits and len(data.times):
+    if trainer.preview is not None and "valid" in data.splits and len(data.times):
         with report.collect():
             plan = plan_preview(config, data.channels, data.times, data.calendar, data.splits["valid"])
             report.add_note(f"trainer.preview: {plan.describe(data.calendar)}")
+    _check_forcing_climatology(config, data, report)
+
+
+def _check_forcing_climatology(config: Config, data: DataSummary, report: CheckReport) -> None:
+    """Check that the training period is long enough for the climatology of forcing that forecasts take from it."""
     train = data.splits.get("train")
     for channel in data.channels.group("dynamic_forcing"):
         if channel.source != "data" or config.data.options_of(channel.variable).in_forecast != "climatology":
@@ -78,6 +93,11 @@ def check_training(config: Config, data: DataSummary, report: CheckReport) -> No
 def check_forecasts(config: Config, data: DataSummary, report: CheckReport) -> int:
     """Check the sections that forecasts and scores use, by choosing the initial times and laying out the files.
 
+    Args:
+        config: of the run.
+        data: summary of the data.
+        report: receives errors and notes.
+
     Returns:
         Upper bound of the size of the forecasts in bytes.
     """
@@ -91,9 +111,12 @@ def check_forecasts(config: Config, data: DataSummary, report: CheckReport) -> i
         f"{', '.join(config.verification.figure_leads)}"
     )
     _check_checkpoint(config, report)
-    # A test period without samples has been reported already.
-    chosen_by_split = isinstance(conf.initial_times, InitialTimesConfig)
-    if len(data.times) and "test" in (data.samples if chosen_by_split else data.splits):
+
+    # Choose the initial times. A range of them needs the samples of the test period, whose lack has been reported
+    # already; a list needs only the period.
+    is_range = isinstance(conf.initial_times, InitialTimesConfig)
+    usable_splits = data.samples if is_range else data.splits
+    if len(data.times) and "test" in usable_splits:
         with report.collect():
             chosen = find_initial_times(conf, config.data, data.times, data.calendar, data.splits["test"])
             initial_times = chosen.minutes
@@ -106,9 +129,11 @@ def check_forecasts(config: Config, data: DataSummary, report: CheckReport) -> i
             )
             if chosen.left_out:
                 report.add_note(chosen.left_out)
-    elif chosen_by_split:
+    elif is_range:
         with report.collect():
             parse_interval_minutes(conf.initial_times, step_minutes)
+
+    # Lay out the files, and compare them with what the scores need.
     with report.collect():
         require_same_format(Path(config.save_loc) / conf.folder, conf.format, conf.split)
     output_names: list[str] = []
@@ -116,15 +141,21 @@ def check_forecasts(config: Config, data: DataSummary, report: CheckReport) -> i
         output_names = _list_output_channels(config, data, int(leads[-1]))
     _check_scores(config, data, report)
     # With "latest", the new forecast is added to those of earlier calls, so the times to score are not known here.
-    scored_times = np.array([] if conf.initial_times == "latest" else initial_times, dtype=np.int64)
+    scored_times = np.array([], dtype=np.int64)
+    if conf.initial_times != "latest":
+        scored_times = np.array(initial_times, dtype=np.int64)
     planned = PlannedForecasts("this run", scored_times, leads, output_names, data.calendar)
     check_other_forecasts(config, data, planned, report)
     num_cells = data.grid.area_weights().size
+    # Values are stored as float32; compression only makes the files smaller.
     return 4 * len(output_names) * num_cells * len(leads) * len(initial_times)
 
 
 def _check_scores(config: Config, data: DataSummary, report: CheckReport) -> None:
-    """Check the section verification: its channels, grid, regions, events and climatology."""
+    """Check the section verification: its channels, grid, regions, events and climatology.
+
+    Each block is collected on its own, so that one wrong key does not hide the others.
+    """
     with report.collect():
         select_figure_channels(
             config.verification.figure_channels, data.channels.output, "verification.figure_channels"
@@ -146,7 +177,13 @@ def _check_scores(config: Config, data: DataSummary, report: CheckReport) -> Non
 
 
 def check_ensemble(config: Config, model: nn.Module, report: CheckReport) -> None:
-    """Check that the network has the blocks that get noise, and has dropout if the ensemble uses it."""
+    """Check that the network has the blocks that get noise, and has dropout if the ensemble uses it.
+
+    Args:
+        config: of the run.
+        model: network of the config; `enable_dropout` changes its mode.
+        report: receives errors and notes.
+    """
     conf = config.inference.ensemble
     # If the checkpoint is that of another run, its network may differ from `model`.
     if conf is None or config.inference.checkpoint not in ("best", "latest"):
@@ -161,19 +198,29 @@ def check_ensemble(config: Config, model: nn.Module, report: CheckReport) -> Non
 
 
 def _check_checkpoint(config: Config, report: CheckReport) -> None:
-    """Check that a checkpoint of another run exists; those of this run may not exist yet."""
-    which = config.inference.checkpoint
-    if which in ("best", "latest"):
+    """Check that ``inference.checkpoint`` exists if it is of another run; those of this run may not exist yet."""
+    name = config.inference.checkpoint
+    if name in ("best", "latest"):
         return
+    path = Path(name)
     run_checkpoints = (Path(config.save_loc) / "checkpoints").resolve()
-    if run_checkpoints not in Path(which).resolve().parents and not Path(which).is_dir():
-        report.add(str(build_missing_checkpoint_error("inference.checkpoint", which)))
+    is_of_this_run = run_checkpoints in path.resolve().parents
+    if not is_of_this_run and not path.is_dir():
+        report.add(str(build_missing_checkpoint_error("inference.checkpoint", name)))
 
 
 def _list_output_channels(config: Config, data: DataSummary, longest_lead: int) -> list[str]:
     """Return the names of the channels in the forecasts' files.
 
     Variables that are derived from the model's outputs are included only if the data can be read.
+
+    Args:
+        config: of the run.
+        data: summary of the data.
+        longest_lead: in minutes.
+
+    Raises:
+        ConfigError: if a variable cannot be derived from the model's outputs, or is not among them.
     """
     conf = config.inference
     step_minutes = config.data.step_minutes
@@ -197,10 +244,16 @@ def _list_output_channels(config: Config, data: DataSummary, longest_lead: int) 
 
 
 def _check_climatology(config: Config, data: DataSummary) -> None:
-    """Read the file of the scores' climatology, or plan its fit to the times of the training period."""
+    """Read the file of the scores' climatology, or plan its fit to the times of the training period.
+
+    Raises:
+        ConfigError: if the climatology cannot be fitted to the training period.
+        DataError: if the file cannot be read or lacks variables.
+    """
     conf = config.verification.climatology
     train = data.splits["train"]
     if conf.method == "file":
+        # Its grid must be that of the data, unless all forecasts are regridded before they are scored.
         grid = data.grid if config.verification.grid is None else None
         channels = data.channels.output
         climatology, _ = load_climatology(conf, config.data, channels, data.calendar, data.attributes, grid)
