@@ -18,7 +18,7 @@ from credit.forecast.objectives.base import Objective
 from credit.models.layers.spectral_norm import advance_power_iterations
 from credit.parallel.reduce import gradient_norm
 from credit.train.ema import EMA
-from credit.train.monitor.nonfinite import bad_channels, first_bad_layer
+from credit.train.monitor.nonfinite import find_infinite_channels, find_nonfinite_layer
 
 
 @dataclass(frozen=True)
@@ -146,10 +146,10 @@ class TrainingStep:
         explanation = None
         for micro in range(self._settings.accumulation):
             batch = next(batches)
-            infinite_channels = bad_channels(batch.history_BCTHW, channel_names)
+            infinite_channels = find_infinite_channels(batch.history_BCTHW, channel_names)
             compute_loss = functools.partial(self._micro_loss, batch, step, micro, last=False)
             # Computed in any case, because the other ranks of a sharded model take part in it.
-            bad_layer = first_bad_layer(self._model, compute_loss)
+            bad_layer = find_nonfinite_layer(self._model, compute_loss)
             if explanation is None:
                 # Infinite inputs are the cause of infinite layers.
                 explanation = f"the input channels {', '.join(infinite_channels)}" if infinite_channels else bad_layer

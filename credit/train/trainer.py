@@ -27,7 +27,7 @@ from credit.train.monitor.metrics_log import MetricsLog, Progress, peak_memory_g
 from credit.train.monitor.run_files import read_last_metrics, read_status, read_summary
 from credit.train.monitor.run_lock import RunLock
 from credit.train.monitor.stop_signal import StopSignal
-from credit.train.monitor.summary import record, write_run_summary
+from credit.train.monitor.summary import write_partial_summary, write_run_summary
 from credit.train.monitor.usage import UsageMeter
 from credit.train.optim import learning_rate, optimizer_tensors
 from credit.train.prefetch import DevicePrefetcher
@@ -104,13 +104,13 @@ class Trainer:
             if reason is None:
                 state.require_best(self._conf.monitor)
             if state.step > first_step:
-                bar.say(write_run_summary(*self._summary_arguments()))
+                bar.print_line(write_run_summary(*self._summary_arguments()))
         except BaseException as error:
             step = self._committed_step()
             write_failure(self._folder, self._status_before, error, step, parts.launch.job_id, every_rank=True)
             try:
                 if parts.launch.is_main:
-                    bar.say(record(*self._summary_arguments(), peak_memory_gb(parts.device)))
+                    bar.print_line(write_partial_summary(*self._summary_arguments(), peak_memory_gb(parts.device)))
             except Exception as summary_error:
                 # A GPU that has failed may not answer, and a plugin's network may raise anything.
                 logger.warning("no summary of the run: %s: %s", type(summary_error).__name__, summary_error)
@@ -160,7 +160,7 @@ class Trainer:
             self._note(f"step {state.step + 1}")
             rate = learning_rate(state.step, parts.total_steps, self._conf.learning_rate, self._conf.schedule)
             seconds_per_step = (time.perf_counter() - start_time) / max(len(self._unlogged_steps), 1)
-            stop_reason = stop.reason(self._save_seconds() + 2 * seconds_per_step)
+            stop_reason = stop.find_reason(self._save_seconds() + 2 * seconds_per_step)
             result = parts.training_step(source, state.step, rate, stop_reason is not None)
             # On a GPU the step that was just queued is not waited for; the count of the step before it is read.
             previous_count, newest_count = newest_count, AsyncHostCopy(result.stop)
@@ -187,7 +187,7 @@ class Trainer:
             if must_validate or must_save:
                 start_time = time.perf_counter()
             if reason:
-                bar.say(f"stopping at step {state.step}: {reason}; the same command continues")
+                bar.print_line(f"stopping at step {state.step}: {reason}; the same command continues")
                 return reason
         return None
 
@@ -238,7 +238,7 @@ class Trainer:
         self._checkpointer.move_link("latest", state.step)
         self._unlogged_steps.clear()
         log.rewind(state.step)
-        bar.back_to(state.step)
+        bar.rewind(state.step)
         logger.warning("%s. Back at step %d; left out from now on: the samples of %s", problem, state.step, times)
 
     def _open_batches(self, first: int, last: int) -> DevicePrefetcher:
@@ -254,7 +254,7 @@ class Trainer:
         """Tell the watchdog and readers of the run lock what begins now."""
         self._parts.watchdog.record_activity(activity)
         if self._run_lock is not None:
-            self._run_lock.note(self._state.step, activity)
+            self._run_lock.update(self._state.step, activity)
 
     def _agree_on_reason(self, reason: str | None) -> str:
         """Collective: return the reason of the first rank that has one."""
@@ -278,7 +278,7 @@ class Trainer:
             torch.stack([result.loss, result.grad_norm, result.bad]).float() for _, result, _ in self._unlogged_steps
         ]
         results = torch.stack(columns, dim=1)
-        joules = results.new_full((1, len(self._unlogged_steps)), parts.meter.joules())
+        joules = results.new_full((1, len(self._unlogged_steps)), parts.meter.pop_joules())
         losses, norms, bad_flags, energy = mean_over_ranks(torch.cat([results, joules])).tolist()
         # Only now has a GPU finished the steps that were queued.
         seconds = time.perf_counter() - start_time
@@ -289,8 +289,8 @@ class Trainer:
         for (step, _, rate), loss, norm, is_bad in zip(self._unlogged_steps, losses, norms, bad_flags, strict=True):
             row = {"step": step + 1, "epoch": parts.order.epoch(step, self._state.left_out)}
             log.write({**row, "loss": loss, "grad_norm": norm, "lr": rate, **shared})
-            self._guard.judge(step, loss, bool(is_bad))
-        bar.show(loss=f"{losses[-1]:.4f}")
+            self._guard.check_step(step, loss, bool(is_bad))
+        bar.show_values(loss=f"{losses[-1]:.4f}")
         self._unlogged_steps.clear()
         log.flush()
 
@@ -304,7 +304,7 @@ class Trainer:
         self._note(f"validation at step {state.step}")
 
         def is_stop_requested() -> bool:
-            return stop.reason(self._save_seconds()) is not None
+            return stop.find_reason(self._save_seconds()) is not None
 
         average = parts.average.applied() if parts.average is not None else nullcontext()
         with parts.meter.timed("validation_s"), average:
@@ -315,12 +315,12 @@ class Trainer:
                     # The continued run repeats the validation together with the preview.
                     metrics = None
         if metrics is None:
-            return self._agree_on_reason(stop.reason(self._save_seconds()))
+            return self._agree_on_reason(stop.find_reason(self._save_seconds()))
         state.validated = state.step
         log.write({"step": state.step, "valid": metrics})
         log.flush()
         value = metrics[self._conf.monitor]
-        bar.say(f"step {state.step}: valid loss {metrics['loss']:.4f}, {self._conf.monitor} {value:.4f}")
+        bar.print_line(f"step {state.step}: valid loss {metrics['loss']:.4f}, {self._conf.monitor} {value:.4f}")
         if math.isfinite(value):
             state.best_saved = sorted([*state.best_saved, [value, state.step]])[: self._conf.keep_best]
         not_finite = [name for name, metric in metrics.items() if not math.isfinite(metric)]
@@ -334,7 +334,9 @@ class Trainer:
             if [value, state.step] in state.best_saved:
                 self._save()
         if self._is_exhausted():
-            bar.say(f"stopping early: no better {self._conf.monitor} than {state.best:.4f} of step {state.best_step}")
+            bar.print_line(
+                f"stopping early: no better {self._conf.monitor} than {state.best:.4f} of step {state.best_step}"
+            )
         return None
 
     def _save(self, *links: str) -> None:
@@ -351,7 +353,7 @@ class Trainer:
 
     def _begin_save(self, links: tuple[str, ...]) -> None:
         state, parts = self._state, self._parts
-        run_on_all_ranks(lambda: self._run_lock.require() if self._run_lock is not None else None)
+        run_on_all_ranks(lambda: self._run_lock.require_ownership() if self._run_lock is not None else None)
         state.saved = state.step
         reshard(parts.model)
         tensors = {
@@ -359,7 +361,7 @@ class Trainer:
             "forecast": self._forecast_state(),
             "optimizer": optimizer_tensors(parts.model, parts.optimizer),
         }
-        state.spent = parts.meter.state()
+        state.spent = parts.meter.to_dict()
         meta = build_checkpoint_meta(
             parts.config, parts.assets, state, parts.calendar.name, parts.mesh.num_data_ranks, parts.base
         )

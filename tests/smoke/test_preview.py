@@ -12,7 +12,7 @@ from credit.cli.main import main
 from credit.config import load_config
 from credit.parallel.process_info import read_process_info
 from credit.train.build.training import assemble_training
-from credit.train.monitor.run_files import early_rows
+from credit.train.monitor.run_files import read_preview_scores
 from tests.smoke.test_train import rows
 
 SHORT = ("trainer.max_steps=12", "trainer.validate_every=4", "trainer.checkpoint_every=2")
@@ -28,7 +28,7 @@ class Asked:
     def record_activity(self, activity: str) -> None:
         self._wish = self._wish or ("asked" if activity == self._at else None)
 
-    def reason(self, ahead_seconds: float) -> str | None:
+    def find_reason(self, ahead_seconds: float) -> str | None:
         return self._wish
 
 
@@ -64,7 +64,7 @@ def test_the_run_is_the_same_to_the_last_bit(runs: Path) -> None:
 
 @pytest.mark.slow
 def test_rows_and_figures(runs: Path) -> None:
-    found = early_rows(runs / "seen")
+    found = read_preview_scores(runs / "seen")
     assert sorted(found) == [4, 8, 12]
     assert list(found[4]) == [
         f"{kind}/{channel}/{hour}h"
@@ -105,7 +105,7 @@ def test_a_run_that_is_stopped_in_a_view_makes_up_for_it(runs: Path) -> None:
     assert run(Asked("never")) == "done"
     assert rows(folder) == rows(runs / "plain")
     assert [row["step"] for row in log_of(folder) if "valid" in row] == [4, 8, 12]
-    assert early_rows(folder) == early_rows(runs / "seen")
+    assert read_preview_scores(folder) == read_preview_scores(runs / "seen")
 
 
 @pytest.mark.slow

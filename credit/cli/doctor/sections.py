@@ -30,7 +30,7 @@ from credit.errors import ConfigError, CreditError
 from credit.parallel.mesh import DeviceGrid, plan_degrees
 from credit.parallel.process_info import read_process_info
 from credit.train.checkpoint import checkpoint
-from credit.train.monitor.run_files import read_last_metrics, tail
+from credit.train.monitor.run_files import read_last_metrics, tail_lines
 from credit.utils.installation import describe_installation, find_conflicts
 
 _PACKAGES = ("torch", "numpy", "xarray", "zarr", "netCDF4", "cftime", "dask", "pydantic", "safetensors", "einops",
@@ -201,7 +201,7 @@ def _metrics(context: DiagnosticContext, secrets: set[str]) -> str:
 
 def _last_error(context: DiagnosticContext, secrets: set[str]) -> str:
     for path in _logs(context):
-        lines = tail(path)
+        lines = tail_lines(path)
         error_lines = [number for number, line in enumerate(lines) if _ERROR.search(line)]
         if error_lines:
             start = error_lines[-1]
@@ -214,7 +214,8 @@ def _last_error(context: DiagnosticContext, secrets: set[str]) -> str:
 
 def _log_tails(context: DiagnosticContext, secrets: set[str]) -> str:
     parts = [
-        "\n".join([f"---- {path.name}, {_age(path)}", *tail(path)[-_LOG_LINES:]]) for path in _logs(context)[:_MAX_LOGS]
+        "\n".join([f"---- {path.name}, {_age(path)}", *tail_lines(path)[-_LOG_LINES:]])
+        for path in _logs(context)[:_MAX_LOGS]
     ]
     return "\n\n".join(parts) or "no logs"
 

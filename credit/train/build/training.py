@@ -40,7 +40,7 @@ from credit.train.checkpoint.external_weights import adapt_assets_to_weights, lo
 from credit.train.checkpoint.resume import choose_start, find_initial_weights, load_run_state, write_config
 from credit.train.ema import EMA
 from credit.train.monitor.preview import DrawPreview, build_preview
-from credit.train.monitor.usage import build_meter
+from credit.train.monitor.usage import build_usage_meter
 from credit.train.optim import build_optimizer, forecast_len_at
 from credit.train.step import StepSettings, TrainingStep
 from credit.train.trainer import Trainer
@@ -274,7 +274,7 @@ def build_components(
         order=schedule,
         total_steps=total_steps,
         watchdog=watchdog,
-        meter=build_meter(config, assets, device, mesh, schedule.samples_a_step, peak_rates, start_time),
+        meter=build_usage_meter(config, assets, device, mesh, schedule.samples_a_step, peak_rates, start_time),
         validate=run_validation,
         preview=build_preview(config, frames, valid, stepper, weight_CHW, mesh, draw),
         base=describe_base(setup.origin.base) if setup.origin.base is not None else None,

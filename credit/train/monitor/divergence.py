@@ -14,7 +14,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class RollbackRequired(Exception):
-    """Signal that the run must go back to a checkpoint from before `steps` and skip their samples.
+    """Exception that asks the trainer to go back to a checkpoint from before `steps` and skip their samples.
 
     Attributes:
         steps: optimizer steps, counted from 0, increasing.
@@ -43,19 +43,19 @@ class DivergenceGuard:
         self._spike_config = conf.loss_spike
         self._train_state = train_state
 
-    def judge(self, step: int, loss: float, bad: bool) -> None:
+    def check_step(self, step: int, loss: float, is_skipped: bool) -> None:
         """Record one optimizer step; call it for every step in turn.
 
         Args:
             step: number of the step, counted from 0.
             loss: loss of the global batch.
-            bad: whether the step was skipped because its loss or gradient was not finite.
+            is_skipped: whether the step was skipped because its loss or gradient was not finite.
 
         Raises:
             RollbackRequired: if the run must go back to a checkpoint.
         """
         state = self._train_state
-        if bad:
+        if is_skipped:
             logger.warning("step %d: loss or gradient is not finite; the step was skipped", step + 1)
             state.streak.append(step)
             if len(state.streak) >= self._max_bad_steps:
@@ -63,10 +63,12 @@ class DivergenceGuard:
                 raise RollbackRequired(list(state.streak), False, problem)
             return
         state.streak.clear()
+
+        # A jump is measured against the median of the last losses, which one bad step does not change.
         spike_config = self._spike_config
         if spike_config is None:
             return
-        # The median of too few losses is not yet typical of the run: losses fall steeply at its start.
+        # Too few losses are not yet typical of the run: they fall steeply at its start.
         if len(state.losses) >= spike_config.window:
             typical_loss = median(state.losses)
             if loss > spike_config.factor * typical_loss:

@@ -28,8 +28,8 @@ class FlopCounter:
     is done when `operations` is called first.
 
     Args:
-        config: of the run.
-        assets: of the run; only its shapes are used.
+        config: the config of the run.
+        assets: the assets of the model, of which only channels, grid and attributes are used.
         sharded: whether FSDP2 shards the network, because FSDP2 then decides on the precision.
     """
 
@@ -46,13 +46,16 @@ class FlopCounter:
             self._rate = "float32"
 
     def operations(self, steps: int) -> Mapping[str, int] | None:
-        """Return rate -> operations of a rollout, forward and backward.
+        """Return rate -> floating-point operations of a rollout with one micro-batch, forward and backward.
 
         A rate is a field of `credit.hpc.planner.gpus.Gpu`: bfloat16 if the network computes in that precision, else
         tf32 or float32 according to trainer.tf32. The result is None for a network that cannot run on the meta device.
 
         Args:
             steps: number of steps of the rollout.
+
+        Returns:
+            The counts, which are the same on every rank. An operation is an addition or a multiplication.
         """
         try:
             counts = Counter(self._first_step)
@@ -60,16 +63,19 @@ class FlopCounter:
                 for rate, count in self._further_step.items():
                     counts[rate] += (steps - 1) * count
         except RuntimeError as error:
-            logger.info("operations are not counted, as the network needs values: %s", str(error).split("\n")[0])
+            first_line = str(error).split("\n")[0]
+            logger.info("operations are not counted, as the network needs values: %s", first_line)
             return None
         return counts
 
     @functools.cached_property
     def _first_step(self) -> Mapping[str, int]:
+        """Operations of the first step of a rollout, whose input needs no gradient."""
         return self._count(fed_back=False)
 
     @functools.cached_property
     def _further_step(self) -> Mapping[str, int]:
+        """Operations of each further step of a rollout."""
         return self._count(fed_back=True)
 
     def _count(self, fed_back: bool) -> Mapping[str, int]:
@@ -78,7 +84,8 @@ class FlopCounter:
         Args:
             fed_back: whether the input is the output of a step before, so that its gradient is computed as well.
         """
-        config, assets = self._config, self._assets
+        config = self._config
+        assets = self._assets
         with torch.device("meta"):
             model = build_network(config, assets.channels, assets.grid, assets.attributes)
             lora = config.trainer.lora
@@ -87,6 +94,7 @@ class FlopCounter:
             shape = (config.trainer.train_batch_size, len(assets.channels.input), config.data.history_len)
             x_BCTHW = torch.empty(*shape, *assets.grid.shape, requires_grad=fed_back)
         model.train()
+        # Unlike fused attention, the plain formulation computes nothing again in the backward pass.
         with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH), torch.enable_grad():
             model(x_BCTHW).sum().backward()
         return {self._rate: counter.get_total_flops()}

@@ -39,7 +39,7 @@ class GpuEnergy:
             self._last_time = time.monotonic()
             self._last_joules = self._read_joules()
 
-    def take(self) -> float:
+    def pop_joules(self) -> float:
         """Return the joules since the last call, NaN if the library fails."""
         try:
             joules = self._read_joules()
@@ -53,6 +53,7 @@ class GpuEnergy:
 
     def _read_counter(self) -> float:
         """Return the joules since the driver was loaded."""
+        # NVML has millijoules.
         return self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._handle) / 1e3
 
     def _integrate_power(self) -> float:
@@ -65,6 +66,8 @@ class GpuEnergy:
         return self._integrated_joules
 
     def _read_watts(self) -> float:
+        """Return the present power of the GPU in watts."""
+        # NVML has milliwatts.
         return self._nvml.nvmlDeviceGetPowerUsage(self._handle) / 1e3
 
 
@@ -74,7 +77,7 @@ class EnergyMeter:
     Building it is collective if the device is a GPU.
 
     Args:
-        device: of this process.
+        device: the device of this process.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -83,6 +86,7 @@ class EnergyMeter:
         if device.type != "cuda":
             return
         opened_gpu = _open_device(device)
+        # Ranks that share a GPU have the same UUID.
         uuids = run_on_all_ranks(lambda: opened_gpu and opened_gpu[0])
         if opened_gpu is not None:
             self._is_known = True
@@ -90,11 +94,13 @@ class EnergyMeter:
             if uuids.index(uuid) == current_rank():
                 self._gpu = gpu
 
-    def take(self) -> float:
+    def pop_joules(self) -> float:
         """Return the joules since the last call, NaN if they are not known, 0 if another rank counts them."""
         if self._gpu is not None:
-            return self._gpu.take()
-        return 0.0 if self._is_known else math.nan
+            return self._gpu.pop_joules()
+        if self._is_known:
+            return 0.0
+        return math.nan
 
 
 def open_gpu(nvml: ModuleType, uuid: str) -> tuple[str, GpuEnergy]:

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from credit.errors import ConfigError, CreditError
-from credit.train.monitor.run_files import PASSING, is_repeated, read_status
+from credit.train.monitor.run_files import RETRYABLE_ERRORS, is_repeated_failure, read_status
 from credit.utils.atomic import atomic_write_text
 from credit.utils.installation import install_command
 from credit.utils.progress import ProgressBar, is_quiet
@@ -50,7 +50,8 @@ class MetricsLog:
         self._open(start_step)
 
     def _open(self, start_step: int) -> None:
-        _cut_rows(self._path, start_step)
+        """Remove the rows after `start_step` and open the file for appending."""
+        _remove_rows_after(self._path, start_step)
         self._file = self._path.open("ab", buffering=0)
 
     def rewind(self, step: int) -> None:
@@ -61,19 +62,26 @@ class MetricsLog:
             self._open(step)
 
     def write(self, row: Mapping[str, Any]) -> None:
-        """Write one row; numbers that are not finite become null, and nested mappings become TensorBoard groups."""
+        """Write one row; numbers that are not finite become null.
+
+        TensorBoard gets the numbers of the row and of its mappings ``valid`` and ``early``.
+
+        Args:
+            row: name -> value, ready for JSON; it has the key ``step``.
+        """
         if self._file is None:
             return
-        row = _finite(row)
+        row = _replace_nonfinite(row)
         self._pending += json.dumps(row, allow_nan=False).encode() + b"\n"
         if self._board is not None:
-            preview_scalars = {f"early/{key}": value for key, value in row.get("early", {}).items()}
-            scalars = {**row, **row.get("valid", {}), **preview_scalars}
+            scalars = {**row, **row.get("valid", {})}
+            for key, value in row.get("early", {}).items():
+                scalars[f"early/{key}"] = value
             for key, value in scalars.items():
                 if isinstance(value, int | float) and key != "step":
                     self._board.add_scalar(key, value, row["step"])
 
-    def show(self, picture: Path, step: int) -> None:
+    def add_picture(self, picture: Path, step: int) -> None:
         """Add a PNG file to TensorBoard, if TensorBoard files are written."""
         if self._board is not None:
             # The import is here because only runs with TensorBoard need it.
@@ -87,7 +95,7 @@ class MetricsLog:
         if self._file is None:
             return
         try:
-            # An unbuffered write may take only some of the bytes.
+            # A write to an unbuffered file may take only some of the bytes; the others stay pending.
             while self._pending:
                 del self._pending[: self._file.write(self._pending)]
             os.fsync(self._file.fileno())
@@ -116,25 +124,25 @@ class Progress:
     def __init__(self, start: int, total: int, enabled: bool) -> None:
         self._enabled = enabled
         # None lets the bar find out whether there is a terminal.
-        hidden = None if enabled else True
+        is_hidden = None if enabled else True
         self._bar = ProgressBar(
-            initial=start, total=total, desc="training", unit="step", disable=hidden, file=sys.stderr
+            initial=start, total=total, desc="training", unit="step", disable=is_hidden, file=sys.stderr
         )
 
     def update(self) -> None:
         """Advance by one step."""
         self._bar.update()
 
-    def back_to(self, step: int) -> None:
+    def rewind(self, step: int) -> None:
         """Set the number of steps taken back to `step`."""
         self._bar.n = step
         self._bar.refresh()
 
-    def show(self, **values: str) -> None:
+    def show_values(self, **values: str) -> None:
         """Show names and values next to the bar."""
         self._bar.set_postfix(values, refresh=False)
 
-    def say(self, text: str) -> None:
+    def print_line(self, text: str) -> None:
         """Print a line above the bar, unless the user asked for quiet output."""
         if self._enabled and not is_quiet():
             ProgressBar.write(text, file=sys.stderr)
@@ -152,9 +160,11 @@ def peak_memory_gb(device: torch.device) -> float:
     """
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 1e9
-    # Linux counts in kilobytes, macOS in bytes.
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e9
+    # Linux counts in units of 1024 bytes, macOS in bytes.
+    bytes_per_unit = 1024
+    if sys.platform == "darwin":
+        bytes_per_unit = 1
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * bytes_per_unit / 1e9
 
 
 def write_status(folder: Path, state: str, step: int, reason: str, job_id: str) -> None:
@@ -185,15 +195,16 @@ def write_failure(
         folder: the run's folder.
         before: contents of STATUS before this start. If they have the same error and the same step, the error is
             permanent.
-        error: error that ended the start.
+        error: the error that ended this start of the run.
         step: step of the newest checkpoint.
         job_id: id of the scheduler's job, empty for none.
         every_rank: whether each rank calls this. Then the first reason stays, because the other ranks only notice that
             a rank is gone.
     """
+    # Other lines of a message are advice; the reason is one line.
     reason = next(iter(str(error).splitlines()), type(error).__name__)
-    is_permanent = is_repeated(before, step, reason) and not isinstance(error, KeyboardInterrupt)
-    if is_permanent or not isinstance(error, PASSING):
+    is_permanent = is_repeated_failure(before, step, reason) and not isinstance(error, KeyboardInterrupt)
+    if is_permanent or not isinstance(error, RETRYABLE_ERRORS):
         write_status(folder, "failed", step, reason, job_id)
     elif not every_rank or read_status(folder).get("status") not in ("failed", "requeue"):
         write_status(folder, "requeue", step, reason, job_id)
@@ -201,7 +212,7 @@ def write_failure(
 
 @contextmanager
 def rank_log(folder: Path, rank: int) -> Iterator[None]:
-    """Write the log of this rank, and the error that ends it, to ``logs/rank_00000.log`` in the run's folder."""
+    """Write the log of this rank, and the error that ends the block, to ``logs/rank_00000.log`` in the run's folder."""
     path = folder / "logs" / f"rank_{rank:05d}.log"
     path.parent.mkdir(parents=True, exist_ok=True)
     handler = logging.FileHandler(path, encoding="utf-8")
@@ -221,7 +232,7 @@ def rank_log(folder: Path, rank: int) -> Iterator[None]:
         handler.close()
 
 
-def _cut_rows(path: Path, start_step: int) -> None:
+def _remove_rows_after(path: Path, start_step: int) -> None:
     """Remove the rows after `start_step`, and an incomplete last line."""
     if not path.exists():
         return
@@ -246,8 +257,10 @@ def _open_tensorboard(folder: Path, start_step: int):
     return SummaryWriter(str(folder), purge_step=start_step + 1)
 
 
-def _finite(value: Any) -> Any:
+def _replace_nonfinite(value: Any) -> Any:
     """Return a row with None for each number that is not finite, because JSON has no such numbers."""
     if isinstance(value, Mapping):
-        return {key: _finite(item) for key, item in value.items()}
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+        return {key: _replace_nonfinite(item) for key, item in value.items()}
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value

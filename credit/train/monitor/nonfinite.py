@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from credit.parallel.blocks.marks import strip_wrapper_prefixes
 
 
-def first_bad_layer(model: nn.Module, compute: Callable[[], Tensor]) -> str | None:
+def find_nonfinite_layer(model: nn.Module, compute: Callable[[], Tensor]) -> str | None:
     """Compute a step once more and return a description of the first value that is not finite, None if there is none.
 
     The value is the output of a layer, or else the loss, or else the gradient at the output of a layer. Layers inside a
@@ -18,12 +18,14 @@ def first_bad_layer(model: nn.Module, compute: Callable[[], Tensor]) -> str | No
 
     Args:
         model: the network.
-        compute: returns the loss. The gradients of its backward pass are removed afterwards.
+        compute: function that takes the step and returns its loss, a scalar. The gradients of its backward pass are
+            removed afterwards.
     """
     problems: list[str] = []
 
     def build_forward_hook(name: str) -> Callable:
         def check_output(module: nn.Module, args: tuple, output: object) -> None:
+            # Only the first problem counts, because it spreads through all layers after it.
             if not isinstance(output, Tensor) or problems:
                 return
             layer = f"{name or 'the model'} ({type(module).__name__})"
@@ -40,10 +42,10 @@ def first_bad_layer(model: nn.Module, compute: Callable[[], Tensor]) -> str | No
         return check_output
 
     # Layers inside others finish first, so the innermost layer is the one that is reported.
-    hooks = [
-        module.register_forward_hook(build_forward_hook(strip_wrapper_prefixes(name)))
-        for name, module in model.named_modules()
-    ]
+    hooks = []
+    for name, module in model.named_modules():
+        hook = build_forward_hook(strip_wrapper_prefixes(name))
+        hooks.append(module.register_forward_hook(hook))
     try:
         loss = compute()
         if not problems and not torch.isfinite(loss):
@@ -58,12 +60,16 @@ def first_bad_layer(model: nn.Module, compute: Callable[[], Tensor]) -> str | No
     return problems[0] if problems else None
 
 
-def bad_channels(values_BCTHW: Tensor, names: list[str]) -> list[str]:
+def find_infinite_channels(values_BCTHW: Tensor, names: list[str]) -> list[str]:
     """Return the names of the channels that have an infinite value; NaN is not an error, as it marks missing values.
 
     Args:
-        values_BCTHW: a batch.
+        values_BCTHW: fields of a batch, (B, C, T, H, W) in any unit.
         names: (C,) names of the channels.
     """
     is_infinite_C = torch.isinf(values_BCTHW).flatten(2).any(dim=2).any(dim=0)
-    return [name for name, is_infinite in zip(names, is_infinite_C.tolist(), strict=True) if is_infinite]
+    infinite_names = []
+    for name, is_infinite in zip(names, is_infinite_C.tolist(), strict=True):
+        if is_infinite:
+            infinite_names.append(name)
+    return infinite_names

@@ -29,7 +29,7 @@ from credit.metrics.rmse import RootMeanSquareError
 from credit.parallel.mesh import DeviceGrid
 from credit.parallel.reduce import mean_over_ranks
 from credit.train.monitor.metrics_log import MetricsLog
-from credit.train.monitor.run_files import early_rows
+from credit.train.monitor.run_files import read_preview_scores
 from credit.train.validate import any_rank_stops, evenly_spaced, shard_cases
 
 logger = logging.getLogger(__name__)
@@ -56,20 +56,22 @@ class PreviewPlan:
 
     Attributes:
         channels: names of the channels that are scored and drawn.
-        initial: initial times in minutes, increasing.
-        lead: length of each forecast in minutes.
+        initial_times: initial times in minutes of the data's calendar, increasing.
+        lead_minutes: length of each forecast in minutes.
     """
 
     channels: list[str]
-    initial: list[int]
-    lead: int
+    initial_times: list[int]
+    lead_minutes: int
 
     def describe(self, calendar: Calendar) -> str:
-        """Return the plan as text."""
-        first_time = calendar.format(self.initial[0])
-        last_time = calendar.format(self.initial[-1])
+        """Return the plan as text, with times in `calendar`."""
+        first_time = calendar.format(self.initial_times[0])
+        last_time = calendar.format(self.initial_times[-1])
         period = f"{first_time} to {last_time}"
-        return f"{len(self.initial)} forecasts of {self.lead / 60:g} h, {period}; {', '.join(self.channels)}"
+        return (
+            f"{len(self.initial_times)} forecasts of {self.lead_minutes / 60:g} h, {period}; {', '.join(self.channels)}"
+        )
 
 
 def plan_preview(
@@ -78,7 +80,7 @@ def plan_preview(
     """Return the forecasts and channels that ``trainer.preview`` requests.
 
     Args:
-        config: config that has this section.
+        config: the config of the run, which has this section.
         channels: channels of the run.
         times: (N,) times of the data in minutes.
         calendar: calendar of the data.
@@ -112,12 +114,12 @@ class Preview:
 
     Args:
         plan: forecasts and channels.
-        stepper: runs the network, which is in eval mode during a preview.
+        stepper: stepper of the network, which is in eval mode during a preview.
         frames: reader of initial states, forcing and truth.
-        conf: the section data of the config.
+        conf: the data section of the config.
         weight_CHW: weight of each cell for each output channel. The weights of a channel sum to 1; cells that are
             always missing have weight 0.
-        mesh: of the run's ranks.
+        mesh: this rank's position among the ranks.
         folder: the run's folder.
         draw: function that draws; its errors are logged as warnings.
     """
@@ -127,6 +129,7 @@ class Preview:
         mesh: DeviceGrid, folder: Path, draw: DrawPreview,
     ) -> None:  # fmt: skip
         output_names = [channel.name for channel in stepper.channels.output]
+        # Position of each channel of the preview among the outputs.
         self._channel_index = [output_names.index(name) for name in plan.channels]
         self._plan = plan
         self._stepper = stepper
@@ -134,10 +137,11 @@ class Preview:
         self._conf = conf
         self._weight_CHW = weight_CHW[self._channel_index]
         self._is_missing_CHW = (self._weight_CHW == 0).cpu().numpy()
-        self._share = shard_cases(len(plan.initial), 1, mesh.data_rank, mesh.num_data_ranks)
+        self._share = shard_cases(len(plan.initial_times), 1, mesh.data_rank, mesh.num_data_ranks)
         self._is_main = mesh.rank == 0
         self._folder = folder
         self._draw = draw
+        # channel -> (truth, forecast) of the last preview, both (H, W) in the data's units
         self._maps: dict[str, tuple[np.ndarray, np.ndarray]] = {}
 
     def __call__(self, step: int, log: MetricsLog, stop: Callable[[], bool]) -> bool:
@@ -156,34 +160,38 @@ class Preview:
         log.write({"step": step, "early": scores})
         log.flush()
         if self._is_main:
-            self._show(step, scores, log)
+            self._draw_previews(step, scores, log)
         return True
 
     def score(self, stop: Callable[[], bool]) -> dict[str, float | None] | None:
         """Collective: return the scores of all forecasts, None if a rank wanted to stop before they were complete.
 
-        The keys are ``rmse/z500/24h``, ``persistence/z500/24h`` and so on for every channel and lead time. The values
-        are in the data's units; a value that is not finite is None.
+        Args:
+            stop: returns whether this rank wants to stop; called before each forecast.
+
+        Returns:
+            ``rmse/z500/24h``, ``persistence/z500/24h`` and so on -> root-mean-square error in the data's units, for
+            every channel and lead time. A value that is not finite is None.
         """
         model = self._stepper.model
         was_training = model.training
-        stopped = False
-        num_steps = self._plan.lead // self._conf.step_minutes
+        is_stopped = False
+        num_steps = self._plan.lead_minutes // self._conf.step_minutes
         lead_hours = [(number + 1) * self._conf.step_minutes / 60 for number in range(num_steps)]
         errors = RootMeanSquareError(MetricContext(self._stepper.channels, self._weight_CHW, lead_hours))
         model.eval()
         for (case,), num_counted in zip(self._share.batches, self._share.counted, strict=True):
-            stopped = any_rank_stops(stop, self._weight_CHW.device)
-            if stopped:
+            is_stopped = any_rank_stops(stop, self._weight_CHW.device)
+            if is_stopped:
                 break
             self._forecast(case, num_counted > 0, errors)
         model.train(was_training)
-        if stopped:
+        if is_stopped:
             return None
         scores = {}
-        for name, total in (("rmse", errors.forecast_LC), ("persistence", errors.persistence_LC)):
+        for name, square_sum_LC in (("rmse", errors.forecast_LC), ("persistence", errors.persistence_LC)):
             # Tensor-parallel peers have the same cases, so the mean over all ranks is that over the data ranks.
-            mean_LC = mean_over_ranks(total) * self._share.ranks / self._share.cases
+            mean_LC = mean_over_ranks(square_sum_LC) * self._share.ranks / self._share.cases
             for hour, values in zip(lead_hours, mean_LC.sqrt().tolist(), strict=True):
                 for channel, value in zip(self._plan.channels, values, strict=True):
                     scores[f"{name}/{channel}/{hour:g}h"] = value if math.isfinite(value) else None
@@ -197,15 +205,16 @@ class Preview:
             counts: False if another rank has the same case, and this one only runs the model together with it.
             errors: sums of errors, to which those of this case are added.
         """
-        initial = self._plan.initial[case]
+        initial = self._plan.initial_times[case]
         step_minutes = self._conf.step_minutes
-        num_steps = self._plan.lead // step_minutes
+        num_steps = self._plan.lead_minutes // step_minutes
         starts = make_starts([initial])
         initial_1CHW = self._read_truth(initial)
         inputs = ForecastInputs(self._frames, step_minutes, self._conf.history_len)
         outputs = forecast_batch(self._stepper, inputs, starts, num_steps)
         for number, output_BCHW in enumerate(outputs):
             if not counts:
+                # The ranks of a sharded model must all take this step.
                 continue
             truth_1CHW = self._read_truth(initial + (number + 1) * step_minutes)
             errors.add(number, output_BCHW[:, None, self._channel_index], initial_1CHW, truth_1CHW)
@@ -225,15 +234,17 @@ class Preview:
         pairs = zip(truth_CHW, forecast_CHW, strict=True)
         self._maps = dict(zip(self._plan.channels, pairs, strict=True))
 
-    def _show(self, step: int, scores: Mapping[str, float | None], log: MetricsLog) -> None:
+    def _draw_previews(self, step: int, scores: Mapping[str, float | None], log: MetricsLog) -> None:
         """Draw the previews so far; an error is logged, because training must go on."""
         try:
             # The present scores are added because the row may not be in the file yet, if the disk is full.
-            history = {**early_rows(self._folder), step: scores}
+            history = {**read_preview_scores(self._folder), step: scores}
             plan = self._plan
-            paths = self._draw(self._folder, self._frames.reader, history, self._maps, plan.initial, plan.lead)
+            paths = self._draw(
+                self._folder, self._frames.reader, history, self._maps, plan.initial_times, plan.lead_minutes
+            )
             for path in paths:
-                log.show(path, step)
+                log.add_picture(path, step)
         except Exception as error:
             logger.warning("preview at step %d: not drawn (%s)", step, error or repr(error))
 
@@ -242,7 +253,21 @@ def build_preview(
     config: Config, frames: FrameReader, valid: Split, stepper: Stepper, weight_CHW: torch.Tensor, mesh: DeviceGrid,
     draw: DrawPreview,
 ) -> Preview | None:  # fmt: skip
-    """Return the maker of the run's previews, None if the config has no section ``trainer.preview``."""
+    """Return the maker of the run's previews, None if the config has no section ``trainer.preview``.
+
+    Args:
+        config: the config of the run.
+        frames: reader of initial states, forcing and truth.
+        valid: validation period.
+        stepper: stepper of the network.
+        weight_CHW: weights of the cells of the output channels, see `Preview`.
+        mesh: this rank's position among the ranks.
+        draw: function that draws the figures.
+
+    Raises:
+        ConfigError: if a channel is not an output of the model.
+        DataError: if no forecast fits into the validation period.
+    """
     if config.trainer.preview is None:
         return None
     reader = frames.reader

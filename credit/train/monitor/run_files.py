@@ -12,13 +12,14 @@ from credit.errors import CheckpointError
 
 # Errors after which another start may succeed: a lost rank or host, a full disk, an interruption by hand. torch raises
 # RuntimeError for errors in the program, too. Such an error is recognised because the next start repeats it.
-PASSING = (CheckpointError, OSError, RuntimeError, KeyboardInterrupt)
+RETRYABLE_ERRORS = (CheckpointError, OSError, RuntimeError, KeyboardInterrupt)
 
+# Number of bytes that are read from the end of a log, which may have gigabytes.
 _MAX_TAIL_BYTES = 2**18
 
 
-def tail(path: Path, max_bytes: int = _MAX_TAIL_BYTES) -> list[str]:
-    """Return the last complete lines of a text file; none if it cannot be read.
+def tail_lines(path: Path, max_bytes: int = _MAX_TAIL_BYTES) -> list[str]:
+    """Return the last complete lines of a text file, without line ends; none if it cannot be read.
 
     Args:
         path: the file.
@@ -31,13 +32,16 @@ def tail(path: Path, max_bytes: int = _MAX_TAIL_BYTES) -> list[str]:
             lines = file.read().decode(errors="replace").splitlines()
     except OSError:
         return []
-    return lines[1:] if size > max_bytes else lines
+    if size > max_bytes:
+        # The first line began before the bytes that were read.
+        return lines[1:]
+    return lines
 
 
 def read_last_metrics(folder: Path) -> list[dict[str, Any]]:
-    """Return the last rows of a run's metrics.jsonl, without incomplete ones."""
+    """Return the last rows of a run's metrics.jsonl, oldest first, without incomplete ones."""
     rows = []
-    for line in tail(folder / "metrics.jsonl"):
+    for line in tail_lines(folder / "metrics.jsonl"):
         try:
             rows.append(json.loads(line))
         except ValueError:
@@ -45,7 +49,7 @@ def read_last_metrics(folder: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def rows_with(folder: Path, key: str) -> Iterator[dict[str, Any]]:
+def iterate_rows_with_key(folder: Path, key: str) -> Iterator[dict[str, Any]]:
     """Yield the rows of a run's metrics.jsonl that have `key`, without incomplete ones."""
     with suppress(OSError), (folder / "metrics.jsonl").open(encoding="utf-8", errors="replace") as file:
         for line in file:
@@ -55,17 +59,20 @@ def rows_with(folder: Path, key: str) -> Iterator[dict[str, Any]]:
                     yield json.loads(line)
 
 
-def early_rows(folder: Path) -> dict[int, dict[str, float | None]]:
-    """Return step -> scores of a run's previews, from its metrics.jsonl."""
-    return {row["step"]: row["early"] for row in rows_with(folder, "early")}
+def read_preview_scores(folder: Path) -> dict[int, dict[str, float | None]]:
+    """Return step -> scores of a run's previews, from its metrics.jsonl.
+
+    The scores are those of `credit.train.monitor.preview.Preview.score`.
+    """
+    return {row["step"]: row["early"] for row in iterate_rows_with_key(folder, "early")}
 
 
 def read_status(folder: Path) -> dict[str, Any]:
-    """Return the contents of STATUS; empty if the file does not exist or cannot be read."""
+    """Return the contents of STATUS, see `credit.train.monitor.metrics_log.write_status`; empty without the file."""
     return _read_object(folder / "STATUS")
 
 
-def is_repeated(status: Mapping[str, Any], step: int, reason: str) -> bool:
+def is_repeated_failure(status: Mapping[str, Any], step: int, reason: str) -> bool:
     """Return whether a failure repeats that of the previous start, without a new checkpoint in between.
 
     Args:
@@ -78,7 +85,7 @@ def is_repeated(status: Mapping[str, Any], step: int, reason: str) -> bool:
 
 
 def read_summary(folder: Path) -> dict[str, Any]:
-    """Return the contents of summary.json; empty if the file does not exist or cannot be read."""
+    """Return the contents of summary.json, see `credit.train.monitor.summary`; empty without the file."""
     return _read_object(folder / "summary.json")
 
 

@@ -18,6 +18,7 @@ from credit.errors import CheckpointError, ConfigError
 
 logger = logging.getLogger(__name__)
 
+# Seconds between beats, and seconds without a beat after which a job on another host counts as dead.
 BEAT_SECONDS = 10.0
 SILENCE_SECONDS = 60.0
 # Length of heartbeat.json in bytes. It is fixed, so that rewriting the file in place needs no further disk space.
@@ -48,27 +49,33 @@ class RunLock:
         self, folder: Path, job_id: str = "", beat: float = BEAT_SECONDS, silence: float = SILENCE_SECONDS
     ) -> None:
         self._path = folder / "heartbeat.json"
-        self._beat, self._silence = beat, silence
+        self._beat = beat
+        self._silence = silence
         pid = os.getpid()
         self._contents: dict[str, Any] = {
             "host": socket.gethostname(),
             "pid": pid,
-            "started": _start_of(pid),
+            "started": _read_process_start(pid),
             "job_id": job_id,
             "beat": 0,
             "time": "",
             "step": None,
             "doing": "starting",
         }
-        self._over = threading.Event()
+        self._released = threading.Event()
         self._lost = threading.Event()
-        self._thread = threading.Thread(target=self._live, name="heartbeat", daemon=True)
+        self._thread = threading.Thread(target=self._beat_until_released, name="heartbeat", daemon=True)
 
-    def note(self, step: int, doing: str) -> None:
-        """Set the step and the activity that the next beat shows."""
+    def update(self, step: int, doing: str) -> None:
+        """Set the step and the activity that the next beat shows.
+
+        Args:
+            step: number of optimizer steps taken.
+            doing: the activity, such as "validation at step 100".
+        """
         self._contents.update(step=step, doing=doing)
 
-    def require(self) -> None:
+    def require_ownership(self) -> None:
         """Raise if this process no longer has the lock of the folder.
 
         Raises:
@@ -94,9 +101,9 @@ class RunLock:
         )
 
     def __enter__(self) -> RunLock:
-        while not self._take():
+        while not self._create_file():
             other = self._read()
-            if other is not None and self._lives(other):
+            if other is not None and self._is_alive(other):
                 raise ConfigError(
                     f'save_loc: "{self._path.parent}" is in use by {_describe(other)}; stop that one (touch '
                     f"{self._path.parent / 'STOP'}), or choose another save_loc. If it is dead, remove {self._path}"
@@ -109,27 +116,31 @@ class RunLock:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._over.set()
+        self._released.set()
         self._thread.join()
         with suppress(OSError):
             if self._is_mine(self._read()):
                 self._path.unlink(missing_ok=True)
 
-    def _take(self) -> bool:
-        """Create the file and return whether it was absent; of two jobs that try, one succeeds."""
+    def _create_file(self) -> bool:
+        """Create the file and return whether it was absent; of two jobs that try at once, one succeeds.
+
+        Raises:
+            ConfigError: if the folder cannot be written.
+        """
         try:
             with self._path.open("xb") as file:
-                file.write(self._bytes())
+                file.write(self._encode())
         except FileExistsError:
             return False
         except OSError as error:
             raise ConfigError(f'save_loc: "{self._path}" cannot be written ({error.strerror})') from error
         return True
 
-    def _lives(self, other: dict[str, Any]) -> bool:
+    def _is_alive(self, other: dict[str, Any]) -> bool:
         """Return whether the job of another heartbeat file is alive; for a job on another host this takes a while."""
         if other["host"] == self._contents["host"]:
-            return _start_of(other["pid"]) == other["started"] is not None
+            return _read_process_start(other["pid"]) == other["started"] is not None
         logger.warning("%s: waiting for a sign of life of %s", self._path, _describe(other))
         deadline = time.monotonic() + self._silence
         while time.monotonic() < deadline:
@@ -141,9 +152,9 @@ class RunLock:
                 return True
         return False
 
-    def _live(self) -> None:
+    def _beat_until_released(self) -> None:
         """Rewrite the file every few seconds, until the lock is released or lost; runs in a thread."""
-        while not self._over.wait(self._beat):
+        while not self._released.wait(self._beat):
             # A file system that fails for a moment does not end the heartbeat.
             with suppress(OSError):
                 contents = self._read()
@@ -154,7 +165,7 @@ class RunLock:
                 self._contents["beat"] += 1
                 # Rewriting the same bytes in place works on a full disk, too.
                 with self._path.open("r+b") as file:
-                    file.write(self._bytes())
+                    file.write(self._encode())
 
     def _is_mine(self, contents: dict[str, Any] | None) -> bool:
         """Return whether contents of the file are from this process."""
@@ -163,7 +174,7 @@ class RunLock:
         return all(contents[key] == self._contents[key] for key in ("host", "pid", "started"))
 
     def _read(self) -> dict[str, Any] | None:
-        """Return the contents of the file, None if it does not exist."""
+        """Return the contents of the file, None if it does not exist, `_UNREADABLE` if it stays incomplete."""
         for _ in range(5):
             try:
                 return json.loads(self._path.read_bytes())
@@ -174,14 +185,18 @@ class RunLock:
                 time.sleep(0.05)
         return _UNREADABLE
 
-    def _bytes(self) -> bytes:
+    def _encode(self) -> bytes:
         """Return the contents of the file at this moment, padded to a fixed length."""
         self._contents["time"] = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         return json.dumps(self._contents).encode().ljust(_LENGTH - 1) + b"\n"
 
 
-def _start_of(pid: int) -> str | None:
-    """Return the start time of a process of this host, None if it is not alive; ids of processes are reused."""
+def _read_process_start(pid: int) -> str | None:
+    """Return the start time of a process of this host, None if it is not alive.
+
+    Ids of processes are reused, so only the id together with the start time tells whether it is the same process.
+    """
+    # Without Linux's /proc, the process is only known to exist.
     if not Path("/proc/self/stat").exists():
         try:
             os.kill(pid, 0)
@@ -195,12 +210,15 @@ def _start_of(pid: int) -> str | None:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return None
-    return None if fields[0] == "Z" else fields[19]
+    is_zombie = fields[0] == "Z"
+    return None if is_zombie else fields[19]
 
 
 def _describe(contents: dict[str, Any] | None) -> str:
     """Return the job, process and host in the contents of a heartbeat file as text."""
     if contents is None:
         return "a job"
-    job = f"job {contents['job_id']}, " if contents["job_id"] else ""
+    job = ""
+    if contents["job_id"]:
+        job = f"job {contents['job_id']}, "
     return f"{job}process {contents['pid']} on {contents['host']}"

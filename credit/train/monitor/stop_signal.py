@@ -15,6 +15,7 @@ from credit.errors import ConfigError
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 # End of the job in seconds since 1970; job scripts export it.
 JOB_END = "CREDIT_JOB_END"
+# Time between the completion of the last save and the end of the job.
 _MARGIN_SECONDS = 60.0
 
 
@@ -36,6 +37,7 @@ class StopSignal:
     def __init__(
         self, folder: Path | None, walltime_seconds: float | None, environ: Mapping[str, str] = os.environ
     ) -> None:
+        # name of the limit -> time of the monotonic clock, in seconds
         end_times = {}
         if walltime_seconds is not None:
             end_times["walltime"] = time.monotonic() + walltime_seconds
@@ -61,18 +63,18 @@ class StopSignal:
         """True if a person requested the stop with Ctrl-C."""
         return self._signal == signal.SIGINT
 
-    def reason(self, ahead_seconds: float) -> str | None:
-        """Return the reason to stop now, None to go on.
+    def find_reason(self, ahead_seconds: float) -> str | None:
+        """Return the reason to stop now, None to go on; a reason that was found once stays.
 
         Args:
             ahead_seconds: time that a save and the next step take. The run stops this long and one minute before its
                 end.
         """
         if self._reason is None:
-            self._reason = self._find_reason(ahead_seconds)
+            self._reason = self._look_for_reason(ahead_seconds)
         return self._reason
 
-    def _find_reason(self, ahead_seconds: float) -> str | None:
+    def _look_for_reason(self, ahead_seconds: float) -> str | None:
         """Look for a signal, then the file STOP, then the end of the job's time."""
         if self._signal is not None:
             return f"signal {self._signal.name}"
@@ -87,6 +89,7 @@ class StopSignal:
         return None
 
     def _handle_signal(self, number: int, frame: FrameType | None) -> None:
+        """Note the signal as a request, which is read between steps; a second one interrupts at once."""
         if self._signal is not None:
             # Whoever sends a second signal does not want to wait for the save.
             raise KeyboardInterrupt
@@ -94,7 +97,11 @@ class StopSignal:
 
 
 def _seconds_left(end: str) -> float:
-    """Return the seconds until `end`, a text with seconds since 1970."""
+    """Return the seconds until `end`, a text with seconds since 1970.
+
+    Raises:
+        ConfigError: if the text is not a number.
+    """
     try:
         return float(end) - time.time()
     except ValueError as error:

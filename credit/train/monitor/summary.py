@@ -16,7 +16,7 @@ from credit.parallel.object_collectives import current_rank, run_on_all_ranks
 from credit.train.checkpoint.checkpoint import step_folder
 from credit.train.checkpoint.train_state import TrainState
 from credit.train.monitor.metrics_log import peak_memory_gb
-from credit.train.monitor.run_files import rows_with
+from credit.train.monitor.run_files import iterate_rows_with_key
 from credit.train.monitor.usage import UsageMeter
 from credit.utils.atomic import atomic_write_text
 
@@ -33,21 +33,21 @@ def write_run_summary(
 
     Args:
         folder: the run's folder.
-        meter: of the run.
+        meter: the meter of the run's resources.
         train_state: state of the run.
         monitor: name of the metric of which `train_state.best` is a value.
         total_steps: number of steps of the whole run.
-        length: number of times that the last step applied the network to a micro-batch.
+        length: number of rollout steps of the last optimizer step.
     """
-    usage_of_ranks = run_on_all_ranks(lambda: (meter.joules(), peak_memory_gb(meter.device)))
+    usage_of_ranks = run_on_all_ranks(lambda: (meter.pop_joules(), peak_memory_gb(meter.device)))
     if current_rank() > 0:
         return ""
     meter.add_energy(sum(joules for joules, _ in usage_of_ranks))
     peak_gb = max(peak for _, peak in usage_of_ranks)
-    return record(folder, meter, train_state, monitor, total_steps, length, peak_gb)
+    return write_partial_summary(folder, meter, train_state, monitor, total_steps, length, peak_gb)
 
 
-def record(
+def write_partial_summary(
     folder: Path,
     meter: UsageMeter,
     train_state: TrainState,
@@ -63,21 +63,21 @@ def record(
 
     Args:
         folder: the run's folder.
-        meter: of the run.
+        meter: the meter of the run's resources.
         train_state: state of the run.
         monitor: name of the metric of which `train_state.best` is a value.
         total_steps: number of steps of the whole run.
-        length: number of times that the last step applied the network to a micro-batch.
+        length: number of rollout steps of the last optimizer step.
         peak_gb: largest peak memory of the processes, in GB, as far as known.
     """
-    meter.state()
-    speeds = [row["samples_per_s"] for row in rows_with(folder, "samples_per_s")]
-    summary = summarise(meter, train_state, monitor, length, speeds, peak_gb)
+    meter.to_dict()
+    speeds = [row["samples_per_s"] for row in iterate_rows_with_key(folder, "samples_per_s")]
+    summary = build_summary(meter, train_state, monitor, length, speeds, peak_gb)
     write_summary(folder, summary)
-    return describe(summary, folder, total_steps)
+    return format_summary(summary, folder, total_steps)
 
 
-def summarise(
+def build_summary(
     meter: UsageMeter,
     train_state: TrainState,
     monitor: str,
@@ -88,27 +88,33 @@ def summarise(
     """Return the contents of summary.json, without the values that are not known.
 
     Args:
-        meter: of the run.
+        meter: the meter of the run's resources.
         train_state: state of the run.
         monitor: name of the metric of which `train_state.best` is a value.
-        length: number of times that the last step applied the network to a micro-batch.
-        speeds: samples/s of each step, from metrics.jsonl.
+        length: number of rollout steps of the last optimizer step.
+        speeds: samples per second of each step, from metrics.jsonl.
         peak_gb: largest peak memory of the processes since the run was last started, in GB.
     """
     spent = meter.spent
     wall_s = spent.wall_hours * 3600
-    samples = (train_state.step - spent.since) * meter.samples_a_step
-    gpu = torch.cuda.get_device_name(meter.device) if meter.device.type == "cuda" else None
+    # The energy is that of the counted steps only.
+    counted_samples = (train_state.step - spent.since) * meter.samples_a_step
+    device_name = "cpu"
+    if meter.device.type == "cuda":
+        device_name = torch.cuda.get_device_name(meter.device)
+    mean_speed = None
+    if spent.step_s:
+        mean_speed = spent.samples / spent.step_s
     summary = {
         "steps": train_state.step,
         "samples": train_state.step * meter.samples_a_step,
         "counted_since_step": spent.since or None,
         "processes": meter.processes,
-        "device": gpu or "cpu",
+        "device": device_name,
         "wall_hours": spent.wall_hours,
         "gpu_hours": spent.gpu_hours or None,
         "process_hours": spent.process_hours or None,
-        "samples_per_s_mean": spent.samples / spent.step_s if spent.step_s else None,
+        "samples_per_s_mean": mean_speed,
         "samples_per_s_median": median(speeds) if speeds else None,
         "time_shares": {
             "steps": spent.step_s / wall_s,
@@ -117,21 +123,23 @@ def summarise(
             "checkpoints": spent.save_s / wall_s,
             "other": 1 - (spent.step_s + spent.validation_s + spent.save_s) / wall_s,
         },
-        "tflop_per_step": meter.step_tflop(length),
-        "tflops": spent.tflop / spent.step_s if spent.tflop and spent.step_s else None,
-        "mfu": spent.ideal_s / spent.step_s if spent.ideal_s and spent.step_s else None,
+        "tflop_per_step": meter.count_step_tflop(length),
+        "tflops": _divide(spent.tflop, spent.step_s),
+        "mfu": _divide(spent.ideal_s, spent.step_s),
         "peak_memory_gb": peak_gb,
         "energy_kwh": spent.energy_kwh,
-        "kwh_per_1000_samples": spent.energy_kwh / samples * 1000 if spent.energy_kwh and samples else None,
+        "kwh_per_1000_samples": None,
         "best": None,
     }
+    if spent.energy_kwh and counted_samples:
+        summary["kwh_per_1000_samples"] = spent.energy_kwh / counted_samples * 1000
     # Step 0 means that there was no validation yet.
     if train_state.best_step:
         summary["best"] = {"metric": monitor, "value": train_state.best, "step": train_state.best_step}
     return {name: value for name, value in summary.items() if value is not None}
 
 
-def describe(summary: Mapping[str, Any], folder: Path, total_steps: int) -> str:
+def format_summary(summary: Mapping[str, Any], folder: Path, total_steps: int) -> str:
     """Return the summary as a table with one line for each subject.
 
     Args:
@@ -140,24 +148,24 @@ def describe(summary: Mapping[str, Any], folder: Path, total_steps: int) -> str:
         total_steps: number of steps of the whole run.
     """
     get = summary.get
-    hours = [f"{get(f'{kind}_hours'):.3g} {kind} hours" for kind in ("gpu", "process") if get(f"{kind}_hours")]
-    share = {name: f"{value:.0%}" for name, value in get("time_shares").items()}
+    hours = []
+    for kind in ("gpu", "process"):
+        if get(f"{kind}_hours"):
+            hours.append(f"{get(f'{kind}_hours'):.3g} {kind} hours")
+    shares = {name: f"{value:.0%}" for name, value in get("time_shares").items()}
+    # title of a line -> its text, in the order of the table
     lines = {
         "steps": f"{get('steps')} of {total_steps}, {get('samples')} samples",
         "time": f"{_format_hours(get('wall_hours'))}, {', '.join(hours)}",
-        "of it": f"steps {share['steps']} (waiting for data {share['data_wait']}), validation {share['validation']}, "
-        f"checkpoints {share['checkpoints']}, start and other {share['other']}",
+        "of it": f"steps {shares['steps']} (waiting for data {shares['data_wait']}), "
+        f"validation {shares['validation']}, checkpoints {shares['checkpoints']}, start and other {shares['other']}",
     }
     if get("samples_per_s_mean"):
         lines["speed"] = f"{get('samples_per_s_mean'):.3g} samples/s"
         if get("samples_per_s_median"):
             lines["speed"] += f", median {get('samples_per_s_median'):.3g}"
     if get("tflops"):
-        rate = f"{get('tflops'):.3g} TFLOP/s" if get("tflops") > 1 else f"{get('tflops') * 1e3:.3g} GFLOP/s"
-        unit = "process" if get("device") == "cpu" else "GPU"
-        lines["computed"] = f"{rate} a {unit}"
-        if get("mfu"):
-            lines["computed"] += f", MFU {get('mfu'):.1%} of {get('device')}"
+        lines["computed"] = _format_rate(summary)
     lines["memory"] = f"{get('peak_memory_gb'):.3g} GB at most"
     if get("energy_kwh"):
         lines["energy"] = f"{get('energy_kwh'):.4g} kWh"
@@ -172,7 +180,18 @@ def describe(summary: Mapping[str, Any], folder: Path, total_steps: int) -> str:
             lines["warning"] = "a skill of 1 is persistence's: no validation was better than that"
     if get("counted_since_step"):
         lines["counted"] = f"since step {get('counted_since_step')}; another run or version took those before"
-    return "\n".join(f"  {name:<9} {text}" for name, text in lines.items())
+    return "\n".join(f"  {title:<9} {text}" for title, text in lines.items())
+
+
+def _format_rate(summary: Mapping[str, Any]) -> str:
+    """Return the operations per second on each device, such as "120 TFLOP/s a GPU, MFU 38.4% of NVIDIA H100"."""
+    tflops = summary["tflops"]
+    rate = f"{tflops:.3g} TFLOP/s" if tflops > 1 else f"{tflops * 1e3:.3g} GFLOP/s"
+    unit = "process" if summary["device"] == "cpu" else "GPU"
+    text = f"{rate} a {unit}"
+    if summary.get("mfu"):
+        text += f", MFU {summary['mfu']:.1%} of {summary['device']}"
+    return text
 
 
 def _describe_best(checkpoints: Path, step: int) -> str:
@@ -181,7 +200,9 @@ def _describe_best(checkpoints: Path, step: int) -> str:
     best_checkpoint = step_folder(checkpoints, step)
     if best_checkpoint.is_dir() and link.resolve() == best_checkpoint.resolve():
         return str(link)
-    earlier_best = f"; {link} is {link.resolve().name}, of an earlier validation" if link.is_dir() else ""
+    earlier_best = ""
+    if link.is_dir():
+        earlier_best = f"; {link} is {link.resolve().name}, of an earlier validation"
     return f"whose checkpoint could not be saved{earlier_best}"
 
 
@@ -200,3 +221,10 @@ def _format_hours(hours: float) -> str:
     if hours < 2:
         return f"{hours * 60:.3g} min"
     return f"{hours:.3g} h"
+
+
+def _divide(amount: float | None, seconds: float) -> float | None:
+    """Return the amount per second, None if it is unknown or nothing was counted."""
+    if not amount or not seconds:
+        return None
+    return amount / seconds

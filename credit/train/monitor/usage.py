@@ -57,49 +57,57 @@ class UsageMeter:
     """Meter of the resource usage of a run.
 
     Args:
-        device: of this process.
+        device: the device of this process.
         processes: number of processes of the run.
-        cost: counter of the network's operations for a micro-batch.
-        share: number of micro-batches in an optimizer step, divided by the number of processes that share each.
+        flop_counter: counter of the network's operations for a micro-batch.
+        micro_batches: number of micro-batches in an optimizer step, divided by the number of processes that share each.
         samples_a_step: number of samples per optimizer step, over all processes.
-        peaks: rate -> TFLOP/s of the device, see `FlopCounter.operations`; empty if they are not known.
-        energy: meter of the energy of this process's GPU.
-        began: `time.perf_counter` at the start of this part of the run.
+        peak_rates: rate -> TFLOP/s of the device, see `FlopCounter.operations`; empty if they are not known.
+        energy_meter: meter of the energy of this process's GPU.
+        start_time: `time.perf_counter` at the start of this part of the run.
+
+    Attributes:
+        device: see above.
+        processes: see above.
+        peak_rates: see above.
+        samples_a_step: see above.
+        spent: the usage of the run so far.
     """
 
     def __init__(
         self,
         device: torch.device,
         processes: int,
-        cost: FlopCounter,
-        share: float,
+        flop_counter: FlopCounter,
+        micro_batches: float,
         samples_a_step: int,
-        peaks: Mapping[str, float],
-        energy: EnergyMeter,
-        began: float,
+        peak_rates: Mapping[str, float],
+        energy_meter: EnergyMeter,
+        start_time: float,
     ) -> None:
         self.device = device
         self.processes = processes
-        self.peaks = peaks
+        self.peak_rates = peak_rates
         self.samples_a_step = samples_a_step
         self.spent = Usage()
-        self._cost = cost
-        self._share = share
-        self._energy = energy
-        self._last_time = began
+        self._flop_counter = flop_counter
+        self._micro_batches = micro_batches
+        self._energy_meter = energy_meter
+        self._last_time = start_time
         self._hours_field = "gpu_hours" if device.type == "cuda" else "process_hours"
 
     def resume(self, step: int, stored: Mapping[str, Any], rows: Iterable[Mapping[str, Any]]) -> None:
         """Continue from the usage in a checkpoint and in later rows of the log, whose steps are lost but were used.
 
         Args:
-            step: of the checkpoint.
-            stored: return value of `state`, empty if an older version saved the checkpoint.
-            rows: the last of metrics.jsonl, and summary.json.
+            step: number of optimizer steps of the checkpoint.
+            stored: return value of `to_dict` in the checkpoint, empty if an older version saved it.
+            rows: the last rows of metrics.jsonl, and the contents of summary.json.
         """
         field_names = {field.name for field in fields(Usage)}
         stored_fields = {name: value for name, value in stored.items() if name in field_names}
         self.spent = Usage(**stored_fields) if stored_fields else Usage(since=step)
+        # Hours and energy only grow, so the largest value is the latest, and includes steps that will be repeated.
         rows = [*rows]
         for name in ("wall_hours", "gpu_hours", "process_hours", "energy_kwh"):
             stored_value = getattr(self.spent, name)
@@ -107,9 +115,9 @@ class UsageMeter:
                 logged_values = [row[name] for row in rows if name in row]
                 setattr(self.spent, name, max([stored_value, *logged_values]))
 
-    def state(self) -> dict[str, Any]:
-        """Return the usage so far, ready for JSON."""
-        self._pass_time()
+    def to_dict(self) -> dict[str, Any]:
+        """Return the usage so far, ready for JSON; the hours are brought up to now."""
+        self._add_elapsed_time()
         return asdict(self.spent)
 
     @contextmanager
@@ -121,24 +129,34 @@ class UsageMeter:
         finally:
             setattr(self.spent, name, getattr(self.spent, name) + time.perf_counter() - start_time)
 
-    def joules(self) -> float:
-        """Return the energy of this process's GPU since the last call; pass the sum over the ranks to `add_energy`."""
-        return self._energy.take()
+    def pop_joules(self) -> float:
+        """Return the joules of this process's GPU since the last call; pass the sum over the ranks to `add_energy`.
+
+        They are NaN if they are not known.
+        """
+        return self._energy_meter.pop_joules()
 
     def add_energy(self, joules: float) -> None:
-        """Add the energy of all ranks; it is not finite if a rank does not know its own."""
-        total = self.spent.energy_kwh
-        self.spent.energy_kwh = total + joules / 3.6e6 if total is not None and math.isfinite(joules) else None
+        """Add the energy of all ranks in joules; it is not finite if a rank does not know its own."""
+        total_kwh = self.spent.energy_kwh
+        if total_kwh is not None and math.isfinite(joules):
+            self.spent.energy_kwh = total_kwh + joules / 3.6e6
+        else:
+            # A sum of some ranks or some steps would be mistaken for the energy of the run.
+            self.spent.energy_kwh = None
 
     def add_steps(self, lengths: Sequence[int], seconds: float, wait: float) -> dict[str, float]:
         """Add consecutive steps and return the fields of their rows in metrics.jsonl.
 
         Args:
-            lengths: number of times that each step applies the network to a micro-batch.
+            lengths: number of rollout steps of each optimizer step, in which the network is applied once.
             seconds: duration of all steps.
             wait: seconds of them spent waiting for data.
+
+        Returns:
+            name -> value, without the values that are not known. Hours and energy are those of the whole run so far.
         """
-        self._pass_time()
+        self._add_elapsed_time()
         spent = self.spent
         samples = len(lengths) * self.samples_a_step
         tflop, ideal_s = self._count_work(lengths)
@@ -150,34 +168,48 @@ class UsageMeter:
         row = {
             "samples_per_s": samples / seconds,
             "data_wait_frac": wait / seconds,
-            "tflops": None if tflop is None else tflop / seconds,
-            "mfu": None if ideal_s is None else ideal_s / seconds,
+            "tflops": _divide(tflop, seconds),
+            "mfu": _divide(ideal_s, seconds),
             "wall_hours": spent.wall_hours,
             self._hours_field: getattr(spent, self._hours_field),
             "energy_kwh": spent.energy_kwh,
         }
         return {name: value for name, value in row.items() if value is not None}
 
-    def step_tflop(self, length: int) -> float | None:
-        """Return the operations of a step over all processes, in 1e12; None if they cannot be counted."""
+    def count_step_tflop(self, length: int) -> float | None:
+        """Return the operations of an optimizer step over all processes, in 1e12; None if they cannot be counted.
+
+        Args:
+            length: number of rollout steps of the optimizer step.
+        """
         tflop, _ = self._count_work([length])
-        return None if tflop is None else tflop * self.processes
+        if tflop is None:
+            return None
+        return tflop * self.processes
 
     def _count_work(self, lengths: Sequence[int]) -> tuple[float | None, float | None]:
-        """Return the operations of steps on one process, in 1e12, and the seconds that they take at its peak rate."""
+        """Return the operations of optimizer steps on one process, in 1e12, and their seconds at its peak rates.
+
+        Args:
+            lengths: number of rollout steps of each optimizer step.
+
+        Returns:
+            None for both if the operations cannot be counted, None for the seconds if the peak rates are not known.
+        """
         total_counts: Counter[str] = Counter()
         for length, num_steps in Counter(lengths).items():
-            counts = self._cost.operations(length)
+            counts = self._flop_counter.operations(length)
             if counts is None:
                 return None, None
-            total_counts.update({rate: count * num_steps for rate, count in counts.items()})
-        tflop_by_rate = {rate: count * self._share / 1e12 for rate, count in total_counts.items()}
+            for rate, count in counts.items():
+                total_counts[rate] += count * num_steps
+        tflop_by_rate = {rate: count * self._micro_batches / 1e12 for rate, count in total_counts.items()}
         ideal_s = None
-        if self.peaks:
-            ideal_s = sum(tflop / self.peaks[rate] for rate, tflop in tflop_by_rate.items())
+        if self.peak_rates:
+            ideal_s = sum(tflop / self.peak_rates[rate] for rate, tflop in tflop_by_rate.items())
         return sum(tflop_by_rate.values()), ideal_s
 
-    def _pass_time(self) -> None:
+    def _add_elapsed_time(self) -> None:
         """Add the time since the last call to the hours."""
         now = time.perf_counter()
         hours = (now - self._last_time) / 3600
@@ -187,32 +219,42 @@ class UsageMeter:
         setattr(self.spent, self._hours_field, process_hours)
 
 
-def build_meter(
+def build_usage_meter(
     config: Config,
     assets: ModelAssets,
     device: torch.device,
     mesh: DeviceGrid,
     samples_a_step: int,
-    peaks: Mapping[str, float],
-    began: float,
+    peak_rates: Mapping[str, float],
+    start_time: float,
 ) -> UsageMeter:
     """Return the meter of a run; collective if the device is a GPU.
 
     Args:
-        config: of the run.
-        assets: of the run.
-        device: of this process.
-        mesh: of the run's ranks.
+        config: the config of the run.
+        assets: the assets of the model.
+        device: the device of this process.
+        mesh: this rank's position among the ranks.
         samples_a_step: number of samples per optimizer step, over all processes.
-        peaks: rate -> TFLOP/s of the device, see `FlopCounter.operations`; empty if they are not known.
-        began: `time.perf_counter` at the start of this part of the run.
+        peak_rates: rate -> TFLOP/s of the device, see `FlopCounter.operations`; empty if they are not known.
+        start_time: `time.perf_counter` at the start of this part of the run.
     """
     degrees = mesh.degrees
-    share = config.trainer.grad_accum_every / degrees.tensor
+    # Tensor-parallel ranks share the operations of each micro-batch.
+    micro_batches = config.trainer.grad_accum_every / degrees.tensor
     sharded = mesh.device_mesh is not None and config.trainer.parallelism.data != "none"
-    cost = FlopCounter(config, assets, sharded)
-    energy = EnergyMeter(device)
-    return UsageMeter(device, degrees.world, cost, share, samples_a_step, peaks, energy, began)
+    flop_counter = FlopCounter(config, assets, sharded)
+    energy_meter = EnergyMeter(device)
+    return UsageMeter(
+        device, degrees.world, flop_counter, micro_batches, samples_a_step, peak_rates, energy_meter, start_time
+    )
+
+
+def _divide(amount: float | None, seconds: float) -> float | None:
+    """Return the amount per second, None if the amount is unknown."""
+    if amount is None:
+        return None
+    return amount / seconds
 
 
 def _sum(total: float | None, addend: float | None) -> float | None:

@@ -17,7 +17,7 @@ class FakeEnergyMeter:
     def __init__(self, device: torch.device) -> None:
         self._device = device
 
-    def take(self) -> float:
+    def pop_joules(self) -> float:
         """Return this rank's joules."""
         return 100.0 * (current_rank() + 1)
 

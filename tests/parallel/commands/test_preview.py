@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from credit.cli.main import main
-from credit.train.monitor.run_files import early_rows
+from credit.train.monitor.run_files import read_preview_scores
 from tests.parallel.torchrun import launch
 
 pytestmark = pytest.mark.slow
@@ -22,14 +22,14 @@ COMMON = (
 def test_two_ranks_see_what_one_process_sees(small_run: Path) -> None:
     config = str(small_run / "config.yml")
     assert main(["train", config, *COMMON, "trainer.train_batch_size=8", f"save_loc={small_run}/one"]) == 0
-    one = early_rows(small_run / "one")
+    one = read_preview_scores(small_run / "one")
     assert sorted(one) == [2]
     for name, overrides in {
         "sharded": ("trainer.train_batch_size=4",),
         "split": ("trainer.train_batch_size=8", "trainer.parallelism.tensor=2"),
     }.items():
         launch("credit.cli.main", 2, "train", config, *COMMON, *overrides, f"save_loc={small_run}/{name}")
-        many = early_rows(small_run / name)
+        many = read_preview_scores(small_run / name)
         assert many.keys() == one.keys()
         # two steps of training lie behind them
         assert many[2] == pytest.approx(one[2], rel=1e-4), name

@@ -22,7 +22,7 @@ from credit.hpc.chain import JOBS, record
 from credit.train.checkpoint import checkpoint, convert
 from credit.train.checkpoint.async_writer import AsyncCheckpointer
 from credit.train.checkpoint.resume import write_config
-from credit.train.monitor.metrics_log import _cut_rows, write_status
+from credit.train.monitor.metrics_log import _remove_rows_after, write_status
 from credit.train.monitor.summary import write_summary
 from credit.utils.atomic import atomic_write, atomic_write_text
 from tests.unit.cli.world import CONFIG
@@ -31,7 +31,7 @@ ROWS = '{"step": 1}\n{"step": 2}\n{"st'
 WRITERS: dict[str, Callable[[Path], object]] = {
     "some.txt": lambda folder: atomic_write_text(folder / "some.txt", "new\u00e9"),
     "config.yml": lambda folder: write_config(build_config(CONFIG), folder),
-    "metrics.jsonl": lambda folder: _cut_rows(folder / "metrics.jsonl", 1),
+    "metrics.jsonl": lambda folder: _remove_rows_after(folder / "metrics.jsonl", 1),
     JOBS: lambda folder: record(folder, "train", "slurm", ["12"]),
     "000003.json": lambda folder: _write_notes(folder / "000003.json", {5: "lost"}),
 }

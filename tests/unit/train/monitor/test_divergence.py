@@ -13,49 +13,51 @@ from credit.train.checkpoint.train_state import TrainState
 from credit.train.monitor.divergence import DivergenceGuard, RollbackRequired
 
 
-def guard(at: TrainState, **conf: object) -> DivergenceGuard:
-    return DivergenceGuard(TrainerConfig(max_steps=9, **conf), at)
+def guard(train_state: TrainState, **conf: object) -> DivergenceGuard:
+    return DivergenceGuard(TrainerConfig(max_steps=9, **conf), train_state)
 
 
 def test_a_streak_in_a_row() -> None:
-    at = TrainState()
-    judge = guard(at, max_bad_steps=3).judge
-    for step, bad in enumerate([True, True, False, True, True]):
-        judge(step, math.nan if bad else 1.0, bad)
+    train_state = TrainState()
+    check_step = guard(train_state, max_bad_steps=3).check_step
+    for step, is_skipped in enumerate([True, True, False, True, True]):
+        check_step(step, math.nan if is_skipped else 1.0, is_skipped)
     with pytest.raises(RollbackRequired) as caught:
-        judge(5, math.inf, True)
+        check_step(5, math.inf, True)
     assert (caught.value.steps, caught.value.finite) == ([3, 4, 5], False)
     assert "3 times in a row (trainer.max_bad_steps)" in caught.value.problem
 
 
 def test_an_interruption_forgets_nothing() -> None:
-    at = TrainState()
-    guard(at, max_bad_steps=2).judge(7, math.nan, True)
-    again = TrainState()
-    again.restore(json.loads(json.dumps(at.meta())))
+    train_state = TrainState()
+    guard(train_state, max_bad_steps=2).check_step(7, math.nan, True)
+    restored_state = TrainState()
+    restored_state.restore(json.loads(json.dumps(train_state.to_meta())))
     with pytest.raises(RollbackRequired) as caught:
-        guard(again, max_bad_steps=2).judge(8, math.nan, True)
+        guard(restored_state, max_bad_steps=2).check_step(8, math.nan, True)
     assert caught.value.steps == [7, 8]
 
 
 def test_a_jump_of_the_loss() -> None:
-    at = TrainState()
+    train_state = TrainState()
     conf = {"loss_spike": {"factor": 3.0, "window": 5, "limit": 1}}
-    judge = guard(at, **conf).judge
+    check_step = guard(train_state, **conf).check_step
     for step in range(5):
-        judge(step, 9.0 if step == 0 else 1.0, False)  # before there are five, nothing is a jump
-    judge(5, 2.9, False)
+        check_step(step, 9.0 if step == 0 else 1.0, False)  # before there are five, nothing is a jump
+    check_step(5, 2.9, False)
     with pytest.raises(RollbackRequired) as caught:
-        judge(6, 3.1, False)
+        check_step(6, 3.1, False)
     assert (caught.value.steps, caught.value.finite) == ([6], True)
-    assert at.losses == [1.0, 1.0, 1.0, 1.0, 2.9], "the jump does not count as usual"
-    at.spikes = 1
-    judge(6, 3.1, False)  # the limit is used up
+    assert train_state.losses == [1.0, 1.0, 1.0, 1.0, 2.9], "the jump does not count as usual"
+    train_state.spikes = 1
+    check_step(6, 3.1, False)  # the limit is used up
     with pytest.raises(ValidationError, match="greater than 1"):
-        guard(at, loss_spike={"factor": 1.0})
+        guard(train_state, loss_spike={"factor": 1.0})
 
 
 def test_a_checkpoint_of_an_older_version() -> None:
-    at = TrainState(step=3, left_out=[4], losses=[1.0])
-    at.restore({"step": 12, "best": 0.5, "best_step": 10, "worse": 1, "bad_steps": 2, "saved": 12, "validated": 10})
-    assert at == TrainState(step=12, best=0.5, best_step=10, worse=1, saved=12, validated=10)
+    train_state = TrainState(step=3, left_out=[4], losses=[1.0])
+    train_state.restore(
+        {"step": 12, "best": 0.5, "best_step": 10, "worse": 1, "bad_steps": 2, "saved": 12, "validated": 10}
+    )
+    assert train_state == TrainState(step=12, best=0.5, best_step=10, worse=1, saved=12, validated=10)

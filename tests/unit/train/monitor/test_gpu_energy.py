@@ -67,11 +67,11 @@ def test_the_counter_from_the_start_of_the_run() -> None:
     library = Library()
     _, gpu = open_gpu(library, FIRST)
     library.millijoules["first"] += 1_500
-    assert gpu.take() == 1.5
-    assert gpu.take() == 0.0
+    assert gpu.pop_joules() == 1.5
+    assert gpu.pop_joules() == 0.0
     # the driver was loaded again
     library.millijoules["first"] = 250
-    assert gpu.take() == 0.25
+    assert gpu.pop_joules() == 0.25
 
 
 @pytest.mark.parametrize(("uuid", "handle"), [(FIRST, "first"), (SECOND, "second"), (SLICE, "second")])
@@ -79,7 +79,7 @@ def test_the_gpu_is_found_by_its_uuid(uuid: str, handle: str) -> None:
     library = Library()
     name, gpu = open_gpu(library, uuid)
     library.millijoules[handle] += 3_000
-    assert (name, gpu.take()) == (library.nvmlDeviceGetUUID(handle), 3.0)
+    assert (name, gpu.pop_joules()) == (library.nvmlDeviceGetUUID(handle), 3.0)
 
 
 def test_power_times_time_without_a_counter(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,11 +88,11 @@ def test_power_times_time_without_a_counter(monkeypatch: pytest.MonkeyPatch) -> 
     library = Library(counter=False)
     _, gpu = open_gpu(library, FIRST)
     now, library.milliwatts["first"] = 110.0, 500_000
-    assert gpu.take() == pytest.approx(10 * 400)
+    assert gpu.pop_joules() == pytest.approx(10 * 400)
     now = 112.0
-    assert gpu.take() == pytest.approx(2 * 500)
+    assert gpu.pop_joules() == pytest.approx(2 * 500)
     library.works = False
-    assert math.isnan(gpu.take())
+    assert math.isnan(gpu.pop_joules())
 
 
 def on_gpu(monkeypatch: pytest.MonkeyPatch, library: object, ranks: list, rank: int) -> EnergyMeter:
@@ -113,17 +113,17 @@ def test_ranks_that_share_a_gpu_count_it_once(monkeypatch: pytest.MonkeyPatch) -
     library, name = Library(), f"GPU-{FIRST}"
     meters = [on_gpu(monkeypatch, library, [name, name], rank) for rank in (0, 1)]
     library.millijoules["first"] += 2_000
-    assert [meter.take() for meter in meters] == [2.0, 0.0]
+    assert [meter.pop_joules() for meter in meters] == [2.0, 0.0]
 
 
 def test_without_the_library_nothing_is_known(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
-    assert math.isnan(on_gpu(monkeypatch, None, [None], 0).take())
+    assert math.isnan(on_gpu(monkeypatch, None, [None], 0).pop_joules())
     assert "[energy]" in caplog.text
     library = Library()
     library.works = False
-    assert math.isnan(on_gpu(monkeypatch, library, [None], 0).take())
+    assert math.isnan(on_gpu(monkeypatch, library, [None], 0).pop_joules())
     assert "Driver Not Loaded" in caplog.text
-    assert math.isnan(EnergyMeter(torch.device("cpu")).take())
+    assert math.isnan(EnergyMeter(torch.device("cpu")).pop_joules())

@@ -12,7 +12,7 @@ import pytest
 
 from credit.errors import ConfigError
 from credit.train.monitor.metrics_log import MetricsLog, rank_log, write_status
-from credit.train.monitor.run_files import is_repeated
+from credit.train.monitor.run_files import is_repeated_failure
 
 
 def rows(folder: Path) -> list[dict]:
@@ -104,10 +104,10 @@ def test_status(tmp_path: Path) -> None:
 
 def test_a_failure_is_repeated_at_the_same_step_alone() -> None:
     status = {"status": "requeue", "step": 4, "reason": "shape '[2]' is invalid", "job_id": "7"}
-    assert is_repeated(status, 4, "shape '[2]' is invalid")
+    assert is_repeated_failure(status, 4, "shape '[2]' is invalid")
     # a start after one that was called failed is judged alike
-    assert is_repeated({**status, "status": "failed"}, 4, "shape '[2]' is invalid")
-    assert not is_repeated(status, 8, "shape '[2]' is invalid"), "a new checkpoint is progress"
-    assert not is_repeated(status, 4, "Connection closed by peer [10.0.0.1]:7")
-    assert not is_repeated({**status, "status": "running"}, 4, "shape '[2]' is invalid")
-    assert not is_repeated({}, 0, "")
+    assert is_repeated_failure({**status, "status": "failed"}, 4, "shape '[2]' is invalid")
+    assert not is_repeated_failure(status, 8, "shape '[2]' is invalid"), "a new checkpoint is progress"
+    assert not is_repeated_failure(status, 4, "Connection closed by peer [10.0.0.1]:7")
+    assert not is_repeated_failure({**status, "status": "running"}, 4, "shape '[2]' is invalid")
+    assert not is_repeated_failure({}, 0, "")

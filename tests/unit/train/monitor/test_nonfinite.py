@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from credit.train.monitor.nonfinite import bad_channels, first_bad_layer
+from credit.train.monitor.nonfinite import find_infinite_channels, find_nonfinite_layer
 
 
 class Broken(nn.Module):
@@ -30,7 +30,7 @@ def network(where: int | None, **broken: bool) -> nn.Sequential:
 
 
 def find(model: nn.Module) -> str | None:
-    found = first_bad_layer(model, lambda: model(torch.ones(2, 3)).square().sum())
+    found = find_nonfinite_layer(model, lambda: model(torch.ones(2, 3)).square().sum())
     assert all(p.grad is None for p in model.parameters())
     assert not any(module._forward_hooks for module in model.modules())
     return found
@@ -50,7 +50,7 @@ def test_backward_names_the_layer_before_the_culprit() -> None:
 
 def test_the_loss() -> None:
     model = network(None)
-    assert first_bad_layer(model, lambda: model(torch.ones(2, 3)).sum() * torch.inf) == "the loss"
+    assert find_nonfinite_layer(model, lambda: model(torch.ones(2, 3)).sum() * torch.inf) == "the loss"
 
 
 def test_weights() -> None:
@@ -64,4 +64,4 @@ def test_channels() -> None:
     values = torch.zeros(2, 3, 1, 4, 4)
     values[1, 2, 0, 3, 3] = -torch.inf
     values[0, 0, 0, 0, 0] = torch.nan  # declared missing
-    assert bad_channels(values, ["a", "b", "c"]) == ["c"]
+    assert find_infinite_channels(values, ["a", "b", "c"]) == ["c"]

@@ -23,7 +23,7 @@ from credit.forecast.stepper import Stepper
 from credit.parallel.mesh import DeviceGrid, ParallelDims
 from credit.train.monitor.metrics_log import MetricsLog
 from credit.train.monitor.preview import Preview, PreviewPlan
-from credit.train.monitor.run_files import early_rows
+from credit.train.monitor.run_files import read_preview_scores
 from credit.verify.plots.preview import draw_preview
 from tests.unit.analytic_reader import AnalyticReader, make_grid
 
@@ -152,7 +152,7 @@ def test_what_cannot_be_drawn_is_a_warning(tmp_path: Path, caplog: pytest.LogCap
         assert make(Network(), DeviceGrid(), tmp_path, full)(5, log, lambda: False)
     log.close()
     assert "preview at step 5: not drawn (early_rmse.png: cannot be written (No space" in caplog.text
-    assert early_rows(tmp_path)[5] == pytest.approx(expected(INITIAL), rel=1e-5)
+    assert read_preview_scores(tmp_path)[5] == pytest.approx(expected(INITIAL), rel=1e-5)
 
 
 def test_figures_are_replaced_and_begin_anew_after_a_rewind(tmp_path: Path) -> None:

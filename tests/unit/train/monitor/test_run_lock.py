@@ -35,7 +35,7 @@ def beat_of(folder: Path) -> dict:
 
 def test_it_beats_and_goes(tmp_path: Path) -> None:
     with RunLock(tmp_path, "77", **QUICK) as presence:
-        presence.note(12, "step 13")
+        presence.update(12, "step 13")
         time.sleep(0.3)
         said = beat_of(tmp_path)
         assert (said["pid"], said["job_id"], said["step"], said["doing"]) == (os.getpid(), "77", 12, "step 13")
@@ -91,11 +91,11 @@ def test_a_job_on_another_host_is_given_time_to_beat(tmp_path: Path) -> None:
 
 def test_who_has_lost_the_folder_leaves_it_alone(tmp_path: Path) -> None:
     with RunLock(tmp_path, **QUICK) as presence:
-        presence.require()
+        presence.require_ownership()
         (tmp_path / "heartbeat.json").write_text(json.dumps(beat_of(tmp_path) | {"pid": 5}))
         time.sleep(0.3)
         with pytest.raises(CheckpointError, match="another job has taken this folder"):
-            presence.require()
+            presence.require_ownership()
     assert beat_of(tmp_path)["pid"] == 5
 
 
@@ -105,12 +105,12 @@ def test_who_has_lost_the_folder_leaves_it_alone(tmp_path: Path) -> None:
 def test_a_folder_that_was_removed_was_not_taken(tmp_path: Path, removed: str, says: str) -> None:
     (tmp_path / "run").mkdir()
     with RunLock(tmp_path / "run", **QUICK) as presence:
-        presence.require()
+        presence.require_ownership()
         path = tmp_path / removed
         shutil.rmtree(path) if path.is_dir() else path.unlink()
         time.sleep(0.3)
         with pytest.raises(CheckpointError, match=says) as caught:
-            presence.require()
+            presence.require_ownership()
     assert "has taken" not in str(caught.value)
     assert not (tmp_path / "run" / "heartbeat.json").exists()
 
@@ -129,7 +129,7 @@ def test_a_file_system_that_fails_for_a_moment_ends_no_beat(tmp_path: Path, monk
         before = beat_of(tmp_path)["beat"]
         time.sleep(0.3)
         assert beat_of(tmp_path)["beat"] > before, "others would take the folder from a job that lives"
-        presence.require()
+        presence.require_ownership()
     with pytest.raises(KeyError), RunLock(tmp_path, **QUICK):
         monkeypatch.setattr(Path, "read_bytes", stale)
         raise KeyError("what ends the run is not hidden")
@@ -146,5 +146,5 @@ def test_what_a_failing_disk_left_of_ones_own_file_is_written_again(tmp_path: Pa
         while not (tmp_path / "heartbeat.json").read_text().startswith('{"host": "' + socket.gethostname()):
             assert time.monotonic() < deadline
             time.sleep(0.05)
-        presence.require()
+        presence.require_ownership()
     assert not list(tmp_path.iterdir())

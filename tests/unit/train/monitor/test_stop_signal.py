@@ -27,9 +27,9 @@ def handlers() -> None:
 
 def test_signal_then_now(tmp_path: Path, handlers: None) -> None:
     with StopSignal(tmp_path, None, {}) as stop:
-        assert stop.reason(0) is None
+        assert stop.find_reason(0) is None
         os.kill(os.getpid(), signal.SIGUSR1)
-        assert stop.reason(0) == "signal SIGUSR1"
+        assert stop.find_reason(0) == "signal SIGUSR1"
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGTERM)
 
@@ -37,16 +37,16 @@ def test_signal_then_now(tmp_path: Path, handlers: None) -> None:
 def test_file(tmp_path: Path, handlers: None) -> None:
     with StopSignal(tmp_path, None, {}) as stop:
         (tmp_path / "STOP").touch()
-        assert stop.reason(0) == "file STOP"
+        assert stop.find_reason(0) == "file STOP"
         assert not (tmp_path / "STOP").exists(), "the next run must not stop at once"
-        assert stop.reason(0) == "file STOP", "a request stands"
+        assert stop.find_reason(0) == "file STOP", "a request stands"
 
 
 def test_one_rank_looks_for_the_file(tmp_path: Path, handlers: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "STOP").touch()
     with StopSignal(None, None, {}) as stop:
-        assert stop.reason(0) is None
+        assert stop.find_reason(0) is None
     asked = {}
 
     def refuse(folder: Path | None, *_: object) -> None:
@@ -66,8 +66,8 @@ def test_it_leaves_time_to_save(tmp_path: Path, handlers: None, by: str) -> None
     soon, late = 3600.0, 36000.0
     walltime, job = (soon, late) if by == "walltime" else (late, soon)
     with StopSignal(tmp_path, walltime, {"CREDIT_JOB_END": f"{time.time() + job:.0f}"}) as stop:
-        assert stop.reason(110) is None
-        assert stop.reason(3545) == by
+        assert stop.find_reason(110) is None
+        assert stop.find_reason(3545) == by
 
 
 def test_an_end_that_is_no_time(tmp_path: Path) -> None:
@@ -85,8 +85,8 @@ def test_a_file_system_that_fails_for_a_moment_ends_no_run(
         (tmp_path / "STOP").touch()
         with monkeypatch.context() as failing:
             failing.setattr(os, "stat", stale)
-            assert stop.reason(0) is None
-        assert stop.reason(0) == "file STOP"
+            assert stop.find_reason(0) is None
+        assert stop.find_reason(0) == "file STOP"
 
 
 @pytest.mark.parametrize(("number", "is_interrupt"), [(signal.SIGINT, True), (signal.SIGTERM, False)])
@@ -94,5 +94,5 @@ def test_ctrl_c_is_told_apart(tmp_path: Path, handlers: None, number: signal.Sig
     with StopSignal(tmp_path, None, {}) as stop:
         assert not stop.is_interrupt
         os.kill(os.getpid(), number)
-        assert stop.reason(0) == f"signal {number.name}"
+        assert stop.find_reason(0) == f"signal {number.name}"
         assert stop.is_interrupt == is_interrupt

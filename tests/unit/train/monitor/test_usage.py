@@ -13,7 +13,7 @@ import torch
 
 from credit.hpc.planner.gpus import gpu_names, reported_peaks
 from credit.train.checkpoint.train_state import TrainState
-from credit.train.monitor.summary import describe, summarise
+from credit.train.monitor.summary import build_summary, format_summary
 from credit.train.monitor.usage import UsageMeter
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
@@ -55,7 +55,7 @@ def test_rates_by_hand(calendar: SimpleNamespace) -> None:
     assert row["mfu"] == pytest.approx(6 * 1.5 * 0.024 / 10)
     assert row["samples_per_s"] == 7.2 and row["data_wait_frac"] == 0.1
     assert row["wall_hours"] == 1.0 and row["gpu_hours"] == 8.0 and row["energy_kwh"] == 2.0
-    assert meter.step_tflop(4) == pytest.approx(4 * 3 * 1.5 * 8)
+    assert meter.count_step_tflop(4) == pytest.approx(4 * 3 * 1.5 * 8)
 
 
 def test_what_is_not_known_is_left_out(calendar: SimpleNamespace) -> None:
@@ -75,7 +75,7 @@ def test_a_run_adds_up_over_its_parts(calendar: SimpleNamespace) -> None:
     calendar.seconds += 3600
     first.add_energy(3.6e6)
     first.add_steps([1], 10.0, 0.0)
-    stored = first.state()
+    stored = first.to_dict()
     calendar.seconds += 3600
     first.add_energy(3.6e6)
     lost = first.add_steps([1], 10.0, 0.0)
@@ -101,11 +101,11 @@ def test_a_checkpoint_of_an_older_version_counts_from_there(calendar: SimpleName
     calendar.seconds += 3600
     meter.add_energy(3.6e6)
     meter.add_steps([1], 10.0, 0.0)
-    meter.state()
+    meter.to_dict()
     at.step = 501
-    found = summarise(meter_on_cpu_name(meter), at, "skill", 1, [2.4], 1.0)
+    found = build_summary(meter_on_cpu_name(meter), at, "skill", 1, [2.4], 1.0)
     assert found["counted_since_step"] == 500 and found["kwh_per_1000_samples"] == pytest.approx(1000 / 24)
-    assert "since step 500" in describe(found, Path("run"), 501)
+    assert "since step 500" in format_summary(found, Path("run"), 501)
 
 
 def test_a_run_that_fails_before_its_first_step_has_no_energy_a_sample(calendar: SimpleNamespace) -> None:
@@ -113,10 +113,10 @@ def test_a_run_that_fails_before_its_first_step_has_no_energy_a_sample(calendar:
     # an earlier part was killed before its first checkpoint
     meter.resume(0, {}, [{"wall_hours": 1.0, "gpu_hours": 8.0, "energy_kwh": 2.0}])
     calendar.seconds += 36
-    meter.state()
-    found = summarise(meter_on_cpu_name(meter), TrainState(), "skill", 1, [], 1.0)
+    meter.to_dict()
+    found = build_summary(meter_on_cpu_name(meter), TrainState(), "skill", 1, [], 1.0)
     assert found["energy_kwh"] == 2.0 and "kwh_per_1000_samples" not in found
-    assert "2 kWh" in describe(found, Path("run"), 20)
+    assert "2 kWh" in format_summary(found, Path("run"), 20)
 
 
 def meter_on_cpu_name(meter: UsageMeter) -> UsageMeter:
@@ -135,14 +135,14 @@ def test_the_summary_by_hand(calendar: SimpleNamespace) -> None:
     meter.add_energy(3.6e5)
     meter.add_steps([1] * 10, seconds=50.0, wait=5.0)
     at = TrainState(step=10, best=0.25, best_step=8)
-    found = summarise(meter_on_cpu_name(meter), at, "skill", 1, [4.0, 5.0, 9.0], 2.5)
+    found = build_summary(meter_on_cpu_name(meter), at, "skill", 1, [4.0, 5.0, 9.0], 2.5)
     shares = {"steps": 0.5, "data_wait": 0.05, "validation": 0.2, "checkpoints": 0.1, "other": 0.2}
     assert found["time_shares"] == pytest.approx(shares)
     assert (found["samples"], found["samples_per_s_mean"], found["samples_per_s_median"]) == (240, 4.8, 5.0)
     assert found["kwh_per_1000_samples"] == pytest.approx(0.1 / 240 * 1000)
     assert found["tflop_per_step"] == pytest.approx(3 * 1.5 * 8)
     assert found["best"] == {"metric": "skill", "value": 0.25, "step": 8}
-    text = describe(found, Path("run"), 20)
+    text = format_summary(found, Path("run"), 20)
     for line in ("10 of 20, 240 samples", "waiting for data 5%", "4.8 samples/s, median 5", "MFU 0.7%", "0.1 kWh"):
         assert line in text, text
 
@@ -151,20 +151,20 @@ def test_the_path_of_the_best_is_that_of_a_checkpoint(calendar: SimpleNamespace,
     """A full disk may have kept the best one, or all of them, from being saved."""
     meter = meter_of()
     calendar.seconds += 60
-    meter.state()
-    summary = summarise(meter_on_cpu_name(meter), TrainState(10, 0.25, 8), "skill", 1, [], 1.0)
+    meter.to_dict()
+    summary = build_summary(meter_on_cpu_name(meter), TrainState(10, 0.25, 8), "skill", 1, [], 1.0)
     folder = tmp_path / "checkpoints"
     assert (
         "best      skill 0.2500 at step 8, whose checkpoint could not be saved\n"
-        in describe(summary, tmp_path, 20) + "\n"
+        in format_summary(summary, tmp_path, 20) + "\n"
     )
     for step in (6, 8):
         (folder / f"step_{step:08d}").mkdir(parents=True)
     (folder / "best").symlink_to("step_00000006")
-    assert f"{folder}/best is step_00000006, of an earlier validation" in describe(summary, tmp_path, 20)
+    assert f"{folder}/best is step_00000006, of an earlier validation" in format_summary(summary, tmp_path, 20)
     (folder / "best").unlink()
     (folder / "best").symlink_to("step_00000008")
-    assert describe(summary, tmp_path, 20).endswith(f"at step 8, {folder}/best")
+    assert format_summary(summary, tmp_path, 20).endswith(f"at step 8, {folder}/best")
 
 
 @pytest.mark.parametrize(("skill", "warns"), [(0.99, False), (1.0, True), (4.8e6, True)])
@@ -173,12 +173,12 @@ def test_a_best_that_is_no_better_than_persistence_is_a_warning(
 ) -> None:
     meter = meter_of()
     calendar.seconds += 60
-    meter.state()
-    summary = summarise(meter_on_cpu_name(meter), TrainState(10, skill, 8), "skill", 1, [], 1.0)
-    assert ("no validation was better than that" in describe(summary, Path("run"), 20)) == warns
+    meter.to_dict()
+    summary = build_summary(meter_on_cpu_name(meter), TrainState(10, skill, 8), "skill", 1, [], 1.0)
+    assert ("no validation was better than that" in format_summary(summary, Path("run"), 20)) == warns
     # other monitors have no such limit
-    summary = summarise(meter_on_cpu_name(meter), TrainState(10, skill, 8), "loss", 1, [], 1.0)
-    assert "warning" not in describe(summary, Path("run"), 20)
+    summary = build_summary(meter_on_cpu_name(meter), TrainState(10, skill, 8), "loss", 1, [], 1.0)
+    assert "warning" not in format_summary(summary, Path("run"), 20)
 
 
 def test_gpus_by_the_name_they_report() -> None:
