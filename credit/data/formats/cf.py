@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 import xarray as xr
 
-from credit.data.formats.grib.dataset import UNREADABLE
+from credit.data.formats.grib.unreadable import UNREADABLE
 from credit.data.formats.select import format_values
 from credit.data.formats.units import require_packing
 from credit.errors import DataError

@@ -23,11 +23,16 @@ from credit.data.formats.select import select_positions
 from credit.data.formats.units import require_packing
 from credit.errors import ConfigError, DataError, did_you_mean
 
+# Date code of a pattern (as of strftime) -> regular expression of its digits.
 _DATE_CODES = {"%Y": r"\d{4}", "%m": r"\d{2}", "%d": r"\d{2}", "%H": r"\d{2}", "%M": r"\d{2}", "%j": r"\d{3}"}
+# A date code or a wildcard in a pattern.
 _TOKEN = re.compile(r"%.|\*\*/|\*|\?")
+# Wildcard of a glob -> regular expression.
 _WILDCARDS = {"**/": "(?:.*/)?", "*": "[^/]*", "?": "[^/]"}
+# Files that describe a zarr store, of formats 3 and 2 (consolidated or not).
 _ZARR_DESCRIPTIONS = ("zarr.json", ".zmetadata", ".zgroup")
 _GRIB_ENDINGS = (".grib", ".grib1", ".grib2", ".grb", ".grb1", ".grb2", ".gb", ".gb2")
+# Format -> its name in messages.
 _KINDS = {"netcdf": "netCDF file", "zarr": "zarr store"}
 
 
@@ -57,13 +62,22 @@ def expand_paths(source: SourceConfig, key: str) -> list[Path | str]:
 
 
 def expand_path(pattern: str, key: str) -> list[Path | str]:
-    """Return the files and zarr stores that match one path or pattern, at least one; see `expand_paths`."""
+    """Return the files and zarr stores that match one path or pattern, at least one; see `expand_paths`.
+
+    Args:
+        pattern: a path, a URL, a glob with date codes, or ``sample:NAME`` for a sample of the package.
+        key: its key in the config, for messages.
+
+    Raises:
+        ConfigError: for a date code that is not supported.
+        DataError: if no file is found.
+    """
     if is_remote(pattern):
         if "*" in pattern:
             raise DataError(f"{key}: {pattern}: patterns find files on disks only; list the stores")
         return [pattern]
     if pattern.startswith("sample:"):
-        return _sample_files(pattern.removeprefix("sample:"), key)
+        return _find_sample_files(pattern.removeprefix("sample:"), key)
     if not _TOKEN.search(pattern) and "[" not in pattern:
         path = Path(pattern)
         if not path.exists():
@@ -105,7 +119,12 @@ def _escape(text: str) -> str:
     return "".join(pieces)
 
 
-def _sample_files(name: str, key: str) -> list[Path]:
+def _find_sample_files(name: str, key: str) -> list[Path]:
+    """Return the files of a sample that the package contains.
+
+    Raises:
+        DataError: if it has no sample of this name.
+    """
     root = Path(str(resources.files("credit.data.sample")))
     names = [item.name for item in root.iterdir() if item.is_dir() and any(item.glob("*.nc"))]
     if name not in names:
@@ -135,7 +154,12 @@ def is_zarr(path: Path) -> bool:
 
 
 def detect_format(path: Path, configured: str) -> str:
-    """Return ``netcdf``, ``zarr`` or ``grib``: as configured, or for ``auto`` by the name and the first bytes."""
+    """Return the format of a file: ``netcdf``, ``zarr`` or ``grib``.
+
+    Args:
+        path: the file, not remote.
+        configured: ``data.sources.N.format``; with ``auto`` the name and the first bytes of the file decide.
+    """
     if configured != "auto":
         return configured
     if is_zarr(path):
@@ -155,8 +179,13 @@ def open_file(path: Path | str, source: SourceConfig) -> xr.Dataset:
 
     Times stay encoded, and packed values are unpacked when they are read.
 
+    Args:
+        path: the file, one of `expand_paths`.
+        source: its source.
+
     Raises:
         DataError: if it is missing or unreadable, or does not have the selected positions.
+        ConfigError: if ``select`` of the source names a key that a GRIB file cannot have.
     """
     if source.type is not None:
         return open_plugin_source(source, str(path))
@@ -166,6 +195,7 @@ def open_file(path: Path | str, source: SourceConfig) -> xr.Dataset:
     file_format = detect_format(path, source.format)
     if file_format == "grib":
         return open_grib(path, source.select)
+    # netCDF or zarr on a disk.
     if file_format == "netcdf":
         _refuse_truncated(path)
     engine = "netcdf4" if file_format == "netcdf" else "zarr"
@@ -182,7 +212,7 @@ def open_file(path: Path | str, source: SourceConfig) -> xr.Dataset:
             with xr.open_dataset(path, engine=engine, decode_cf=False, chunks=None, cache=False) as raw_dataset:
                 for name, variable in raw_dataset.variables.items():
                     require_packing(str(name), variable.attrs, str(path))
-        raise _unreadable(path, file_format, error) from error
+        raise _build_unreadable_error(path, file_format, error) from error
     return select_positions(dataset, source.select, str(path))
 
 
@@ -195,17 +225,19 @@ def _is_consolidated(path: Path) -> bool:
 
 
 def _refuse_truncated(path: Path) -> None:
+    """Raise a DataError if a netCDF file is not complete, or cannot be read."""
     try:
-        missing = count_missing_bytes(path)
+        num_missing = count_missing_bytes(path)
     except PermissionError as error:
         raise DataError(f"{path}: you may not read it (check chmod and the group)") from error
     except (OSError, EOFError, KeyError, IndexError) as error:
-        raise _unreadable(path, "netcdf", error) from error
-    if missing:
-        raise _unreadable(path, "netcdf", EOFError(f"{missing} bytes are missing at its end"))
+        raise _build_unreadable_error(path, "netcdf", error) from error
+    if num_missing:
+        raise _build_unreadable_error(path, "netcdf", EOFError(f"{num_missing} bytes are missing at its end"))
 
 
-def _unreadable(path: Path, file_format: str, error: Exception) -> DataError:
+def _build_unreadable_error(path: Path, file_format: str, error: Exception) -> DataError:
+    """Return the error for a file that cannot be read in its format."""
     return DataError(
         f"{path}: cannot be read as a {_KINDS[file_format]} ({error}); it may be truncated, still being written, or of "
         "another format: copy it again, or set data.sources.N.format"
@@ -253,7 +285,11 @@ class OpenFiles:
         self._permanent_datasets: dict[tuple[Path | str, int], xr.Dataset] = {}
 
     def get(self, path: Path | str, number: int) -> xr.Dataset:
-        """Return the dataset of a file of source `number`."""
+        """Return the dataset of a file of source `number`, which is opened if it is not open.
+
+        Raises:
+            DataError: see `open_file`.
+        """
         if self._owner != os.getpid():
             # After a fork the datasets of the parent stay referenced, so that its connections are not closed here.
             self._datasets_of_parent = self._datasets
@@ -267,18 +303,24 @@ class OpenFiles:
             return self._datasets[key]
         source = self._sources[number]
         dataset = open_file(path, source)
+        # GRIB files and plugins hold no file open, and opening them again would be slow.
         is_plugin = source.type is not None
         if is_plugin or (not is_remote(path) and detect_format(path, source.format) == "grib"):
             self._permanent_datasets[key] = dataset
             return dataset
         self._datasets[key] = dataset
+        # The dataset that was used longest ago is closed first.
         while len(self._datasets) > self._max_files:
             _, oldest_dataset = self._datasets.popitem(last=False)
             oldest_dataset.close()
         return dataset
 
     def fingerprint(self, path: Path | str, number: int) -> list[int]:
-        """Return two numbers that change with the file; for a zarr store or a plugin, with its description."""
+        """Return two numbers that change with a file of source `number`.
+
+        For a file these are its size and time of change, for a remote store or a plugin size and checksum of its
+        description.
+        """
         if self._sources[number].type is not None:
             return self.get(path, number).encoding["fingerprint"]
         if is_remote(path):

@@ -25,30 +25,37 @@ def count_missing_bytes(path: Path) -> int:
         magic = file.read(4)
         if magic[:3] != b"CDF" or magic[3:] not in (b"\x01", b"\x02", b"\x05"):
             return 0
-        expected_bytes = _Header(file, magic[3]).expected_bytes()
+        expected_bytes = _Header(file, magic[3]).compute_expected_bytes()
     return max(0, expected_bytes - path.stat().st_size)
 
 
 class _Header:
-    """Reader of the lists of a header, which follow each other in the file."""
+    """Reader of the lists of a header, which follow each other in the file.
+
+    Args:
+        file: the file, after its first 4 bytes.
+        version: version of the format, 1, 2 or 5.
+    """
 
     def __init__(self, file: BinaryIO, version: int) -> None:
         self._file = file
         self._count_bytes = 8 if version == 5 else 4
         self._offset_bytes = 4 if version == 1 else 8
 
-    def expected_bytes(self) -> int:
-        """Return the end of the last value of the last variable."""
-        num_records = self._number(self._count_bytes)
+    def compute_expected_bytes(self) -> int:
+        """Return the end of the last value of the last variable, in bytes from the start of the file."""
+        num_records = self._read_number(self._count_bytes)
         if num_records == 256**self._count_bytes - 1:
             # The file is still being written, and the number of records is not known.
             num_records = 0
-        dimensions = [self._dimension() for _ in range(self._list_length())]
+        dimensions = [self._read_dimension() for _ in range(self._read_list_length())]
+        # Attributes of the file.
         self._skip_attributes()
+        # Variables along the record dimension are stored record by record behind all others.
         ends = [0]
         record_variables = []
-        for _ in range(self._list_length()):
-            shape, value_bytes, begin = self._variable(dimensions)
+        for _ in range(self._read_list_length()):
+            shape, value_bytes, begin = self._read_variable(dimensions)
             if shape and shape[0] == 0:
                 record_bytes = math.prod(shape[1:]) * value_bytes
                 record_variables.append((begin, record_bytes))
@@ -64,44 +71,58 @@ class _Header:
                 ends.append(begin + (num_records - 1) * stride + record_bytes)
         return max(ends)
 
-    def _number(self, size: int) -> int:
-        data = self._file.read(size)
-        if len(data) < size:
+    def _read_number(self, num_bytes: int) -> int:
+        """Return the next number of the header, which has 4 or 8 bytes.
+
+        Raises:
+            EOFError: if the file ends before.
+        """
+        data = self._file.read(num_bytes)
+        if len(data) < num_bytes:
             raise EOFError("the header is truncated")
-        return struct.unpack(">Q" if size == 8 else ">I", data)[0]
+        return struct.unpack(">Q" if num_bytes == 8 else ">I", data)[0]
 
-    def _list_length(self) -> int:
-        self._number(4)
-        return self._number(self._count_bytes)
+    def _read_list_length(self) -> int:
+        """Return the length of the list that follows; before it stands a tag of 4 bytes, which is not needed."""
+        self._read_number(4)
+        return self._read_number(self._count_bytes)
 
-    def _skip(self, size: int) -> None:
-        self._file.seek(_pad(size), 1)
+    def _skip(self, num_bytes: int) -> None:
+        """Skip values, which are padded to a multiple of four bytes."""
+        self._file.seek(_pad(num_bytes), 1)
 
     def _skip_name(self) -> None:
-        self._skip(self._number(self._count_bytes))
+        """Skip a name, before which its length stands."""
+        self._skip(self._read_number(self._count_bytes))
 
-    def _dimension(self) -> int:
+    def _read_dimension(self) -> int:
+        """Return the length of the next dimension, 0 for the record dimension."""
         self._skip_name()
-        return self._number(self._count_bytes)
+        return self._read_number(self._count_bytes)
 
     def _skip_attributes(self) -> None:
-        for _ in range(self._list_length()):
+        """Skip a list of attributes."""
+        for _ in range(self._read_list_length()):
             self._skip_name()
-            type_code = self._number(4)
-            self._skip(self._number(self._count_bytes) * _TYPE_BYTES[type_code])
+            type_code = self._read_number(4)
+            self._skip(self._read_number(self._count_bytes) * _TYPE_BYTES[type_code])
 
-    def _variable(self, dimensions: list[int]) -> tuple[list[int], int, int]:
-        """Return shape (0 for the record dimension), bytes of a value, and offset of the first value."""
+    def _read_variable(self, dimensions: list[int]) -> tuple[list[int], int, int]:
+        """Return shape (0 for the record dimension), bytes of a value, and offset of the first value in the file.
+
+        Args:
+            dimensions: lengths of the dimensions of the file.
+        """
         self._skip_name()
-        rank = self._number(self._count_bytes)
-        shape = [dimensions[self._number(self._count_bytes)] for _ in range(rank)]
+        rank = self._read_number(self._count_bytes)
+        shape = [dimensions[self._read_number(self._count_bytes)] for _ in range(rank)]
         self._skip_attributes()
-        value_bytes = _TYPE_BYTES[self._number(4)]
+        value_bytes = _TYPE_BYTES[self._read_number(4)]
         # The size of the variable follows. It overflows for large variables, so it is not used.
-        self._number(self._count_bytes)
-        return shape, value_bytes, self._number(self._offset_bytes)
+        self._read_number(self._count_bytes)
+        return shape, value_bytes, self._read_number(self._offset_bytes)
 
 
-def _pad(size: int) -> int:
+def _pad(num_bytes: int) -> int:
     """Return a number of bytes rounded up to a multiple of four."""
-    return -(-size // 4) * 4
+    return -(-num_bytes // 4) * 4

@@ -26,6 +26,7 @@ from credit.grid import LatLonGrid
 _NEGLIGIBLE = 1e-9
 # One half less rounding errors: a cell of which exactly half is covered is not missing.
 _LEAST_VALID = 0.5 - 1e-5
+# A row nearer to a pole than this lies on the pole.
 _AT_POLE_DEGREES = 1e-3
 
 
@@ -34,7 +35,7 @@ class _SparseMatrix:
     """Sparse matrix with at most K entries a row.
 
     Attributes:
-        columns: (rows, K) column of each entry.
+        columns: (rows, K) int64 column of each entry.
         weights: (rows, K) float32 values of the entries; each row adds up to 1.
     """
 
@@ -43,6 +44,7 @@ class _SparseMatrix:
 
     @classmethod
     def from_dense(cls, matrix: np.ndarray) -> _SparseMatrix:
+        """Return a matrix (rows, columns) of weights of at least 0, with each row scaled to add up to 1."""
         weights = matrix / matrix.sum(axis=1, keepdims=True)
         weights[weights < _NEGLIGIBLE] = 0.0
         max_entries = int((weights > 0).sum(axis=1).max())
@@ -50,14 +52,15 @@ class _SparseMatrix:
         columns = np.sort(np.argsort(-weights, axis=1, kind="stable")[:, :max_entries], axis=1)
         return cls(columns, np.take_along_axis(weights, columns, axis=1).astype(np.float32))
 
-    def times(self, fields: np.ndarray, axis: int) -> np.ndarray:
-        """Return the product with `fields` along `axis`, -2 or -1."""
+    def multiply(self, fields: np.ndarray, axis: int) -> np.ndarray:
+        """Return the product with float32 `fields` along `axis`, -2 or -1; it has the length `rows` there."""
         weights_KN = self.weights.T
         if axis == -2:
             weights_KN = np.ascontiguousarray(weights_KN)[..., None]
+        # The k-th entries of all rows are added at once.
         total = weights_KN[0] * fields.take(self.columns[:, 0], axis=axis)
-        for number in range(1, len(weights_KN)):
-            total += weights_KN[number] * fields.take(self.columns[:, number], axis=axis)
+        for k in range(1, len(weights_KN)):
+            total += weights_KN[k] * fields.take(self.columns[:, k], axis=axis)
         return total
 
 
@@ -81,8 +84,10 @@ class Regridder:
         method: Literal["bilinear", "conservative", "nearest"],
         vector: bool = False,
     ) -> None:
-        self._add_north = self._add_south = False
+        self._add_north = False
+        self._add_south = False
         if method == "conservative":
+            # The area between two latitudes is proportional to the difference of their sines.
             rows = _overlaps(-np.sin(np.deg2rad(target.lat_bounds)), -np.sin(np.deg2rad(source.lat_bounds)))
             # A target cell can overlap source cells one turn further west or east.
             columns = sum(_overlaps(_edges(target.lon), _edges(source.lon) + turn) for turn in (-360.0, 0.0, 360.0))
@@ -91,12 +96,12 @@ class Regridder:
             self._add_south = bool(90.0 - abs(source.lat[-1]) > _AT_POLE_DEGREES)
             lat = np.concatenate([[90.0] * self._add_north, source.lat, [-90.0] * self._add_south])
             # Latitudes descend, and the interpolation needs ascending coordinates.
-            rows = _linear(-target.lat, -lat)
-            columns = _linear_periodic(target.lon, source.lon)
+            rows = _linear_matrix(-target.lat, -lat)
+            columns = _periodic_matrix(target.lon, source.lon)
         else:
             distance = np.abs(target.lon[:, None] - source.lon)
-            columns = _nearest(np.minimum(distance, 360.0 - distance))
-            rows = _nearest(np.abs(target.lat[:, None] - source.lat))
+            columns = _nearest_matrix(np.minimum(distance, 360.0 - distance))
+            rows = _nearest_matrix(np.abs(target.lat[:, None] - source.lat))
         self._rows = _SparseMatrix.from_dense(rows)
         self._columns = _SparseMatrix.from_dense(columns)
         # Orthonormal functions of longitude onto which the last row is projected for a row on the pole.
@@ -112,13 +117,19 @@ class Regridder:
         fields = np.asarray(fields, dtype=np.float32)
         missing = np.isnan(fields)
         if not missing.any():
-            return self._mean(fields, self._pole_waves)
-        total = self._mean(np.where(missing, np.float32(0.0), fields), self._pole_waves)
-        valid = self._mean((~missing).astype(np.float32), self._pole_mean)
+            return self._average(fields, self._pole_waves)
+        # The mean of the valid values is the mean with zeros instead of missing values over the valid weight.
+        total = self._average(np.where(missing, np.float32(0.0), fields), self._pole_waves)
+        valid = self._average((~missing).astype(np.float32), self._pole_mean)
         return np.divide(total, valid, out=np.full_like(total, np.nan), where=valid >= _LEAST_VALID)
 
-    def _mean(self, fields: np.ndarray, pole_functions: np.ndarray) -> np.ndarray:
-        """Return the weighted means of fields without missing values, with the rows on the poles added."""
+    def _average(self, fields: np.ndarray, pole_functions: np.ndarray) -> np.ndarray:
+        """Return the weighted means (..., H, W) of fields without missing values, with the rows on the poles added.
+
+        Args:
+            fields: (..., h, w) float32.
+            pole_functions: (functions, w) orthonormal functions onto which the last row is projected.
+        """
         rows = [fields]
         if self._add_north:
             rows.insert(0, fields[..., :1, :] @ pole_functions.T @ pole_functions)
@@ -128,11 +139,14 @@ class Regridder:
             fields = np.concatenate(rows, axis=-2)
         # Infinite values become infinite or missing ones, which the reader refuses.
         with np.errstate(invalid="ignore"):
-            return self._columns.times(self._rows.times(fields, axis=-2), axis=-1)
+            return self._columns.multiply(self._rows.multiply(fields, axis=-2), axis=-1)
 
 
 def _overlaps(target: np.ndarray, source: np.ndarray) -> np.ndarray:
-    """Return the length that each interval of `target` shares with each of `source`; both are ascending edges."""
+    """Return the length that each interval of `target` shares with each of `source`, (targets, sources).
+
+    Both are ascending edges of intervals that follow each other.
+    """
     upper = np.minimum(target[1:, None], source[1:])
     lower = np.maximum(target[:-1, None], source[:-1])
     return np.maximum(upper - lower, 0.0)
@@ -145,21 +159,24 @@ def _edges(lon: np.ndarray) -> np.ndarray:
     return np.concatenate([[west], inner, [west + 360.0]])
 
 
-def _linear(target: np.ndarray, source: np.ndarray) -> np.ndarray:
-    """Return the matrix of linear interpolation between ascending coordinates, constant beyond the ends."""
+def _linear_matrix(target: np.ndarray, source: np.ndarray) -> np.ndarray:
+    """Return the matrix (targets, sources) of linear interpolation between ascending coordinates.
+
+    Beyond the ends of the source the interpolation is constant.
+    """
     after = np.clip(np.searchsorted(source, target, side="right"), 1, len(source) - 1)
     before = after - 1
-    share = np.clip((target - source[before]) / (source[after] - source[before]), 0.0, 1.0)
+    after_weight = np.clip((target - source[before]) / (source[after] - source[before]), 0.0, 1.0)
     matrix = np.zeros((len(target), len(source)))
-    matrix[np.arange(len(target)), before] = 1.0 - share
-    matrix[np.arange(len(target)), after] = share
+    matrix[np.arange(len(target)), before] = 1.0 - after_weight
+    matrix[np.arange(len(target)), after] = after_weight
     return matrix
 
 
-def _linear_periodic(target: np.ndarray, source: np.ndarray) -> np.ndarray:
-    """Return the matrix of linear interpolation along a circle."""
+def _periodic_matrix(target: np.ndarray, source: np.ndarray) -> np.ndarray:
+    """Return the matrix (targets, sources) of linear interpolation along a circle; coordinates are degrees."""
     extended = np.concatenate([[source[-1] - 360.0], source, [source[0] + 360.0]])
-    extended_matrix = _linear(target, extended)
+    extended_matrix = _linear_matrix(target, extended)
     # The two added columns are the last and the first of the source.
     matrix = extended_matrix[:, 1:-1]
     matrix[:, -1] += extended_matrix[:, 0]
@@ -167,8 +184,8 @@ def _linear_periodic(target: np.ndarray, source: np.ndarray) -> np.ndarray:
     return matrix
 
 
-def _nearest(distance: np.ndarray) -> np.ndarray:
-    """Return the matrix that takes the nearest source row or column, from distances (target, source)."""
+def _nearest_matrix(distance: np.ndarray) -> np.ndarray:
+    """Return the matrix that takes the nearest source row or column, from distances (targets, sources)."""
     matrix = np.zeros_like(distance)
     # Rounded distances make equally near ones equal, of which argmin takes the first.
     matrix[np.arange(len(distance)), np.round(distance, 6).argmin(axis=1)] = 1.0

@@ -36,17 +36,22 @@ def open_remote_store(url: str, storage_options: Mapping[str, object], **options
     Raises:
         DataError: if the library of the protocol is not installed, or the address has no readable zarr store.
     """
+    # xarray warns if it is told to use consolidated metadata and there are none.
     name, description = read_description(url, storage_options)
     consolidated = name == ".zmetadata" or json.loads(description).get("consolidated_metadata") is not None
     try:
         store = zarr.storage.FsspecStore.from_url(url, storage_options=dict(storage_options), read_only=True)
         return xr.open_dataset(store, engine="zarr", consolidated=consolidated, **options)
     except Exception as error:
-        raise _unreadable_store(url, error) from error
+        raise _build_unreadable_error(url, error) from error
 
 
 def read_description(url: str, storage_options: Mapping[str, object]) -> tuple[str, bytes]:
     """Return the name and the content of the file that describes a remote zarr store.
+
+    Args:
+        url: address of the store.
+        storage_options: options of the file system.
 
     Raises:
         DataError: if there is no such file, or it cannot be read.
@@ -61,7 +66,7 @@ def read_description(url: str, storage_options: Mapping[str, object]) -> tuple[s
         raise DataError(f"{url}: {error}; for s3, gs and http install: {install_command('cloud')}") from error
     except Exception as error:
         # The library of each protocol has its own errors.
-        raise _unreadable_store(url, error) from error
+        raise _build_unreadable_error(url, error) from error
     raise DataError(
         f"{url}: there is no zarr store ({', '.join(_DESCRIPTION_NAMES)}); check the address, and whether the store "
         "is public"
@@ -69,12 +74,16 @@ def read_description(url: str, storage_options: Mapping[str, object]) -> tuple[s
 
 
 def read_remote_fingerprint(url: str, storage_options: Mapping[str, object]) -> list[int]:
-    """Return size and checksum of the file that describes a remote store; both are likely to differ if it changes."""
+    """Return size and checksum of the file that describes a remote store; both are likely to differ if it changes.
+
+    Arguments and errors are those of `read_description`.
+    """
     _, description = read_description(url, storage_options)
     return [len(description), zlib.crc32(description)]
 
 
-def _unreadable_store(url: str, error: Exception) -> DataError:
+def _build_unreadable_error(url: str, error: Exception) -> DataError:
+    """Return the error for a remote store that cannot be read."""
     return DataError(
         f"{url}: cannot be read as a zarr store ({type(error).__name__}: {error}); check the address, the network "
         "and the key storage_options next to its path (for public buckets {anon: true})"

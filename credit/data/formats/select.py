@@ -9,7 +9,9 @@ import xarray as xr
 
 from credit.errors import DataError, did_you_mean
 
+# Value of a coordinate or a GRIB key in a config.
 Value = float | int | str
+# A message lists at most so many values.
 _MAX_LISTED = 40
 
 
@@ -39,6 +41,7 @@ def select_positions(dataset: xr.Dataset, select: Mapping[str, Value], origin: s
             raise DataError(
                 f"{origin}: data.sources.N.select: {name} {selected} is {problem}; the file has {format_values(values)}"
             )
+        # A scalar coordinate has the value already.
         if coordinate.ndim == 1:
             dataset = dataset.isel({coordinate.dims[0]: positions[0]})
     return dataset
@@ -57,11 +60,14 @@ def is_same_value(value: object, selected: Value) -> bool:
 
 def format_values(values: Iterable[object]) -> str:
     """Return values as text for a message; of many values those in the middle are left out."""
-    texts = [f"{value:g}" if isinstance(value, float | np.floating) else _text(value) for value in values]
+    texts = []
+    for value in values:
+        if isinstance(value, float | np.floating):
+            texts.append(f"{value:g}")
+        elif isinstance(value, bytes):
+            texts.append(value.decode())
+        else:
+            texts.append(str(value))
     if len(texts) > _MAX_LISTED:
         texts = [*texts[: _MAX_LISTED // 2], "...", *texts[-_MAX_LISTED // 2 :]]
     return ", ".join(texts)
-
-
-def _text(value: object) -> str:
-    return value.decode() if isinstance(value, bytes) else str(value)

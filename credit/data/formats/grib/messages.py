@@ -18,16 +18,19 @@ import numpy as np
 from credit.errors import DataError
 from credit.utils.installation import install_command
 
-# Keys that distinguish messages of one variable, besides time and level.
-CHOICES = ("typeOfLevel", "stepType", "number", "grid", "step", "expver", "dataType", "stream")
+# Keys that distinguish messages of one variable besides time and level, and that ``data.sources.N.select`` may name.
+SELECTION_KEYS = ("typeOfLevel", "stepType", "number", "grid", "step", "expver", "dataType", "stream")
 # Code of a unit of steps (GRIB code table 4.4) -> its length; months and longer units have no fixed one.
 _MINUTES_PER_UNIT = {0: 1, 1: 60, 2: 1440, 10: 180, 11: 360, 12: 720}
+# stepType -> CF's cell_methods.
 _CELL_METHODS = {"avg": "time: mean", "accum": "time: sum", "max": "time: maximum", "min": "time: minimum"}
+# Origin of minutes, the same as `credit.calendar.TIME_UNITS`.
 _EPOCH = datetime(1900, 1, 1)
 _MINUTE = timedelta(minutes=1)
 # Stands for missing values while they are read. Fields can contain the default of ecCodes, 9999, but not this.
 _MISSING = -1e100
 
+# Types of grids (ecCodes gridType): those whose rows all have the same longitudes, and those whose rows differ.
 _REGULAR = ("regular_ll", "regular_gg")
 _REDUCED = ("reduced_gg", "reduced_ll")
 
@@ -76,10 +79,10 @@ class Message:
         field_number: index among the fields of the message (GRIB 2 allows several).
         parameter: its parameter.
         grid: its grid.
-        minutes: valid time; the end of the window of a mean or an accumulation.
-        window: minutes of that window, None for an instantaneous field.
+        minutes: valid time in minutes since 1900; the end of the window of a mean or an accumulation.
+        window: length of that window in minutes; None for an instantaneous field.
         level: the level in units of its type.
-        choices: values of the `CHOICES` that it has, and its type of level -> level.
+        key_values: values of the `SELECTION_KEYS` that it has, and its type of level -> level.
         packing_step: step of the packed integers in units of the field; 0 if they are not packed linearly.
     """
 
@@ -90,13 +93,13 @@ class Message:
     minutes: int
     window: int | None
     level: float
-    choices: dict[str, float | int | str]
+    key_values: dict[str, float | int | str]
     packing_step: float
 
     @property
     def cell_methods(self) -> str | None:
         """CF's ``cell_methods`` of a mean, sum or extreme over the window; None for other fields."""
-        return _CELL_METHODS.get(str(self.choices.get("stepType")))
+        return _CELL_METHODS.get(str(self.key_values.get("stepType")))
 
 
 def import_eccodes() -> object:
@@ -125,14 +128,14 @@ def read_messages(path: Path) -> list[Message]:
     previous_offset = -1
     field_number = 0
     try:
-        with open(path, "rb") as file, _several_fields(file):
+        with open(path, "rb") as file, _split_multi_field_messages(file):
             while (handle := eccodes.codes_grib_new_from_file(file)) is not None:
                 try:
                     offset = int(eccodes.codes_get(handle, "offset", int))
                     # The fields of one message come one after the other, with the same offset.
                     field_number = field_number + 1 if offset == previous_offset else 0
                     previous_offset = offset
-                    messages.append(_describe(handle, offset, field_number, parameters, grids))
+                    messages.append(_build_message(handle, offset, field_number, parameters, grids))
                 finally:
                     eccodes.codes_release(handle)
     except (OSError, ValueError, eccodes.CodesInternalError) as error:
@@ -151,10 +154,14 @@ def read_values(path: Path, messages: list[tuple[int, int]]) -> np.ndarray:
     Args:
         path: the file.
         messages: (offset, field number) of each of the N fields, see `Message`.
+
+    Raises:
+        DataError: if ecCodes is not installed.
+        OSError: if the file cannot be read; ecCodes raises errors of its own for damaged messages.
     """
     eccodes = import_eccodes()
     fields = []
-    with open(path, "rb") as file, _several_fields(file):
+    with open(path, "rb") as file, _split_multi_field_messages(file):
         for offset, field_number in messages:
             file.seek(offset)
             eccodes.codes_grib_multi_support_reset_file(file)
@@ -172,9 +179,16 @@ def read_values(path: Path, messages: list[tuple[int, int]]) -> np.ndarray:
 
 
 def read_coefficients(path: Path, message: Message) -> np.ndarray | None:
-    """Return coefficients of the half levels of the model (2, levels + 1): a in Pa, and b, from the top down.
+    """Return coefficients of the half levels of the model (2, levels + 1) float64: a in Pa, and b, from the top down.
 
     Return None if the message does not list them.
+
+    Args:
+        path: the file.
+        message: a message on model levels.
+
+    Raises:
+        DataError: if ecCodes is not installed.
     """
     eccodes = import_eccodes()
     with open(path, "rb") as file:
@@ -189,8 +203,8 @@ def read_coefficients(path: Path, message: Message) -> np.ndarray | None:
 
 
 @contextmanager
-def _several_fields(file: BinaryIO) -> Iterator[None]:
-    """Let ecCodes return each field of a message as if it were a message of its own."""
+def _split_multi_field_messages(file: BinaryIO) -> Iterator[None]:
+    """Let ecCodes return each field of a message of a file as if it were a message of its own."""
     eccodes = import_eccodes()
     eccodes.codes_grib_multi_support_on()
     try:
@@ -201,7 +215,13 @@ def _several_fields(file: BinaryIO) -> Iterator[None]:
 
 
 def _get(handle: int, key: str, kind: type | None = None) -> object:
-    """Return the value of a key, None if the message does not have it."""
+    """Return the value of a key, None if the message does not have it or it is not known.
+
+    Args:
+        handle: handle of a message in ecCodes.
+        key: GRIB key.
+        kind: type of the value; None for the type that the key has.
+    """
     eccodes = import_eccodes()
     try:
         value = eccodes.codes_get(handle, key, kind)
@@ -210,7 +230,7 @@ def _get(handle: int, key: str, kind: type | None = None) -> object:
     return None if value in ("unknown", "~", "off") else value
 
 
-def _describe(
+def _build_message(
     handle: int, offset: int, field_number: int, parameters: dict[object, Parameter], grids: dict[str, GribGrid]
 ) -> Message:
     """Return the description of a field; grids and parameters of earlier messages are reused, and new ones added."""
@@ -219,32 +239,36 @@ def _describe(
         grids[grid_key] = _read_grid(handle)
     # Looking up names takes most of the time, so those of each parameter are looked up once.
     param_id = _get(handle, "paramId", int)
-    parameter_key = param_id or _unknown_name(handle)
+    parameter_key = param_id or _build_unknown_name(handle)
     if parameter_key not in parameters:
         parameters[parameter_key] = _read_parameter(handle, param_id)
-    minutes = _minutes(_get(handle, "validityDate", int), _get(handle, "validityTime", int))
-    initial_minutes = _minutes(_get(handle, "dataDate", int), _get(handle, "dataTime", int))
+    minutes = _to_minutes(_get(handle, "validityDate", int), _get(handle, "validityTime", int))
+    initial_minutes = _to_minutes(_get(handle, "dataDate", int), _get(handle, "dataTime", int))
     level_type = _get(handle, "typeOfLevel", str) or "unknown"
     level = float(_get(handle, "level", float) or 0.0)
-    choices = {name: _get(handle, name) for name in ("stepType", "number", "expver", "dataType", "stream")}
-    choices["grid"] = grids[grid_key].name
-    choices["step"] = (minutes - initial_minutes) / 60
-    choices["typeOfLevel"] = level_type
-    choices[level_type] = level
+    key_values = {name: _get(handle, name) for name in ("stepType", "number", "expver", "dataType", "stream")}
+    key_values["grid"] = grids[grid_key].name
+    key_values["step"] = (minutes - initial_minutes) / 60
+    key_values["typeOfLevel"] = level_type
+    key_values[level_type] = level
     return Message(
         offset=offset,
         field_number=field_number,
         parameter=parameters[parameter_key],
         grid=grids[grid_key],
         minutes=minutes,
-        window=None if choices["stepType"] == "instant" else _read_window(handle),
+        window=None if key_values["stepType"] == "instant" else _read_window(handle),
         level=level,
-        choices={key: value for key, value in choices.items() if value is not None},
+        key_values={key: value for key, value in key_values.items() if value is not None},
         packing_step=_read_packing_step(handle),
     )
 
 
 def _read_packing_step(handle: int) -> float:
+    """Return the step of packed integers in units of the field, 0 if they are not packed linearly.
+
+    WMO, Manual on Codes (WMO-No. 306), volume I.2: a value is (R + X 2^E) 10^-D for the integer X.
+    """
     if not str(_get(handle, "packingType")).startswith("grid_"):
         return 0.0
     binary_scale = _get(handle, "binaryScaleFactor", int)
@@ -255,7 +279,8 @@ def _read_packing_step(handle: int) -> float:
 
 
 def _read_parameter(handle: int, param_id: int | None) -> Parameter:
-    name = _get(handle, "shortName", str) or _unknown_name(handle)
+    """Return the parameter of a message; `param_id` is its number in the tables of ECMWF, None or 0 if it has none."""
+    name = _get(handle, "shortName", str) or _build_unknown_name(handle)
     aliases = [_get(handle, "cfVarName", str), str(param_id) if param_id else None]
     attributes = {}
     for grib_key, cf_name in {"units": "units", "cfName": "standard_name", "name": "long_name"}.items():
@@ -265,17 +290,20 @@ def _read_parameter(handle: int, param_id: int | None) -> Parameter:
     return Parameter(str(name), tuple(alias for alias in aliases if alias), attributes)
 
 
-def _unknown_name(handle: int) -> str:
+def _build_unknown_name(handle: int) -> str:
     """Return a name made of the numbers of a parameter that ecCodes does not know, so that no two share a name."""
+    keys: tuple[str, ...] = ("discipline", "parameterCategory", "parameterNumber")
     if _get(handle, "edition", int) == 1:
         keys = ("indicatorOfParameter", "table2Version")
-    else:
-        keys = ("discipline", "parameterCategory", "parameterNumber")
     return ".".join(str(_get(handle, key, int)) for key in keys)
 
 
-def _minutes(date: int | None, time: int | None) -> int:
-    """Return minutes since 1900 of a date YYYYMMDD and a time HHMM."""
+def _to_minutes(date: int | None, time: int | None) -> int:
+    """Return minutes since 1900 of a date YYYYMMDD and a time HHMM.
+
+    Raises:
+        ValueError: if the message has no date.
+    """
     if date is None or time is None:
         raise ValueError("it has no date")
     day = datetime(date // 10000, date // 100 % 100, date % 100, time // 100, time % 100)
@@ -298,7 +326,7 @@ def _read_grid(handle: int) -> GribGrid:
     eccodes = import_eccodes()
     grid_type = eccodes.codes_get(handle, "gridType", str)
     if grid_type not in _REGULAR:
-        return GribGrid(grid_type, problem=_describe_unsupported(grid_type))
+        return GribGrid(grid_type, problem=_describe_unsupported_grid(grid_type))
     try:
         lat_of_point = eccodes.codes_get_array(handle, "latitudes", float)
         lon_of_point = eccodes.codes_get_array(handle, "longitudes", float)
@@ -322,11 +350,13 @@ def _read_grid(handle: int) -> GribGrid:
 
 
 def _get_flag(handle: int, key: str) -> bool:
+    """Return the value of a key that is 0 or 1, False if the message does not have it."""
     eccodes = import_eccodes()
     return bool(eccodes.codes_is_defined(handle, key) and eccodes.codes_get(handle, key, int))
 
 
-def _describe_unsupported(grid_type: str) -> str:
+def _describe_unsupported_grid(grid_type: str) -> str:
+    """Return why a grid of this type cannot be used, and what to do, as a text that follows the name of a variable."""
     if grid_type in _REDUCED:
         return (
             f"is on a reduced grid ({grid_type}), whose rows have fewer points towards the poles; make them equally "

@@ -1,0 +1,186 @@
+"""Variables of GRIB files that cannot be read without a selection, and which messages make up one variable."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from credit.data.formats.grib.messages import SELECTION_KEYS, Message
+from credit.data.formats.select import Value, format_values, is_same_value
+
+# Key of the encoding of a variable that cannot be read: its `Unreadable`.
+UNREADABLE = "unreadable"
+_PA_PER_HPA = 100.0
+# Type of level -> hPa in its unit.
+_HPA_PER_UNIT = {"isobaricInhPa": 1.0, "isobaricInPa": 1.0 / _PA_PER_HPA}
+# Type of level -> attributes of its coordinate. Only levels of these types become an axis of a variable.
+LEVEL_ATTRIBUTES = {
+    "pressure": {"units": "hPa", "standard_name": "air_pressure"},
+    "hybrid": {"units": "1", "standard_name": "atmosphere_hybrid_sigma_pressure_coordinate"},
+}
+# Messages that differ in one of these keys are different variables. Those that differ in another of SELECTION_KEYS are
+# different variables only if they have a time and level in common.
+_DISTINGUISHING_KEYS = ("typeOfLevel", "stepType", "number", "grid")
+_MAX_LISTED_NAMES = 5
+
+
+@dataclass(frozen=True)
+class Unreadable:
+    """Reason why a variable of a GRIB file cannot be read.
+
+    Attributes:
+        problem: text that follows the name of the variable.
+        choices: key of ``data.sources.N.select`` -> its values in the messages of the variable; empty if no selection
+            helps.
+        others: other variable of the file -> the values of these keys, in their order, in each of its messages; None
+            for a key that a message does not have.
+    """
+
+    problem: str
+    choices: Mapping[str, Sequence[Value]]
+    others: Mapping[str, frozenset[tuple[Value | None, ...]]]
+
+    def describe(self, level_units: str | None) -> str:
+        """Return the problem and what to do about it, as a text that follows the name of the variable.
+
+        Args:
+            level_units: ``data.level_units`` if the variable is in vars_3D, None if it is in vars_2D.
+        """
+        if not self.choices:
+            return self.problem
+        example = {key: self._choose_value(key, values, level_units) for key, values in self.choices.items()}
+        # A variable in vars_3D needs levels, which no selection can give it.
+        level_type = _merge_pressure_types(example.get("typeOfLevel"))
+        if level_units is not None and level_type not in (None, *LEVEL_ATTRIBUTES):
+            return f"{self.problem}; none of these are pressure or model levels, as vars_3D needs: list it in vars_2D"
+        if level_units is not None and not example.keys() & set(SELECTION_KEYS):
+            return f"{self.problem}; vars_3D needs levels: list it in vars_2D for one of these"
+        selection = ", ".join(f"{key}: {format_values([value])}" for key, value in example.items())
+        advice = f"{self.problem}; choose with data.sources.N.select: {{{selection}}}"
+        # The selection applies to all variables of the source, and leaves out those without such messages.
+        left_out = []
+        for name, messages in self.others.items():
+            if not any(_matches_selection(values, example) for values in messages):
+                left_out.append(name)
+        if not left_out:
+            return advice
+        names = ", ".join(left_out[:_MAX_LISTED_NAMES])
+        if len(left_out) > _MAX_LISTED_NAMES:
+            names += ", ..."
+        return (
+            f"{advice}, in an entry of data.sources whose `variables` lists this variable only; the choice leaves out "
+            f"{names}: list what you need of these in `variables` of another entry with the same path"
+        )
+
+    @staticmethod
+    def _choose_value(key: str, values: Sequence[Value], level_units: str | None) -> Value:
+        """Return the value that fits a variable on levels, or one without; the first if none fits."""
+        if key != "typeOfLevel":
+            return values[0]
+        preferred_types = {None: (), "model_level": ("hybrid", "pressure")}.get(level_units, ("pressure", "hybrid"))
+        for level_type in preferred_types:
+            for value in values:
+                if _merge_pressure_types(value) == level_type:
+                    return value
+        for value in values:
+            if _merge_pressure_types(value) not in LEVEL_ATTRIBUTES:
+                return value
+        return values[0]
+
+
+def build_unreadable(
+    problem: str, keys: Sequence[str], name: str, messages_of: Mapping[str, Sequence[Message]]
+) -> Unreadable:
+    """Return the reason why a variable cannot be read.
+
+    Args:
+        problem: text that follows its name.
+        keys: keys to select by; empty if no selection helps.
+        name: the variable.
+        messages_of: variable -> its messages, for all variables of the file.
+    """
+    choices = {key: _list_values(key, messages_of[name]) for key in keys}
+    others = {}
+    for other_name, messages in messages_of.items():
+        if other_name != name:
+            values = [tuple(message.key_values.get(key) for key in keys) for message in messages]
+            others[other_name] = frozenset(values)
+    return Unreadable(problem, choices, others)
+
+
+def find_problem(messages: Sequence[Message]) -> tuple[str | None, Sequence[str]]:
+    """Return why messages cannot be read as one variable (None if they can), and the keys to select by."""
+    # Messages of different levels or kinds are different variables.
+    key_values = [message.key_values | {"typeOfLevel": find_level_type(message)} for message in messages]
+    differing_keys = []
+    for key in _DISTINGUISHING_KEYS:
+        if len({values.get(key) for values in key_values}) > 1:
+            differing_keys.append(key)
+    if not differing_keys:
+        differing_keys = _find_differing_keys(messages)
+    if differing_keys:
+        values = "; ".join(f"{key} {format_values(_list_values(key, messages))}" for key in differing_keys)
+        return f"is there several times, with {values}", differing_keys
+    # Levels of other types, such as heights above the ground, are selected one by one.
+    level_type = find_level_type(messages[0])
+    levels = sorted({message.level for message in messages})
+    if level_type not in LEVEL_ATTRIBUTES and len(levels) > 1:
+        problem = (
+            f"is on several levels of the type {level_type} ({format_values(levels)}), which are neither pressure nor "
+            "model levels"
+        )
+        return problem, [level_type]
+    return messages[0].grid.problem, []
+
+
+def _find_differing_keys(messages: Sequence[Message]) -> list[str]:
+    """Return the `SELECTION_KEYS` in which messages of one time and level differ."""
+    groups: dict[tuple[int, float], list[Message]] = defaultdict(list)
+    for message in messages:
+        groups[message.minutes, convert_level(message)].append(message)
+    differing_keys = []
+    for key in SELECTION_KEYS:
+        if any(len({message.key_values.get(key) for message in group}) > 1 for group in groups.values()):
+            differing_keys.append(key)
+    return differing_keys
+
+
+def _list_values(key: str, messages: Sequence[Message]) -> list[Value]:
+    """Return the values that a key has in some messages, sorted."""
+    return sorted({message.key_values[key] for message in messages if key in message.key_values})
+
+
+def _matches_selection(values: Sequence[Value | None], selection: Mapping[str, Value]) -> bool:
+    """Return whether a message passes a selection.
+
+    Args:
+        values: its values of the selected keys; None for a key that it does not have, which excludes nothing.
+        selection: key -> selected value.
+    """
+    for value, (key, selected) in zip(values, selection.items(), strict=True):
+        if value is not None and not is_selected(key, value, selected):
+            return False
+    return True
+
+
+def is_selected(key: str, value: Value, selected: Value) -> bool:
+    """Return whether a value is the selected one; pressure levels in hPa and in Pa are one type."""
+    if key == "typeOfLevel" and value in _HPA_PER_UNIT and selected in _HPA_PER_UNIT:
+        return True
+    return is_same_value(value, selected)
+
+
+def find_level_type(message: Message) -> str:
+    """Return the type of level, which is ``pressure`` for pressure in hPa and in Pa."""
+    return str(_merge_pressure_types(message.key_values["typeOfLevel"]))
+
+
+def _merge_pressure_types(type_of_level: Value | None) -> Value | None:
+    """Return ``pressure`` for pressure levels in any unit, and any other type of level as it is."""
+    return "pressure" if type_of_level in _HPA_PER_UNIT else type_of_level
+
+
+def convert_level(message: Message) -> float:
+    """Return the level of a message, pressure in hPa."""
+    return message.level * _HPA_PER_UNIT.get(str(message.key_values["typeOfLevel"]), 1.0)
