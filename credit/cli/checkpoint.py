@@ -9,18 +9,18 @@ from pathlib import Path
 from credit.cli.common import path_argument
 from credit.cli.console.terminal import format_table
 
-HELP = """Manage the checkpoints in SAVE_LOC/checkpoints.
+HELP = """List, verify or remove the checkpoints in SAVE_LOC/checkpoints.
 
-list    print step, size, time of writing, best validation so far, and the links `latest` and `best`
+list    print step, size, time of writing and best validation so far, and the links `latest` and `best`
 verify  compare every file with its checksum
-prune   remove all checkpoints but the newest --keep-last, those of steps that are multiples of --keep-every, and the
-        targets of `latest` and `best`; refused while a run is at work in SAVE_LOC
+prune   remove checkpoints. It keeps the newest --keep-last, those of steps that are multiples of --keep-every, and the
+        targets of `latest` and `best`. During a run in SAVE_LOC it is an error.
 
 example:
   credit checkpoint verify runs/quickstart
   credit checkpoint prune runs/quickstart --keep-last 1 --dry-run
 
-exit status: 0 done, 1 no checkpoints or a run at work, 2 wrong arguments, or damaged checkpoints (verify)."""
+exit code: 0 done, 1 no checkpoints or an active run, 2 wrong arguments, or damaged checkpoints (verify)."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,7 +36,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--keep-every", type=int, metavar="N", help="prune: keep checkpoints of steps that are multiples of N"
     )
     parser.add_argument(
-        "--dry-run", action="store_true", help="prune: name the checkpoints that would be removed, and remove nothing"
+        "--dry-run",
+        action="store_true",
+        help="prune: list the checkpoints that would be removed, without removing them",
     )
 
 

@@ -27,7 +27,7 @@ def add_config_arguments(parser: argparse.ArgumentParser) -> None:
         "overrides",
         nargs="*",
         metavar="section.key=value",
-        help="replace one key of CONFIG, for example trainer.max_steps=100; repeat for several keys",
+        help="replace a key of CONFIG, for example trainer.max_steps=100; repeat for several keys",
     )
 
 

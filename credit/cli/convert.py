@@ -6,14 +6,14 @@ import argparse
 
 from credit.cli.common import add_config_arguments, path_argument
 
-HELP = """Import published weights as step 0 of the run of CONFIG, or export the weights of the run.
+HELP = """Import published weights as step 0 of a run, or export the weights of a run.
 
-Import: give --weights, --mean, --std and --static. CONFIG describes the rest: the network, the variables, the hybrid
-levels, the order of the input channels (data.input_order) and the averaging window of the solar radiation
-(data.solar.window). Start from `credit init wxformer_published_6h`. Afterwards `credit rollout` makes forecasts with
-the weights, and `credit train` fine-tunes them.
+To import, give --weights, --mean, --std and --static. CONFIG describes the network, the variables, the hybrid levels,
+the order of the input channels (data.input_order) and the window of the solar radiation (data.solar.window). Start
+from `credit init wxformer_published_6h`. Afterwards, `credit rollout` makes forecasts with the weights, and
+`credit train` fine-tunes them.
 
-Export: give --export, and --checkpoint for weights other than the best.
+To export, give --export. Add --checkpoint for a checkpoint other than the best.
 
 example:
   credit convert config.yml --weights model.pt --mean mean.nc --std std.nc --static static.nc
@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--weights",
         metavar="FILE",
         type=path_argument,
-        help="torch file with a state dict, or with one as model_state_dict",
+        help="torch file with a state dict, directly or under the key model_state_dict",
     )
     parser.add_argument("--mean", metavar="FILE", type=path_argument, help="netCDF file with the mean of each variable")
     parser.add_argument(
@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--static", metavar="FILE", type=path_argument, help="netCDF file with the static fields and the grid"
     )
     parser.add_argument(
-        "--levels", metavar="L1,L2,...", help="levels in the order of the weights, in place of data.levels"
+        "--levels", metavar="L1,L2,...", help="levels in the order of the weights, instead of data.levels"
     )
     parser.add_argument("--variables", metavar="U,V,...", help="3-D prognostic variables in the order of the weights")
     parser.add_argument(
@@ -50,13 +50,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="OURS=THEIRS",
         action="append",
         default=[],
-        help="name of a variable in these files; repeat for several",
+        help="name of a variable in these files; repeat for several variables",
     )
     parser.add_argument(
         "--export",
         metavar="FILE",
         type=path_argument,
-        help="write the weights that make forecasts to one safetensors file",
+        help="write the weights for forecasts into this safetensors file",
     )
     parser.add_argument(
         "--checkpoint",

@@ -24,12 +24,12 @@ from credit.utils.progress import set_quiet
 
 COMMANDS = {
     "init": "write a starter config",
-    "check": "find problems of a config and its data before a job is queued",
-    "plan": "predict memory and communication on N GPUs and estimate time and energy",
-    "preprocess": "write the training store from source files and fit the statistics",
-    "train": "train a model, or continue a run",
+    "check": "find problems in a config and its data before you submit a job",
+    "plan": "predict memory and communication on N GPUs, and estimate time and energy",
+    "preprocess": "write the training store from source files, and fit the statistics",
+    "train": "train a model, or resume a run",
     "rollout": "make forecasts from a list of initial times",
-    "verify": "score forecasts against truth, persistence and climatology",
+    "verify": "score forecasts, and compare them with baselines and other runs",
     "submit": "write and submit PBS or Slurm jobs",
     "checkpoint": "list, verify or prune the checkpoints of a run",
     "doctor": "collect the facts that a bug report needs in one text file",

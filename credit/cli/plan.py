@@ -25,12 +25,11 @@ if TYPE_CHECKING:
     from credit.parallel.mesh import DeviceGrid
     from credit.train.build.assets import ModelAssets
 
-HELP = """Predict memory and communication of training CONFIG on N GPUs, for every mesh of the ranks (replicas x shards
-x tensor parallelism), and recommend a mesh. It needs no GPU.
+HELP = """Predict memory and communication of a training run on N GPUs, and recommend a mesh of ranks. It needs no GPU.
 
-Memory, FLOP and collectives come from the training step itself, which runs on tensors without memory. The output says
-what is exact and what is an upper bound. Every time, speed and energy is an estimate: it is computed from data sheets
-of the GPU (roofline model) and of the links, and was never measured on a GPU.
+The command compares every mesh (replicate x shard x tensor). Memory, operations and collectives come from a training
+step on tensors without memory. The output marks which numbers are exact and which are upper bounds. Every time, speed
+and energy is an estimate from data sheets of the GPU (roofline model) and of the links. None was measured on a GPU.
 
 The grid and the number of samples come from the data. Without the data, give the size of the grid with --grid.
 
@@ -38,7 +37,7 @@ example:
   credit plan config.yml --world-size 64 --gpu h100
   credit plan config.yml --world-size 64 --grid 721x1440
 
-exit status: 0 a mesh fits, 2 no mesh fits, or the config is wrong."""
+exit code: 0 a mesh fits, 2 no mesh fits, or the config is wrong."""
 
 # Grid on which the loss is built before its fields get the size of the run's grid.
 _COARSE_GRID = "8x16"
@@ -49,15 +48,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     from credit.hpc.planner.gpus import gpu_names
 
     add_config_arguments(parser)
-    parser.add_argument("--world-size", type=int, required=True, metavar="N", help="number of GPUs, one for each rank")
+    parser.add_argument("--world-size", type=int, required=True, metavar="N", help="number of GPUs (one rank per GPU)")
     parser.add_argument(
-        "--gpu", default="h100", metavar="NAME", help=f"kind of GPU: {', '.join(gpu_names())}; default h100"
+        "--gpu", default="h100", metavar="NAME", help=f"type of GPU: {', '.join(gpu_names())}; default h100"
     )
-    parser.add_argument("--per-node", type=int, metavar="N", help="GPUs of a node; default: as usual for the GPU")
     parser.add_argument(
-        "--network", type=float, metavar="GBS", help="bandwidth between nodes for each GPU and direction, GB/s"
+        "--per-node", type=int, metavar="N", help="GPUs per node; default: the usual number for this GPU"
     )
-    parser.add_argument("--grid", metavar="ROWSxCOLUMNS", help="size of a global grid to plan for; no data is opened")
+    parser.add_argument(
+        "--network", type=float, metavar="GBS", help="bandwidth between nodes in GB/s, per GPU and direction"
+    )
+    parser.add_argument("--grid", metavar="ROWSxCOLUMNS", help="size of a global grid; the data are then not read")
     parser.add_argument("--json", action="store_true", help="print the plan as one JSON document")
 
 

@@ -6,13 +6,18 @@ import argparse
 
 from credit.cli.common import add_config_arguments
 
-HELP = """Write the training store data.store of CONFIG from data.sources, and fit the statistics of data.splits.train.
+HELP = """Write the training store data.store from data.sources, and fit the statistics of the training period.
 
-One chunk a time, channels in the model's order, float32, with checksums. preprocess.workers processes share the work,
-or jobs of a cluster (preprocess.cluster); so do several of this command at once. Interrupted, the same command goes on
-where it stopped. Of a complete store what is lost or damaged is written again, and the rest is left as it is. A store
-of other channels, levels, sources or grid is refused: name another data.store. With preprocess.climatology the store
-keeps the climatology of verification.climatology as well."""
+The store is a zarr store in float32 with checksums; each chunk is one time with all channels in the order of the model.
+
+You may start the command several times at once, or use processes (preprocess.workers) or jobs of a cluster
+(preprocess.cluster). If it is interrupted, start it again; it continues. In a complete store, it rewrites only lost or
+damaged parts. A store with other channels, levels, sources or grid is an error; name another data.store.
+
+With preprocess.climatology, the command also stores the climatology of verification.climatology.
+
+example:
+  credit preprocess config.yml preprocess.workers=8 --report"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -21,15 +26,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--deep",
         action="store_true",
-        help="read every field of a complete store, and write again what does not agree with its checksums",
+        help="read every field of a complete store, and rewrite fields that do not agree with their checksums",
     )
     parser.add_argument(
         "--redo-changed",
         action="store_true",
-        help="write the parts of the store again whose source files have changed since it was written",
+        help="rewrite the parts of the store whose source files have changed",
     )
     parser.add_argument(
-        "--report", action="store_true", help="also write STORE.report.html: a map and a histogram of each channel"
+        "--report", action="store_true", help="also write STORE.report.html, with a map and a histogram of each channel"
     )
 
 

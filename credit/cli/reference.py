@@ -9,18 +9,19 @@ from credit.cli.main import COMMANDS, build_parser
 
 _INTRODUCTION = """# Commands
 
+This page describes every command and its options.
 Each command exists as `credit NAME` and as `credit_NAME`.
-`section.key=value` replaces one key of the config, for example `trainer.max_steps=100`; repeat it for several keys.
+`section.key=value` replaces a key of the config, for example `trainer.max_steps=100`; repeat it for several keys.
 
 | exit code | meaning |
 |---|---|
 | 0 | done |
 | 1 | any other failure |
 | 2 | wrong arguments, config or data |
-| 85 | training was stopped and can be continued (single process) |
+| 85 | training was stopped and can be continued (on one process) |
 | 130 | interrupted by Ctrl-C |
 
-This page is generated (`python -m credit.cli.reference`); a test keeps it true.
+This page is generated from the help texts (`python -m credit.cli.reference`), and a test compares the two.
 """
 
 

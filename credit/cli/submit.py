@@ -13,16 +13,16 @@ if TYPE_CHECKING:
     from credit.hpc.cluster import Cluster
     from credit.hpc.job import Job
 
-HELP = """Write the job script of CONFIG for PBS or Slurm from the site's cluster file, and submit it.
+HELP = """Write the job script of CONFIG for PBS or Slurm from the cluster file of the site, and submit it.
 
-The script goes to save_loc/jobs, the logs to save_loc/logs and the ids of the jobs to save_loc/jobs.json. The sections
-pbs and slurm set the account, queue, walltime, nodes and so on.
+The script is written to save_loc/jobs, the logs to save_loc/logs and the ids of the jobs to save_loc/jobs.json. The
+sections pbs and slurm of the config set account, queue, walltime, nodes and so on.
 
---chain K lets training continue in up to K jobs, one after another. The chain ends when save_loc/STATUS says done or
-failed, or when two jobs in a row made no step.
+With --chain K, training continues in up to K jobs, one after another. The chain ends if save_loc/STATUS is done or
+failed, or if two consecutive jobs made no step.
 
 A rollout on N nodes is an array of N jobs that share the initial times. Scoring (--job verify) is one job of N nodes
-whose ranks share the initial times; it uses no GPUs, except with --online.
+whose ranks share the initial times; it uses GPUs only with --online.
 
 example:
   credit submit config.yml --cluster derecho --nodes 4 --chain 5 pbs.account=ABCD0001
@@ -41,10 +41,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=path_argument,
         help="name of the site, such as derecho, or path of a cluster file",
     )
-    parser.add_argument("--nodes", type=int, metavar="N", help="nodes of a job; for a rollout, jobs of the array")
+    parser.add_argument(
+        "--nodes", type=int, metavar="N", help="number of nodes of a job; for a rollout, number of jobs of the array"
+    )
     parser.add_argument("--chain", type=int, metavar="K", help="largest number of jobs that training may take")
     parser.add_argument(
-        "--online", action="store_true", help="with --job verify: make the forecasts while scoring, on nodes with GPUs"
+        "--online", action="store_true", help="with --job verify: make the forecasts during scoring, on nodes with GPUs"
     )
     parser.add_argument(
         "--model",
@@ -55,9 +57,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--after",
         metavar="KIND",
-        help="start when the jobs of this kind, submitted before, have ended without an error: rollout",
+        help="start after the submitted jobs of this kind (rollout) have ended without an error",
     )
-    parser.add_argument("--dry-run", action="store_true", help="print the script; write and submit nothing")
+    parser.add_argument("--dry-run", action="store_true", help="print the script without writing or submitting it")
     parser.add_argument(
         "--cancel", action="store_true", help="delete the submitted jobs of this kind, the last of a chain first"
     )

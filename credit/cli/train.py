@@ -19,20 +19,20 @@ if TYPE_CHECKING:
     from credit.parallel.process_info import ProcessInfo
     from credit.train.monitor.run_lock import RunLock
 
-HELP = """Train the model of CONFIG. A run that has a checkpoint continues from it (trainer.resume: auto).
+HELP = """Train the model of CONFIG. A run with a checkpoint continues from it (trainer.resume: auto).
 
-The run's folder (save_loc) receives config.yml, metrics.jsonl, checkpoints/, STATUS and, at the end, summary.json.
+The run folder (save_loc) receives config.yml, metrics.jsonl, checkpoints/, STATUS and, at the end, summary.json.
 
-To stop early, press Ctrl-C, send a signal (TERM, INT, USR1 or USR2), create a file named STOP in the folder, or set
-trainer.walltime. The run then saves a checkpoint and ends; the same command continues it. A second signal ends the run
-at once, without saving.
+To stop early, press Ctrl-C, send a signal (TERM, INT, USR1 or USR2), create a file named STOP in the run folder, or
+set trainer.walltime. The run then saves a checkpoint and ends; the same command continues it. A second signal ends
+the run at once, without saving.
 
 example:
   credit train config.yml trainer.max_steps=1000
   torchrun --standalone --nproc-per-node=4 -m credit.cli.main train config.yml
 
-exit status: 0 done, 1 any other failure, 2 wrong config or data, 85 stopped and can be continued, 130 stopped by Ctrl-C
-and can be continued. Ranks of a job of several processes exit with 0 in the last two cases; STATUS tells them apart."""
+exit code: 0 done, 1 any other failure, 2 wrong config or data, 85 stopped (can be continued), 130 stopped by Ctrl-C
+(can be continued). On several ranks, the last two cases have the exit code 0; STATUS shows the difference."""
 
 __all__ = ["HELP", "add_arguments", "run_command"]
 

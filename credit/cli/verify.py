@@ -30,24 +30,29 @@ if TYPE_CHECKING:
 
 HELP = """Score the forecasts in save_loc/forecasts (inference.folder) against the data of the test period.
 
-The model, persistence, damped persistence, climatology and verification.other_forecasts are scored on the same initial
-times. Writes scores.csv, scores.nc, figures/ and report.html into save_loc and prints a table of the headline channels:
-z500, t850, t2m, 10 m wind, mean sea level pressure, q700 and precipitation.
+The command scores the model, persistence, damped persistence, climatology and verification.other_forecasts on the same
+initial times. It writes scores.csv, scores.nc, figures/ and report.html into save_loc. It prints a table of the
+headline channels: z500, t850, t2m, 10 m wind, mean sea level pressure, q700 and precipitation.
 
-With a second run, OTHER, its forecasts are scored as well and the first run is tested against them; the results go into
-save_loc/against_NAME. With --online the forecasts are made during scoring and leave no file; with --model, too, by the
-run of that config, with its pressure levels and derived variables, against the data of CONFIG. If several ranks are
-started, each scores a share of the initial times.
+OTHER is a second run to compare with. Its forecasts are scored too, and the differences are tested. The results are
+written into save_loc/against_NAME.
 
---json prints one object and nothing else on standard output:
-  version      1; it changes when a key changes its meaning
-  metric, region, season   of the rows: rmse, global, all
-  forecasts    name of a forecast -> its name in figures; the run's own is called model
-  reference    name of the forecast compared with, or best_baseline
+With --online, the forecasts are made during scoring and are not written to files. With --model RUN as well, the run
+RUN makes the forecasts, with its pressure levels and derived variables. Several ranks share the initial times.
+
+example:
+  credit verify config.yml
+  credit verify run_a.yml run_b.yml verification.regions=[global,europe]
+
+--json prints one object on standard output, with these keys:
+  version      1; it changes if the meaning of a key changes
+  metric, region, season   those of the rows: rmse, global, all
+  forecasts    name of a forecast -> its name in figures; the run itself is called model
+  reference    name of the forecast to compare with, or best_baseline
   n_cases, first_case, last_case   number, first and last of the initial times
   rows         all channels and lead times, each with channel, units, lead_hours, rmse (forecast -> RMSE), ratio (RMSE
-               of the model over that of the reference), significant, n_eff; null where a number does not exist
-  warnings     sentences on missing scores and unequal forecasts
+               of the model divided by that of the reference), significant, n_eff; null for a missing number
+  warnings     sentences on missing scores and on differences between forecasts
   files        paths: scores_csv, scores_nc, figures, report"""
 
 __all__ = ["HELP", "add_arguments", "run_command"]
@@ -57,23 +62,25 @@ logger = logging.getLogger(__name__)
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add CONFIG, a second run, overrides, the source of the forecasts and the form of the output."""
-    parser.add_argument("config", metavar="CONFIG", type=path_argument, help="the run's YAML file")
+    parser.add_argument("config", metavar="CONFIG", type=path_argument, help="YAML file that describes the run")
     parser.add_argument(
         "rest", nargs="*", type=path_argument, metavar="OTHER, section.key=value",
-        help="the YAML file or the folder of a run to compare with; and replaced keys of the first, e.g. "
+        help="YAML file or folder of a run to compare with; replaced keys of CONFIG, for example "
         "verification.regions=[global,europe]",
     )  # fmt: skip
     parser.add_argument(
-        "--online", action="store_true", help="forecast from inference.initial_times while scoring, without files"
+        "--online",
+        action="store_true",
+        help="make the forecasts of inference.initial_times during scoring, without files",
     )
     parser.add_argument(
         "--model", metavar="RUN", type=path_argument,
-        help="the YAML file or the folder of the run that forecasts with --online, if it is not the one whose data are "
-        "scored against; its inference section counts, also for replaced keys",
+        help="with --online: YAML file or folder of the run that makes the forecasts, if it is not CONFIG; replaced keys "
+        "of the section inference apply to RUN",
     )  # fmt: skip
     output = parser.add_mutually_exclusive_group()
     output.add_argument("--all", action="store_true", help="print all channels, not only the headline channels")
-    output.add_argument("--json", action="store_true", help="print the scores as JSON (see above) instead of a table")
+    output.add_argument("--json", action="store_true", help="print the scores as JSON instead of a table")
     add_quiet_argument(parser)
 
 

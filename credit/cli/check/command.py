@@ -16,22 +16,26 @@ if TYPE_CHECKING:
     from credit.parallel.mesh import ParallelDims
     from credit.train.build.dry_run import DryRunResult
 
-HELP = """Check CONFIG and its data before a job is queued. Nothing is written.
+HELP = """Check CONFIG and its data before you submit a job. The command writes nothing.
 
-It checks the keys; files, variables, levels, units, times and samples of each split; the store, its chunks and
-statistics; the folder save_loc and the free disk space; the checkpoint that a run would continue from; the ranks and
-the walltime; and it tries a training step without memory (on the meta device).
+It checks:
+  - the config keys
+  - files, variables, levels, units, times, and the samples of each split
+  - the training store, its chunks and statistics
+  - the run folder (save_loc), the free disk space, and the checkpoint from which a run would continue
+  - the ranks and the time limit
+  - a training step on tensors without memory
 
-It prints what it checked, then errors and warnings with what to do about them. Equal messages about several files are
-one entry. The last line counts errors and warnings.
+It prints what it checked, then errors and warnings with their remedies. Equal messages about several files are
+combined. The last line counts errors and warnings.
 
 --json prints one document: {"errors": [...], "warnings": [...], "notes": [...], "num_errors": N, "num_warnings": N}.
-An entry of errors and warnings is {"message": TEXT, "count": N, "files": [...]}; files is empty for a single message.
+Each error or warning is {"message": TEXT, "count": N, "files": [...]}; files is empty for a single message.
 
 example:
   credit check config.yml --world-size 16
 
-exit status: 0 no errors, 2 errors, 130 interrupted."""
+exit code: 0 no errors, 2 errors, 130 interrupted."""
 
 __all__ = ["HELP", "add_arguments", "check_config", "run_command"]
 
@@ -43,15 +47,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--world-size",
         type=int,
         metavar="N",
-        help="ranks of the run; default: those of the launcher, else those that pbs or slurm ask for, else the fewest "
-        "that trainer.parallelism allows",
+        help="number of ranks of the run; default: that of the launcher, otherwise that of pbs or slurm, otherwise the "
+        "smallest number that trainer.parallelism allows",
     )
     parser.add_argument(
         "--deep",
         action="store_true",
         help="also read every field of data.store and compare checksums; takes as long as reading the store",
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON document and nothing else on stdout")
+    parser.add_argument("--json", action="store_true", help="print one JSON document on standard output")
     add_quiet_argument(parser)
 
 

@@ -6,12 +6,13 @@ import argparse
 
 from credit.cli.common import add_config_arguments, path_argument
 
-HELP = """Collect the facts that a bug report needs in one text file: installation, versions, machine, ranks,
-environment and the resolved config; of the run in save_loc its STATUS, heartbeat, newest checkpoints, last metrics,
-last error and the ends of its logs.
+HELP = """Collect the facts that a bug report needs in one text file.
 
-It only reads, so it is safe while the run is at work. It works with a wrong config, too. Values whose names look like
-secrets, credentials in URLs and the path of your home folder are hidden. Read the file all the same before you send it.
+The file contains the installation, versions, machine, ranks, environment and the resolved config. Of the run in
+save_loc, it contains STATUS, heartbeat, newest checkpoints, last metrics, last error and the ends of the logs.
+
+The command only reads, so you can use it during a run. It also works with a wrong config. It hides values whose names
+look like secrets, credentials in URLs and the path of your home folder. Read the file before you send it.
 
 example:
   credit doctor config.yml --output report.txt"""
@@ -26,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--output",
         metavar="FILE",
         type=path_argument,
-        help="file to write, - for standard output; default: doctor.txt in save_loc",
+        help="file to write (- for standard output); default: doctor.txt in save_loc",
     )
 
 

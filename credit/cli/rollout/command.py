@@ -32,18 +32,18 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-HELP = """Make forecasts from the initial times of inference.initial_times with the weights of inference.checkpoint.
+HELP = """Make forecasts from the times in inference.initial_times with the weights of inference.checkpoint.
 
-Forecasts go to save_loc/forecasts (inference.folder): one CF netCDF file for each initial time, or one zarr store
-(inference.format). Several ranks share the initial times; inference.parallelism spreads each forecast over ranks.
+The forecasts are written to save_loc/forecasts (inference.folder): one CF netCDF file for each initial time, or one
+zarr store (inference.format). Several ranks share the initial times. With inference.parallelism, several ranks share
+one forecast.
 
-Data to start from need only the prognostic variables and the dynamic forcing, unless inference.initial_times is a range
-without an end. data.store is read if it was made from data.sources; other sources, such as a new analysis, are read
-directly.
+The data need only the prognostic variables and the dynamic forcing. They also need the truth if
+inference.initial_times is a range without an end. If data.sources are those of the training store, the store is read;
+otherwise the sources are read.
 
-Forecasts that are complete are kept. Files made with other weights, analyses, levels, lead times or settings are
-replaced. Such a zarr store is refused, and the message says what differs: choose another inference.folder. Later
-initial times are appended to a store.
+Complete forecasts are kept. Files with other weights, analyses, levels, lead times or settings are replaced. A zarr
+store with other settings is an error; choose another inference.folder. Later initial times are appended to a store.
 
 example:
   credit rollout config.yml inference.lead_time=240h
@@ -61,7 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="start from the last time of the data; the same as inference.initial_times=latest",
     )
     parser.add_argument(
-        "--part", metavar="I/N", help="only the I-th of N parts of the initial times, for job arrays; I starts at 1"
+        "--part", metavar="I/N", help="use only part I of N of the initial times, for job arrays; I starts at 1"
     )
     add_quiet_argument(parser)
 
