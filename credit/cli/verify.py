@@ -75,8 +75,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--model", metavar="RUN", type=path_argument,
-        help="with --online: YAML file or folder of the run that makes the forecasts, if it is not CONFIG; replaced keys "
-        "of the section inference apply to RUN",
+        help="with --online: YAML file or folder of the run that makes the forecasts, if it is not CONFIG; replaced "
+        "keys of the section inference apply to RUN",
     )  # fmt: skip
     output = parser.add_mutually_exclusive_group()
     output.add_argument("--all", action="store_true", help="print all channels, not only the headline channels")
