@@ -24,13 +24,16 @@ class LossContext:
 
     Attributes:
         channels: the channels of the run; ``channels.output`` gives the order of C.
-        grid: the grid of the fields.
-        area_CHW: cell areas as fractions of the valid area of each channel, summing to 1 over each, float64.
-        cell_weight_CHW: weight of each cell in a channel's mean, summing to 1 over each, float64: `area_CHW`, or equal
-            weights with ``loss.latitude_weights: false``. Masked cells have 0.
-        channel_weight_C: weight of each channel by ``loss.weights`` and ``loss.level_weights``, summing to 1, float64.
-        error_scale_C: factor on the normalised error of each channel by ``loss.scaling``: with ``tendency``, one over
-            the standard deviation of a step's change for prognostic channels; float64.
+        grid: the grid of the fields, (H, W).
+        area_CHW: (C, H, W) cell areas as fractions of the valid area of each channel, summing to 1 over each channel,
+            float64.
+        cell_weight_CHW: (C, H, W) weight of each cell in a channel's mean, summing to 1 over each, float64: `area_CHW`,
+            or equal weights with ``loss.latitude_weights: false``. Masked cells have 0.
+        channel_weight_C: (C,) weight of each channel by ``loss.weights`` and ``loss.level_weights``, summing to 1,
+            float64.
+        error_scale_C: (C,) factor on the normalised error of each channel by ``loss.scaling``, float64. With
+            ``tendency`` it is, for prognostic channels, the standard deviation of the state over that of a time step's
+            change; otherwise 1.
         masks: variable -> (H, W) bool, True where the variable is missing.
     """
 
@@ -58,7 +61,12 @@ class Loss(nn.Module):
         super().__init__()
 
     def register_constant(self, name: str, array: np.ndarray) -> None:
-        """Make an array available as the float32 tensor ``self.NAME``, on the device of the loss."""
+        """Make an array available as a float32 tensor in the attribute `name`, on the device of the loss.
+
+        Args:
+            name: name of the attribute.
+            array: values of any shape and real dtype; they are copied.
+        """
         constant = torch.from_numpy(np.asarray(array, dtype=np.float32).copy())
         # Not persistent: the constants follow from the config and do not belong into checkpoints.
         self.register_buffer(name, constant, persistent=False)
@@ -67,18 +75,18 @@ class Loss(nn.Module):
         """Return the loss, a float32 scalar with a gradient.
 
         Args:
-            prediction_BMCHW: normalised output of each member.
-            target_BCHW: normalised truth. Masked cells are 0 in both.
+            prediction_BMCHW: (B, M, C, H, W) normalised output of each member.
+            target_BCHW: (B, C, H, W) normalised truth. Masked cells are 0 in both.
         """
         raise NotImplementedError
 
 
 class PointwiseLoss(Loss):
-    """Mean of a function of the error over batch, members, cells (by area) and channels (by weight).
+    """Mean of a function of the error, taken over batch, members, cells (by area) and channels (by weight).
 
-    The error of a prognostic channel is measured in standard deviations of its own tendency (``loss.scaling:
-    tendency``) or of its state, so that channels of large variance do not dominate. With the tendency, persistence
-    scores 1 under `mse`. A subclass defines `cost`.
+    The error of a prognostic channel is measured in standard deviations of its own tendency, the change in one time
+    step (``loss.scaling: tendency``), or else of its state, so that channels of large variance do not dominate. With
+    the tendency, a persistence forecast of one time step scores 1 under `mse`. A subclass defines `cost`.
 
     Args:
         context: weights, scales and grid of the run.
@@ -99,7 +107,7 @@ class PointwiseLoss(Loss):
         """Return the cost of the error in each cell, in the same shape.
 
         Args:
-            error_BMCHW: forecast minus truth, in the unit of ``loss.scaling``.
+            error_BMCHW: (B, M, C, H, W) forecast minus truth, in the unit of ``loss.scaling``.
         """
         raise NotImplementedError
 
@@ -109,6 +117,7 @@ class PointwiseLoss(Loss):
         num_forecasts = prediction_BMCHW.shape[0] * prediction_BMCHW.shape[1]
         loss = (self.cost(error_BMCHW) * self.weight_CHW).sum() / num_forecasts
         if self._global_mean_weight:
+            # The area mean of each channel is taken before squaring, so only a bias of the whole field counts.
             mean_error_BMC = (error_BMCHW * self.area_CHW).sum(dim=(3, 4))
             mean_cost = (mean_error_BMC.square() * self.channel_weight_C).sum(dim=2).mean()
             loss = loss + self._global_mean_weight * mean_cost

@@ -26,22 +26,26 @@ def build_loss(
     Args:
         section: the loss section of the config.
         channels: the channels of the run.
-        grid: the grid of the fields.
-        tendency_scale_C: (C_prognostic,) standard deviation of the tendency divided by that of the state.
+        grid: the grid of the fields, (H, W).
+        tendency_scale_C: (prognostic channels,) standard deviation of a time step's change over that of the state,
+            dimensionless.
         masks: variable -> (H, W) bool, True where the variable is missing.
 
     Raises:
         ConfigError: for weights of variables that are not predicted, or a loss with trainable parameters.
     """
+    # Cells where a variable is missing count neither in the error nor in the weights of the others.
     no_missing_cells_HW = np.zeros(grid.shape, dtype=bool)
     valid_CHW = np.stack([~masks.get(channel.variable, no_missing_cells_HW) for channel in channels.output])
     area_CHW = grid.masked_area_weights(valid_CHW)
     cell_weight_CHW = area_CHW
     if not section.latitude_weights:
         cell_weight_CHW = valid_CHW / valid_CHW.sum(axis=(1, 2), keepdims=True)
+
     error_scale_C = np.ones(len(channels.output))
     if section.scaling == "tendency":
         error_scale_C[channels.output_slice("prognostic")] = 1.0 / np.asarray(tendency_scale_C, dtype=np.float64)
+
     context = LossContext(
         channels=channels,
         grid=grid,
@@ -52,21 +56,24 @@ def build_loss(
         masks=masks,
     )
     loss = LOSSES.find_class(section.kind)(context, section)
-    trainable = [name for name, _ in loss.named_parameters()]
-    if trainable:
+    parameter_names = [name for name, _ in loss.named_parameters()]
+    if parameter_names:
         raise ConfigError(
-            f"loss.kind: {section.kind} has trainable parameters ({', '.join(trainable)}), which no optimizer trains; "
-            "make them constants (register_constant) or keys of its section"
+            f"loss.kind: {section.kind} has trainable parameters ({', '.join(parameter_names)}), which no optimizer "
+            "trains; make them constants (register_constant) or keys of its section"
         )
     return loss
 
 
 def channel_weights(section: LossSection, channels: ChannelMap) -> np.ndarray:
-    """Return the weight of each output channel by ``loss.weights`` and ``loss.level_weights``, (C,), summing to 1.
+    """Return the weight of each output channel by ``loss.weights`` and ``loss.level_weights``.
 
     Args:
         section: the loss section of the config.
         channels: the channels of the run.
+
+    Returns:
+        (C,) dimensionless weights, summing to 1, float64.
 
     Raises:
         ConfigError: if ``loss.weights`` names a variable or channel that is not an output.
@@ -78,10 +85,12 @@ def channel_weights(section: LossSection, channels: ChannelMap) -> np.ndarray:
             raise ConfigError(f'loss.weights: "{name}" is not an output{did_you_mean(name, names)}')
     weight_C = np.ones(len(output))
     for channel_index, channel in enumerate(output):
+        # The weight of a channel ("t850") goes before that of its variable ("t").
         variable_weight = section.weights.get(channel.variable, 1.0)
         weight_C[channel_index] = section.weights.get(channel.name, variable_weight)
     if section.level_weights == "pressure":
-        # The mean over the levels of a variable is 1, so that the weights between variables do not change.
+        # Weights are proportional to pressure. Their mean over the levels of a variable is 1, so that the weights
+        # between variables do not change.
         for variable in {channel.variable for channel in output if channel.level is not None}:
             channel_indices = [index for index, channel in enumerate(output) if channel.variable == variable]
             levels = np.array([output[index].level for index in channel_indices])

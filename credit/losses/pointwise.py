@@ -13,7 +13,7 @@ from credit.losses.section import PointwiseSection
 
 @register_loss("mse", PointwiseSection)
 class MeanSquaredError(PointwiseLoss):
-    """Mean squared error."""
+    """Mean squared error: the cost of a cell is its squared error."""
 
     def cost(self, error_BMCHW: Tensor) -> Tensor:
         """See the base class."""
@@ -22,7 +22,7 @@ class MeanSquaredError(PointwiseLoss):
 
 @register_loss("mae", PointwiseSection)
 class MeanAbsoluteError(PointwiseLoss):
-    """Mean absolute error."""
+    """Mean absolute error: the cost of a cell is its absolute error."""
 
     def cost(self, error_BMCHW: Tensor) -> Tensor:
         """See the base class."""
@@ -31,7 +31,14 @@ class MeanAbsoluteError(PointwiseLoss):
 
 @register_loss("huber", PointwiseSection)
 class HuberLoss(PointwiseLoss):
-    """Huber's loss (doi:10.1214/aoms/1177703732): squared for small errors, linear beyond ``loss.huber_delta``."""
+    """Huber's loss (doi:10.1214/aoms/1177703732): quadratic for small errors, linear beyond ``loss.huber_delta``.
+
+    The cost of an error e is e^2 / 2 up to the threshold d, and d (abs(e) - d / 2) beyond it.
+
+    Args:
+        context: weights, scales and grid of the run.
+        section: the loss section of the config; `huber_delta` is the threshold, in the unit of ``loss.scaling``.
+    """
 
     def __init__(self, context: LossContext, section: PointwiseSection) -> None:
         super().__init__(context, section)

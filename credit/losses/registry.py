@@ -21,7 +21,7 @@ def register_loss(name: str, section: type[LossSection]) -> Callable[[LossClass]
     """Class decorator that makes a loss available as ``loss.kind: name``, with `section` for its config keys.
 
     Args:
-        name: the name of the loss.
+        name: value of ``loss.kind`` in a config.
         section: the config section of the loss; derives from `LossSection`, which has the keys of every loss.
 
     Raises:

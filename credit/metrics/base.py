@@ -1,4 +1,4 @@
-"""Base class of validation metrics, and their registry: ``trainer.metrics``.
+"""Base class of validation metrics, and the registry behind ``trainer.metrics``.
 
 Shape suffixes: L lead times, B batch, M ensemble members, C output channels, H latitude rows, W longitude columns.
 """
@@ -22,8 +22,9 @@ class MetricContext:
 
     Attributes:
         channels: the channels of the run; ``channels.output`` gives the order of C.
-        weight_CHW: weights of the cells, summing to 1 over each channel, 0 where a variable is missing; float64.
-        lead_hours: lead times in hours.
+        weight_CHW: (C, H, W) weights of the cells, summing to 1 over each channel, 0 where a variable is missing;
+            float64.
+        lead_hours: (L,) lead times in hours.
     """
 
     channels: ChannelMap
@@ -32,7 +33,7 @@ class MetricContext:
 
 
 class Metric(ABC):
-    """Base class of metrics: sums that are added over batches and ranks, and a function of their means.
+    """Base class of metrics: sums over the cases of batches and ranks, and a function of their means.
 
     Args:
         context: channels, weights and lead times of the validation.
@@ -44,30 +45,39 @@ class Metric(ABC):
     @classmethod
     @abstractmethod
     def names(cls, channels: ChannelMap, lead_hours: Sequence[float]) -> list[str]:
-        """Return the keys of `summary`; one of them may be ``trainer.monitor``."""
+        """Return the keys of `summary`; one of them may be ``trainer.monitor``.
+
+        Args:
+            channels: the channels of the run.
+            lead_hours: lead times in hours.
+        """
 
     @property
     @abstractmethod
     def sums(self) -> Mapping[str, Tensor]:
-        """Sums over the cases so far, float64; they are averaged over the ranks in place."""
+        """Sums over the cases so far by name, float64 tensors of any shape, averaged over the ranks in place."""
 
     @abstractmethod
     def add(self, lead: int, forecast_BMCHW: Tensor, persistence_BCHW: Tensor, truth_BCHW: Tensor) -> None:
-        """Add a lead time of a batch to the sums.
+        """Add one lead time of a batch to the sums.
 
         Fields are in physical units minus the mean of the statistics. Masked cells have any finite value, and the
         weight 0.
 
         Args:
             lead: index of the lead time, from 0.
-            forecast_BMCHW: the forecast of each member.
-            persistence_BCHW: the persistence forecast.
-            truth_BCHW: the truth.
+            forecast_BMCHW: (B, M, C, H, W) forecast of each member.
+            persistence_BCHW: (B, C, H, W) persistence forecast, the state at the initial time.
+            truth_BCHW: (B, C, H, W) truth.
         """
 
     @abstractmethod
     def summary(self, num_cases: float) -> dict[str, float]:
-        """Return the metric's values by name from the sums over `num_cases` cases."""
+        """Return the metric's values by name, those of `names`.
+
+        Args:
+            num_cases: number of cases in the sums. It is a fraction where the sums are averages over the ranks.
+        """
 
 
 MetricClass = TypeVar("MetricClass", bound=type[Metric])
@@ -78,7 +88,7 @@ def register_metric(name: str) -> Callable[[MetricClass], MetricClass]:
     """Class decorator that makes a metric available in ``trainer.metrics``.
 
     Args:
-        name: the name of the metric.
+        name: entry of ``trainer.metrics`` in a config.
 
     Raises:
         ConfigError: if another class has the name, or the class does not derive from `Metric`.

@@ -1,4 +1,4 @@
-"""Root mean square error of the validation, and the skill against persistence.
+"""Root mean square error (RMSE) of the validation, and the skill against persistence.
 
 Shape suffixes: L lead times, B batch, M ensemble members, C output channels, H latitude rows, W longitude columns.
 """
@@ -18,7 +18,9 @@ from credit.metrics.base import Metric, MetricContext, register_metric
 class RootMeanSquareError(Metric):
     """Area-weighted RMSE of the ensemble mean by lead time and channel, ``rmse/z500/24h``, and ``skill``.
 
-    ``skill`` is the mean over prognostic channels and lead times of RMSE over persistence's RMSE; lower is better.
+    The RMSE is in the unit of the channel: the root of the squared error averaged over cells and cases. ``skill`` is
+    the mean over prognostic channels and lead times of the forecast's RMSE divided by that of persistence; lower is
+    better.
 
     Args:
         context: channels, weights and lead times of the validation.
@@ -27,6 +29,7 @@ class RootMeanSquareError(Metric):
     def __init__(self, context: MetricContext) -> None:
         super().__init__(context)
         self._weight_CHW = context.weight_CHW.double()
+        # Sums of squared errors over the cases, in the square of each channel's unit.
         shape = len(context.lead_hours), self._weight_CHW.shape[0]
         self.forecast_LC = torch.zeros(shape, dtype=torch.float64, device=self._weight_CHW.device)
         self.persistence_LC = torch.zeros_like(self.forecast_LC)
@@ -46,8 +49,9 @@ class RootMeanSquareError(Metric):
 
     def add(self, lead: int, forecast_BMCHW: Tensor, persistence_BCHW: Tensor, truth_BCHW: Tensor) -> None:
         """See the base class."""
-        mean_BCHW = forecast_BMCHW[:, 0] if forecast_BMCHW.shape[1] == 1 else forecast_BMCHW.mean(dim=1)
-        self.forecast_LC[lead] += self._squared_error(mean_BCHW, truth_BCHW)
+        # A single member needs no mean, which would copy the field.
+        ensemble_mean_BCHW = forecast_BMCHW[:, 0] if forecast_BMCHW.shape[1] == 1 else forecast_BMCHW.mean(dim=1)
+        self.forecast_LC[lead] += self._squared_error(ensemble_mean_BCHW, truth_BCHW)
         self.persistence_LC[lead] += self._squared_error(persistence_BCHW, truth_BCHW)
 
     def summary(self, num_cases: float) -> dict[str, float]:

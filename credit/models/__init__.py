@@ -1,7 +1,7 @@
 """Networks, the layers that they share, and the registry that finds models by name.
 
-What this package exports is imported when it is asked for: layers and LoRA are used by projects that have neither the
-config nor the weather packages.
+Each name in `__all__` is imported when it is first used. So projects that have neither the config nor the weather
+packages can use the layers and LoRA.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+# exported name -> module that defines it
 _EXPORTS = {
     "ForecastModel": "credit.models.base",
     "ModelSpec": "credit.models.base",
@@ -21,6 +22,11 @@ __all__ = ["ForecastModel", "ModelSpec", "build_model", "model_class", "model_na
 
 
 def __getattr__(name: str) -> Any:
+    """Import an exported name when it is first used.
+
+    Raises:
+        AttributeError: for any other name.
+    """
     if name in _EXPORTS:
         return getattr(importlib.import_module(_EXPORTS[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""The contract of models: the spec that each is built from, and the base class.
+"""Interface of models: the description of the data that each is built from, and the base class.
 
 Shape suffixes: B batch, C channels, T time frames, H latitude rows, W longitude columns.
 """
@@ -25,11 +25,12 @@ class ModelSpec:
         channels: the channels with their names, variables, levels and groups; ``channels.input`` and
             ``channels.output`` are in the order of the tensors.
         grid: latitudes, longitudes, cell areas, and whether the outermost rows are the poles.
-        input_frames: time frames of the input.
-        output_frames: time frames of the output.
-        timestep_minutes: time from one frame to the next.
-        vector_channels: input channels that hold a component of a vector; it changes its sign across a pole.
-        vector_pairs: (eastward, northward) input channels of the vectors that have both components.
+        input_frames: number of time frames of the input.
+        output_frames: number of time frames of the output.
+        timestep_minutes: minutes from one frame to the next.
+        vector_channels: indices of the input channels that hold a component of a vector, such as wind; it changes its
+            sign across a pole.
+        vector_pairs: indices of (eastward, northward) input channels of the vectors that have both components.
     """
 
     channels: ChannelMap
@@ -42,22 +43,22 @@ class ModelSpec:
 
     @property
     def in_channels(self) -> int:
-        """Channels of one input frame."""
+        """Number of channels of one input frame."""
         return len(self.channels.input)
 
     @property
     def out_channels(self) -> int:
-        """Channels of one output frame."""
+        """Number of channels of one output frame."""
         return len(self.channels.output)
 
     @property
     def in_shape(self) -> tuple[int, int, int, int]:
-        """(C, T, H, W) of the input."""
+        """Shape (C, T, H, W) of the input, without the batch."""
         return self.in_channels, self.input_frames, *self.grid.shape
 
     @property
     def out_shape(self) -> tuple[int, int, int, int]:
-        """(C, T, H, W) of the output."""
+        """Shape (C, T, H, W) of the output, without the batch."""
         return self.out_channels, self.output_frames, *self.grid.shape
 
     @classmethod
@@ -79,22 +80,27 @@ class ModelSpec:
         has beyond the input is diagnostic. The grid's rows are equally spaced.
 
         Args:
-            image_height: latitude rows.
-            image_width: longitude columns.
-            in_channels: channels of an input frame.
-            out_channels: channels of an output frame.
-            frames: input frames.
-            output_frames: output frames.
+            image_height: number of latitude rows.
+            image_width: number of longitude columns.
+            in_channels: number of channels of an input frame.
+            out_channels: number of channels of an output frame.
+            frames: number of input frames.
+            output_frames: number of output frames.
             vector_channels: see the class.
-            pole_points: whether the outermost rows are the poles.
+            pole_points: True if the outermost rows are the poles.
         """
         num_prognostic = min(in_channels, out_channels)
-        names = [(f"channel{number}", "prognostic") for number in range(num_prognostic)]
-        names += [(f"forcing{number}", "dynamic_forcing") for number in range(in_channels - num_prognostic)]
-        names += [(f"diagnostic{number}", "diagnostic") for number in range(out_channels - num_prognostic)]
-        channels = ChannelMap([Channel(name, name, None, group) for name, group in names])
+        # Forcing is what the input has beyond the output, diagnostics are the reverse; one of the two is empty.
+        group_of_name: dict[str, str] = {}
+        for number in range(num_prognostic):
+            group_of_name[f"channel{number}"] = "prognostic"
+        for number in range(in_channels - num_prognostic):
+            group_of_name[f"forcing{number}"] = "dynamic_forcing"
+        for number in range(out_channels - num_prognostic):
+            group_of_name[f"diagnostic{number}"] = "diagnostic"
+        channels = [Channel(name, name, None, group) for name, group in group_of_name.items()]
         grid = LatLonGrid.equiangular(image_height, image_width, pole_points)
-        return cls(channels, grid, frames, output_frames, vector_channels=tuple(vector_channels))
+        return cls(ChannelMap(channels), grid, frames, output_frames, vector_channels=tuple(vector_channels))
 
 
 class ForecastModel(nn.Module):
@@ -104,7 +110,7 @@ class ForecastModel(nn.Module):
     rest of the config. Its fields are normalised; the stepper adds the residual, feeds the output back and applies the
     post-processing.
 
-    What else a model may declare:
+    A model may also declare:
 
     - ``_fsdp2_shard = True`` in the class of a block: the block is a unit of sharding, activation checkpointing and
       compilation, and its output may get noise in an ensemble (`inference.ensemble.noise`).
@@ -113,14 +119,14 @@ class ForecastModel(nn.Module):
     - ``_fsdp2_forward_methods = ("encode",)``: entry points beside `forward` that are sharded as `forward` is.
 
     Args:
-        spec: what the data are.
+        spec: channels, grid and frames of the data.
         section: the model's section of the config.
 
     Attributes:
-        spec: as given.
-        output_is_new: whether each call returns a new tensor of which the model keeps nothing. Forecasts then write the
-            next state into it, which saves a field of all channels.
-        casts_weights: whether linear layers and convolutions use their weights in the autocast dtype alone. Forecasts
+        spec: channels, grid and frames of the data.
+        output_is_new: True if each call returns a new tensor of which the model keeps nothing. Forecasts then write the
+            next state into it, which saves the memory of one state.
+        casts_weights: True if linear layers and convolutions use their weights in the autocast dtype alone. Forecasts
             under `inference.amp` then cast them once.
         conditions: names of the conditions that `forward` takes (``noise``, ``lead_time``); empty for a model that
             depends on its input alone. No objective supplies conditions yet, so `credit.models.registry.build_model`
@@ -140,10 +146,10 @@ class ForecastModel(nn.Module):
 
         Args:
             x_BCTHW: (batch, in_channels, input_frames, rows, columns), normalised.
-            condition: a tensor for each of `conditions`; None for a model that declares none.
+            condition: name -> tensor, for each of `conditions`; None for a model that declares none.
 
         Returns:
-            (batch, out_channels, output_frames, rows, columns).
+            (batch, out_channels, output_frames, rows, columns), normalised.
         """
         raise NotImplementedError
 
@@ -152,7 +158,7 @@ class ForecastModel(nn.Module):
         """Return the state dict of this class for a published one, for ``credit convert``.
 
         Args:
-            state: names and layouts of another implementation.
+            state: name -> tensor, with the names and layouts of another implementation.
             section: the model's section of the config.
 
         Raises:
@@ -167,6 +173,10 @@ class ForecastModel(nn.Module):
 
 def require_input_shape(x_BCTHW: Tensor, spec: ModelSpec) -> None:
     """Refuse an input of another shape than the model was built for.
+
+    Args:
+        x_BCTHW: input of the model, of any shape.
+        spec: description of the data that the model was built from.
 
     Raises:
         ValueError: naming both shapes.

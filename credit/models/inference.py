@@ -8,6 +8,7 @@ from torch.nn.utils import parametrize
 
 from credit.models.layers.spectral_norm import SpectralNorm
 
+# Layers that compute with their weights in the autocast dtype.
 CAST_LAYERS = (nn.Linear, nn.Conv2d, nn.ConvTranspose2d)
 
 
@@ -15,8 +16,9 @@ CAST_LAYERS = (nn.Linear, nn.Conv2d, nn.ConvTranspose2d)
 def prepare_for_inference(model: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
     """Prepare `model` in place for forecasts alone, and return it; its output stays the same bit by bit.
 
-    Every spectrally normalised weight W becomes W / sigma. Every module with a method `precompute` has it called, and
-    keeps what it computes from its weights.
+    Every spectrally normalised weight W becomes W / sigma, where sigma is its largest singular value. Every module with
+    a method `precompute` has it called, and keeps what it computes from its weights. The model cannot be trained
+    afterwards.
 
     Args:
         model: in eval mode, neither split nor sharded over ranks, and without adapters.
@@ -24,6 +26,7 @@ def prepare_for_inference(model: nn.Module, dtype: torch.dtype | None = None) ->
             convolutions are cast to it if the model declares `casts_weights`; such a model then runs under autocast
             alone.
     """
+    # Fold spectral norm into the weights.
     for module in model.modules():
         if _has_spectral_norm_alone(module):
             weight = module.weight
@@ -40,7 +43,7 @@ def prepare_for_inference(model: nn.Module, dtype: torch.dtype | None = None) ->
 
 
 def _has_spectral_norm_alone(module: nn.Module) -> bool:
-    """Return whether the weight is the only parametrized tensor, and spectral norm its last parametrization."""
+    """Return True if the weight is the only parametrized tensor, and spectral norm its last parametrization."""
     if not parametrize.is_parametrized(module):
         return False
     chains = module.parametrizations
@@ -48,6 +51,7 @@ def _has_spectral_norm_alone(module: nn.Module) -> bool:
 
 
 def _cast_weights(model: nn.Module, dtype: torch.dtype) -> None:
+    """Cast the weights and biases of `CAST_LAYERS` to `dtype`, in place."""
     for module in model.modules():
         if isinstance(module, CAST_LAYERS):
             for name, parameter in list(module.named_parameters(recurse=False)):

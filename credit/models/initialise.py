@@ -1,8 +1,8 @@
 """Initial weights that depend only on the seed and the name of the parameter.
 
 Each tensor is drawn from a random generator of its own. So the weights do not depend on the order of construction, on
-the other parameters, or on the sharding. `initial_values` yields whole tensors one at a time, of which a sharded model
-takes its parts.
+the other parameters, or on the sharding. `initial_values` yields whole tensors one at a time. Each rank of a sharded
+model takes its parts of them.
 """
 
 from __future__ import annotations
@@ -31,13 +31,25 @@ _UNSUPPORTED_PARAMETRIZATION = (
 
 
 def build_generator(seed: int, name: str) -> torch.Generator:
-    """Return a random generator on the CPU that depends only on `seed` and `name`."""
+    """Return a random generator on the CPU whose numbers depend only on `seed` and `name`.
+
+    Args:
+        seed: seed of the model.
+        name: name of a tensor or module.
+    """
+    # Python's own hash of a text differs from process to process.
     digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
 
 
 def kaiming_normal(shape: Sequence[int], fan_in: int, generator: torch.Generator) -> Tensor:
-    """Return a CPU tensor drawn from N(0, 2 / fan_in) (He et al. 2015, arXiv 1502.01852)."""
+    """Return a CPU tensor drawn from N(0, 2 / fan_in) (He et al. 2015, arXiv 1502.01852).
+
+    Args:
+        shape: shape of the tensor.
+        fan_in: number of input values that contribute to one output value.
+        generator: random generator on the CPU.
+    """
     return torch.randn(tuple(shape), generator=generator, device="cpu") * math.sqrt(2.0 / fan_in)
 
 
@@ -63,10 +75,10 @@ def _draw_values(
     """Yield (key, initial value) of a module's direct tensors.
 
     Args:
-        path: name of the module in the model.
+        path: path of the module in the model.
         module: the module.
         tensors: key -> direct tensor of the module.
-        seed: of the model.
+        seed: seed of the model.
 
     Raises:
         ConfigError: if their initial values are not defined.
@@ -94,6 +106,16 @@ def _draw_reset_values(
 
     The method is called on two copies of the module, whose tensors are filled with different values before. A tensor
     that differs afterwards, or has NaN, was not set by it.
+
+    Args:
+        path: path of the module in the model.
+        module: the module.
+        tensors: key -> direct tensor of the module.
+        seed: seed of the model.
+
+    Raises:
+        ConfigError: for statistics of a batch, torch's own spectral or weight norm, a ``reset_parameters`` that fails
+            on tensors without values, and tensors that it does not set.
     """
     description = f"model.type: {path or 'the model'} ({type(module).__name__})"
     if isinstance(module, batchnorm._BatchNorm) or (
@@ -117,14 +139,14 @@ def _draw_reset_values(
             f"{description}: its reset_parameters fails if tensors are not set yet ({error}); let it set each before "
             "use, or give the class a method initial_value(key, shape, generator)"
         ) from error
-    unset = []
+    unset_keys = []
     for key, value in values.items():
         if value.isnan().any() or not torch.equal(value, second_values[key]):
-            unset.append(key)
-    if unset:
+            unset_keys.append(key)
+    if unset_keys:
         raise ConfigError(
-            f"{description}: {', '.join(unset)} cannot be initialised: no reset_parameters sets them; give the class a "
-            "method initial_value(key, shape, generator) that returns the value of each of its tensors"
+            f"{description}: {', '.join(unset_keys)} cannot be initialised: no reset_parameters sets them; give the "
+            "class a method initial_value(key, shape, generator) that returns the value of each of its tensors"
         )
     for key, value in values.items():
         yield key, value.detach()
@@ -133,42 +155,54 @@ def _draw_reset_values(
 def _reset_copy(module: nn.Module, seed: int, high: bool) -> dict[str, Tensor]:
     """Return the direct tensors of a copy of a module on the CPU after ``reset_parameters``.
 
-    Tensors that the method does not set have the values of `_blank`.
+    Tensors that the method does not set have the values of `_build_unset_tensor`.
+
+    Args:
+        module: on any device, sharded or not.
+        seed: seed of the random numbers that the method draws.
+        high: which of two values unset tensors have, see `_build_unset_tensor`.
     """
     unset_module = _unset_copy(module, high)
+    # torch's attention and transformer have the method with an underscore.
     reset = getattr(unset_module, "reset_parameters", None) or getattr(unset_module, "_reset_parameters", None)
     if reset is not None:
         # reset_parameters draws from torch's global generator, which is restored afterwards.
-        state = torch.get_rng_state()
+        rng_state = torch.get_rng_state()
         torch.random.default_generator.manual_seed(seed)
         try:
             reset()
         finally:
-            torch.set_rng_state(state)
+            torch.set_rng_state(rng_state)
     return _direct_tensors(unset_module)
 
 
 def _unset_copy(module: nn.Module, high: bool) -> nn.Module:
-    """Return a copy of `module` on the CPU, whose tensors are whole and have the values of `_blank`."""
+    """Return a copy of `module` on the CPU, whose tensors are those of `_build_unset_tensor`."""
     # The constructor of the module is unknown, so the copy is made without it.
     unset_module = object.__new__(type(module))
     unset_module.__dict__.update(module.__dict__)
     for kind in ("_parameters", "_buffers"):
-        blank_tensors = {}
+        unset_tensors = {}
         for key, tensor in getattr(module, kind).items():
-            blank_tensors[key] = None if tensor is None else _blank(tensor, high)
-        unset_module.__dict__[kind] = blank_tensors
-    children = {key: child and _unset_copy(child, high) for key, child in module._modules.items()}
+            unset_tensors[key] = None if tensor is None else _build_unset_tensor(tensor, high)
+        unset_module.__dict__[kind] = unset_tensors
+    children = {}
+    for key, child in module._modules.items():
+        children[key] = None if child is None else _unset_copy(child, high)
     unset_module.__dict__["_modules"] = children
     return unset_module
 
 
 def _has_nan(dtype: torch.dtype) -> bool:
+    """Return True if NaN is a value of the dtype."""
     return dtype.is_floating_point or dtype.is_complex
 
 
-def _blank(tensor: Tensor, high: bool) -> Tensor:
-    """Return a whole tensor of NaN; if its type has no NaN, of the highest or the lowest value of the type."""
+def _build_unset_tensor(tensor: Tensor, high: bool) -> Tensor:
+    """Return a tensor on the CPU of the whole shape of `tensor`, filled with NaN.
+
+    If its dtype has no NaN, it is filled with the highest or the lowest value of the dtype.
+    """
     value = torch.zeros(tensor.shape, dtype=tensor.dtype, device="cpu")
     if _has_nan(tensor.dtype):
         value.fill_(torch.nan)
@@ -177,7 +211,9 @@ def _blank(tensor: Tensor, high: bool) -> Tensor:
     else:
         info = torch.iinfo(tensor.dtype)
         value.fill_(info.max if high else info.min)
-    return nn.Parameter(value, requires_grad=False) if isinstance(tensor, nn.Parameter) else value
+    if isinstance(tensor, nn.Parameter):
+        return nn.Parameter(value, requires_grad=False)
+    return value
 
 
 def initial_values(model: nn.Module, seed: int) -> Iterator[tuple[str, Tensor]]:
@@ -207,6 +243,7 @@ def initial_values(model: nn.Module, seed: int) -> Iterator[tuple[str, Tensor]]:
             continue
         prefix = f"{path}." if path else ""
         tensors = _direct_tensors(module)
+        # torch keeps the unparametrized weight in the list of its parametrizations, under the name "original".
         chain = ()
         if parametrize.is_parametrized(module):
             chain = _weight_parametrizations(path, module)
@@ -239,7 +276,15 @@ def _weight_parametrizations(path: str, module: nn.Module) -> parametrize.Parame
 
 @torch.no_grad()
 def initialise_(model: nn.Module, seed: int) -> None:
-    """Fill every parameter and buffer of an unsharded `model` in place from `initial_values`."""
+    """Fill every parameter and persistent buffer of an unsharded model in place from `initial_values`.
+
+    Args:
+        model: has memory on any device, and no wrappers.
+        seed: seed of the model.
+
+    Raises:
+        ConfigError: naming a module whose initial values are not defined.
+    """
     state = model.state_dict()
     for name, value in initial_values(model, seed):
         state.pop(name).copy_(value)

@@ -32,9 +32,15 @@ class LoRA(nn.Module):
     on a seed and the layer's path alone.
 
     Args:
-        weight: to be adapted, taken as a matrix of its first dimension by all others. Only its shape and device count.
-        rank: of the added product.
+        weight: weight to be adapted, taken as a matrix of its first dimension (rows) by all others (columns). Only its
+            shape and device count.
+        rank: rank of the added product.
         alpha: `scale` is alpha / rank.
+
+    Attributes:
+        a: (rank, columns) trainable factor.
+        b: (rows, rank) trainable factor.
+        scale: factor on the product.
     """
 
     def __init__(self, weight: Tensor, rank: int, alpha: float) -> None:
@@ -45,11 +51,18 @@ class LoRA(nn.Module):
         bound = columns**-0.5
         self.a = nn.Parameter(torch.empty(rank, columns, device=weight.device).uniform_(-bound, bound))
         self.b = nn.Parameter(torch.zeros(rows, rank, device=weight.device))
+        # Set where tensor parallelism has split the weight, see `share`.
         self._split_dim: int | None = None
         self._sum_gradient: Callable[[Tensor], Tensor] | None = None
 
     def initial_value(self, key: str, shape: torch.Size, generator: torch.Generator) -> Tensor:
-        """Return the whole initial value of `a` or `b`, on the CPU: uniform in +-1/sqrt(inputs), and zeros."""
+        """Return the whole initial value of `a` or `b`, on the CPU.
+
+        Args:
+            key: ``"a"``, which is uniform in +-1/sqrt(columns), or ``"b"``, which is zero.
+            shape: whole shape of the factor.
+            generator: random generator on the CPU.
+        """
         value = torch.zeros(shape, device="cpu")
         if key == "a":
             bound = value.shape[1] ** -0.5
@@ -61,7 +74,13 @@ class LoRA(nn.Module):
     ) -> dict[str, int | None]:
         """Take the weight from now on as one rank's part of a matrix: `b` has its rows, `a` its columns.
 
-        Arguments and return value are those of `SpectralNorm.share`.
+        Args:
+            split: dimension of the matrix that is split over the ranks: 0 rows, 1 columns.
+            total: differentiable sum of a tensor over the ranks; not needed here.
+            common: identity whose gradient is summed over the ranks.
+
+        Returns:
+            Attribute -> its dimension that is split with the weight, None for one that stays whole on every rank.
         """
         self._split_dim = split
         self._sum_gradient = common
@@ -70,7 +89,7 @@ class LoRA(nn.Module):
         return {"a": 1, "b": None}
 
     def forward(self, weight: Tensor) -> Tensor:
-        """Return the adapted weight, or this rank's part of it."""
+        """Return the adapted weight, or this rank's part of it, in the shape of `weight`."""
         weight = to_local(weight)
         a = to_local(self.a)
         b = to_local(self.b)
@@ -87,15 +106,16 @@ def apply_lora(model: nn.Module, targets: Sequence[str], rank: int = 8, alpha: f
     """Freeze `model` and give some of its layers adapters that train; changes it in place and returns it.
 
     Args:
-        model: on any device; not wrapped or sharded yet.
+        model: on any device; neither wrapped nor sharded yet.
         targets: paths of Linear or convolution layers in the model; ``*`` stands for anything (``"*.to_out"``).
-        rank: of an adapter.
+        rank: rank of each adapter.
         alpha: an adapter's product counts alpha / rank times.
 
     Raises:
         ConfigError: if a pattern matches no Linear or convolution, with the nearest that does.
     """
     layers = {path: layer for path, layer in model.named_modules() if isinstance(layer, ADAPTABLE_LAYERS)}
+    # All patterns are checked before the model is changed.
     adapted_paths = set()
     for pattern in targets:
         matches = [path for path in layers if fnmatchcase(path, pattern)]
@@ -109,6 +129,7 @@ def apply_lora(model: nn.Module, targets: Sequence[str], rank: int = 8, alpha: f
     for path in sorted(adapted_paths):
         layer = layers[path]
         if parametrize.is_parametrized(layer, "weight"):
+            # The adapter comes before spectral norm.
             chain = layer.parametrizations.weight
             chain.insert(0, LoRA(chain.original, rank, alpha))
         else:
@@ -117,7 +138,10 @@ def apply_lora(model: nn.Module, targets: Sequence[str], rank: int = 8, alpha: f
 
 
 def _suggest_patterns(paths: Iterable[str]) -> set[str]:
-    """Return patterns that match a layer: its path without numbers, and its own name below any parent."""
+    """Return patterns that match a layer: its path without numbers, and its own name below any parent.
+
+    ``stages.0.attention.to_out`` gives ``stages.*.attention.to_out`` and ``*.to_out``.
+    """
     patterns = set()
     for path in paths:
         components = ["*" if component.isdigit() else component for component in path.split(".")]
@@ -137,9 +161,11 @@ def _adapted_layers(model: nn.Module) -> Iterator[tuple[str, nn.Module, LoRA]]:
 
 
 def initial_adapters(model: nn.Module, seed: int) -> Iterator[tuple[str, Tensor]]:
-    """Yield (state-dict name, whole CPU tensor) of every adapter, from the seed and its layer's path alone.
+    """Yield (state-dict name, whole initial CPU tensor) of every adapter, from the seed and its layer's path alone.
 
-    Works on the meta device and after sharding, since only names and whole shapes are read.
+    Args:
+        model: has adapters; it may be on the meta device or sharded, since only names and whole shapes are read.
+        seed: seed of the model.
     """
     for path, _, adapter in _adapted_layers(model):
         for key, parameter in adapter.named_parameters():
@@ -148,18 +174,27 @@ def initial_adapters(model: nn.Module, seed: int) -> Iterator[tuple[str, Tensor]
 
 
 def checkpoint_state_dict(model: nn.Module) -> dict[str, Tensor]:
-    """Return the tensors of a checkpoint: of an adapted model the adapters with their u and v, else the state dict."""
+    """Return the tensors of a checkpoint by name, those of `model` itself.
+
+    Of an adapted model they are the adapters and the vectors u and v of adapted weights, without the frozen weights; of
+    any other model the whole state dict.
+    """
     state = model.state_dict()
     prefixes = tuple(f"{path}.parametrizations.weight." for path, _, _ in _adapted_layers(model))
     if not prefixes:
         return state
-    return {
-        name: tensor for name, tensor in state.items() if name.startswith(prefixes) and not name.endswith(".original")
-    }
+    trained_state = {}
+    for name, tensor in state.items():
+        if name.startswith(prefixes) and not name.endswith(".original"):
+            trained_state[name] = tensor
+    return trained_state
 
 
 def base_state_dict(model: nn.Module) -> dict[str, Tensor]:
-    """Return the tensors that an adapted model has without its adapters, by the names that they have then."""
+    """Return the tensors that an adapted model has without its adapters, by the names that they have then.
+
+    The tensors are those of `model` itself, not copies.
+    """
     state = model.state_dict()
     for path, layer, _ in _adapted_layers(model):
         prefix = f"{path}.parametrizations.weight."
@@ -177,7 +212,7 @@ def base_state_dict(model: nn.Module) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def merge_adapters(model: nn.Module) -> nn.Module:
-    """Add the adapters to their weights and remove them, in place; returns the model as it is without adapters.
+    """Add the adapters to their weights and remove them, in place; returns the model, which has no adapters then.
 
     Args:
         model: neither wrapped nor sharded.

@@ -1,4 +1,4 @@
-"""Models by name: ``model.type``.
+"""Registry of models by name (``model.type``).
 
 A registered class derives from `credit.models.base.ForecastModel`, is built from a `ModelSpec` and its own config
 section, and maps (B, in_channels, frames, H, W) to (B, out_channels, output_frames, H, W). It is built on the meta
@@ -26,8 +26,9 @@ def register_model(name: str, section: type[ModelSection]) -> Callable[[ModelCla
     """Class decorator that makes a model available as ``model.type: name``, with `section` for its config keys.
 
     Args:
-        name: of the model.
-        section: derives from `ModelSection`; each key has a `pydantic.Field` with a description.
+        name: value of ``model.type`` in a config.
+        section: class of the model's config section. It derives from `ModelSection`; each key has a `pydantic.Field`
+            with a description.
 
     Raises:
         ConfigError: if another class has the name, or the class does not derive from `ForecastModel`.
@@ -58,6 +59,10 @@ def model_names() -> list[str]:
 def build_model(spec: ModelSpec, section: ModelSection) -> ForecastModel:
     """Return a new model of the type that `section` names.
 
+    Args:
+        spec: channels, grid and frames of the data.
+        section: the model's section of the config.
+
     Raises:
         ConfigError: for an unknown type, a model with parameters that cannot be trained here, or one with conditions,
             which no objective supplies yet.
@@ -73,20 +78,21 @@ def build_model(spec: ModelSpec, section: ModelSection) -> ForecastModel:
 
 
 def _require_trainable(model: ForecastModel) -> None:
-    """Refuse parameters that memory or the optimizer would treat as something else.
+    """Refuse parameters that this package cannot allocate or train.
 
     Raises:
-        ConfigError: naming them.
+        ConfigError: naming a parameter that two modules share, or a complex one.
     """
+    # `id` of a parameter -> its first name
     names: dict[int, str] = {}
     for path, module in model.named_modules():
         for name, parameter in module.named_parameters(path, recurse=False):
             # Each module is given memory of its own, so that a shared parameter would become two.
-            other = names.setdefault(id(parameter), name)
-            if other != name:
+            first_name = names.setdefault(id(parameter), name)
+            if first_name != name:
                 raise ConfigError(
-                    f"model.type: {other} and {name} are one parameter in two modules, which is not supported; have "
-                    "one module and call it in both places"
+                    f"model.type: {first_name} and {name} are one parameter in two modules, which is not supported; "
+                    "have one module and call it in both places"
                 )
             if parameter.is_complex():
                 raise ConfigError(

@@ -13,9 +13,9 @@ def check_section(section: WXFormerSection, local_windows: Sequence[int], num_st
     """Refuse sizes that do not fit together.
 
     Args:
-        section: section of the model.
-        local_windows: local window of each stage.
-        num_stages: number of stages.
+        section: the model's section of the config.
+        local_windows: local window of each stage, in cells.
+        num_stages: number of stages of the encoder.
 
     Raises:
         ConfigError: naming the key and a value that fits.
@@ -41,7 +41,15 @@ def check_section(section: WXFormerSection, local_windows: Sequence[int], num_st
 
 
 def check_vector_channels(vector_channels: Sequence[int], in_channels: int) -> None:
-    """Refuse vector channels that the input does not have."""
+    """Refuse vector channels that the input does not have.
+
+    Args:
+        vector_channels: indices of input channels.
+        in_channels: number of channels of an input frame.
+
+    Raises:
+        ConfigError: naming the channels that are outside.
+    """
     outside = [channel for channel in vector_channels if not 0 <= channel < in_channels]
     if outside:
         raise ConfigError(
@@ -50,9 +58,20 @@ def check_vector_channels(vector_channels: Sequence[int], in_channels: int) -> N
 
 
 def check_output_size(grid: tuple[int, int], padding: SpherePadding, strides: Sequence[int], interp: bool) -> None:
-    """Refuse sizes whose output, less the padding, is neither of the grid's size nor may be interpolated to it."""
+    """Refuse sizes whose output, less the padding, is neither of the grid's size nor may be interpolated to it.
+
+    Args:
+        grid: number of rows and columns.
+        padding: cells that are added on each side.
+        strides: stride of each stage.
+        interp: ``model.interp``, True if the output may be interpolated to the grid.
+
+    Raises:
+        ConfigError: naming both sizes.
+    """
     sizes = []
     for size, pads in zip(grid, (padding.lat, padding.lon), strict=True):
+        # The decoder doubles the size of the first stage.
         first_stage_size = stage_sizes(size + sum(pads), strides)[0]
         sizes.append(2 * first_stage_size - sum(pads))
     if min(sizes) < 1 or (tuple(sizes) != tuple(grid) and not interp):
@@ -63,14 +82,19 @@ def check_output_size(grid: tuple[int, int], padding: SpherePadding, strides: Se
 
 
 def _check_widths(dim: Sequence[int], dim_head: int) -> None:
+    """Refuse channels by stage that do not double, or that heads do not divide.
+
+    Raises:
+        ConfigError: naming a value that fits.
+    """
     doubled = [dim[0] * 2**stage for stage in range(len(dim))]
     if list(dim) != doubled:
         raise ConfigError(
             f"model.dim: {list(dim)} must double from stage to stage, as the decoder halves it; for example {doubled}"
         )
     if dim[0] % dim_head:
-        divisors = [n for n in range(1, dim[0] + 1) if dim[0] % n == 0]
-        nearest = min(divisors, key=lambda n: abs(n - dim_head))
+        divisors = [width for width in range(1, dim[0] + 1) if dim[0] % width == 0]
+        nearest = min(divisors, key=lambda width: abs(width - dim_head))
         raise ConfigError(
             f"model.dim_head: {dim_head} does not divide the {dim[0]} channels of the first stage; nearest is {nearest}"
         )
@@ -79,6 +103,11 @@ def _check_widths(dim: Sequence[int], dim_head: int) -> None:
 
 
 def _check_embedding(kernel_sizes: Sequence[Sequence[int]], strides: Sequence[int]) -> None:
+    """Refuse strides that the decoder cannot undo, and kernels that leave cells out.
+
+    Raises:
+        ConfigError: naming the stage.
+    """
     for stage, (kernels, stride) in enumerate(zip(kernel_sizes, strides, strict=True)):
         if stage and stride != 2:
             raise ConfigError(

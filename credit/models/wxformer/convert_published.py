@@ -15,7 +15,10 @@ from credit.models.wxformer.model import WXFormer
 
 logger = logging.getLogger(__name__)
 
+# Channels of an attention head in all published models.
 PUBLISHED_DIM_HEAD = 32
+# Names of submodules in the reference -> here: blocks of a transformer layer, layers of its feed-forward, the head of
+# the decoder, and tensors of a layer.
 _BLOCKS = {"0": "short_attention", "1": "short_feed_forward", "2": "long_attention", "3": "long_feed_forward"}
 _FEED_FORWARD = {"0": "norm", "1": "expand", "4": "contract"}
 _HEAD = {"up_block4": "decoder.head", "up_block4.0": "decoder.head.0", "up_block4.2": "decoder.head.1"}
@@ -34,8 +37,8 @@ def from_published(kwargs: Mapping[str, Any], state: Mapping[str, Tensor]) -> WX
     """Return a WXFormer with published weights, for use without a config.
 
     Args:
-        kwargs: see `WXFormer.from_kwargs`.
-        state: see `convert_published_state`.
+        kwargs: keyword arguments of `WXFormer.from_kwargs`.
+        state: published state dict, see `convert_published_state`.
 
     Raises:
         ConfigError: for an unknown keyword argument or sizes that do not fit together.
@@ -50,19 +53,20 @@ def from_published(kwargs: Mapping[str, Any], state: Mapping[str, Tensor]) -> WX
 
 
 def _require_same_names(model: WXFormer, converted: Mapping[str, Tensor]) -> None:
-    """Refuse a state that lacks tensors of the network, has others, or has them in other shapes."""
+    """Refuse a state that lacks tensors of the network, has others, or has them in other shapes.
+
+    Raises:
+        CheckpointError: naming the first few tensors of one of these kinds.
+    """
     expected = model.state_dict()
     missing = sorted(expected.keys() - converted.keys())
     unexpected = sorted(converted.keys() - expected.keys())
-    shared = expected.keys() & converted.keys()
-    other_shapes = sorted(name for name in shared if expected[name].shape != converted[name].shape)
-    for names, fault in (
-        (missing, "lacks"),
-        (unexpected, "has, unlike the network,"),
-        (other_shapes, "has other shapes of"),
-    ):
+    common_names = expected.keys() & converted.keys()
+    other_shapes = sorted(name for name in common_names if expected[name].shape != converted[name].shape)
+    problems = {"lacks": missing, "has, unlike the network,": unexpected, "has other shapes of": other_shapes}
+    for problem, names in problems.items():
         if names:
-            raise CheckpointError(f"the published state {fault} {', '.join(names[:5])} ({len(names)} in all)")
+            raise CheckpointError(f"the published state {problem} {', '.join(names[:5])} ({len(names)} in all)")
 
 
 def convert_published_state(state: Mapping[str, Tensor], dim_head: int | None = None) -> dict[str, Tensor]:
@@ -86,27 +90,33 @@ def convert_published_state(state: Mapping[str, Tensor], dim_head: int | None = 
     """
     state = state.get("model_state_dict", state)
     original_names = {name.removeprefix("module."): name for name in state}
-    unused = [name for name in original_names if name.startswith("cube_embedding.")]
-    if unused:
-        logger.info("left out %s: the reference allocates but never uses them", ", ".join(unused))
+    unused_names = [name for name in original_names if name.startswith("cube_embedding.")]
+    if unused_names:
+        logger.info("left out %s: the reference allocates but never uses them", ", ".join(unused_names))
     converted: dict[str, Tensor] = {}
-    unknown: list[str] = []
-    for name in original_names.keys() - set(unused):
+    unknown_names: list[str] = []
+    for name in original_names.keys() - set(unused_names):
         path, _, leaf = name.rpartition(".")
         module = _module_path(path)
         if module is None or leaf not in _LEAVES:
-            unknown.append(name)
+            unknown_names.append(name)
             continue
         value = _flatten(state[original_names[name]], module, leaf)
+        # The right singular vector v belongs to the inputs, whose order is the same.
         if module.endswith("to_qkv") and leaf != "weight_v":
             value = _order_by_head(value, dim_head or _default_dim_head(state, original_names))
         converted[f"{module}.{_LEAVES[leaf]}"] = value
-    if unknown:
-        raise CheckpointError(f"not a published WXFormer state: unknown keys {', '.join(sorted(unknown))}")
+    if unknown_names:
+        raise CheckpointError(f"not a published WXFormer state: unknown keys {', '.join(sorted(unknown_names))}")
     return converted
 
 
 def _default_dim_head(state: Mapping[str, Tensor], original_names: Mapping[str, str]) -> int:
+    """Return the number of channels of a head: 32, or the width of the first stage where that is less.
+
+    Raises:
+        CheckpointError: if the state lacks the norm that has this width.
+    """
     norm = "layers.0.1.layers.0.0.norm.g"
     if norm not in original_names:
         raise CheckpointError(f"not a complete published WXFormer state: it has no {norm}")
@@ -115,15 +125,19 @@ def _default_dim_head(state: Mapping[str, Tensor], original_names: Mapping[str, 
 
 def _module_path(path: str) -> str | None:
     """Return the path here of the module that the reference calls `path`, None if the reference has no such module."""
+    # Embedding of a stage.
     if match := re.fullmatch(r"layers\.(\d+)\.0\.convs\.(\d+)(?:\.1)?", path):
         stage, conv = match.groups()
         return f"stages.{stage}.embed.convs.{conv}"
+    # Feed-forward of a transformer layer.
     if match := re.fullmatch(r"layers\.(\d+)\.1\.layers\.(\d+)\.([13])\.layers\.([014])", path):
         stage, layer, block, index = match.groups()
         return f"stages.{stage}.layers.{layer}.{_BLOCKS[block]}.{_FEED_FORWARD[index]}"
+    # Attention of a transformer layer.
     if match := re.fullmatch(r"layers\.(\d+)\.1\.layers\.(\d+)\.([02])\.(norm|to_qkv|to_out|dpb\.layers\.\d+)", path):
         stage, layer, block, name = match.groups()
         return f"stages.{stage}.layers.{layer}.{_BLOCKS[block]}.{name.replace('dpb', 'position_bias')}"
+    # Block of the decoder.
     if match := re.fullmatch(r"up_block([123])\.(conv|sharp|b\.[0134])", path):
         number, name = match.groups()
         name = name.replace("conv", "up").replace("b.", "refine.")

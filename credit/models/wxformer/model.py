@@ -32,8 +32,8 @@ from credit.models.wxformer.checks import check_output_size, check_section, chec
 from credit.models.wxformer.padding import build_padding, check_windows
 from credit.models.wxformer.section import WXFormerSection
 
-STAGES = 4
-# arguments of `ModelSpec.from_sizes`
+NUM_STAGES = 4
+# Keyword arguments of `WXFormer.from_kwargs` that are arguments of `ModelSpec.from_sizes`.
 SIZE_ARGUMENTS = (
     "image_height",
     "image_width",
@@ -44,7 +44,7 @@ SIZE_ARGUMENTS = (
     "vector_channels",
     "pole_points",
 )
-# settings of the published weights, where they differ from the section's defaults
+# Settings of the published weights, where they differ from the section's defaults.
 PUBLISHED_SETTINGS: dict[str, Any] = {
     "dim": [128, 256, 512, 1024],
     "depth": [2, 2, 8, 2],
@@ -56,7 +56,12 @@ PUBLISHED_SETTINGS: dict[str, Any] = {
 
 
 class EncoderStage(nn.Module):
-    """Cross-scale embedding followed by transformer layers."""
+    """Encoder stage: cross-scale embedding, which lowers the resolution, followed by transformer layers.
+
+    Args:
+        embed: embedding that gives the channels of the stage.
+        layers: transformer layers of the same width.
+    """
 
     def __init__(self, embed: CrossScaleEmbedding, layers: Sequence[TransformerLayer]) -> None:
         super().__init__()
@@ -64,7 +69,14 @@ class EncoderStage(nn.Module):
         self.layers = nn.ModuleList(layers)
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
-        """Return (B, dim, H / stride, W / stride) in channels-last memory."""
+        """Return the output of the stage.
+
+        Args:
+            x_BCHW: (B, channels of the stage before, H, W).
+
+        Returns:
+            (B, dim, H / stride, W / stride) in channels-last memory.
+        """
         x_BHWC = self.embed(x_BCHW)
         for layer in self.layers:
             x_BHWC = layer(x_BHWC)
@@ -76,13 +88,17 @@ class Decoder(nn.Module):
 
     Args:
         kind: `pixel_shuffle` or `transposed`.
-        dim: channels of the four encoder stages, each twice the one before.
-        out_channels: channels of the output field, output frames included.
+        dim: number of channels of each of the four encoder stages, twice that of the stage before.
+        out_channels: number of channels of the output field, output frames included.
     """
 
     def __init__(self, kind: str, dim: tuple[int, ...], out_channels: int) -> None:
         super().__init__()
-        block, head = (UpBlockPS, SubpixelHead) if kind == "pixel_shuffle" else (UpBlock, TransposedHead)
+        if kind == "pixel_shuffle":
+            block, head = UpBlockPS, SubpixelHead
+        else:
+            block, head = UpBlock, TransposedHead
+        # Groups of the group norms.
         groups = dim[0]
         # The first block reads the coarsest stage. The others, and the head, read the block before them and a skip
         # connection of the same width.
@@ -96,12 +112,16 @@ class Decoder(nn.Module):
         self.head = head(2 * dim[0], out_channels)
 
     def forward(self, stage_outputs: list[Tensor], margins: Margins = WHOLE) -> Tensor:
-        """Return the field (B, out_channels, 2H, 2W), less the margins.
+        """Return the output field.
 
         Args:
-            stage_outputs: (B, dim[i], H / 2^i, W / 2^i) for each of the four stages.
+            stage_outputs: (B, dim[i], H / 2^i, W / 2^i) for each of the four stages, where H and W are those of the
+                first stage.
             margins: output rows (north, south) and columns (west, east) that are left out. The head, which has most of
                 the decoder's cells, does not compute them.
+
+        Returns:
+            (B, out_channels, 2H, 2W), less the margins.
         """
         *skips, x_BCHW = stage_outputs
         for block, skip_BCHW in zip(self.blocks, reversed(skips), strict=True):
@@ -117,8 +137,13 @@ class WXFormer(ForecastModel):
     that is built on the meta device is left unfilled.
 
     Args:
-        spec: channels, grid, frames.
+        spec: channels, grid and frames of the data.
         section: sizes and options, described in `WXFormerSection`.
+
+    Attributes:
+        padding: cells that are added round the grid before the first stage.
+        stages: the four encoder stages.
+        decoder: from the outputs of all stages to the padded output field.
 
     Raises:
         ConfigError: for values that do not fit together.
@@ -129,13 +154,16 @@ class WXFormer(ForecastModel):
 
     def __init__(self, spec: ModelSpec, section: WXFormerSection) -> None:
         super().__init__(spec, section)
+        # Check the sizes that the data do not decide.
         dim = section.dim
         strides = section.cross_embed_strides
         local_windows = section.local_window_size
         if isinstance(local_windows, int):
-            local_windows = [local_windows] * STAGES
-        check_section(section, local_windows, STAGES)
+            local_windows = [local_windows] * NUM_STAGES
+        check_section(section, local_windows, NUM_STAGES)
         check_vector_channels(spec.vector_channels, spec.in_channels)
+
+        # Padding, with which every window divides the size of its stage.
         windows = list(zip(section.global_window_size, local_windows, strict=True))
         height, width = spec.grid.shape
         frames = spec.input_frames
@@ -143,8 +171,11 @@ class WXFormer(ForecastModel):
         vector_channels = []
         for channel in spec.vector_channels:
             vector_channels += [channel * frames + frame for frame in range(frames)]
+        padding_section = None
+        if section.padding is not None:
+            padding_section = section.padding.model_dump()
         self.padding = build_padding(
-            section.padding.model_dump() if section.padding is not None else None,
+            padding_section,
             grid=(height, width),
             strides=strides,
             windows=windows,
@@ -155,29 +186,31 @@ class WXFormer(ForecastModel):
         check_windows("lon", width, self.padding.lon, strides, windows)
         check_output_size((height, width), self.padding, strides, section.interp)
 
+        # The encoder; the first embedding pads the field.
         in_widths = (spec.in_channels * frames, *dim)
         self.stages = nn.ModuleList()
-        for i in range(STAGES):
+        for stage in range(NUM_STAGES):
             embed = CrossScaleEmbedding(
-                in_widths[i],
-                dim[i],
-                tuple(section.cross_embed_kernel_sizes[i]),
-                strides[i],
-                self.padding if i == 0 else NO_PADDING,
+                in_widths[stage],
+                dim[stage],
+                tuple(section.cross_embed_kernel_sizes[stage]),
+                strides[stage],
+                self.padding if stage == 0 else NO_PADDING,
             )
-            layers = [
-                TransformerLayer(
-                    dim[i],
+            layers = []
+            for _ in range(section.depth[stage]):
+                layer = TransformerLayer(
+                    dim[stage],
                     section.dim_head,
-                    local_window=local_windows[i],
-                    global_window=section.global_window_size[i],
+                    local_window=local_windows[stage],
+                    global_window=section.global_window_size[stage],
                     attn_dropout=section.attn_dropout,
                     ff_dropout=section.ff_dropout,
                     bias_index=section.position_bias_index,
                 )
-                for _ in range(section.depth[i])
-            ]
+                layers.append(layer)
             self.stages.append(EncoderStage(embed, layers))
+
         self.decoder = Decoder(section.decoder, tuple(dim), spec.out_channels * spec.output_frames)
         if section.use_spectral_norm:
             apply_spectral_norm(self)
@@ -208,13 +241,13 @@ class WXFormer(ForecastModel):
         except ValidationError as error:
             problems = []
             for detail in error.errors():
-                key = ".".join(str(part) for part in detail["loc"])
+                key = ".".join(str(component) for component in detail["loc"])
                 problems.append(f"model.{key}: {detail['input']!r}: {detail['msg']}")
             raise ConfigError("; ".join(problems)) from error
         return cls(ModelSpec.from_sizes(**sizes), section)
 
     def initialise(self, seed: int) -> None:
-        """Fill every parameter and buffer in place with values that depend on (seed, name) alone.
+        """Fill every parameter and buffer in place with values that depend only on the seed and its name.
 
         A sharded model is filled from `credit.models.initialise.initial_values` instead.
         """
@@ -224,11 +257,11 @@ class WXFormer(ForecastModel):
         """Return the output fields.
 
         Args:
-            x_BCTHW: input (batch, in_channels, frames, rows, columns).
-            condition: WXFormer takes none.
+            x_BCTHW: (batch, in_channels, input_frames, rows, columns), normalised.
+            condition: None, since WXFormer takes no condition.
 
         Returns:
-            (batch, out_channels, output_frames, rows, columns), contiguous.
+            (batch, out_channels, output_frames, rows, columns), normalised, contiguous.
 
         Raises:
             ValueError: if the input has other channels, frames, rows or columns than the model was built for.
@@ -242,7 +275,7 @@ class WXFormer(ForecastModel):
         for stage in self.stages:
             x_BCHW = stage(x_BCHW)
             stage_outputs.append(x_BCHW)
-        # The decoder does not compute the cells of the padding.
+        # The decoder leaves the cells of the padding out.
         y_BCHW = self.decoder(stage_outputs, margins=(self.padding.lat, self.padding.lon))
         grid = self.spec.grid.shape
         if y_BCHW.shape[-2:] != grid:

@@ -9,6 +9,7 @@ from typing import Any
 from credit.errors import ConfigError, did_you_mean
 from credit.models.layers.padding import NO_PADDING, SpherePadding, auto_padding, stage_sizes, window_multiple
 
+# Choices of the keys `mode` and `pole`, and all keys.
 MODES = ("earth", "mirror")
 POLES = ("published", "exact")
 KEYS = ("mode", "lat", "lon", "pole")
@@ -30,10 +31,10 @@ def build_padding(
             padding. `pole: published` is what published weights were trained with: it repeats a row at the pole and
             keeps the sign of vector components; `exact` does neither. A change of sign supposes that 0 means no wind,
             so `exact` needs vector channels that are normalised by a scale alone.
-        grid: rows and columns.
+        grid: number of rows and columns.
         strides: stride of each stage, for `auto`.
-        windows: (global, local) window of each stage, for `auto`.
-        vector_channels: input channels that hold vector components, for `pole: exact`.
+        windows: (global, local) window of each stage in cells, for `auto`.
+        vector_channels: indices of the input channels that hold vector components, for `pole: exact`.
         pole_points: True if the grid has rows at the poles, for `pole: exact`.
 
     Raises:
@@ -46,8 +47,8 @@ def build_padding(
     for key in padding:
         if key not in KEYS:
             raise ConfigError(f"model.padding.{key}: unknown key{did_you_mean(key, KEYS)}")
-    mode = _choose("mode", padding.get("mode", "earth"), MODES)
-    pole = _choose("pole", padding.get("pole", "published"), POLES)
+    mode = _read_choice("mode", padding.get("mode", "earth"), MODES)
+    pole = _read_choice("pole", padding.get("pole", "published"), POLES)
     height, width = grid
     multiple = window_multiple(strides, windows)
     lat = _read_pads("lat", padding.get("lat", "auto"), height, multiple, strides)
@@ -62,40 +63,45 @@ def build_padding(
             f"model.padding.mode: earth needs an even number of longitudes, the grid has {width}: "
             "the opposite meridian is half the columns away; choose mode: mirror"
         )
+    # Number of rows at the pole that are not repeated beyond it: the mirror's own row, or the row on the pole.
     skip = 1 if mode == "mirror" or (is_exact and pole_points) else 0
     for axis, pads, limit in (("lat", lat, height - skip), ("lon", lon, width)):
         if max(pads) > limit:
             raise ConfigError(
                 f"model.padding.{axis}: {list(pads)} is more than the {limit} cells that the grid can give on a side"
             )
-    return SpherePadding(mode, lat, lon, skip, tuple(vector_channels) if is_exact else ())
+    sign_channels = tuple(vector_channels) if is_exact else ()
+    return SpherePadding(mode, lat, lon, skip, sign_channels)
 
 
 def check_windows(
     axis: str, size: int, pads: tuple[int, int], strides: Sequence[int], windows: Sequence[Sequence[int]]
 ) -> None:
-    """Raise a ConfigError that names the first stage whose size a window does not divide, and the nearest pads that do.
+    """Refuse pads with which a window does not divide the size of its stage, or a stage is not half the one before.
 
     Args:
         axis: `lat` or `lon`, for the message.
-        size: rows or columns of the grid.
-        pads: rows or columns added on the two sides.
+        size: number of rows or columns of the grid.
+        pads: number of rows or columns added on the two sides.
         strides: stride of each stage.
-        windows: (global, local) window of each stage.
+        windows: (global, local) window of each stage, in cells.
+
+    Raises:
+        ConfigError: naming the first such stage, and the nearest pads that fit.
     """
     sizes = stage_sizes(size + sum(pads), strides)
-    padded = f"{size} + {pads[0]} + {pads[1]} = {size + sum(pads)} cells along {axis}"
-    for i, cells in enumerate(sizes):
-        for key, window in zip(("global_window_size", "local_window_size"), windows[i], strict=True):
+    padded_size = f"{size} + {pads[0]} + {pads[1]} = {size + sum(pads)} cells along {axis}"
+    for stage, cells in enumerate(sizes):
+        for key, window in zip(("global_window_size", "local_window_size"), windows[stage], strict=True):
             if cells == 0 or cells % window:
                 raise ConfigError(
-                    f"model.{key}: window {window} does not divide the {cells} cells of stage {i}, "
-                    f"from {padded} padded; " + _nearest_fit(axis, size, pads, window_multiple(strides, windows))
+                    f"model.{key}: window {window} does not divide the {cells} cells of stage {stage}, "
+                    f"from {padded_size} padded; " + _nearest_fit(axis, size, pads, window_multiple(strides, windows))
                 )
-        if i and sizes[i - 1] != 2 * cells:
+        if stage and sizes[stage - 1] != 2 * cells:
             raise ConfigError(
-                f"model.padding.{axis}: {list(pads)} makes {padded} padded, of which stage {i - 1} has {sizes[i - 1]} "
-                f"and stage {i} has {cells}, but the decoder needs exactly half; "
+                f"model.padding.{axis}: {list(pads)} makes {padded_size} padded, of which stage {stage - 1} has "
+                f"{sizes[stage - 1]} and stage {stage} has {cells}, but the decoder needs exactly half; "
                 + _nearest_fit(axis, size, pads, window_multiple(strides, windows))
             )
 
@@ -114,14 +120,30 @@ def _nearest_fit(axis: str, size: int, pads: tuple[int, int], multiple: int) -> 
     )
 
 
-def _choose(key: str, value: Any, choices: Sequence[str]) -> str:
+def _read_choice(key: str, value: Any, choices: Sequence[str]) -> str:
+    """Return the value of a key of the section.
+
+    Raises:
+        ConfigError: if it is not one of the choices.
+    """
     if value not in choices:
         raise ConfigError(f"model.padding.{key}: {value!r} is not a choice{did_you_mean(str(value), choices)}")
     return value
 
 
 def _read_pads(key: str, value: Any, size: int, multiple: int, strides: Sequence[int]) -> tuple[int, int]:
-    """Return the two pads of an axis from `auto` or two whole numbers."""
+    """Return the two pads of an axis from `auto` or two whole numbers.
+
+    Args:
+        key: `lat` or `lon`.
+        value: value of the key.
+        size: number of rows or columns of the grid.
+        multiple: number whose multiples, as padded size, every window fits.
+        strides: stride of each stage.
+
+    Raises:
+        ConfigError: for any other value.
+    """
     if value == "auto":
         return auto_padding(size, multiple, strides)
     if isinstance(value, str) or not isinstance(value, Sequence) or len(value) != 2:

@@ -95,5 +95,5 @@ def test_conditions_that_no_objective_supplies_are_refused() -> None:
 
 
 def test_a_section_of_another_kind_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r'model "plain": .*must derive from credit\.config\.schema_model'):
+    with pytest.raises(ConfigError, match=r'model "plain": .*must derive from credit\.config\.sections\.model'):
         register_model("plain", LossSection)(type("Plain", (ForecastModel,), {}))
