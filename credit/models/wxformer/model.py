@@ -23,7 +23,7 @@ from credit.models.initialise import initialise_
 from credit.models.kernels.autocast import autocast_dtype
 from credit.models.kernels.merged_head import WHOLE, Margins
 from credit.models.layers.cross_scale_embedding import CrossScaleEmbedding
-from credit.models.layers.padding import NO_PADDING
+from credit.models.layers.padding import NO_PADDING, SpherePadding
 from credit.models.layers.spectral_norm import apply_spectral_norm
 from credit.models.layers.transformer_layer import TransformerLayer
 from credit.models.layers.up_sampling import SubpixelHead, TransposedHead, UpBlock, UpBlockPS
@@ -129,6 +129,41 @@ class Decoder(nn.Module):
         return self.head(x_BCHW, margins)
 
 
+def _build_grid_padding(spec: ModelSpec, section: WXFormerSection, windows: Sequence[tuple[int, int]]) -> SpherePadding:
+    """Return the padding of the grid by ``model.padding``, checked against windows, strides and the decoder.
+
+    Args:
+        spec: channels, grid and frames of the data.
+        section: the model's section of the config.
+        windows: (global, local) window of each stage, in cells.
+
+    Raises:
+        ConfigError: for pads with which the sizes do not fit together.
+    """
+    height, width = spec.grid.shape
+    strides = section.cross_embed_strides
+    padding_section = None
+    if section.padding is not None:
+        padding_section = section.padding.model_dump()
+    # Channels and frames become one dimension: index = channel * frames + frame.
+    frames = spec.input_frames
+    vector_channels = []
+    for channel in spec.vector_channels:
+        vector_channels += [channel * frames + frame for frame in range(frames)]
+    padding = build_padding(
+        padding_section,
+        grid=(height, width),
+        strides=strides,
+        windows=windows,
+        vector_channels=vector_channels,
+        pole_points=spec.grid.has_pole_points,
+    )
+    check_windows("lat", height, padding.lat, strides, windows)
+    check_windows("lon", width, padding.lon, strides, windows)
+    check_output_size((height, width), padding, strides, section.interp)
+    return padding
+
+
 @register_model("wxformer", WXFormerSection)
 class WXFormer(ForecastModel):
     """Global weather model; maps T input frames to T_out output frames.
@@ -165,29 +200,10 @@ class WXFormer(ForecastModel):
 
         # Padding, with which every window divides the size of its stage.
         windows = list(zip(section.global_window_size, local_windows, strict=True))
-        height, width = spec.grid.shape
-        frames = spec.input_frames
-        # Channels and frames become one dimension: index = channel * frames + frame.
-        vector_channels = []
-        for channel in spec.vector_channels:
-            vector_channels += [channel * frames + frame for frame in range(frames)]
-        padding_section = None
-        if section.padding is not None:
-            padding_section = section.padding.model_dump()
-        self.padding = build_padding(
-            padding_section,
-            grid=(height, width),
-            strides=strides,
-            windows=windows,
-            vector_channels=vector_channels,
-            pole_points=spec.grid.has_pole_points,
-        )
-        check_windows("lat", height, self.padding.lat, strides, windows)
-        check_windows("lon", width, self.padding.lon, strides, windows)
-        check_output_size((height, width), self.padding, strides, section.interp)
+        self.padding = _build_grid_padding(spec, section, windows)
 
         # The encoder; the first embedding pads the field.
-        in_widths = (spec.in_channels * frames, *dim)
+        in_widths = (spec.in_channels * spec.input_frames, *dim)
         self.stages = nn.ModuleList()
         for stage in range(NUM_STAGES):
             embed = CrossScaleEmbedding(
