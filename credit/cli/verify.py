@@ -89,7 +89,7 @@ def run_command(arguments: argparse.Namespace) -> int:
     from credit.calendar import parse_duration
     from credit.parallel.process_info import process_group, read_process_info
     from credit.train.build.model import choose_device
-    from credit.verify.verification import verify
+    from credit.verify.verification import verify_forecasts
 
     # A path of a second run may contain an equals sign.
     other_runs = [text for text in arguments.rest if "=" not in text or os.path.exists(text)]
@@ -118,7 +118,7 @@ def run_command(arguments: argparse.Namespace) -> int:
             logger.warning("%s", weights.notice)
         is_same_run = Path(forecast_config.save_loc).resolve() == Path(config.save_loc).resolve()
         is_trained_here = weights.are_of_run and is_same_run
-        table = verify(config, reader, forecasts, folder, share, other_name, weights.notice, is_trained_here)
+        table = verify_forecasts(config, reader, forecasts, folder, share, other_name, weights.notice, is_trained_here)
     if table is None:
         # The main rank has the scores of all ranks.
         return 0

@@ -1,10 +1,15 @@
 """One pass over the cases, in which every forecast and baseline is scored.
 
-Shapes: M members, C channels, H x W cells, N cases, K wavenumbers.
+The truth at a valid time is read once for all forecasts. A case is an initial time; its scores at each lead time go
+into the statistics of `credit.verify.statistics`, from which the table of scores is built after the pass.
+
+Shapes: M members, C channels, H x W cells, N cases, L lead times, F forecasts, K wavenumbers. Fields are in the units
+of the data, times in minutes.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -58,10 +63,13 @@ class CaseScorer:
         winds: the wind vectors among the channels.
         regions: name -> boxes.
         climatology: climatology of the baselines.
-        damping: (L, C) factor of damped persistence.
+        damping: (L, C) factor of damped persistence, without unit.
         events: scorer of events and precipitation.
         example: collector of the example's evolution.
         num_rows: number of channels and winds.
+
+    Raises:
+        ConfigError: if a channel of figures or events is not scored, or if the climatology cannot be computed.
     """
 
     def __init__(
@@ -78,6 +86,7 @@ class CaseScorer:
         score_grid = None
         if verification.grid is not None:
             score_grid = load_grid(verification.grid, "verification.grid")
+        # The cache holds the truth at the initial time and at every lead time of a case.
         reader = RegriddedReader(data_reader, len(sample.leads) + 2, score_grid)
         self.reader = reader
         self.channels = channels
@@ -93,6 +102,7 @@ class CaseScorer:
         stored_names = [channel.name for channel in reader.channels.stored]
         self._stored_index = [stored_names.index(name) for name in names]
 
+        # Regions, winds, and the forecasts with the channels that they have.
         self.regions = scored_regions(verification)
         self._weights = region_weights(reader.grid, self.regions)
         self.winds = wind_pairs(channels, reader.attributes, reader.masks)
@@ -100,64 +110,77 @@ class CaseScorer:
         self.num_rows = self._area_mean.shape[0]
         self.forecasts = {}
         for name, archive in archives.items():
-            self.forecasts[name] = self._scored_forecast(name, archive, data_reader)
+            self.forecasts[name] = self._prepare_forecast(name, archive, data_reader)
 
-        self.events = EventScorer(verification, reader, channels, self._area_mean, self._truth, train, sample)
+        self.events = EventScorer(verification, reader, channels, self._area_mean, self._read_truth, train, sample)
         # The climatology of a training store is on the grid of the data.
         climatology_reader = reader if score_grid is None else data_reader
         self.climatology, climatology_grid = build_climatology(
             verification, config.data, climatology_reader, names, train
         )
         self._regrid_climatology = reader.regridder_from(channels, climatology_grid)
+        # Damping is fitted to the globe.
         globe = AreaMean(channels, reader.masks, region_weights(reader.grid, GLOBE))
-        self.damping = fit_damping(self._truth, reader.times, self._climatology_at, train, sample.leads, globe)
+        self.damping = fit_damping(
+            self._read_truth, reader.times, self._evaluate_climatology, train, sample.leads, globe
+        )
+        # Spectra end at the largest wavenumber that all grids resolve.
         source_grids = [data_reader.grid, *(archive.grid for archive in archives.values())]
         self._spectrum = SphericalSpectrum(reader.grid, source_grids)
         self.example = ExampleCollector(
             verification, reader.grid, channels, reader.masks, sample.leads.tolist(), self.figure_channels
         )
 
-    def _scored_forecast(self, name: str, archive: ForecastSource, data_reader: FieldReader) -> ScoredForecast:
+    def _prepare_forecast(self, name: str, archive: ForecastSource, data_reader: FieldReader) -> ScoredForecast:
+        """Return a forecast with its channels, rows of the table, unit conversions and regridding.
+
+        Args:
+            name: name of the forecast.
+            archive: source of the forecasts.
+            data_reader: reader of the data, for their units.
+        """
         channels = [index for index, channel in enumerate(self.channels) if channel.name in archive.channel_names]
-        own_winds = []
+        # The rows of the table are the channels, then the winds of which the forecast has both components.
+        forecast_winds = []
         rows = list(channels)
         for number, (u, v, _) in enumerate(self.winds):
             if u in channels and v in channels:
-                own_winds.append((channels.index(u), channels.index(v)))
+                forecast_winds.append((channels.index(u), channels.index(v)))
                 rows.append(len(self.channels) + number)
         conversions = {}
         for number, index in enumerate(channels):
             conversion = unit_conversion(name, archive, data_reader, self.channels[index].variable)
             if conversion is not None:
                 conversions[number] = conversion
-        own_channels = [self.channels[index] for index in channels]
+        forecast_channels = [self.channels[index] for index in channels]
         is_single = (archive.members or 1) == 1
         return ScoredForecast(
             archive=archive,
             channels=channels,
-            archive_channels=[archive.channel_names.index(channel.name) for channel in own_channels],
+            archive_channels=[archive.channel_names.index(channel.name) for channel in forecast_channels],
             rows=rows,
-            area_mean=AreaMean(own_channels, self.reader.masks, self._weights, own_winds),
+            area_mean=AreaMean(forecast_channels, self.reader.masks, self._weights, forecast_winds),
             conversions=conversions,
-            regrid=self.reader.regridder_from(own_channels, archive.grid),
+            regrid=self.reader.regridder_from(forecast_channels, archive.grid),
             shares_baseline_channels=is_single and len(channels) == len(self.channels),
         )
 
-    def _truth(self, minutes: int) -> np.ndarray:
+    def _read_truth(self, minutes: int) -> np.ndarray:
         """Return the truth's scored channels, (C, H, W)."""
         index = self.reader.index_of(minutes)
         # Cases without truth were left out when the common cases were selected.
         assert index is not None, minutes
         return take_channels(self.reader.read(index), self._stored_index)
 
-    def _climatology_at(self, minutes: int) -> Fields:
+    def _evaluate_climatology(self, minutes: int) -> Fields:
+        """Return the climatology at a time, (C, H, W) on the grid of the scores."""
         return self._regrid_climatology(self.climatology.evaluate_lazily(minutes))
 
-    def _reference(self, minutes: int) -> ReferenceFields:
+    def _read_reference(self, minutes: int) -> ReferenceFields:
         """Return truth and climatology at a time."""
         time = self.reader.calendar.format(minutes)
         return ReferenceFields(
-            self._truth(minutes), self._climatology_at(minutes), f"truth at {time}", f"climatology at {time}"
+            self._read_truth(minutes), self._evaluate_climatology(minutes), f"truth at {time}", f"climatology at {time}"
         )
 
     def score(self, groups: Sequence[Sequence[int]], example: int) -> PartialScores:
@@ -165,10 +188,17 @@ class CaseScorer:
 
         Args:
             groups: initial times in minutes; the cases of a group are scored side by side.
-            example: the case of the maps.
+            example: initial time of the maps in minutes.
+
+        Returns:
+            The scores of these cases.
+
+        Raises:
+            DataError: if a field has a missing value outside the mask of the data.
         """
-        cases = np.array(sorted(minutes for group in groups for minutes in group), dtype=np.int64)
+        cases = np.array(sorted(itertools.chain.from_iterable(groups)), dtype=np.int64)
         num_leads = len(self._leads)
+        # Empty statistics of every forecast and baseline, which the pass fills.
         statistics: dict[str, DeterministicStatistics] = {}
         histograms = {}
         for name, forecast in self.forecasts.items():
@@ -177,26 +207,27 @@ class CaseScorer:
                 histograms[name] = RankHistogram.zeros(num_leads, forecast.area_mean, forecast.num_members)
         for name in BASELINES:
             statistics[name] = DeterministicStatistics.empty(cases, num_leads, self._area_mean)
-        members = {name: forecast.num_members for name, forecast in statistics.items()}
-        events, seeps = self.events.empty(cases, num_leads, members)
+        num_members = {name: forecast.num_members for name, forecast in statistics.items()}
+        events, seeps = self.events.empty(cases, num_leads, num_members)
         scores = PartialScores(cases, statistics, events, seeps, histograms)
         is_first_rank = not dist.is_initialized() or dist.get_rank() == 0
-        with ProgressBar(total=len(cases), desc="scoring", disable=None if is_first_rank else True) as bar:
+        # None hides the bar where the output is not a terminal.
+        with ProgressBar(total=len(cases), desc="scoring", disable=None if is_first_rank else True) as progress_bar:
             for group in groups:
                 self._score_group(group, scores, example)
-                bar.update(len(group))
+                progress_bar.update(len(group))
         return scores
 
     def _score_group(self, group: Sequence[int], scores: PartialScores, example: int) -> None:
         """Score the cases of a group side by side, lead time after lead time."""
         cases = np.searchsorted(scores.cases, group).tolist()
         # The truth at the initial time is read once for all lead times of a case.
-        states = [BaselineState.build(self._area_mean, self._reference(initial)) for initial in group]
+        states = [BaselineState.build(self._area_mean, self._read_reference(initial)) for initial in group]
         for lead_index, lead in enumerate(self._leads.tolist()):
             # Online forecasts of a group come side by side, so the loop over cases is inside that over lead times.
             for case, initial, state in zip(cases, group, states, strict=True):
                 index = case, lead_index
-                reference = self._reference(initial + lead)
+                reference = self._read_reference(initial + lead)
                 # Forecasts with the baselines' channels are summed in one pass with them.
                 members = {}
                 for name, forecast in self.forecasts.items():
@@ -213,7 +244,16 @@ class CaseScorer:
         self, scores: PartialScores, index: tuple[int, int], initial_time: int, state: BaselineState,
         reference: ReferenceFields, members: Mapping[str, np.ndarray],
     ) -> None:  # fmt: skip
-        """Add the baselines, and the single forecasts (1, C, H, W) that have all channels."""
+        """Add the baselines, and the single forecasts that have all channels, to the partial scores.
+
+        Args:
+            scores: partial scores to add to.
+            index: indices of the case and of the lead time.
+            initial_time: initial time in minutes.
+            state: truth and anomaly at the initial time.
+            reference: truth and climatology at the valid time.
+            members: name of such a forecast -> its fields, (1, C, H, W).
+        """
         lead = int(self._leads[index[1]])
         fields = {name: members_1CHW[0] for name, members_1CHW in members.items()}
         descriptions = {name: self.forecasts[name].describe(initial_time, lead) for name in members}
@@ -226,6 +266,7 @@ class CaseScorer:
         self, scores: PartialScores, index: tuple[int, int], valid_time: int, state: BaselineState,
         reference: ReferenceFields,
     ) -> None:  # fmt: skip
+        """Add the events and SEEPS of the baselines to the partial scores."""
         channels = self.events.channels
         if not channels:
             return
@@ -260,21 +301,24 @@ class CaseScorer:
         truth_CHW = take_channels(reference.truth, forecast.channels)
         description = forecast.describe(initial_time, lead)
         if not forecast.shares_baseline_channels:
-            is_single = len(members_MCHW) == 1
-            mean_CHW = members_MCHW[0] if is_single else members_MCHW.mean(axis=0, dtype=np.float64)
-            own_reference = ReferenceFields(
+            # A single forecast stays in its own precision.
+            mean_CHW = members_MCHW[0]
+            if len(members_MCHW) > 1:
+                mean_CHW = members_MCHW.mean(axis=0, dtype=np.float64)
+            forecast_reference = ReferenceFields(
                 truth_CHW,
                 take_channels(reference.climatology, forecast.channels),
                 reference.truth_description,
                 reference.climatology_description,
             )
-            statistics.add(*index, forecast.area_mean, mean_CHW, own_reference, description)
+            statistics.add(*index, forecast.area_mean, mean_CHW, forecast_reference, description)
         self.events.add(scores, name, index, initial_time + lead, members_MCHW, reference.truth, forecast.channels)
         if isinstance(statistics, EnsembleStatistics):
             members_MCP = members_MCHW.reshape(*members_MCHW.shape[:-2], -1)
             truth_CP = truth_CHW.reshape(*truth_CHW.shape[:-2], -1)
             ranks = statistics.add_members(*index, forecast.area_mean, members_MCP, truth_CP, description)
             scores.histograms[name].add(index[1], ranks)
+        # The figures show the example of the model, and spectra of every forecast.
         is_model_example = name == "model" and is_example
         if is_model_example:
             self.example.add(scores, lead, reference.truth, members_MCHW)
@@ -283,19 +327,19 @@ class CaseScorer:
                 self._add_maps(scores, lead, reference.truth, members_MCHW)
             self._add_spectra(scores, name, index[0], lead, reference.truth, members_MCHW)
 
-    def _figure_fields(self, name: str) -> list[tuple[int, int, Channel]]:
-        """Return (index among the scored channels, index in the forecast, channel) of its figure channels."""
-        own_channels = self.forecasts[name].channels
+    def _list_figure_channels(self, name: str) -> list[tuple[int, int, Channel]]:
+        """Return (index among the scored channels, index among the forecast's channels, channel) of figure channels."""
+        forecast_channels = self.forecasts[name].channels
         fields = []
         for index, channel in enumerate(self.channels):
-            if channel.name in self.figure_channels and index in own_channels:
-                fields.append((index, own_channels.index(index), channel))
+            if channel.name in self.figure_channels and index in forecast_channels:
+                fields.append((index, forecast_channels.index(index), channel))
         return fields
 
     def _add_maps(self, scores: PartialScores, lead: int, truth_CHW: np.ndarray, members_MCHW: np.ndarray) -> None:
         """Keep truth, forecast and, of an ensemble, standard deviation of the model at the example."""
-        for index, own_index, channel in self._figure_fields("model"):
-            members_MHW = members_MCHW[:, own_index]
+        for index, forecast_index, channel in self._list_figure_channels("model"):
+            members_MHW = members_MCHW[:, forecast_index]
             fields = [truth_CHW[index], members_MHW.mean(axis=0)]
             if len(members_MHW) > 1:
                 fields.append(members_MHW.std(axis=0, ddof=1))
@@ -308,11 +352,12 @@ class CaseScorer:
     ) -> None:
         """Keep the power of the truth and of a forecast's first member; masked channels have no spectrum."""
         shape = len(scores.cases), 1 + len(self.forecasts), len(self._spectrum.wavenumbers)
-        for index, own_index, channel in self._figure_fields(name):
+        for index, forecast_index, channel in self._list_figure_channels(name):
             if channel.variable in self.reader.masks:
                 continue
             power_NFK = scores.spectra.setdefault((channel.name, lead), np.full(shape, np.nan))
             if name == "model":
                 power_NFK[case, 0] = self._spectrum.power(truth_CHW[index])
-            forecast_index = 1 + list(self.forecasts).index(name)
-            power_NFK[case, forecast_index] = self._spectrum.power(members_MCHW[0, own_index])
+            # The truth comes first, then the forecasts.
+            row = 1 + list(self.forecasts).index(name)
+            power_NFK[case, row] = self._spectrum.power(members_MCHW[0, forecast_index])

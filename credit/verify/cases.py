@@ -24,18 +24,21 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# These two are the same since 1582.
+# These two calendars are the same since 1582.
 _GREGORIAN_CALENDARS = {"standard", "proleptic_gregorian"}
 
 
 def describe_origin(name: str, archive: ForecastSource) -> str:
     """Return the name of a forecast in error messages: its key in the config, and its path."""
-    return str(archive.origin) if name == "model" else f"verification.other_forecasts.{name}: {archive.origin}"
+    if name == "model":
+        return str(archive.origin)
+    return f"verification.other_forecasts.{name}: {archive.origin}"
 
 
 def seen_periods(archive: ForecastSource) -> list[tuple[str, str]]:
     """Return (first, last) of the periods on which a forecast's weights were trained or selected, if it has them."""
     periods = []
+    # The attribute is written as 2000-01-01/2009-12-31, 2010-01-01/2010-12-31.
     for text in str(archive.attributes.get(SEEN, "")).split(", "):
         first, slash, last = text.partition("/")
         if slash:
@@ -50,20 +53,29 @@ def describe_seen_periods(archives: Mapping[str, ForecastSource], test: Split, c
         period = find_overlap(test, seen_periods(archive), calendar)
         if period:
             overlaps.append(f"{name} on {' to '.join(period)}")
-    return f"Trained or selected on a part of the test period: {', '.join(overlaps)}" if overlaps else ""
+    if not overlaps:
+        return ""
+    return f"Trained or selected on a part of the test period: {', '.join(overlaps)}"
 
 
 def select_common_cases(
-    archives: Mapping[str, ForecastSource], reader: FieldReader, regridded: bool, test: Split, allow_seen: bool = False
+    archives: Mapping[str, ForecastSource],
+    reader: FieldReader,
+    is_regridded: bool,
+    test: Split,
+    allow_seen: bool = False,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the lead times and the initial times that are scored, and log how many each other forecast shares.
 
     Args:
         archives: name -> forecasts; those of the run as ``model``.
         reader: reader of the data.
-        regridded: True if all are brought to one grid.
+        is_regridded: True if all are brought to one grid.
         test: the test period.
         allow_seen: True if the weights of a forecast may have seen a part of the test period.
+
+    Returns:
+        Lead times (L,) and initial times (N,), both in minutes and increasing.
 
     Raises:
         DataError: with everything that keeps the forecasts from being scored together.
@@ -75,7 +87,7 @@ def select_common_cases(
     # All problems of all forecasts are collected, so that a user can solve them at once.
     for name, archive in archives.items():
         with errors.collect():
-            require_comparable(name, archive, reader, regridded)
+            require_comparable(name, archive, reader, is_regridded)
         with errors.collect():
             periods = [] if allow_seen else seen_periods(archive)
             require_no_leakage(test, periods, describe_origin(name, archive), reader.calendar)
@@ -91,11 +103,14 @@ def select_common_cases(
         for name in archives:
             if name == "model":
                 continue
+            missing_note = ""
+            if missing[name]:
+                missing_note = f"; no scores of {', '.join(missing[name])}, which it does not have"
             logger.info(
                 "%s: scored are %d of the model's %d initial times and %d of its %d lead times, which all forecasts "
                 "have%s",
                 name, len(cases), len(model.initial_minutes), len(leads), len(model.lead_minutes),
-                f"; no scores of {', '.join(missing[name])}, which it does not have" if missing[name] else "",
+                missing_note,
             )  # fmt: skip
     return leads, cases
 
@@ -116,6 +131,7 @@ def describe_unscored(
         A sentence on the lead times of ``inference`` that the forecasts lack, "" if they have all. And one for each gap
         in the data: a part of the test period, or truth for some of the forecasts.
     """
+    # Gaps of the data in the test period, and forecasts without truth.
     gaps = []
     period = test.describe(reader.calendar)
     coverage = describe_coverage(reader.times, test, reader.calendar, config.data.step_minutes)
@@ -128,6 +144,7 @@ def describe_unscored(
             f"{archive.origin}: {len(initial_times) - num_scored} of its initial times ({_describe_times(archive)}) "
             f"have no scores: the data have no truth in {period} at every lead time up to {leads[-1] / 60:g} h"
         )
+    # Lead times that were requested after the forecasts had been made.
     requested_leads = choose_leads(config.inference, config.data.step_minutes)
     missing_leads = np.setdiff1d(requested_leads, archive.lead_minutes)
     if not len(missing_leads):
@@ -158,7 +175,7 @@ def missing_channels(
     return missing
 
 
-def require_comparable(name: str, archive: ForecastSource, reader: FieldReader, regridded: bool) -> None:
+def require_comparable(name: str, archive: ForecastSource, reader: FieldReader, is_regridded: bool) -> None:
     """Require forecasts of the data's variables, calendar, units and, unless they are regridded, grid.
 
     Raises:
@@ -166,6 +183,8 @@ def require_comparable(name: str, archive: ForecastSource, reader: FieldReader, 
     """
     errors = ErrorCollector()
     forecast = describe_origin(name, archive)
+
+    # Variables, grid and calendar.
     outputs = reader.channels.output
     output_names = [channel.name for channel in outputs]
     if not {*output_names} & {*archive.channel_names}:
@@ -175,7 +194,7 @@ def require_comparable(name: str, archive: ForecastSource, reader: FieldReader, 
             "the names of the data"
         )
     difference = reader.grid.describe_mismatch(archive.grid)
-    if difference and not regridded:
+    if difference and not is_regridded:
         errors.add(
             f"{forecast}: its grid is not that of the data: {difference}; verification.grid brings both to one grid"
         )
@@ -187,6 +206,8 @@ def require_comparable(name: str, archive: ForecastSource, reader: FieldReader, 
             f"{forecast}: calendar {archive.calendar.name}, the data have {reader.calendar.name}; only forecasts in "
             "the data's calendar can be scored"
         )
+
+    # A variable without levels may have the name of another one on a level, as z500.
     scored = [channel for channel in outputs if channel.name in archive.channel_names]
     for channel in scored:
         is_flat_in_forecast = channel.name in archive.flat_names
@@ -201,6 +222,8 @@ def require_comparable(name: str, archive: ForecastSource, reader: FieldReader, 
             f"{forecast}: {channel.name} is {in_forecast} there and {in_data} in the data; have both among "
             "data.variables and what is written (inference.variables), or leave one out of both"
         )
+
+    # Units of each variable.
     for variable in dict.fromkeys(channel.variable for channel in scored):
         units = reader.attributes.get(variable, {}).get("units")
         if units and archive.units.get(variable) is None:
@@ -226,7 +249,7 @@ def unit_conversion(name: str, archive: ForecastSource, reader: FieldReader, var
 
 
 def common_leads(archives: Mapping[str, ForecastSource]) -> np.ndarray:
-    """Return the lead times that every archive has, without 0.
+    """Return the lead times in minutes that every archive has, (L,) increasing, without 0.
 
     Raises:
         DataError: if there is none.
@@ -235,10 +258,9 @@ def common_leads(archives: Mapping[str, ForecastSource]) -> np.ndarray:
     # Lead time 0 is the analysis itself.
     leads = np.array(sorted(lead for lead in common if lead > 0), dtype=np.int64)
     if not len(leads):
-        available = [
-            f"{describe_origin(name, archive)} has {_describe_hours(archive.lead_minutes)}"
-            for name, archive in archives.items()
-        ]
+        available = []
+        for name, archive in archives.items():
+            available.append(f"{describe_origin(name, archive)} has {_describe_hours(archive.lead_minutes)}")
         raise DataError(
             f"{'; '.join(available)}: there is no lead time in common; forecast to some of them (inference.lead_time, "
             "output_every, lead_times)"
@@ -249,16 +271,18 @@ def common_leads(archives: Mapping[str, ForecastSource]) -> np.ndarray:
 def common_cases(
     archives: Mapping[str, ForecastSource], reader: FieldReader, leads: np.ndarray, test: Split
 ) -> np.ndarray:
-    """Return the initial times that every archive has and whose truth, at every lead too, is in the test period.
+    """Return the initial times (N,) that all archives have and whose truth is in the test period, increasing minutes.
+
+    A case needs truth at its initial time and at every lead time.
 
     Raises:
         DataError: if there is none.
     """
     common = set.intersection(*(set(archive.initial_minutes.tolist()) for archive in archives.values()))
     if not common:
-        available = [
-            f"{describe_origin(name, archive)} has {_describe_times(archive)}" for name, archive in archives.items()
-        ]
+        available = []
+        for name, archive in archives.items():
+            available.append(f"{describe_origin(name, archive)} has {_describe_times(archive)}")
         raise DataError(
             f"{'; '.join(available)}: there is no initial time in common; forecast from some of them "
             "(inference.initial_times)"
@@ -274,7 +298,14 @@ def common_cases(
 
 
 def cases_with_truth(initial_times: set[int], reader: FieldReader, leads: np.ndarray, test: Split) -> np.ndarray:
-    """Return the initial times, increasing, that have truth in the test period, at every lead too."""
+    """Return the initial times (N,), increasing, that have truth in the test period, at every lead time too.
+
+    Args:
+        initial_times: initial times in minutes.
+        reader: reader of the truth.
+        leads: (L,) lead times in minutes.
+        test: the test period.
+    """
     is_in_test = (reader.times >= test.first) & (reader.times <= test.last)
     truth_times = set(reader.times[is_in_test].tolist())
     cases = []

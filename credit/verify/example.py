@@ -1,7 +1,9 @@
 """Evolution of the example forecast and its truth over all lead times, for Hovmoeller diagrams and animations.
 
-Whole fields at all lead times would be gigabytes. Kept are means over a band of latitudes, means over all longitudes,
-and of animated channels at most `_MAX_FRAMES` fields on a grid of one degree or coarser.
+Whole fields at all lead times would be gigabytes. The collector keeps means over a band of latitudes and means over all
+longitudes. Of animated channels it keeps at most `_MAX_FRAMES` fields on a grid of one degree or coarser.
+
+Shapes: C channels, M members, H x W cells.
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ _MAX_COLUMNS = 360
 
 @dataclass(frozen=True)
 class ExampleEvolution:
-    """The example's truth and forecast, of an ensemble the mean, by channel and lead time in minutes.
+    """Truth and forecast of the example, of an ensemble the mean, by channel and lead time in minutes.
+
+    Values are in the units of the data, NaN where they are masked.
 
     Attributes:
         band_means: (figure channel, lead) -> (truth, forecast), each (W,): means over the band.
@@ -47,9 +51,9 @@ class ExampleCollector:
     """Collector of the example's evolution while its fields are scored.
 
     Args:
-        config: animated channels, and the band of latitudes.
-        grid: of the fields.
-        channels: of the fields.
+        config: config section with the animated channels and the band of latitudes.
+        grid: grid of the fields.
+        channels: the C channels of the fields.
         masks: variable -> (H, W) bool, True where missing.
         leads: (L,) lead times in minutes.
         figure_channels: channels whose means are kept.
@@ -65,6 +69,7 @@ class ExampleCollector:
         self._animated_channels = set(config.animate)
         self._band = config.hovmoeller_band
         self._row_weights = band_weights(grid, self._band)
+        # Frames are evenly spread over the lead times, with the first and the last among them.
         num_frames = min(len(leads), _MAX_FRAMES)
         frame_index = np.linspace(0, len(leads) - 1, num_frames).round().astype(int)
         self._frame_leads = {int(leads[index]) for index in frame_index}
@@ -75,9 +80,10 @@ class ExampleCollector:
             self._frame_regridder = Regridder(grid, self._frame_grid, "conservative")
 
     def add(self, scores: PartialScores, lead: int, truth_CHW: np.ndarray, members_MCHW: np.ndarray) -> None:
-        """Add truth and forecast at one lead time to the partial scores."""
+        """Add truth (C, H, W) and forecast (M, C, H, W) at one lead time, in minutes, to the partial scores."""
+        collected_channels = self._figure_channels | self._animated_channels
         for index, channel in enumerate(self._channels):
-            if channel.name not in self._figure_channels | self._animated_channels:
+            if channel.name not in collected_channels:
                 continue
             key = channel.name, lead
             mask = self._masks.get(channel.variable, False)
@@ -101,8 +107,11 @@ class ExampleCollector:
         )
 
     def _to_frame(self, field_HW: np.ndarray) -> np.ndarray:
+        """Return a field on the grid of the frames, float32."""
         field_HW = field_HW.astype(np.float32)
-        return field_HW if self._frame_regridder is None else self._frame_regridder.apply(field_HW)
+        if self._frame_regridder is None:
+            return field_HW
+        return self._frame_regridder.apply(field_HW)
 
     def _band_mean(self, field_HW: np.ndarray) -> np.ndarray:
         """Return the area mean over the band's valid cells, (W,), NaN where there are none."""
@@ -119,10 +128,12 @@ def zonal_mean(field_HW: np.ndarray) -> np.ndarray:
 
 
 def _divide(total: np.ndarray, weight: np.ndarray) -> np.ndarray:
+    """Return total / weight, NaN where the weight is 0."""
     return np.divide(total, weight, out=np.full(len(weight), np.nan), where=weight > 0)
 
 
 def band_weights(grid: LatLonGrid, band: tuple[float, float]) -> np.ndarray:
     """Return (H,) the area of each row's cells between two latitudes in degrees, as fractions of the sphere."""
+    # The area between two latitudes is proportional to the difference of their sines; rows run southward.
     sines = np.sin(np.deg2rad(np.clip(grid.lat_bounds, *band)))
     return -np.diff(sines) / 2.0 / len(grid.lon)

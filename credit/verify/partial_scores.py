@@ -1,4 +1,7 @@
-"""Partial scores of a subset of cases, the share of cases of a process, and the joining of all of them."""
+"""Partial scores of a subset of cases, the share of cases of a process, and the joining of all of them.
+
+Shapes: N cases, F forecasts, K total wavenumbers.
+"""
 
 from __future__ import annotations
 
@@ -44,12 +47,12 @@ class PartialScores:
     """Scores of some of the cases.
 
     Attributes:
-        cases: (N,) initial times, increasing.
-        statistics: of every forecast and baseline.
-        events: of every forecast and baseline but the climatology, whose probability is in all of them.
-        seeps: of every forecast and baseline.
-        histograms: of the ensembles.
-        maps: of the example, if it is among the cases.
+        cases: (N,) initial times in minutes, increasing.
+        statistics: name of every forecast and baseline -> its deterministic and ensemble statistics.
+        events: name -> statistics of events; the climatology has none, as its probability is in those of all others.
+        seeps: name of every forecast and baseline -> statistics of SEEPS.
+        histograms: name of every ensemble -> its rank histograms.
+        maps: maps of the example, see `credit.verify.scorer.Verification`; empty if it is not among the cases.
         spectra: (figure channel, lead) -> (N, 1 + F, K) power of the truth and of every forecast, NaN of a forecast
             that lacks the channel.
         band_means: band means of the example's evolution, see `credit.verify.example`.
@@ -70,7 +73,11 @@ class PartialScores:
 
     @classmethod
     def join(cls, parts: Sequence[PartialScores]) -> PartialScores:
-        """Return the scores of the cases of all parts."""
+        """Return the scores of the cases of all parts, in the order of the cases.
+
+        Raises:
+            DataError: if two parts have a case in common.
+        """
         cases = np.concatenate([part.cases for part in parts])
         order = np.argsort(cases)
         histograms = {}
@@ -87,33 +94,35 @@ class PartialScores:
             events=_join_statistics([part.events for part in parts]),
             seeps=_join_statistics([part.seeps for part in parts]),
             histograms=histograms,
-            maps=_merge(part.maps for part in parts),
+            maps=_merge_fields(part.maps for part in parts),
             spectra=spectra,
-            band_means=_merge(part.band_means for part in parts),
-            zonal_means=_merge(part.zonal_means for part in parts),
-            animation_frames=_merge(part.animation_frames for part in parts),
+            band_means=_merge_fields(part.band_means for part in parts),
+            zonal_means=_merge_fields(part.zonal_means for part in parts),
+            animation_frames=_merge_fields(part.animation_frames for part in parts),
         )
 
 
 def _join_statistics(parts: Sequence[dict[str, Statistics]]) -> dict[str, Statistics]:
+    """Return name -> statistics of the cases of all parts."""
     joined = {}
     for name, statistics in parts[0].items():
         joined[name] = type(statistics).join([part[name] for part in parts])
     return joined
 
 
-def _merge(parts: Iterable[FieldsByChannelAndLead]) -> FieldsByChannelAndLead:
+def _merge_fields(parts: Iterable[FieldsByChannelAndLead]) -> FieldsByChannelAndLead:
+    """Return the fields of all parts; only the part with the example has any."""
     merged = {}
     for part in parts:
         merged |= part
     return merged
 
 
-def gather_scores(score: Callable[[], PartialScores | None], is_sharded: bool) -> PartialScores | None:
-    """Collective: run `score` on all ranks and return the joined scores on rank 0, None on the others.
+def gather_scores(score_share: Callable[[], PartialScores | None], is_sharded: bool) -> PartialScores | None:
+    """Collective: run `score_share` on all ranks and return the joined scores on rank 0, None on the others.
 
     Args:
-        score: scores the share of this rank; None where it is not counted.
+        score_share: function that scores the share of this rank; None where it is not counted.
         is_sharded: True if several ranks make each forecast together.
 
     Raises:
@@ -121,14 +130,16 @@ def gather_scores(score: Callable[[], PartialScores | None], is_sharded: bool) -
             alone, and the others see its end in the collectives of the next step.
     """
     if not dist.is_initialized():
-        return score()
+        return score_share()
     results: list[PartialScores | None] = []
     if is_sharded:
-        results.append(score())
+        results.append(score_share())
     else:
         # Only a failure is shared here. The scores are large, and rank 0 alone needs those of the others.
-        run_on_all_ranks(lambda: results.append(score()))
-    parts: list[PartialScores | None] | None = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
+        run_on_all_ranks(lambda: results.append(score_share()))
+    parts: list[PartialScores | None] | None = None
+    if dist.get_rank() == 0:
+        parts = [None] * dist.get_world_size()
     dist.gather_object(results[0], parts)
     if parts is None:
         return None

@@ -1,4 +1,7 @@
-"""Cache around a field reader, which also regrids the fields to the grid of the scores."""
+"""Cache around a field reader, which also regrids the fields to the grid of the scores.
+
+Shapes: C channels, h x w cells of the source grid, H x W cells of the grid of the scores.
+"""
 
 from __future__ import annotations
 
@@ -30,6 +33,15 @@ class RegriddedReader:
         reader: reader of the data.
         min_cached_times: smallest number of times to cache, even if they need more memory.
         score_grid: grid of the scores; None for the grid of the data, so that nothing is regridded.
+
+    Attributes:
+        grid: grid of the fields that are read.
+        masks: variable -> (H, W) bool, True where missing, on that grid.
+        read: function of the index of a time that returns its stored channels, (C, H, W) float32 in the units of the
+            data.
+        path: path of the training store, None if the data are in other files.
+
+    The other attributes are those of the reader.
     """
 
     def __init__(self, reader: FieldReader, min_cached_times: int, score_grid: LatLonGrid | None = None) -> None:
@@ -54,11 +66,12 @@ class RegriddedReader:
             def read(index: int) -> np.ndarray:
                 return regrid(reader.read(index))
 
+        # Fields are float32, of 4 bytes.
         field_bytes = 4 * len(reader.channels.stored) * self.grid.shape[0] * self.grid.shape[1]
         self.read = lru_cache(maxsize=max(min_cached_times, _CACHE_BYTES // field_bytes))(read)
 
     def read_each(self, indices: Sequence[int]) -> Iterator[np.ndarray]:
-        """Yield the fields of several times."""
+        """Yield the fields of several times, given their indices, each (C, H, W)."""
         return map(self.read, indices)
 
     def read_into(self, index: int, targets: Sequence[np.ndarray | None]) -> None:
@@ -76,12 +89,18 @@ class RegriddedReader:
         """
         if self.grid.describe_mismatch(grid) is None:
             return lambda fields: fields
+        # Masks apply to fields on the grid of the data only.
         regridder = Regridder(grid, self.grid, "conservative")
         if not self._native_masks or self._native_grid.describe_mismatch(grid) is not None:
             return regridder.apply
         unmasked = np.zeros(grid.shape, dtype=bool)
         mask_CHW = np.stack([self._native_masks.get(channel.variable, unmasked) for channel in channels])
-        return lambda fields: regridder.apply(np.where(mask_CHW, np.float32(np.nan), fields))
+
+        def regrid_masked(fields: np.ndarray) -> np.ndarray:
+            # NaN keeps the type of the fields, float32.
+            return regridder.apply(np.where(mask_CHW, np.float32(np.nan), fields))
+
+        return regrid_masked
 
 
 def _regrid_masks(masks: Masks, regridder: Regridder) -> dict[str, np.ndarray]:

@@ -46,6 +46,7 @@ def replace_files(folder: Path, remove: Iterable[str] = ()) -> Iterator[Path]:
             with _describe_errors(folder / name):
                 (folder / name).parent.mkdir(exist_ok=True)
                 _rename(temporary_folder / name, folder / name)
+        # Files of an earlier run that were not written again are removed last.
         for pattern in remove:
             for path in folder.glob(pattern):
                 if path.relative_to(folder) not in names:
@@ -67,6 +68,7 @@ def _rename(source: Path, target: Path) -> None:
 
 @contextmanager
 def _describe_errors(path: Path) -> Iterator[None]:
+    """Turn an OSError of the block into a CreditError that names the path."""
     try:
         yield
     except OSError as error:

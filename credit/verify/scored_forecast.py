@@ -18,6 +18,8 @@ from credit.verify.statistics.case_statistics import DeterministicStatistics, En
 class ScoredForecast:
     """A forecast under evaluation.
 
+    Shapes: M members, C of its channels, H x W cells of the grid of the scores.
+
     Attributes:
         archive: source of the forecasts.
         channels: indices of its channels among the scored channels.
@@ -25,7 +27,7 @@ class ScoredForecast:
         rows: indices of its rows in the table: its channels, and the winds of which it has both components.
         area_mean: area means of its channels and winds.
         conversions: index of a channel -> conversion to the units of the data, of channels in other units.
-        regrid: function that regrids its fields to the grid of the scores.
+        regrid: function that regrids its fields (..., C, h, w) to the grid of the scores, (..., C, H, W).
         shares_baseline_channels: True for a single forecast that has all channels, so that it can be summed together
             with the baselines.
     """
@@ -50,6 +52,10 @@ class ScoredForecast:
         Args:
             initial_time: initial time in minutes.
             lead: lead time in minutes.
+
+        Raises:
+            ValueError: if the archive has no such lead time.
+            DataError: if the forecast cannot be read.
         """
         lead_index = self.archive.lead_minutes.tolist().index(lead)
         fields_MCHW = take_channels(self.archive.read_members(initial_time, lead_index), self.archive_channels)
@@ -61,11 +67,11 @@ class ScoredForecast:
         return self.regrid(fields_MCHW)
 
     def empty_statistics(self, cases: np.ndarray, num_leads: int) -> DeterministicStatistics:
-        """Return statistics of the cases, to which fields can be added."""
+        """Return statistics of (N,) cases at L lead times, NaN until fields are added."""
         if self.num_members == 1:
             return DeterministicStatistics.empty(cases, num_leads, self.area_mean)
         return EnsembleStatistics.empty(cases, num_leads, self.area_mean, self.num_members)
 
     def describe(self, initial_time: int, lead: int) -> str:
-        """Return the name of its fields in error messages."""
+        """Return the name in error messages of its fields at a lead time; times are in minutes."""
         return f"{self.archive.origin}: forecast from {self.archive.calendar.format(initial_time)} at {lead / 60:g} h"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -43,7 +44,9 @@ _MAX_LISTED_NAMES = 20
 
 @dataclass(frozen=True)
 class Verification:
-    """Result of a verification.
+    """Result of a verification; lead times are in minutes, fields in the units of the data.
+
+    Shapes: N cases, L lead times, C scored channels, H x W cells of the grid of the scores.
 
     Attributes:
         table: the scores.
@@ -54,7 +57,7 @@ class Verification:
         num_left_out: number of initial times of the archive without truth in the test period.
         figure_channels: names of the channels of the figures.
         figure_leads: lead times of the maps and spectra in minutes.
-        example: the case of the maps.
+        example: initial time of the maps in minutes, one of `cases`.
         maps: (figure channel, lead) -> (truth, forecast), each (H, W), at the example; of an ensemble the mean and,
             third, the standard deviation over members.
         evolution: the example over all lead times.
@@ -81,6 +84,12 @@ def score_forecasts(
 ) -> Verification | None:
     """Collective: score the forecasts, the baselines and ``verification.other_forecasts``.
 
+    Args:
+        config: config of the run.
+        reader: reader of the truth, and of the training data of climatology and damping.
+        archive: forecasts of the run.
+        share: share of the cases of this process; None if it scores all of them.
+
     Returns:
         The verification on the first rank, None on the others.
 
@@ -93,49 +102,38 @@ def score_forecasts(
     splits = build_splits(config.data, reader.calendar)
     test = splits["test"]
     archives = _open_forecasts(config, archive)
-    regridded = config.verification.grid is not None
-    leads, cases = select_common_cases(archives, reader, regridded, test, config.verification.allow_seen)
+    is_regridded = config.verification.grid is not None
+    leads, cases = select_common_cases(archives, reader, is_regridded, test, config.verification.allow_seen)
+    channels = [channel for channel in reader.channels.output if channel.name in archive.channel_names]
+
+    # What is unequal or has no scores is reported before the long computation begins.
     missing_leads, gaps = describe_unscored(config, archive, reader, leads, test)
     seen = describe_seen_periods(archives, test, reader.calendar)
-    channels = [channel for channel in reader.channels.output if channel.name in archive.channel_names]
     if share.index == 0:
         for message in (seen, missing_leads, *gaps):
             if message:
                 logger.warning("%s", message)
         _log_unscored_channels(archive, channels)
 
-    scored_times = set(cases.tolist())
-    groups = []
-    for group in archive.initial_time_groups():
-        scored_group = [minutes for minutes in group if minutes in scored_times]
-        if scored_group:
-            groups.append(scored_group)
+    # Score the share of this process and bring all shares together.
+    sample = CommonSample(cases, leads, _select_scored_groups(archive, cases))
     figure_leads = _choose_figure_leads(config, leads)
-    sample = CommonSample(cases, leads, groups)
     scorer = CaseScorer(config, reader, archives, channels, splits["train"], sample, figure_leads)
-    # Groups are assigned round-robin, so the numbers of two ranks differ by at most one.
-    share_groups = select_round_robin(groups, share.index, share.num_shares)
     example = int(cases[len(cases) // 2])
-
-    def score_share() -> PartialScores | None:
-        scores = scorer.score(share_groups, example)
-        # All ranks gather sharded weights, so a rank without further groups joins in the others' forecasts.
-        largest_share = -(-len(groups) // share.num_shares)
-        for _ in range(largest_share - len(share_groups)):
-            archive.join_collectives(leads.tolist())
-        return scores if share.is_counted else None
-
-    scores = gather_scores(score_share, share.is_sharded)
+    scores = gather_scores(lambda: _score_share(scorer, archive, sample, share, example), share.is_sharded)
     if scores is None:
         return None
+
     # From here on only the first rank goes on.
     table = _build_score_table(config, reader, scorer, sample, scores)
     if seen:
         table.dataset.attrs[SEEN_PERIODS] = seen
     if missing_leads:
         table.dataset.attrs[MISSING_LEADS] = missing_leads
-    spectra = {key: tuple(power.mean(axis=0)) for key, power in scores.spectra.items()}
-    add_spectra(table, spectra, list(scorer.forecasts))
+    mean_spectra = {}
+    for key, power_NFK in scores.spectra.items():
+        mean_spectra[key] = tuple(power_NFK.mean(axis=0))
+    add_spectra(table, mean_spectra, list(scorer.forecasts))
     scorer.events.warn_of_missing_seeps(scores.seeps.get("model"))
     return Verification(
         table=table,
@@ -149,12 +147,41 @@ def score_forecasts(
         example=example,
         maps=scores.maps,
         evolution=scorer.example.build_evolution(scores, scorer.forecasts["model"].num_members),
-        spectra=spectra,
+        spectra=mean_spectra,
     )
 
 
+def _select_scored_groups(archive: ForecastSource, cases: np.ndarray) -> list[list[int]]:
+    """Return the groups of initial times that the archive forecasts side by side, without those that are not scored."""
+    scored_times = set(cases.tolist())
+    groups = []
+    for group in archive.initial_time_groups():
+        scored_group = [minutes for minutes in group if minutes in scored_times]
+        if scored_group:
+            groups.append(scored_group)
+    return groups
+
+
+def _score_share(
+    scorer: CaseScorer, archive: ForecastSource, sample: CommonSample, share: WorkShare, example: int
+) -> PartialScores | None:
+    """Collective: return the scores of the share of this process, None if another process has the same share."""
+    # Groups are assigned round-robin, so the numbers of two ranks differ by at most one.
+    share_groups = select_round_robin(sample.groups, share.index, share.num_shares)
+    scores = scorer.score(share_groups, example)
+    # All ranks gather sharded weights, so a rank without further groups joins in the others' forecasts.
+    largest_share = math.ceil(len(sample.groups) / share.num_shares)
+    for _ in range(largest_share - len(share_groups)):
+        archive.join_collectives(sample.leads.tolist())
+    return scores if share.is_counted else None
+
+
 def _open_forecasts(config: Config, archive: ForecastSource) -> dict[str, ForecastSource]:
-    """Return name -> forecasts, those of the run as ``model``."""
+    """Return name -> forecasts, those of the run as ``model``.
+
+    Raises:
+        CreditError: with the errors of all other forecasts that cannot be opened.
+    """
     archives = {"model": archive}
     errors = ErrorCollector()
     for name, other_forecasts in config.verification.other_forecasts.items():
@@ -165,6 +192,7 @@ def _open_forecasts(config: Config, archive: ForecastSource) -> dict[str, Foreca
 
 
 def _log_unscored_channels(archive: ForecastSource, channels: list[Channel]) -> None:
+    """Log which channels of the forecasts have no scores because the data do not predict them."""
     scored_names = {channel.name for channel in channels}
     unscored = [name for name in archive.channel_names if name not in scored_names]
     if unscored:
@@ -180,8 +208,10 @@ def _build_score_table(
     """Return the table of the scores of all cases."""
     calendar = reader.calendar
     cases = sample.cases
+    # Global attributes of scores.nc, which say of what the scores are.
     first_case = calendar.format(cases[0])
     last_case = calendar.format(cases[-1])
+    # Times are formatted as 2020-01-31T12:00.
     initial_hours = sorted({calendar.format(minutes)[-5:] for minutes in cases.tolist()})
     grid = describe_grid(scorer.reader.grid)
     if config.verification.grid is not None:
@@ -203,6 +233,7 @@ def _build_score_table(
         **scorer.events.attributes(),
         "version": f"credit {__version__}",
     }
+    # Statistics of each forecast and the rows of the table that it has.
     all_rows = list(range(scorer.num_rows))
     statistics = {}
     for name, forecast_statistics in scores.statistics.items():
@@ -226,11 +257,16 @@ def _build_score_table(
 
 def _choose_figure_leads(config: Config, leads: np.ndarray) -> list[int]:
     """Return the requested lead times of the figures that the forecasts have, else the last lead time."""
-    requested = {text: parse_duration(text) for text in config.verification.figure_leads}
-    figure_leads = [lead for lead in requested.values() if lead in leads]
+    figure_leads = []
+    missing = []
+    for text in dict.fromkeys(config.verification.figure_leads):
+        lead = parse_duration(text)
+        if lead in leads:
+            figure_leads.append(lead)
+        else:
+            missing.append(text)
     if not figure_leads:
         figure_leads = [int(leads[-1])]
-    missing = [text for text, lead in requested.items() if lead not in leads]
     if missing:
         logger.warning(
             "verification.figure_leads: %s: not among the forecasts, which have %g h to %g h; figures are of %s",

@@ -23,16 +23,14 @@ if TYPE_CHECKING:
 
 # All figures that a verification may draw. Those of an earlier one are removed, as they would be taken for this one's;
 # other figures, as of training, stay.
-_FIGURES = tuple(
-    f"figures/{name}"
-    for name in (
-        "skill.png", "spread.png", "ranks.png", "reliability.png", "scorecard*.png", "spectra.png", "loss.png",
-        "maps_*.png", "hovmoeller_*.png", "animation_*.gif",
-    )
+_FIGURE_PATTERNS = (
+    "figures/skill.png", "figures/spread.png", "figures/ranks.png", "figures/reliability.png",
+    "figures/scorecard*.png", "figures/spectra.png", "figures/loss.png", "figures/maps_*.png",
+    "figures/hovmoeller_*.png", "figures/animation_*.gif",
 )  # fmt: skip
 
 
-def verify(
+def verify_forecasts(
     config: Config,
     reader: FieldReader,
     archive: ForecastSource,
@@ -46,9 +44,9 @@ def verify(
 
     Args:
         config: config of the run.
-        reader: truth, and the training data of climatology and damping.
+        reader: reader of the truth, and of the training data of climatology and damping.
         archive: forecasts of the model.
-        folder: folder of the run, or another one.
+        folder: folder for the results, usually that of the run; it is created if necessary.
         share: share of the cases of this process, if there are several; the first process writes.
         against: name of the other forecast with which the model is compared.
         notice: a remark for the readers of the report.
@@ -63,10 +61,13 @@ def verify(
         CreditError: if a file cannot be written; the files of an earlier verification then stay.
     """
     folder = Path(folder)
+    # A folder that cannot be written is reported now rather than after hours of scoring.
     try:
         (folder / "figures").mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise CreditError(f"{folder}: cannot be written ({error.strerror}); choose another save_loc") from error
+        raise CreditError(
+            f"{folder}: cannot be written ({error.strerror}); check its permissions or choose another save_loc"
+        ) from error
     verification = score_forecasts(config, reader, archive, share)
     if verification is None:
         return None
@@ -76,8 +77,11 @@ def verify(
     # Importing jinja2 and matplotlib takes long, so it waits until the config is known to be scorable.
     from credit.verify.report.report import write_report
 
-    log = read_training_log(folder / "metrics.jsonl") if is_trained_here else None
-    with replace_files(folder, remove=_FIGURES) as temporary_folder:
+    log = None
+    if is_trained_here:
+        log = read_training_log(folder / "metrics.jsonl")
+    # All files are written into a temporary folder first, so that an error leaves those of an earlier verification.
+    with replace_files(folder, remove=_FIGURE_PATTERNS) as temporary_folder:
         table.write(temporary_folder)
         (temporary_folder / "figures").mkdir()
         figures = _draw_figures(verification, reader, log, temporary_folder / "figures")
@@ -95,6 +99,8 @@ def _draw_figures(
     table = verification.table
     channels = verification.figure_channels
     lead_hours = [lead / 60 for lead in verification.figure_leads]
+
+    # Scores by lead time.
     caption = (
         "Root-mean-square error and anomaly correlation by lead time. Shaded: 95 % intervals, by resampling of blocks "
         f"of days; a lead time with fewer than {MIN_BLOCKS_FOR_INTERVALS} blocks has none."
@@ -108,6 +114,7 @@ def _draw_figures(
         figures.append(
             (caption, style.save_figure(folder / "spread.png", ensemble.plot_spread_and_skill, table, channels))
         )
+    # Rank histograms and reliability diagrams are drawn of the model alone, and only if it is an ensemble.
     if "ranks" in table.dataset and np.isfinite(table.dataset["ranks"].sel(forecast="model")).any():
         caption = "Rank of the truth among the members. A U shape: too little spread; a slope: a bias."
         path = style.save_figure(folder / "ranks.png", ensemble.plot_rank_histograms, table, channels, lead_hours)
@@ -122,6 +129,8 @@ def _draw_figures(
             )
             path = style.save_figure(folder / "reliability.png", events.plot_reliability_diagrams, table, lead_hours)
             figures.append((caption, path))
+
+    # Comparison with other forecasts, the example, spectra and training.
     figures += scores.draw_scorecards(table, folder)
     figures += draw_example(verification, reader, folder)
     if verification.spectra:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from credit.verify.plots.maps import (
 )
 from credit.verify.plots.style import STYLE, add_title, display_units, new_figure
 
+# Pixels per inch.
 _DPI = 110
 # Duration of a frame and of the last one.
 _FRAME_MILLISECONDS = 250
@@ -46,14 +48,16 @@ def write_animation(
         frames: lead time in minutes -> (truth, forecast), each (H, W).
         forecast_name: name of the forecast for the title.
         initial_time: initial time in minutes.
-        calendar: of the times.
-        background: with the grid of the frames.
+        calendar: calendar of the times.
+        background: grid and coastline of the frames.
 
     Raises:
         CreditError: if it cannot be written.
     """
     with rc_context(STYLE):
-        first_image, *other_images = _images(channel, units, frames, forecast_name, initial_time, calendar, background)
+        first_image, *other_images = _draw_frames(
+            channel, units, frames, forecast_name, initial_time, calendar, background
+        )
     durations = [_FRAME_MILLISECONDS] * len(other_images) + [_LAST_FRAME_MILLISECONDS]
 
     def save(temporary: Path) -> None:
@@ -70,14 +74,16 @@ def write_animation(
     return atomic_write(path, save)
 
 
-def _images(
+def _draw_frames(
     channel: str, units: str, frames: Mapping[int, Sequence[np.ndarray]], forecast_name: str, initial_time: int,
     calendar: Calendar, background: MapBackground,
 ) -> Iterator[Image.Image]:  # fmt: skip
     """Yield the frames, all with one palette, so that no colour changes between them."""
+    # One colour scale for all frames, in the units of figures.
     factor, units = display_units(units)
     scaled_frames = {lead: [factor * field for field in fields] for lead, fields in frames.items()}
-    low, high = robust_range([field for fields in scaled_frames.values() for field in fields])
+    low, high = robust_range(list(itertools.chain.from_iterable(scaled_frames.values())))
+    # The maps are drawn once; only their values and titles change from frame to frame.
     figure = new_figure(8.6, 3.4)
     figure.set_dpi(_DPI)
     canvas = FigureCanvasAgg(figure)
@@ -86,7 +92,7 @@ def _images(
     meshes = [draw_map(axis, first_truth, background, FIELD_COLORMAP, low, high) for axis in axes]
     figure.colorbar(meshes[0], ax=axes, label=f"{channel} ({units})", **WIDE_COLORBAR)
     add_title(figure, f"{channel}: {forecast_name} from {calendar.format(initial_time).replace('T', ' ')} UTC")
-    palette = _palette()
+    palette = _build_palette()
     for number, (lead, fields) in enumerate(scaled_frames.items()):
         axes[0].set_title(f"Truth, {calendar.format(initial_time + lead).replace('T', ' ')} UTC")
         axes[1].set_title(f"Forecast at {lead / 60:g} h")
@@ -104,17 +110,19 @@ def _quantize(pixels: np.ndarray, palette: np.ndarray) -> Image.Image:
 
     Distances are computed once for each colour of the frame, of which there are few.
     """
+    # A colour as one number, so that equal ones are found quickly.
     codes = pixels.astype(np.int32) @ np.array([65536, 256, 1], dtype=np.int32)
     unique_codes, inverse = np.unique(codes, return_inverse=True)
     colors = np.stack([unique_codes >> 16, unique_codes >> 8 & 255, unique_codes & 255], axis=1)
-    squared_distance = sum((colors[:, None, i] - palette[None, :, i].astype(np.int32)) ** 2 for i in range(3))
+    difference = colors[:, None] - palette[None].astype(np.int32)
+    squared_distance = (difference**2).sum(axis=-1)
     palette_index = squared_distance.argmin(axis=1).astype(np.uint8)
     image = Image.fromarray(palette_index[inverse.reshape(codes.shape)])
     image.putpalette(palette.ravel().tolist())
     return image
 
 
-def _palette() -> np.ndarray:
+def _build_palette() -> np.ndarray:
     """Return the 128 colours of the animation, (128, 3) uint8."""
     field = colormaps[FIELD_COLORMAP](np.linspace(0, 1, _FIELD_COLORS))[:, :3]
     greys = np.repeat(np.linspace(0, 1, _GREYS)[:, None], 3, axis=1)

@@ -17,6 +17,7 @@ def plot_spread_and_skill(table: ScoreTable, channels: Sequence[str]) -> Figure:
     """Return the figure of CRPS (top) and spread over error (bottom) by lead time, one column for each channel."""
     figure = new_figure(max(2.9 * len(channels) + 0.6, MIN_WIDTH), 5.4)
     axes = figure.subplots(2, len(channels), sharex=True, squeeze=False)
+    # The upper and the lower panel of a column belong to one channel.
     leads, unit = lead_times_and_unit(table)
     styles = forecast_styles(table)
     for column, channel in enumerate(channels):
@@ -41,7 +42,12 @@ def plot_spread_and_skill(table: ScoreTable, channels: Sequence[str]) -> Figure:
 def plot_rank_histograms(table: ScoreTable, channels: Sequence[str], leads: Sequence[float]) -> Figure:
     """Return the figure of the frequency of the truth's rank among the model's members.
 
-    There is a column for each channel and a line for each lead time (hours).
+    There is a column for each channel and a line for each lead time.
+
+    Args:
+        table: the scores.
+        channels: names of the channels.
+        leads: lead times in hours.
     """
     figure = new_figure(max(2.9 * len(channels) + 0.6, MIN_WIDTH), 3.2)
     axes = figure.subplots(1, len(channels), sharey=True, squeeze=False)[0]

@@ -17,8 +17,12 @@ from credit.verify.table.table import ScoreTable
 def plot_reliability_diagrams(table: ScoreTable, leads: Sequence[float]) -> Figure:
     """Return the figure of observed frequency by forecast probability (top), and how often each was forecast.
 
-    The scores are those of the model for the globe. There is a column for each event and a line for each lead time
-    (hours); bars are the 95 % intervals of the observed frequency.
+    The scores are those of the model for the globe. There is a column for each event and a line for each lead time;
+    bars are the 95 % intervals of the observed frequency.
+
+    Args:
+        table: the scores.
+        leads: lead times in hours.
     """
     figure = new_figure(max(3.1 * len(table.events) + 0.6, MIN_WIDTH), 4.9)
     axes = figure.subplots(2, len(table.events), sharex=True, sharey="row", squeeze=False, height_ratios=[3, 1])
@@ -30,6 +34,7 @@ def plot_reliability_diagrams(table: ScoreTable, leads: Sequence[float]) -> Figu
         event_data = data.sel(event=event)
         for lead, color in zip(leads, colors, strict=True):
             lead_data = event_data.sel(lead=lead)
+            # Points that were never forecast are NaN and not drawn.
             probability, frequency, observed = (lead_data[name].values for name in POINT_NAMES)
             low, high = (lead_data[name].values for name in interval_names([OBSERVED_FREQUENCY]))
             diagram_axis.plot(
@@ -37,6 +42,7 @@ def plot_reliability_diagrams(table: ScoreTable, leads: Sequence[float]) -> Figu
             )
             diagram_axis.vlines(probability, low, high, color=color, linewidth=3.5, alpha=0.45)
             frequency_axis.plot(probability, frequency, color=color, marker="o", markersize=3.5, linewidth=1.2)
+        # The frequency of the event whatever was forecast, at the last lead time of the loop.
         base_rate = float(np.nansum(frequency * observed))
         diagram_axis.axhline(base_rate, color="#888888", linewidth=0.8, linestyle="--", label="Base rate")
         diagram_axis.set_title(event, pad=18)

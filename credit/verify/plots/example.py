@@ -24,6 +24,11 @@ _MIN_LEADS = 2
 def draw_example(verification: Verification, reader: FieldReader, folder: Path) -> list[tuple[str, Path]]:
     """Draw the example of a verification into a folder; return (caption, path) of the figures.
 
+    Args:
+        verification: the verification.
+        reader: reader of the data, for the coastline.
+        folder: folder of the figures.
+
     Raises:
         CreditError: if a figure cannot be written.
     """
@@ -34,6 +39,8 @@ def draw_example(verification: Verification, reader: FieldReader, folder: Path) 
     if evolution.is_ensemble:
         forecast_name = f"ensemble mean of {forecast_name}"
     background = MapBackground.build(reader, verification.grid)
+
+    # Maps.
     figures = []
     for name in verification.figure_channels:
         fields = _by_lead(verification.maps, name)
@@ -45,30 +52,34 @@ def draw_example(verification: Verification, reader: FieldReader, folder: Path) 
             "scale."
         )
         figures.append((caption, path))
+
+    # Diagrams over time.
     south, north = evolution.band
     for name in verification.figure_channels:
-        strips = _by_lead(evolution.band_means, name)
-        if _can_be_drawn(strips):
+        band_means = _by_lead(evolution.band_means, name)
+        if _can_be_drawn(band_means):
             path = save_figure(
                 folder / f"hovmoeller_{name}.png",
-                plot_hovmoeller, name, units(name), strips, evolution.band, forecast_name, *start, background,
+                plot_hovmoeller, name, units(name), band_means, evolution.band, forecast_name, *start, background,
             )  # fmt: skip
             caption = (
                 f"{name}: Hovmoeller diagram of the same forecast, mean over {south:g} to {north:g} degrees north. "
                 "Moving waves are slanted; where forecast and truth have the same slant, their speed is right."
             )
             figures.append((caption, path))
-        zonal = _by_lead(evolution.zonal_means, name)
-        if _can_be_drawn(zonal):
+        zonal_means = _by_lead(evolution.zonal_means, name)
+        if _can_be_drawn(zonal_means):
             path = save_figure(
                 folder / f"hovmoeller_latitude_{name}.png",
-                plot_latitude_time, name, units(name), zonal, forecast_name, *start, verification.grid,
+                plot_latitude_time, name, units(name), zonal_means, forecast_name, *start, verification.grid,
             )  # fmt: skip
             caption = (
                 f"{name}: zonal mean of the same forecast by lead time and latitude. An error that stays "
                 "and grows to the right is a drift of these latitudes; waves cancel in a zonal mean."
             )
             figures.append((caption, path))
+
+    # Animations, on their own grid.
     background = MapBackground.build(reader, evolution.frame_grid)
     for name in dict.fromkeys(channel for channel, _ in evolution.animation_frames):
         frames = _by_lead(evolution.animation_frames, name)

@@ -31,7 +31,7 @@ from credit.verify.plots.style import add_title, display_units, new_figure
 
 
 def plot_hovmoeller(
-    channel: str, units: str, strips: Mapping[int, Sequence[np.ndarray]], band: tuple[float, float],
+    channel: str, units: str, band_means: Mapping[int, Sequence[np.ndarray]], band: tuple[float, float],
     forecast_name: str, initial_time: int, calendar: Calendar, background: MapBackground,
 ) -> Figure:  # fmt: skip
     """Return the figure of truth, forecast and error of one forecast by longitude; time runs downwards.
@@ -39,20 +39,20 @@ def plot_hovmoeller(
     Args:
         channel: name of the channel.
         units: units of the fields.
-        strips: lead time in minutes -> (truth, forecast), each (W,); at least two lead times, increasing.
+        band_means: lead time in minutes -> (truth, forecast), each (W,); at least two lead times, increasing.
         band: south and north of the mean in degrees.
         forecast_name: name of the forecast for the title.
         initial_time: initial time in minutes.
-        calendar: of the times.
-        background: with the grid of the strips.
+        calendar: calendar of the times.
+        background: grid of the means, whose columns are turned like those of maps.
     """
-    time_axis, unit = _time_edges(strips)
+    time_axis, unit = _time_edges(band_means)
     south, north = band
     band_name = f"{_format_latitude(south)} to {_format_latitude(north)}"
     start = calendar.format(initial_time).replace("T", " ")
     title = f"{channel}, mean over {band_name}: {forecast_name} from {start} UTC"
-    values = _stack(strips)[..., background.column_order]
-    figure, axes = _panels(channel, units, background.edges, time_axis, values, title)
+    values = _stack_truth_and_forecast(band_means)[..., background.column_order]
+    figure, axes = _draw_panels(channel, units, background.edges, time_axis, values, title)
     for axis in axes:
         format_longitude_axis(axis, background)
         axis.set_xlabel("Longitude")
@@ -62,7 +62,7 @@ def plot_hovmoeller(
 
 
 def plot_latitude_time(
-    channel: str, units: str, zonal: Mapping[int, Sequence[np.ndarray]], forecast_name: str, initial_time: int,
+    channel: str, units: str, zonal_means: Mapping[int, Sequence[np.ndarray]], forecast_name: str, initial_time: int,
     calendar: Calendar, grid: LatLonGrid,
 ) -> Figure:  # fmt: skip
     """Return the figure of truth, forecast and error of the zonal mean by latitude; time runs to the right.
@@ -70,16 +70,16 @@ def plot_latitude_time(
     Args:
         channel: name of the channel.
         units: units of the fields.
-        zonal: lead time in minutes -> (truth, forecast), each (H,); at least two lead times, increasing.
+        zonal_means: lead time in minutes -> (truth, forecast), each (H,); at least two lead times, increasing.
         forecast_name: name of the forecast for the title.
         initial_time: initial time in minutes.
-        calendar: of the times.
-        grid: of the rows.
+        calendar: calendar of the times.
+        grid: grid of the means.
     """
-    time_axis, unit = _time_edges(zonal)
+    time_axis, unit = _time_edges(zonal_means)
     title = f"{channel}, zonal mean: {forecast_name} from {calendar.format(initial_time).replace('T', ' ')} UTC"
-    values = _stack(zonal).swapaxes(1, 2)
-    figure, axes = _panels(channel, units, time_axis, grid.lat_bounds, values, title)
+    values = _stack_truth_and_forecast(zonal_means).swapaxes(1, 2)
+    figure, axes = _draw_panels(channel, units, time_axis, grid.lat_bounds, values, title)
     for axis in axes:
         format_latitude_axis(axis)
         axis.set_xlabel(f"Lead time ({unit})")
@@ -88,8 +88,11 @@ def plot_latitude_time(
 
 
 def _format_latitude(value: float) -> str:
+    """Return a latitude in degrees north as text, ``30°S``."""
+    if value == 0:
+        return "0°"
     side = "S" if value < 0 else "N"
-    return f"{abs(value):g}°{side if value else ''}"
+    return f"{abs(value):g}°{side}"
 
 
 def _time_edges(pairs: Mapping[int, Sequence[np.ndarray]]) -> tuple[np.ndarray, str]:
@@ -104,14 +107,14 @@ def time_edges(times: np.ndarray) -> np.ndarray:
     return np.concatenate([[2 * times[0] - middles[0]], middles, [2 * times[-1] - middles[-1]]])
 
 
-def _stack(pairs: Mapping[int, Sequence[np.ndarray]]) -> np.ndarray:
+def _stack_truth_and_forecast(pairs: Mapping[int, Sequence[np.ndarray]]) -> np.ndarray:
     """Return truth and forecast, (2, L, N)."""
     truth = np.stack([fields[0] for fields in pairs.values()])
     forecast = np.stack([fields[1] for fields in pairs.values()])
     return np.stack([truth, forecast])
 
 
-def _panels(
+def _draw_panels(
     channel: str, units: str, x_edges: np.ndarray, y_edges: np.ndarray, values: np.ndarray, title: str
 ) -> tuple[Figure, Sequence[Axes]]:
     """Draw truth and forecast, values (2, Y, X), in the same colour scale, and the error."""

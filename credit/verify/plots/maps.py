@@ -26,13 +26,17 @@ from credit.verify.plots.style import add_title, display_units, new_figure
 if TYPE_CHECKING:
     from credit.data.reader import FieldReader
 
-FIELD_COLORMAP, ERROR_COLORMAP, SPREAD_COLORMAP = "viridis", "RdBu_r", "magma_r"
+FIELD_COLORMAP = "viridis"
+ERROR_COLORMAP = "RdBu_r"
+SPREAD_COLORMAP = "magma_r"
 MISSING_COLOR = "#CCCCCC"
 # The spread is drawn in the scale of the error if its largest value is at least this fraction of the error's.
 _COMMON_SCALE = 1 / 3
+# Colour bars of figures over the whole width, and below one of several panels.
 WIDE_COLORBAR = {"orientation": "horizontal", "shrink": 0.7, "aspect": 40, "pad": 0.02, "extend": "both"}
 _NARROW_COLORBAR = WIDE_COLORBAR | {"shrink": 0.85, "aspect": 25}
 _LAND_STANDARD_NAMES = ("land_area_fraction", "land_binary_mask")
+# Degrees of the lines of maps, and of the ticks of a latitude axis.
 _PARALLELS = range(-60, 61, 30)
 _MERIDIANS = range(-180, 181, 60)
 _LATITUDE_TICKS = range(-90, 91, 30)
@@ -50,12 +54,17 @@ def equal_earth(lon: np.ndarray, lat: np.ndarray) -> tuple[np.ndarray, np.ndarra
     Args:
         lon: degrees east of the middle of the map, -180 to 180.
         lat: degrees north, of the same shape.
+
+    Returns:
+        x and y in radii of the sphere, of the shape of `lon`.
     """
     theta = np.arcsin(np.sqrt(3) / 2 * np.sin(np.deg2rad(lat)))
+    # Power of theta -> coefficient of the polynomial.
     powers = {1: 1.340264, 3: -0.081106, 7: 0.000893, 9: 0.003796}
     slope = sum(power * factor * theta ** (power - 1) for power, factor in powers.items())
     x = 2 / np.sqrt(3) * np.deg2rad(lon) * np.cos(theta) / slope
-    return x, sum(factor * theta**power for power, factor in powers.items())
+    y = sum(factor * theta**power for power, factor in powers.items())
+    return x, y
 
 
 @dataclass(frozen=True)
@@ -120,7 +129,16 @@ def create_map_axes(figure: Figure, rows: int, columns: int) -> np.ndarray:
 def draw_map(
     axis: Axes, field: np.ndarray, background: MapBackground, colormap: str, low: float, high: float
 ) -> QuadMesh:  # fmt: skip
-    """Draw a field (H, W), each cell in its colour, with the coastline over it; NaN is grey."""
+    """Draw a field (H, W), each cell in its colour, with the coastline over it; NaN is grey.
+
+    Args:
+        axis: axis from `create_map_axes`.
+        field: the field, in any units.
+        background: grid and coastline.
+        colormap: name of a colour map of matplotlib.
+        low: value of its first colour.
+        high: value of its last colour.
+    """
     colors = colormaps[colormap].with_extremes(bad=MISSING_COLOR)
     x, y = background.project(*np.meshgrid(background.edges, background.grid.lat_bounds))
     mesh = axis.pcolormesh(x, y, field[:, background.column_order], cmap=colors, vmin=low, vmax=high, rasterized=True)
@@ -138,6 +156,7 @@ def _draw_graticule(axis: Axes, background: MapBackground) -> None:
     east = background.edges[-1]
     longitudes = west + (east - west) * np.linspace(0, 1, 61)
     latitudes = np.linspace(-90, 90, 61)
+    # Each line is drawn through 61 points, as parallels and meridians are curved.
     for parallel in _PARALLELS:
         x, y = background.project(longitudes, np.full(61, float(parallel)))
         axis.plot(x, y, **_GRATICULE)
@@ -182,6 +201,7 @@ def _draw_coastline(axis: Axes, background: MapBackground) -> None:
 
 
 def _format_degrees(value: int, negative: str, positive: str) -> str:
+    """Return degrees as text, ``60°W``; 0 and 180 have no side."""
     if value % 180 == 0:
         return f"{abs(value)}°"
     return f"{abs(value)}°{negative if value < 0 else positive}"
@@ -201,10 +221,11 @@ def plot_maps(
         units: units of the fields; see `credit.verify.plots.style.display_units` for those of the figure.
         fields: lead time in minutes -> (truth, forecast) or (truth, ensemble mean, spread), each (H, W).
         initial_time: initial time in minutes.
-        calendar: of the times.
-        background: with the grid of the fields.
+        calendar: calendar of the times.
+        background: grid of the fields and coastline.
         forecast_name: name of the forecast for the title.
     """
+    # Truth and forecast have one colour scale, in the units of figures.
     factor, units = display_units(units)
     scaled_fields = {lead: [factor * field for field in lead_fields] for lead, lead_fields in fields.items()}
     truths_and_forecasts = []
@@ -253,7 +274,10 @@ def _add_side_colorbar(
     figure: Figure, mesh: QuadMesh, axes: Axes | np.ndarray, label: str, extend: str = "both"
 ) -> None:
     """Draw a colour bar to the right of one map or of rows of them."""
-    aspect = 15 * (len(axes) if isinstance(axes, np.ndarray) else 1)
+    # The bar is as thick beside several rows as beside one.
+    aspect = 15
+    if isinstance(axes, np.ndarray):
+        aspect *= len(axes)
     bar = figure.colorbar(mesh, ax=axes, ticks=MaxNLocator(5), shrink=0.85, aspect=aspect, pad=0.02, extend=extend)
     bar.set_label(label, fontsize=8)
     bar.ax.tick_params(labelsize=8)
@@ -265,12 +289,20 @@ def add_narrow_colorbar(figure: Figure, mesh: QuadMesh, axis: Axes, label: str) 
 
 
 def _root_mean_square(field: np.ndarray, area: np.ndarray) -> float:
+    """Return the area-weighted root mean square of the values that are not missing."""
     is_valid = np.isfinite(field)
     return float(np.sqrt((field[is_valid] ** 2 * area[is_valid]).sum() / area[is_valid].sum()))
 
 
 def plot_map_and_histogram(field: np.ndarray, values: np.ndarray, background: MapBackground, units: str) -> Figure:
-    """Return the figure of a field (H, W) as a map, and of the histogram of `values` with a logarithmic count."""
+    """Return the figure of a field as a map, and of the histogram of values with a logarithmic count.
+
+    Args:
+        field: (H, W).
+        values: values of the same channel, of any shape.
+        background: grid of the field and coastline.
+        units: units of field and values.
+    """
     factor, units = display_units(units)
     field = factor * field
     values = factor * values
@@ -293,5 +325,5 @@ def robust_range(fields: Sequence[np.ndarray]) -> tuple[float, float]:
 
 
 def symmetric_limit(errors: Sequence[np.ndarray]) -> float:
-    """Return the limit of a symmetric colour scale: half a percent of the absolute errors of a field exceed it."""
+    """Return the limit of a symmetric colour scale: half a percent of a field's absolute errors exceed it."""
     return max(float(np.nanpercentile(np.abs(error), 99.5)) for error in errors) or 1.0

@@ -14,6 +14,7 @@ from credit.verify.plots.maps import MapBackground, plot_maps
 from credit.verify.plots.scores import choose_lead_unit, set_lead_ticks
 from credit.verify.plots.style import MIN_WIDTH, add_legend, add_title, format_units, new_figure, save_figure
 
+# Name of a score, as rmse/z500/24h -> value, None where it is not finite.
 Scores = Mapping[str, float | None]
 # More curves of earlier previews cannot be distinguished.
 _MAX_EARLIER = 6
@@ -72,6 +73,7 @@ def plot_rmse_history(history: Mapping[int, Scores], units: Mapping[str, str], n
         units: channel -> units.
         num_cases: number of forecasts.
     """
+    # Of many earlier previews some are drawn, evenly spread.
     *earlier_steps, latest_step = sorted(history)
     if len(earlier_steps) > _MAX_EARLIER:
         selected = np.linspace(0, len(earlier_steps) - 1, _MAX_EARLIER).round().astype(int)
@@ -90,6 +92,7 @@ def plot_rmse_history(history: Mapping[int, Scores], units: Mapping[str, str], n
         style = {"color": "#08306B", "linewidth": 2.4, "marker": "o", "markersize": 3.5, "zorder": 5}
         axis.plot(leads, rmse, label=f"Step {latest_step}", **style)
         axis.plot(leads, persistence, color="#D55E00", linewidth=1.4, linestyle="--", label="Persistence")
+        # Errors of an early preview must not flatten the latest curve.
         if largest_persistence > 0:
             latest_top = min(1.05 * np.nanmax(rmse, initial=0.0), _MAX_AXIS_FACTOR * largest_persistence)
             all_top = min(1.05 * axis.dataLim.y1, _MIN_AXIS_FACTOR * largest_persistence)
@@ -111,6 +114,8 @@ def _curve(scores: Scores, name: str, channel: str, hours: float) -> tuple[np.nd
     for key, value in scores.items():
         score, score_channel, lead = key.split("/")
         if score == name and score_channel == channel:
-            value_by_hour[float(lead.removesuffix("h"))] = np.nan if value is None else value
+            if value is None:
+                value = np.nan
+            value_by_hour[float(lead.removesuffix("h"))] = value
     lead_hours = sorted(value_by_hour)
     return np.array(lead_hours) / hours, np.array([value_by_hour[lead] for lead in lead_hours])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from itertools import cycle, product
 from pathlib import Path
@@ -43,9 +44,9 @@ _MISSING_COLOR = "#CCCCCC"
 _SCORECARD_COLORS = LinearSegmentedColormap.from_list(
     "scorecard", [_BETTER_COLOR, "white", _WORSE_COLOR]
 ).with_extremes(bad=_MISSING_COLOR)
-# Panels of a scorecard side by side, height of a figure in inches, letters of a panel's title.
-_MAX_COLUMNS = 5
-_MAX_HEIGHT = 20.0
+# Panels of a scorecard side by side, height of its figure in inches, letters in a line of a panel's title.
+_MAX_PANEL_COLUMNS = 5
+_MAX_HEIGHT_INCHES = 20.0
 _PANEL_TITLE_LETTERS = 28
 
 
@@ -100,7 +101,9 @@ def lead_times_and_unit(table: ScoreTable) -> tuple[np.ndarray, str]:
 
 def choose_lead_unit(longest_hours: float) -> tuple[str, float]:
     """Return the unit that suits lead times up to `longest_hours`, and its length in hours."""
-    return ("days", 24.0) if longest_hours > 48 else ("hours", 1.0)
+    if longest_hours > 48:
+        return "days", 24.0
+    return "hours", 1.0
 
 
 def set_lead_ticks(axis: Axes, longest: float, unit: str) -> None:
@@ -113,7 +116,17 @@ def set_lead_ticks(axis: Axes, longest: float, unit: str) -> None:
 def draw_curve(
     axis: Axes, leads: np.ndarray, table: ScoreTable, forecast: str, channel: str, metric: str, style: dict
 ) -> None:
-    """Draw one score by lead time and, if there is one, its interval."""
+    """Draw one score by lead time and, if there is one, its interval.
+
+    Args:
+        axis: axis of the panel.
+        leads: (L,) lead times in the units of the axis.
+        table: the scores.
+        forecast: name of the forecast.
+        channel: name of the channel.
+        metric: name of the score.
+        style: style of the curve, see `forecast_styles`.
+    """
     curve = table.scores_by_lead(forecast, channel, metric)
     if not np.isfinite(curve).any():
         return
@@ -144,9 +157,13 @@ def draw_scorecards(table: ScoreTable, folder: Path) -> list[tuple[str, Path]]:
             f"that a row names; blue is better. {table.describe_significance(reference)}"
         )
         for page, regions in enumerate(scorecard_pages(table)):
-            reference_suffix = f"_{number}" if number else ""
-            page_suffix = f"_page{page + 1}" if page else ""
-            path = folder / f"scorecard{reference_suffix}{page_suffix}.png"
+            # The first page of the first reference has no number.
+            name = "scorecard"
+            if number:
+                name += f"_{number}"
+            if page:
+                name += f"_page{page + 1}"
+            path = folder / f"{name}.png"
             figures.append((caption, save_figure(path, plot_scorecard, table, reference, regions)))
     return figures
 
@@ -154,11 +171,14 @@ def draw_scorecards(table: ScoreTable, folder: Path) -> list[tuple[str, Path]]:
 def scorecard_pages(table: ScoreTable) -> list[list[str]]:
     """Return the regions that each figure of a scorecard shows; all of them in one unless it would be too tall."""
     num_regions = len(table.regions)
-    num_rows = -(-num_regions // _MAX_COLUMNS)
-    rows_per_page = max(1, int(_MAX_HEIGHT // _panel_height(table)))
-    regions_per_row = -(-num_regions // num_rows)
+    num_rows = math.ceil(num_regions / _MAX_PANEL_COLUMNS)
+    rows_per_page = max(1, int(_MAX_HEIGHT_INCHES // _panel_height(table)))
+    regions_per_row = math.ceil(num_regions / num_rows)
     regions_per_page = regions_per_row * min(num_rows, rows_per_page)
-    return [table.regions[start : start + regions_per_page] for start in range(0, num_regions, regions_per_page)]
+    pages = []
+    for start in range(0, num_regions, regions_per_page):
+        pages.append(table.regions[start : start + regions_per_page])
+    return pages
 
 
 def plot_scorecard(table: ScoreTable, reference: str, regions: Sequence[str]) -> Figure:
@@ -167,13 +187,20 @@ def plot_scorecard(table: ScoreTable, reference: str, regions: Sequence[str]) ->
     There is a panel for each region, a row for each channel or wind, a column for each lead time. Below are CRPS if a
     forecast is an ensemble, SEEPS of precipitation and Brier scores of events, if there are any. Significant
     differences are hatched. The colour scale covers all regions of the table.
+
+    Args:
+        table: the scores.
+        reference: name of the reference.
+        regions: names of the regions of this figure.
     """
+    # Differences in percent and their significance, (rows, L, R).
     rows = scorecard_rows(table)
     reference_index = table.dataset["reference"].values.tolist().index(reference)
     percent = 100 * scorecard_values(table, rows, "difference")[reference_index, 0]
     significant = scorecard_values(table, rows, "significant")[reference_index, 0]
-    panel_rows = -(-len(regions) // _MAX_COLUMNS)
-    panel_columns = -(-len(regions) // panel_rows)
+    # Panels of about the same size, whatever their number.
+    panel_rows = math.ceil(len(regions) / _MAX_PANEL_COLUMNS)
+    panel_columns = math.ceil(len(regions) / panel_rows)
     height = _panel_height(table) * panel_rows + 0.5
     width = max(2.5 * panel_columns + 1.6, MIN_WIDTH)
     figure = new_figure(width, height)
@@ -195,6 +222,7 @@ def plot_scorecard(table: ScoreTable, reference: str, regions: Sequence[str]) ->
         _label_leads(axis, table.lead_hours)
         axis.grid(False)
         axis.spines[["top", "right"]].set_visible(True)
+    # The last row of panels may not be full.
     for axis in axes.flat[len(regions) :]:
         axis.set_visible(False)
     axes[0, 0].set_yticks(y_edges[:-1] + 0.5, [row.name for row in rows])
@@ -236,7 +264,7 @@ def _label_leads(axis: Axes, lead_hours: Sequence[float]) -> None:
         columns = list(range(len(lead_hours)))
         unit = "hours"
         unit_hours = 1.0
-    columns = columns[:: -(-len(columns) // 6)]
+    columns = columns[:: math.ceil(len(columns) / 6)]
     labels = [f"{lead_hours[column] / unit_hours:g}" for column in columns]
     axis.set_xticks([column + 0.5 for column in columns], labels)
     axis.set_xlabel(f"Lead time ({unit})")

@@ -22,6 +22,10 @@ def plot_spectra(table: ScoreTable, channels: Sequence[str]) -> Figure:
 
     There is a column for each channel and a row of ratios for each lead time. Forecasts have the colours and lines of
     other figures.
+
+    Args:
+        table: the scores with their spectra.
+        channels: names of channels, of which those without a spectrum are left out.
     """
     data = table.dataset
     channels = [name for name in channels if name in data["spectrum_channel"]]
@@ -41,6 +45,7 @@ def plot_spectra(table: ScoreTable, channels: Sequence[str]) -> Figure:
         largest_ratio = ratios[np.isfinite(ratios)].max(initial=0.0)
         power_axis.loglog(wavenumbers, last_data["power_truth"], label="Truth", **_TRUTH_STYLE)
         for name in table.forecasts:
+            # Baselines, and forecasts without the channel, have no spectrum.
             if not np.isfinite(channel_data["power"].sel(forecast=name)).any():
                 continue
             power = last_data["power"].sel(forecast=name)

@@ -21,6 +21,7 @@ from matplotlib.ticker import LogLocator, NullLocator
 from credit.data.formats.units import normalise_units
 from credit.utils.atomic import atomic_write
 
+# Settings of matplotlib for every figure.
 STYLE = {
     "font.size": 9.5,
     "axes.titlesize": 10.5,
@@ -42,6 +43,7 @@ _DISPLAY_UNITS = {
     "kg kg-1": (1000.0, "g kg-1"),
     "J m-2": (1e-6, "MJ m-2"),
 }
+# Pixels per inch.
 _DPI = 150
 # Smallest width of a figure in inches.
 MIN_WIDTH = 6.4
@@ -54,6 +56,11 @@ LETTERS_PER_INCH = 9
 
 def save_figure(path: Path, build_figure: Callable[..., Figure], *arguments: object) -> Path:
     """Write the figure that ``build_figure(*arguments)`` returns as a PNG, and return its path.
+
+    Args:
+        path: path of the file.
+        build_figure: function that returns the figure, and is called with the style of all figures.
+        arguments: arguments of the function.
 
     Raises:
         CreditError: if it cannot be written.
@@ -68,11 +75,15 @@ def format_units(units: str, power: int = 1) -> str:
     units = normalise_units(units)
     factors = []
     for factor in units.split():
+        # A name and its exponent, as s-2; other texts are shown as they are.
         match = re.fullmatch(r"([A-Za-z%]+)(-?\d*)", factor)
         if match is None:
             return units if power == 1 else f"({units})$^{power}$"
         exponent = int(match[2] or 1) * power
-        factors.append(match[1] if exponent == 1 else f"{match[1]}$^{{{exponent}}}$")
+        if exponent == 1:
+            factors.append(match[1])
+        else:
+            factors.append(f"{match[1]}$^{{{exponent}}}$")
     return " ".join(factors)
 
 
@@ -91,6 +102,7 @@ def plot_loss(train: Sequence[tuple[int, float]], valid: Sequence[tuple[int, flo
     axis = figure.subplots()
     steps, losses = np.array(train, dtype=np.float64).T
     axis.plot(steps, losses, color="#56B4E9", linewidth=0.8, alpha=0.6, label="Training, each step")
+    # Losses of single steps vary a lot, so their running mean is drawn over them.
     window = max(1, len(losses) // 50)
     if window > 1:
         smooth = np.convolve(losses, np.ones(window) / window, mode="valid")
@@ -130,6 +142,7 @@ def add_legend(figure: Figure, axes: Iterable[Axes]) -> None:
         for line, name in zip(*axis.get_legend_handles_labels(), strict=True):
             lines_by_name[name] = line
     names = [wrap_text(name, _LEGEND_LETTERS) for name in lines_by_name]
+    # The first number of columns whose legend is not wider than the figure; further rows make the figure taller.
     renderer = FigureCanvasAgg(figure).get_renderer()
     for columns in range(len(names), 0, -1):
         legend = figure.legend(lines_by_name.values(), names, loc="outside lower center", ncols=columns)

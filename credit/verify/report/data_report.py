@@ -23,87 +23,110 @@ _SAMPLED_TIMES = 12
 _SAMPLED_VALUES = 400_000
 
 
-def write_data_report(conf: DataConfig) -> Path:
+def write_data_report(config: DataConfig) -> Path:
     """Write ``NAME.report.html`` next to the store of a config and return its path.
 
     Raises:
         CreditError: if it cannot be written.
         DataError: if the store is missing, incomplete or of another config.
     """
-    reader = open_configured_store(conf)
-    path = Path(conf.store)
-    meta = read_description(path)
+    reader = open_configured_store(config)
+    path = Path(config.store)
+    description = read_description(path)
     time_index = np.unique(np.linspace(0, len(reader.times) - 1, _SAMPLED_TIMES).astype(int))
     map_index = int(time_index[len(time_index) // 2])
     map_time = reader.calendar.format(reader.times[map_index])
     field_CHW = reader.read(map_index)
     num_values = len(time_index) * math.prod(reader.grid.shape)
-    every = max(1, round(math.sqrt(num_values / _SAMPLED_VALUES)))
-    values_TCHW = np.stack([reader.read(int(index))[:, ::every, ::every] for index in time_index])
-    notices = [f"{when} was left out: {text}" for when, text in meta.get("bad_times", {}).items()]
-    notices += find_implausible_units(field_CHW, reader, conf, map_time)
+    # Of large grids every second, third, ... row and column is enough for the histograms.
+    stride = max(1, round(math.sqrt(num_values / _SAMPLED_VALUES)))
+    values_TCHW = np.stack([reader.read(int(index))[:, ::stride, ::stride] for index in time_index])
+    # Times that were left out, and values that do not suit the units.
+    notices = [f"{when} was left out: {text}" for when, text in description.get("bad_times", {}).items()]
+    notices += find_implausible_units(field_CHW, reader, config, map_time)
     text = render_template(
         "data_report.html.j2",
         title=path.name,
         version=__version__,
         notices=notices,
-        facts=_facts(reader, meta, path),
-        rows=_rows(reader, conf),
-        figures=_figures(reader, field_CHW, values_TCHW, map_time),
+        facts=_list_facts(reader, description, path),
+        rows=_statistics_rows(reader, config),
+        figures=_draw_figures(reader, field_CHW, values_TCHW, map_time),
         sampled=len(time_index),
-        every=every,
+        every=stride,
     )
     return write_page(path.with_name(f"{path.name}.report.html"), text)
 
 
-def _facts(reader: StoreReader, meta: dict, path: Path) -> list[tuple[str, str]]:
+def _list_facts(reader: StoreReader, description: dict, path: Path) -> list[tuple[str, str]]:
+    """Return the metadata of a store as (name, value).
+
+    Args:
+        reader: reader of the store.
+        description: contents of the store's description.
+        path: path of the store.
+    """
     calendar = reader.calendar
     times = reader.times
     height, width = reader.grid.shape
-    gaps = [f"{start} to {end}" for start, end in meta.get("gaps", [])]
+    gaps = [f"{start} to {end}" for start, end in description.get("gaps", [])]
     gap_text = "; ".join(gaps[:20]) or "none"
     if len(gaps) > 20:
         gap_text += f" and {len(gaps) - 20} more"
     return [
-        ("store", f"{path}, format {meta['format']}"),
+        ("store", f"{path}, format {description['format']}"),
         (
             "times",
             f"{len(times)}, {calendar.format(times[0])} to {calendar.format(times[-1])}, calendar {calendar.name}",
         ),
         ("gaps", gap_text),
         ("grid", f"{height} x {width}, {reader.grid.lat[0]:g} to {reader.grid.lat[-1]:g} north"),
-        ("source files", f"{len(meta['sources'])}, the first is {next(iter(meta['sources']), 'unknown')}"),
+        (
+            "source files",
+            f"{len(description['sources'])}, the first is {next(iter(description['sources']), 'unknown')}",
+        ),
         ("climatology", describe_stored(path)),
-        ("content", meta.get("content", "unknown (made by an older version)")),
-        ("written by", ", ".join(f"{name} {number}" for name, number in meta.get("versions", {}).items())),
+        ("content", description.get("content", "unknown (made by an older version)")),
+        ("written by", ", ".join(f"{name} {number}" for name, number in description.get("versions", {}).items())),
     ]
 
 
-def _rows(reader: StoreReader, conf: DataConfig) -> list[list[str]]:
+def _statistics_rows(reader: StoreReader, config: DataConfig) -> list[list[str]]:
+    """Return the cells of the table of statistics, one row for each channel."""
     statistics = reader.statistics
     rows = []
     channels = {channel.name: channel for channel in (*reader.channels.stored, *reader.channels.static_stored)}
     for index, name in enumerate(statistics.names):
         channel = channels[name]
-        transform = conf.transforms.get(channel.variable)
+        transform_text = ""
+        transform = config.transforms.get(channel.variable)
+        if transform is not None:
+            transform_text = f"{transform.kind}, unit {transform.unit:g}"
         columns = (statistics.mean, statistics.std, statistics.tendency_std, statistics.minimum, statistics.maximum)
         rows.append(
             [
                 name,
                 _units(reader, channel),
-                "" if transform is None else f"{transform.kind}, unit {transform.unit:g}",
+                transform_text,
                 *(f"{values[index]:.4g}" for values in columns),
             ]
         )
     return rows
 
 
-def _figures(
+def _draw_figures(
     reader: StoreReader, field_CHW: np.ndarray, values_TCHW: np.ndarray, map_time: str
 ) -> list[tuple[str, str, int]]:
-    """Return the embedded figures, see `credit.verify.report.html.embed_figures`."""
+    """Return the embedded figures of all channels, see `credit.verify.report.html.embed_figures`.
+
+    Args:
+        reader: reader of the store.
+        field_CHW: stored channels at the time of the maps.
+        values_TCHW: stored channels at several times, for the histograms.
+        map_time: the time of the maps.
+    """
     background = MapBackground.build(reader)
-    # Channel, mapped field, counted values, time of the map.
+    # Each panel is a channel, its mapped field, the counted values and the time of the map.
     panels = []
     for row, channel in enumerate(reader.channels.stored):
         panels.append((channel, field_CHW[row], values_TCHW[:, row], map_time))
@@ -119,4 +142,5 @@ def _figures(
 
 
 def _units(reader: StoreReader, channel: Channel) -> str:
+    """Return the units of a channel, "" if the store does not have them."""
     return reader.attributes.get(channel.variable, {}).get("units", "")

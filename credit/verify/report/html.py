@@ -17,7 +17,15 @@ _MIN_SCALE = 0.5
 
 
 def render_template(template: str, **values: Any) -> str:
-    """Return a page from a template of this folder; values are escaped."""
+    """Return a page as HTML.
+
+    Args:
+        template: name of a template of this folder.
+        values: variables of the template, which are escaped.
+
+    Raises:
+        jinja2.TemplateNotFound: if there is no such template.
+    """
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("credit.verify.report", ""), autoescape=True, trim_blocks=True, lstrip_blocks=True
     )
@@ -25,7 +33,14 @@ def render_template(template: str, **values: Any) -> str:
 
 
 def embed_figures(figures: Sequence[tuple[str, Path]]) -> list[tuple[str, str, int]]:
-    """Return (caption, base64 of the file, smallest readable width in CSS pixels) of (caption, path)."""
+    """Return figures for a template.
+
+    Args:
+        figures: (caption, path of a PNG or GIF) of each figure.
+
+    Returns:
+        (caption, base64 of the file, smallest readable width in CSS pixels) of each figure.
+    """
     embedded = []
     for caption, path in figures:
         with Image.open(path) as image:

@@ -14,9 +14,10 @@ from credit.data.formats.files import expand_paths, open_file
 from credit.errors import CreditError
 from credit.grid import LatLonGrid
 
-# Values of forcing attributes; files of other programs may lack them.
+# Values of the forcing attributes where no forcing was read, and where the files do not say.
 _NONE = "none"
 _UNKNOWN = "unknown"
+# Attributes of forecasts that become variables of scores.nc, and attributes of data that the report shows.
 _FORECAST_ATTRIBUTES = ("ensemble", "experiment", "checkpoint_step", "weights", "seen_periods")
 _DATA_ATTRIBUTES = ("title", "comment", "source", "institution")
 
@@ -35,7 +36,11 @@ class TrainingLog:
 
 
 def read_training_log(path: Path) -> TrainingLog | None:
-    """Return the losses in ``metrics.jsonl``, None if there are none; an incomplete last line is ignored."""
+    """Return the losses in ``metrics.jsonl``, None if there are none; an incomplete last line is ignored.
+
+    Raises:
+        OSError: if the file exists and cannot be read.
+    """
     if not path.exists():
         return None
     train = []
@@ -44,21 +49,25 @@ def read_training_log(path: Path) -> TrainingLog | None:
         try:
             row = json.loads(line)
         except ValueError:
+            # A run that is still training, or was killed, may have written a part of its last line.
             continue
         for metrics, losses in ((row, train), (row.get("valid", {}), valid)):
             loss = metrics.get("loss")
             if loss is not None and math.isfinite(loss):
                 losses.append((row["step"], loss))
-    return TrainingLog(train, valid) if train else None
+    if not train:
+        return None
+    return TrainingLog(train, valid)
 
 
-def describe_data(conf: DataConfig) -> list[str]:
+def describe_data(config: DataConfig) -> list[str]:
     """Return the titles, comments, sources and institutions of the source files, each once.
 
     Sources that cannot be read are skipped: where training reads a store they need not be present.
     """
+    # A dictionary keeps the order and drops what several sources have.
     texts: dict[str, None] = {}
-    for number, source in enumerate(conf.sources):
+    for number, source in enumerate(config.sources):
         try:
             path = expand_paths(source, f"data.sources.{number}")[0]
             with open_file(path, source) as dataset:
@@ -70,10 +79,10 @@ def describe_data(conf: DataConfig) -> list[str]:
     return list(texts)
 
 
-def describe_truth(conf: DataConfig) -> str:
+def describe_truth(config: DataConfig) -> str:
     """Return the paths of the sources, and the types of those of plugins, as the config has them."""
     names = []
-    for source in conf.sources:
+    for source in config.sources:
         name = source.type or source.path
         if isinstance(name, str):
             names.append(name)
@@ -83,7 +92,7 @@ def describe_truth(conf: DataConfig) -> str:
 
 
 def describe_grid(grid: LatLonGrid) -> str:
-    """Return size, spacing and outermost rows of a grid."""
+    """Return size, spacing and outermost rows of a grid in words, in degrees."""
     rows, columns = grid.shape
     return f"{rows} x {columns}, {360.0 / columns:.4g} degrees, rows from {grid.lat[0]:.6g} to {grid.lat[-1]:.6g}"
 
@@ -99,7 +108,9 @@ def describe_forecasts(
     """
     forecasts = []
     for name in members:
-        default = {"forcing": _NONE} if name in BASELINES else {}
+        default = {}
+        if name in BASELINES:
+            default = {"forcing": _NONE}
         forecasts.append(attributes.get(name, default))
     described: dict[str, list] = {
         "members": list(members.values()),

@@ -13,6 +13,7 @@ from credit.calendar import Calendar
 from credit.data.formats.units import normalise_units
 from credit.verify.table.table import ScoreTable
 
+# Channels of the published scores -> their units.
 _UNITS = {"z500": "m2 s-2", "t850": "K", "t2m": "K"}
 # Relative difference of the spacing of two grids that count as one.
 _GRID_TOLERANCE = 0.01
@@ -25,9 +26,9 @@ class PublishedScores:
     """Scores of one system.
 
     Attributes:
-        system: its name.
+        system: name of the system.
         source: publication with the numbers.
-        grid_degrees: spacing of their grid.
+        grid_degrees: spacing of their grid in degrees.
         years: first and last year of the initial times; the sources do not name their hours of the day.
         truth: name of the reanalysis they were scored against.
         rmse: channel -> lead time in hours -> RMSE, in the units of `_UNITS`.
@@ -43,22 +44,24 @@ class PublishedScores:
 
 @cache
 def load_published_scores() -> tuple[PublishedScores, ...]:
-    """Return all scores in ``credit/verify/report/reference``."""
+    """Return all scores in the YAML files of ``credit/verify/report/reference``."""
     scores = []
     for path in (files("credit.verify.report") / "reference").iterdir():
-        if path.name.endswith(".yml"):
-            scores += [PublishedScores(**entry) for entry in yaml.safe_load(path.read_text(encoding="utf-8"))]
+        if not path.name.endswith(".yml"):
+            continue
+        for entry in yaml.safe_load(path.read_text(encoding="utf-8")):
+            scores.append(PublishedScores(**entry))
     return tuple(scores)
 
 
 def select_comparable_scores(
-    table: ScoreTable, degrees: float, cases: np.ndarray, calendar: Calendar
+    table: ScoreTable, grid_degrees: float, cases: np.ndarray, calendar: Calendar
 ) -> list[PublishedScores]:
     """Return the published scores on the grid, of the years and against the truth of a table.
 
     Args:
         table: the scores.
-        degrees: spacing of their grid.
+        grid_degrees: spacing of their grid in degrees.
         cases: (N,) initial times in minutes, increasing.
         calendar: their calendar.
     """
@@ -66,7 +69,7 @@ def select_comparable_scores(
     longest_lead = int(60 * table.lead_hours[-1])
     comparable = []
     for published in load_published_scores():
-        has_same_grid = abs(published.grid_degrees / degrees - 1) < _GRID_TOLERANCE
+        has_same_grid = abs(published.grid_degrees / grid_degrees - 1) < _GRID_TOLERANCE
         has_same_truth = published.truth.lower() in truth
         if has_same_grid and has_same_truth and _covers_years(cases, *published.years, longest_lead, calendar):
             comparable.append(published)
@@ -81,6 +84,7 @@ def _covers_years(cases: np.ndarray, first: int, last: int, lead: int, calendar:
     start = calendar.parse(f"{first}-01-01")
     end = calendar.parse(f"{last + 1}-01-01")
     is_inside = start <= cases[0] and cases[-1] < end
+    # Gaps between neighbours, and to the beginning and the end of the years.
     gaps = np.diff([start, *cases, end - lead])
     return is_inside and bool((gaps <= _MAX_GAP).all())
 

@@ -52,7 +52,7 @@ def write_report(
         config: config of the run.
         verification: the scores.
         archive: forecasts of the model.
-        log: training log of the model.
+        log: training log of the model, None if there is none.
         figures: (caption, path of a PNG or a GIF).
         folder: the folder.
         notice: a further remark for the readers.
@@ -63,8 +63,10 @@ def write_report(
     table = verification.table
     attributes = table.dataset.attrs
     against = attributes.get("compared_with")
-    title = config.experiment if against is None else f"{config.experiment} against {against}"
-    notices = _notices(verification)
+    title = config.experiment
+    if against is not None:
+        title += f" against {against}"
+    notices = _list_notices(verification)
     if notice:
         notices.insert(0, notice)
     page, left_out = build_page_scores(table, verification.figure_channels[0])
@@ -76,34 +78,38 @@ def write_report(
         cases=f"{table.n_cases} forecasts from {attributes['initial_times']}",
         notices=notices,
         data_notes=describe_data(config.data),
-        facts=_facts(config, verification, archive, log),
-        blurring=_blurring(table),
+        facts=_list_facts(config, verification, archive, log),
+        blurring=_tabulate_blurring(table),
         hours=attributes["initial_hours"],
-        published=_published(verification, archive),
+        published=_compare_with_published(verification, archive),
         packed=encode_page_scores(page),
         left_out=left_out,
         significance=table.describe_significance(against or BEST_BASELINE),
-        terms=_terms(page),
+        terms=_list_terms(page),
         forecasts=[table.display_name(name) for name in table.forecasts],
-        plain=_plain_rows(table),
+        plain=_tabulate_main_scores(table),
         figures=embed_figures([(caption, path) for caption, path in figures if _is_embedded(path)]),
-        animations=_animations(figures),
+        animations=_embed_animations(figures),
         config=dump_config(config),
     )
     return write_page(folder / "report.html", text)
 
 
-def _published(verification: Verification, archive: ForecastSource) -> list[tuple[str, str, float, float, float, str]]:
+def _compare_with_published(
+    verification: Verification, archive: ForecastSource
+) -> list[tuple[str, str, float, float, float, str]]:
+    """Return the result of `compare_with_published` for the grid and the years of a verification."""
     grid_degrees = 360.0 / verification.grid.shape[1]
     comparable = select_comparable_scores(verification.table, grid_degrees, verification.cases, archive.calendar)
     return compare_with_published(comparable, verification.table)
 
 
 def _is_embedded(path: Path) -> bool:
+    """Return True for a figure that the page shows as an image."""
     return path.suffix == ".png" and not path.stem.startswith(_INTERACTIVE_FIGURES)
 
 
-def _animations(figures: Sequence[tuple[str, Path]]) -> list[tuple[str, str, str | None, int]]:
+def _embed_animations(figures: Sequence[tuple[str, Path]]) -> list[tuple[str, str, str | None, int]]:
     """Return (caption, name, base64, smallest width) of the animations; None for one that is too large to embed."""
     animations = []
     for caption, path in figures:
@@ -117,7 +123,8 @@ def _animations(figures: Sequence[tuple[str, Path]]) -> list[tuple[str, str, str
     return animations
 
 
-def _notices(verification: Verification) -> list[str]:
+def _list_notices(verification: Verification) -> list[str]:
+    """Return sentences on missing scores and on what makes the forecasts unequal."""
     notices = verification.table.warnings()
     if verification.climatology.short_period_warning:
         notices.append(verification.climatology.short_period_warning)
@@ -129,13 +136,14 @@ def _notices(verification: Verification) -> list[str]:
     return notices
 
 
-def _facts(
+def _list_facts(
     config: Config, verification: Verification, archive: ForecastSource, log: TrainingLog | None
 ) -> list[tuple[str, str]]:
     """Return the metadata of the scores as (name, value)."""
     table = verification.table
     attributes = archive.attributes
     splits = config.data.splits
+    # The model and every other forecast.
     facts = [("Model", str(attributes.get("model", config.model.type)))]
     if "parameters" in attributes:
         facts.append(("Parameters", f"{int(attributes['parameters']):,}"))
@@ -145,12 +153,14 @@ def _facts(
             value = table.forecast_attribute(attribute, forecast)
             if value:
                 facts.append((f"{name}{suffix}", value))
+    # Training of the model.
     if log is not None:
         step, loss = log.train[-1]
         facts.append(("Training", f"{step} steps, last loss {loss:.4g}"))
         if log.valid:
             best = min(log.valid, key=lambda row: row[1])
             facts.append(("Validation loss", f"lowest {best[1]:.4g} at step {best[0]}"))
+    # Data, cases and baselines.
     leads = table.lead_hours
     facts += [
         ("Test period", " to ".join(splits.test)),
@@ -170,7 +180,7 @@ def _facts(
     return facts
 
 
-def _terms(page: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _list_terms(page: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return (term, explanation) of the scores of a page, of statistical terms and of the baselines."""
     terms = []
     for score in page["metrics"]:
@@ -183,7 +193,7 @@ def _terms(page: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [*terms, *BASELINE_DESCRIPTIONS]
 
 
-def _plain_rows(table: ScoreTable) -> list[tuple[str, str, str, list[str], list[str]]]:
+def _tabulate_main_scores(table: ScoreTable) -> list[tuple[str, str, str, list[str], list[str]]]:
     """Return (channel, units, lead, RMSE by forecast, ACC by forecast) of the page without JavaScript."""
     rows = []
     for channel in table.channels:
@@ -194,7 +204,7 @@ def _plain_rows(table: ScoreTable) -> list[tuple[str, str, str, list[str], list[
     return rows
 
 
-def _blurring(table: ScoreTable) -> dict[str, Any] | None:
+def _tabulate_blurring(table: ScoreTable) -> dict[str, Any] | None:
     """Return the wavenumbers, the forecasts and the rows (channel, units, lead, RMSE and power by forecast)."""
     if SHORT_WAVES not in table.dataset:
         return None
@@ -220,4 +230,5 @@ def _blurring(table: ScoreTable) -> dict[str, Any] | None:
 
 
 def _format_number(value: float, format_spec: str = ".4g") -> str:
+    """Return a number as text, "" for NaN."""
     return "" if math.isnan(value) else format(value, format_spec)

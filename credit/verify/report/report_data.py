@@ -36,7 +36,9 @@ MAX_VALUES = 2_300_000
 _MIN_LEADS = 10
 # Digits of the largest value of a curve.
 _DIGITS = 5
+# Line style of matplotlib -> dash pattern of SVG.
 _DASHES = {"-": "", "--": "7 4", "-.": "9 3 2 3", ":": "2 4"}
+# The page has the intervals of these scores; the files have more.
 _SCORES_WITH_INTERVAL = ("rmse", "bias", "acc", "crps", "spread_skill", SEEPS, *EVENT_DESCRIPTIONS)
 _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
@@ -91,6 +93,7 @@ class ReportScore:
 def list_report_scores(table: ScoreTable) -> list[ReportScore]:
     """Return the scores that can be selected in the page."""
     data = table.dataset
+    # Scores of all channels, then those of single channels and of events.
     scores = []
     for name, description in SCORE_DESCRIPTIONS.items():
         if name in data:
@@ -124,19 +127,31 @@ def build_page_scores(table: ScoreTable, channel: str, max_values: int = MAX_VAL
         table: the scores.
         channel: name of the channel that the page shows first.
         max_values: approximate limit of the number of values.
+
+    Returns:
+        The data, whose entries the script of the page reads by their names, and the sentence.
+
+    Raises:
+        ValueError: if the table has no such channel.
     """
     data = table.dataset
     scores = list_report_scores(table)
     budget = _choose_budget(table, max_values)
     leads = budget.leads(len(table.lead_hours))
-    season_index = range(len(table.seasons) if budget.seasons else 1)
+    season_index = range(1)
+    if budget.seasons:
+        season_index = range(len(table.seasons))
+    # Curves by score, season, forecast, row and region.
     curves = {}
     for score, suffix, all_seasons_only in _curve_sets(scores, budget):
         curves_by_season = []
         for season in season_index:
-            is_left_out = all_seasons_only and season > 0
-            curves_by_season.append(None if is_left_out else _score_curves(table, score, suffix, season, leads))
+            if all_seasons_only and season > 0:
+                curves_by_season.append(None)
+            else:
+                curves_by_season.append(_pack_score(table, score, suffix, season, leads))
         curves[score.curve_name(suffix)] = curves_by_season
+    # The scorecard, with differences in percent.
     card_rows = scorecard_rows(table)
     for result, factor in (("difference", 100.0), ("significant", 1.0)):
         values = scorecard_values(table, card_rows, result)
@@ -181,6 +196,7 @@ def _curve_sets(scores: Sequence[ReportScore], budget: PageBudget) -> Iterator[t
 
 def _choose_budget(table: ScoreTable, max_values: int) -> PageBudget:
     """Return the first budget that is small enough: all, no intervals of seasons, fewer leads, no seasons."""
+    # Strides are powers of two; the largest leaves the first and the last lead time.
     num_leads = len(table.lead_hours)
     strides = [2**power for power in range(num_leads.bit_length())]
     budgets = [PageBudget()]
@@ -211,7 +227,7 @@ def _num_rows(table: ScoreTable) -> int:
     return table.dataset.sizes["channel"] + table.dataset.sizes.get("wind", 0)
 
 
-def _score_curves(table: ScoreTable, score: ReportScore, suffix: str, season: int, leads: Sequence[int]) -> list:
+def _pack_score(table: ScoreTable, score: ReportScore, suffix: str, season: int, leads: Sequence[int]) -> list:
     """Return the curves of a score, or of an end of its interval, by forecast, row and region."""
     data = table.dataset
     variable = score.variable + suffix
@@ -221,7 +237,10 @@ def _score_curves(table: ScoreTable, score: ReportScore, suffix: str, season: in
         if wind_variable in data:
             values.append(data[wind_variable].values[:, season])
         return _pack_nested(np.concatenate(values, axis=1)[:, :, leads].astype(np.float64))
-    index = score.rows if score.event is None else [score.event]
+    # A score of single rows has no curve in the other rows of the page.
+    index = score.rows
+    if score.event is not None:
+        index = [score.event]
     packed = _pack_nested(data[variable].values[:, season, index][:, :, leads])
     curves = []
     for forecast_curves in packed:
@@ -237,12 +256,16 @@ def _pack_nested(values_FXLR: np.ndarray) -> list:
     curves = iter(pack_curves(values_FXRL.reshape(-1, num_leads)))
     nested = []
     for _ in range(num_forecasts):
-        nested.append([[next(curves) for _ in range(num_regions)] for _ in range(num_rows)])
+        rows = []
+        for _ in range(num_rows):
+            rows.append([next(curves) for _ in range(num_regions)])
+        nested.append(rows)
     return nested
 
 
 def pack_curves(curves_NL: np.ndarray) -> list[list[int | None] | None]:
     """Return curves, with NaN for missing values, in the format of the page (see the top of this file)."""
+    # The power of ten keeps `_DIGITS` digits of the largest value of a curve.
     num_leads = curves_NL.shape[1]
     is_finite = np.isfinite(curves_NL)
     values = np.where(is_finite, curves_NL, 0.0)
@@ -257,6 +280,7 @@ def pack_curves(curves_NL: np.ndarray) -> list[list[int | None] | None]:
     filled = np.where(last_finite >= 0, filled, 0)
     steps = np.diff(filled, axis=1, prepend=0)
     packed = np.concatenate([power[:, None], steps], axis=1).tolist()
+    # Missing values, and curves without values, become null.
     for number in np.flatnonzero(~is_finite.all(axis=1)).tolist():
         if not is_finite[number].any():
             packed[number] = None
@@ -319,6 +343,7 @@ def _describe_left_out(table: ScoreTable, budget: PageBudget, metrics: Sequence[
         is_spectrum = "wavenumber" in variable.dims
         if is_score and not is_spectrum and name not in page_variables and not name.endswith(INTERVAL_SUFFIXES):
             left_out_scores.append(name)
+    # What the budget and the choice of intervals leave out.
     left_out = []
     if left_out_scores:
         left_out.append(f"the scores {', '.join(left_out_scores)}")

@@ -1,4 +1,7 @@
-"""Baselines that a forecast must beat: persistence, damped persistence, climatology."""
+"""Baselines that a forecast must beat: persistence, damped persistence, climatology.
+
+Shapes: C channels, H x W cells, L lead times, N times.
+"""
 
 from __future__ import annotations
 
@@ -39,10 +42,18 @@ def build_climatology(
 
     It is read from a file, taken from the training store, or fitted to the training period.
 
+    Args:
+        config: verification section with the method and the grid of the scores.
+        data: data section of the run.
+        reader: reader of the training data.
+        names: names of the channels.
+        train: the training period.
+
     Raises:
         ConfigError: if the training period is too short for it.
         DataError: if the file is not as required.
     """
+    # A fitted climatology is on the grid of the data.
     if config.climatology.method != "file":
         return load_or_fit_climatology(reader, names, train, config.climatology), reader.grid
     channels_by_name = {channel.name: channel for channel in reader.channels.stored}
@@ -65,15 +76,19 @@ def fit_damping(
     result does not depend on their number.
 
     Args:
-        fields: minutes -> (C, H, W) truth.
-        times: (N,) times of the data.
+        fields: minutes -> (C, H, W) truth in the units of the data.
+        times: (N,) times of the data in minutes.
         climatology: minutes -> (C, H, W), from which anomalies are taken.
         train: the period; both times of a pair lie in it.
         leads: (L,) lead times in minutes.
         area_mean: area weights of the globe alone, and masks.
 
     Returns:
-        (L, C) float64, pooled over cells and times; 0, which is climatology, where the period has no pair of times.
+        (L, C) float64 without unit, pooled over cells and times; 0, which is climatology, where the period has no pair
+        of times.
+
+    Raises:
+        DataError: if a value outside the mask is missing.
     """
     train_times = times[(times >= train.first) & (times <= train.last)]
     sample = np.unique(np.linspace(0, len(train_times) - 1, _DAMPING_SAMPLES).astype(int))
@@ -93,6 +108,7 @@ def fit_damping(
         shares = run_on_all_ranks(lambda: fit_share(dist.get_rank(), dist.get_world_size()))
     else:
         shares = [fit_share(0, 1)]
+    # The sums of all ranks are added in the order of time.
     sums_by_time = {}
     for share in shares:
         sums_by_time |= share
@@ -123,6 +139,7 @@ class _AnomalyProductSums:
 
         Times are read in order. An initial anomaly is kept until its last lead time has been read.
         """
+        # Pairs of initial time and lead time by the valid time at which they need the anomaly.
         shape = 2, len(self.leads), len(self.area_mean.names)
         sums = {initial: np.zeros(shape) for initial in initial_times}
         pairs_by_valid_time: dict[int, list[tuple[int, int]]] = defaultdict(list)
@@ -135,6 +152,7 @@ class _AnomalyProductSums:
             for initial, _ in pairs_by_valid_time[minutes]:
                 last_valid_time[initial] = minutes
 
+        # One pass over all times, in which the anomaly of a time is first a later one, then an initial one.
         states: dict[int, BaselineState] = {}
         times = sorted({*last_valid_time, *pairs_by_valid_time})
         for minutes in ProgressBar(times, "damping", disable=True if hide_progress else None):
@@ -147,6 +165,7 @@ class _AnomalyProductSums:
                 for (initial, number), product_C in zip(pairs, products, strict=True):
                     sums[initial][0, number] = product_C
                     sums[initial][1, number] = states[initial].variance[:, 0]
+            # Initial times whose last lead time has been read are dropped.
             states = {initial: state for initial, state in states.items() if last_valid_time[initial] > minutes}
             if minutes in last_valid_time:
                 states[minutes] = BaselineState.build(self.area_mean, reference)

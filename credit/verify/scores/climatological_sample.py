@@ -16,7 +16,9 @@ import numpy as np
 from credit.calendar import Calendar
 from credit.data.splits import Split
 
+# A climate of fewer times has too uncertain quantiles.
 MIN_TIMES = 20
+# Times of a season lie within this many days of its middle.
 WITHIN_DAYS = 30
 # Times of the period. Then 30 days on both sides have 67, and a frequency of 0.1 has an error of 0.04.
 _MAX_TIMES = 400
@@ -38,12 +40,12 @@ class ClimatologicalSample:
     season has fewer times.
 
     Args:
-        fields: minutes -> (C, P) of the training data.
-        times: (N,) times of the data.
+        fields: function of a time in minutes that returns the training data, (C, P) in their units.
+        times: (N,) times of the data in minutes.
         train: the training period.
-        calendar: of the times.
+        calendar: calendar of the times.
         by_hour: True if each hour of the day has a sample of its own.
-        field_bytes: size of the fields of one time, float32.
+        field_bytes: size of the fields of one time as float32, in bytes.
     """
 
     def __init__(
@@ -74,7 +76,7 @@ class ClimatologicalSample:
         return np.sort(np.concatenate(samples))
 
     def season_of(self, minutes: int) -> Season:
-        """Return the season of a valid time."""
+        """Return the season of a valid time in minutes."""
         fraction = float(self._calendar.year_fraction(np.array(minutes)))
         minute_of_day = minutes % 1440 if self._by_hour else None
         return int(fraction * _SEASONS), minute_of_day
@@ -82,6 +84,7 @@ class ClimatologicalSample:
     def season_times(self, season: Season) -> np.ndarray:
         """Return the times of a season, (K,) minutes."""
         number, minute_of_day = season
+        # The year is a circle: the end of December is near the beginning of January.
         distance = np.abs(self._year_fractions - (number + 0.5) / _SEASONS)
         is_near = np.minimum(distance, 1.0 - distance) <= WITHIN_DAYS / 365.0
         if minute_of_day is not None:
@@ -89,17 +92,20 @@ class ClimatologicalSample:
         return _spread(self._minutes[is_near], self._max_season_times)
 
     def read_season(self, season: Season) -> np.ndarray:
-        """Return the fields of a season, (C, K, P) float32."""
+        """Return the fields of a season at its K times, (C, K, P) float32 in the units of the data."""
         return np.stack([self._read_cached(minutes) for minutes in self.season_times(season).tolist()], axis=1)
 
     def smallest_season(self, valid_times: np.ndarray) -> tuple[int, int]:
         """Return the size of the smallest sample among the seasons of `valid_times`, and a valid time in that season.
 
         Args:
-            valid_times: (N,) minutes.
+            valid_times: (N,) valid times in minutes.
         """
         valid_time_by_season = {self.season_of(minutes): minutes for minutes in valid_times.tolist()}
-        return min((len(self.season_times(season)), minutes) for season, minutes in valid_time_by_season.items())
+        sizes = []
+        for season, minutes in valid_time_by_season.items():
+            sizes.append((len(self.season_times(season)), minutes))
+        return min(sizes)
 
 
 def _spread(times: np.ndarray, max_times: int) -> np.ndarray:

@@ -1,4 +1,7 @@
-"""Scoring of events and of categories of precipitation, whose thresholds come from the climate."""
+"""Scoring of events and of categories of precipitation, whose thresholds come from the climate.
+
+Shapes: N cases, L lead times, C scored channels, M members, H x W = P cells.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ class CommonSample:
     Attributes:
         cases: (N,) initial times in minutes, of all processes.
         leads: (L,) lead times in minutes.
-        groups: the cases that are scored side by side, lead time after lead time.
+        groups: initial times in minutes of the cases that are scored side by side, lead time after lead time.
     """
 
     cases: np.ndarray
@@ -47,10 +50,10 @@ class EventScorer:
 
     Args:
         config: events, channels of precipitation, and whether the climate differs by hour of the day.
-        reader: of the data, on the grid of the scores.
+        reader: reader of the data on the grid of the scores.
         channels: the C scored channels.
-        area_mean: area means of them.
-        truth: minutes -> (C, H, W) of the data.
+        area_mean: area means of these channels.
+        truth: function of a time in minutes that returns the truth, (C, H, W) in the units of the data.
         train: the training period.
         sample: cases and lead times.
 
@@ -81,6 +84,7 @@ class EventScorer:
             description = f"training data at {reader.calendar.format(minutes)}"
             return area_mean.flatten(truth(minutes), description)[self.channels]
 
+        # Climate of the channels that events or precipitation need, if the training period is long enough.
         cells = area_mean.valid_CP.shape[1]
         climate = ClimatologicalSample(
             read_training_fields,
@@ -117,21 +121,29 @@ class EventScorer:
         )
 
     def empty(
-        self, cases: np.ndarray, num_leads: int, members: Mapping[str, int]
+        self, cases: np.ndarray, num_leads: int, num_members: Mapping[str, int]
     ) -> tuple[dict[str, EventStatistics], dict[str, SeepsStatistics]]:
-        """Return statistics of forecasts with the given numbers of members; none where nothing is scored.
+        """Return statistics of events and of SEEPS by forecast, NaN until fields are added.
 
         The climatology's probability of an event is in the statistics of every forecast, so it has none of its own.
+
+        Args:
+            cases: (N,) initial times in minutes.
+            num_leads: number of lead times.
+            num_members: name of each forecast -> number of its members.
+
+        Returns:
+            Two dictionaries, empty where nothing is scored.
         """
         regions = self._area_mean.shape[1]
         event_statistics = {}
         seeps_statistics = {}
-        for name, num_members in members.items():
+        for name, count in num_members.items():
             if self.events and name != "climatology":
-                event_statistics[name] = EventStatistics.empty(cases, num_leads, len(self.events), regions, num_members)
+                event_statistics[name] = EventStatistics.empty(cases, num_leads, len(self.events), regions, count)
             if self.precipitation:
                 seeps_statistics[name] = SeepsStatistics.empty(
-                    cases, num_leads, len(self.precipitation), regions, num_members
+                    cases, num_leads, len(self.precipitation), regions, count
                 )
         return event_statistics, seeps_statistics
 
@@ -151,10 +163,13 @@ class EventScorer:
             scores: partial scores with the statistics.
             name: name of the forecast.
             index: indices of the case and of the lead time.
-            valid_time: in minutes.
-            members_MCHW: the members' channels, any value where masked.
+            valid_time: valid time in minutes.
+            members_MCHW: the forecast's channels in the units of the data, any value where masked.
             truth_CHW: truth of all scored channels, likewise.
             channels: indices of the forecast's channels among these.
+
+        Raises:
+            DataError: if the number of members differs from other cases.
         """
         if self._thresholds is None:
             return
@@ -164,6 +179,7 @@ class EventScorer:
         for number, (event, thresholds) in enumerate(zip(self.events, event_pairs, strict=True)):
             if event.channel not in channels or name not in scores.events:
                 continue
+            # An event below a threshold is one above the negative threshold of negative values.
             members_MP = members_MCP[:, channels.index(event.channel)]
             scores.events[name].add(
                 (*index, number),

@@ -41,7 +41,7 @@ class EventStatistics(CaseStatistics):
     def empty(
         cls, initial_times: np.ndarray, num_leads: int, num_events: int, num_regions: int, num_members: int = 1
     ) -> Self:
-        """Return statistics of the cases that start at `initial_times`, NaN until they are added."""
+        """Return statistics of the cases that start at `initial_times` (N,) in minutes, NaN until they are added."""
         shape = len(initial_times), num_leads, num_events, num_regions
         return cls(
             np.asarray(initial_times, dtype=np.int64),
@@ -80,6 +80,7 @@ class EventStatistics(CaseStatistics):
             DataError: if the number of members differs from other cases.
         """
         self.require_members(len(members_MP))
+        # How many members exceed the threshold in each cell, and where that was followed by the event.
         valid_P = area_mean.valid_CP[channel]
         occurred_P = valid_P & (truth_P > threshold_P)
         members_above_P = np.zeros(truth_P.shape, dtype=np.int32)
@@ -92,6 +93,7 @@ class EventStatistics(CaseStatistics):
             )
             self.forecasts[(*index, slice(None), k)] = forecast_R
             self.occurrences[(*index, slice(None), k)] = occurred_R
+        # Every score follows from these frequencies.
         probability_K = self.probabilities
         forecast_RK = self.forecasts[index]
         occurred_RK = self.occurrences[index]
@@ -138,7 +140,7 @@ class EventStatistics(CaseStatistics):
         return {name: getattr(self, name) for name in ("brier", "brier_fair", "reference")}
 
     def metrics(self) -> dict[str, np.ndarray]:
-        """Return metric -> (L, E, R): those of `metrics_of`, and the parts of the Brier score.
+        """Return metric -> (L, E, R): those of `metrics_from_means`, and the parts of the Brier score.
 
         With p = k / M, o the truth (0 or 1) and means over cells and cases: ``reliability`` is the mean of (p -
         observed frequency given p)^2; ``resolution`` that of (that frequency - the base rate)^2; ``uncertainty`` is
@@ -151,13 +153,13 @@ class EventStatistics(CaseStatistics):
         with np.errstate(invalid="ignore", divide="ignore"):
             weight = np.where(forecast == 0, 0.0, 1.0 / forecast)
         return {
-            **self.metrics_of(self.case_means()),
+            **self.metrics_from_means(self.case_means()),
             "reliability": (weight * (forecast * self.probabilities - occurred) ** 2).sum(axis=-1),
             "resolution": (weight * (occurred - forecast * base_rate[..., None]) ** 2).sum(axis=-1),
             "uncertainty": base_rate * (1 - base_rate),
         }
 
-    def metrics_of(self, means: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def metrics_from_means(self, means: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Return the metrics that are functions of means over cases.
 
         - ``brier``: mean of (p - o)^2.

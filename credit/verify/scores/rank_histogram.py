@@ -39,12 +39,17 @@ class RankHistogram:
 
     @classmethod
     def zeros(cls, num_leads: int, area_mean: AreaMean, num_members: int) -> RankHistogram:
-        """Return the histogram of no case."""
+        """Return the histogram of no case, for L lead times and the channels and regions of `area_mean`."""
         shape = (num_leads, *area_mean.valid_CP.shape[:1], area_mean.shape[1], num_members + 1)
         return cls(np.zeros(num_leads, dtype=np.int64), num_members, np.zeros(shape))
 
     def add(self, lead: int, frequency_CRK: np.ndarray) -> None:
-        """Add one case at one lead time: the frequency of each of the K = M + 1 ranks, adding up to 1."""
+        """Add one case at one lead time.
+
+        Args:
+            lead: index of the lead time.
+            frequency_CRK: frequency of each of the K = M + 1 ranks, adding up to 1.
+        """
         self.ranks[lead] += np.rint(frequency_CRK * _ROUNDING) / _ROUNDING
         self.cases[lead] += 1
 

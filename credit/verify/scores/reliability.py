@@ -17,6 +17,7 @@ from credit.verify.statistics.case_statistics import CaseStatistics
 
 # Neighbouring probabilities of large ensembles share a point.
 MAX_POINTS = 11
+# Names of the results: mean forecast probability, how often it was forecast, and observed frequency of the event.
 OBSERVED_FREQUENCY = "diagram_observed"
 POINT_NAMES = ("diagram_probability", "diagram_frequency", OBSERVED_FREQUENCY)
 
@@ -45,6 +46,7 @@ class ReliabilityStatistics(CaseStatistics):
         num_points = min(num_probabilities, MAX_POINTS)
         edges = np.arange(num_points) * num_probabilities // num_points
 
+        # Sum over the probabilities that share a point; events and their points become one dimension.
         def pool(values_NLERK: np.ndarray) -> np.ndarray:
             pooled_NLEBR = np.moveaxis(np.add.reduceat(values_NLERK, edges, axis=-1), -1, 3)
             return pooled_NLEBR.reshape(*pooled_NLEBR.shape[:2], -1, pooled_NLEBR.shape[-1])
@@ -57,7 +59,7 @@ class ReliabilityStatistics(CaseStatistics):
             num_members=events.num_members,
         )
 
-    def metrics_of(self, means: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def metrics_from_means(self, means: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Return `POINT_NAMES`: mean forecast probability, how often it was forecast, observed frequency.
 
         The first and the last are NaN where a point was never forecast.

@@ -22,6 +22,7 @@ import numpy as np
 from credit.verify.statistics.area_mean import AreaMean
 from credit.verify.statistics.case_statistics import CaseStatistics
 
+# Less than this is dry.
 DRY_BELOW_MM = 0.25
 # In drier and wetter climates the penalties are too large to be stable (Rodwell et al. 2010).
 DRY_PROBABILITIES = (0.1, 0.85)
@@ -40,7 +41,7 @@ def compute_seeps_penalty(
     Args:
         forecast: (...) precipitation in mm; dry is below `DRY_BELOW_MM`.
         truth: (...) precipitation in mm.
-        dry_probability: (...) climatological probability p1 of dry.
+        dry_probability: (...) climatological probability p1 of dry, 0 to 1.
         heavy_above: (...) mm, exceeded by a third of the wet cases of the climatology.
 
     Returns:
@@ -57,6 +58,7 @@ def compute_seeps_penalty(
 def _binary_penalty(forecast: np.ndarray, truth: np.ndarray, probability: np.ndarray) -> np.ndarray:
     """Return the penalty of a yes-or-no forecast of something with a climatological probability."""
     wrong = np.where(truth, 1 / probability, 1 / (1 - probability))
+    # The product, rather than 0, is NaN where the probability is.
     return np.where(forecast == truth, 0.0 * probability, wrong)
 
 
@@ -116,7 +118,7 @@ class SeepsStatistics(CaseStatistics):
         self.penalty[index] = penalty_R
         self.area[index] = area_R
 
-    def metrics_of(self, means: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def metrics_from_means(self, means: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Return ``seeps``: 0 perfect, 1 no skill; NaN where no cell of a region is scored."""
         with np.errstate(invalid="ignore"):
             return {"seeps": means["penalty"] / means["area"]}

@@ -2,6 +2,8 @@
 
 The powers of a field add up to the mean of its square (Parseval). Degrees above `max_wavenumber`, which the grid does
 not resolve, are left out; so are those that the source grid of a regridded field does not resolve.
+
+Shapes: H x W cells, K total wavenumbers.
 """
 
 from __future__ import annotations
@@ -29,26 +31,35 @@ def latitude_quadrature(grid: LatLonGrid) -> np.ndarray:
 
 
 class SphericalSpectrum:
-    """Power by total wavenumber on one grid.
+    """Analysis of the power of fields on one grid by total wavenumber.
 
     The coefficients of each zonal wavenumber are the quadrature-weighted least-squares fit, so that a field made of
     resolved harmonics is analysed exactly on any rows.
+
+    Args:
+        grid: grid of the fields.
+        source_grids: grids that the fields were regridded from; wavenumbers that one of them does not resolve are left
+            out.
+
+    Attributes:
+        wavenumbers: (K,) total wavenumbers 0, 1, ... that all grids resolve.
     """
 
     def __init__(self, grid: LatLonGrid, source_grids: Sequence[LatLonGrid] = ()) -> None:
-        """Prepare the analysis of fields on `grid`.
-
-        Args:
-            grid: grid of the fields.
-            source_grids: grids that the fields were regridded from; wavenumbers that one of them does not resolve are
-                left out.
-        """
         self._analysis = _analysis_matrices(grid, max_wavenumber(grid))
         highest = min(max_wavenumber(source) for source in (grid, *source_grids))
         self.wavenumbers = np.arange(highest + 1)
 
     def power(self, fields: np.ndarray) -> np.ndarray:
-        """Return the power of `fields` (..., H, W) by total wavenumber, (..., K) float64, of `wavenumbers`."""
+        """Return the power of fields by total wavenumber.
+
+        Args:
+            fields: (..., H, W).
+
+        Returns:
+            (..., K) float64 of `wavenumbers`, in the square of the units of the fields.
+        """
+        # Fourier analysis along each row, then Legendre analysis across the rows for each zonal wavenumber m.
         waves = np.fft.rfft(np.asarray(fields, dtype=np.float64), axis=-1) / fields.shape[-1]
         power = np.zeros((*fields.shape[:-2], len(self._analysis)))
         for m, matrix in enumerate(self._analysis):

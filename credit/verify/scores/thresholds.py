@@ -22,11 +22,13 @@ from credit.verify.scores.seeps import DRY_BELOW_MM
 
 logger = logging.getLogger(__name__)
 
+# Units of accumulated precipitation -> depth in mm; 1 kg m-2 of water is 1 mm deep.
 _MM_PER_UNIT = {"mm": 1.0, "kg m-2": 1.0, "cm": 10.0, "m": 1000.0}
 # Names of variables that are accumulated precipitation.
 _PRECIPITATION_NAMES = ("tp", "total_precipitation")
 _PRECIPITATION_STANDARD_NAMES = ("precipitation_amount", "lwe_thickness_of_precipitation_amount")
 
+# Sign of an event -> its side in words.
 _SIDES = {1: "above", -1: "below"}
 # Threshold and probability of one event, or probability of dry and heavy threshold of one precipitation channel.
 ThresholdPair = tuple[np.ndarray, np.ndarray]
@@ -151,9 +153,9 @@ def has_climate(
     Args:
         events: the scored events.
         climate: sample of the training period.
-        valid_times: in minutes.
+        valid_times: (N,) valid times in minutes.
         period: description of the training period.
-        calendar: of the times.
+        calendar: calendar of the times.
 
     Raises:
         ConfigError: if it has not, and the threshold of an event is a quantile of the climate.
@@ -185,7 +187,7 @@ class EventThresholds:
         precipitation: channels of SEEPS.
         climate: sample of the training period; None if it is too small.
         climate_index: index of a channel among the scored channels -> among those of the climate.
-        cells: P.
+        cells: number P of cells.
         cached_seasons: number of seasons to keep, those that forecasts scored side by side need.
     """
 
@@ -206,7 +208,7 @@ class EventThresholds:
         self._compute_cached = lru_cache(maxsize=cached_seasons)(self._compute)
 
     def thresholds_at(self, minutes: int) -> tuple[list[ThresholdPair], list[ThresholdPair]]:
-        """Return the thresholds at a valid time.
+        """Return the thresholds at a valid time in minutes.
 
         Returns:
             (threshold, climatological probability) of each event, and (probability of dry, heavy threshold in mm) of
@@ -218,6 +220,7 @@ class EventThresholds:
         return self._compute_cached(self._climate.season_of(minutes))
 
     def _compute(self, season: Season | None) -> tuple[list[ThresholdPair], list[ThresholdPair]]:
+        # Without a climate events have thresholds in the units of the data only, and precipitation has none.
         if self._climate is None or season is None:
             unknown = np.full(self._cells, np.nan)
             event_pairs = [(np.array([event.sign * event.threshold]), unknown) for event in self._events]
@@ -234,7 +237,7 @@ class EventThresholds:
 
 
 def compute_event_threshold(event: Event, values_KP: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return threshold and climatological probability of an event, given the climate of its channel.
+    """Return threshold and climatological probability of an event, given the climate (K, P) of its channel.
 
     The probability is the frequency with which the climate exceeds the threshold: 1 - q of a quantile q, but less where
     many values are equal, as in dry places.
@@ -258,6 +261,7 @@ def seeps_thresholds(values_KP: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     Args:
         values_KP: precipitation in mm.
     """
+    # The wet values are the last ones of the sorted values.
     sorted_KP = np.sort(values_KP, axis=0)
     num_times = len(sorted_KP)
     num_dry_P = (sorted_KP < DRY_BELOW_MM).sum(axis=0)

@@ -19,8 +19,9 @@ from credit.verify.statistics.case_statistics import CaseStatistics
 
 NUM_RESAMPLES = 1000
 CONFIDENCE_LEVEL = 0.95
-# Intervals and p-values need this many blocks.
+# Intervals and p-values need this many blocks; fewer do not show how much the scores vary.
 MIN_BLOCKS_FOR_INTERVALS = 6
+# Smallest and largest possible value of each metric that has an interval.
 _BOUNDS = {
     "rmse": (0.0, np.inf),
     "bias": (-np.inf, np.inf),
@@ -52,7 +53,14 @@ def interval_names(metrics: Iterable[str]) -> list[str]:
 
 
 def cases_per_block(initial_times: np.ndarray, lead_minutes: int) -> int:
-    """Return the number of cases of a block: any so many in a row span max(5 days, lead + 2 days) or more."""
+    """Return the number of cases of a block.
+
+    Any so many cases in a row span at least 5 days, and at least 2 days more than the lead time.
+
+    Args:
+        initial_times: (N,) initial times in minutes, increasing.
+        lead_minutes: lead time in minutes.
+    """
     span = max(_MIN_BLOCK_MINUTES, lead_minutes + _MINUTES_BEYOND_LEAD)
     cases_within_span = np.searchsorted(initial_times, initial_times + span) - np.arange(len(initial_times))
     return int(cases_within_span.max())
@@ -72,15 +80,19 @@ def confidence_intervals(statistics: CaseStatistics, lead: int, lead_minutes: in
     neighbouring blocks widens the interval by the root of (1 + r) / (1 - r).
 
     Args:
-        statistics: of all cases.
+        statistics: statistics of all cases.
         lead: index of the lead time.
-        lead_minutes: the lead time.
+        lead_minutes: lead time in minutes.
+
+    Returns:
+        The lower and the upper ends, (2, X, R) in the units of the metric.
     """
     num_cases = len(statistics.initial_times)
     length = cases_per_block(statistics.initial_times, lead_minutes)
     num_blocks = num_cases // length
     if num_blocks < MIN_BLOCKS_FOR_INTERVALS:
         return {}
+    # Means of the resamples: each is the sum over its blocks, of which a block may have been drawn several times.
     draw_counts = _draw_counts(num_cases, num_blocks)
     cases = {}
     case_means = {}
@@ -93,8 +105,9 @@ def confidence_intervals(statistics: CaseStatistics, lead: int, lead_minutes: in
         case_means[name] = values_NXR.mean(axis=0)
         resampled_means[name] = means.reshape(NUM_RESAMPLES, *values_NXR.shape[1:])
     # The metrics of all cases are the centre; those of the resamples show their spread.
-    center = statistics.metrics_of(case_means)
-    resampled = statistics.metrics_of(resampled_means)
+    center = statistics.metrics_from_means(case_means)
+    resampled = statistics.metrics_from_means(resampled_means)
+    # Quantiles of the resamples about the centre, widened for few blocks and for their correlation.
     tail = _tail_probability(num_blocks)
     intervals = {}
     for name, contributions in statistics.contributions(cases, case_means, center).items():
@@ -134,9 +147,11 @@ def compute_seasonal_scores(
         f = forecasts.index(forecast)
         for s, is_in_season in enumerate(seasons.values()):
             season_cases = all_cases.select(is_in_season)
+            # The score itself over all cases of the season.
             for metric, values_LXR in season_cases.metrics().items():
                 if metric in scores:
                     scores[metric][f, s][list(rows)] = np.moveaxis(values_LXR, 1, 0)
+            # The interval of each metric that has one.
             for lead, minutes in enumerate(leads.tolist()):
                 for metric, ends in confidence_intervals(season_cases, lead, minutes).items():
                     if metric not in scores:
@@ -149,8 +164,8 @@ def compute_seasonal_scores(
 @lru_cache(maxsize=4)
 def _draw_counts(num_cases: int, num_blocks: int) -> np.ndarray:
     """Return (resamples, N): the number of draws of the block that starts at a case; the same for every score."""
-    random = np.random.default_rng([num_cases, num_blocks])
     # The seed depends on the numbers alone, so scores of equal samples are resampled alike.
+    random = np.random.default_rng([num_cases, num_blocks])
     starts = random.integers(num_cases, size=(NUM_RESAMPLES, num_blocks))
     counts = np.zeros((NUM_RESAMPLES, num_cases))
     np.add.at(counts, (np.arange(NUM_RESAMPLES)[:, None], starts), 1.0)
@@ -159,6 +174,7 @@ def _draw_counts(num_cases: int, num_blocks: int) -> np.ndarray:
 
 def _circular_block_sums(values_NK: np.ndarray, length: int) -> np.ndarray:
     """Return (N, K): sums of `length` rows from each row on, the last row followed by the first."""
+    # A sum of consecutive rows is the difference of two cumulative sums.
     extended = np.concatenate([np.zeros_like(values_NK[:1]), values_NK, values_NK[: length - 1]])
     cumulative = np.cumsum(extended, axis=0)
     return cumulative[length:] - cumulative[:-length]
@@ -167,6 +183,7 @@ def _circular_block_sums(values_NK: np.ndarray, length: int) -> np.ndarray:
 @lru_cache
 def _tail_probability(num_blocks: int) -> float:
     """Return the probability of the lower quantile: the normal one as far out as the quantile of Student's t."""
+    # The bootstrap's variance is too small by (n - 1) / n of n blocks, which the root corrects.
     quantile = scipy.stats.t.ppf((1 + CONFIDENCE_LEVEL) / 2, num_blocks - 1)
     distance = float(quantile * np.sqrt(num_blocks / (num_blocks - 1)))
     return NormalDist().cdf(-distance)
@@ -216,5 +233,6 @@ def _variance_inflation(block_means: np.ndarray) -> np.ndarray:
     squares = (deviation**2).sum(axis=0)
     products = (deviation[1:] * deviation[:-1]).sum(axis=0)
     correlation = np.divide(products, squares, out=np.zeros_like(squares), where=squares > 0)
+    # A negative correlation is chance, and one near 1 would make the ratio infinite.
     r = np.clip(correlation, 0.0, 0.9)
     return (1 + r) / (1 - r)

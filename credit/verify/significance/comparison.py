@@ -1,5 +1,8 @@
 """Paired comparison of the model with baselines and other forecasts, case by case.
 
+A reference is a name of the scorecard: the best of the baselines, or another forecast. Its opponents are the forecasts
+that it stands for.
+
 Shapes: N cases, L lead times, X rows, R regions.
 """
 
@@ -29,6 +32,10 @@ def comparison_name(score: str, result: str) -> str:
     """Return the name in scores.nc of a result of the comparison by a score.
 
     Of RMSE only ``rmse_difference`` names the score; the others are ``p_value``, ``n_eff``, ...
+
+    Args:
+        score: name of the score, as ``rmse`` or ``brier``.
+        result: one of `COMPARISON_NAMES` or `SIGNIFICANCE_NAMES`.
     """
     if score == "rmse" and result != "difference":
         return result
@@ -72,8 +79,10 @@ def compare_with_best_opponent(
         candidates = np.full((len(opponents), num_cases, num_rows, num_regions), np.inf)
         for number, (contributions, rows) in enumerate(opponents):
             candidates[number][:, list(rows)] = contributions[:, lead]
+        # The best opponent of each row and region has the smallest mean over the cases.
         best = np.nan_to_num(candidates.mean(axis=1), nan=np.inf).argmin(axis=0)
         opponent = np.take_along_axis(candidates, best[None, None], axis=0)[0]
+        # Where no opponent has a row, there is nothing to compare with.
         opponent[np.isinf(opponent)] = np.nan
         model_at_lead = model[:, lead]
         p_value, n_eff = paired_test(model_at_lead - opponent, cases_per_block(initial_times, minutes))
@@ -101,8 +110,12 @@ def compare_with_references(
         contribution: function of statistics and the selected cases, (N,) bool, that returns their contributions, see
             `compare_with_best_opponent`.
         power: see `compare_with_best_opponent`.
+
+    Returns:
+        Names of `COMPARISON_NAMES` -> (references, seasons, X, L, R).
     """
     model, _ = statistics["model"]
+    # References outside, seasons inside, which the last step makes two dimensions.
     comparisons = []
     for names in opponents_by_reference(list(statistics)).values():
         for is_in_season in seasons.values():
@@ -135,6 +148,7 @@ def adjust_scorecard(p_values: Sequence[np.ndarray], n_blocks: np.ndarray) -> li
         For each set ``p_adjusted``, adjusted for the false discovery rate over the scorecard; and ``significant``
         (bool), where it is at most 5 %.
     """
+    # The tests of all sets are adjusted together, and separated again at the end.
     all_p_values = np.concatenate(p_values, axis=2)
     has_blocks = (n_blocks >= MIN_BLOCKS_FOR_SIGNIFICANCE)[None, :, None, :, None]
     all_p_values = np.where(has_blocks, all_p_values, np.nan)

@@ -3,7 +3,9 @@
 Along a row of cells the weights of all regions change in a few places only. Fields are therefore summed over segments
 of cells with constant weights by compiled kernels (`credit.verify.statistics.kernels`), and only the sums are weighted.
 
-Shapes: C channels, V wind vectors, X = C + V rows, R regions, P cells, S segments, K or L sums.
+A channel group is one channel, or the two components of a wind vector. Its sums are computed together by one thread.
+
+Shapes: C channels, V wind vectors, X = C + V rows, R regions, H x W = P cells, S segments, K or L sums.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ class AreaMean:
     Args:
         channels: the C channels of the fields.
         masks: variable -> (H, W) bool, True where missing.
-        weights: (R, H, W) from `credit.verify.statistics.regions.region_weights`.
+        weights: (R, H, W) area weights from `credit.verify.statistics.regions.region_weights`.
         winds: (index of u, index of v) of V wind vectors among the channels, whose masks are equal.
 
     Attributes:
@@ -50,22 +52,28 @@ class AreaMean:
         winds: Sequence[tuple[int, int]] = (),
     ) -> None:
         self.names = [channel.name for channel in channels]
-        everywhere = np.ones(weights.shape[1:], dtype=bool)
-        valid = [~masks[channel.variable] if channel.variable in masks else everywhere for channel in channels]
-        self.valid_CP = np.stack(valid).reshape(len(channels), -1)
+        valid_CHW = np.ones((len(channels), *weights.shape[1:]), dtype=bool)
+        for index, channel in enumerate(channels):
+            if channel.variable in masks:
+                valid_CHW[index] = ~masks[channel.variable]
+        self.valid_CP = valid_CHW.reshape(len(channels), -1)
         self.is_masked = (~self.valid_CP).any(axis=1)
         self.shape = len(channels) + len(winds), len(weights)
         self._u_index = np.array([u for u, _ in winds], dtype=int)
         self._v_index = np.array([v for _, v in winds], dtype=int)
         # Wind vectors come first, as they take longest and threads should not wait for them at the end.
         components = set(itertools.chain(*winds))
-        self._units = [(np.array(pair), vector) for vector, pair in enumerate(winds)]
-        self._units += [(np.array([index]), None) for index in range(len(channels)) if index not in components]
+        self._channel_groups = [(np.array(pair), vector) for vector, pair in enumerate(winds)]
+        self._channel_groups += [(np.array([index]), None) for index in range(len(channels)) if index not in components]
         self.segments, self._weights_SR = _find_segments(weights)
         self._norm_CR = self._weighted_sum(self.valid_CP)
 
     def flatten(self, fields_CHW: np.ndarray, description: str) -> np.ndarray:
-        """Return (C, P) float64 with masked cells set to 0.
+        """Return fields (C, H, W) as (C, P) float64 with masked cells set to 0.
+
+        Args:
+            fields_CHW: the fields.
+            description: names the fields in an error message.
 
         Raises:
             DataError: see `require_finite`.
@@ -107,7 +115,7 @@ class AreaMean:
         """Return K means over each region, (K, C, R) float64.
 
         Args:
-            count: K.
+            count: number K of sums.
             sum_channel: writes the sums over `segments` of one channel.
             fields: description -> (C, H, W) or (C, P), the fields that are summed; for the error message.
 
@@ -132,8 +140,8 @@ class AreaMean:
         A vector and its components are summed together, while they are in the processor's cache.
 
         Args:
-            counts: K and L.
-            sum_group: writes the sums over `segments` of one channel, or of a vector and its components.
+            counts: numbers K and L of sums.
+            sum_group: writes the sums over `segments` of one channel group.
             fields: see `reduce_channels`.
 
         Raises:
@@ -144,7 +152,7 @@ class AreaMean:
         vector_sums_LVR = np.empty((vector_count, len(self._u_index), self.shape[1]))
 
         def reduce_group(number: int) -> None:
-            channels, vector = self._units[number]
+            channels, vector = self._channel_groups[number]
             channel_sums = self._new_sums(len(channels), channel_count)
             vector_sums = self._new_sums(0 if vector is None else vector_count)
             sum_group(channels, channel_sums, vector_sums)
@@ -153,23 +161,31 @@ class AreaMean:
             if vector is not None:
                 weighted_sums(vector_sums, self._weights_SR, vector_sums_LVR[:, vector])
 
-        thread_map(reduce_group, len(self._units), channel_count * self.valid_CP.shape[1])
+        thread_map(reduce_group, len(self._channel_groups), channel_count * self.valid_CP.shape[1])
         channel_means = self._divide_by_norm(channel_sums_KCR, self._norm_CR, fields)
         vector_means = self._divide_by_norm(vector_sums_LVR, self._norm_CR[self._u_index], fields)
         return channel_means, vector_means
 
     def means_of_channel(self, values_KP: np.ndarray, channel: int) -> np.ndarray:
-        """Return the means over each region of K fields that belong to one channel, (K, R)."""
+        """Return the means over each region of K fields that belong to one channel, (K, R).
+
+        Args:
+            values_KP: K fields, 0 where they do not count.
+            channel: index of the channel, whose mask gives the area of the mean.
+        """
         return _divide(self._weighted_sum(values_KP), self._norm_CR[channel])
 
     def append_vectors(self, means_CR: np.ndarray) -> np.ndarray:
         """Return (X, R): the channels' means, then for each vector the sum of its components' means."""
-        return np.concatenate([means_CR, means_CR[self._u_index] + means_CR[self._v_index]])
+        vector_means_VR = means_CR[self._u_index] + means_CR[self._v_index]
+        return np.concatenate([means_CR, vector_means_VR])
 
     def _new_sums(self, *shape: int) -> np.ndarray:
+        """Return an uninitialised array of sums over segments, (*shape, S)."""
         return np.empty((*shape, len(self._weights_SR)))
 
     def _divide_by_norm(self, sums: np.ndarray, norm: np.ndarray, fields: Mapping[str, np.ndarray]) -> np.ndarray:
+        """Return the means, given weighted sums and the weight of the valid cells; see `reduce_channels`."""
         # Values that are not finite make the sums so; only then are all cells looked at, to name the field.
         if not np.isfinite(sums).all():
             for description, values in fields.items():
@@ -204,6 +220,7 @@ def _find_segments(weights_RHW: np.ndarray) -> tuple[tuple[np.ndarray, np.ndarra
     starts = []
     stops = []
     weights = []
+    # Rows one after the other; a new segment starts where the weight of any region changes.
     for row, weights_RW in enumerate(weights_RHW.swapaxes(0, 1)):
         changes = np.flatnonzero((np.diff(weights_RW) != 0).any(axis=0)) + 1
         for start, stop in itertools.pairwise([0, *changes.tolist(), width]):

@@ -46,7 +46,7 @@ class CaseStatistics:
 
     @classmethod
     def join(cls, parts: Sequence[Self]) -> Self:
-        """Return the cases of all parts in the order of their times, whatever the order of the parts.
+        """Return the statistics of the cases of all parts in the order of their times, whatever the order of the parts.
 
         Raises:
             DataError: if two parts have the same case, or ensembles of different size.
@@ -54,14 +54,20 @@ class CaseStatistics:
         initial_times = np.concatenate([part.initial_times for part in parts])
         order = np.argsort(initial_times)
         if (np.diff(initial_times[order]) == 0).any():
-            raise DataError("scores of two parts cannot be joined: they have an initial time in common")
-        members = {part.num_members for part in parts}
-        if len(members) > 1:
-            raise DataError(f"scores of ensembles of {members} members cannot be joined: they depend on the number")
+            raise DataError(
+                "scores of two parts cannot be joined: they have an initial time in common; each process must score "
+                "other cases"
+            )
+        member_counts = {part.num_members for part in parts}
+        if len(member_counts) > 1:
+            raise DataError(
+                f"scores of ensembles of {member_counts} members cannot be joined: they depend on the number; score "
+                "ensembles of different size separately"
+            )
         arrays = {}
         for name in cls.array_names():
             arrays[name] = np.concatenate([getattr(part, name) for part in parts])[order]
-        return cls(initial_times[order], **arrays, num_members=members.pop())
+        return cls(initial_times[order], **arrays, num_members=member_counts.pop())
 
     def select(self, is_selected: np.ndarray) -> Self:
         """Return the statistics of some cases; `is_selected` is (N,) bool."""
@@ -82,7 +88,7 @@ class CaseStatistics:
 
     @classmethod
     def array_names(cls) -> list[str]:
-        """Return the names of the statistics."""
+        """Return the names of the dataclass fields that hold a statistic."""
         return [item.name for item in dataclasses.fields(cls) if item.name not in ("initial_times", "num_members")]
 
     def arrays(self) -> dict[str, np.ndarray]:
@@ -98,10 +104,10 @@ class CaseStatistics:
         return self.arrays()
 
     def metrics(self) -> dict[str, np.ndarray]:
-        """Return metric -> (L, X, R)."""
-        return self.metrics_of(self.case_means())
+        """Return metric -> its values over all cases, (L, X, R)."""
+        return self.metrics_from_means(self.case_means())
 
-    def metrics_of(self, means: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def metrics_from_means(self, means: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Return the metrics that are functions of means over cases of the `resampled` statistics, of any shape."""
         raise NotImplementedError
 
@@ -113,7 +119,7 @@ class CaseStatistics:
         Args:
             cases: the `resampled` statistics at one lead time, each (N, X, R).
             means: their means over cases.
-            metrics: `metrics_of` these means.
+            metrics: `metrics_from_means` these means.
         """
         raise NotImplementedError
 
@@ -172,7 +178,14 @@ class DeterministicStatistics(CaseStatistics):
         self.add_moments(case, lead, area_mean, moments[description])
 
     def add_moments(self, case: int, lead: int, area_mean: AreaMean, moments: ErrorMoments) -> None:
-        """Add the moments of one field."""
+        """Add the moments of one field.
+
+        Args:
+            case: index of the case.
+            lead: index of the lead time.
+            area_mean: area means of the C channels.
+            moments: area means of the field's errors.
+        """
         index = case, lead
         self.error[index] = np.concatenate([moments.error, moments.speed_error])
         self.absolute_error[index] = np.concatenate([moments.absolute_error, moments.vector_error_length])
@@ -188,7 +201,7 @@ class DeterministicStatistics(CaseStatistics):
         self.truth_activity[index] = area_mean.append_vectors(truth_activity)
 
     def metrics(self) -> dict[str, np.ndarray]:
-        """Return metric -> (L, X, R): those of `metrics_of`, ``acc_wb2`` and the activities.
+        """Return metric -> (L, X, R): those of `metrics_from_means`, ``acc_wb2`` and the activities.
 
         ``acc_wb2`` is the mean of each case's correlation (WeatherBench 2, Rasp et al. 2024, eq. 6). ``activity`` is
         the standard deviation in space of the forecast's anomaly, ``activity_truth`` that of the truth's. Variances are
@@ -201,14 +214,14 @@ class DeterministicStatistics(CaseStatistics):
         with np.errstate(invalid="ignore", divide="ignore"):
             activity_ratio = np.where(truth_activity > 0, activity / truth_activity, np.nan)
         return {
-            **self.metrics_of(means),
+            **self.metrics_from_means(means),
             "acc_wb2": correlation.mean(axis=0),
             "activity": activity,
             "activity_truth": truth_activity,
             "activity_ratio": activity_ratio,
         }
 
-    def metrics_of(self, means: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def metrics_from_means(self, means: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Return metric -> values, from means over cases of any shape.
 
         - ``rmse``: root of the mean over cases; ``bias``, ``mae``.
@@ -298,6 +311,7 @@ class EnsembleStatistics(DeterministicStatistics):
             raise DataError(f"{description}: has {num_members} members, other forecasts have {self.num_members}")
         fields = {f"{description}, member {number}": member_CP for number, member_CP in enumerate(members_MCP)}
 
+        # Sums of a wind vector, whose components have the channel indices `index` in `members`, and of a channel group.
         def sum_vector(members: np.ndarray, index: tuple[int, int], pair: np.ndarray, out: np.ndarray) -> None:
             truth = [area_mean.channel_values(truth_CP, channel) for channel in pair]
             valid = area_mean.valid_CP[pair[0]]
@@ -311,10 +325,10 @@ class EnsembleStatistics(DeterministicStatistics):
         def sum_group(channels: np.ndarray, channel_sums: np.ndarray, vector_sums: np.ndarray) -> None:
             pair = channels.tolist()
             for channel, out in zip(pair, channel_sums, strict=True):
-                members, (index,) = _contiguous(members_MCP, [channel])
+                members, (index,) = _make_contiguous(members_MCP, [channel])
                 member_sums(members, index, truth_CP[channel], area_mean.valid_CP[channel], area_mean.segments, out)
             if len(vector_sums):
-                members, index = _contiguous(members_MCP, pair)
+                members, index = _make_contiguous(members_MCP, pair)
                 sum_vector(members, index, pair, vector_sums)
 
         counts = NUM_MEMBER_SUMS + 1 + num_members, 2
@@ -326,8 +340,8 @@ class EnsembleStatistics(DeterministicStatistics):
         self.variance[case, lead] = area_mean.append_vectors(channel_means[2])
         return np.moveaxis(channel_means[NUM_MEMBER_SUMS:], 0, -1)
 
-    def metrics_of(self, means: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Return those of `DeterministicStatistics.metrics_of`, which are of the ensemble's mean, and:
+    def metrics_from_means(self, means: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Return those of `DeterministicStatistics.metrics_from_means`, which are of the ensemble's mean, and:
 
         - ``crps``, ``crps_fair``: `credit.verify.statistics.ensemble_kernels`.
         - ``spread``: root of the mean variance over members.
@@ -346,7 +360,7 @@ class EnsembleStatistics(DeterministicStatistics):
         squared = means["squared_error"]
         variance = means["variance"]
         with np.errstate(invalid="ignore", divide="ignore"):
-            return super().metrics_of(means) | {
+            return super().metrics_from_means(means) | {
                 "crps": means["crps"],
                 "crps_fair": means["crps_fair"],
                 "spread": np.sqrt(variance),
@@ -367,7 +381,7 @@ class EnsembleStatistics(DeterministicStatistics):
         }
 
 
-def _contiguous(members_MCP: np.ndarray, channels: Sequence[int]) -> tuple[np.ndarray, tuple[int, ...]]:
+def _make_contiguous(members_MCP: np.ndarray, channels: Sequence[int]) -> tuple[np.ndarray, tuple[int, ...]]:
     """Return contiguous members, a copy of `channels` alone where they are not, and the indices of `channels` there."""
     if members_MCP.flags.c_contiguous:
         return members_MCP, tuple(channels)

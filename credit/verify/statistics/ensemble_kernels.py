@@ -50,6 +50,7 @@ def member_sums(
     num_members = members_MCP.shape[0]
     errors = np.empty((num_members, _BLOCK_CELLS))
     mean_error = np.empty(_BLOCK_CELLS)
+    # Numbers of members below the truth and equal to it give its rank.
     members_below = np.empty(_BLOCK_CELLS)
     members_equal = np.empty(_BLOCK_CELLS)
     for s in range(len(segment_starts)):
@@ -62,6 +63,7 @@ def member_sums(
             members_equal[:] = 0.0
             mean_error[:] = 0.0
             absolute = square = distances = 0.0
+            # Errors of the members rather than their values: sorting and distances are the same.
             for m in range(num_members):
                 x = members_MCP[m, channel, start : start + cells]
                 row = errors[m]
@@ -72,6 +74,7 @@ def member_sums(
                     mean_error[i] += error / num_members
                     members_below[i] += 1.0 if error < 0.0 else 0.0
                     members_equal[i] += 1.0 if error == 0.0 else 0.0
+            # With sorted errors the distances of all pairs are a weighted sum.
             _sort_columns(errors, cells)
             for m in range(num_members):
                 row = errors[m]
@@ -98,6 +101,8 @@ def _sort_columns(values: np.ndarray, cells: int) -> None:
 
     Which rows it compares does not depend on the values, so the columns go through the processor's vectors.
     """
+    # The names of Knuth are t = top, p = width, q = reach, r = offset, d = distance; top is the largest power of two
+    # below the number of rows.
     num_rows = len(values)
     top = 1
     while 2 * top < num_rows:
@@ -165,6 +170,7 @@ def vector_member_sums(
                     error_x = x[i] - (scale * true_u[i] if is_valid[i] else zero)
                     error_y = y[i] - (scale * true_v[i] if is_valid[i] else zero)
                     error += np.float64(np.sqrt(error_x * error_x + error_y * error_y))
+            # Vectors cannot be sorted, so the distance of every pair is computed.
             for m in range(1, num_members):
                 for k in range(m):
                     x = scaled_u[m]
@@ -185,6 +191,10 @@ def crps_from_sums(sums: np.ndarray, num_members: int) -> tuple[np.ndarray, np.n
     Args:
         sums: (2 or more, ...) from `member_sums` or `vector_member_sums`.
         num_members: M; of one member the fair score is NaN.
+
+    Returns:
+        The standard and the fair score, each of the shape of one sum and in the units of the field if the sums are
+        means over cells.
     """
     error = sums[0] / num_members
     distances = sums[1]

@@ -28,7 +28,7 @@ _PERSISTENCE, _DAMPED_PERSISTENCE, _CLIMATOLOGY = BASELINES
 
 @dataclass(frozen=True)
 class ReferenceFields:
-    """Truth and climatology at one time, (C, H, W) or (C, P) with any value where masked.
+    """Truth and climatology at one time, (C, H, W) or (C, P) in the units of the data, with any value where masked.
 
     Attributes:
         truth: the truth.
@@ -87,6 +87,8 @@ class BaselineState:
 class ErrorMoments:
     """Area means of one forecast's errors at one valid time, from which all its deterministic scores follow.
 
+    They are in the units of the channel; variances, covariance and squared error in the square of these.
+
     Attributes:
         error: (C, R) mean of forecast minus truth.
         absolute_error: (C, R) mean absolute error.
@@ -135,6 +137,7 @@ def compute_error_moments(
     Raises:
         DataError: if a value outside the mask is missing.
     """
+    # Fields by what error messages call them, to name the one with a missing value.
     descriptions = descriptions or {}
     fields = {descriptions.get(name, name): values for name, values in forecasts.items()}
     if baselines is None:
@@ -158,6 +161,7 @@ def compute_error_moments(
             inputs_float64 = _convert_to_float64(inputs, channels)
             error_sums(inputs_float64, np.arange(2), scale, area_mean.segments, channel_sums, vector_sums)
 
+    # Numbers of sums of each channel and of each wind vector.
     num_forecasts = len(forecasts)
     damped_row = NUM_TRUTH_SUMS + NUM_FORECAST_SUMS * num_forecasts
     if state is None:
@@ -173,6 +177,7 @@ def _build_moments(
     baselines: tuple[BaselineState, np.ndarray] | None,
 ) -> dict[str, ErrorMoments]:  # fmt: skip
     """Return the moments of the named forecasts and of the baselines, given the means of the kernel's sums."""
+    # With error e and the truth's anomaly a, the forecast's anomaly is a + e.
     truth_anomaly, truth_variance, truth_absolute = channel_means[:NUM_TRUTH_SUMS]
     truth_moments = {"truth_anomaly": truth_anomaly, "truth_variance": truth_variance}
     moments = {}
@@ -268,7 +273,7 @@ def _build_error_inputs(
 
 
 def _flatten(fields: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
-    """Return fields as contiguous (C, P) of one type, which compiled code requires of a tuple it loops over."""
+    """Return fields as contiguous read-only (C, P) of one type, as compiled code requires of a tuple it loops over."""
     dtype = np.result_type(*fields)
     flat = []
     for values in fields:
@@ -284,6 +289,7 @@ def choose_wind_scale(components: Sequence[np.ndarray]) -> np.float32:
 
     Where other values are so much larger that float32 does not hold their squares, lengths are infinite.
     """
+    # Every 101st cell is enough, as winds of one field are of one order of magnitude.
     largest = max(np.abs(values[::101]).max() for values in components)
     exponent = np.frexp(largest)[1]
     return np.float32(np.ldexp(1.0, -np.clip(exponent, -120, 120)))

@@ -12,6 +12,7 @@ from credit.grid import LatLonGrid
 
 # Coordinates in files are often float32.
 _TOLERANCE_DEGREES = 1e-3
+# Region of scores that have no other one, as spectra.
 GLOBE = {"global": REGIONS["global"]}
 
 
@@ -25,6 +26,10 @@ def scored_regions(config: VerificationConfig) -> dict[str, tuple[RegionConfig, 
 
 def region_weights(grid: LatLonGrid, regions: Mapping[str, Sequence[RegionConfig]]) -> np.ndarray:
     """Return (R, H, W) area weights, float64, summing to 1 for each region; a cell belongs by its centre.
+
+    Args:
+        grid: grid of H x W cells.
+        regions: name -> boxes, of which a region is the union.
 
     Raises:
         ConfigError: if a region has no cell on this grid.
@@ -47,7 +52,10 @@ def _cells_in_box(grid: LatLonGrid, box: RegionConfig) -> np.ndarray:
     south, north = box.lat
     west, east = box.lon
     rows = (grid.lat >= south - _TOLERANCE_DEGREES) & (grid.lat <= north + _TOLERANCE_DEGREES)
-    width = 360.0 if east - west == 360.0 else np.mod(east - west, 360.0)
+    # Longitudes count eastward from the western edge, so a box may cross the dateline.
+    width = np.mod(east - west, 360.0)
+    if east - west == 360.0:
+        width = 360.0
     columns = np.mod(grid.lon - west + _TOLERANCE_DEGREES, 360.0) <= width + 2 * _TOLERANCE_DEGREES
     return rows[:, None] & columns
 

@@ -11,7 +11,12 @@ _MONTHS = {"DJF": (12, 1, 2), "MAM": (3, 4, 5), "JJA": (6, 7, 8), "SON": (9, 10,
 
 
 def cases_by_season(initial_times: np.ndarray, calendar: Calendar) -> dict[str, np.ndarray]:
-    """Return season -> (N,) bool, True for its cases: `ALL_SEASONS`, then the seasons that have cases."""
+    """Return season -> (N,) bool, True for its cases: `ALL_SEASONS`, then the seasons that have cases.
+
+    Args:
+        initial_times: (N,) initial times in minutes.
+        calendar: calendar of these times.
+    """
     month_of_case = np.array([calendar.datetime(minutes).month for minutes in initial_times.tolist()])
     seasons = {ALL_SEASONS: np.ones(len(initial_times), dtype=bool)}
     for name, months in _MONTHS.items():

@@ -35,6 +35,7 @@ def wind_pairs(
         attributes: variable -> attributes of the data.
         masks: variable -> (H, W) bool, True where missing.
     """
+    # Index of each northward component by the name and level of its vector.
     northward_index = {}
     for index, channel in enumerate(channels):
         if _component(channel, attributes) == "v":

@@ -1,6 +1,6 @@
 """Variables of the table of scores for events and SEEPS.
 
-Shapes: L lead times, E events, R regions, B points of a diagram.
+Shapes: N cases, L lead times, E events, C channels, R regions, K probabilities, B points of a diagram.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ class EventResults:
 
     Attributes:
         events: the scored events.
-        event_statistics: forecast -> its statistics, of all but the climatology.
+        event_statistics: name of each forecast but the climatology -> its statistics of these events.
         precipitation: the scored channels of precipitation.
-        seeps_statistics: forecast -> its statistics.
+        seeps_statistics: name of each forecast -> its statistics of these channels.
     """
 
     events: Sequence[Event] = ()
@@ -42,7 +42,14 @@ class EventResults:
     def variables(
         self, forecasts: Sequence[str], num_channels: int, leads: np.ndarray, seasons: Mapping[str, np.ndarray]
     ) -> Variables:
-        """Return the variables of scores.nc: `EVENT_METRICS` over event, ``seeps`` over channel, and the diagrams."""
+        """Return the variables of scores.nc: `EVENT_METRICS` over event, ``seeps`` over channel, and the diagrams.
+
+        Args:
+            forecasts: names of the forecasts of the table.
+            num_channels: number of channels of the table.
+            leads: (L,) lead times in minutes.
+            seasons: name -> (N,) bool, True for its cases.
+        """
         variables: Variables = {}
         if self.events:
             dims = ("forecast", "season", "event", "lead", "region")
@@ -122,6 +129,7 @@ class EventResults:
         }
 
     def _statistics_with_climatology(self) -> dict[str, tuple[EventStatistics, Sequence[int]]]:
+        """Return name of each forecast -> its statistics and the indices of its events, which are all of them."""
         # The climatology forecasts its probability. As a field of means it would never forecast a rare event.
         climatology = self.event_statistics["model"].of_climatology()
         statistics = {**self.event_statistics, "climatology": climatology}
@@ -162,6 +170,7 @@ class EventResults:
         shape = len(forecasts), num_events, len(leads), num_regions, num_points
         low_name, high_name = interval_names([OBSERVED_FREQUENCY])
         arrays = {name: np.full(shape, np.nan) for name in (*POINT_NAMES, low_name, high_name)}
+        # Statistics have the points of all events in one dimension, the table has two.
         for forecast, points in statistics.items():
             low, high = points.observed_intervals(leads)
             values_by_name = {**points.metrics(), low_name: low, high_name: high}

@@ -1,4 +1,4 @@
-"""Write the table of scores as netCDF with the attributes of the CF conventions."""
+"""Write the table of scores as netCDF with the attributes of the CF conventions, version 1.8."""
 
 from __future__ import annotations
 
@@ -63,7 +63,11 @@ _LONG_NAMES = {
 
 
 def write_scores(dataset: xr.Dataset, path: Path) -> None:
-    """Write a table's dataset as netCDF, with a long name for every variable that has none."""
+    """Write a table's dataset as netCDF, with a long name for every variable that has none.
+
+    Raises:
+        OSError: if the file cannot be written.
+    """
     described = dataset.copy().assign_attrs(Conventions="CF-1.8", history=f"credit {__version__}: credit verify")
     for name, variable in described.variables.items():
         variable.attrs.setdefault("long_name", long_name(str(name)))
@@ -79,7 +83,7 @@ def write_scores(dataset: xr.Dataset, path: Path) -> None:
 
 
 def long_name(name: str) -> str:
-    """Return the long name of a variable of scores.nc."""
+    """Return the long name of a variable of scores.nc, that of its score with what its suffix or prefix means."""
     for suffix, words in _SUFFIXES.items():
         if name.endswith(suffix):
             return f"{words} {_lower_first(long_name(name.removesuffix(suffix)))}"

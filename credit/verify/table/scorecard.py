@@ -21,6 +21,8 @@ class ScorecardRow:
         row: index of its channel or, after all channels, of its wind.
         index: index along its dimension channel, wind or event.
         is_wind: True if that dimension is wind.
+
+    Shapes: L lead times, R regions.
     """
 
     name: str
@@ -41,10 +43,15 @@ def scorecard_rows(table: ScoreTable) -> list[ScorecardRow]:
     """Return the rows in their order; those of RMSE come first, in the order of channels and winds."""
     data = table.dataset
     channels = table.channels
+    # Names of the winds, with the level if they have one.
     winds: list[str] = []
     if "wind" in data.dims:
         for name, level in zip(data["wind_variable"].values, data["wind_level"].values, strict=True):
-            winds.append(name if np.isnan(level) else f"{name} {level:g}")
+            label = name
+            if not np.isnan(level):
+                label += f" {level:g}"
+            winds.append(label)
+    # RMSE and CRPS of all channels and winds, then scores of single channels.
     rows = []
     for score, channel_suffix, wind_suffix in (("rmse", "", ""), ("crps", ": CRPS", ": energy score")):
         if f"{score}_difference" not in data:

@@ -1,4 +1,7 @@
-"""Power spectra in the table of scores."""
+"""Power spectra in the table of scores.
+
+Shapes: F forecasts, C channels with spectra, L lead times of spectra, K total wavenumbers.
+"""
 
 from __future__ import annotations
 
@@ -29,6 +32,7 @@ def add_spectra(table: ScoreTable, spectra: FieldsByChannelAndLead, forecasts: S
     if not spectra:
         return
     data = table.dataset
+    # Power by forecast, channel, lead time and wavenumber, in the order of the table.
     channels_with_spectra = {channel for channel, _ in spectra}
     channels = [name for name in table.channels if name in channels_with_spectra]
     leads = sorted({lead for _, lead in spectra})
@@ -39,12 +43,15 @@ def add_spectra(table: ScoreTable, spectra: FieldsByChannelAndLead, forecasts: S
     power_FCLK = np.full((len(table.forecasts), *truth_CLK.shape), np.nan)
     forecast_index = [table.forecasts.index(name) for name in forecasts]
     power_FCLK[forecast_index] = np.moveaxis(spectra_CLFK[:, :, 1:], 2, 0)
+    # Power over the truth's, by wavenumber and of all short waves.
     is_short = is_among_shortest_third(wavenumbers)
     with np.errstate(divide="ignore", invalid="ignore"):
         ratio_FCLK = power_FCLK / truth_CLK
         short_ratio_FCL = power_FCLK[..., is_short].sum(axis=-1) / truth_CLK[..., is_short].sum(axis=-1)
 
-    short_waves = np.full([data.sizes[dim] for dim in ("forecast", "season", "channel", "lead", "region")], np.nan)
+    # The power of the short waves stands among the other scores: those of all seasons and of the globe.
+    score_dims = ("forecast", "season", "channel", "lead", "region")
+    short_waves = np.full([data.sizes[dim] for dim in score_dims], np.nan)
     rows = np.array([table.channels.index(name) for name in channels])[:, None]
     columns = [table.lead_hours.index(lead / 60) for lead in leads]
     globe = table.regions.index(next(iter(GLOBE)))
@@ -58,7 +65,7 @@ def add_spectra(table: ScoreTable, spectra: FieldsByChannelAndLead, forecasts: S
         "power": (("forecast", *dims), power_FCLK),
         "power_truth": (dims, truth_CLK),
         "power_ratio": (("forecast", *dims), np.where(np.isfinite(ratio_FCLK), ratio_FCLK, np.nan)),
-        SHORT_WAVES: (("forecast", "season", "channel", "lead", "region"), short_waves, attributes),
+        SHORT_WAVES: (score_dims, short_waves, attributes),
     }
     coordinates = {
         "spectrum_channel": channels,

@@ -34,10 +34,10 @@ class SummaryRow:
 
     Attributes:
         channel: name of the channel.
-        units: its units.
-        lead_hours: lead time.
-        rmse: forecast -> RMSE, NaN where it has none.
-        ratio: RMSE of the model over that of the reference; NaN where there is none.
+        units: units of the channel and of its RMSE.
+        lead_hours: lead time in hours.
+        rmse: name of each forecast -> RMSE, NaN where it has none.
+        ratio: RMSE of the model over that of the reference, without unit; NaN where there is none.
         significant: True if the difference is significant.
         n_eff: number of independent cases whose mean would be as uncertain; NaN where it is not known.
     """
@@ -65,19 +65,24 @@ def headline_channels(table: ScoreTable) -> list[str]:
 
 def summary_forecasts(reference: str | None) -> tuple[str, ...]:
     """Return the forecasts of a summary: the model and its reference, or the model and the baselines."""
-    return ("model", *BASELINES) if reference is None else ("model", reference)
+    if reference is None:
+        return ("model", *BASELINES)
+    return ("model", reference)
 
 
 def summarize(
     table: ScoreTable, channels: Sequence[str], leads: Sequence[float], reference: str | None = None
 ) -> list[SummaryRow]:
-    """Return the rows of a summary.
+    """Return the rows of a summary, channel by channel and each lead time after lead time.
 
     Args:
         table: the scores.
         channels: names of the channels.
         leads: lead times in hours.
         reference: name of the forecast with which the model is compared; None for the best of the baselines.
+
+    Raises:
+        ValueError: if the table has no such channel, lead time or reference.
     """
     opponent = reference or BEST_BASELINE
     rows = []
@@ -138,4 +143,5 @@ def summary_document(table: ScoreTable, reference: str | None, files: dict[str, 
 
 
 def _finite_or_none(value: float) -> float | None:
+    """Return a number, None if it is not finite, which JSON does not have."""
     return value if math.isfinite(value) else None

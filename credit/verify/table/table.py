@@ -17,7 +17,7 @@ from credit.verify.significance.comparison import MIN_BLOCKS_FOR_SIGNIFICANCE
 from credit.verify.statistics.seasons import ALL_SEASONS
 from credit.verify.table.netcdf import write_scores
 
-# Global attributes on which numbers depend; every row of scores.csv has them, too.
+# Global attributes of scores.nc on which numbers depend; every row of scores.csv has them, too.
 COMMON_ATTRIBUTES = ("grid", "truth", "first_case", "last_case", "initial_hours", "climatology", "version")
 # Variables of scores.nc over forecast that every row of scores.csv has.
 FORECAST_ATTRIBUTES = ("members", "prescribed_forcing")
@@ -30,7 +30,9 @@ CSV_COLUMNS = (
     "n_cases", "low", "high", "n_blocks", "event", *FORECAST_ATTRIBUTES, *COMMON_ATTRIBUTES,
 )  # fmt: skip
 
+# Metrics that the climatology, whose anomaly is zero, does not have.
 CORRELATIONS = ("acc", "acc_wb2", "acc_low", "acc_high")
+# Of every channel and wind.
 METRICS = ("rmse", "bias", "mae", "acc", "acc_wb2", "activity", "activity_truth", "activity_ratio")
 # Of tables with an ensemble.
 ENSEMBLE_METRICS = ("crps", "crps_fair", "spread", "spread_skill", "rmse_member")
@@ -53,6 +55,7 @@ for _metric, _wind_metric in WIND_METRICS.items():
         for _suffix in INTERVAL_SUFFIXES:
             WIND_NAMES[f"{_metric}{_suffix}"] = f"{_wind_metric}{_suffix}"
 _DIMENSIONLESS = ("acc", "acc_wb2", "activity_ratio", "spread_skill", *RANK_METRICS, SHORT_WAVES, SEEPS, *EVENT_METRICS)
+# Lead times of summaries in hours.
 _SUMMARY_LEADS = (6, 12, 24, 48, 72, 120, 168, 240)
 _REGION_NAMES = {
     "ausnz": "Australia and New Zealand",
@@ -70,7 +73,7 @@ class ScoreTable:
         dataset: the scores, in physical units, NaN where there is no score. See below for its variables.
         forecasts: names of the forecasts.
         channels: names of the channels.
-        lead_hours: lead times.
+        lead_hours: lead times in hours, increasing.
         regions: names of the regions.
         seasons: all, and the seasons that have cases.
         events: names of the events.
@@ -102,6 +105,7 @@ class ScoreTable:
     @property
     def n_cases(self) -> int:
         """Number of initial times, the same for every score of all seasons."""
+        # All seasons come first.
         return int(self.dataset["n_cases"][0])
 
     @property
@@ -115,7 +119,12 @@ class ScoreTable:
         return [name for name in self.forecasts if name not in BASELINES]
 
     def forecast_attribute(self, attribute: str, forecast: str) -> str:
-        """Return an attribute of a forecast, see `credit.verify.report.metadata.describe_forecasts`."""
+        """Return an attribute of a forecast, see `credit.verify.report.metadata.describe_forecasts`.
+
+        Raises:
+            KeyError: if the table has no such attribute.
+            ValueError: if it has no such forecast.
+        """
         return str(self.dataset[attribute].values[self.forecasts.index(forecast)])
 
     def display_name(self, name: str) -> str:
@@ -133,6 +142,7 @@ class ScoreTable:
         return name
 
     def _model_name(self) -> str:
+        """Return the name for people of the run's own forecasts."""
         experiment = ""
         if "experiment" in self.dataset:
             experiment = self.forecast_attribute("experiment", "model")
@@ -147,10 +157,12 @@ class ScoreTable:
     def warnings(self) -> list[str]:
         """Return sentences on scores that are missing, and on what makes the forecasts unequal."""
         warnings = []
+        # What has no scores, or was seen in training.
         for key in (SEEN_PERIODS, MISSING_LEADS):
             text = self.dataset.attrs.get(key)
             if text:
                 warnings.append(f"{text}.")
+        # Forcing that was read from the future.
         for name in self.candidates:
             forcing = self.forecast_attribute("prescribed_forcing", name)
             if is_prescribed(forcing):
@@ -158,9 +170,12 @@ class ScoreTable:
                     f"Prescribed forcing of {self.display_name(name)}: {forcing} was read from the analysed future, "
                     "which a real forecast does not have."
                 )
-        members = {self.display_name(name): self.forecast_attribute("members", name) for name in self.candidates}
-        if len(set(members.values())) > 1:
-            numbers = ", ".join(f"{name} {number}" for name, number in members.items())
+        # Ensembles of different size.
+        num_members = {}
+        for name in self.candidates:
+            num_members[self.display_name(name)] = self.forecast_attribute("members", name)
+        if len(set(num_members.values())) > 1:
+            numbers = ", ".join(f"{name} {number}" for name, number in num_members.items())
             warnings.append(
                 f"Unequal numbers of members: {numbers}. The mean of more members has a smaller RMSE for that reason "
                 "alone; of ensembles crps_fair and brier_fair correct for it."
@@ -175,15 +190,27 @@ class ScoreTable:
         self, forecast: str, channel: str, lead_hours: float, metric: str = "rmse", region: str = "global",
         season: str = ALL_SEASONS,
     ) -> float:  # fmt: skip
-        """Return one score."""
+        """Return one score at one lead time, NaN where there is none; see `scores_by_lead`."""
         return float(self.scores_by_lead(forecast, channel, metric, region, season)[self.lead_hours.index(lead_hours)])
 
     def scores_by_lead(
         self, forecast: str, channel: str, metric: str = "rmse", region: str = "global", season: str = ALL_SEASONS
     ) -> np.ndarray:
-        """Return a score at every lead time, (L,); of an event `metric` is as in scores.csv, ``brier:NAME``."""
+        """Return a score at every lead time, (L,), in the units of the metric; NaN where there is none.
+
+        Args:
+            forecast: name of the forecast.
+            channel: name of the channel; it does not count for an event.
+            metric: name of the metric, of an event as in scores.csv, ``brier:NAME``.
+            region: name of the region.
+            season: name of the season.
+
+        Raises:
+            KeyError: if the table has no such metric.
+            ValueError: if it has no such forecast, channel, event, region or season.
+        """
         metric, _, event = metric.partition(":")
-        row = self.events.index(event) if event else self.channels.index(channel)
+        row = self._row_index(channel, event)
         index = self.forecasts.index(forecast), self.seasons.index(season), row
         return self.dataset[metric].values[(*index, slice(None), self.regions.index(region))]
 
@@ -193,11 +220,17 @@ class ScoreTable:
         """Return ``rmse_difference``, ``p_value``, ``n_eff`` or ``significant`` at every lead time, (L,).
 
         Those of CRPS, SEEPS and Brier scores are called ``crps_p_value``, ``seeps_p_value`` and, with the event,
-        ``brier_p_value:NAME``.
+        ``brier_p_value:NAME``. Values are of all seasons, NaN where nothing was compared.
+
+        Args:
+            result: name of the result.
+            channel: name of the channel; it does not count for an event.
+            reference: name of the forecast with which the model is compared.
+            region: name of the region.
         """
         result, _, event = result.partition(":")
         reference_index = self.dataset["reference"].values.tolist().index(reference)
-        row = self.events.index(event) if event else self.channels.index(channel)
+        row = self._row_index(channel, event)
         index = reference_index, self.seasons.index(ALL_SEASONS), row
         return self.dataset[result].values[(*index, slice(None), self.regions.index(region))]
 
@@ -207,14 +240,24 @@ class ScoreTable:
         """Return the model's RMSE over that of the best baseline; below 1 is better than all of them."""
         best = min(self.score(name, channel, lead_hours, "rmse", region, season) for name in BASELINES)
         model = self.score("model", channel, lead_hours, "rmse", region, season)
-        return model / best if best > 0 else float("nan")
+        if best <= 0:
+            return float("nan")
+        return model / best
+
+    def _row_index(self, channel: str, event: str) -> int:
+        """Return the index of an event, or of a channel if `event` is empty."""
+        if event:
+            return self.events.index(event)
+        return self.channels.index(channel)
 
     def summary_leads(self) -> list[float]:
         """Return the lead times of summaries: 6, 12, 24, 48, ... hours where they exist, else all."""
-        return [hours for hours in self.lead_hours if hours in _SUMMARY_LEADS] or self.lead_hours
+        summary_leads = [hours for hours in self.lead_hours if hours in _SUMMARY_LEADS]
+        return summary_leads or self.lead_hours
 
     def describe_significance(self, reference: str = BEST_BASELINE) -> str:
         """Return sentences on the number of blocks, the meaning of stars or why there are none, and n_eff."""
+        # Blocks are longer at longer lead times, so there are fewer of them.
         fewest = min(self.n_blocks)
         most = max(self.n_blocks)
         blocks = f"{most} {'block' if most == 1 else 'blocks'}"
@@ -231,6 +274,7 @@ class ScoreTable:
             if fewest < MIN_BLOCKS_FOR_SIGNIFICANCE:
                 text += f"; lead times with fewer than {MIN_BLOCKS_FOR_SIGNIFICANCE} blocks have none"
             text += "."
+        # How much the cases say, whatever their number.
         n_eff = self.dataset["n_eff"].sel(reference=reference, season=ALL_SEASONS, region="global").values
         if np.isfinite(n_eff).any():
             smallest = f"{np.nanmin(n_eff):.0f}"
@@ -249,6 +293,7 @@ class ScoreTable:
         atomic_write(folder / "scores.csv", self._write_rows)
 
     def _write_rows(self, path: Path) -> None:
+        """Write scores.csv to a path."""
         with open(path, "w", newline="", encoding="utf-8") as handle:
             writer = csv.writer(handle)
             writer.writerow(CSV_COLUMNS)
@@ -274,12 +319,14 @@ class ScoreTable:
         data = self.dataset
         if variable not in data:
             return
+        # Columns that are the same for every row of a channel, wind or event.
         labels = self._row_labels(metric, prefix)
         metric_names = [variable] * len(labels)
         definitions = [data[variable].attrs.get("wavenumbers", "")] * len(labels)
         if prefix == "event_":
             metric_names = [f"{variable}:{event}" for event in self.events]
             definitions = data["event_definition"].values.tolist()
+        # Columns that depend on the other dimensions.
         hours = [f"{lead:g}" for lead in self.lead_hours]
         n_cases = data["n_cases"].values.tolist()
         n_blocks = data["n_blocks"].values.tolist()
@@ -309,10 +356,14 @@ class ScoreTable:
         variables, levels, units = (data[prefix + name].values.tolist() for name in ("variable", "level", "units"))
         labels = []
         for variable, level, row_units in zip(variables, levels, units, strict=True):
-            level_label = ("", "") if np.isnan(level) else (f"{level:g}", data.attrs["level_units"])
-            labels.append(((variable, *level_label), "1" if metric in _DIMENSIONLESS else row_units))
+            level_label = ("", "")
+            if not np.isnan(level):
+                level_label = (f"{level:g}", data.attrs["level_units"])
+            score_units = "1" if metric in _DIMENSIONLESS else row_units
+            labels.append(((variable, *level_label), score_units))
         return labels
 
 
 def _format_number(value: float) -> str:
+    """Return a number with eight digits, "" for NaN."""
     return "" if np.isnan(value) else f"{value:.8g}"

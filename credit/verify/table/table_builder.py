@@ -5,7 +5,7 @@ Shapes: N cases, X rows (channels, then winds), L lead times, R regions.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -37,8 +37,8 @@ class TableRows:
 
     Attributes:
         channels: the C channels.
-        winds: from `credit.verify.statistics.wind_vectors.wind_pairs`.
-        attributes: variable -> ``units``.
+        winds: (index of u, index of v, name) of each wind, from `credit.verify.statistics.wind_vectors.wind_pairs`.
+        attributes: variable -> attributes of the data, of which ``units`` are needed.
     """
 
     channels: Sequence[Channel]
@@ -46,7 +46,7 @@ class TableRows:
     attributes: Mapping[str, Mapping[str, str]]
 
     def coordinates(self) -> dict[str, tuple[str, list] | list[str]]:
-        """Return the coordinates of the dimensions channel and wind."""
+        """Return the coordinates of the dimensions channel and wind, NaN as the level of a channel without one."""
         units = [str(self.attributes.get(channel.variable, {}).get("units", "")) for channel in self.channels]
         variables = [channel.variable for channel in self.channels]
         levels = [np.nan if channel.level is None else channel.level for channel in self.channels]
@@ -70,10 +70,10 @@ class TableAxes:
     """Axes of a table of scores.
 
     Attributes:
-        rows: channels and winds.
+        rows: rows of the table, channels and winds.
         leads: (L,) lead times in minutes.
-        seasons: from `credit.verify.statistics.seasons.cases_by_season`.
-        regions: names of the regions.
+        seasons: name -> (N,) bool, True for its cases, from `credit.verify.statistics.seasons.cases_by_season`.
+        regions: names of the R regions.
     """
 
     rows: TableRows
@@ -103,26 +103,57 @@ def build_table(
         axes: rows, lead times, seasons and regions.
         attributes: global attributes: ``n_cases``, ``level_units`` and others that describe the scores.
         histograms: forecast -> rank histograms of its channels, of the ensembles.
-        events: results of events and precipitation.
+        events: results of events and precipitation; None if there are none.
         forecast_attributes: forecast -> attributes of its run, see `credit.verify.report.metadata.describe_forecasts`.
     """
     events = events or EventResults()
     forecasts = list(statistics)
-    leads = axes.leads
-    initial_times = statistics["model"][0].initial_times
+    n_blocks = _count_blocks_by_season(statistics["model"][0].initial_times, axes)
+    variables = _score_variables(statistics, axes)
+    variables |= _comparisons(statistics, axes, events, n_blocks)
+    if histograms:
+        variables |= _rank_variables(histograms, statistics, axes)
+    variables |= events.variables(forecasts, axes.num_channels, axes.leads, axes.seasons)
+
+    # What the forecasts are, and how many cases the scores have.
+    num_members = {name: forecast_statistics.num_members for name, (forecast_statistics, _) in statistics.items()}
+    for name, values in describe_forecasts(num_members, forecast_attributes or {}).items():
+        variables[name] = ("forecast", values)
+    variables["n_cases"] = ("season", [int(is_in_season.sum()) for is_in_season in axes.seasons.values()])
+    variables["n_blocks"] = (("season", "lead"), n_blocks)
+    coordinates = {
+        "forecast": forecasts,
+        "reference": list(opponents_by_reference(forecasts)),
+        "season": list(axes.seasons),
+        "lead": ("lead", axes.leads / 60.0, {"units": "hour", "standard_name": "forecast_period"}),
+        "region": list(axes.regions),
+        **axes.rows.coordinates(),
+        **events.coordinates(axes.rows.channels),
+    }
+    return ScoreTable(xr.Dataset(variables, coordinates, dict(attributes)))
+
+
+def _count_blocks_by_season(initial_times: np.ndarray, axes: TableAxes) -> np.ndarray:
+    """Return the number of blocks of days by season and lead time, (seasons, L)."""
+    # Blocks are longer at longer lead times, so there are fewer of them.
+    n_blocks = []
+    for is_in_season in axes.seasons.values():
+        season_times = initial_times[is_in_season]
+        n_blocks.append([count_blocks(season_times, lead) for lead in axes.leads.tolist()])
+    return np.array(n_blocks)
+
+
+def _score_variables(statistics: StatisticsByForecast, axes: TableAxes) -> Variables:
+    """Return the scores of channels and winds, with the ends of their intervals."""
+    forecasts = list(statistics)
     metrics = METRICS
     if _has_ensemble(statistics):
         metrics = METRICS + ENSEMBLE_METRICS
     num_rows = axes.num_channels + len(axes.rows.winds)
-    scores = compute_seasonal_scores(statistics, forecasts, metrics, num_rows, leads, axes.seasons)
+    scores = compute_seasonal_scores(statistics, forecasts, metrics, num_rows, axes.leads, axes.seasons)
     # The anomaly of climatology is zero, so it has no correlation; rounding may leave one.
     for name in CORRELATIONS:
         scores[name][forecasts.index("climatology")] = np.nan
-    # Blocks are longer at longer lead times, so there are fewer of them.
-    n_blocks = []
-    for is_in_season in axes.seasons.values():
-        n_blocks.append([count_blocks(initial_times[is_in_season], lead) for lead in leads.tolist()])
-
     variables: Variables = {}
     for name, values in scores.items():
         channel_values = values[:, :, : axes.num_channels]
@@ -131,28 +162,11 @@ def build_table(
         for name, values in scores.items():
             wind_values = values[:, :, axes.num_channels :]
             variables[WIND_NAMES[name]] = (("forecast", "season", "wind", "lead", "region"), wind_values)
-    variables |= _comparisons(statistics, axes, events, np.array(n_blocks))
-    if histograms:
-        variables |= _rank_variables(histograms, statistics, axes)
-    variables |= events.variables(forecasts, axes.num_channels, leads, axes.seasons)
-    members = {name: forecast_statistics.num_members for name, (forecast_statistics, _) in statistics.items()}
-    for name, values in describe_forecasts(members, forecast_attributes or {}).items():
-        variables[name] = ("forecast", values)
-    variables["n_cases"] = ("season", [int(is_in_season.sum()) for is_in_season in axes.seasons.values()])
-    variables["n_blocks"] = (("season", "lead"), n_blocks)
-    coordinates = {
-        "forecast": forecasts,
-        "reference": list(opponents_by_reference(forecasts)),
-        "season": list(axes.seasons),
-        "lead": ("lead", leads / 60.0, {"units": "hour", "standard_name": "forecast_period"}),
-        "region": list(axes.regions),
-        **axes.rows.coordinates(),
-        **events.coordinates(axes.rows.channels),
-    }
-    return ScoreTable(xr.Dataset(variables, coordinates, dict(attributes)))
+    return variables
 
 
 def _has_ensemble(statistics: StatisticsByForecast) -> bool:
+    """Return True if any forecast has several members."""
     return any(forecast_statistics.num_members > 1 for forecast_statistics, _ in statistics.values())
 
 
@@ -165,7 +179,9 @@ def _comparisons(
     of ensembles of equal size as the plain one, so each has a false discovery rate of its own.
     """
 
-    def compare_rows(contribution, power: float = 1.0) -> tuple[str, dict[str, np.ndarray]]:
+    def compare_rows(
+        contribution: Callable[[DeterministicStatistics, np.ndarray], np.ndarray], power: float = 1.0
+    ) -> tuple[str, dict[str, np.ndarray]]:
         return "row", compare_with_references(statistics, axes.seasons, axes.leads, contribution, power)
 
     forecasts = list(statistics)
@@ -182,8 +198,12 @@ def _comparisons(
     if brier_fair is not None:
         fair_scores["brier_fair"] = "event", brier_fair
 
+    # Each group of scores has its own false discovery rate.
+    score_groups = [scorecard]
+    for name, comparison in fair_scores.items():
+        score_groups.append({name: comparison})
     variables: Variables = {}
-    for scores in (scorecard, *({name: comparison} for name, comparison in fair_scores.items())):
+    for scores in score_groups:
         p_values = [results["p_value"] for _, results in scores.values()]
         adjusted = adjust_scorecard(p_values, n_blocks)
         for (score, (dim, results)), significance in zip(scores.items(), adjusted, strict=True):

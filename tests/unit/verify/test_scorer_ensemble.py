@@ -15,7 +15,7 @@ from credit.forecast.io.forecast_writer import ForecastWriter
 from credit.forecast.io.schema import OutputFields
 from credit.verify.report.metadata import describe_forecasts
 from credit.verify.table.table import ScoreTable
-from credit.verify.verification import verify
+from credit.verify.verification import verify_forecasts
 from tests.unit.verify.conftest import LEADS, STEP, Run, make_config, make_reader
 
 # the truth plus these everywhere: mean 1, variance 4, so spread/skill = sqrt(4/3 * 4 / 1)
@@ -42,7 +42,7 @@ def ensemble(tmp_path_factory: pytest.TempPathFactory, run: Run) -> tuple[ScoreT
     writer.close()
     events = {"warm": {"channel": "t2m", "above": 290.0}, "high": {"channel": "z500", "above_quantile": 0.9}}
     config = make_config(folder, other_forecasts={"single": str(run.folder / "forecasts")}, events=events)
-    return verify(config, reader, open_forecasts(folder / "forecasts"), folder), folder
+    return verify_forecasts(config, reader, open_forecasts(folder / "forecasts"), folder), folder
 
 
 def test_scores_of_members(ensemble: tuple[ScoreTable, Path]) -> None:

@@ -20,7 +20,7 @@ from credit.verify.plots.scores import plot_skill
 from credit.verify.plots.style import format_units
 from credit.verify.report.metadata import describe_data, read_training_log
 from credit.verify.table.table import COMMON_ATTRIBUTES, CSV_COLUMNS, ScoreTable
-from credit.verify.verification import verify
+from credit.verify.verification import verify_forecasts
 from tests.unit.verify.conftest import MODEL_ERROR, Run
 
 
@@ -33,7 +33,7 @@ def table(run: Run) -> ScoreTable:
     (run.folder / "figures").mkdir()
     for name in ("ranks.png", "scorecard_1.png", "maps_q700.png", "animation_z500.gif", "early_rmse.png"):
         (run.folder / "figures" / name).write_text("of another verification, or of the training")
-    return verify(run.config, run.reader, run.archive, run.folder)
+    return verify_forecasts(run.config, run.reader, run.archive, run.folder)
 
 
 def test_every_file_is_there_and_nothing_else(run: Run, table: ScoreTable) -> None:
@@ -136,7 +136,7 @@ def test_the_terminals_table(table: ScoreTable) -> None:
 def test_a_folder_that_cannot_be_written(run: Run, table: ScoreTable, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(CreditError, match="cannot be written"):
-        verify(run.config, run.reader, run.archive, tmp_path / "file")
+        verify_forecasts(run.config, run.reader, run.archive, tmp_path / "file")
 
 
 @pytest.mark.parametrize("name", ["scores.nc", "scores.csv", "report.html"])
@@ -147,7 +147,7 @@ def test_a_full_disk_leaves_the_last_verification_whole(run: Run, table: ScoreTa
     resource.setrlimit(resource.RLIMIT_FSIZE, (len(written[run.folder / name]) - 1, hard))
     try:
         with pytest.raises(CreditError, match=rf"{name}: cannot be written"):
-            verify(run.config, run.reader, run.archive, run.folder)
+            verify_forecasts(run.config, run.reader, run.archive, run.folder)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert {path: path.read_bytes() for path in run.folder.rglob("*") if path.is_file()} == written
