@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -94,8 +95,7 @@ def score_forecasts(
         The verification on the first rank, None on the others.
 
     Raises:
-        DataError: if forecasts and truth differ in grid, calendar or quantities, or have no case in common: with all
-            differences, before anything is computed.
+        DataError: with all differences of forecasts and truth that forbid scoring, before anything is computed.
         ConfigError: if the climatology cannot be computed.
     """
     share = share or WorkShare()
@@ -105,17 +105,13 @@ def score_forecasts(
     is_regridded = config.verification.grid is not None
     leads, cases = select_common_cases(archives, reader, is_regridded, test, config.verification.allow_seen)
     channels = [channel for channel in reader.channels.output if channel.name in archive.channel_names]
-
     # What is unequal or has no scores is reported before the long computation begins.
     missing_leads, gaps = describe_unscored(config, archive, reader, leads, test)
-    seen = describe_seen_periods(archives, test, reader.calendar)
+    notices = {SEEN_PERIODS: describe_seen_periods(archives, test, reader.calendar), MISSING_LEADS: missing_leads}
     if share.index == 0:
-        for message in (seen, missing_leads, *gaps):
-            if message:
-                logger.warning("%s", message)
-        _log_unscored_channels(archive, channels)
+        _log_unscored(archive, channels, [*notices.values(), *gaps])
 
-    # Score the share of this process and bring all shares together.
+    # Score the share of this process and bring all shares together on the first rank, which alone goes on.
     sample = CommonSample(cases, leads, _select_scored_groups(archive, cases))
     figure_leads = _choose_figure_leads(config, leads)
     scorer = CaseScorer(config, reader, archives, channels, splits["train"], sample, figure_leads)
@@ -123,18 +119,11 @@ def score_forecasts(
     scores = gather_scores(lambda: _score_share(scorer, archive, sample, share, example), share.is_sharded)
     if scores is None:
         return None
-
-    # From here on only the first rank goes on.
     table = _build_score_table(config, reader, scorer, sample, scores)
-    if seen:
-        table.dataset.attrs[SEEN_PERIODS] = seen
-    if missing_leads:
-        table.dataset.attrs[MISSING_LEADS] = missing_leads
-    mean_spectra = {}
-    for key, power_NFK in scores.spectra.items():
-        mean_spectra[key] = tuple(power_NFK.mean(axis=0))
-    add_spectra(table, mean_spectra, list(scorer.forecasts))
+    table.dataset.attrs.update({name: notice for name, notice in notices.items() if notice})
     scorer.events.warn_of_missing_seeps(scores.seeps.get("model"))
+    mean_spectra = {key: tuple(power_NFK.mean(axis=0)) for key, power_NFK in scores.spectra.items()}
+    add_spectra(table, mean_spectra, list(scorer.forecasts))
     return Verification(
         table=table,
         grid=scorer.reader.grid,
@@ -191,8 +180,11 @@ def _open_forecasts(config: Config, archive: ForecastSource) -> dict[str, Foreca
     return archives
 
 
-def _log_unscored_channels(archive: ForecastSource, channels: list[Channel]) -> None:
-    """Log which channels of the forecasts have no scores because the data do not predict them."""
+def _log_unscored(archive: ForecastSource, channels: list[Channel], warnings: Sequence[str]) -> None:
+    """Log the warnings that are not empty, and which channels the data do not predict, so that they have no scores."""
+    for message in warnings:
+        if message:
+            logger.warning("%s", message)
     scored_names = {channel.name for channel in channels}
     unscored = [name for name in archive.channel_names if name not in scored_names]
     if unscored:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from credit.calendar import Calendar
 from credit.verify.partial_scores import FieldsByChannelAndLead
 from credit.verify.plots.animation import write_animation
 from credit.verify.plots.hovmoeller import plot_hovmoeller, plot_latitude_time
@@ -32,35 +33,52 @@ def draw_example(verification: Verification, reader: FieldReader, folder: Path) 
     Raises:
         CreditError: if a figure cannot be written.
     """
-    evolution = verification.evolution
-    units = verification.table.units
-    start = verification.example, reader.calendar
     forecast_name = verification.table.display_name("model")
-    if evolution.is_ensemble:
+    if verification.evolution.is_ensemble:
         forecast_name = f"ensemble mean of {forecast_name}"
     background = MapBackground.build(reader, verification.grid)
+    # Animations have their own grid.
+    frame_background = MapBackground.build(reader, verification.evolution.frame_grid)
+    return [
+        *_draw_maps(verification, reader.calendar, background, forecast_name, folder),
+        *_draw_time_diagrams(verification, reader.calendar, background, forecast_name, folder),
+        *_draw_animations(verification, reader.calendar, frame_background, forecast_name, folder),
+    ]
 
-    # Maps.
+
+def _draw_maps(
+    verification: Verification, calendar: Calendar, background: MapBackground, forecast_name: str, folder: Path
+) -> list[tuple[str, Path]]:
+    """Draw maps of the example; return (caption, path) of the figures."""
     figures = []
     for name in verification.figure_channels:
         fields = _by_lead(verification.maps, name)
         path = save_figure(
-            folder / f"maps_{name}.png", plot_maps, name, units(name), fields, *start, background, forecast_name
-        )
+            folder / f"maps_{name}.png", plot_maps, name, verification.table.units(name), fields, verification.example,
+            calendar, background, forecast_name,
+        )  # fmt: skip
         caption = (
             f"{name}: truth, forecast, error and, of an ensemble, spread; one initial time. Each error has its own "
             "scale."
         )
         figures.append((caption, path))
+    return figures
 
-    # Diagrams over time.
+
+def _draw_time_diagrams(
+    verification: Verification, calendar: Calendar, background: MapBackground, forecast_name: str, folder: Path
+) -> list[tuple[str, Path]]:
+    """Draw Hovmoeller diagrams of the example by longitude and by latitude; return (caption, path) of the figures."""
+    evolution = verification.evolution
     south, north = evolution.band
+    figures = []
     for name in verification.figure_channels:
+        units = verification.table.units(name)
         band_means = _by_lead(evolution.band_means, name)
         if _can_be_drawn(band_means):
             path = save_figure(
-                folder / f"hovmoeller_{name}.png",
-                plot_hovmoeller, name, units(name), band_means, evolution.band, forecast_name, *start, background,
+                folder / f"hovmoeller_{name}.png", plot_hovmoeller, name, units, band_means, evolution.band,
+                forecast_name, verification.example, calendar, background,
             )  # fmt: skip
             caption = (
                 f"{name}: Hovmoeller diagram of the same forecast, mean over {south:g} to {north:g} degrees north. "
@@ -70,21 +88,27 @@ def draw_example(verification: Verification, reader: FieldReader, folder: Path) 
         zonal_means = _by_lead(evolution.zonal_means, name)
         if _can_be_drawn(zonal_means):
             path = save_figure(
-                folder / f"hovmoeller_latitude_{name}.png",
-                plot_latitude_time, name, units(name), zonal_means, forecast_name, *start, verification.grid,
+                folder / f"hovmoeller_latitude_{name}.png", plot_latitude_time, name, units, zonal_means, forecast_name,
+                verification.example, calendar, verification.grid,
             )  # fmt: skip
             caption = (
                 f"{name}: zonal mean of the same forecast by lead time and latitude. An error that stays "
                 "and grows to the right is a drift of these latitudes; waves cancel in a zonal mean."
             )
             figures.append((caption, path))
+    return figures
 
-    # Animations, on their own grid.
-    background = MapBackground.build(reader, evolution.frame_grid)
-    for name in dict.fromkeys(channel for channel, _ in evolution.animation_frames):
-        frames = _by_lead(evolution.animation_frames, name)
+
+def _draw_animations(
+    verification: Verification, calendar: Calendar, background: MapBackground, forecast_name: str, folder: Path
+) -> list[tuple[str, Path]]:
+    """Write animations of the example; return (caption, path) of the files."""
+    all_frames = verification.evolution.animation_frames
+    figures = []
+    for name in dict.fromkeys(channel for channel, _ in all_frames):
         path = write_animation(
-            folder / f"animation_{name}.gif", name, units(name), frames, forecast_name, *start, background
+            folder / f"animation_{name}.gif", name, verification.table.units(name), _by_lead(all_frames, name),
+            forecast_name, verification.example, calendar, background,
         )  # fmt: skip
         figures.append((f"{name}: the same forecast and its truth from lead time to lead time.", path))
     return figures

@@ -238,16 +238,22 @@ def plot_scorecard(table: ScoreTable, reference: str, regions: Sequence[str]) ->
         shrink=min(1.0, 5 / height),
         aspect=7 * min(height, 5.0),
     )
-    opponent = "best baseline" if reference == BEST_BASELINE else table.display_name(reference)
-    title = f"{table.display_name('model')} against {opponent}"
-    hatching = "hatched: significant" if significant.any() else "nothing is significant"
-    note = f"(blue: better, orange: worse; {hatching})"
     max_letters = int(LETTERS_PER_INCH * width)
-    if len(title) + len(note) < max_letters:
-        figure.suptitle(f"{title} {note}")
-    else:
-        figure.suptitle(f"{wrap_text(title, max_letters)}\n{note}")
+    figure.suptitle(_scorecard_title(table, reference, bool(significant.any()), max_letters))
     return figure
+
+
+def _scorecard_title(table: ScoreTable, reference: str, is_any_significant: bool, max_letters: int) -> str:
+    """Return the title of a scorecard, in several lines if it has more letters than fit into one."""
+    opponent = "best baseline"
+    if reference != BEST_BASELINE:
+        opponent = table.display_name(reference)
+    title = f"{table.display_name('model')} against {opponent}"
+    hatching = "hatched: significant" if is_any_significant else "nothing is significant"
+    note = f"(blue: better, orange: worse; {hatching})"
+    if len(title) + len(note) < max_letters:
+        return f"{title} {note}"
+    return f"{wrap_text(title, max_letters)}\n{note}"
 
 
 def _panel_height(table: ScoreTable) -> float:

@@ -141,21 +141,6 @@ def build_page_scores(table: ScoreTable, channel: str, max_values: int = MAX_VAL
     season_index = range(1)
     if budget.seasons:
         season_index = range(len(table.seasons))
-    # Curves by score, season, forecast, row and region.
-    curves = {}
-    for score, suffix, all_seasons_only in _curve_sets(scores, budget):
-        curves_by_season = []
-        for season in season_index:
-            if all_seasons_only and season > 0:
-                curves_by_season.append(None)
-            else:
-                curves_by_season.append(_pack_score(table, score, suffix, season, leads))
-        curves[score.curve_name(suffix)] = curves_by_season
-    # The scorecard, with differences in percent.
-    card_rows = scorecard_rows(table)
-    for result, factor in (("difference", 100.0), ("significant", 1.0)):
-        values = scorecard_values(table, card_rows, result)
-        curves[result] = [_pack_nested(values[:, season][:, :, leads] * factor) for season in season_index]
     seasons = []
     for season in season_index:
         seasons.append(
@@ -173,16 +158,41 @@ def build_page_scores(table: ScoreTable, channel: str, max_values: int = MAX_VAL
         "seasons": seasons,
         "leads": [table.lead_hours[lead] for lead in leads],
         "rows": list(_row_entries(table)),
-        "card": [{"name": row.name, "score": row.score, "row": row.row} for row in card_rows],
+        "card": [{"name": row.name, "score": row.score, "row": row.row} for row in scorecard_rows(table)],
         "level_units": str(data.attrs["level_units"]),
         "metrics": [score.to_dict() for score in scores],
         "least_blocks": MIN_BLOCKS_FOR_INTERVALS,
         "enough_blocks": MIN_BLOCKS_FOR_SIGNIFICANCE,
         "first_reference": str(data.attrs.get("compared_with", references[0])),
         "first_row": table.channels.index(channel),
-        "curves": curves,
+        "curves": _pack_all_curves(table, scores, budget, season_index),
     }
     return page, _describe_left_out(table, budget, sorted({score.variable for score in scores}))
+
+
+def _pack_all_curves(
+    table: ScoreTable, scores: Sequence[ReportScore], budget: PageBudget, season_index: Sequence[int]
+) -> dict[str, list]:
+    """Return name of a score, of an end of its interval or of a result of the scorecard -> its curves.
+
+    The curves are in nested lists by season, forecast (or reference), row and region.
+    """
+    leads = budget.leads(len(table.lead_hours))
+    curves = {}
+    for score, suffix, all_seasons_only in _curve_sets(scores, budget):
+        curves_by_season = []
+        for season in season_index:
+            if all_seasons_only and season > 0:
+                curves_by_season.append(None)
+            else:
+                curves_by_season.append(_pack_score(table, score, suffix, season, leads))
+        curves[score.curve_name(suffix)] = curves_by_season
+    # The scorecard, with differences in percent.
+    card_rows = scorecard_rows(table)
+    for result, factor in (("difference", 100.0), ("significant", 1.0)):
+        values = scorecard_values(table, card_rows, result)
+        curves[result] = [_pack_nested(values[:, season][:, :, leads] * factor) for season in season_index]
+    return curves
 
 
 def _curve_sets(scores: Sequence[ReportScore], budget: PageBudget) -> Iterator[tuple[ReportScore, str, bool]]:

@@ -30,8 +30,7 @@ _BLOCK_CELLS = 64
 
 @compiled
 def member_sums(
-    members_MCP: np.ndarray, channel: int, truth_P: np.ndarray, valid_P: np.ndarray, segments: Segments,
-    out: np.ndarray,
+    members_MCP: np.ndarray, channel: int, truth_P: np.ndarray, valid_P: np.ndarray, segments: Segments, out: np.ndarray
 ) -> None:  # fmt: skip
     """Write the sums of one channel's members, in time O(M log^2 M).
 
@@ -39,12 +38,11 @@ def member_sums(
 
     Args:
         members_MCP: the members, contiguous in memory.
-        channel: index of the channel among C.
+        channel: index of the channel.
         truth_P: the truth of that channel.
         valid_P: bool; other cells do not count, whatever their values.
         segments: the S segments.
-        out: (4 + M, S): sums of the members' absolute errors, of D, of the unbiased variance over members, and the
-            frequency of each of the truth's ranks 0 to M.
+        out: (4 + M, S): sums of absolute errors, of D, of the unbiased variance over members, of each rank 0 to M.
     """
     segment_starts, segment_stops = segments
     num_members = members_MCP.shape[0]
@@ -63,7 +61,6 @@ def member_sums(
             members_equal[:] = 0.0
             mean_error[:] = 0.0
             absolute = square = distances = 0.0
-            # Errors of the members rather than their values: sorting and distances are the same.
             for m in range(num_members):
                 x = members_MCP[m, channel, start : start + cells]
                 row = errors[m]
@@ -74,7 +71,7 @@ def member_sums(
                     mean_error[i] += error / num_members
                     members_below[i] += 1.0 if error < 0.0 else 0.0
                     members_equal[i] += 1.0 if error == 0.0 else 0.0
-            # With sorted errors the distances of all pairs are a weighted sum.
+            # The errors are sorted instead of the members, which have the same order and distances.
             _sort_columns(errors, cells)
             for m in range(num_members):
                 row = errors[m]
