@@ -16,16 +16,23 @@ import numpy as np
 
 from credit.errors import ConfigError, DataError, did_you_mean
 
+# CF units of every time in this package.
 TIME_UNITS = "minutes since 1900-01-01 00:00:00"
 CALENDARS = ("standard", "proleptic_gregorian", "noleap", "all_leap", "360_day", "julian")
+# Other CF names of the same calendars.
 _ALIASES = {"gregorian": "standard", "365_day": "noleap", "366_day": "all_leap"}
 _UNIT_MINUTES = {"min": 1, "h": 60, "d": 1440}
-_APPROXIMATE_YEAR_MINUTES = 525_960  # 365.25 days
-_ISO = re.compile(r"^(\d{4})-(\d{2})-(\d{2})(?:[T ](\d{2})(?::?(\d{2})(?::?(\d{2}))?)?Z?)?$")
+_MINUTES_PER_JULIAN_YEAR = 525_960  # 365.25 days
+# Year, month and day, then optionally hour, minute and second.
+_ISO_8601 = re.compile(r"^(\d{4})-(\d{2})-(\d{2})(?:[T ](\d{2})(?::?(\d{2})(?::?(\d{2}))?)?Z?)?$")
 
 
 def parse_duration(text: str | int | float, key: str = "duration") -> int:
     """Return minutes of a duration such as ``"6h"``, ``"30min"`` or ``"10d"``; a bare number means hours.
+
+    Args:
+        text: the duration.
+        key: config key that it belongs to, for the message.
 
     Raises:
         ConfigError: if it is not a positive whole number of minutes.
@@ -41,7 +48,7 @@ def parse_duration(text: str | int | float, key: str = "duration") -> int:
 
 
 def format_duration(minutes: int) -> str:
-    """Return the shortest exact form in hours or minutes, for example ``"6h"`` or ``"30min"``."""
+    """Return a duration in minutes as text in whole hours or, if there are none, in minutes: ``"6h"``, ``"30min"``."""
     if minutes % 60 == 0:
         return f"{minutes // 60}h"
     return f"{minutes}min"
@@ -53,6 +60,9 @@ class Calendar:
 
     Attributes:
         name: CF calendar name, one of `CALENDARS` (``gregorian``, ``365_day`` and ``366_day`` are accepted).
+
+    Raises:
+        DataError: for any other name.
     """
 
     name: str = "standard"
@@ -66,10 +76,14 @@ class Calendar:
     def parse(self, text: str, key: str = "time") -> int:
         """Return the minutes of an ISO 8601 date or date and time, UTC.
 
+        Args:
+            text: the time, for example ``2000-01-01`` or ``2000-01-01T06:00``.
+            key: config key that it belongs to, for the message.
+
         Raises:
             ConfigError: if the text is not a date of this calendar.
         """
-        match = _ISO.match(str(text).strip())
+        match = _ISO_8601.match(str(text).strip())
         if match is None:
             raise ConfigError(f'{key}: "{text}" is not a time; write 2000-01-01 or 2000-01-01T06:00 (UTC)')
         # Year, month, day, and hour, minute, second where they are given.
@@ -81,21 +95,31 @@ class Calendar:
         return int(cftime.date2num(date, TIME_UNITS, self.name))
 
     def parse_period_end(self, text: str, key: str = "time") -> int:
-        """Return the minutes of a text as `parse`, but of a date without a time the last minute of that day."""
+        """Return the minutes of a text as `parse`, but of a date without a time the last minute of that day.
+
+        Raises:
+            ConfigError: as `parse`.
+        """
         minutes = self.parse(text, key)
-        has_time = "T" in str(text) or " " in str(text).strip()
-        return minutes if has_time else minutes + 1439
+        has_time_of_day = "T" in str(text) or " " in str(text).strip()
+        if has_time_of_day:
+            return minutes
+        return minutes + _UNIT_MINUTES["d"] - 1
 
     def datetime(self, minutes: int) -> cftime.datetime:
         """Return the calendar date of `minutes`."""
         return cftime.num2date(int(minutes), TIME_UNITS, self.name)
 
     def format(self, minutes: int) -> str:
-        """Return ``YYYY-MM-DDTHH:MM``."""
+        """Return the time of `minutes` as text, ``YYYY-MM-DDTHH:MM``."""
         return self.datetime(minutes).strftime("%Y-%m-%dT%H:%M")
 
     def minutes_from_cf(self, values: np.ndarray, units: str) -> np.ndarray:
         """Return int64 minutes of CF-encoded times, rounded to the minute.
+
+        Args:
+            values: times of any shape, in `units` of this calendar.
+            units: CF units, for example ``hours since 2000-01-01``.
 
         Raises:
             DataError: if the units cannot be decoded.
@@ -108,34 +132,36 @@ class Calendar:
         return np.rint(np.asarray(minutes, dtype=np.float64)).astype(np.int64)
 
     def year_fraction(self, minutes: np.ndarray) -> np.ndarray:
-        """Return the fraction of the calendar year elapsed, in [0, 1), float64, any shape."""
+        """Return the fraction of the calendar year elapsed at `minutes` of any shape: in [0, 1), float64."""
         flat = np.atleast_1d(minutes).ravel()
-        years = [_year_of(self.name, int(value)) for value in flat]
-        begin = np.array([_new_year(self.name, year) for year in years], dtype=np.float64)
-        end = np.array([_new_year(self.name, year + 1) for year in years], dtype=np.float64)
+        years = [_find_year(self.name, int(value)) for value in flat]
+        begin = np.array([_first_minute_of_year(self.name, year) for year in years], dtype=np.float64)
+        end = np.array([_first_minute_of_year(self.name, year + 1) for year in years], dtype=np.float64)
         return ((flat - begin) / (end - begin)).reshape(np.shape(minutes))
 
     @property
     def days_per_year(self) -> int:
-        """Return the days of a year that is not a leap year."""
-        return (_new_year(self.name, 2002) - _new_year(self.name, 2001)) // 1440
+        """Number of days of a year that is not a leap year."""
+        # 2001 is a leap year in no calendar but all_leap.
+        return (_first_minute_of_year(self.name, 2002) - _first_minute_of_year(self.name, 2001)) // 1440
 
     def day_fraction(self, minutes: np.ndarray) -> np.ndarray:
-        """Return the fraction of the UTC day elapsed, in [0, 1), float64, any shape."""
+        """Return the fraction of the UTC day elapsed at `minutes` of any shape: in [0, 1), float64."""
         return np.mod(np.asarray(minutes, dtype=np.float64), 1440.0) / 1440.0
 
 
 @lru_cache(maxsize=1024)
-def _new_year(calendar: str, year: int) -> int:
+def _first_minute_of_year(calendar: str, year: int) -> int:
     """Return the first minute of a year."""
     return int(cftime.date2num(cftime.datetime(year, 1, 1, calendar=calendar), TIME_UNITS, calendar))
 
 
-def _year_of(calendar: str, minutes: int) -> int:
+def _find_year(calendar: str, minutes: int) -> int:
     """Return the year that contains a minute; a hundred times as fast as the date of cftime."""
-    year = 1900 + minutes // _APPROXIMATE_YEAR_MINUTES
-    while _new_year(calendar, year + 1) <= minutes:
+    # An estimate that is right to a year or so, then corrected year by year.
+    year = 1900 + minutes // _MINUTES_PER_JULIAN_YEAR
+    while _first_minute_of_year(calendar, year + 1) <= minutes:
         year += 1
-    while _new_year(calendar, year) > minutes:
+    while _first_minute_of_year(calendar, year) > minutes:
         year -= 1
     return year

@@ -30,6 +30,7 @@ DERIVED_VARIABLE_INPUTS = {
     "relative_humidity_water": {"temperature": "t", "specific_humidity": "q"},
     "wind_speed": {"eastward_wind": "u", "northward_wind": "v"},
 }
+# A variable with declared missing values adds a static channel of this name.
 MASK_SUFFIX = "_mask"
 # Channels that figures show by default, as far as the run has them.
 _DEFAULT_FIGURE_CHANNELS = ("z500", "t850", "t2m", "msl", "u850", "u10", "q700", "u250", "v10", "tp")
@@ -62,6 +63,11 @@ class ChannelMap:
         channels: all channels; their order within a group is kept.
         input_order: the order of the groups in the input.
 
+    Attributes:
+        input: channels of the model's input, group by group in `input_order`.
+        output: channels of the model's output: prognostic, then diagnostic.
+        input_order: the order of the groups in the input.
+
     Raises:
         ConfigError: if two channels have the same name.
     """
@@ -88,8 +94,8 @@ class ChannelMap:
         cls,
         variables: Mapping[str, Mapping[str, Sequence[str]]],
         levels: Sequence[float],
-        levels_of: Mapping[str, Sequence[float]] | None = None,
-        masked: Iterable[str] = (),
+        levels_by_variable: Mapping[str, Sequence[float]] | None = None,
+        masked_variables: Iterable[str] = (),
         input_order: Sequence[str] = INPUT_GROUPS,
         level_units: str = "hPa",
     ) -> ChannelMap:
@@ -98,11 +104,15 @@ class ChannelMap:
         Args:
             variables: group -> ``{"vars_3D": [...], "vars_2D": [...]}``.
             levels: level values of the 3-D variables, in `level_units`.
-            levels_of: variable -> its levels, where they differ from `levels`.
-            masked: variables with declared missing values; each adds a static channel ``NAME_mask``.
+            levels_by_variable: variable -> its levels, where they differ from `levels`.
+            masked_variables: variables with declared missing values; each adds a static channel ``NAME_mask``.
             input_order: the order of the groups in the input.
             level_units: part of a channel's name only where name and level alone collide with a 2-D variable.
+
+        Raises:
+            ConfigError: if two channels have the same name.
         """
+        levels_by_variable = levels_by_variable or {}
         names_2d = set()
         for members in variables.values():
             names_2d.update(members["vars_2D"])
@@ -110,7 +120,7 @@ class ChannelMap:
         for group in GROUPS:
             members = variables.get(group, {"vars_3D": (), "vars_2D": ()})
             for variable in members["vars_3D"]:
-                for level in (levels_of or {}).get(variable, levels):
+                for level in levels_by_variable.get(variable, levels):
                     name = f"{variable}{level:g}"
                     if name in names_2d:
                         # For example the 3-D variable t at level 2 and the 2-D variable t2.
@@ -120,7 +130,7 @@ class ChannelMap:
             for variable in members["vars_2D"]:
                 source = "computed" if variable in computed_variables else "data"
                 channels.append(Channel(variable, variable, None, group, source))
-        for variable in masked:
+        for variable in masked_variables:
             channels.append(Channel(variable + MASK_SUFFIX, variable, None, "static", "mask"))
         return cls(channels, input_order)
 
@@ -129,7 +139,11 @@ class ChannelMap:
         return self._by_group[group]
 
     def input_slice(self, group: str) -> slice:
-        """Return the slice of a group in the input channels."""
+        """Return the slice of a group in the input channels.
+
+        Raises:
+            KeyError: for ``diagnostic``, which is not an input.
+        """
         start = 0
         for name in self.input_order:
             length = len(self._by_group[name])
@@ -139,20 +153,28 @@ class ChannelMap:
         raise KeyError(f"{group} is not an input group")
 
     def output_slice(self, group: str) -> slice:
-        """Return the slice of ``prognostic`` or ``diagnostic`` in the output channels."""
+        """Return the slice of ``prognostic`` or ``diagnostic`` in the output channels.
+
+        Raises:
+            KeyError: for any other group.
+        """
         num_prognostic = len(self._by_group["prognostic"])
         slices = {"prognostic": slice(0, num_prognostic), "diagnostic": slice(num_prognostic, len(self.output))}
         return slices[group]
 
     @property
     def stored(self) -> tuple[Channel, ...]:
-        """Return the time-varying channels read from data: prognostic, diagnostic, then dynamic forcing."""
-        return self.output + tuple(c for c in self._by_group["dynamic_forcing"] if c.source == "data")
+        """Time-varying channels that are read from data: prognostic, diagnostic, then dynamic forcing."""
+        return self.output + self._read_from_data("dynamic_forcing")
 
     @property
     def static_stored(self) -> tuple[Channel, ...]:
-        """Return the static channels read from data."""
-        return tuple(c for c in self._by_group["static"] if c.source == "data")
+        """Static channels that are read from data."""
+        return self._read_from_data("static")
+
+    def _read_from_data(self, group: str) -> tuple[Channel, ...]:
+        """Return the channels of a group that are neither computed nor masks."""
+        return tuple(channel for channel in self._by_group[group] if channel.source == "data")
 
     def to_dict(self) -> dict[str, object]:
         """Return a JSON-ready description, for checkpoints and stores."""
@@ -163,8 +185,9 @@ class ChannelMap:
 
     @classmethod
     def from_dict(cls, data: Mapping) -> ChannelMap:
-        """Inverse of `to_dict`."""
-        return cls([Channel(**c) for c in data["channels"]], data["input_order"])
+        """Return the channels of a description; inverse of `to_dict`."""
+        channels = [Channel(**attributes) for attributes in data["channels"]]
+        return cls(channels, data["input_order"])
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, ChannelMap) and self.to_dict() == other.to_dict()
@@ -189,10 +212,10 @@ class ChannelMap:
 
 
 def select_figure_channels(requested: Sequence[str] | None, channels: Sequence[Channel], key: str) -> list[str]:
-    """Return the names of the channels that figures show.
+    """Return the names of the channels that figures show, at most four by default.
 
     Args:
-        requested: names; None selects well-known channels.
+        requested: names from the config; None selects well-known channels.
         channels: the channels that are scored.
         key: config key of `requested`, for the error.
 
@@ -210,10 +233,19 @@ def select_figure_channels(requested: Sequence[str] | None, channels: Sequence[C
 
 
 def take_channels(fields: np.ndarray, channels: list[int]) -> np.ndarray:
-    """Return some channels of (..., C, H, W), a view where they are adjacent."""
+    """Return some channels of fields, a view where they are adjacent.
+
+    Args:
+        fields: (..., C, H, W).
+        channels: indices of K channels.
+
+    Returns:
+        (..., K, H, W).
+    """
     first = channels[0]
     stop = channels[-1] + 1
-    index = slice(first, stop) if channels == list(range(first, stop)) else channels
+    are_adjacent = channels == list(range(first, stop))
+    index = slice(first, stop) if are_adjacent else channels
     if fields.ndim == 3:
         # `LazyWeightedSum` is indexed by channel only.
         return fields[index]

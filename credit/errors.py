@@ -9,52 +9,63 @@ import difflib
 import os
 from collections.abc import Iterable
 
-# Twice the letters in common over all letters. One wrong letter of three gives 0.67; at 0.6 and below, names that mean
-# something else are alike by chance ("mode" and "folder").
-_LEAST_LIKENESS = 0.65
+# Likeness of `difflib`: twice the letters in common over all letters. One wrong letter of three gives 0.67; at 0.6 and
+# below, names that mean something else are alike by chance ("mode" and "folder").
+_MIN_LIKENESS = 0.65
 
 
 class CreditError(Exception):
-    """Base of every error that is addressed to the user; the commands print it without a traceback."""
+    """Base of every error that is addressed to the user; the commands print it without a traceback.
+
+    Attributes:
+        exit_code: exit status of the command that ends with this error.
+    """
 
     exit_code = 1
 
 
 class ConfigError(CreditError):
-    """A wrong key, type, range or combination in a config; exit code 2."""
+    """Error for a wrong key, type, range or combination in a config; exit code 2."""
 
     exit_code = 2
 
 
 class DataError(CreditError):
-    """Input data that is missing, unreadable or not what the config says; exit code 2."""
+    """Error for input data that are missing, unreadable or not what the config says; exit code 2."""
 
     exit_code = 2
 
 
 class CheckpointError(CreditError):
-    """A checkpoint that is missing, damaged or of another model."""
+    """Error for a checkpoint that is missing, damaged or of another model; exit code 1."""
 
 
 def find_nearest(name: str, choices: Iterable[str]) -> str | None:
     """Return the choice nearest to `name`, None where none is near."""
     names = sorted({str(choice) for choice in choices})
-    candidates = difflib.get_close_matches(str(name), names, n=max(len(names), 1), cutoff=_LEAST_LIKENESS)
+    candidates = difflib.get_close_matches(str(name), names, n=max(len(names), 1), cutoff=_MIN_LIKENESS)
     if not candidates:
         return None
     # Of candidates with equally many letters in common, such as z850 and z500 for z501, take the one whose beginning
     # agrees for longest.
-    likeness = {candidate: difflib.SequenceMatcher(None, candidate, str(name)).ratio() for candidate in candidates}
-    return max(
-        candidates,
-        key=lambda candidate: (likeness[candidate], len(os.path.commonprefix([candidate, str(name)]))),
-    )
+
+    def sort_key(candidate: str) -> tuple[float, int]:
+        likeness = difflib.SequenceMatcher(None, candidate, str(name)).ratio()
+        common_beginning = os.path.commonprefix([candidate, str(name)])
+        return likeness, len(common_beginning)
+
+    return max(candidates, key=sort_key)
 
 
 def did_you_mean(name: str, choices: Iterable[str]) -> str:
-    """Return ``'; did you mean "x"?'`` for the choice nearest to `name`, or the list of choices where none is near."""
+    """Return the end of a message about a wrong name: the nearest choice or, where none is near, all choices.
+
+    For example ``'; did you mean "x"?'``; the empty string if there are no choices.
+    """
     names = sorted({str(choice) for choice in choices})
     nearest = find_nearest(name, names)
     if nearest is not None:
         return f'; did you mean "{nearest}"?'
-    return f"; choices are {', '.join(names)}" if names else ""
+    if names:
+        return f"; choices are {', '.join(names)}"
+    return ""

@@ -12,12 +12,18 @@ import numpy as np
 
 from credit.errors import DataError
 
+# Coordinates that differ by less are the same: float32 degrees are exact to about 3e-5.
 _TOLERANCE_DEGREES = 1e-3
 
 
 @dataclass(frozen=True)
 class AxisOrder:
-    """Indices that bring fields from the order of a file to that of the grid: ``field[..., rows, :][..., columns]``."""
+    """Indices that bring fields from the order of a file to that of the grid: ``field[..., rows, :][..., columns]``.
+
+    Attributes:
+        rows: (H,) indices of the file's rows, from north to south.
+        columns: (W,) indices of the file's columns, eastward from the smallest longitude.
+    """
 
     rows: np.ndarray
     columns: np.ndarray
@@ -64,8 +70,8 @@ class LatLonGrid:
         if np.abs(lat).max() > 90 + _TOLERANCE_DEGREES:
             raise DataError(f"{origin}: latitude {lat[np.abs(lat).argmax()]:g} is outside -90..90 degrees")
         rows = np.argsort(-lat, kind="stable")
-        ordered = np.clip(lat[rows], -90.0, 90.0)
-        if np.diff(ordered).max() > -1e-6:
+        southward = np.clip(lat[rows], -90.0, 90.0)
+        if np.diff(southward).max() > -1e-6:
             raise DataError(f"{origin}: latitudes repeat; every row must have its own")
         # A float32 longitude of 0 that was shifted by 360 may lie just below 360.
         is_zero = np.mod(lon, 360.0) > 360.0 - _TOLERANCE_DEGREES
@@ -73,16 +79,22 @@ class LatLonGrid:
         columns = np.argsort(wrapped, kind="stable")
         eastward = wrapped[columns]
         _refuse_repeated_columns(eastward, columns, lon, origin)
-        _check_global_longitudes(eastward, origin)
+        _require_global_longitudes(eastward, origin)
         if lat_bounds is None:
-            bounds = _bounds_from_centres(ordered, origin)
+            bounds = _bounds_from_centres(southward, origin)
         else:
-            bounds = _bounds_from_file(np.asarray(lat_bounds, dtype=np.float64), rows, ordered, origin)
-        return cls(ordered, eastward, bounds), AxisOrder(rows, columns)
+            bounds = _bounds_from_file(np.asarray(lat_bounds, dtype=np.float64), rows, southward, origin)
+        return cls(southward, eastward, bounds), AxisOrder(rows, columns)
 
     @classmethod
     def equiangular(cls, rows: int, columns: int, poles: bool) -> LatLonGrid:
-        """Return the grid with equally spaced rows, the outermost on the poles or half a cell away from them."""
+        """Return the grid with equally spaced rows and columns; the first column is at longitude 0.
+
+        Args:
+            rows: number of rows.
+            columns: number of columns.
+            poles: whether the outermost rows lie on the poles, instead of half a cell away from them.
+        """
         northernmost = 90.0 if poles else 90.0 - 90.0 / rows
         lat = np.linspace(northernmost, -northernmost, rows)
         lon = np.arange(columns) * 360.0 / columns
@@ -90,12 +102,12 @@ class LatLonGrid:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Return (rows, columns)."""
+        """Number of rows and of columns, (H, W)."""
         return len(self.lat), len(self.lon)
 
     @property
     def has_pole_points(self) -> bool:
-        """Return whether the first and the last row are the poles themselves."""
+        """True if the first and the last row are the poles themselves."""
         has_north_pole = abs(self.lat[0] - 90) < _TOLERANCE_DEGREES
         has_south_pole = abs(self.lat[-1] + 90) < _TOLERANCE_DEGREES
         return bool(has_north_pole and has_south_pole)
@@ -113,7 +125,7 @@ class LatLonGrid:
         """Return (C, H, W) cell areas as fractions of the valid area of each channel, float64, summing to 1 over each.
 
         Args:
-            valid_CHW: bool, False in cells that do not count; their weight is 0.
+            valid_CHW: (C, H, W) bool, False in cells that do not count; their weight is 0.
         """
         area_CHW = valid_CHW * self.area_weights()
         return area_CHW / area_CHW.sum(axis=(1, 2), keepdims=True)
@@ -132,11 +144,11 @@ class LatLonGrid:
 
     def to_dict(self) -> dict[str, list[float]]:
         """Return the coordinates as plain lists, for checkpoints and stores."""
-        return {name: getattr(self, name).tolist() for name in ("lat", "lon", "lat_bounds")}
+        return {"lat": self.lat.tolist(), "lon": self.lon.tolist(), "lat_bounds": self.lat_bounds.tolist()}
 
     @classmethod
     def from_dict(cls, data: dict[str, list[float]]) -> LatLonGrid:
-        """Inverse of `to_dict`."""
+        """Return the grid of plain lists; inverse of `to_dict`."""
         return cls(
             lat=np.asarray(data["lat"], dtype=np.float64),
             lon=np.asarray(data["lon"], dtype=np.float64),
@@ -145,6 +157,7 @@ class LatLonGrid:
 
 
 def _finite_vector(values: np.ndarray, name: str, origin: str) -> np.ndarray:
+    """Return a coordinate as a float64 vector, and refuse any other shape and values that are not finite."""
     vector = np.asarray(values, dtype=np.float64)
     if vector.ndim != 1 or len(vector) < 2 or not np.isfinite(vector).all():
         raise DataError(f"{origin}: {name} must be a 1-D coordinate with at least two finite values")
@@ -162,10 +175,12 @@ def _refuse_repeated_columns(eastward: np.ndarray, columns: np.ndarray, lon: np.
         )
 
 
-def _check_global_longitudes(eastward: np.ndarray, origin: str) -> None:
+def _require_global_longitudes(eastward: np.ndarray, origin: str) -> None:
+    """Refuse longitudes that are not equally spaced round the globe, within 1 % of the spacing."""
+    # The last spacing is that from the last column to the first one.
     spacing = np.diff(np.append(eastward, eastward[0] + 360.0))
-    even = 360.0 / len(eastward)
-    if np.abs(spacing - even).max() > max(_TOLERANCE_DEGREES, 0.01 * even):
+    equal_spacing = 360.0 / len(eastward)
+    if np.abs(spacing - equal_spacing).max() > max(_TOLERANCE_DEGREES, 0.01 * equal_spacing):
         widest = int(spacing.argmax())
         raise DataError(
             f"{origin}: longitudes {eastward[0]:g}..{eastward[-1]:g} ({len(eastward)} columns) do not go evenly round "
@@ -175,7 +190,7 @@ def _check_global_longitudes(eastward: np.ndarray, origin: str) -> None:
 
 
 def _bounds_from_centres(lat: np.ndarray, origin: str) -> np.ndarray:
-    """Return edges half way between the rows, the outermost at the poles (the rule of WeatherBench 2)."""
+    """Return (H + 1,) edges half way between the rows, the outermost at the poles (the rule of WeatherBench 2)."""
     inner_edges = 0.5 * (lat[:-1] + lat[1:])
     # The outermost row may lie up to one spacing from the pole; if it is further away, the grid is regional.
     is_north_missing = 90.0 - lat[0] > lat[0] - lat[1]
@@ -189,9 +204,20 @@ def _bounds_from_centres(lat: np.ndarray, origin: str) -> np.ndarray:
 
 
 def _bounds_from_file(bounds: np.ndarray, rows: np.ndarray, lat: np.ndarray, origin: str) -> np.ndarray:
-    """Return the edges from the (H, 2) bounds of a file, either edge first; `rows` sorts them as `lat` is sorted."""
+    """Return (H + 1,) edges from the bounds of a file.
+
+    Args:
+        bounds: (H, 2) edges of the file's rows, either edge first.
+        rows: (H,) indices that sort them from north to south.
+        lat: (H,) latitudes from north to south.
+        origin: name of the grid in messages.
+
+    Raises:
+        DataError: if the bounds leave gaps, do not enclose their rows, or do not reach the poles.
+    """
     if bounds.shape != (len(lat), 2):
         raise DataError(f"{origin}: latitude bounds have shape {bounds.shape}, expected ({len(lat)}, 2)")
+    # Gaps between rows, and rows outside their own bounds, are errors of the file.
     bounds = bounds[rows]
     upper = bounds.max(axis=1)
     lower = bounds.min(axis=1)

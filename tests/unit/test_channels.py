@@ -19,8 +19,12 @@ VARIABLES = {
 
 def _map(**changes: object) -> ChannelMap:
     arguments = {
-        "variables": VARIABLES, "levels": [850.0, 500.0], "levels_of": {"w": [500.0]}, "masked": ["sst"], **changes,
-    }  # fmt: skip
+        "variables": VARIABLES,
+        "levels": [850.0, 500.0],
+        "levels_by_variable": {"w": [500.0]},
+        "masked_variables": ["sst"],
+        **changes,
+    }
     return ChannelMap.build(**arguments)
 
 
@@ -94,5 +98,5 @@ def test_differences_are_named() -> None:
     assert "in another order" in channels.describe_mismatch(_map(levels=[500.0, 850.0]))
     other = _map(input_order=["static", "prognostic", "dynamic_forcing"])
     assert channels.describe_mismatch(other).startswith("input order")
-    unmasked = _map(masked=[])
+    unmasked = _map(masked_variables=[])
     assert channels.describe_mismatch(unmasked) == "static: without sst_mask, with none"

@@ -11,8 +11,8 @@ from pathlib import Path
 
 logger = logging.getLogger(__name__)
 
-# Share of the disk that is left free for others.
-_MIN_FREE_SHARE = 0.1
+# Fraction of the disk that is left free for others.
+_MIN_FREE_FRACTION = 0.1
 
 
 class ChunkCache:
@@ -23,38 +23,50 @@ class ChunkCache:
 
     Args:
         folder: folder for the copies of one store, which no other store may use.
+
+    Attributes:
+        folder: the same.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._accepts_copies = True
 
-    def read(self, name: str, origin: str, read: Callable[[str], None]) -> None:
-        """Call `read` with the path of a copy, or of the original if there is no valid copy.
+    def read_cached(self, name: str, origin: str, read_file: Callable[[str], None]) -> None:
+        """Call `read_file` with the path of a copy, or of the original if there is no valid copy.
+
+        The original is copied after it was read, unless the disk has no space for more copies.
 
         Args:
             name: name of the copy.
             origin: path of the original.
-            read: reads a file; raises an error if it is lost or damaged.
+            read_file: reads the file at a path. It must raise `FileNotFoundError` if the file does not exist, and
+                `OSError`, `ValueError` or `RuntimeError` if it is damaged.
+
+        Raises:
+            OSError, ValueError, RuntimeError: from `read_file`, if the original is lost or damaged.
         """
         copy = self.folder / name
         try:
-            read(str(copy))
+            read_file(str(copy))
             return
         except FileNotFoundError:
+            # This file is read for the first time on this node.
             pass
         except (OSError, ValueError, RuntimeError) as error:
             logger.warning("%s: the copy is damaged (%s) and made again", copy, error)
-        read(origin)
+        read_file(origin)
         if self._accepts_copies:
-            self._add(copy, origin)
+            self._copy_file(copy, origin)
 
-    def _add(self, copy: Path, origin: str) -> None:
+    def _copy_file(self, copy: Path, origin: str) -> None:
+        """Copy a file into the cache; after the first failure no more files are copied."""
+        # The name differs between threads and processes, which may copy the same file at once.
         temporary = copy.with_name(f".{copy.name}.{os.getpid()}.{threading.get_ident()}.partial")
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             disk = shutil.disk_usage(self.folder)
-            if disk.free - os.stat(origin).st_size < _MIN_FREE_SHARE * disk.total:
+            if disk.free - os.stat(origin).st_size < _MIN_FREE_FRACTION * disk.total:
                 raise OSError(f"{disk.free / 1e9:.1f} GB are left")
             shutil.copyfile(origin, temporary)
             # Other processes see the whole copy or none.

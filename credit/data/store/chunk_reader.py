@@ -21,9 +21,10 @@ from zarr.codecs import BloscCodec, Crc32cCodec
 from credit.data.store.chunk_cache import ChunkCache
 
 # Bytes that are read before their checksum is computed: few enough to be in the processor's cache still.
-_BYTES_AT_ONCE = 2**20
+_BYTES_PER_READ = 2**20
 # Linux accepts at most 1024 buffers in one call of preadv (IOV_MAX).
 _MAX_BUFFERS = 1000
+# The CRC32C at the end of a chunk, little-endian.
 _CHECKSUM = np.dtype("<u4")
 # The uncompressed and the compressed size are at bytes 4 and 12, see
 # https://github.com/Blosc/c-blosc/blob/main/README_CHUNK_FORMAT.rst
@@ -68,7 +69,7 @@ class ChunkReader:
         if self.cache is None:
             self._read_file(path, targets)
         else:
-            self.cache.read(str(number), path, lambda cached_path: self._read_file(cached_path, targets))
+            self.cache.read_cached(str(number), path, lambda cached_path: self._read_file(cached_path, targets))
 
     def find_fault(self, number: int) -> str | None:
         """Return what is wrong with the file of a chunk, None if its size is right; its fields are not read."""
@@ -78,6 +79,7 @@ class ChunkReader:
         return find_size_fault(f"{self.folder}/c/{number}/0/0/0", plain_bytes, self.has_checksums)
 
     def _read_file(self, path: str, targets: Sequence[np.ndarray | None]) -> None:
+        """Read the file of a chunk into C target arrays (H, W); errors as `read`."""
         descriptor = os.open(path, os.O_RDONLY)
         try:
             if self._is_compressed:
@@ -88,18 +90,22 @@ class ChunkReader:
             os.close(descriptor)
 
     def _read_plain(self, descriptor: int, targets: Sequence[np.ndarray | None]) -> None:
+        """Read the fields of an uncompressed chunk straight into their targets."""
         # The checksum covers all fields, so those that are left out are read as well.
         arrays = []
         for target in targets:
-            arrays.append(np.empty(self._grid_shape, dtype=np.float32) if target is None else target)
-        arrays_at_once = min(_MAX_BUFFERS, max(1, _BYTES_AT_ONCE // arrays[0].nbytes))
+            if target is None:
+                target = np.empty(self._grid_shape, dtype=np.float32)
+            arrays.append(target)
+        arrays_per_read = min(_MAX_BUFFERS, max(1, _BYTES_PER_READ // arrays[0].nbytes))
         checksum = 0
         offset = 0
-        for start in range(0, len(arrays), arrays_at_once):
-            group = arrays[start : start + arrays_at_once]
-            offset += _read_fully(descriptor, group, offset)
+        for start in range(0, len(arrays), arrays_per_read):
+            read_arrays = arrays[start : start + arrays_per_read]
+            offset += _read_fully(descriptor, read_arrays, offset)
+            # Computed while the bytes are still in the processor's cache.
             if self.has_checksums:
-                for array in group:
+                for array in read_arrays:
                     checksum = google_crc32c.extend(checksum, array)
         if self.has_checksums:
             stored_checksum = np.empty(1, dtype=_CHECKSUM)
@@ -107,7 +113,10 @@ class ChunkReader:
             _require_same_checksum(checksum, int(stored_checksum[0]))
 
     def _read_compressed(self, descriptor: int, targets: Sequence[np.ndarray | None]) -> None:
-        checksum_bytes = _CHECKSUM.itemsize if self.has_checksums else 0
+        """Read a chunk that Blosc compressed, decompress all its fields, and copy them to their targets."""
+        checksum_bytes = 0
+        if self.has_checksums:
+            checksum_bytes = _CHECKSUM.itemsize
         size = os.fstat(descriptor).st_size - checksum_bytes
         if size <= 0:
             raise ValueError("it is empty")
@@ -124,17 +133,20 @@ class ChunkReader:
         uncompressed_size = int.from_bytes(header[4:8], "little")
         compressed_size = int.from_bytes(header[12:16], "little")
         if uncompressed_size != fields_CHW.nbytes or compressed_size != size:
-            raise ValueError(f"it has {size} bytes, or other fields")
+            raise ValueError(f"it has {size} bytes, which is not its full size, or it has other fields")
         blosc.decompress(compressed, fields_CHW)
         scatter_fields(fields_CHW, targets)
 
 
 def find_size_fault(path: str, plain_bytes: int | None, has_checksum: bool) -> str | None:
-    """Return what is wrong with the file of a chunk, None if it exists in full size; its values are not read.
+    """Return a description of what is wrong with the file of a chunk, None if it exists in full size.
+
+    Its values are not read.
 
     Args:
         path: the file.
-        plain_bytes: size of the values; None if Blosc compresses them, whose header has the compressed size.
+        plain_bytes: size of uncompressed values in bytes; None if Blosc compresses them, whose header has the
+            compressed size.
         has_checksum: whether a CRC32C follows the values.
     """
     try:
@@ -163,7 +175,7 @@ def find_size_fault(path: str, plain_bytes: int | None, has_checksum: bool) -> s
 
 
 def scatter_fields(fields_CHW: np.ndarray, targets: Sequence[np.ndarray | None]) -> None:
-    """Copy fields (C, H, W) to C target arrays; None leaves a field out."""
+    """Copy fields (C, H, W) to C target arrays (H, W); None leaves a field out."""
     for target, field in zip(targets, fields_CHW, strict=True):
         if target is not None:
             target[...] = field
@@ -191,5 +203,6 @@ def _read_fully(descriptor: int, arrays: Sequence[np.ndarray], offset: int) -> i
 
 
 def _require_same_checksum(computed: int, stored: int) -> None:
+    """Raise `ValueError` if the CRC32C of the bytes that were read is not the one that was written with them."""
     if computed != stored:
         raise ValueError(f"stored and computed checksum do not match: {stored:08x}, {computed:08x}")

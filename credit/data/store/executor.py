@@ -16,56 +16,65 @@ from credit.utils.installation import install_command
 from credit.utils.interrupts import start_without_interrupts
 from credit.utils.progress import ProgressBar
 
+# Value of `preprocess.cluster` -> class of dask_jobqueue.
 _CLUSTER_CLASSES = {"pbs": "PBSCluster", "slurm": "SLURMCluster"}
-_SECONDS_BETWEEN_LOOKS = 2.0
+# Interval at which the parts of other processes are looked at.
+_POLL_SECONDS = 2.0
 _WORKER_KILLED = (
     "a process that was writing the store has been killed, perhaps for lack of memory; run the same command again (it "
     "continues where it stopped), with a smaller preprocess.workers"
 )
-# Writes the part with a given number and returns how many items it added; is pickled and sent to other processes.
-Work = Callable[[int], int]
+# Writes the part with a given number and returns how many items it added. It is pickled and sent to other processes.
+WritePart = Callable[[int], int]
 
 
-def run_until_done(work: Work, list_pending: Callable[[], list[int]], conf: PreprocessConfig, bar: ProgressBar) -> None:
+def run_until_done(
+    write_part: WritePart, list_pending: Callable[[], list[int]], conf: PreprocessConfig, bar: ProgressBar
+) -> None:
     """Write the parts that are pending, then wait for those that other processes are writing.
 
     Args:
-        work: writes a part, unless another process is writing it.
+        write_part: writes a part, unless another process is writing it.
         list_pending: returns the numbers of the parts that are not written yet.
         conf: where the parts are run.
-        bar: progress bar, advanced by what `work` returns.
+        bar: progress bar, advanced by what `write_part` returns.
 
     Raises:
         ConfigError, DataError: as `run_parts`.
     """
     pending = list_pending()
     while pending:
-        for count in run_parts(work, pending, conf):
+        for count in run_parts(write_part, pending, conf):
             bar.update(count)
         pending = list_pending()
         if pending:
             # Another process holds the locks of these parts. If it is killed, the next round writes them here.
-            time.sleep(_SECONDS_BETWEEN_LOOKS)
+            time.sleep(_POLL_SECONDS)
 
 
-def run_parts(work: Work, numbers: Sequence[int], conf: PreprocessConfig) -> Iterator[int]:
-    """Write parts and yield the result of `work` for each as it is done.
+def run_parts(write_part: WritePart, numbers: Sequence[int], conf: PreprocessConfig) -> Iterator[int]:
+    """Write parts and yield the result of `write_part` for each as it is done.
+
+    Args:
+        write_part: writes the part with a given number.
+        numbers: numbers of the parts.
+        conf: ``workers`` and ``cluster`` decide where the parts are written.
 
     Raises:
         ConfigError: if the libraries for a cluster are not installed, or refuse ``preprocess.cluster_options``.
         DataError: for bad fields, or if a process was killed.
     """
     if conf.cluster != "none":
-        yield from _run_in_jobs(work, numbers, conf)
+        yield from _run_in_jobs(write_part, numbers, conf)
     elif conf.workers > 1 and len(numbers) > 1:
-        yield from _run_in_processes(work, numbers, min(conf.workers, len(numbers)))
+        yield from _run_in_processes(write_part, numbers, min(conf.workers, len(numbers)))
     else:
         for number in numbers:
-            yield work(number)
+            yield write_part(number)
 
 
-def _run_in_processes(work: Work, numbers: Sequence[int], num_workers: int) -> Iterator[int]:
-    """Write parts in processes, each with a pipe of its own.
+def _run_in_processes(write_part: WritePart, numbers: Sequence[int], num_workers: int) -> Iterator[int]:
+    """Write parts in worker processes, each with a pipe of its own.
 
     The processes of a `multiprocessing.Pool` share locks, and wait forever for a lock that a killed process held. With
     one pipe for each, a process that is killed only closes its own pipe.
@@ -75,18 +84,19 @@ def _run_in_processes(work: Work, numbers: Sequence[int], num_workers: int) -> I
     pipes: list[Connection] = []
     processes = []
     failure: Exception | None = None
+    # Each worker gets the next number when it is done with a part.
     remaining = iter(numbers)
     try:
         for _ in range(num_workers):
             pipe, worker_pipe = context.Pipe()
-            process = context.Process(target=_serve, args=(worker_pipe,), daemon=True)
+            process = context.Process(target=_write_parts_from_pipe, args=(worker_pipe,), daemon=True)
             pipes.append(pipe)
             processes.append(process)
             start_without_interrupts(process)
             worker_pipe.close()
         for pipe, number in zip(pipes, remaining, strict=False):
-            # `work` is not an argument of the process, because passing it to a process that has died would hang.
-            pipe.send(work)
+            # `write_part` is not an argument of the process, because passing it to a process that has died would hang.
+            pipe.send(write_part)
             pipe.send(number)
         busy = set(pipes)
         while busy and failure is None:
@@ -118,16 +128,19 @@ def _run_in_processes(work: Work, numbers: Sequence[int], num_workers: int) -> I
         raise failure
 
 
-def _serve(pipe: Connection) -> None:
-    """Write the parts whose numbers come through the pipe, until it is closed."""
+def _write_parts_from_pipe(pipe: Connection) -> None:
+    """Write the parts whose numbers come through the pipe, until it is closed; the main function of a worker.
+
+    The first object in the pipe is the `WritePart` function. The result of each part, or the error, is sent back.
+    """
     try:
-        work = pipe.recv()
+        write_part: WritePart = pipe.recv()
         while True:
             number = pipe.recv()
             try:
-                result = work(number)
+                result = write_part(number)
             except Exception as error:
-                # The traceback itself cannot be pickled.
+                # The error is sent to the parent, which raises it. The traceback itself cannot be pickled.
                 error.add_note(traceback.format_exc())
                 result = error
             pipe.send(result)
@@ -135,7 +148,8 @@ def _serve(pipe: Connection) -> None:
         return
 
 
-def _run_in_jobs(work: Work, numbers: Sequence[int], conf: PreprocessConfig) -> Iterator[int]:
+def _run_in_jobs(write_part: WritePart, numbers: Sequence[int], conf: PreprocessConfig) -> Iterator[int]:
+    """Write parts in jobs that dask_jobqueue submits to PBS or Slurm; errors as `run_parts`."""
     try:
         jobqueue = importlib.import_module("dask_jobqueue")
         distributed = importlib.import_module("distributed")
@@ -155,15 +169,22 @@ def _run_in_jobs(work: Work, numbers: Sequence[int], conf: PreprocessConfig) -> 
         ) from error
     with cluster, distributed.Client(cluster) as client:
         cluster.scale(jobs=min(conf.workers, len(numbers)))
-        yield from run_on_dask(client, work, numbers)
+        yield from run_on_dask(client, write_part, numbers)
 
 
-def run_on_dask(client: Any, work: Work, numbers: Sequence[int]) -> Iterator[int]:
-    """Write parts on the workers of a `distributed.Client`, which must see the same files."""
+def run_on_dask(client: Any, write_part: WritePart, numbers: Sequence[int]) -> Iterator[int]:
+    """Write parts on the workers of a `distributed.Client`, and yield the result of each as it is done.
+
+    Args:
+        client: the client; its workers must see the same files.
+        write_part: writes the part with a given number.
+        numbers: numbers of the parts.
+    """
     distributed = importlib.import_module("distributed")
-    scattered_work = client.scatter(work, broadcast=True)
+    # Sent once to each worker, because the sources that it contains may be large.
+    scattered_write_part = client.scatter(write_part, broadcast=True)
     # With `pure=True` dask would return the cached result when a part is written a second time.
-    futures = [client.submit(_call, scattered_work, number, pure=False) for number in numbers]
+    futures = [client.submit(_call_write_part, scattered_write_part, number, pure=False) for number in numbers]
     try:
         for future in distributed.as_completed(futures):
             yield future.result()
@@ -171,5 +192,6 @@ def run_on_dask(client: Any, work: Work, numbers: Sequence[int]) -> Iterator[int
         client.cancel(futures)
 
 
-def _call(work: Work, number: int) -> int:
-    return work(number)
+def _call_write_part(write_part: WritePart, number: int) -> int:
+    """Write a part. A scattered object can be an argument of a dask task, but not its function."""
+    return write_part(number)

@@ -28,13 +28,14 @@ from credit.data.store.store_writer import NOT_WRITTEN, WRITTEN, hash_fields
 from credit.errors import DataError
 from credit.utils.progress import ProgressBar
 
-# Each of these threads waits for the file system, not for the processor.
-_THREADS = 32
-# Memory for fields, compressed and not, while checksums are compared.
+# Each thread of the quick check waits for the file system, not for the processor.
+_QUICK_THREADS = 32
+# Memory in bytes of the deep check for fields, compressed and decompressed.
 _DEEP_BYTES = 2 * 2**30
 _DEEP_THREADS = 8
 _CHUNKS_PER_TASK = 128
 _SECONDS_UNTIL_BAR = 3.0
+_MAX_LISTED_RANGES = 10
 # Small arrays that are written at once, not part by part.
 WHOLE_ARRAYS = ("time", "static_fields", "masks")
 
@@ -71,17 +72,18 @@ class Damage:
             minutes: (N,) its times.
             part_length: times in a part.
         """
-        names_of_reason: dict[str, list[str]] = {}
+        # Arrays with the same damage are named together.
+        names_by_reason: dict[str, list[str]] = {}
         for name, reason in self.arrays.items():
-            names_of_reason.setdefault(reason, []).append(name)
-        sentences = [f"{', '.join(names)}: {reason}" for reason, names in names_of_reason.items()]
+            names_by_reason.setdefault(reason, []).append(name)
+        sentences = [f"{', '.join(names)}: {reason}" for reason, names in names_by_reason.items()]
         if self.times:
             calendar = Calendar(meta["calendar"])
             first = min(self.times)
             sentences.append(
                 f"{len(self.times)} of {len(minutes)} times are lost or damaged, the first is "
-                f"{calendar.format(minutes[first])} ({self.times[first]}); they lie in {_count(self.parts, 'part')} of "
-                f"{part_length} times ({_ranges(self.parts)})"
+                f"{calendar.format(minutes[first])} ({self.times[first]}); they lie in {_count_parts(self.parts)} of "
+                f"{part_length} times ({_format_ranges(self.parts)})"
             )
         return f"data.store: {path}: {'; '.join(sentences)}"
 
@@ -99,12 +101,14 @@ def find_damage(path: Path, deep: bool = False, progress: bool = False) -> Damag
     """
     group = zarr.open_group(path, mode="r")
     meta = read_description(path)
+    # The marks of the times, which say which fields there are.
     arrays = {name: open_array(path, group, name) for name in ("time", "done", "fields", *WHOLE_ARRAYS)}
     marks, lost_marks = read_by_part(arrays["done"])
     if meta["complete"]:
         lost_marks += np.flatnonzero(marks == NOT_WRITTEN).tolist()
     damaged_times = dict.fromkeys(lost_marks, "its mark is lost")
     written = np.flatnonzero(marks == WRITTEN)
+    # Checksums and moments of the times, which stores of format 1 do not have.
     unchecked: list[str] = []
     digests = None
     if "digest" in group:
@@ -116,6 +120,7 @@ def find_damage(path: Path, deep: bool = False, progress: bool = False) -> Damag
         damaged_times |= _find_lost_moments(path, group, marks, deep)
     else:
         unchecked.append("the values of its fields have no checksums (format 1)")
+    # The fields: sizes of the chunks or, in a deep check, checksums.
     fields_shape = arrays["fields"].shape[1:]
     chunks = ChunkReader(arrays["fields"], path / "fields")
     if deep:
@@ -124,9 +129,10 @@ def find_damage(path: Path, deep: bool = False, progress: bool = False) -> Damag
         num_threads = max(1, min(_DEEP_THREADS, _DEEP_BYTES // bytes_per_thread))
         find_fault = _build_deep_check(chunks, fields_shape, digests)
     else:
-        num_threads = _THREADS
+        num_threads = _QUICK_THREADS
         find_fault = chunks.find_fault
     damaged_times |= _check_chunks(find_fault, written.tolist(), num_threads, progress)
+    # The arrays that are not written part by part.
     values = {"done": marks, "digest": digests}
     damaged_arrays = _find_damaged_arrays(path, arrays, values, meta, bool(damaged_times), unchecked)
     part_length = arrays["done"].chunks[0]
@@ -138,12 +144,25 @@ def find_damage_to_repair(path: Path, deep: bool, progress: bool) -> Damage:
     """Find what of a store is to be written again, as `find_damage`, with fields read only from a complete store.
 
     A store that is not complete is being repaired, and the damage that a deep check found is marked already.
+
+    Args:
+        path: the store.
+        deep: whether to read every field of a complete store and to compare checksums.
+        progress: whether to show a progress bar on a terminal if it takes long.
+
+    Raises:
+        DataError: as `find_damage`.
     """
     return find_damage(path, deep and read_description(path)["complete"], progress)
 
 
 def require_undamaged(path: Path, deep: bool = False, progress: bool = True) -> Damage:
     """Return the result of `find_damage` for a store where nothing is lost or damaged.
+
+    Args:
+        path: the store.
+        deep: whether to read every field and to compare checksums.
+        progress: whether to show a progress bar on a terminal if it takes long.
 
     Raises:
         DataError: naming what is lost or damaged, and the command that writes it again.
@@ -153,7 +172,10 @@ def require_undamaged(path: Path, deep: bool = False, progress: bool = True) -> 
         group = zarr.open_group(path, mode="r")
         meta = read_description(path)
         minutes, _ = read_by_part(group["time"])
-        command = "credit_preprocess CONFIG" + (" --deep" if deep else "")
+        # The quick check of the command would not find again what only a deep check finds.
+        command = "credit_preprocess CONFIG"
+        if deep:
+            command += " --deep"
         raise DataError(
             f"{damage.describe(path, meta, minutes, group['done'].chunks[0])}; run {command}, which writes these parts "
             "again and keeps the rest"
@@ -162,10 +184,15 @@ def require_undamaged(path: Path, deep: bool = False, progress: bool = True) -> 
 
 
 def read_by_part(array: zarr.Array) -> tuple[np.ndarray, list[int]]:
-    """Return an array along time, 0 where it cannot be read, and the indices where that is so."""
+    """Return an array along time, 0 where it cannot be read, and the indices where that is so.
+
+    Args:
+        array: (N, ...) with one chunk for each part of a store.
+    """
     try:
         return array[:], []
     except READ_ERRORS:
+        # Read chunk by chunk below, to find out which ones are damaged.
         pass
     values = np.zeros(array.shape, dtype=array.dtype)
     lost: list[int] = []
@@ -188,6 +215,7 @@ def _find_lost_moments(path: Path, group: zarr.Group, marks: np.ndarray, deep: b
         span = range(number * part_length, min((number + 1) * part_length, len(marks)))
         if not (marks[span.start : span.stop] == WRITTEN).any():
             continue
+        # zarr returns zeros for a chunk that is lost, so its file is looked at.
         reason = "its moments are lost"
         try:
             file = path / "moments" / "c" / str(number) / "0" / "0"
@@ -205,7 +233,15 @@ def _find_lost_moments(path: Path, group: zarr.Group, marks: np.ndarray, deep: b
 def _build_deep_check(
     chunks: ChunkReader, shape: tuple[int, ...], digests: np.ndarray | None
 ) -> Callable[[int], str | None]:
-    """Return a function that reads the fields of a time and returns what is wrong with them, None if nothing is."""
+    """Return a function that reads the fields of a time and describes what is wrong with them.
+
+    The function takes the index of a time, and returns None if nothing is wrong. Several threads may call it at once.
+
+    Args:
+        chunks: reads the fields.
+        shape: (C, H, W).
+        digests: (N,) checksums of the fields; None in a store of format 1.
+    """
 
     def find_fault(index: int) -> str | None:
         fields_CHW = np.empty(shape, dtype=np.float32)
@@ -225,7 +261,14 @@ def _build_deep_check(
 def _check_chunks(
     find_fault: Callable[[int], str | None], indices: Sequence[int], num_threads: int, progress: bool
 ) -> dict[int, str]:
-    """Return index -> what is wrong, for the chunks where `find_fault` finds something."""
+    """Return index -> what is wrong, for the chunks where `find_fault` finds something.
+
+    Args:
+        find_fault: returns what is wrong with the chunk of a number, None if nothing is.
+        indices: the numbers of the chunks, which are the indices of their times.
+        num_threads: number of threads that call it.
+        progress: whether to show a progress bar on a terminal if it takes long.
+    """
 
     def find_faults(task_indices: Sequence[int]) -> list[str | None]:
         return [find_fault(index) for index in task_indices]
@@ -262,6 +305,14 @@ def _find_damaged_arrays(
 
     zarr does not write a chunk whose values are all the fill value, so a chunk may be absent without being lost. The
     checksum of the whole store decides.
+
+    Args:
+        path: the store.
+        arrays: name -> array, open.
+        values: ``done`` and ``digest`` -> their values, which the checksum of the store covers.
+        meta: description of the store.
+        has_lost_times: whether marks, checksums, moments or fields are lost.
+        unchecked: gets a sentence about what cannot be checked.
     """
     values = dict(values)
     damaged: dict[str, str] = {}
@@ -282,20 +333,26 @@ def _find_damaged_arrays(
         if "time" in absent:
             damaged["time"] = "its chunk is lost"
         return damaged
-    # The checksum also covers the marks, so if marks are lost it cannot tell whether the rest is right.
+    # The checksum also covers the marks, so if marks are lost it cannot tell whether the other arrays are right.
     if not damaged and not has_lost_times and hash_content(values, meta) != meta["content"]:
-        reason = "its chunk is lost" if absent else "the checksum of these and of the marks does not match"
-        damaged |= dict.fromkeys(absent or WHOLE_ARRAYS, reason)
+        if absent:
+            damaged |= dict.fromkeys(absent, "its chunk is lost")
+        else:
+            reason = "the checksum of these and of the marks does not match"
+            damaged |= dict.fromkeys(WHOLE_ARRAYS, reason)
     elif has_lost_times:
         damaged |= dict.fromkeys(absent, "its chunk is lost")
     return damaged
 
 
-def _count(items: Sequence[object], noun: str) -> str:
-    return f"{len(items)} {noun}{'' if len(items) == 1 else 's'}"
+def _count_parts(parts: Sequence[int]) -> str:
+    """Return the number of some parts as text, for example "1 part"."""
+    if len(parts) == 1:
+        return "1 part"
+    return f"{len(parts)} parts"
 
 
-def _ranges(numbers: Iterable[int]) -> str:
+def _format_ranges(numbers: Iterable[int]) -> str:
     """Return increasing numbers as text, for example "0, 3 to 5"."""
     spans: list[list[int]] = []
     for number in numbers:
@@ -304,4 +361,6 @@ def _ranges(numbers: Iterable[int]) -> str:
         else:
             spans.append([number, number])
     texts = [str(first) if first == last else f"{first} to {last}" for first, last in spans]
-    return ", ".join(texts[:10]) + (", ..." if len(texts) > 10 else "")
+    if len(texts) > _MAX_LISTED_RANGES:
+        texts = [*texts[:_MAX_LISTED_RANGES], "..."]
+    return ", ".join(texts)

@@ -12,11 +12,12 @@ from credit.channels import Channel
 from credit.config.sections.data import TransformConfig
 from credit.data.transforms import invert_transform
 
-_MOST_DEVIATIONS = 1000.0
+_MAX_DEVIATIONS = 1000.0
 # Outliers must be rare: the scale is computed without this fraction of the times, which is also the fraction of bad
 # times that may be skipped.
-_LEFT_OUT = 0.05
-_LEAST_TIMES = 10
+_EXCLUDED_FRACTION = 0.05
+# With fewer times there is no telling which of them are usual.
+_MIN_TIMES = 10
 
 
 @dataclass(frozen=True)
@@ -26,9 +27,10 @@ class Outlier:
     Attributes:
         channel: the channel's name.
         variable: the channel's variable.
-        value: in physical units.
+        value: the outlier, in physical units.
         usual: median of the means of the channel's fields, in physical units.
-        deviations: distance of both in standard deviations, of transformed values where the variable has a transform.
+        deviations: distance of `value` from `usual` in standard deviations, which are those of transformed values
+            where the variable has a transform.
         is_transformed: True if the variable has a transform.
     """
 
@@ -40,7 +42,9 @@ class Outlier:
     is_transformed: bool
 
     def __str__(self) -> str:
-        scale = " of the values with data.transforms" if self.is_transformed else ""
+        scale = ""
+        if self.is_transformed:
+            scale = " of the values with data.transforms"
         return (
             f"{self.channel}: a value of {self.value:.6g} is {self.deviations:.2g} standard deviations{scale} from the "
             f"usual {self.usual:.6g}"
@@ -61,32 +65,36 @@ def find_outliers(
     times has no scale and is not judged.
 
     Args:
-        moments_T5C: count, mean, sum of squared deviations, minimum and maximum of each field (see
+        moments_T5C: (T, 5, C) float64: count, mean, sum of squared deviations, minimum and maximum of each field (see
             `credit.data.store.statistics.Moments.to_rows`); a count of 0 where there is none.
         channels: the C channels.
         accepted: variables that are not judged, because the config declares their range.
         transforms: variable -> the transform that the moments are of, where it has one.
     """
+    # Bad times have no values.
     present = np.flatnonzero(moments_T5C[:, 0].min(axis=1) > 0)
-    if len(present) < _LEAST_TIMES:
+    if len(present) < _MIN_TIMES:
         return {}
     count, mean, squares, minimum, maximum = moments_T5C[present].transpose(1, 0, 2)
+    # Distance of each field from the usual state of its channel: root mean square over its cells.
     center_C = np.median(mean, axis=0)
     distance_TC = np.sqrt(squares / count + (mean - center_C) ** 2)
-    num_usual_times = len(present) - max(1, math.ceil(_LEFT_OUT * len(present)))
+    # Scale of a channel, from its most usual times; then the largest scale of the variable's levels.
+    num_usual_times = len(present) - max(1, math.ceil(_EXCLUDED_FRACTION * len(present)))
     usual_distance_TC = np.sort(distance_TC, axis=0)[:num_usual_times]
     scale_C = np.sqrt((usual_distance_TC**2).mean(axis=0))
-    scale_of_variable: dict[str, float] = {}
+    scale_by_variable: dict[str, float] = {}
     for channel, scale in zip(channels, scale_C, strict=True):
-        scale_of_variable[channel.variable] = max(scale, scale_of_variable.get(channel.variable, 0.0))
+        scale_by_variable[channel.variable] = max(scale, scale_by_variable.get(channel.variable, 0.0))
     is_judged_C = np.array([channel.variable not in accepted for channel in channels])
-    scale_C = np.array([scale_of_variable[channel.variable] for channel in channels])
-    below = center_C - minimum
-    above = maximum - center_C
+    scale_C = np.array([scale_by_variable[channel.variable] for channel in channels])
+    # The extreme values of each field, compared with the scale.
+    below_TC = center_C - minimum
+    above_TC = maximum - center_C
     outliers: dict[int, Outlier] = {}
-    is_far_TC = np.maximum(below, above) > _MOST_DEVIATIONS * scale_C
+    is_far_TC = np.maximum(below_TC, above_TC) > _MAX_DEVIATIONS * scale_C
     for time, row in np.argwhere(is_far_TC & (scale_C > 0) & is_judged_C):
-        value = minimum[time, row] if below[time, row] > above[time, row] else maximum[time, row]
+        value = minimum[time, row] if below_TC[time, row] > above_TC[time, row] else maximum[time, row]
         usual = center_C[row]
         channel = channels[row]
         deviations = abs(value - usual) / scale_C[row]

@@ -174,7 +174,7 @@ def _write_fields(
         logger.info("%s: %d of %d times are written, continuing", path, num_done, len(marks))
 
     def list_pending() -> list[int]:
-        return store_writer.pending_parts(group["done"][:], group["done"].chunks[0])
+        return store_writer.list_pending_parts(group["done"][:], group["done"].chunks[0])
 
     # None shows the bar on a terminal only, True hides it.
     is_hidden = None if progress and num_done < len(marks) else True

@@ -33,8 +33,9 @@ from credit.errors import DataError
 logger = logging.getLogger(__name__)
 
 _MAX_NAMED_FILES = 3
-# Share of all times that may be skipped as bad.
+# Fraction of all times that may be skipped as bad.
 MAX_BAD_FRACTION = 0.05
+# What a user can do about source files that have changed; part of several messages.
 REDO_CHANGED_ADVICE = (
     "run credit_preprocess CONFIG, which says whether any field comes from them, and with --redo-changed writes those "
     "parts again; or name another data.store to keep this one"
@@ -61,9 +62,14 @@ class SourceChanges:
 
 
 def compare_sources(before: Mapping[str, list[int]], now: Mapping[str, list[int]]) -> SourceChanges:
-    """Return how source files differ, given their sizes and times of change as in `SourceReader.describe_files`.
+    """Return how source files differ from those that a store was written from.
 
     A file with the same name, size and time of change in another folder is the same file, which was moved.
+
+    Args:
+        before: file -> its size in bytes and time of change, as `SourceReader.describe_files` returned them when the
+            store was written.
+        now: the same today.
     """
     states_before = {(Path(key).name, *state) for key, state in before.items()}
     states_now = {(Path(key).name, *state) for key, state in now.items()}
@@ -81,7 +87,12 @@ def compare_sources(before: Mapping[str, list[int]], now: Mapping[str, list[int]
 
 
 def find_source_changes(conf: DataConfig, meta: Mapping[str, Any]) -> SourceChanges:
-    """Return how the source files of a store differ from those it was written from, without opening them."""
+    """Return how the source files of a store differ from those it was written from, without opening them.
+
+    Args:
+        conf: the data section, whose sources are looked at.
+        meta: description of the store.
+    """
     files = OpenFiles(conf.sources)
     now: dict[str, list[int]] = {}
     for number, source in enumerate(conf.sources):
@@ -114,6 +125,9 @@ def find_times_to_redo(
         times: (N,) its times.
         redo_changed: whether such times may be written again.
 
+    Returns:
+        (K,) int64 minutes, a part of `times`; None if no file has changed that gives a field.
+
     Raises:
         DataError: if there are such fields, and they may not or cannot be written again.
     """
@@ -138,7 +152,7 @@ def find_times_to_redo(
 
 
 def read_times(path: Path) -> np.ndarray:
-    """Return the times of a store, an empty array if they are lost."""
+    """Return the times of a store, (N,) int64 minutes; an empty array if they are lost."""
     try:
         return open_array(path, zarr.open_group(path, mode="r"), "time")[:]
     except READ_ERRORS:
@@ -163,6 +177,7 @@ def mark_for_writing(
     group = zarr.open_group(path, mode="r+")
     meta = read_description(path)
     part_length = group["done"].chunks[0]
+    # A complete store without damage, whose source files are the same, stays as it is.
     if meta["complete"] and not damage and changed_times is None:
         return
     arrays = _find_outdated_arrays(path, group, sources, times)
@@ -215,7 +230,7 @@ def mark_outliers(path: Path, group: zarr.Group, meta: Mapping[str, Any], conf: 
     part_length = group["done"].chunks[0]
     calendar = Calendar(meta["calendar"])
     is_judged = np.ones(len(times), dtype=bool)
-    # The checksum of the whole is written when a store is complete for the first time.
+    # A store with a checksum was complete before: it is written when a store is complete for the first time.
     if "content" in meta:
         was_bad = set(meta.get("bad_times", {}))
         is_judged = np.isin(np.arange(len(times)) // part_length, meta.get("parts_to_judge", []))
@@ -252,7 +267,7 @@ def discard_climatology(path: Path) -> None:
 def _find_outdated_arrays(
     path: Path, group: zarr.Group, sources: SourceReader, times: np.ndarray
 ) -> dict[str, np.ndarray]:
-    """Return name -> new values, for the arrays without parts that differ from what the sources give."""
+    """Return name -> new values, for the arrays without parts that differ from those of the sources."""
     masks = [sources.masks[name] for name in sorted(sources.masks)]
     source_arrays = {
         "time": times,
@@ -262,7 +277,9 @@ def _find_outdated_arrays(
     arrays = {}
     for name in WHOLE_ARRAYS:
         try:
-            is_same = np.array_equal(open_array(path, group, name)[...], source_arrays[name], equal_nan=name != "time")
+            stored_values = open_array(path, group, name)[...]
+            # Static fields may be missing in some cells.
+            is_same = np.array_equal(stored_values, source_arrays[name], equal_nan=name != "time")
         except READ_ERRORS:
             is_same = False
         if not is_same:
@@ -276,25 +293,32 @@ def _advice_without_parts(meta: Mapping[str, Any]) -> str:
 
 
 def _count_files(files: Iterable[str]) -> str:
+    """Return the number of some source files and the names of the first ones, as text."""
     names = list(files)
-    noun = "file" if len(names) == 1 else "files"
-    listed = ", ".join(names[:_MAX_NAMED_FILES])
+    noun = "files"
+    if len(names) == 1:
+        noun = "file"
+    names_text = ", ".join(names[:_MAX_NAMED_FILES])
     if len(names) > _MAX_NAMED_FILES:
-        listed += f" and {len(names) - _MAX_NAMED_FILES} more"
-    return f"{len(names)} source {noun} ({listed})"
+        names_text += f" and {len(names) - _MAX_NAMED_FILES} more"
+    return f"{len(names)} source {noun} ({names_text})"
 
 
 def require_few_bad_times(path: Path, marks: np.ndarray) -> None:
     """Stop if more times are bad than may be skipped.
+
+    Args:
+        path: the store.
+        marks: (N,) marks of its times, see `credit.data.store.store_writer`.
 
     Raises:
         DataError: naming the first of them.
     """
     num_bad = int((marks == BAD).sum())
     if num_bad > MAX_BAD_FRACTION * len(marks):
-        first = next(iter(read_skipped_times(path).values()), "")
+        first_reason = next(iter(read_skipped_times(path).values()), "")
         raise DataError(
             f"data.store: {path}: {num_bad} of {len(marks)} times are bad; data.on_bad_time: skip is for at most "
             f"one in {1 / MAX_BAD_FRACTION:.0f}: correct the files and run the same command with --redo-changed. The "
-            f"first: {first}"
+            f"first: {first_reason}"
         )

@@ -27,7 +27,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+# Smallest standard deviation of a change, as a fraction of that of the channel itself. A channel that hardly changes
+# would otherwise have a huge weight in the loss.
 TENDENCY_FLOOR = 0.01
+# A warning is logged if rounding adds more than this fraction to the standard deviation of a change.
+_MAX_ROUNDING_FRACTION = 0.3
 
 
 @dataclass(frozen=True)
@@ -36,13 +40,13 @@ class Statistics:
 
     Attributes:
         names: (C,) the channels: those that vary in time, then static ones.
-        mean: (C,) float64.
-        std: (C,) float64.
+        mean: (C,) float64, over cells and times.
+        std: (C,) float64, standard deviation of the population.
         minimum: (C,) float64.
         maximum: (C,) float64.
         tendency_mean: (C,) float64, of the change over one time step; 0 for static channels.
         tendency_std: (C,) float64, at least 0.01 of `std`; 0 for static channels.
-        count: (C,) int64 values.
+        count: (C,) int64, number of values.
     """
 
     names: tuple[str, ...]
@@ -65,7 +69,11 @@ class Statistics:
         return cls(names=tuple(data["names"]), **arrays)
 
     def select(self, names: Iterable[str]) -> Statistics:
-        """Return the statistics of some channels, in the given order."""
+        """Return the statistics of some channels, in the given order.
+
+        Raises:
+            ValueError: if there are no statistics of one of them.
+        """
         names = tuple(names)
         rows = [self.names.index(name) for name in names]
         arrays = {field.name: getattr(self, field.name)[rows] for field in fields(self) if field.name != "names"}
@@ -74,7 +82,15 @@ class Statistics:
 
 @dataclass(frozen=True)
 class Moments:
-    """Count, mean, sum of squared deviations and range of channels, each (C,)."""
+    """Sums over the values of channels from which `Statistics` are computed; those of two sets of values can be merged.
+
+    Attributes:
+        count: (C,) int64, number of values.
+        mean: (C,) float64, in units of the channel; 0 without values.
+        squares: (C,) float64, sum of squared deviations from the mean.
+        minimum: (C,) float64; infinite without values.
+        maximum: (C,) float64; minus infinity without values.
+    """
 
     count: np.ndarray
     mean: np.ndarray
@@ -83,23 +99,32 @@ class Moments:
     maximum: np.ndarray
 
     @classmethod
-    def empty(cls, channels: int) -> Moments:
+    def empty(cls, num_channels: int) -> Moments:
         """Return the moments of no values."""
-        zero = np.zeros(channels)
-        return cls(zero.astype(np.int64), zero, zero, np.full(channels, np.inf), np.full(channels, -np.inf))
+        zero_C = np.zeros(num_channels)
+        infinity_C = np.full(num_channels, np.inf)
+        return cls(zero_C.astype(np.int64), zero_C, zero_C, infinity_C, -infinity_C)
 
     @classmethod
     def of_fields(cls, fields_CHW: np.ndarray, valid_CHW: np.ndarray, before_CHW: np.ndarray | None = None) -> Moments:
-        """Return the moments of the valid cells of fields, or of their change since `before_CHW`, in float64."""
+        """Return the moments of the valid cells of fields, or of their change since `before_CHW`, in float64.
+
+        Args:
+            fields_CHW: (C, H, W) float32.
+            valid_CHW: (C, H, W) bool, False in cells that do not count.
+            before_CHW: (C, H, W) float32, the fields of an earlier time.
+        """
         rows = np.zeros((5, len(fields_CHW)))
-        # One channel at a time stays in the processor's cache.
+        # One channel at a time, because it stays in the processor's cache.
         for channel, (field, valid) in enumerate(zip(fields_CHW, valid_CHW, strict=True)):
             values = field.astype(np.float64)
             if before_CHW is not None:
                 values -= before_CHW[channel]
             values = values.ravel() if valid.all() else values[valid]
             mean = values.sum() / max(1, values.size)
-            lowest, highest = values.min(initial=np.inf), values.max(initial=-np.inf)
+            lowest = values.min(initial=np.inf)
+            highest = values.max(initial=-np.inf)
+            # In place: the squared deviations from the mean.
             values -= mean
             values *= values
             rows[:, channel] = values.size, mean, values.sum(), lowest, highest
@@ -115,20 +140,21 @@ class Moments:
         return cls(rows[0].astype(np.int64), *rows[1:])
 
     def merge(self, other: Moments) -> Moments:
-        """Return the moments of the values of both."""
+        """Return the moments of the values of both, by the formula of Chan, Golub and LeVeque (1983)."""
         total = self.count + other.count
-        share = np.divide(other.count, total, out=np.zeros(len(total)), where=total > 0)
-        gap = other.mean - self.mean
+        # Fraction of the values that are those of `other`; 0 where neither has any.
+        other_fraction = np.divide(other.count, total, out=np.zeros(len(total)), where=total > 0)
+        mean_difference = other.mean - self.mean
         return Moments(
             total,
-            self.mean + gap * share,
-            self.squares + other.squares + gap**2 * self.count * share,
+            self.mean + mean_difference * other_fraction,
+            self.squares + other.squares + mean_difference**2 * self.count * other_fraction,
             np.minimum(self.minimum, other.minimum),
             np.maximum(self.maximum, other.maximum),
         )
 
     def std(self) -> np.ndarray:
-        """Return the standard deviation (of the population)."""
+        """Return the standard deviation of the population, (C,) float64; 0 without values."""
         return np.sqrt(np.divide(self.squares, self.count, out=np.zeros(len(self.count)), where=self.count > 0))
 
 
@@ -149,7 +175,8 @@ def fit_statistics(
         first_minutes: the period's first time.
         last_minutes: its last time, included.
         step_minutes: the time step; changes are taken over pairs of times exactly so far apart.
-        packing_steps: variable -> step of its packed integers; warns if rounding is a large part of a change.
+        packing_steps: variable -> step of its packed integers, in its units. A warning is logged if rounding is a large
+            part of a change.
         progress: show a progress bar on a terminal.
         transforms: variable -> its transform, where it has one.
         accepted: variables in which no outliers are searched, for example those whose range the config declares.
@@ -160,28 +187,33 @@ def fit_statistics(
     """
     transforms = transforms or {}
     channels = reader.channels.stored
-    chosen = np.flatnonzero((reader.times >= first_minutes) & (reader.times <= last_minutes))
-    valid = valid_cells(reader, channels)
-    state = tendency = Moments.empty(len(valid))
+    time_indices = np.flatnonzero((reader.times >= first_minutes) & (reader.times <= last_minutes))
+    valid_CHW = valid_cells(reader, channels)
+    state = tendency = Moments.empty(len(valid_CHW))
+    # Minutes and transformed fields of the times that a change may still begin at.
     recent: deque[tuple[int, np.ndarray]] = deque()
-    rows: list[np.ndarray] = []
-    shown = ProgressBar(
-        reader.times[chosen].tolist(), desc="statistics", unit="time", disable=None if progress else True
+    rows_of_times: list[np.ndarray] = []
+    bar = ProgressBar(
+        reader.times[time_indices].tolist(), desc="statistics", unit="time", disable=None if progress else True
     )
-    for minutes, values in zip(shown, reader.read_each(chosen), strict=True):
-        now = transform_channels(values, channels, transforms)
-        moments = Moments.of_fields(now, valid)
-        rows.append(moments.to_rows())
+    for minutes, fields_CHW in zip(bar, reader.read_each(time_indices), strict=True):
+        transformed_CHW = transform_channels(fields_CHW, channels, transforms)
+        moments = Moments.of_fields(transformed_CHW, valid_CHW)
+        rows_of_times.append(moments.to_rows())
         state = state.merge(moments)
-        while recent and recent[0][0] < minutes - step_minutes:
+        begin_of_change = minutes - step_minutes
+        while recent and recent[0][0] < begin_of_change:
             recent.popleft()
-        if recent and recent[0][0] == minutes - step_minutes:
-            tendency = tendency.merge(Moments.of_fields(now, valid, recent[0][1]))
-        recent.append((minutes, now))
-    outliers = find_outliers(np.stack(rows), channels, accepted, transforms) if rows else {}
-    for time, outlier in outliers.items():
+        if recent and recent[0][0] == begin_of_change:
+            tendency = tendency.merge(Moments.of_fields(transformed_CHW, valid_CHW, recent[0][1]))
+        recent.append((minutes, transformed_CHW))
+    outliers = {}
+    if rows_of_times:
+        outliers = find_outliers(np.stack(rows_of_times), channels, accepted, transforms)
+    # The message names the first outlier only.
+    for row, outlier in outliers.items():
         raise DataError(
-            f"{reader.calendar.format(reader.times[chosen[time]])}: {outlier}; correct the file, or set "
+            f"{reader.calendar.format(reader.times[time_indices[row]])}: {outlier}; correct the file, or set "
             f"data.variable_options.{outlier.variable}.valid_range: [least, greatest]: what is outside is missing, "
             "what is within is accepted"
         )
@@ -209,36 +241,45 @@ def statistics_from_moments(
         step_minutes: the time step.
         packing_steps: see `fit_statistics`.
         transforms: see `fit_statistics`.
+
+    Raises:
+        DataError: if the period has no pair of times one step apart, or an output channel is constant.
     """
     if not tendency.count.all():
-        inside = (reader.times >= period[0]) & (reader.times <= period[1])
+        is_in_period = (reader.times >= period[0]) & (reader.times <= period[1])
         span = "..".join(map(reader.calendar.format, period))
         raise DataError(
-            f"statistics of {span}: {inside.sum()} times, no two of them {format_duration(step_minutes)} apart; check "
-            "data.splits.train and data.timestep"
+            f"statistics of {span}: {is_in_period.sum()} times, no two of them {format_duration(step_minutes)} apart; "
+            "check data.splits.train and data.timestep"
         )
-    fixed = transform_channels(reader.static(), reader.channels.static_stored, transforms)
-    static = Moments.of_fields(fixed, valid_cells(reader, reader.channels.static_stored))
-    _refuse_constant(reader, state)
+    static_channels = reader.channels.static_stored
+    static_CHW = transform_channels(reader.static(), static_channels, transforms)
+    static = Moments.of_fields(static_CHW, valid_cells(reader, static_channels))
+    _refuse_constant_channels(reader, state)
     # Transformed values are not packed with a constant step.
     steps = {name: step for name, step in (packing_steps or {}).items() if name not in transforms}
-    for line in find_coarse_packing(reader.channels.stored, tendency.std(), steps):
-        logger.warning(line)
-    return _join(reader, state, tendency, static)
+    for warning in find_coarse_packing(reader.channels.stored, tendency.std(), steps):
+        logger.warning(warning)
+    return _join_moments(reader, state, tendency, static)
 
 
 def valid_cells(reader: FieldReader, channels: tuple[Channel, ...]) -> np.ndarray:
-    """Return (C, H, W) bool: True where a channel has values."""
-    valid = np.ones((len(channels), *reader.grid.shape), dtype=bool)
+    """Return (C, H, W) bool: True where a channel has values, False where its variable is masked."""
+    valid_CHW = np.ones((len(channels), *reader.grid.shape), dtype=bool)
     for row, channel in enumerate(channels):
         if channel.variable in reader.masks:
-            valid[row] = ~reader.masks[channel.variable]
-    return valid
+            valid_CHW[row] = ~reader.masks[channel.variable]
+    return valid_CHW
 
 
-def _refuse_constant(reader: FieldReader, state: Moments) -> None:
-    constant = state.minimum == state.maximum
-    names = [channel.name for channel, same in zip(reader.channels.output, constant, strict=False) if same]
+def _refuse_constant_channels(reader: FieldReader, state: Moments) -> None:
+    """Refuse output channels that have one value everywhere: their standard deviation is 0."""
+    names = []
+    # The output channels are the first of those that vary in time; a forcing may be constant.
+    is_constant_C = state.minimum == state.maximum
+    for channel, is_constant in zip(reader.channels.output, is_constant_C, strict=False):
+        if is_constant:
+            names.append(channel.name)
     if names:
         raise DataError(
             f"{', '.join(names)}: the same value everywhere in the whole training period; there is nothing to "
@@ -246,20 +287,27 @@ def _refuse_constant(reader: FieldReader, state: Moments) -> None:
         )
 
 
-def _join(reader: FieldReader, state: Moments, tendency: Moments, static: Moments) -> Statistics:
+def _join_moments(reader: FieldReader, state: Moments, tendency: Moments, static: Moments) -> Statistics:
+    """Return the statistics of the channels that vary in time, followed by those of static channels."""
     names = [channel.name for channel in reader.channels.stored]
-    std, raw, least = state.std(), tendency.std(), TENDENCY_FLOOR * state.std()
-    for row in np.flatnonzero(raw < least):
-        logger.info("%s: tendency_std %.3g raised to %g of std, %.3g", names[row], raw[row], TENDENCY_FLOOR, least[row])
-    nothing = np.zeros(len(static.count))
+    static_names = [channel.name for channel in reader.channels.static_stored]
+    std = state.std()
+    tendency_std = tendency.std()
+    floor = TENDENCY_FLOOR * std
+    for row in np.flatnonzero(tendency_std < floor):
+        logger.info(
+            "%s: tendency_std %.3g raised to %g of std, %.3g", names[row], tendency_std[row], TENDENCY_FLOOR, floor[row]
+        )
+    # Static channels do not change.
+    zero = np.zeros(len(static.count))
     return Statistics(
-        names=(*names, *(channel.name for channel in reader.channels.static_stored)),
+        names=(*names, *static_names),
         mean=np.concatenate([state.mean, static.mean]),
         std=np.concatenate([std, static.std()]),
         minimum=np.concatenate([state.minimum, static.minimum]),
         maximum=np.concatenate([state.maximum, static.maximum]),
-        tendency_mean=np.concatenate([tendency.mean, nothing]),
-        tendency_std=np.concatenate([np.maximum(raw, least), nothing]),
+        tendency_mean=np.concatenate([tendency.mean, zero]),
+        tendency_std=np.concatenate([np.maximum(tendency_std, floor), zero]),
         count=np.concatenate([state.count, static.count]),
     )
 
@@ -277,16 +325,16 @@ def find_coarse_packing(channels: Sequence[Channel], tendency_std: np.ndarray, s
         tendency_std: (C,) standard deviation of their change, before the floor.
         steps: variable -> step of its packed integers.
     """
-    lines = []
+    warnings = []
     for channel, change in zip(channels, tendency_std, strict=True):
         if channel.group != "prognostic":
             continue
         step = steps.get(channel.variable, 0.0)
         noise = step / np.sqrt(6.0)
-        if noise > 0.3 * change:
-            lines.append(
+        if noise > _MAX_ROUNDING_FRACTION * change:
+            warnings.append(
                 f"{channel.name}: rounding to {step:g} in the files adds {noise:.3g} to a change over a time step of "
                 f"{change:.3g} in all; this prognostic variable trains on rounding: take it as a dynamic forcing, or "
                 "from files with more digits"
             )
-    return lines
+    return warnings

@@ -24,8 +24,10 @@ from credit.errors import DataError
 from credit.utils.atomic import atomic_write_text
 from credit.utils.file_lock import file_lock
 
-# Marks of a time: its fields are to be written, are written, or are bad and left out.
-NOT_WRITTEN, WRITTEN, BAD = 0, 1, 2
+# Marks of a time in the array ``done``: its fields are to be written, are written, or are bad and left out.
+NOT_WRITTEN = 0
+WRITTEN = 1
+BAD = 2
 # Moments of a time: five of its fields, and five of the change that ends at it.
 NUM_MOMENTS = 10
 _MAX_PART_TIMES = 32
@@ -39,10 +41,10 @@ class WriteTask:
     Attributes:
         path: the store.
         sources: reads the fields.
-        step_minutes: the time step, over which changes are taken.
+        step_minutes: the time step in minutes, over which changes are taken.
         transforms: variable -> its transform, where it has one; used for the moments only.
-        skip_bad: mark a time whose fields are bad and continue, instead of raising.
-        held_bytes: memory for reading a chunk of the sources at once.
+        skip_bad: whether to mark a time whose fields are bad and to continue, instead of raising.
+        held_bytes: memory in bytes for reading a chunk of the sources at once.
     """
 
     path: Path
@@ -60,16 +62,22 @@ def choose_part_length(bytes_per_time: int, times_per_chunk: int) -> int:
     of a chunk decompresses all of it.
 
     Args:
-        bytes_per_time: size of the fields.
-        times_per_chunk: see `SourceReader.count_chunk_times_in_memory`.
+        bytes_per_time: size of the fields of one time.
+        times_per_chunk: times of a chunk of the sources that are read at once; see
+            `SourceReader.count_chunk_times_in_memory`.
     """
     return max(1, min(_MAX_PART_TIMES, _MAX_PART_BYTES // bytes_per_time), times_per_chunk)
 
 
-def pending_parts(marks: np.ndarray, length: int) -> list[int]:
-    """Return the numbers of the parts in which a time is neither written nor bad."""
+def list_pending_parts(marks: np.ndarray, part_length: int) -> list[int]:
+    """Return the numbers of the parts in which a time is neither written nor bad.
+
+    Args:
+        marks: (N,) marks of the times.
+        part_length: number of times in a part.
+    """
     pending_times = np.flatnonzero(marks == NOT_WRITTEN)
-    return np.unique(pending_times // length).tolist()
+    return np.unique(pending_times // part_length).tolist()
 
 
 def lock_folder(path: Path) -> Path:
@@ -80,6 +88,10 @@ def lock_folder(path: Path) -> Path:
 def write_part(task: WriteTask, number: int) -> int:
     """Write a part, unless it is written already or another process is writing it.
 
+    Args:
+        task: what to write, and where.
+        number: number of the part.
+
     Returns:
         The number of times that were written or marked as bad.
 
@@ -87,8 +99,8 @@ def write_part(task: WriteTask, number: int) -> int:
         DataError: for bad fields, unless they are to be skipped.
     """
     group = zarr.open_group(task.path, mode="r+")
-    length = group["done"].chunks[0]
-    span = slice(number * length, min((number + 1) * length, group["time"].shape[0]))
+    part_length = group["done"].chunks[0]
+    span = slice(number * part_length, min((number + 1) * part_length, group["time"].shape[0]))
     with file_lock(lock_folder(task.path) / f"{number:06d}.lock", wait=False) as is_held:
         if not is_held or (group["done"][span] != NOT_WRITTEN).all():
             return 0
@@ -138,12 +150,12 @@ def mark_bad(path: Path, group: zarr.Group, number: int, index: int, minutes: in
 
 
 def hash_fields(values: np.ndarray) -> int:
-    """Return the checksum of the values of fields: the first 8 bytes of BLAKE2b."""
+    """Return the checksum of the values of fields of any shape: the first 8 bytes of BLAKE2b, little-endian."""
     return int.from_bytes(hashlib.blake2b(np.ascontiguousarray(values), digest_size=8).digest(), "little")
 
 
 def read_skipped_times(path: Path) -> dict[int, str]:
-    """Return minutes -> what is wrong with its fields, for the times that were skipped in the store `path`."""
+    """Return minutes -> description of what is wrong with its fields, for the skipped times of the store `path`."""
     skipped_times: dict[int, str] = {}
     for file in sorted(lock_folder(path).glob("*.json")):
         for minutes, reason in json.loads(file.read_text()).items():
@@ -157,7 +169,7 @@ def merge_moments(
     """Return the moments of the states and of the changes in a period, merged time by time in order.
 
     Args:
-        moments: (N, 10, C), of the state and of the change that ends at each time.
+        moments: (N, 10, C) float64, of the state and of the change that ends at each time.
         times: (N,) minutes.
         marks: (N,) as in the store.
         first_minutes: first time of the period.
@@ -192,12 +204,16 @@ class _PartReader:
         self._group = group
         self._times = times
         self._channels = task.sources.channels.stored
+        # True in the cells that count in the moments.
         self._valid_CHW = valid_cells(task.sources, self._channels)
         # Minutes -> transformed fields, for the times that a following change begins at.
         self._recent: dict[int, np.ndarray] = {}
 
     def read_each(self, times: np.ndarray) -> Iterator[np.ndarray | DataError]:
         """Yield the fields of the sources at each of some times, or the error where bad fields are to be skipped.
+
+        Args:
+            times: (N,) minutes.
 
         Raises:
             DataError: for bad fields that are not to be skipped.
@@ -217,13 +233,14 @@ class _PartReader:
                     yield self._read_or_error(index)
 
     def _read_or_error(self, index: int) -> np.ndarray | DataError:
+        """Return the fields of a time of the sources, (C, H, W) float32, or the error if they are bad."""
         try:
             return self._task.sources.read(index)
         except DataError as error:
             return error
 
     def moments(self, minutes: int, fields_CHW: np.ndarray | None) -> np.ndarray:
-        """Return the moments (10, C) of the state of a time and of the change that ends at it.
+        """Return the moments of the state of a time and of the change that ends at it, (10, C) float64.
 
         They are the moments of no values if the fields are None, that is bad.
         """
@@ -235,6 +252,7 @@ class _PartReader:
             previous_CHW = self._transformed_fields(begin_of_change)
             if previous_CHW is not None:
                 change = Moments.of_fields(transformed_CHW, self._valid_CHW, previous_CHW)
+            # Changes that end at later times begin after `begin_of_change`.
             self._recent = {time: recent for time, recent in self._recent.items() if time > begin_of_change}
             self._recent[minutes] = transformed_CHW
         return np.concatenate([state.to_rows(), change.to_rows()])
@@ -260,10 +278,12 @@ class _PartReader:
 
 
 def _notes_file(path: Path, number: int) -> Path:
+    """Return the file with the reasons why times of a part are bad."""
     return lock_folder(path) / f"{number:06d}.json"
 
 
 def _write_notes(file: Path, bad_times: Mapping[int | str, str]) -> None:
+    """Write minutes -> reason of the bad times of a part, or remove the file if there are none."""
     if bad_times:
         atomic_write_text(file, json.dumps(bad_times))
     else:

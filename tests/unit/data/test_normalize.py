@@ -19,7 +19,7 @@ CHANNELS = ChannelMap.build(
         "static": {"vars_3D": [], "vars_2D": ["land"]},
     },
     [850, 250],
-    masked=["sst"],
+    masked_variables=["sst"],
 )
 NAMES = ("q850", "q250", "tp", "sst", "land")
 MEAN, STD = np.array([5e-3, 8e-5, 0.5, 290.0, 0.3]), np.array([4e-3, 1e-4, 1.5, 10.0, 0.4])

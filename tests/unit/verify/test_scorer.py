@@ -280,7 +280,7 @@ def test_a_level_and_a_variable_of_one_name_are_not_compared(run: Run, tmp_path:
 def test_a_masked_output_is_scored_over_its_valid_cells(tmp_path: Path) -> None:
     reader = make_reader(every=1440)
     variables = {"prognostic": {"vars_3D": [], "vars_2D": ["sst"]}}
-    channels = type(reader.channels).build(variables, [], masked=["sst"])
+    channels = type(reader.channels).build(variables, [], masked_variables=["sst"])
     masked = AnalyticReader(channels, reader.grid, reader.calendar, reader.times, reader._function, reader.masks)
     archive = write_forecasts(tmp_path / "forecasts", masked, ["2001-03-02"], leads=[1440])
     raw = make_config(tmp_path).model_dump()

@@ -51,7 +51,7 @@ def weather(minutes: int, channel: int, seed: int = 0) -> np.ndarray:
 
 
 def make_reader(first: str = "2000-01-01") -> AnalyticReader:
-    channels = ChannelMap.build(VARIABLES, [], masked=["sst"])
+    channels = ChannelMap.build(VARIABLES, [], masked_variables=["sst"])
     times = np.arange(CALENDAR.parse(first), CALENDAR.parse("2001-03-11"), DAY)
     return AnalyticReader(channels, GRID, CALENDAR, times, weather, {"sst": MASK})
 

@@ -60,7 +60,7 @@ def test_times_that_were_complete_before_are_not_judged_again(tmp_path: Path, mo
     """Versions up to 0.14 did not look for outliers."""
     write_rain(tmp_path)
     with monkeypatch.context() as patch:
-        patch.setattr(outliers, "_MOST_DEVIATIONS", np.inf)
+        patch.setattr(outliers, "_MAX_DEVIATIONS", np.inf)
         path = write_training_store(make(tmp_path))
     before = read_description(path)
     lose_chunk(path, SPOILT + 1)

@@ -23,7 +23,7 @@ GROUPS = {
 
 def make_reader(fields: np.ndarray, times: np.ndarray, land: np.ndarray | None = None) -> AnalyticReader:
     """A reader over (N, 4, H, W) fields: z850, z500, t2m, sst."""
-    channels = ChannelMap.build(GROUPS, [850, 500], masked=[] if land is None else ["sst"])
+    channels = ChannelMap.build(GROUPS, [850, 500], masked_variables=[] if land is None else ["sst"])
     row_of = {int(time): row for row, time in enumerate(times)}
     masks = {} if land is None else {"sst": land}
     grid = make_grid(*fields.shape[-2:])

@@ -13,6 +13,7 @@ import threading
 import time
 from functools import partial
 from pathlib import Path
+from unittest.mock import Mock
 
 import distributed
 import numpy as np
@@ -25,8 +26,7 @@ from credit.data.reader import open_reader
 from credit.data.sources import series
 from credit.data.sources.source_reader import open_sources
 from credit.data.splits import build_splits
-from credit.data.store import preprocess as module
-from credit.data.store import store_writer
+from credit.data.store import store_creation, store_writer
 from credit.data.store.executor import run_on_dask
 from credit.data.store.preprocess import write_training_store
 from credit.data.store.statistics import fit_statistics
@@ -85,9 +85,9 @@ def test_any_order_any_number_of_processes(folder: Path, monkeypatch: pytest.Mon
     alone, many, shuffled = (make(folder, f"{name}.zarr") for name in ("alone", "many", "shuffled"))
     write_training_store(alone)
     write_training_store(many, PreprocessConfig(workers=3))
-    order = store_writer.pending_parts
+    order = store_writer.list_pending_parts
     monkeypatch.setattr(
-        store_writer, "pending_parts", lambda *args: random.Random(1).sample(order(*args), len(order(*args)))
+        store_writer, "list_pending_parts", lambda *args: random.Random(1).sample(order(*args), len(order(*args)))
     )
     write_training_store(shuffled)
     assert same_but_name(alone.store, many.store) and same_but_name(alone.store, shuffled.store)
@@ -303,19 +303,14 @@ def test_on_a_cluster(folder: Path) -> None:
     sources = open_sources(conf)
     splits = build_splits(conf, sources.calendar)
     group = create_store(Path(conf.store), conf, sources, splits, PreprocessConfig())
-    job = store_writer.WriteTask(Path(conf.store), sources, 360, {}, False, 2**30)
+    task = store_writer.WriteTask(Path(conf.store), sources, 360, {}, False, 2**30)
+    pending_parts = store_writer.list_pending_parts(group["done"][:], LENGTH)
     with (
         distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster,
         distributed.Client(cluster) as client,
     ):
-        assert (
-            sum(
-                run_on_dask(
-                    client, partial(store_writer.write_part, job), store_writer.pending_parts(group["done"][:], LENGTH)
-                )
-            )
-            == 48
-        )
+        num_written_times = sum(run_on_dask(client, partial(store_writer.write_part, task), pending_parts))
+        assert num_written_times == 48
     write_training_store(conf)
     assert same_but_name(alone.store, conf.store)
 
@@ -344,7 +339,7 @@ def test_moments_are_of_one_kind_whatever_a_resumed_run_asks(folder: Path) -> No
 
 
 def test_a_store_that_is_refused_leaves_nothing_behind(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "require_disk_space", lambda *_: (_ for _ in ()).throw(DataError("no room")))
+    monkeypatch.setattr(store_creation, "require_disk_space", Mock(side_effect=DataError("no room")))
     before = sorted(folder.iterdir())
     with pytest.raises(DataError, match="no room"):
         write_training_store(make(folder))
