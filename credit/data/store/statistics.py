@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from credit.calendar import format_duration
+from credit.calendar import Calendar, format_duration
 from credit.channels import Channel
 from credit.config.sections.data import TransformConfig
-from credit.data.store.outliers import find_outliers
+from credit.data.store.outliers import Outlier, find_outliers
 from credit.data.transforms import transform_channels
 from credit.errors import DataError
 from credit.utils.progress import ProgressBar
@@ -207,19 +207,28 @@ def fit_statistics(
         if recent and recent[0][0] == begin_of_change:
             tendency = tendency.merge(Moments.of_fields(transformed_CHW, valid_CHW, recent[0][1]))
         recent.append((minutes, transformed_CHW))
-    outliers = {}
     if rows_of_times:
         outliers = find_outliers(np.stack(rows_of_times), channels, accepted, transforms)
-    # The message names the first outlier only.
-    for row, outlier in outliers.items():
-        raise DataError(
-            f"{reader.calendar.format(reader.times[time_indices[row]])}: {outlier}; correct the file, or set "
-            f"data.variable_options.{outlier.variable}.valid_range: [least, greatest]: what is outside is missing, "
-            "what is within is accepted"
-        )
+        _refuse_outliers(outliers, reader.times[time_indices], reader.calendar)
     return statistics_from_moments(
         reader, state, tendency, (first_minutes, last_minutes), step_minutes, packing_steps, transforms
     )
+
+
+def _refuse_outliers(outliers: Mapping[int, Outlier], times: np.ndarray, calendar: Calendar) -> None:
+    """Raise `DataError` about the first of the outliers, if there are any.
+
+    Args:
+        outliers: index in `times` -> outlier.
+        times: (N,) minutes.
+        calendar: calendar of the times.
+    """
+    for row, outlier in outliers.items():
+        raise DataError(
+            f"{calendar.format(times[row])}: {outlier}; correct the file, or set "
+            f"data.variable_options.{outlier.variable}.valid_range: [least, greatest]: what is outside is missing, "
+            "what is within is accepted"
+        )
 
 
 def statistics_from_moments(
