@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from credit.data.reader import FieldReader
 
 # All quantities are smaller; the default fill value of netCDF for real numbers, 9.96921e36, is larger.
-_GREATEST = 1e30
+_MAX_MAGNITUDE = 1e30
 # Other fill values: usual choices of programs and archives, and the defaults of netCDF for integers.
 _FILL_VALUES = (
     -99.0, -99.9, -99.99, -999.0, -999.9, -999.99, -9999.0, -9999.9, -99999.0, -999999.0, -9.99e8, -32767.0, -32768.0,
@@ -41,7 +41,7 @@ class ImplausibleValues:
         index: index of the field along the dimensions before the level.
         row: index of its level among all levels of the variable.
         cells: (h, w) bool, True for the implausible values.
-        value: the first of these values.
+        value: the first of these values, in the units of the file.
         is_fill: True for a fill value, False for values outside the limits.
     """
 
@@ -58,10 +58,11 @@ class ValueRules:
 
     Attributes:
         levels: (L,) levels of the run, or None alone.
-        limits: (L, 2) least and greatest value on each of these levels, or (1, 2) on all.
+        limits: (L, 2) float64 least and greatest value on each of these levels, or (1, 2) on all; in the units of the
+            file.
         description: quantity and units that have these limits, for messages.
-        fill_values: (F,) values that are not data if they are isolated from all others.
-        tolerances: (F,) greatest difference of a value from each fill value.
+        fill_values: (F,) float64 values that are not data if they are isolated from all others.
+        tolerances: (F,) float64 greatest difference of a value from each fill value.
         num_unpacked: number of fill values, from the first, that can fill a whole field; those after them, of packed
             integers, must be isolated from at least two different values.
         valid_range: least and greatest value that the config declares, in the units of the file; then all values in
@@ -85,7 +86,8 @@ class ValueRules:
             values: (..., L, h, w) in the units of the file; they are not changed.
             levels: the levels of the variable that they are on.
         """
-        lowest, highest = _extremes(values)
+        lowest, highest = _find_extremes(values)
+        # A range that the config declares replaces all other rules.
         if self.valid_range is not None:
             least, greatest = self.valid_range
             with np.errstate(invalid="ignore"):
@@ -96,7 +98,7 @@ class ValueRules:
         with np.errstate(invalid="ignore"):
             is_suspect = (lowest < limits[:, 0]) | (highest > limits[:, 1])
             for extreme in (lowest, highest):
-                is_suspect |= np.abs(extreme) >= _GREATEST
+                is_suspect |= np.abs(extreme) >= _MAX_MAGNITUDE
                 is_suspect |= self._match_fill(extreme).any(axis=-1)
         # The extremes of a field are cheap to check; only suspect fields are checked cell by cell.
         for index in np.argwhere(is_suspect):
@@ -110,7 +112,12 @@ class ValueRules:
         return values, None
 
     def describe(self, implausible: ImplausibleValues, location: str = "") -> str:
-        """Return the problem with the values of a field, and what to do; `location` is that of the first value."""
+        """Return the problem with the values of a field, and what to do.
+
+        Args:
+            implausible: the values, from `apply`.
+            location: location of the first of them; empty if it is not known.
+        """
         value = f"{implausible.value:.6g}"
         suffix = f" at {location}" if location else ""
         count = f"{int(implausible.cells.sum())} of {implausible.cells.size} values are"
@@ -146,7 +153,7 @@ class ValueRules:
         """Return the implausible cells (h, w) of a field, and whether their values are a fill value."""
         # Infinite values are reported elsewhere, with a message of their own.
         is_finite = np.isfinite(field)
-        is_fill = is_finite & (np.abs(field) >= _GREATEST)
+        is_fill = is_finite & (np.abs(field) >= _MAX_MAGNITUDE)
         if not is_fill.any():
             is_fill = self._find_isolated_fill(field, is_finite)
         if is_fill.any():
@@ -165,14 +172,15 @@ class ValueRules:
             return no_cells
         for extreme in (field[is_finite].min(), field[is_finite].max()):
             cells = is_finite & (field == extreme)
-            others = field[is_finite & ~cells].astype(np.float64)
+            other_values = field[is_finite & ~cells].astype(np.float64)
             is_match = self._match_fill(extreme)
             if not is_match.any():
                 continue
-            is_uniform = not others.size or np.ptp(others) == 0.0
+            # Fill values of packed integers are ordinary numbers, so at least two other values must be known.
+            is_uniform = not other_values.size or np.ptp(other_values) == 0.0
             if is_uniform and not is_match[: self.num_unpacked].any():
                 continue
-            if not others.size or np.abs(others - extreme).min() > np.ptp(others):
+            if not other_values.size or np.abs(other_values - extreme).min() > np.ptp(other_values):
                 return cells
         return no_cells
 
@@ -200,13 +208,16 @@ def build_value_rules(
         valid_range: range that the config declares, in the units of the file, see `convert_range_to_file_units`.
         has_options: the config can have options for the variable in ``data.variable_options``.
     """
+    # Limits of the quantity, or of its units, which the range in the file narrows.
     units = normalise_units(attributes.get("units", ""))
     quantity = find_quantity(name, attributes)
-    limits = np.array([find_limits(quantity, units, _in_hpa(level, level_units)) for level in levels])
-    description = f"{quantity if has_limits(quantity, units) else 'values'} in {units}"
+    limits = np.array([find_limits(quantity, units, _convert_to_hpa(level, level_units)) for level in levels])
+    limited = quantity if has_limits(quantity, units) else "values"
+    description = f"{limited} in {units}"
     if file_range is not None:
         limits = np.stack([np.maximum(limits[:, 0], file_range[0]), np.minimum(limits[:, 1], file_range[1])], axis=1)
         description += " and of the valid range that the file declares"
+    # Fill values of real numbers, and those of packed integers in the units of the unpacked values.
     fill_values = [np.array(_FILL_VALUES)]
     tolerances = [np.abs(fill_values[0]) * 1e-6]
     if packing is not None:
@@ -274,7 +285,12 @@ def convert_range_to_file_units(
 
 
 def require_plausible_units(name: str, attributes: Mapping[str, str], origin: str) -> None:
-    """Stop if a variable has the units of another quantity.
+    """Raise an error if a variable has the units of another quantity.
+
+    Args:
+        name: the variable.
+        attributes: its units and standard_name in the file.
+        origin: the file, for messages.
 
     Raises:
         DataError: if it does; the message lists the units that the variable can have.
@@ -288,18 +304,22 @@ def find_implausible_units(fields_CHW: np.ndarray, reader: FieldReader, conf: Da
     """Return a message for each variable of a store whose units or values are implausible.
 
     Args:
-        fields_CHW: the stored fields of one time, missing values as NaN.
+        fields_CHW: (C, H, W) the stored fields of one time, missing values as NaN.
         reader: reader of the store.
         conf: the data section.
         when: the time, for messages.
     """
+    # Variable -> message about its units, or about the first of its levels with implausible values.
     messages: dict[str, str] = {}
     for field, channel in zip(fields_CHW, reader.channels.stored, strict=True):
         if channel.variable in messages:
             continue
         attributes = reader.attributes.get(channel.variable, {})
         valid_range = conf.options_of(channel.variable).valid_range
-        message = describe_wrong_units(channel.variable, attributes) if valid_range is None else None
+        message = None
+        # A declared range means that the units are to be accepted as they are.
+        if valid_range is None:
+            message = describe_wrong_units(channel.variable, attributes)
         if message is None:
             rules = build_value_rules(
                 channel.variable,
@@ -316,14 +336,19 @@ def find_implausible_units(fields_CHW: np.ndarray, reader: FieldReader, conf: Da
     return list(messages.values())
 
 
-def _in_hpa(level: float | None, level_units: str) -> float | None:
-    """Return the pressure of a level; NaN for a model level, whose pressure is not known; None without a level."""
+def _convert_to_hpa(level: float | None, level_units: str) -> float | None:
+    """Return the pressure of a level in hPa; NaN for a model level, whose pressure is not known; None without a level.
+
+    Args:
+        level: the level; None without levels.
+        level_units: ``data.level_units``.
+    """
     if level is None:
         return None
     return {"hPa": level, "Pa": level / 100.0}.get(level_units, np.nan)
 
 
-def _extremes(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _find_extremes(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the least and the greatest value of each field (..., h, w), NaN if all values are missing."""
     lowest = values.min(axis=(-2, -1))
     highest = values.max(axis=(-2, -1))

@@ -8,7 +8,7 @@ import numpy as np
 
 from credit.data.formats.units import normalise_units
 
-# quantity -> unit -> least and greatest value
+# Quantity -> unit -> least and greatest value.
 _QUANTITY_LIMITS = {
     "temperature": {"K": (80.0, 400.0), "degC": (-193.0, 127.0)},
     "pressure at the surface or at sea level": {"Pa": (2e4, 1.2e5), "hPa": (200.0, 1200.0)},
@@ -69,33 +69,44 @@ _HEIGHT_TOLERANCE = 2000.0
 
 
 def find_quantity(name: str, attributes: Mapping[str, str]) -> str:
-    """Return the quantity that a variable measures, by its standard name, else its name; empty if it is not known."""
+    """Return the quantity that a variable measures; empty if it is not known.
+
+    Args:
+        name: the variable, whose name decides if it has no standard name.
+        attributes: its attributes, of which ``standard_name`` is used.
+    """
     return _QUANTITY_OF.get(attributes.get("standard_name") or name, "")
 
 
 def has_limits(quantity: str, units: str) -> bool:
-    """Return whether the limits of these units are those of the quantity, not those of any quantity."""
+    """Return whether the quantity itself has limits in these units, not only any quantity with these units."""
     return units in (_QUANTITY_LIMITS | _FRACTION_LIMITS).get(quantity, {})
 
 
 def describe_wrong_units(name: str, attributes: Mapping[str, str]) -> str | None:
-    """Return the problem with the units of a variable; None if they are right or unknown, or the quantity is."""
+    """Return the problem with the units of a variable; None if they are right or unknown, or the quantity is.
+
+    Args:
+        name: the variable.
+        attributes: its attributes, of which ``units`` and ``standard_name`` are used.
+    """
     quantity = find_quantity(name, attributes)
     units = normalise_units(attributes.get("units", ""))
     if quantity not in _QUANTITY_LIMITS or units not in _UNITS_OF_QUANTITIES or units in _QUANTITY_LIMITS[quantity]:
         return None
     quantity_name = attributes.get("standard_name") or name
+    allowed_units = " or ".join(_QUANTITY_LIMITS[quantity])
     return (
-        f'{name}: its units are "{attributes["units"]}", but {quantity_name} is a {quantity} '
-        f"({' or '.join(_QUANTITY_LIMITS[quantity])}); correct units or standard_name in the files, or "
-        f"data.sources.N.rename; or set data.variable_options.{name}.valid_range: [least, greatest] to read it as it is"
+        f'{name}: its units are "{attributes["units"]}", but {quantity_name} is a {quantity} ({allowed_units}); '
+        "correct units or standard_name in the files, or data.sources.N.rename; or set "
+        f"data.variable_options.{name}.valid_range: [least, greatest] to read it as it is"
     )
 
 
 def find_limits(quantity: str, units: str, pressure: float | None) -> tuple[float, float]:
-    """Return least and greatest value of a quantity in these units.
+    """Return least and greatest value of a quantity in these units; infinite if it has no limits.
 
-    The height of a pressure level is about 7.5 km times ln(1013 hPa / p).
+    The height of a pressure level is about 7.5 km times ln(1013 hPa / p), in a standard atmosphere of about 256 K.
 
     Args:
         quantity: the quantity; empty if it is not known.

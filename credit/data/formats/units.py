@@ -12,7 +12,8 @@ import numpy as np
 from credit.errors import ConfigError, DataError
 from credit.utils.installation import install_command
 
-# Spellings that UDUNITS does not know, or takes for another unit (C is coulomb, mb millibarn).
+# Spelling in lower case -> usual one, for spellings that UDUNITS does not know or takes for another unit (C is coulomb, mb
+# millibarn).
 _SPELLINGS = {
     "kelvin": "K", "k": "K", "celsius": "degC", "c": "degC", "degc": "degC", "deg_c": "degC", "degree_celsius": "degC",
     "degrees_celsius": "degC", "pascal": "Pa", "pa": "Pa", "hpa": "hPa", "millibar": "hPa", "mbar": "hPa", "mb": "hPa",
@@ -30,24 +31,30 @@ _PRODUCT_SIGN = re.compile(r"(?<![0-9])\.|\.(?![0-9])|\*")
 
 
 def normalise_units(units: str) -> str:
-    """Return one spelling of units; products and quotients of plain powers become ``kg m-2 s-1``."""
+    """Return one spelling of units; products and quotients of plain powers become ``kg m-2 s-1``.
+
+    Units with other numbers, such as ``1e-3 m``, keep their spelling.
+    """
     text = " ".join(_POWER_SIGN.sub("", units).split())
     if text.lower() in _SPELLINGS:
         return _SPELLINGS[text.lower()]
+    # Factors of the numerator and, after each solidus, of what follows it.
     parts = [_PRODUCT_SIGN.sub(" ", part).split() for part in text.split("/")]
-    factors = [_FACTOR.fullmatch(factor) for part in parts for factor in part]
-    if not all(parts) or not all(factors):
-        return text
     powers = []
     for number, part in enumerate(parts):
+        if not part:
+            return text
         for position, factor in enumerate(part):
-            name, power = _FACTOR.fullmatch(factor).groups()
+            match = _FACTOR.fullmatch(factor)
+            if match is None:
+                return text
+            name, power = match.groups()
             if name is None:
                 continue
             # Only the factor that follows a solidus directly is in the denominator.
             divides = number > 0 and position == 0
-            power = int(power or 1) * (-1 if divides else 1)
-            powers.append(name if power == 1 else f"{name}{power}")
+            exponent = int(power or 1) * (-1 if divides else 1)
+            powers.append(name if exponent == 1 else f"{name}{exponent}")
     text = " ".join(powers) or "1"
     return _SPELLINGS.get(text.lower(), text)
 
@@ -75,13 +82,18 @@ def is_convertible(first: str, second: str) -> bool:
 
 @dataclass(frozen=True)
 class Conversion:
-    """Conversion from one unit to another: ``scale * value + offset``."""
+    """Conversion from one unit to another: ``scale * value + offset``.
+
+    Attributes:
+        scale: target units in one source unit.
+        offset: value in target units of 0 in source units.
+    """
 
     scale: float
     offset: float
 
     def apply(self, fields: np.ndarray) -> np.ndarray:
-        """Return converted fields, float32."""
+        """Return converted fields of any shape, computed in float64 and rounded to float32."""
         return (np.asarray(fields, dtype=np.float64) * self.scale + self.offset).astype(np.float32)
 
 
@@ -89,7 +101,7 @@ class ExpConversion:
     """Conversion from the natural logarithm of pressure in Pa to pressure in Pa."""
 
     def apply(self, fields: np.ndarray) -> np.ndarray:
-        """Return pressure, float64."""
+        """Return pressure in Pa, float64, of fields of any shape."""
         return np.exp(np.asarray(fields, dtype=np.float64))
 
 
@@ -117,8 +129,8 @@ def find_conversion(source_units: str, target_units: str, name: str, origin: str
     if normalise_units(source_units) == normalise_units(target_units):
         return None
     purpose = f'{origin}: {name} is in "{source_units}", not "{target_units}" ({key})'
-    source_unit = _parse(source_units, purpose)
-    target_unit = _parse(target_units, purpose)
+    source_unit = _parse_units(source_units, purpose)
+    target_unit = _parse_units(target_units, purpose)
     if target_unit is None:
         raise ConfigError(
             f'{key}: "{target_units}" is not a unit that UDUNITS knows, so {name} of {origin} cannot be converted from '
@@ -144,8 +156,16 @@ def find_conversion(source_units: str, target_units: str, name: str, origin: str
     return Conversion(at_1 - at_0, at_0)
 
 
-def _parse(units: str, purpose: str) -> Any | None:
-    """Return a unit of cf-units, None if UDUNITS does not know it; `purpose` begins the message without cf-units."""
+def _parse_units(units: str, purpose: str) -> Any | None:
+    """Return a unit of cf-units, None if UDUNITS does not know it.
+
+    Args:
+        units: the unit.
+        purpose: what it is needed for, as the beginning of the message without cf-units.
+
+    Raises:
+        ConfigError: if cf-units is not installed.
+    """
     try:
         import cf_units
     except ImportError as error:

@@ -16,11 +16,19 @@ if TYPE_CHECKING:
     from credit.data.formats.plugin.source import SourceFactory
 
 _MINUTE = np.timedelta64(1, "m")
+# Origin of minutes.
 _EPOCH = np.datetime64(TIME_UNITS.removeprefix("minutes since ").replace(" ", "T"), "us")
 
 
 def encode_times(times: np.ndarray) -> tuple[np.ndarray, str]:
-    """Return minutes of dates, float64, NaN for missing ones, and the name of their calendar."""
+    """Return minutes of dates, (N,) float64, NaN for missing ones, and the name of their calendar.
+
+    Args:
+        times: (N,) dates: datetime64, datetime or cftime.
+
+    Raises:
+        TypeError: if they are not dates.
+    """
     if times.ndim == 1 and times.size and isinstance(times[0], cftime.datetime):
         return np.asarray(cftime.date2num(times, TIME_UNITS, times[0].calendar), dtype=np.float64), times[0].calendar
     if times.ndim != 1 or (times.size and times.dtype.kind not in "MO"):
@@ -61,6 +69,7 @@ class PluginFields(BackendArray):
 
     def _read(self, key: tuple[int | slice | np.ndarray, ...]) -> np.ndarray:
         """Return the values at indices of times, levels, rows and columns, each applied to its own axis."""
+        # The axes of times and levels come first, if the variable has them.
         *leading, rows, columns = key
         level_index = None
         requested_levels = None
@@ -73,12 +82,21 @@ class PluginFields(BackendArray):
             fields = self._read_time(self._times[leading[0]], requested_levels)
         else:
             fields = np.stack([self._read_time(time, requested_levels) for time in self._times[leading[0]]])
+        # A single index drops the axis of levels.
         if self._levels is not None and np.ndim(self._levels[level_index]) == 0:
             fields = fields[..., 0, :, :]
         return fields[..., rows, :][..., columns]
 
     def _read_time(self, time: Any, levels: tuple[float, ...] | None) -> np.ndarray:
-        """Return the checked field of one time, float32."""
+        """Return the checked field of one time, float32 ([levels,] rows, columns) with missing values as NaN.
+
+        Args:
+            time: the time, as the plugin gives it; None for a static variable.
+            levels: the levels to read; None without levels.
+
+        Raises:
+            DataError: if the plugin fails, or returns anything but numbers of this shape.
+        """
         call = f"read({self._name!r}, {time}, {levels})"
         source = self._factory.get()
         with self._factory.calling(call):

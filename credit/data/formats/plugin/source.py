@@ -28,8 +28,10 @@ from credit.data.formats.plugin.fields import PluginFields, encode_times
 from credit.errors import ConfigError, DataError
 
 SourceClass = TypeVar("SourceClass", bound=type)
+# Name of a source (``data.sources.N.type``) -> its class.
 _SOURCES: dict[str, type] = {}
-_GIVEN = ("latitude", "longitude", "times", "variables")
+_REQUIRED_ATTRIBUTES = ("latitude", "longitude", "times", "variables")
+_OPTIONAL_ATTRIBUTES = ("latitude_bounds", "version", "attributes")
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,7 @@ def register_source(name: str, options: type[StrictModel] | None = None) -> Call
         if not (isinstance(cls, type) and callable(getattr(cls, "read", None))):
             raise ConfigError(f"source {name!r} must be a class with a method read(variable, time, levels); is {cls!r}")
         other = _SOURCES.get(name, cls)
-        # a plugin that is loaded again brings its class anew
+        # A plugin that is loaded again brings its class anew.
         if (other.__module__, other.__qualname__) != (cls.__module__, cls.__qualname__):
             raise ConfigError(
                 f"source name {name!r} of {cls.__module__} is taken by {other.__module__}; choose another name"
@@ -116,26 +118,26 @@ def open_plugin_source(source: SourceConfig, origin: str) -> xr.Dataset:
         dims = []
         times = None
         levels = None
+        encoding: dict[str, object] = {}
+        if variable.packing_step:
+            # The same keys that xarray sets for packed integers of a file.
+            encoding = {"dtype": np.dtype(np.int32), "scale_factor": float(variable.packing_step)}
         if not variable.is_static:
             dims.append("time")
             times = metadata.times
         if variable.levels is not None:
-            dims.append(level_names[_axis_of(variable)])
-            levels, _ = _axis_of(variable)
-        fields = PluginFields(factory, name, levels, times, metadata.shape)
-        attributes = {key: getattr(variable, key) for key in ("units", "standard_name", "long_name", "cell_methods")}
-        encoding: dict[str, object] = {}
-        if variable.packing_step:
-            encoding = {"dtype": np.dtype(np.int32), "scale_factor": float(variable.packing_step)}
-        if variable.levels is not None:
+            level_axis = _level_axis(variable)
+            dims.append(level_names[level_axis])
+            levels, _ = level_axis
             # The plugin is asked for all levels at once.
-            encoding["preferred_chunks"] = {level_names[_axis_of(variable)]: len(variable.levels)}
-        variables[name] = xr.Variable(
-            (*dims, "latitude", "longitude"),
-            indexing.LazilyIndexedArray(fields),
-            {key: text for key, text in attributes.items() if text},
-            encoding,
-        )
+            encoding["preferred_chunks"] = {level_names[level_axis]: len(variable.levels)}
+        attributes = {}
+        for key in ("units", "standard_name", "long_name", "cell_methods"):
+            if getattr(variable, key):
+                attributes[key] = getattr(variable, key)
+        fields = PluginFields(factory, name, levels, times, metadata.shape)
+        lazy_fields = indexing.LazilyIndexedArray(fields)
+        variables[name] = xr.Variable((*dims, "latitude", "longitude"), lazy_fields, attributes, encoding)
     dataset = xr.Dataset(variables, attrs=metadata.attributes)
     dataset.encoding["fingerprint"] = metadata.fingerprint()
     return dataset
@@ -157,8 +159,8 @@ def _build_coordinates(metadata: _SourceMetadata) -> tuple[dict[str, xr.Variable
         variables["latitude_bounds"] = xr.Variable(("latitude", "two"), metadata.latitude_bounds)
     level_names: dict[tuple, str] = {}
     for variable in metadata.variables.values():
-        if variable.levels is not None and _axis_of(variable) not in level_names:
-            values, units = _axis_of(variable)
+        if variable.levels is not None and _level_axis(variable) not in level_names:
+            values, units = _level_axis(variable)
             name = f"level_{len(level_names)}"
             level_names[values, units] = name
             standard_name = "air_pressure" if units.lower() in PRESSURE_IN_HPA else "model_level_number"
@@ -166,7 +168,8 @@ def _build_coordinates(metadata: _SourceMetadata) -> tuple[dict[str, xr.Variable
     return variables, level_names
 
 
-def _axis_of(variable: SourceVariable) -> tuple[tuple[float, ...], str]:
+def _level_axis(variable: SourceVariable) -> tuple[tuple[float, ...], str]:
+    """Return the levels of a variable and their units; variables with equal ones share a coordinate."""
     return tuple(float(level) for level in variable.levels), variable.level_units
 
 
@@ -175,8 +178,15 @@ class _SourceMetadata:
     """Checked description of the contents of a source.
 
     Attributes:
-        times: (N,) as the source gives them.
-        minutes: (N,) the same in minutes since `TIME_UNITS` in `calendar`.
+        latitude: (H,) degrees north, in the order of the source.
+        longitude: (W,) degrees east, in the order of the source.
+        latitude_bounds: (H, 2) degrees north; None if the source has none.
+        times: (N,) dates as the source gives them.
+        minutes: (N,) int64, the same in minutes since 1900 in `calendar`.
+        calendar: name of their calendar.
+        variables: name -> its description.
+        version: text that changes when the data do; empty if the source has none.
+        attributes: global attributes.
     """
 
     latitude: np.ndarray
@@ -191,6 +201,7 @@ class _SourceMetadata:
 
     @property
     def shape(self) -> tuple[int, int]:
+        """Number of rows and columns of a field."""
         return len(self.latitude), len(self.longitude)
 
     def fingerprint(self) -> list[int]:
@@ -201,7 +212,7 @@ class _SourceMetadata:
         for name, variable in self.variables.items():
             variables[name] = {**asdict(variable), "levels": None}
             if variable.levels is not None:
-                levels[name] = _axis_of(variable)[0]
+                levels[name] = _level_axis(variable)[0]
         description = [self.version, self.calendar, *coordinates, variables, levels]
         text = json.dumps(description, sort_keys=True, default=float).encode()
         return [len(text), zlib.crc32(text)]
@@ -226,7 +237,11 @@ class SourceFactory:
         self._owner = -1
 
     def require_importable(self) -> None:
-        """Refuse a class if another process would import a different class under its name."""
+        """Refuse a class if another process would import a different class under its name.
+
+        Raises:
+            DataError: naming the class.
+        """
         name = self._class.__qualname__
         module = sys.modules.get(self._class.__module__)
         if getattr(module, name, self._class) is not self._class:
@@ -258,26 +273,15 @@ class SourceFactory:
         """
         source = self.get()
         given: dict[str, Any] = {}
-        for name in (*_GIVEN, "latitude_bounds", "version", "attributes"):
-            if name not in _GIVEN and not hasattr(source, name):
+        for name in (*_REQUIRED_ATTRIBUTES, *_OPTIONAL_ATTRIBUTES):
+            if name in _OPTIONAL_ATTRIBUTES and not hasattr(source, name):
                 continue
+            # A missing attribute is reported as an error of the plugin.
             with self.calling(name):
                 given[name] = getattr(source, name)
-        variables = given["variables"]
-        is_valid = isinstance(variables, Mapping) and all(
-            isinstance(variable, SourceVariable) for variable in variables.values()
-        )
-        if not is_valid or not variables:
-            raise self.error(f"variables must map names to SourceVariable(units, ...); is {variables!r}")
-        for name, variable in variables.items():
-            if not isinstance(variable.units, str):
-                raise self.error(f"the units of {name} must be a text, such as K; is {variable.units!r}")
-            if variable.levels is not None:
-                levels = self._numbers(f"the levels of {name}", variable.levels)
-                if len(np.unique(levels)) < len(levels):
-                    raise self.error(f"the levels of {name} hold a value twice; is {variable.levels!r}")
-        latitude = self._numbers("latitude", given["latitude"])
-        longitude = self._numbers("longitude", given["longitude"])
+        self._require_variables(given["variables"])
+        latitude = self._check_numbers("latitude", given["latitude"])
+        longitude = self._check_numbers("longitude", given["longitude"])
         bounds = given.get("latitude_bounds")
         if bounds is not None:
             with self.calling("latitude_bounds"):
@@ -293,6 +297,7 @@ class SourceFactory:
         with self.calling("times"):
             times = np.asarray(given["times"])
             minutes, calendar = encode_times(times)
+        # A missing date is NaN, which differs from its rounded value as well.
         if len(minutes) == 0 or not (minutes == np.rint(minutes)).all():
             first_wrong = times[minutes != np.rint(minutes)][:1].tolist()
             raise self.error(f"times must be at least one date of whole minutes; is {first_wrong or 'empty'}")
@@ -303,12 +308,34 @@ class SourceFactory:
             times=times,
             minutes=minutes.astype(np.int64),
             calendar=calendar,
-            variables={str(name): variable for name, variable in variables.items()},
+            variables={str(name): variable for name, variable in given["variables"].items()},
             version=str(version),
             attributes={str(name): str(text) for name, text in attributes.items()},
         )
 
-    def _numbers(self, name: str, values: Any) -> np.ndarray:
+    def _require_variables(self, variables: Any) -> None:
+        """Raise a DataError if the attribute ``variables`` of a source is not a mapping to valid descriptions."""
+        is_mapping = isinstance(variables, Mapping) and len(variables) > 0
+        if not is_mapping or not all(isinstance(variable, SourceVariable) for variable in variables.values()):
+            raise self.error(f"variables must map names to SourceVariable(units, ...); is {variables!r}")
+        for name, variable in variables.items():
+            if not isinstance(variable.units, str):
+                raise self.error(f"the units of {name} must be a text, such as K; is {variable.units!r}")
+            if variable.levels is not None:
+                levels = self._check_numbers(f"the levels of {name}", variable.levels)
+                if len(np.unique(levels)) < len(levels):
+                    raise self.error(f"the levels of {name} hold a value twice; is {variable.levels!r}")
+
+    def _check_numbers(self, name: str, values: Any) -> np.ndarray:
+        """Return a list of finite numbers as (N,) float64.
+
+        Args:
+            name: what the numbers are, for messages.
+            values: the list that the plugin gives.
+
+        Raises:
+            DataError: if it is no such list, or is empty.
+        """
         with self.calling(name):
             numbers = np.asarray(values, dtype=np.float64)
         if numbers.ndim != 1 or not numbers.size or not np.isfinite(numbers).all():
@@ -316,12 +343,23 @@ class SourceFactory:
         return numbers
 
     def error(self, message: str) -> DataError:
-        """Return an error about the source that names the class to correct."""
+        """Return an error about the source that names the class to correct.
+
+        Args:
+            message: what is wrong, and the rule.
+        """
         return DataError(f"{self.origin}: {message}; correct {self._class.__qualname__} in {self._class.__module__}")
 
     @contextmanager
     def calling(self, call: str) -> Iterator[None]:
-        """Re-raise any exception of the plugin as `DataError` with the call and the line that raised it."""
+        """Context in which any exception of the plugin becomes a `DataError` with the call and the line that raised it.
+
+        Args:
+            call: the attribute or the method with its arguments, for messages.
+
+        Raises:
+            DataError: if the block raises anything.
+        """
         try:
             yield
         except Exception as error:
