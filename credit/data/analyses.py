@@ -36,7 +36,7 @@ def open_analyses(conf: DataConfig, needs_truth: bool) -> FieldReader:
 
     Args:
         conf: the data section of the run that forecasts.
-        needs_truth: whether the times of all variables are needed, because the forecasts will be scored.
+        needs_truth: all variables are needed, also those that a forecast does not read, because it will be scored.
 
     Raises:
         DataError: if the store is incomplete, or the sources do not have what a forecast needs.
@@ -60,11 +60,12 @@ def select_forecast_inputs(conf: DataConfig, with_static: bool = False) -> DataC
     """
     static = conf.variables.static
     if not with_static:
+        # Static fields that are computed, such as the latitude, need no data.
         computed_names = [name for name in static.vars_2D if name in COMPUTED_STATIC]
         static = static.model_copy(update={"vars_3D": [], "vars_2D": computed_names})
     diagnostic = conf.variables.diagnostic.model_copy(update={"vars_3D": [], "vars_2D": []})
-    groups = {"diagnostic": diagnostic, "static": static}
-    return conf.model_copy(update={"variables": conf.variables.model_copy(update=groups)})
+    variables = conf.variables.model_copy(update={"diagnostic": diagnostic, "static": static})
+    return conf.model_copy(update={"variables": variables})
 
 
 def read_static_fields(conf: DataConfig, channels: Sequence[Channel], grid: LatLonGrid) -> np.ndarray:
@@ -78,12 +79,13 @@ def read_static_fields(conf: DataConfig, channels: Sequence[Channel], grid: LatL
     fields_CHW = np.full((len(channels), *grid.shape), np.nan, dtype=np.float32)
     files = OpenFiles(conf.sources)
     # Problems with a static variable do not matter to a forecast, so they are collected and not raised.
-    scan = scan_sources(select_forecast_inputs(conf, with_static=True), files, ErrorCollector())
-    if scan is None:
+    source_index = scan_sources(select_forecast_inputs(conf, with_static=True), files, ErrorCollector())
+    if source_index is None:
         return fields_CHW
     for name in dict.fromkeys(channel.variable for channel in channels):
         rows = [row for row, channel in enumerate(channels) if channel.variable == name]
-        if scan.file_variables[name]:
+        file_variables = source_index.file_variables[name]
+        if file_variables:
             with suppress(DataError):
-                fields_CHW[rows] = read_static_variable(files, name, scan.file_variables[name][0])
+                fields_CHW[rows] = read_static_variable(files, name, file_variables[0])
     return fields_CHW

@@ -7,11 +7,16 @@ from contextlib import contextmanager
 
 from credit.errors import ConfigError, DataError
 
+# Number of messages that the common error contains.
 _MAX_SHOWN = 20
 
 
 class MultipleErrors(DataError):
     """Several errors raised as one.
+
+    Args:
+        text: the common message.
+        problems: messages of the errors.
 
     Attributes:
         problems: messages of the errors.
@@ -23,7 +28,11 @@ class MultipleErrors(DataError):
 
 
 class ErrorCollector:
-    """Messages of errors in the order in which they occurred, each only once."""
+    """Collector of messages of errors, in the order in which they occurred, each only once.
+
+    Attributes:
+        messages: the messages.
+    """
 
     def __init__(self) -> None:
         self.messages: list[str] = []
@@ -35,9 +44,10 @@ class ErrorCollector:
 
     @contextmanager
     def collect(self) -> Iterator[None]:
-        """Catch an error for the user that the block raises, and add its message."""
+        """Context that catches an error for the user (`ConfigError`, `DataError`) and adds its message."""
         try:
             yield
+        # An error of several problems is taken apart, so that each is listed once.
         except MultipleErrors as error:
             for message in error.problems:
                 self.add(message)

@@ -27,7 +27,10 @@ class Normalizer(nn.Module):
         transforms: variable -> its transform, where it has one.
 
     Attributes:
-        tendency_scale_C: (C_prognostic,) standard deviation of a step's change over that of the state.
+        tendency_scale_C: (C_prognostic,) float32 standard deviation of a step's change over that of the state.
+
+    Raises:
+        KeyError: for a channel that is neither in `statistics` nor in `fixed`.
     """
 
     def __init__(
@@ -54,7 +57,7 @@ class Normalizer(nn.Module):
         self.register_buffer("tendency_scale_C", torch.from_numpy(scale_C.astype(np.float32)), persistent=False)
 
     def encode(self, x: torch.Tensor, group: str) -> torch.Tensor:
-        """Return normalised values of the channels of a group.
+        """Return normalised values (B, C, ...) float32 of the channels of a group; missing values become 0.
 
         Args:
             x: (B, C, ...) in physical units.
@@ -65,15 +68,24 @@ class Normalizer(nn.Module):
         return torch.nan_to_num(deviation.div_(std), nan=0.0, posinf=torch.inf, neginf=-torch.inf)
 
     def decode(self, x: torch.Tensor, group: str) -> torch.Tensor:
-        """Return physical values of normalised `x` (B, C, ...)."""
+        """Return physical values (B, C, ...) float32 of normalised `x` (B, C, ...).
+
+        Args:
+            x: normalised values.
+            group: as in `encode`.
+        """
         mean, std = self._mean_and_std(group, x.dim())
         # A fused multiply-add rounds differently, and the normalised value of 0 must give exactly 0 again.
         return self._transform(invert_transform, (x.float() * std).add_(mean), group)
 
     def decode_differences(self, x: torch.Tensor, group: str) -> torch.Tensor:
-        """Return values whose differences are those of physical values.
+        """Return values (B, C, ...) float32 whose differences are those of physical values.
 
         The mean is left out, because adding it would cost digits of the differences. Transformed variables need it.
+
+        Args:
+            x: (B, C, ...) normalised values.
+            group: as in `encode`.
         """
         mean, std = self._mean_and_std(group, x.dim())
         scaled = x.float() * std
@@ -82,20 +94,28 @@ class Normalizer(nn.Module):
         return self._transform(invert_transform, scaled, group)
 
     def encode_rows(self, x: torch.Tensor, group: str, rows: Sequence[int]) -> torch.Tensor:
-        """Return normalised values of some channels of a group, computed in float64.
+        """Return normalised values (B, R, H, W) of some channels of a group, computed in float64, as float32.
+
+        Unlike in `encode`, missing values stay missing.
 
         Args:
             x: (B, R, H, W) in physical units, the R channels at `rows`.
             group: as in `encode`.
-            rows: indices of the channels in the group.
+            rows: (R,) indices of the channels in the group.
         """
         mean, std = self._mean_and_std_of_rows(group, rows)
         return ((self._transform_rows(apply_transform, x.double(), group, rows) - mean) / std).float()
 
     def decode_rows(self, x: torch.Tensor, group: str, rows: Sequence[int]) -> torch.Tensor:
-        """Return physical values of some channels of normalised `x` (B, C, H, W), float64 (B, R, H, W)."""
+        """Return physical values of some channels of normalised `x`, (B, R, H, W) float64.
+
+        Args:
+            x: (B, C, H, W) normalised values of all channels of the group.
+            group: as in `encode`.
+            rows: (R,) indices of the channels in the group.
+        """
         mean, std = self._mean_and_std_of_rows(group, rows)
-        physical = torch.addcmul(mean, _take(x, rows).double(), std)
+        physical = torch.addcmul(mean, _take_channels(x, rows).double(), std)
         return self._transform_rows(invert_transform, physical, group, rows)
 
     def _transform(self, function: Callable, x: torch.Tensor, group: str) -> torch.Tensor:
@@ -119,21 +139,22 @@ class Normalizer(nn.Module):
                 channels[index] = function(channels[index], transforms[row])
         return torch.stack(channels, dim=1)
 
-    def _mean_and_std(self, group: str, dims: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return mean and standard deviation of a group's channels, (1, C, 1, ...) with `dims` dimensions."""
-        shape = (1, -1) + (1,) * (dims - 2)
+    def _mean_and_std(self, group: str, num_dims: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return mean and standard deviation of a group's channels, (1, C, 1, ...) with `num_dims` dimensions."""
+        shape = (1, -1) + (1,) * (num_dims - 2)
         groups = ("prognostic", "diagnostic") if group == "output" else (group,)
         mean = torch.cat([getattr(self, f"{name}_mean") for name in groups])
         std = torch.cat([getattr(self, f"{name}_std") for name in groups])
         return mean.reshape(shape), std.reshape(shape)
 
     def _mean_and_std_of_rows(self, group: str, rows: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return mean and standard deviation of some channels of a group, (1, R, 1, 1) float64 each."""
         mean, std = self._mean_and_std(group, 4)
-        return _take(mean, rows).double(), _take(std, rows).double()
+        return _take_channels(mean, rows).double(), _take_channels(std, rows).double()
 
 
-def _take(x: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
-    """Return channels of `x` (B, C, ...), a view where they are adjacent."""
+def _take_channels(x: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
+    """Return the channels of `x` (B, C, ...) at the given indices, a view where they are adjacent."""
     adjacent_rows = list(range(rows[0], rows[-1] + 1))
     if list(rows) == adjacent_rows:
         return x[:, rows[0] : rows[-1] + 1]
@@ -154,7 +175,13 @@ def _transforms_by_index(
 def _mean_and_std(
     channels: Sequence[Channel], statistics: Statistics, fixed: Mapping[str, tuple[float, float]]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return mean and standard deviation of the channels, (C,) float32 each."""
+    """Return mean and standard deviation of the channels, (C,) float32 each.
+
+    Args:
+        channels: (C,) the channels.
+        statistics: statistics of the channels that are read from data.
+        fixed: name of any other channel -> its mean and standard deviation.
+    """
     pairs = []
     for channel in channels:
         if channel.name in statistics.names:

@@ -37,11 +37,22 @@ class FieldReader(Protocol):
     is_thread_safe: bool
 
     def read(self, index: int) -> np.ndarray:
-        """Return the fields of one time, (C, H, W) float32 in the order of ``channels.stored``; NaN where masked."""
+        """Return the fields of one time, (C, H, W) float32 in the order of ``channels.stored``; NaN where masked.
+
+        Args:
+            index: index of the time in `times`.
+
+        Raises:
+            DataError: if the fields cannot be read, or values are missing where they must not be.
+        """
         ...
 
     def read_each(self, indices: Sequence[int]) -> Iterator[np.ndarray]:
-        """Yield the fields of several times as `read` returns them; faster than `read` for times in a row."""
+        """Yield the fields of several times as `read` returns them; faster than `read` for times in a row.
+
+        Args:
+            indices: indices of the times in `times`.
+        """
         ...
 
     def read_into(self, index: int, targets: Sequence[np.ndarray | None]) -> None:
@@ -58,7 +69,7 @@ class FieldReader(Protocol):
         ...
 
     def index_of(self, minutes: int) -> int | None:
-        """Return the index of a time in `times`, None if the data do not have it."""
+        """Return the index in `times` of a time in minutes, None if the data do not have it."""
         ...
 
 

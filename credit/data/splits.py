@@ -13,6 +13,7 @@ from credit.errors import ConfigError, DataError
 
 SPLITS = ("train", "valid", "test")
 _DAY_MINUTES = 1440
+# Intervals in this range, if they differ, are calendar months.
 _SHORTEST_MONTH_MINUTES = 28 * _DAY_MINUTES
 _LONGEST_MONTH_MINUTES = 31 * _DAY_MINUTES
 
@@ -37,7 +38,11 @@ class Split:
 
 
 def build_splits(conf: DataConfig, calendar: Calendar) -> dict[str, Split]:
-    """Return the three splits of the config.
+    """Return the three splits of the config by name.
+
+    Args:
+        conf: the data section.
+        calendar: calendar of the data.
 
     Raises:
         ConfigError: if a split does not end after it begins, or two are closer to each other than ``data.split_gap``.
@@ -65,7 +70,7 @@ def build_splits(conf: DataConfig, calendar: Calendar) -> dict[str, Split]:
             )
         # A split that ends with a whole day ends at the last minute of that day.
         if later.first - earlier.last < gap - 1:
-            days = (later.first - earlier.last) / 1440
+            days = (later.first - earlier.last) / _DAY_MINUTES
             raise ConfigError(
                 f"{later.describe(calendar)} begins {days:.2f} days after the end of {earlier.describe(calendar)}; "
                 f"adjacent splits must be at least data.split_gap ({conf.split_gap}) apart to avoid leakage"
@@ -103,6 +108,11 @@ def find_overlap(
 
     Periods are compared as texts, because the weights may have been trained on data of another calendar, which has
     days that this one does not have.
+
+    Args:
+        test: the period that is scored.
+        training_periods: (first, last) dates of the periods.
+        calendar: calendar of `test`.
     """
     test_first = calendar.format(test.first)
     test_last = calendar.format(test.last)
@@ -128,11 +138,12 @@ def find_initial_times(times: np.ndarray, split: Split, step: int, history_len: 
         (M,) int64 minutes; a gap in the data is never crossed.
     """
     inside = times[(times >= split.first) & (times <= split.last)]
+    # Offsets of the frames of a sample from its initial time, in minutes.
     offsets = np.arange(-(history_len - 1), forecast_len + 1) * step
-    complete = np.ones(len(inside), dtype=bool)
+    is_complete = np.ones(len(inside), dtype=bool)
     for offset in offsets:
-        complete &= np.isin(inside + offset, inside, assume_unique=True)
-    return inside[complete]
+        is_complete &= np.isin(inside + offset, inside, assume_unique=True)
+    return inside[is_complete]
 
 
 def require_samples(
@@ -142,6 +153,16 @@ def require_samples(
 
     Of the training and validation samples, ``data.sample_every`` and ``data.init_hours`` select some. The initial
     times of a test period are selected by ``inference.initial_times`` instead.
+
+    Args:
+        times: (N,) int64 minutes that the data have, increasing.
+        split: the period.
+        calendar: calendar of the times.
+        conf: the data section.
+        forecast_len: forecast steps of a sample.
+
+    Returns:
+        (M,) int64 minutes, increasing; at least one.
 
     Raises:
         DataError: if there is none; the message says what the data have in the split, the gaps, and what a sample
@@ -155,6 +176,7 @@ def require_samples(
         selected = _select_initial_times(complete_samples, split, conf)
     if len(selected):
         return selected
+    # There are samples, but none is selected.
     if len(complete_samples):
         hours = sorted({int(minutes % _DAY_MINUTES) // 60 for minutes in complete_samples})
         raise DataError(
@@ -162,6 +184,7 @@ def require_samples(
             f"{conf.sample_every or 'any'} and data.init_hours {conf.init_hours or 'any'} say; they begin at "
             f"{', '.join(map(str, hours))} UTC"
         )
+    # There are no samples, because the period has no data, or they have gaps.
     inside = times[(times >= split.first) & (times <= split.last)]
     if len(inside) == 0:
         raise DataError(
@@ -204,7 +227,7 @@ def _select_initial_times(initial: np.ndarray, split: Split, conf: DataConfig) -
 
 
 def describe_span(times: np.ndarray, calendar: Calendar) -> str:
-    """Return a description of the first and the last of the data's `times`."""
+    """Return a description of the first and the last of the data's `times`, (N,) int64 minutes."""
     if len(times) == 0:
         return "there are no data"
     if len(times) == 1:
@@ -213,7 +236,14 @@ def describe_span(times: np.ndarray, calendar: Calendar) -> str:
 
 
 def describe_coverage(times: np.ndarray, split: Split, calendar: Calendar, step: int) -> str:
-    """Return a description of how much of a period the data cover, empty where no step is missing at its ends."""
+    """Return a description of how much of a period the data cover, empty where no step is missing at its ends.
+
+    Args:
+        times: (N,) int64 minutes that the data have, increasing.
+        split: the period.
+        calendar: calendar of the times.
+        step: the time step in minutes.
+    """
     inside = times[(times >= split.first) & (times <= split.last)]
     if len(inside) == 0:
         return f"the data cover nothing of it; {describe_span(times, calendar)}"
@@ -223,7 +253,14 @@ def describe_coverage(times: np.ndarray, split: Split, calendar: Calendar, step:
 
 
 def describe_gaps(times: np.ndarray, calendar: Calendar, step: int, max_shown: int = 3) -> str:
-    """Return a description of the gaps in `times`, with the dates of the first few."""
+    """Return a description of the gaps in `times`, with the dates of the first few.
+
+    Args:
+        times: (N,) int64 minutes, increasing.
+        calendar: calendar of the times.
+        step: the time step in minutes; a longer interval is a gap.
+        max_shown: number of gaps whose dates are given.
+    """
     gap_index = np.flatnonzero(np.diff(times) > step)
     if len(gap_index) == 0:
         return "there is no gap"

@@ -15,20 +15,26 @@ import torch
 from credit.channels import Channel
 from credit.config.sections.data import TransformConfig
 
+# An array or a tensor; a function returns what it gets.
 Values = TypeVar("Values", np.ndarray, torch.Tensor)
 
 
 def apply_transform(values: Values, transform: TransformConfig) -> Values:
-    """Return the transformed values; `log1p` is sign(x) ln(1 + |x| / unit), `sqrt` sign(x) sqrt(|x| / unit)."""
-    library = _library(values)
+    """Return the transformed values; `log1p` is sign(x) ln(1 + |x| / unit), `sqrt` sign(x) sqrt(|x| / unit).
+
+    Args:
+        values: array or tensor of any shape, in physical units.
+        transform: kind and unit, ``data.transforms.NAME``.
+    """
+    library = _library_of(values)
     magnitude = abs(values) / transform.unit
     transformed = library.log1p(magnitude) if transform.kind == "log1p" else library.sqrt(magnitude)
     return library.sign(values) * transformed
 
 
 def invert_transform(values: Values, transform: TransformConfig) -> Values:
-    """Return the values that `apply_transform` transforms to `values`."""
-    library = _library(values)
+    """Return the physical values that `apply_transform` transforms to `values`, of any shape."""
+    library = _library_of(values)
     magnitude = library.expm1(abs(values)) if transform.kind == "log1p" else values * values
     return library.sign(values) * magnitude * transform.unit
 
@@ -36,7 +42,13 @@ def invert_transform(values: Values, transform: TransformConfig) -> Values:
 def transform_channels(
     fields_CHW: np.ndarray, channels: Sequence[Channel], transforms: Mapping[str, TransformConfig]
 ) -> np.ndarray:
-    """Return fields (C, H, W) with the variables in `transforms` transformed; the same array if there are none."""
+    """Return fields (C, H, W) with the variables in `transforms` transformed; the same array if there are none.
+
+    Args:
+        fields_CHW: fields in physical units; they are not changed.
+        channels: (C,) the channel of each field.
+        transforms: variable -> its transform.
+    """
     rows = [row for row, channel in enumerate(channels) if channel.variable in transforms]
     if not rows:
         return fields_CHW
@@ -46,5 +58,6 @@ def transform_channels(
     return transformed
 
 
-def _library(values: np.ndarray | torch.Tensor) -> ModuleType:
+def _library_of(values: np.ndarray | torch.Tensor) -> ModuleType:
+    """Return torch for a tensor and numpy for an array; the functions that are used have the same names in both."""
     return torch if isinstance(values, torch.Tensor) else np

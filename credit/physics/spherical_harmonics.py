@@ -1,4 +1,4 @@
-"""Spherical harmonics on the rows of a latitude-longitude grid.
+"""Spherical harmonics on the rows of a latitude-longitude grid, and random fields that are made of them.
 
 They are normalised so that the mean of their square over the sphere is 1.
 """
@@ -13,9 +13,13 @@ EARTH_RADIUS_KM = 6371.0
 
 
 def max_wavenumber(grid: LatLonGrid) -> int:
-    """Return the largest total wavenumber whose squares the grid still resolves: 21 on 32 x 64 (the 2/3 rule)."""
-    rows, columns = grid.shape
-    return min(2 * rows, columns) // 3
+    """Return the largest total wavenumber whose squares the grid still resolves: 21 on 32 x 64 (the 2/3 rule).
+
+    S. A. Orszag, J. Atmos. Sci. 28, 1074 (1971): products of waves up to 2/3 of the shortest resolved one are not
+    aliased. A meridian circle has 2 H points and a parallel has W.
+    """
+    num_rows, num_columns = grid.shape
+    return min(2 * num_rows, num_columns) // 3
 
 
 def compute_legendre(max_degree: int, m: int, sine: np.ndarray) -> np.ndarray:
@@ -23,49 +27,64 @@ def compute_legendre(max_degree: int, m: int, sine: np.ndarray) -> np.ndarray:
 
     Normalised so that half the integral of their square over -1..1 is 1. The recursion in the degree is the stable one
     (Holmes and Featherstone 2002, doi:10.1007/s00190-002-0216-2, eq. 11).
+
+    Args:
+        max_degree: largest degree, at least `m`.
+        m: order, the zonal wavenumber.
+        sine: (H,) sine of the latitude of each row.
     """
     cosine = np.sqrt(np.maximum(1.0 - sine**2, 0.0))
     table = np.zeros((max_degree - m + 1, len(sine)))
+    # Degree m, by recursion from degree 0 along the diagonal where degree and order are equal.
     table[0] = 1.0
     for k in range(1, m + 1):
         table[0] *= np.sqrt((2 * k + 1) / (2 * k)) * cosine
+    # Degree m + 1 has only one predecessor; each further degree has two.
     if max_degree > m:
         table[1] = np.sqrt(2 * m + 3) * sine * table[0]
     for degree in range(m + 2, max_degree + 1):
-        upper = np.sqrt((4.0 * degree**2 - 1.0) / (degree**2 - m**2))
-        lower = np.sqrt(((degree - 1.0) ** 2 - m**2) / (4.0 * (degree - 1.0) ** 2 - 1.0))
-        table[degree - m] = upper * (sine * table[degree - m - 1] - lower * table[degree - m - 2])
+        factor_1 = np.sqrt((4.0 * degree**2 - 1.0) / (degree**2 - m**2))
+        factor_2 = np.sqrt(((degree - 1.0) ** 2 - m**2) / (4.0 * (degree - 1.0) ** 2 - 1.0))
+        table[degree - m] = factor_1 * (sine * table[degree - m - 1] - factor_2 * table[degree - m - 2])
     return table
 
 
 class CorrelatedNoise:
-    """Random fields with the variance 1 whose correlation falls off with distance d as exp(-d^2 / (2 length^2)).
+    """Generator of random fields of variance 1 whose correlation falls off with distance d as exp(-d^2 / (2 length^2)).
 
     The power of a harmonic of degree l is proportional to exp(-l (l + 1) length^2 / (2 R^2)), which on the sphere
     solves the heat equation and so approaches that Gaussian if the length is small against the radius R of the Earth.
 
     Args:
         grid: grid of the fields.
-        length_km: length of the correlation; wavenumbers that the grid does not resolve are left out.
+        length_km: length of the correlation in km; wavenumbers that the grid does not resolve are left out.
     """
 
     def __init__(self, grid: LatLonGrid, length_km: float) -> None:
         degree = np.arange(max_wavenumber(grid) + 1)
         power = np.exp(-degree * (degree + 1) * (length_km / EARTH_RADIUS_KM) ** 2 / 2)
+        # Harmonics with hardly any power would cost time and change nothing.
         power = power[power > 1e-8]
-        self._columns = grid.shape[1]
+        self._num_columns = grid.shape[1]
         sine = np.sin(np.deg2rad(grid.lat))
         max_degree = len(power) - 1
         # A degree l has 2 l + 1 harmonics; the variances of all harmonics add up to 1.
         amplitude = np.sqrt(power / (power * (2 * np.arange(max_degree + 1) + 1)).sum())
+        # For each order m, (degrees, H) the functions times the amplitude of their degree.
         self._functions = [compute_legendre(max_degree, m, sine) * amplitude[m:, None] for m in range(max_degree + 1)]
 
     def draw(self, count: int, generator: np.random.Generator) -> np.ndarray:
-        """Return `count` independent fields, (count, H, W) float32."""
-        waves = np.zeros((count, self._functions[0].shape[1], self._columns // 2 + 1), dtype=np.complex128)
+        """Return `count` independent fields, (count, H, W) float32, without unit.
+
+        Args:
+            count: number of fields.
+            generator: source of random numbers; it decides the fields.
+        """
+        # Fourier coefficients of each row, which the transform along the row turns into fields.
+        waves = np.zeros((count, self._functions[0].shape[1], self._num_columns // 2 + 1), dtype=np.complex128)
         for m, functions in enumerate(self._functions):
             real, imaginary = generator.standard_normal((2, count, len(functions)))
             # An order above 0 has two harmonics, sqrt(2) cos and sqrt(2) sin, and irfft counts its coefficient twice.
             amplitudes = real if m == 0 else (real - 1j * imaginary) / np.sqrt(2)
             waves[..., m] = amplitudes @ functions
-        return np.fft.irfft(waves * self._columns, n=self._columns, axis=-1).astype(np.float32)
+        return np.fft.irfft(waves * self._num_columns, n=self._num_columns, axis=-1).astype(np.float32)

@@ -12,8 +12,8 @@ import numpy as np
 from credit.errors import ConfigError, DataError
 from credit.utils.installation import install_command
 
-# Spelling in lower case -> usual one, for spellings that UDUNITS does not know or takes for another unit (C is coulomb, mb
-# millibarn).
+# Spelling in lower case -> usual one, for spellings that UDUNITS does not know or takes for another unit: C is coulomb,
+# mb millibarn.
 _SPELLINGS = {
     "kelvin": "K", "k": "K", "celsius": "degC", "c": "degC", "degc": "degC", "deg_c": "degC", "degree_celsius": "degC",
     "degrees_celsius": "degC", "pascal": "Pa", "pa": "Pa", "hpa": "hPa", "millibar": "hPa", "mbar": "hPa", "mb": "hPa",
