@@ -70,20 +70,20 @@ def run_command(arguments: argparse.Namespace) -> int:
     from pathlib import Path
 
     from credit.cli.verify import load_configs
-    from credit.hpc.submit import cancel, preview, submit
+    from credit.hpc.submit import cancel_jobs, render_preview, submit_job
 
     _require_compatible_options(arguments)
     config, model_config = load_configs(arguments, arguments.overrides)
     if arguments.cancel:
-        job_ids = cancel(Path(config.save_loc).absolute(), arguments.job)
+        job_ids = cancel_jobs(Path(config.save_loc).absolute(), arguments.job)
         # The last job of a chain was deleted first.
         print("deleted: " + " ".join(reversed(job_ids)))
         return 0
     job = _build_job(config, model_config, arguments)
     if arguments.dry_run:
-        print(preview(job), end="")
+        print(render_preview(job), end="")
         return 0
-    job_ids = submit(job)
+    job_ids = submit_job(job)
     print(f"submitted: {' '.join(job_ids)}")
     print(f"script     {job.script}")
     print(f"logs       {job.folder / 'logs'}")
@@ -94,11 +94,11 @@ def run_command(arguments: argparse.Namespace) -> int:
 def _require_compatible_options(arguments: argparse.Namespace) -> None:
     """Raise a ConfigError that names the first option which does not apply to the kind of job."""
     from credit.errors import ConfigError, did_you_mean
-    from credit.hpc.job import KINDS
+    from credit.hpc.job import JOB_KINDS
 
     for option, kind in (("--job", arguments.job), ("--after", arguments.after or arguments.job)):
-        if kind not in KINDS:
-            raise ConfigError(f"{option} {kind}: not a kind of job{did_you_mean(kind, KINDS)}")
+        if kind not in JOB_KINDS:
+            raise ConfigError(f"{option} {kind}: not a kind of job{did_you_mean(kind, JOB_KINDS)}")
     if arguments.chain is not None and arguments.job != "train":
         raise ConfigError(
             f"--chain: only training can be a chain; if {arguments.job} is stopped, submit it again and it continues"

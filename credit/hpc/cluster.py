@@ -17,13 +17,13 @@ from credit.errors import ConfigError, did_you_mean
 
 
 class Queue(StrictModel):
-    """Limits of a queue."""
+    """Limits of a queue, QOS or partition."""
 
     max_walltime: Duration | None = Field(None, description="Longest job.")
 
 
 class _Site(StrictModel):
-    """Keys of the cluster files of both schedulers."""
+    """Keys that the cluster files of both schedulers have."""
 
     title: str = Field(description="The site, in words.")
     required: list[Name] = Field([], description="Keys that the config must set at this site.")
@@ -35,7 +35,7 @@ class _Site(StrictModel):
 
 
 class PbsCluster(_Site):
-    """A site with PBS."""
+    """Cluster file of a site with PBS."""
 
     scheduler: Literal["pbs"]
     defaults: PbsConfig = Field(PbsConfig(), description="Values of the section `pbs`.")
@@ -44,7 +44,7 @@ class PbsCluster(_Site):
 
 
 class SlurmCluster(_Site):
-    """A site with Slurm."""
+    """Cluster file of a site with Slurm."""
 
     scheduler: Literal["slurm"]
     defaults: SlurmConfig = Field(SlurmConfig(), description="Values of the section `slurm`.")
@@ -71,17 +71,22 @@ def load_cluster(name: str) -> Cluster:
         ConfigError: for an unknown name, with the nearest one, and for every wrong key of the file.
     """
     if name.endswith((".yml", ".yaml")):
-        return _read(Path(name))
+        return _read_cluster_file(Path(name))
     if name not in cluster_names():
         raise ConfigError(
             f'cluster "{name}": no such site{did_you_mean(name, cluster_names())}; for another site give the path of '
             "a cluster file, which ends in .yml"
         )
     with resources.as_file(resources.files("credit.hpc") / "clusters" / f"{name}.yml") as path:
-        return _read(path)
+        return _read_cluster_file(path)
 
 
-def _read(path: Path) -> Cluster:
+def _read_cluster_file(path: Path) -> Cluster:
+    """Return the contents of a cluster file.
+
+    Raises:
+        ConfigError: if its scheduler is not known, or for every wrong key.
+    """
     raw = read_yaml(path)
     kinds: dict[str, type[Cluster]] = {"pbs": PbsCluster, "slurm": SlurmCluster}
     kind = str(raw.get("scheduler"))
@@ -103,17 +108,23 @@ def require_section(cluster: Cluster, section: PbsConfig | SlurmConfig) -> None:
         )
 
 
-def resolve(cluster: Cluster, section: SchedulerConfig, uses_gpus: bool) -> PbsConfig | SlurmConfig:
+def resolve_settings(cluster: Cluster, section: SchedulerConfig, uses_gpus: bool) -> PbsConfig | SlurmConfig:
     """Return the settings of a job: those of the cluster, replaced by those of the config's section.
 
     Mappings are merged key by key.
 
+    Args:
+        cluster: the site.
+        section: the section pbs or slurm of the config.
+        uses_gpus: whether the job uses GPUs.
+
     Raises:
         ConfigError: if a required key is missing, or a limit of the queue is exceeded.
     """
-    layers = (cluster.defaults, cluster.with_gpus if uses_gpus else cluster.without_gpus, section)
+    device_defaults = cluster.with_gpus if uses_gpus else cluster.without_gpus
     values: dict[str, Any] = {}
-    for layer in layers:
+    # Later layers replace the values of earlier ones.
+    for layer in (cluster.defaults, device_defaults, section):
         for key, value in layer.model_dump(exclude_none=True).items():
             if isinstance(value, Mapping):
                 value = {**values.get(key, {}), **value}
@@ -132,6 +143,7 @@ def resolve(cluster: Cluster, section: SchedulerConfig, uses_gpus: bool) -> PbsC
 
 
 def _require_allowed_walltime(cluster: Cluster, settings: PbsConfig | SlurmConfig) -> None:
+    """Raise a ConfigError if the time limit of a job is longer than its queue allows."""
     # A queue that the file does not list may exist all the same: reservations come and go.
     queue = cluster.queues.get(settings.queue_name or "", Queue())
     if queue.max_walltime is not None and parse_duration(settings.walltime) > parse_duration(queue.max_walltime):

@@ -12,15 +12,17 @@ from credit.config.sections.jobs import PbsConfig, SlurmConfig
 from credit.errors import ConfigError
 from credit.hpc import pbs
 from credit.hpc.chain import SCHEDULERS
-from credit.hpc.cluster import Cluster, resolve
+from credit.hpc.cluster import Cluster, resolve_settings
 
-# Kinds of jobs -> whether they use GPUs. Verification uses them only if it makes the forecasts (--online).
-KINDS = {"train": True, "preprocess": False, "rollout": True, "verify": False}
+# Kind of a job -> whether it uses GPUs. Verification uses them only if it makes the forecasts (--online).
+JOB_KINDS = {"train": True, "preprocess": False, "rollout": True, "verify": False}
 
 
 @dataclass(frozen=True)
 class Job:
     """Resources, command and environment of a job script.
+
+    The templates of the package and of users read the attributes and properties as ``job.NAME``.
 
     Attributes:
         kind: the command that the job runs: train, preprocess, rollout or verify.
@@ -98,7 +100,7 @@ class Job:
     @property
     def seconds(self) -> int:
         """Time limit of one job in seconds."""
-        assert self.asked.walltime is not None, "resolve() requires it"
+        assert self.asked.walltime is not None, "resolve_settings() requires it"
         return parse_duration(self.asked.walltime) * 60
 
     @property
@@ -114,7 +116,9 @@ class Job:
     @property
     def tasks_per_node(self) -> int:
         """Number of processes that Slurm starts on a node: all ranks if srun is the launcher, else one."""
-        return self.ranks_per_node if self.is_collective and self.launch == "srun" else 1
+        if self.is_collective and self.launch == "srun":
+            return self.ranks_per_node
+        return 1
 
     @property
     def cpus_per_task(self) -> int | None:
@@ -157,10 +161,10 @@ class Job:
 
 @dataclass(frozen=True)
 class JobRequest:
-    """Command that a job is to run, independent of the cluster.
+    """Command that a job runs, independent of the cluster.
 
     Attributes:
-        kind: a key of `KINDS`.
+        kind: a key of `JOB_KINDS`.
         experiment: name of the run.
         folder: the run's folder.
         config: path of the config file.
@@ -196,10 +200,12 @@ def build_job(request: JobRequest, cluster: Cluster, section: PbsConfig | SlurmC
         ConfigError: if the section is incomplete or exceeds the limits of the site.
     """
     kind = request.kind
-    assert kind in KINDS, kind
-    asked = resolve(cluster, section, KINDS[kind] or request.online)
+    assert kind in JOB_KINDS, kind
+    asked = resolve_settings(cluster, section, JOB_KINDS[kind] or request.online)
+    # Preprocessing is one process, which starts its own workers.
     if kind == "preprocess":
         asked = asked.model_copy(update={"nodes": 1, "ranks_per_node": 1})
+    # The settings of the job itself are of no use to its command.
     command_arguments = [text for text in request.overrides if not text.startswith(("pbs.", "slurm."))]
     if request.online:
         command_arguments.append("--online")
@@ -208,7 +214,7 @@ def build_job(request: JobRequest, cluster: Cluster, section: PbsConfig | SlurmC
     name = request.experiment if kind == "train" else f"{kind}_{request.experiment}"
     return Job(
         kind=kind,
-        name=SCHEDULERS[cluster.scheduler].job_name(name),
+        name=SCHEDULERS[cluster.scheduler].make_job_name(name),
         folder=request.folder.absolute(),
         workdir=Path.cwd(),
         arguments=(kind, str(request.config.absolute()), *command_arguments),

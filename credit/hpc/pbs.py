@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _GONE = (35, 153)
 
 
-def job_name(text: str) -> str:
+def make_job_name(text: str) -> str:
     """Return a name that PBS accepts; old versions allow 15 characters."""
     return sanitize_name(text, 15)
 
@@ -36,7 +36,7 @@ def select_directive(job: Job) -> str:
     return ":".join([str(job.nodes), *words])
 
 
-def command(script: Path, dependency: str | None = None, is_held: bool = False) -> list[str]:
+def build_qsub_command(script: Path, dependency: str | None = None, is_held: bool = False) -> list[str]:
     """Return the command that submits a job.
 
     Args:
@@ -52,11 +52,17 @@ def command(script: Path, dependency: str | None = None, is_held: bool = False) 
     return [*words, str(script)]
 
 
-def commands(script: Path, links: int, after: Sequence[str] = ()) -> list[list[str]]:
-    """Return the commands that submit a chain; ID1, ID2 and so on stand for the ids that they print."""
-    submissions = [command(script, _after_success(after), is_held=links > 1)]
+def build_commands(script: Path, links: int, after: Sequence[str] = ()) -> list[list[str]]:
+    """Return the commands that submit a chain; ID1, ID2 and so on stand for the ids that they print.
+
+    Args:
+        script: job script.
+        links: number of jobs in the chain.
+        after: ids of jobs that must end without an error before the first link starts.
+    """
+    submissions = [build_qsub_command(script, _after_success(after), is_held=links > 1)]
     for number in range(1, links):
-        submissions.append(command(script, f"afterany:ID{number}"))
+        submissions.append(build_qsub_command(script, f"afterany:ID{number}"))
     if links > 1:
         submissions.append(["qrls", "ID1"])
     return submissions
@@ -67,6 +73,12 @@ def submit(script: Path, folder: Path, links: int, after: Sequence[str] = ()) ->
 
     The first link is on hold until `release`, because no link can depend on a job that has ended.
 
+    Args:
+        script: job script.
+        folder: working folder of the command.
+        links: number of jobs in the chain.
+        after: ids of jobs that must end without an error before the first link starts.
+
     Raises:
         CreditError: if a link cannot be submitted; those before it are deleted again.
     """
@@ -75,9 +87,10 @@ def submit(script: Path, folder: Path, links: int, after: Sequence[str] = ()) ->
         for number in range(links):
             dependency = f"afterany:{ids[-1]}" if ids else _after_success(after)
             is_held = number == 0 and links > 1
-            _, job_id = run_command(command(script, dependency, is_held), folder)
+            _, job_id = run_command(build_qsub_command(script, dependency, is_held), folder)
             ids.append(job_id)
     except CreditError:
+        # The error that is raised is the first one; a link that cannot be deleted either is left on hold.
         for job_id in reversed(ids):
             with suppress(CreditError):
                 delete(job_id)
@@ -87,20 +100,34 @@ def submit(script: Path, folder: Path, links: int, after: Sequence[str] = ()) ->
 
 def _after_success(after: Sequence[str]) -> str | None:
     """Return the dependency on jobs that end without an error; PBS deletes the job if one of them fails."""
-    return ":".join(["afterok", *after]) if after else None
+    if not after:
+        return None
+    return ":".join(["afterok", *after])
 
 
 def release(ids: list[str]) -> None:
-    """Release the first link of a chain."""
+    """Release the first link of a chain, which `submit` has put on hold.
+
+    Raises:
+        CreditError: if PBS refuses.
+    """
     if len(ids) > 1:
         run_command(["qrls", ids[0]])
 
 
 def is_alive(job_id: str) -> bool:
-    """Return whether a job is queued or running."""
+    """Return whether a job is queued or running.
+
+    Raises:
+        CreditError: if PBS gives no answer.
+    """
     return run_command(["qstat", job_id], allowed=_GONE)[0] == 0
 
 
 def delete(job_id: str) -> None:
-    """Delete a job; one that has ended already is left alone."""
+    """Delete a job; one that has ended already is left alone.
+
+    Raises:
+        CreditError: if PBS refuses.
+    """
     run_command(["qdel", job_id], allowed=_GONE)

@@ -1,4 +1,4 @@
-"""Run commands of a scheduler, and make names that schedulers accept."""
+"""Commands of a scheduler as subprocesses, and names of jobs that schedulers accept."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def run_command(command: Sequence[str], folder: Path | None = None, allowed: Col
         allowed: exit statuses besides 0 that are not failures.
 
     Raises:
-        CreditError: if the command is missing or fails, with its message.
+        CreditError: if the command is missing, fails or takes longer than five minutes; with its message.
     """
     try:
         completed = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
@@ -39,7 +39,10 @@ def run_command(command: Sequence[str], folder: Path | None = None, allowed: Col
 
 
 def sanitize_name(text: str, max_length: int) -> str:
-    """Return `text` as a job name: a letter, then letters, digits, dots, dashes and underscores."""
+    """Return `text` as a job name of at most `max_length` characters.
+
+    A name is a letter, then letters, digits, dots, dashes and underscores.
+    """
     name = re.sub(r"[^A-Za-z0-9._-]+", "_", text).strip("_.-")
     if not name or not name[0].isalpha():
         name = f"credit_{name}".rstrip("_")

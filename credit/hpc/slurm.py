@@ -9,15 +9,20 @@ from credit.errors import CreditError
 from credit.hpc.scheduler import run_command, sanitize_name
 
 
-def job_name(text: str) -> str:
-    """Return a name of a readable length."""
+def make_job_name(text: str) -> str:
+    """Return a name of at most 64 characters; Slurm itself allows longer ones."""
     return sanitize_name(text, 64)
 
 
-def commands(script: Path, links: int, after: Sequence[str] = ()) -> list[list[str]]:
+def build_commands(script: Path, links: int, after: Sequence[str] = ()) -> list[list[str]]:
     """Return the command that submits a script; the script itself counts how often it is requeued.
 
     A job that depends on one that fails is deleted, as PBS does by default.
+
+    Args:
+        script: job script.
+        links: not used.
+        after: ids of jobs that must end without an error before this one starts.
     """
     words = ["sbatch", "--parsable"]
     if after:
@@ -26,8 +31,18 @@ def commands(script: Path, links: int, after: Sequence[str] = ()) -> list[list[s
 
 
 def submit(script: Path, folder: Path, links: int, after: Sequence[str] = ()) -> list[str]:
-    """Submit a script from `folder`, where Slurm writes the log, and return the id of the job."""
-    (command,) = commands(script, links, after)
+    """Submit a script from `folder`, where Slurm writes the log, and return the id of the job in a list.
+
+    Args:
+        script: job script.
+        folder: working folder of the command.
+        links: not used.
+        after: ids of jobs that must end without an error before this one starts.
+
+    Raises:
+        CreditError: if Slurm refuses the job.
+    """
+    (command,) = build_commands(script, links, after)
     _, output = run_command(command, folder)
     # The name of the cluster may follow the id.
     return [output.split(";")[0]]
@@ -38,16 +53,26 @@ def release(ids: list[str]) -> None:
 
 
 def is_alive(job_id: str) -> bool:
-    """Return whether a job is queued or running."""
+    """Return whether a job is queued or running.
+
+    Raises:
+        CreditError: if Slurm gives no answer.
+    """
     try:
-        return run_command(["squeue", "--noheader", "--format=%i", f"--jobs={job_id}"])[1] != ""
+        _, output = run_command(["squeue", "--noheader", "--format=%i", f"--jobs={job_id}"])
     except CreditError as error:
+        # Slurm forgets a job minutes after its end.
         if "Invalid job id" in str(error):
             return False
         raise
+    return output != ""
 
 
 def delete(job_id: str) -> None:
-    """Delete a job; one that has ended already is left alone."""
+    """Delete a job; one that has ended already is left alone.
+
+    Raises:
+        CreditError: if Slurm refuses.
+    """
     if is_alive(job_id):
         run_command(["scancel", job_id])

@@ -1,4 +1,4 @@
-"""Write and submit job scripts, record the ids of the jobs, and cancel them."""
+"""Submission of job scripts, the record of the jobs' ids, and the cancelling of jobs."""
 
 from __future__ import annotations
 
@@ -6,30 +6,36 @@ import shlex
 from pathlib import Path
 
 from credit.errors import ConfigError, CreditError
-from credit.hpc.chain import SCHEDULERS, delete_all, read_jobs, record
+from credit.hpc.chain import SCHEDULERS, delete_jobs, read_jobs, record_jobs
 from credit.hpc.job import Job
-from credit.hpc.script import render
+from credit.hpc.script import render_script
 
 
-def preview(job: Job) -> str:
-    """Return the script, followed by the commands that would submit it, as comments."""
-    lines = [render(job), "# Submit it from save_loc/logs with"]
-    for words in SCHEDULERS[job.scheduler].commands(job.script, job.links, _find_predecessors(job)):
+def render_preview(job: Job) -> str:
+    """Return the script, followed by the commands that would submit it, as comments.
+
+    Raises:
+        ConfigError: if a template of the user is wrong, or jobs of ``--after`` were not submitted.
+    """
+    lines = [render_script(job), "# Submit it from save_loc/logs with"]
+    for words in SCHEDULERS[job.scheduler].build_commands(job.script, job.links, _find_predecessors(job)):
         # A word may contain line breaks.
         for line in shlex.join(words).splitlines():
             lines.append(f"# {line}")
     return "\n".join([*lines, ""])
 
 
-def submit(job: Job) -> list[str]:
+def submit_job(job: Job) -> list[str]:
     """Write the script, submit it, and return the ids of the chain's links.
 
     Raises:
         CreditError: if jobs of the same kind are queued or running, if those of ``--after`` are not, or if the
             scheduler refuses the job.
+        ConfigError: if a template of the user is wrong, jobs of ``--after`` were not submitted, or the run's folder
+            cannot be written.
     """
     scheduler = SCHEDULERS[job.scheduler]
-    text = render(job)
+    text = render_script(job)
     _require_no_active_job(job)
     predecessors = _find_predecessors(job)
     after = [job_id for job_id in predecessors if scheduler.is_alive(job_id)]
@@ -46,27 +52,33 @@ def submit(job: Job) -> list[str]:
         job.script.write_text(text, encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"save_loc: {job.folder}: cannot be written ({error.strerror})") from error
+    # A chain is on hold until its ids are recorded, because its first job reads them.
     ids = scheduler.submit(job.script, logs, job.links, after)
     try:
-        record(job.folder, job.kind, job.scheduler, ids)
+        record_jobs(job.folder, job.kind, job.scheduler, ids)
     except OSError as error:
-        delete_all(job.scheduler, ids)
+        delete_jobs(job.scheduler, ids)
         raise ConfigError(f"save_loc: {job.folder}: cannot be written ({error.strerror})") from error
     scheduler.release(ids)
     return ids
 
 
-def cancel(folder: Path, kind: str) -> list[str]:
+def cancel_jobs(folder: Path, kind: str) -> list[str]:
     """Delete the jobs of a kind that were submitted last, the last link first, and return their ids.
+
+    Args:
+        folder: the run's folder.
+        kind: kind of the jobs: train, preprocess, rollout or verify.
 
     Raises:
         ConfigError: if nothing was submitted.
+        CreditError: if the scheduler refuses.
     """
     jobs = read_jobs(folder)
     if kind not in jobs:
         others = ", ".join(jobs) or "none"
         raise ConfigError(f"{folder}: no job of the kind {kind} was submitted from here; submitted were: {others}")
-    delete_all(jobs[kind]["scheduler"], jobs[kind]["ids"])
+    delete_jobs(jobs[kind]["scheduler"], jobs[kind]["ids"])
     return jobs[kind]["ids"]
 
 

@@ -14,7 +14,7 @@ from credit.data.samples.loader import ResumableSampler
 from credit.errors import ConfigError
 from credit.hpc.cluster import load_cluster, require_section
 from credit.hpc.job import Job, JobRequest, build_job
-from credit.hpc.script import render
+from credit.hpc.script import render_script
 from credit.parallel.mesh import DeviceGrid, ParallelDims, plan_degrees
 from credit.parallel.process_info import read_process_info
 from credit.train.monitor.run_files import read_last_metrics
@@ -43,7 +43,7 @@ def render_job(config: Config, report: CheckReport) -> Job | None:
         folder = Path(config.save_loc)
         request = JobRequest("train", config.experiment, folder, config=folder / "config.yml")
         job = build_job(request, cluster, section)
-        render(job)
+        render_script(job)
     return job
 
 

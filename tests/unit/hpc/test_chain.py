@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from credit.errors import CreditError
-from credit.hpc.chain import begin, end, read_jobs, record
+from credit.hpc.chain import decide_at_end, decide_at_start, read_jobs, record_jobs
 
 
 def status(folder: Path, state: str, step: int, job_id: str) -> None:
@@ -17,54 +17,54 @@ def status(folder: Path, state: str, step: int, job_id: str) -> None:
 
 def test_what_an_earlier_chain_left_behind_does_not_count(tmp_path: Path) -> None:
     status(tmp_path, "failed", 10, "7.head")
-    record(tmp_path, "train", "slurm", ["8"])
-    assert begin(tmp_path, "8") == "go"
+    record_jobs(tmp_path, "train", "slurm", ["8"])
+    assert decide_at_start(tmp_path, "8") == "go"
     status(tmp_path, "done", 20, "8")
-    assert end(tmp_path, "8") == "done"
+    assert decide_at_end(tmp_path, "8") == "done"
     # Slurm has put the job back although it is done
-    assert begin(tmp_path, "8") == "done"
-    record(tmp_path, "train", "slurm", ["9"])
-    assert begin(tmp_path, "9") == "go", "a longer run may follow"
+    assert decide_at_start(tmp_path, "8") == "done"
+    record_jobs(tmp_path, "train", "slurm", ["9"])
+    assert decide_at_start(tmp_path, "9") == "go", "a longer run may follow"
 
 
 def test_a_server_writes_its_name_in_two_ways(tmp_path: Path) -> None:
-    record(tmp_path, "train", "pbs", ["11.head"])
-    assert begin(tmp_path, "11.head.site.edu") == "go"
+    record_jobs(tmp_path, "train", "pbs", ["11.head"])
+    assert decide_at_start(tmp_path, "11.head.site.edu") == "go"
     status(tmp_path, "requeue", 10, "11.head.site.edu")
-    assert end(tmp_path, "11.head") == "go"
+    assert decide_at_end(tmp_path, "11.head") == "go"
 
 
 def test_a_job_that_is_put_back_again_and_again(tmp_path: Path) -> None:
     for expected in ("go", "go", "failed"):
-        assert begin(tmp_path, "5") == expected
+        assert decide_at_start(tmp_path, "5") == expected
 
 
 def test_a_script_submitted_by_hand(tmp_path: Path) -> None:
-    record(tmp_path, "train", "pbs", ["1.head", "2.head"])
-    assert begin(tmp_path, "77.head") == "go"
+    record_jobs(tmp_path, "train", "pbs", ["1.head", "2.head"])
+    assert decide_at_start(tmp_path, "77.head") == "go"
     status(tmp_path, "done", 10, "77.head")
-    assert end(tmp_path, "77.head") == "done"
+    assert decide_at_end(tmp_path, "77.head") == "done"
     assert read_jobs(tmp_path)["train"]["ids"] == ["1.head", "2.head"]
 
 
 def test_nothing_is_said_where_a_signal_came_before_training_began(tmp_path: Path) -> None:
-    begin(tmp_path, "5")
-    assert end(tmp_path, "5", "TERM") == "go"
-    assert end(tmp_path, "5") == "failed"
+    decide_at_start(tmp_path, "5")
+    assert decide_at_end(tmp_path, "5", "TERM") == "go"
+    assert decide_at_end(tmp_path, "5") == "failed"
 
 
 def test_a_stop_is_for_one_job_only(tmp_path: Path) -> None:
     (tmp_path / "STOP").touch()
-    begin(tmp_path, "5")
+    decide_at_start(tmp_path, "5")
     assert not (tmp_path / "STOP").exists()
 
 
 def test_torn_files(tmp_path: Path) -> None:
-    begin(tmp_path, "5")
+    decide_at_start(tmp_path, "5")
     with (tmp_path / "jobs" / "starts.jsonl").open("a") as file:
         file.write('{"job_id": "5", "st\n')
     (tmp_path / "STATUS").write_text('{"status": "ru')
-    assert begin(tmp_path, "5") == "go"
+    assert decide_at_start(tmp_path, "5") == "go"
     (tmp_path / "jobs.json").write_text("{")
     with pytest.raises(CreditError, match=r"jobs\.json: cannot be read"):
         read_jobs(tmp_path)

@@ -11,7 +11,7 @@ from credit.cli.main import main
 from credit.config import load_config
 from credit.config.sections.jobs import PbsConfig, SlurmConfig
 from credit.errors import ConfigError
-from credit.hpc.cluster import cluster_names, load_cluster, resolve
+from credit.hpc.cluster import cluster_names, load_cluster, resolve_settings
 
 REPOSITORY = Path(__file__).parents[3]
 FILES = REPOSITORY / "credit" / "hpc" / "clusters"
@@ -30,7 +30,7 @@ def test_each_says_where_its_facts_are_from(name: str) -> None:
     assert "Sources: " in (FILES / f"{name}.yml").read_text().split("title:")[0]
     section = type(cluster.defaults)(account="x", walltime="30min")
     for uses_gpus in (True, False):
-        asked = resolve(cluster, section, uses_gpus)
+        asked = resolve_settings(cluster, section, uses_gpus)
         assert (asked.gpus_per_node > 0) == uses_gpus and asked.walltime == "30min"
 
 
@@ -45,11 +45,11 @@ def test_templates_hold_no_site() -> None:
 def test_the_config_wins_and_mappings_are_merged() -> None:
     derecho = load_cluster("derecho")
     section = PbsConfig(account="P1", gpus_per_node=2, modules=["mine"], environment={"NCCL_DEBUG": "INFO"})
-    asked = resolve(derecho, section, uses_gpus=True)
+    asked = resolve_settings(derecho, section, uses_gpus=True)
     assert (asked.gpus_per_node, asked.modules, asked.queue, asked.cpus_per_node) == (2, ["mine"], "main", 64)
     assert asked.environment["NCCL_DEBUG"] == "INFO" and asked.environment["NCCL_SOCKET_IFNAME"] == "hsn"
     # what belongs to GPU nodes is not asked for where no GPU is used
-    asked = resolve(load_cluster("casper"), PbsConfig(account="P1"), uses_gpus=False)
+    asked = resolve_settings(load_cluster("casper"), PbsConfig(account="P1"), uses_gpus=False)
     assert asked.chunk is None and asked.gpus_per_node == 0
 
 
@@ -65,11 +65,13 @@ def test_the_config_wins_and_mappings_are_merged() -> None:
 )
 def test_what_the_site_does_not_allow(name: str, section: PbsConfig | SlurmConfig, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        resolve(load_cluster(name), section, uses_gpus=True)
+        resolve_settings(load_cluster(name), section, uses_gpus=True)
 
 
 def test_a_queue_that_the_file_does_not_know_is_the_scheduler_s_matter() -> None:
-    asked = resolve(load_cluster("derecho"), PbsConfig(account="x", queue="R123", walltime="99h"), uses_gpus=True)
+    asked = resolve_settings(
+        load_cluster("derecho"), PbsConfig(account="x", queue="R123", walltime="99h"), uses_gpus=True
+    )
     assert asked.queue == "R123"
 
 

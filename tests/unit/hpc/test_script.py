@@ -12,8 +12,8 @@ from credit.config.sections.jobs import PbsConfig, SlurmConfig
 from credit.errors import ConfigError
 from credit.hpc import pbs, slurm
 from credit.hpc.cluster import cluster_names, load_cluster
-from credit.hpc.job import KINDS, Job, JobRequest, build_job
-from credit.hpc.script import render
+from credit.hpc.job import JOB_KINDS, Job, JobRequest, build_job
+from credit.hpc.script import render_script
 
 NAMES = ["", "run", "1st", "a b", "it's", "$(x)", "_x-", "e" * 99, "äöü", "x\n#PBS -q y"]
 
@@ -38,7 +38,7 @@ def directives(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("cluster", cluster_names())
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", JOB_KINDS)
 def test_every_script_is_sound(cluster: str, kind: str, shellcheck: str, tmp_path: Path) -> None:
     launchers = ("torchrun", "mpiexec" if load_cluster(cluster).scheduler == "pbs" else "srun")
     scripts = []
@@ -47,7 +47,7 @@ def test_every_script_is_sound(cluster: str, kind: str, shellcheck: str, tmp_pat
         scripts.append(tmp_path / f"{number}.sh")
         # of verify: from files and online, spread or not
         spread, online = number % 2 == 0, kind == "verify" and number % 2 == 0
-        scripts[-1].write_text(render(job(cluster, kind, tmp_path / "a run's folder", spread, online, **asked)))
+        scripts[-1].write_text(render_script(job(cluster, kind, tmp_path / "a run's folder", spread, online, **asked)))
     for path in scripts:
         subprocess.run(["bash", "-n", path], check=True)
     checked = subprocess.run([shellcheck, *scripts], capture_output=True, text=True)
@@ -55,7 +55,7 @@ def test_every_script_is_sound(cluster: str, kind: str, shellcheck: str, tmp_pat
 
 
 def test_derecho_on_four_nodes() -> None:
-    text = render(job("derecho", nodes=4, resources={"job_priority": "economy"}))
+    text = render_script(job("derecho", nodes=4, resources={"job_priority": "economy"}))
     assert directives(text) == [
         "#PBS -S /bin/bash", "#PBS -N my_run", "#PBS -j oe", "#PBS -r y", "#PBS -A P1", "#PBS -q main",
         "#PBS -l select=4:ncpus=64:mpiprocs=4:ngpus=4", "#PBS -l walltime=01:30:00", "#PBS -l job_priority=economy",
@@ -67,12 +67,12 @@ def test_derecho_on_four_nodes() -> None:
     assert "-m torch.distributed.run --signals-to-handle=SIGINT \\\n    --nnodes=4 --nproc-per-node=4 " in text
     command = f"-m credit.cli.main train '{Path.cwd()}/my config.yml' seed=1\n"
     assert command in text, "keys of the job itself are not the run's"
-    text = render(job("derecho", nodes=4, launch="mpiexec"))
+    text = render_script(job("derecho", nodes=4, launch="mpiexec"))
     assert "exec mpiexec -n 16 --ppn 4 --cpu-bind none " in text and "torch.distributed" not in text
 
 
 def test_perlmutter_with_srun() -> None:
-    text = render(job("perlmutter", nodes=2, chain=5, constraint="gpu&hbm80g"))
+    text = render_script(job("perlmutter", nodes=2, chain=5, constraint="gpu&hbm80g"))
     assert directives(text) == [
         "#SBATCH --job-name=my_run", "#SBATCH --output=%x-%j.out", "#SBATCH --open-mode=append", "#SBATCH --requeue",
         "#SBATCH --account=P1", "#SBATCH --qos=regular", "#SBATCH --constraint=gpu&hbm80g", "#SBATCH --nodes=2",
@@ -81,50 +81,52 @@ def test_perlmutter_with_srun() -> None:
     ]  # fmt: skip
     assert "exec srun --ntasks 8 --ntasks-per-node 4 --gpu-bind none " in text
     assert '"${SLURM_RESTART_COUNT:-0}" -lt 4 ]' in text
-    assert "scontrol" not in render(job("perlmutter", nodes=2)), "one job is no chain"
+    assert "scontrol" not in render_script(job("perlmutter", nodes=2)), "one job is no chain"
 
 
 def test_what_needs_no_gpu_asks_for_none() -> None:
-    text = render(job("derecho", "preprocess", nodes=4, chain=3))
+    text = render_script(job("derecho", "preprocess", nodes=4, chain=3))
     assert "#PBS -l select=1:ncpus=128:mpiprocs=1\n" in text and "torch.distributed" not in text
     assert text.rstrip().endswith(f"-m credit.cli.main preprocess '{Path.cwd()}/my config.yml' seed=1")
     for kind in ("preprocess", "verify"):
-        assert "--gpus" not in render(job("slurm", kind)) and "--constraint=cpu" in render(job("perlmutter", kind))
+        assert "--gpus" not in render_script(job("slurm", kind)) and "--constraint=cpu" in render_script(
+            job("perlmutter", kind)
+        )
 
 
 def test_scoring_is_one_job_of_all_nodes() -> None:
     """Ranks without GPUs from files; with them where the forecasts are made meanwhile."""
-    text = render(job("derecho", "verify", nodes=3, chain=3))
+    text = render_script(job("derecho", "verify", nodes=3, chain=3))
     assert "#PBS -l select=3:ncpus=128:mpiprocs=16\n" in text and "#PBS -J" not in text
     assert "export OMP_NUM_THREADS=8\n" in text and "id=${PBS_JOBID-}\n" in text
     assert "--nnodes=3 --nproc-per-node=16 " in text and f"verify '{Path.cwd()}/my config.yml' seed=1\n" in text
-    text = render(job("derecho", "verify", online=True, nodes=3))
+    text = render_script(job("derecho", "verify", online=True, nodes=3))
     assert "#PBS -l select=3:ncpus=64:mpiprocs=4:ngpus=4\n" in text and "--nnodes=3 --nproc-per-node=4 " in text
     assert text.rstrip().endswith("seed=1 --online")
-    text = render(job("perlmutter", "verify", nodes=2))
+    text = render_script(job("perlmutter", "verify", nodes=2))
     assert "#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=16\n#SBATCH --cpus-per-task=16\n" in text
     assert "exec srun --ntasks 32 --ntasks-per-node 16 " in text and "SRUN_CPUS_PER_TASK=" in text
-    assert "torch.distributed" not in render(job("casper", "verify", ranks_per_node=1))
+    assert "torch.distributed" not in render_script(job("casper", "verify", ranks_per_node=1))
 
 
 def test_a_rollout_is_an_array_of_whole_nodes() -> None:
-    text = render(job("derecho", "rollout", nodes=3))
+    text = render_script(job("derecho", "rollout", nodes=3))
     assert "#PBS -J 1-3\n" in text and "#PBS -l select=1:ncpus=64:mpiprocs=4:ngpus=4\n" in text and "/12\n" in text
-    text = render(job("slurm", "rollout", nodes=3))
+    text = render_script(job("slurm", "rollout", nodes=3))
     assert "#SBATCH --array=1-3\n" in text and "#SBATCH --nodes=1\n" in text and "%x-%A_%a.out" in text
-    text = render(job("derecho", "rollout", spread=True, nodes=3))
+    text = render_script(job("derecho", "rollout", spread=True, nodes=3))
     assert "#PBS -J" not in text and "#PBS -l select=3:" in text and "--part" not in text
     assert "--nnodes=3 --nproc-per-node=4 " in text
-    text = render(job("perlmutter", "rollout", spread=True, nodes=3))
+    text = render_script(job("perlmutter", "rollout", spread=True, nodes=3))
     assert "--array" not in text and "exec srun --ntasks 12 --ntasks-per-node 4 " in text
     # PBS has no array of one
-    assert "#PBS -J" not in render(job("derecho", "rollout"))
+    assert "#PBS -J" not in render_script(job("derecho", "rollout"))
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_names_that_schedulers_take(name: str) -> None:
     for scheduler, longest in ((pbs, 15), (slurm, 64)):
-        made = scheduler.job_name(name)
+        made = scheduler.make_job_name(name)
         assert 0 < len(made) <= longest and made[0].isascii() and made[0].isalpha()
         assert all(c.isascii() and (c.isalnum() or c in "._-") for c in made)
 
@@ -134,20 +136,20 @@ def test_a_template_of_one_s_own(tmp_path: Path) -> None:
     own.write_text(
         '{% extends "slurm.sh.j2" %}\n{% block environment %}{{ super() }}echo {{ job.folder }}\n{% endblock %}'
     )
-    text = render(job("slurm", folder=Path("a b"), template=str(own), environment={"A": "x y"}))
+    text = render_script(job("slurm", folder=Path("a b"), template=str(own), environment={"A": "x y"}))
     assert f"export OMP_NUM_THREADS=8\nexport A='x y'\necho '{Path.cwd()}/a b'\n" in text
     assert text.startswith("#!/bin/bash\n#SBATCH ")
     for wrong in ("{{ job.nothing }}", "{% if %}", '{% extends "none.j2" %}'):
         own.write_text(wrong)
         with pytest.raises(ConfigError, match=r"slurm\.template"):
-            render(job("slurm", template=str(own)))
+            render_script(job("slurm", template=str(own)))
 
 
 def test_a_start_that_cannot_be_filled_in(tmp_path: Path) -> None:
     text = Path(__file__).parents[3].joinpath("credit/hpc/clusters/pbs.yml").read_text()
     (tmp_path / "here.yml").write_text(text.replace("{ranks_per_node}", "{ppn}"))
     with pytest.raises(ConfigError, match=r"the only placeholders are \{ranks\} and \{ranks_per_node\}"):
-        render(job(str(tmp_path / "here.yml"), nodes=2))
+        render_script(job(str(tmp_path / "here.yml"), nodes=2))
 
 
 @pytest.mark.parametrize("plugins", [True, False])

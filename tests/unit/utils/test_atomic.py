@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 from credit.config import build_config
 from credit.data.store.store_writer import _write_notes
 from credit.errors import CheckpointError, CreditError
-from credit.hpc.chain import JOBS, record
+from credit.hpc.chain import JOBS, record_jobs
 from credit.train.checkpoint import checkpoint, convert
 from credit.train.checkpoint.async_writer import AsyncCheckpointer
 from credit.train.checkpoint.resume import write_config
@@ -32,7 +32,7 @@ WRITERS: dict[str, Callable[[Path], object]] = {
     "some.txt": lambda folder: atomic_write_text(folder / "some.txt", "new\u00e9"),
     "config.yml": lambda folder: write_config(build_config(CONFIG), folder),
     "metrics.jsonl": lambda folder: _remove_rows_after(folder / "metrics.jsonl", 1),
-    JOBS: lambda folder: record(folder, "train", "slurm", ["12"]),
+    JOBS: lambda folder: record_jobs(folder, "train", "slurm", ["12"]),
     "000003.json": lambda folder: _write_notes(folder / "000003.json", {5: "lost"}),
 }
 OLD = {"metrics.jsonl": ROWS, JOBS: "{}"}
