@@ -21,7 +21,7 @@ __all__ = ["HELP", "add_arguments", "run_command"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add CONFIG, overrides and the file."""
+    """Add CONFIG, overrides and ``--output``."""
     add_config_arguments(parser)
     parser.add_argument(
         "--output",
@@ -32,7 +32,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_command(arguments: argparse.Namespace) -> int:
-    """Run the command."""
+    """Write the report to a file or to standard output; return the exit status 0.
+
+    Raises:
+        ConfigError: if the file cannot be written.
+    """
     import os
     import sys
     from contextlib import suppress
@@ -43,6 +47,7 @@ def run_command(arguments: argparse.Namespace) -> int:
     from credit.parallel.process_info import read_process_info
     from credit.utils.installation import find_conflicts
 
+    # Under a launcher one rank writes the report, which shows a wrong environment of the launcher as well.
     with suppress(ConfigError):
         if not read_process_info().is_main:
             return 0
@@ -51,6 +56,7 @@ def run_command(arguments: argparse.Namespace) -> int:
     context = DiagnosticContext.from_config(arguments.config, arguments.overrides, os.environ)
     text = render_report(context)
     if arguments.output == "-":
+        # Characters that the terminal's encoding lacks are shown by their codes.
         encoding = sys.stdout.encoding or "utf-8"
         print(text.encode(encoding, "backslashreplace").decode(encoding), end="")
         return 0

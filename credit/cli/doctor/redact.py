@@ -12,24 +12,28 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+# Text that stands for a hidden value.
 HIDDEN = "***"
-# Not "pwd" alone, which is the folder of a shell.
+# Words in the names of secrets. "pwd" alone is not among them, as it is the current folder of a shell.
 _WORDS = r"token|secret|passw|passphrase|_pwd|credential|cookie|jwt|signature|authorization|authkey"
 _SECRET_NAME = re.compile(rf"{_WORDS}|key(?!board)|\bauth\b|_auth|\bsig\b", re.IGNORECASE)
+# A name of a secret that may stand before a value, and a value: quoted, or up to a space or separator.
 _NAME = rf"[\w.-]*(?:{_WORDS})[\w.-]*|[\w.-]*key(?:s|_?id)?|(?:[\w.-]*[_.-])?(?:auth|sig)"
 _VALUE = r"\"[^\"]*\"|'[^']*'|[^\s\"',;&)}\]]+"
+# "name: value" and "name=value", "--name value", headers of HTTP requests, and "user:password@" in URLs.
 _ASSIGNED = re.compile(rf"(?<![\w.-])(?P<before>[\"']?(?:{_NAME})[\"']?\s*[:=]\s*)(?P<value>{_VALUE})", re.IGNORECASE)
 _OPTION = re.compile(rf"(?P<before>--(?:{_NAME})[ =])(?P<value>{_VALUE})", re.IGNORECASE)
 _HEADER = re.compile(r"(?P<before>\b(?:authorization[\"']?\s*[:=]\s*[\"']?\w+|bearer)\s+)(?P<value>[\w.~+/=-]+)", re.I)
 _USERINFO = re.compile(r"(?P<before>\b[a-z][a-z0-9+.-]*://)(?P<value>[^/\s\"']+)(?=@)", re.IGNORECASE)
-# access keys of AWS; tokens of GitHub, GitLab, Hugging Face, Slack and others; JSON web tokens; private keys
-_LOOKS = re.compile(
+# Secrets known by their form: access keys of AWS; tokens of GitHub, GitLab, Hugging Face, Slack and others; JSON web
+# tokens; private keys.
+_KNOWN_FORMS = re.compile(
     r"\b(?:AKIA|ASIA)[0-9A-Z]{16}\b|\bgh[pousr]_\w{16,}|\bgithub_pat_\w{16,}|\bglpat-[\w-]{16,}|\bhf_\w{16,}"
     r"|\bxox[a-z]-[\w-]{10,}|\bsk-[\w-]{16,}|\beyJ[\w-]{8,}\.[\w-]{8,}(?:\.[\w-]*)?"
     r"|-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)",
     re.DOTALL,
 )
-# A shorter value may be an ordinary word of the text.
+# A shorter value may be an ordinary word of the text, so it is hidden only behind its name.
 _MIN_LENGTH = 6
 
 
@@ -47,25 +51,40 @@ def redact(text: str, environ: Mapping[str, str], secrets: Iterable[str] = ()) -
         secrets: further values to hide.
     """
     secret_values = {value for name, value in environ.items() if is_secret(name)} | set(secrets)
+    # Hide values that follow a telling name, and remember them.
     for pattern in (_HEADER, _USERINFO, _ASSIGNED, _OPTION):
         values = {match["value"].strip("\"'") for match in pattern.finditer(text)}
-        values |= {value.partition(":")[2] for value in values} if pattern is _USERINFO else set()
+        if pattern is _USERINFO:
+            # The password without the user's name.
+            values |= {value.partition(":")[2] for value in values}
         # In "token: missing" the value is an ordinary word.
         secret_values |= {value for value in values if not value.isalpha()}
         text = pattern.sub(lambda match: match["before"] + HIDDEN, text)
-    text = _LOOKS.sub(HIDDEN, text)
+    text = _KNOWN_FORMS.sub(HIDDEN, text)
+    # Hide the remembered values wherever they stand, the longest first, because one may contain another.
     for value in sorted(secret_values, key=len, reverse=True):
         if len(value) >= _MIN_LENGTH:
             text = text.replace(value, HIDDEN)
-    for home in {environ.get("HOME", ""), str(Path.home()), os.path.realpath(Path.home())} - {"", "/"}:
+    home_folders = {environ.get("HOME", ""), str(Path.home()), os.path.realpath(Path.home())}
+    for home in home_folders - {"", "/"}:
+        # Only whole components of a path: not "/home/ann" in "/home/anna".
         text = re.sub(rf"(?<![\w.-]){re.escape(home)}(?![\w.-])", "~", text)
     return text
 
 
 def redact_values(value: Any, secrets: set[str], hidden: bool = False) -> Any:
-    """Return plain data with the values under secret names hidden; the hidden values are added to `secrets`."""
+    """Return a copy of plain data with the values under secret names hidden.
+
+    Args:
+        value: mappings, lists and plain values, as YAML has them.
+        secrets: receives the hidden values.
+        hidden: True if all values below are hidden, because a key above has a secret name.
+    """
     if isinstance(value, Mapping):
-        return {key: redact_values(item, secrets, hidden or is_secret(str(key))) for key, item in value.items()}
+        redacted = {}
+        for key, item in value.items():
+            redacted[key] = redact_values(item, secrets, hidden or is_secret(str(key)))
+        return redacted
     if isinstance(value, list | tuple):
         return [redact_values(item, secrets, hidden) for item in value]
     if not hidden or value is None:

@@ -1,4 +1,8 @@
-"""Sections of the report of ``credit doctor``. Sections are independent; a failing one does not affect the others."""
+"""Sections of the report of ``credit doctor``. Sections are independent; a failing one does not affect the others.
+
+The function of a section takes the context of the report and a set of secret values. It returns the section's text and
+adds to the set what must be hidden in the whole report.
+"""
 
 from __future__ import annotations
 
@@ -33,6 +37,7 @@ from credit.train.checkpoint import checkpoint
 from credit.train.monitor.run_files import read_last_metrics, tail_lines
 from credit.utils.installation import describe_installation, find_conflicts
 
+# Packages whose versions are listed.
 _PACKAGES = ("torch", "numpy", "xarray", "zarr", "netCDF4", "cftime", "dask", "pydantic", "safetensors", "einops",
              "triton", "nvidia-nccl-cu12", "nvidia-cudnn-cu12")  # fmt: skip
 # Variables that tell how and on what the run was started; all others stay out of the report.
@@ -40,12 +45,14 @@ _VARIABLES = re.compile(
     r"(SLURM_|PBS_|PALS_|PMI_|OMPI_|MPI_|NCCL_|GLOO_|FI_|UCX_|TORCH|PYTORCH_|CUDA_|OMP_|MKL_|MASTER_|LOCAL_|CREDIT_)\w+"
     r"|RANK|WORLD_SIZE|PYTHONPATH|HDF5_USE_FILE_LOCKING|TMPDIR"
 )
+# Limits that keep the report short enough for an issue.
 _MAX_LOGS = 8
 _LOG_LINES = 40
 _ERROR_LINES = 60
 _METRICS_ROWS = 5
 _ROW_LENGTH = 2000
 _NUM_CHECKPOINTS = 2
+# A line of a log at which an error begins.
 _ERROR = re.compile(r"^Traceback \(most recent call last\)|\bERROR\b|\bCRITICAL\b")
 
 
@@ -55,9 +62,9 @@ class DiagnosticContext:
 
     Attributes:
         config: the resolved config, None if it is not valid.
-        config_error: the reason, empty for a valid config.
-        raw: contents of the file, empty if it cannot be read.
-        folder: the run's folder, None if the file does not name it.
+        config_error: message of the error, empty for a valid config.
+        raw: contents of the config file, not validated; empty if it cannot be read.
+        folder: the run's folder (save_loc), None if the file does not name it.
         environ: environment variables.
     """
 
@@ -69,7 +76,13 @@ class DiagnosticContext:
 
     @classmethod
     def from_config(cls, path: str, overrides: Sequence[str], environ: Mapping[str, str]) -> DiagnosticContext:
-        """Read a config as far as it can be read."""
+        """Return the context of a config file, as far as it can be read; never raises.
+
+        Args:
+            path: config file.
+            overrides: ``section.key=value``.
+            environ: environment variables.
+        """
         raw: Mapping[str, Any] = {}
         try:
             raw = read_config(path, overrides)
@@ -84,7 +97,7 @@ class DiagnosticContext:
 
 
 def render_report(context: DiagnosticContext) -> str:
-    """Return the report."""
+    """Return the text of the whole report, with secrets hidden."""
     secrets: set[str] = set()
     parts = []
     for title, section in SECTIONS.items():
@@ -92,23 +105,27 @@ def render_report(context: DiagnosticContext) -> str:
             text = section(context, secrets)
         except CreditError as error:
             text = str(error)
+        # The report is needed most where something unexpected is wrong, so no error ends it.
         except Exception as error:
             text = f"not available: {type(error).__name__}: {error}"
         parts.append(f"==== {title} ====\n{text.rstrip()}\n")
     return redact("\n".join(parts), context.environ, secrets)
 
 
-def _report(context: DiagnosticContext, secrets: set[str]) -> str:
+def _describe_report(context: DiagnosticContext, secrets: set[str]) -> str:
+    """Return version, time, command line and current folder."""
     now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     return f"credit {__version__}, {now}\ncommand {' '.join(sys.argv)}\nin {Path.cwd()}"
 
 
-def _installation(context: DiagnosticContext, secrets: set[str]) -> str:
+def _describe_installation(context: DiagnosticContext, secrets: set[str]) -> str:
+    """Return the places that the package was installed to, and conflicts with other packages."""
     conflicts = [f"CONFLICT: {conflict}" for conflict in find_conflicts()]
     return "\n".join([describe_installation(), *conflicts])
 
 
-def _versions(context: DiagnosticContext, secrets: set[str]) -> str:
+def _describe_versions(context: DiagnosticContext, secrets: set[str]) -> str:
+    """Return the versions of Python, of the packages that matter and of the GPU libraries."""
     lines = [f"python {sys.version.split()[0]} ({sys.executable})"]
     for name in _PACKAGES:
         with suppress(PackageNotFoundError):
@@ -120,11 +137,14 @@ def _versions(context: DiagnosticContext, secrets: set[str]) -> str:
     return "\n".join(lines)
 
 
-def _machine(context: DiagnosticContext, secrets: set[str]) -> str:
+def _describe_machine(context: DiagnosticContext, secrets: set[str]) -> str:
+    """Return operating system, processor, memory, free disk space and GPUs."""
     lines = [f"{platform.platform()} on {socket.gethostname()}"]
-    for path, key in (("/proc/cpuinfo", "model name"), ("/proc/meminfo", "MemTotal"), ("/proc/meminfo", "MemAvail")):
+    facts = (("/proc/cpuinfo", "model name"), ("/proc/meminfo", "MemTotal"), ("/proc/meminfo", "MemAvail"))
+    for path, key in facts:
         with suppress(OSError, StopIteration):
-            lines.append(next(line for line in Path(path).read_text().splitlines() if line.startswith(key)))
+            matching_lines = (line for line in Path(path).read_text().splitlines() if line.startswith(key))
+            lines.append(next(matching_lines))
     lines.append(f"{os.cpu_count()} CPUs; torch computes on {torch.get_num_threads()}")
     if hasattr(os, "sched_getaffinity"):
         lines[-1] += f", this process may use {len(os.sched_getaffinity(0))}"
@@ -140,41 +160,55 @@ def _machine(context: DiagnosticContext, secrets: set[str]) -> str:
     return "\n".join(lines)
 
 
-def _ranks(context: DiagnosticContext, secrets: set[str]) -> str:
-    launch = read_process_info(context.environ)
-    lines = [str(launch)]
+def _describe_ranks(context: DiagnosticContext, secrets: set[str]) -> str:
+    """Return what the launcher says about this process, and the mesh of the ranks."""
+    process_info = read_process_info(context.environ)
+    lines = [str(process_info)]
     if context.config is not None:
-        degrees = plan_degrees(context.config.trainer.parallelism, launch.world)
-        lines.append(f"mesh: {DeviceGrid(degrees, launch.rank).describe()}")
+        degrees = plan_degrees(context.config.trainer.parallelism, process_info.world)
+        lines.append(f"mesh: {DeviceGrid(degrees, process_info.rank).describe()}")
     return "\n".join(lines)
 
 
-def _environment(context: DiagnosticContext, secrets: set[str]) -> str:
-    chosen = {name: value for name, value in context.environ.items() if _VARIABLES.fullmatch(name)}
-    return "\n".join(f"{name}={HIDDEN if is_secret(name) else value}" for name, value in sorted(chosen.items()))
+def _describe_environment(context: DiagnosticContext, secrets: set[str]) -> str:
+    """Return the environment variables that tell how the run was started, one on a line."""
+    lines = []
+    for name, value in sorted(context.environ.items()):
+        if _VARIABLES.fullmatch(name):
+            shown_value = HIDDEN if is_secret(name) else value
+            lines.append(f"{name}={shown_value}")
+    return "\n".join(lines)
 
 
-def _config(context: DiagnosticContext, secrets: set[str]) -> str:
-    plain = context.raw if context.config is None else context.config.model_dump(mode="json")
-    shown = yaml.safe_dump(redact_values(plain, secrets), sort_keys=False, width=110)
-    return f"{context.config_error}\n\nas it was read:\n{shown}" if context.config is None else shown
+def _describe_config(context: DiagnosticContext, secrets: set[str]) -> str:
+    """Return the resolved config as YAML; for a wrong config its error and the contents of the file."""
+    if context.config is None:
+        text = yaml.safe_dump(redact_values(context.raw, secrets), sort_keys=False, width=110)
+        return f"{context.config_error}\n\nas it was read:\n{text}"
+    document = context.config.model_dump(mode="json")
+    return yaml.safe_dump(redact_values(document, secrets), sort_keys=False, width=110)
 
 
-def _run(context: DiagnosticContext, secrets: set[str]) -> str:
-    folder = _folder(context)
+def _describe_run_folder(context: DiagnosticContext, secrets: set[str]) -> str:
+    """Return the files about the state of the run, and names, sizes and ages of all entries of its folder."""
+    folder = _require_folder(context)
     lines = []
     for name in ("STATUS", "heartbeat.json", "jobs.json"):
         with suppress(OSError):
-            lines.append(f"{name} ({_age(folder / name)}): {(folder / name).read_text(encoding='utf-8').strip()}")
+            lines.append(
+                f"{name} ({_format_age(folder / name)}): {(folder / name).read_text(encoding='utf-8').strip()}"
+            )
     for path in sorted(folder.iterdir()):
+        # A run at work may remove files meanwhile.
         with suppress(OSError):
             size = f"{len(list(path.iterdir()))} entries" if path.is_dir() else f"{path.stat().st_size} bytes"
-            lines.append(f"{path.name}: {size}, {_age(path)}")
+            lines.append(f"{path.name}: {size}, {_format_age(path)}")
     return "\n".join(lines)
 
 
-def _checkpoints(context: DiagnosticContext, secrets: set[str]) -> str:
-    folder = _folder(context) / "checkpoints"
+def _describe_checkpoints(context: DiagnosticContext, secrets: set[str]) -> str:
+    """Return the number of checkpoints, the links, and the state of the newest ones."""
+    folder = _require_folder(context) / "checkpoints"
     paths = checkpoint.list_checkpoints(folder)
     lines = [f"{len(paths)} in {folder}"]
     for name in ("latest", "best"):
@@ -182,7 +216,7 @@ def _checkpoints(context: DiagnosticContext, secrets: set[str]) -> str:
             lines.append(f"{name} -> {os.readlink(folder / name)}")
     for path in reversed(paths[-_NUM_CHECKPOINTS:]):
         with suppress(OSError):
-            age = _age(path)
+            age = _format_age(path)
             state = checkpoint.verify_checkpoint(path) or "intact"
             if not path.exists():
                 # A run at work removes checkpoints.
@@ -191,16 +225,18 @@ def _checkpoints(context: DiagnosticContext, secrets: set[str]) -> str:
     return "\n".join(lines)
 
 
-def _metrics(context: DiagnosticContext, secrets: set[str]) -> str:
-    rows = read_last_metrics(_folder(context))
+def _show_last_metrics(context: DiagnosticContext, secrets: set[str]) -> str:
+    """Return the last rows of metrics.jsonl about training steps, and the last one about validation."""
+    rows = read_last_metrics(_require_folder(context))
     training_rows = [row for row in rows if not row.keys() & {"valid", "early"}]
     validation_rows = [row for row in rows if "valid" in row]
     shown_rows = training_rows[-_METRICS_ROWS:] + validation_rows[-1:]
     return "\n".join(json.dumps(row)[:_ROW_LENGTH] for row in shown_rows) or "no rows"
 
 
-def _last_error(context: DiagnosticContext, secrets: set[str]) -> str:
-    for path in _logs(context):
+def _show_last_error(context: DiagnosticContext, secrets: set[str]) -> str:
+    """Return the last error in the newest log that has one, with the lines after it."""
+    for path in _list_logs(context):
         lines = tail_lines(path)
         error_lines = [number for number, line in enumerate(lines) if _ERROR.search(line)]
         if error_lines:
@@ -212,42 +248,52 @@ def _last_error(context: DiagnosticContext, secrets: set[str]) -> str:
     return "none in the logs"
 
 
-def _log_tails(context: DiagnosticContext, secrets: set[str]) -> str:
-    parts = [
-        "\n".join([f"---- {path.name}, {_age(path)}", *tail_lines(path)[-_LOG_LINES:]])
-        for path in _logs(context)[:_MAX_LOGS]
-    ]
+def _show_log_tails(context: DiagnosticContext, secrets: set[str]) -> str:
+    """Return the last lines of the newest logs."""
+    parts = []
+    for path in _list_logs(context)[:_MAX_LOGS]:
+        header = f"---- {path.name}, {_format_age(path)}"
+        parts.append("\n".join([header, *tail_lines(path)[-_LOG_LINES:]]))
     return "\n\n".join(parts) or "no logs"
 
 
-def _folder(context: DiagnosticContext) -> Path:
+def _require_folder(context: DiagnosticContext) -> Path:
+    """Return the run's folder.
+
+    Raises:
+        ConfigError: if it does not exist; the text of the section is then this message.
+    """
     if context.folder is None or not context.folder.is_dir():
         raise ConfigError(f"save_loc: {context.folder} does not exist")
     return context.folder
 
 
-def _logs(context: DiagnosticContext) -> list[Path]:
+def _list_logs(context: DiagnosticContext) -> list[Path]:
     """Return the files in ``logs/``, the last written one first."""
-    folder = _folder(context) / "logs"
-    files = [path for path in folder.iterdir() if path.is_file()] if folder.is_dir() else []
+    folder = _require_folder(context) / "logs"
+    if not folder.is_dir():
+        return []
+    files = [path for path in folder.iterdir() if path.is_file()]
     return sorted(files, key=lambda path: path.stat().st_mtime, reverse=True)
 
 
-def _age(path: Path) -> str:
+def _format_age(path: Path) -> str:
+    """Return the time in seconds since a file or folder was last changed."""
     return f"changed {max(0.0, time.time() - path.stat().st_mtime):.0f} s ago"
 
 
+# Title of a section -> function that returns its text, in the order of the report.
 SECTIONS: dict[str, Callable[[DiagnosticContext, set[str]], str]] = {
-    "report": _report,
-    "installation": _installation,
-    "versions": _versions,
-    "machine": _machine,
-    "ranks": _ranks,
-    "environment": _environment,
-    "config": _config,
-    "run": _run,
-    "checkpoints": _checkpoints,
-    "metrics": _metrics,
-    "last error": _last_error,
-    "logs": _log_tails,
+    "report": _describe_report,
+    "installation": _describe_installation,
+    "versions": _describe_versions,
+    "machine": _describe_machine,
+    "ranks": _describe_ranks,
+    "environment": _describe_environment,
+    "config": _describe_config,
+    "run": _describe_run_folder,
+    "checkpoints": _describe_checkpoints,
+    "metrics": _show_last_metrics,
+    "last error": _show_last_error,
+    "logs": _show_log_tails,
 }
