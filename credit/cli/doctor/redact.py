@@ -67,7 +67,7 @@ def redact(text: str, environ: Mapping[str, str], secrets: Iterable[str] = ()) -
             text = text.replace(value, HIDDEN)
     home_folders = {environ.get("HOME", ""), str(Path.home()), os.path.realpath(Path.home())}
     for home in home_folders - {"", "/"}:
-        # Only whole components of a path: not "/home/ann" in "/home/anna".
+        # Only whole components of a path: not the beginning of a longer user name.
         text = re.sub(rf"(?<![\w.-]){re.escape(home)}(?![\w.-])", "~", text)
     return text
 
