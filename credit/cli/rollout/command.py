@@ -317,5 +317,5 @@ def _open_writer(
         options,
         members=None if inference.ensemble is None else inference.ensemble.members,
         global_attributes=describe_run(forecaster) | diagnostics.description,
-        started_from=build_initial_state_checksum(inputs, lags),
+        initial_state_checksum=build_initial_state_checksum(inputs, lags),
     )

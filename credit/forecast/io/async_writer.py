@@ -1,6 +1,6 @@
 """Asynchronous writer: steps are copied to the host and written while the model computes the next ones.
 
-Shapes: B forecasts of a batch, C channels, H rows, W columns.
+Shape suffixes: B forecasts of a batch, C channels, H rows, W columns.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class _BatchItem:
     """A forecast of a batch whose step is to be written or accumulated.
 
     Attributes:
-        index: its place in the batch.
+        index: position of the forecast in the batch.
         lead: lead time of the step in minutes.
         start: initial time, analysis and member.
     """
@@ -40,17 +40,17 @@ class _BatchItem:
 
 
 class BackgroundWriter:
-    """Passes the steps of a batch to a thread that writes them; a bounded queue limits the memory.
+    """Writer of the steps of forecasts in a thread; a bounded queue limits the memory.
 
-    The context manager ends when all steps are on disk; after an error it removes incomplete forecasts.
+    It is a context manager. At its end all steps are on disk; after an error it removes incomplete forecasts.
 
     Args:
         writer: writes the files.
-        lead_numbers: lead time in minutes -> its index in the files; other steps are not written.
-        step_minutes: time step of the model.
+        lead_indices: lead time in minutes -> its index in the files; other steps are not written.
+        step_minutes: time step of the model in minutes.
         origin: name of the forecasts in messages.
-        initial_times: initial times to write; a batch may contain others.
-        products: computes the fields that are written from the output; None for the output itself.
+        initial_times: initial times to write, in minutes; a batch may contain others.
+        diagnostics: computes the fields that are written from the output; None for the output itself.
 
     Attributes:
         file_lock: lock to hold while source files are read, because the netCDF library is not safe for two threads.
@@ -59,27 +59,27 @@ class BackgroundWriter:
     def __init__(
         self,
         writer: ForecastWriter,
-        lead_numbers: Mapping[int, int],
+        lead_indices: Mapping[int, int],
         step_minutes: int,
         origin: str,
         initial_times: Collection[int],
-        products: OutputDiagnostics | None = None,
+        diagnostics: OutputDiagnostics | None = None,
     ) -> None:
         self.file_lock = threading.Lock()
         self._writer = writer
-        self._lead_numbers = lead_numbers
+        self._lead_indices = lead_indices
         self._step_minutes = step_minutes
         self._origin = origin
         self._initial_times = frozenset(initial_times)
-        self._diagnostics = products
-        self._last_lead = max(lead_numbers)
+        self._diagnostics = diagnostics
+        self._last_lead = max(lead_indices)
         # None tells the thread to end.
         self._queue: queue.Queue[tuple[list[_BatchItem], AsyncHostCopy] | None] = queue.Queue(_MAX_WAITING_STEPS)
         self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._write_all, name="writer", daemon=True)
+        self._thread = threading.Thread(target=self._write_queued_steps, name="writer", daemon=True)
 
     def put(self, starts: Sequence[ForecastStart], step: int, output: Tensor) -> None:
-        """Queue the output of a step for writing; wait where the disk is slower than the model.
+        """Queue the output of a step for writing; wait if the disk is slower than the model.
 
         Args:
             starts: forecasts of the batch.
@@ -96,7 +96,7 @@ class BackgroundWriter:
             lead = start.analysis_minutes + step * self._step_minutes - start.initial_minutes
             if start.initial_minutes not in self._initial_times or not 0 < lead <= self._last_lead:
                 continue
-            if lead in self._lead_numbers or needs_every_step:
+            if lead in self._lead_indices or needs_every_step:
                 items.append(_BatchItem(index, lead, start))
         if items:
             self._queue.put((items, AsyncHostCopy(output)))
@@ -118,36 +118,41 @@ class BackgroundWriter:
         if self._error is not None:
             raise self._error
 
-    def _write_all(self) -> None:
+    def _write_queued_steps(self) -> None:
         """Run in the thread. After an error, empty the queue without writing, so that `put` does not block."""
-        while (entry := self._queue.get()) is not None:
+        while (queued := self._queue.get()) is not None:
             if self._error is not None:
                 continue
-            items, output = entry
+            items, output = queued
             try:
-                self._write(items, output)
+                self._write_step(items, output)
             except BaseException as error:
                 self._error = error
 
-    def _write(self, items: Sequence[_BatchItem], output: AsyncHostCopy) -> None:
+    def _write_step(self, items: Sequence[_BatchItem], output: AsyncHostCopy) -> None:
+        """Write or accumulate one step of the forecasts of a batch."""
         fields_BCHW = output.get().numpy()
         for item in items:
             fields_CHW = fields_BCHW[item.index]
             self._require_finite(fields_CHW, item)
             if self._diagnostics is not None:
                 fields_CHW = self._diagnostics.compute(item.start, item.lead, fields_CHW)
-            if item.lead in self._lead_numbers:
-                number = self._lead_numbers[item.lead]
+            if item.lead in self._lead_indices:
+                lead_index = self._lead_indices[item.lead]
                 with self.file_lock:
-                    self._writer.put(item.start.initial_minutes, number, fields_CHW, item.start.member)
+                    self._writer.put(item.start.initial_minutes, lead_index, fields_CHW, item.start.member)
 
     def _require_finite(self, fields_CHW: np.ndarray, item: _BatchItem) -> None:
-        """Refuse a forecast that has become unstable, so that its fields are not taken for a forecast."""
+        """Refuse a forecast that has become unstable.
+
+        Raises:
+            CreditError: if a value is NaN or infinite.
+        """
         if np.isfinite(fields_CHW).all():
             return
-        layout = self._writer.layout
-        forecast_name = layout.calendar.format(item.start.initial_minutes)
-        if layout.members is not None:
+        schema = self._writer.schema
+        forecast_name = schema.calendar.format(item.start.initial_minutes)
+        if schema.members is not None:
             forecast_name += f", member {item.start.member}"
         raise CreditError(
             f"{self._origin}: forecast from {forecast_name}: not finite at {item.lead / 60:g} h; not written. Forecast "

@@ -1,6 +1,6 @@
 """Writer of forecasts: CF netCDF files or one zarr store, lead time by lead time.
 
-Shapes: N lead times, C output channels, H rows, W columns.
+Shape suffixes: N lead times, C output channels, H rows, W columns.
 """
 
 from __future__ import annotations
@@ -13,25 +13,29 @@ import numpy as np
 
 from credit.errors import ConfigError
 from credit.forecast.io.netcdf_files import NetcdfForecastWriter
-from credit.forecast.io.netcdf_names import PREFIX, split_of
+from credit.forecast.io.netcdf_names import PREFIX, infer_split
 from credit.forecast.io.schema import OutputFields, OutputOptions, build_schema
 from credit.forecast.io.zarr_store import STORE, ZarrStore
 
 
 class ForecastWriter:
-    """Writes forecasts; a forecast on disk is either complete or absent.
+    """Writer of forecasts, of which each is either complete on disk or absent.
 
     Args:
         folder: folder of the forecasts, created if needed. It gets netCDF files, or the zarr store ``forecasts.zarr``.
         fields: description of the fields that `put` gets.
         lead_minutes: lead times of the fields that `put` gets, in minutes.
-        initial_minutes: all initial times of the run; a zarr store has its full size from the start.
+        initial_minutes: all initial times of the run, in minutes; a zarr store has its full size from the start.
         options: selection of the fields, and their form on disk.
         members: number of ensemble members; None for single forecasts.
         global_attributes: attributes of the files. A forecast with other attributes is of another run and not taken as
             complete, so the attributes must identify the checkpoint.
-        started_from: initial time -> checksum of the fields that the forecast starts from. It is written with the
-            forecast; a forecast with another checksum is not taken as complete.
+        initial_state_checksum: function initial time in minutes -> checksum of the fields that the forecast starts
+            from, 16 hexadecimal digits. It is written with the forecast; a forecast with another checksum is not taken
+            as complete.
+
+    Attributes:
+        schema: content of each forecast.
 
     Raises:
         ConfigError: if `options` selects variables or levels that are not outputs, if the folder cannot be created, or
@@ -50,11 +54,11 @@ class ForecastWriter:
         *,
         members: int | None = None,
         global_attributes: Mapping[str, str | int] | None = None,
-        started_from: Callable[[int], str] | None = None,
+        initial_state_checksum: Callable[[int], str] | None = None,
     ) -> None:
         folder = Path(folder)
         options = options or OutputOptions()
-        self.layout = build_schema(fields, lead_minutes, options, members, global_attributes)
+        self.schema = build_schema(fields, lead_minutes, options, members, global_attributes)
         self._shape = (len(fields.channels.output), *fields.grid.shape)
         require_same_format(folder, options.format, options.split)
         try:
@@ -66,42 +70,47 @@ class ForecastWriter:
             ) from error
         self._backend: NetcdfForecastWriter | ZarrStore
         if options.format == "netcdf":
-            self._backend = NetcdfForecastWriter(folder, self.layout, options.split, started_from)
+            self._backend = NetcdfForecastWriter(folder, self.schema, options.split, initial_state_checksum)
         else:
-            self._backend = ZarrStore(folder / STORE, self.layout, initial_minutes, options.layout, started_from)
+            self._backend = ZarrStore(
+                folder / STORE, self.schema, initial_minutes, options.layout, initial_state_checksum
+            )
 
     def is_complete(self, initial_minutes: int) -> bool:
-        """Return whether the same run's forecast from this initial time is already on disk."""
+        """Return whether the forecast of the same run from this initial time (in minutes) is already on disk."""
         return self._backend.is_complete(int(initial_minutes))
 
-    def put(self, initial_minutes: int, number: int, fields: np.ndarray, member: int = 0) -> None:
+    def put(self, initial_minutes: int, lead_index: int, fields_CHW: np.ndarray, member: int = 0) -> None:
         """Write one lead time of one member, in any order; the last of them completes the forecast.
 
         Args:
-            initial_minutes: initial time of the forecast.
-            number: index of the lead time in `lead_minutes`.
-            fields: (C, H, W) float32 in physical units, NaN where missing.
+            initial_minutes: initial time of the forecast in minutes.
+            lead_index: index of the lead time in `lead_minutes`.
+            fields_CHW: float32 in physical units, NaN where missing.
             member: number of the ensemble member.
 
         Raises:
             CreditError: naming the file, if it cannot be written (a full disk); the incomplete forecast is removed.
         """
-        assert fields.shape == self._shape, (fields.shape, self._shape)
-        self._backend.put(int(initial_minutes), member, number, fields)
+        assert fields_CHW.shape == self._shape, (fields_CHW.shape, self._shape)
+        self._backend.put(int(initial_minutes), member, lead_index, fields_CHW)
 
-    def write(self, initial_minutes: int, fields: np.ndarray) -> Path:
+    def write(self, initial_minutes: int, fields_NCHW: np.ndarray) -> Path:
         """Write all lead times of a single forecast, and return its first file or the store.
 
         Args:
-            initial_minutes: initial time of the forecast.
-            fields: (N, C, H, W), as in `put`.
+            initial_minutes: initial time of the forecast in minutes.
+            fields_NCHW: fields of all lead times, as in `put`.
+
+        Raises:
+            CreditError: as in `put`.
         """
-        for number, fields_CHW in enumerate(fields):
-            self.put(initial_minutes, number, fields_CHW)
-        return self._backend.path_of(int(initial_minutes))
+        for lead_index, fields_CHW in enumerate(fields_NCHW):
+            self.put(initial_minutes, lead_index, fields_CHW)
+        return self._backend.find_path(int(initial_minutes))
 
     def discard(self, initial_minutes: int) -> None:
-        """Remove an incomplete forecast."""
+        """Remove an incomplete forecast; `initial_minutes` is its initial time."""
         self._backend.discard(int(initial_minutes))
 
     def close(self) -> None:
@@ -120,7 +129,7 @@ def require_same_format(folder: Path, format: str, split: str | None) -> None:
     Raises:
         ConfigError: naming the key and the existing file, or for a folder that cannot be read.
     """
-    way_out = "choose another inference.folder, or remove what is there"
+    way_out = "choose another inference.folder, or remove the existing forecasts"
     store = folder / STORE
     try:
         files = sorted(folder.glob(f"{PREFIX}*.nc"))
@@ -136,8 +145,8 @@ def require_same_format(folder: Path, format: str, split: str | None) -> None:
     if format == "netcdf" and has_store:
         raise ConfigError(f"inference.format: netcdf is asked for, and {store} is there of a run with zarr; {way_out}")
     for path in files:
-        file_split = split_of(path)
-        # Files that this package did not name are not of a run of its own.
+        file_split = infer_split(path)
+        # Files with other names were not written by this package, and are ignored.
         if file_split not in (split, "other"):
             raise ConfigError(
                 f"inference.split: {split or 'none'} is asked for, and {path} is there of a run with "

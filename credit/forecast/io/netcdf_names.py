@@ -18,56 +18,76 @@ SPLITS = {
 }
 
 
-def file_name(layout: ForecastSchema, initial_minutes: int) -> str:
-    """Return for example ``forecast_2001-04-01T00.nc``; minutes are added where they are not 0."""
-    date = layout.calendar.datetime(initial_minutes)
-    return date.strftime(f"{PREFIX}%Y-%m-%dT%H{'%M' if date.minute else ''}.nc")
+def build_file_name(schema: ForecastSchema, initial_minutes: int) -> str:
+    """Return the name of the file of a forecast, for example ``forecast_2001-04-01T00.nc``.
+
+    Minutes are added where they are not 0.
+
+    Args:
+        schema: content of the forecasts.
+        initial_minutes: initial time in minutes.
+    """
+    date = schema.calendar.datetime(initial_minutes)
+    date_format = "%Y-%m-%dT%H"
+    if date.minute:
+        date_format += "%M"
+    return date.strftime(f"{PREFIX}{date_format}.nc")
 
 
 @dataclass(frozen=True)
 class FilePart:
-    """The part of a forecast in one file.
+    """Part of a forecast that is in one file.
 
     Attributes:
-        numbers: indices of its lead times.
-        member: the only member in the file; None for all members or a single forecast.
+        lead_indices: indices of the lead times in the file, among those of the forecast.
+        member: number of the only member in the file; None for all members or a single forecast.
     """
 
-    numbers: list[int]
+    lead_indices: list[int]
     member: int | None = None
 
 
-def plan_files(layout: ForecastSchema, initial_minutes: int, split: str | None) -> dict[str, FilePart]:
+def plan_files(schema: ForecastSchema, initial_minutes: int, split: str | None) -> dict[str, FilePart]:
     """Return file name -> part of the forecast in it, for all files of a forecast.
 
-    Split by ``day`` or ``month`` of the valid time, names end in it (``forecast_2001-04-01T00_2001-05.nc``), by
-    ``lead`` in hours (``_024h``, ``_000h30`` for half an hour), by ``member`` in its number (``_member003``).
+    The end of a name depends on the split: the day or month of the valid time (``forecast_2001-04-01T00_2001-05.nc``),
+    the lead time in hours (``_024h``, ``_000h30`` for half an hour), or the number of the member (``_member003``).
+
+    Args:
+        schema: content of the forecasts.
+        initial_minutes: initial time in minutes.
+        split: ``day``, ``month``, ``lead`` or ``member``; None for one file.
     """
-    name = file_name(layout, initial_minutes)
+    name = build_file_name(schema, initial_minutes)
     stem = name.removesuffix(".nc")
-    all_numbers = list(range(len(layout.lead_minutes)))
+    all_leads = list(range(len(schema.lead_minutes)))
     if split is None:
-        return {name: FilePart(all_numbers)}
+        return {name: FilePart(all_leads)}
     if split == "member":
-        members = range(layout.members or 1)
-        return {f"{stem}_member{member:03d}.nc": FilePart(all_numbers, member) for member in members}
+        members = range(schema.members or 1)
+        return {f"{stem}_member{member:03d}.nc": FilePart(all_leads, member) for member in members}
     parts: dict[str, FilePart] = {}
-    for number, lead in enumerate(layout.lead_minutes.tolist()):
+    for lead_index, lead in enumerate(schema.lead_minutes.tolist()):
         if split == "lead":
             hours, minutes = divmod(lead, 60)
             suffix = f"{hours:03d}h"
             if minutes:
                 suffix += f"{minutes:02d}"
         else:
-            date = layout.calendar.datetime(initial_minutes + lead)
-            suffix = date.strftime("%Y-%m-%d" if split == "day" else "%Y-%m")
+            valid_time = schema.calendar.datetime(initial_minutes + lead)
+            suffix = valid_time.strftime("%Y-%m-%d" if split == "day" else "%Y-%m")
         part = parts.setdefault(f"{stem}_{suffix}.nc", FilePart([]))
-        part.numbers.append(number)
+        part.lead_indices.append(lead_index)
     return parts
 
 
-def split_of(path: Path) -> str | None:
-    """Return the split that a file name tells of; ``other`` for a name that this package does not give."""
+def infer_split(path: Path) -> str | None:
+    """Return the split that the name of a file belongs to.
+
+    Returns:
+        ``day``, ``month``, ``lead`` or ``member``; None for the only file of a forecast, ``other`` for a name that this
+        package does not give.
+    """
     _, _, suffix = path.stem.removeprefix(PREFIX).partition("_")
     for split, pattern in SPLITS.items():
         if re.fullmatch(pattern, suffix):

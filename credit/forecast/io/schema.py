@@ -1,6 +1,6 @@
 """Content and description of forecast files: variables, level sets, lead times, CF attributes.
 
-Shapes: C output channels, L levels of a variable, M members, H rows, W columns.
+Shape suffixes: C output channels, L levels of a variable, M members, H rows, W columns.
 """
 
 from __future__ import annotations
@@ -16,18 +16,20 @@ from credit.channels import Channel, ChannelMap, take_channels
 from credit.errors import ConfigError, did_you_mean
 from credit.grid import LatLonGrid
 
-# CF allows hour and hours. Some versions of xarray decode the plural to a timedelta; none decodes the singular.
+# Units of lead times. CF allows hour and hours; some versions of xarray decode the plural to a timedelta.
 HOURS = "hour"
+# Advice at the end of the message of a failed write.
 WRITE_HINT = "is the disk full or the folder read-only? Free space, or set another inference.folder or save_loc"
+# Dimension and coordinate of ensemble members.
 MEMBER = "member"
 # The netCDF library gives this name to the number of bits that values are rounded to.
 QUANTIZED = "_QuantizeBitRoundNumberOfSignificantBits"
-# The checksum of the fields that a forecast starts from.
+# Global attribute or array with the checksum of the fields that a forecast starts from.
 INITIAL_FIELDS = "initial_fields"
-# The global attribute that names the program. It has no clock time, so that files of one forecast are the same
-# whenever they are written. It does not tell runs apart, because a new version of the package may continue a run.
+# Global attribute that names the program. It has no clock time, so that files of one forecast are the same whenever
+# they are written. It does not tell runs apart, because a new version of the package may continue a run.
 HISTORY = "history"
-# The global attribute with the periods that the weights were trained or selected on. It does not tell runs apart: the
+# Global attribute with the periods that the weights were trained or selected on. It does not tell runs apart: the
 # weights themselves do, and files of earlier versions do not have it.
 SEEN = "seen_periods"
 MADE_BY = f"credit {__version__}: credit rollout"
@@ -46,21 +48,21 @@ VALID_TIME = {"standard_name": "time", "long_name": "valid time"}
 
 
 def run_attributes(attributes: Mapping[str, object]) -> dict[str, object]:
-    """Return the global attributes that tell runs apart."""
+    """Return the global attributes that distinguish one run from another: all but program and training periods."""
     return {name: value for name, value in attributes.items() if name not in (HISTORY, SEEN)}
 
 
 @dataclass(frozen=True)
 class OutputFields:
-    """Fields that a model, or what is computed from its output, gives at each step.
+    """Description of the fields of each step: the output of a model, or diagnostics of it.
 
     Attributes:
-        channels: a channel map; the fields are its output channels.
+        channels: channel map whose output channels are the fields.
         grid: horizontal grid.
         calendar: calendar of the times.
         attributes: variable -> ``units``, ``standard_name``, ``long_name``, ``temporal`` (instant, mean, accumulate).
-        step_minutes: time step of the model. Means and sums are over a step unless `windows` names them.
-        level_units: hPa, Pa or model_level.
+        step_minutes: time step of the model in minutes. Means and sums are over a step unless `windows` names them.
+        level_units: units of the levels: hPa, Pa or model_level.
         masks: variable -> (H, W) bool, True where it is always missing.
         windows: variable -> minutes that it is a mean or sum over; `SINCE_START` for a sum since the initial time.
     """
@@ -105,18 +107,18 @@ class OutputVariable:
 
     Attributes:
         name: name in the file.
-        index: indices of its channels among the output channels, in the order of the levels.
-        level_dim: level dimension, None for a variable without levels.
+        channel_index: indices of its channels among the output channels, in the order of the levels.
+        level_dim: name of the level dimension, None for a variable without levels.
         attributes: CF attributes.
-        mask: (H, W) bool, True where it is always missing, None for a variable that is missing nowhere.
+        mask_HW: bool, True where it is always missing; None for a variable that is missing nowhere.
         window: minutes before the valid time that a mean or sum is taken over, or `SINCE_START`; None for an instant.
     """
 
     name: str
-    index: tuple[int, ...]
+    channel_index: tuple[int, ...]
     level_dim: str | None
     attributes: dict[str, str]
-    mask: np.ndarray | None
+    mask_HW: np.ndarray | None
     window: int | None
 
 
@@ -130,7 +132,7 @@ class ForecastSchema:
         level_units: hPa, Pa or model_level.
         grid: horizontal grid.
         calendar: calendar of the times.
-        lead_minutes: lead times of the written fields, in minutes.
+        lead_minutes: lead times of the written fields in minutes, int64.
         members: number of ensemble members; None for a single forecast, which has no member dimension.
         keep_bits: see `OutputOptions`.
         compression: see `OutputOptions`.
@@ -168,24 +170,34 @@ class ForecastSchema:
         return (*dims, "latitude", "longitude")
 
     def shape(self, variable: OutputVariable) -> tuple[int, ...]:
-        """Return ([M,] [L,] H, W) of one variable at one lead time."""
-        members = () if self.members is None else (self.members,)
-        levels = (len(variable.index),) if variable.level_dim else ()
-        return (*members, *levels, *self.grid.shape)
+        """Return the shape of one variable at one lead time, ([M,] [L,] H, W)."""
+        shape: list[int] = []
+        if self.members is not None:
+            shape.append(self.members)
+        if variable.level_dim:
+            shape.append(len(variable.channel_index))
+        return (*shape, *self.grid.shape)
 
     def select(self, variable: OutputVariable, fields_CHW: np.ndarray) -> np.ndarray:
-        """Return one variable of one member at one lead time, ([L,] H, W), NaN where it is masked.
+        """Return one variable of one member at one lead time.
+
+        Args:
+            variable: one of `variables`.
+            fields_CHW: output channels in physical units, float32.
+
+        Returns:
+            ([L,] H, W) float32, rounded to `keep_bits`, NaN where it is masked.
 
         The result shares the memory of `fields_CHW` if the values need not be changed.
         """
-        values = take_channels(fields_CHW, list(variable.index))
+        values = take_channels(fields_CHW, list(variable.channel_index))
         if not variable.level_dim:
             values = values[0]
         if self.keep_bits is not None:
             values = bitround(values, self.keep_bits)
-        if variable.mask is None:
+        if variable.mask_HW is None:
             return values
-        return np.where(variable.mask, np.float32(np.nan), values)
+        return np.where(variable.mask_HW, np.float32(np.nan), values)
 
     def time_names(self, name: str) -> dict[int, str]:
         """Return window -> name of the coordinate of valid times that has the bounds of the window.
@@ -200,14 +212,21 @@ class ForecastSchema:
             return {distinct_windows[0]: name}
         names = {}
         for window in distinct_windows:
-            suffix = "since_start" if window == SINCE_START else format_duration(window)
+            suffix = format_duration(window)
+            if window == SINCE_START:
+                suffix = "since_start"
             names[window] = f"{name}_{suffix}"
         return names
 
     def level_attributes(self, dim: str) -> dict[str, str]:
         """Return the CF attributes of a level dimension."""
-        units = "1" if self.level_units == "model_level" else self.level_units
-        long_name = dim if dim == "level" else f"level of {dim.removeprefix('level_')}"
+        units = self.level_units
+        if units == "model_level":
+            units = "1"
+        # A second set of levels is named after its first variable, for example "level_t".
+        long_name = dim
+        if dim != "level":
+            long_name = f"level of {dim.removeprefix('level_')}"
         return {
             "standard_name": _LEVEL_STANDARD_NAMES[self.level_units],
             "long_name": long_name,
@@ -223,12 +242,15 @@ class ForecastSchema:
 
 
 def window_bounds(window: int, initial_minutes: np.ndarray | int, valid_minutes: np.ndarray) -> np.ndarray:
-    """Return begin and end of a window (..., 2) for valid times (...).
+    """Return begin and end of a window for each valid time.
 
     Args:
         window: length in minutes, or `SINCE_START`.
-        initial_minutes: initial times of the forecasts, broadcast to the valid times.
-        valid_minutes: valid times.
+        initial_minutes: initial times of the forecasts in minutes, broadcast to the valid times.
+        valid_minutes: valid times in minutes, of any shape (...).
+
+    Returns:
+        (..., 2) in minutes.
     """
     begins = valid_minutes - window
     if window == SINCE_START:
@@ -251,7 +273,9 @@ def bitround(values: np.ndarray, keep_bits: int) -> np.ndarray:
     last_kept_bit = (bits >> shift) & np.uint32(1)
     half = np.uint32((1 << (num_dropped - 1)) - 1) + last_kept_bit
     rounded = (((bits + half) >> shift) << shift).view(np.float32)
-    largest = (np.finfo(np.float32).max.view(np.uint32) >> num_dropped << num_dropped).view(np.float32)
+    # The largest number with this many bits: that of float32 with its last bits set to zero.
+    largest_bits = np.finfo(np.float32).max.view(np.uint32) >> num_dropped << num_dropped
+    largest = largest_bits.view(np.float32)
     return np.where(np.isfinite(values), np.clip(rounded, -largest, largest), values)
 
 
@@ -262,11 +286,11 @@ def build_schema(
     members: int | None = None,
     global_attributes: Mapping[str, str | int] | None = None,
 ) -> ForecastSchema:
-    """Describe the forecasts of a run.
+    """Return the content of the forecast files of a run.
 
     Args:
-        fields: fields that the model gives.
-        lead_minutes: lead times of the fields that are written.
+        fields: description of the fields of each step.
+        lead_minutes: lead times of the fields that are written, in minutes.
         options: selection and form of the fields.
         members: number of ensemble members; None for a single forecast.
         global_attributes: attributes of the files.
@@ -276,23 +300,30 @@ def build_schema(
     """
     output = fields.channels.output
     channel_index = _select_channels(output, options)
-    temporal = {name: fields.attributes.get(name, {}).get("temporal", "instant") for name in channel_index}
+    temporal = {}
+    for name in channel_index:
+        temporal[name] = fields.attributes.get(name, {}).get("temporal", "instant")
     has_windows = any(value != "instant" for value in temporal.values())
     level_dims: dict[str, tuple[float, ...]] = {}
     variables = []
     for name, indices in channel_index.items():
         levels = tuple(output[index].level for index in indices)
-        level_dim = None if levels[0] is None else _level_dim(level_dims, levels, name)
-        source_attributes = fields.attributes.get(name, {})
-        attributes = {key: str(source_attributes[key]) for key in _VARIABLE_ATTRIBUTES if source_attributes.get(key)}
+        level_dim = None
+        if levels[0] is not None:
+            level_dim = _find_or_add_level_dim(level_dims, levels, name)
+        field_attributes = fields.attributes.get(name, {})
+        attributes = {}
+        for key in _VARIABLE_ATTRIBUTES:
+            if field_attributes.get(key):
+                attributes[key] = str(field_attributes[key])
         # Without means and sums in the file, every variable is an instant, and cell_methods would say nothing.
         if has_windows:
             attributes["cell_methods"] = _CELL_METHODS[temporal[name]]
         window = None
         if temporal[name] != "instant":
             window = fields.windows.get(name, fields.step_minutes)
-        mask = fields.masks.get(name)
-        variables.append(OutputVariable(name, tuple(indices), level_dim, attributes, mask, window))
+        mask_HW = fields.masks.get(name)
+        variables.append(OutputVariable(name, tuple(indices), level_dim, attributes, mask_HW, window))
     return ForecastSchema(
         variables=tuple(variables),
         levels=level_dims,
@@ -308,7 +339,11 @@ def build_schema(
 
 
 def _select_channels(output: Sequence[Channel], options: OutputOptions) -> dict[str, list[int]]:
-    """Return variable -> indices of its channels among the output, for the channels to be written."""
+    """Return variable -> indices of its channels among the output, for the channels to be written.
+
+    Raises:
+        ConfigError: for a variable or level that is not an output, or if nothing is left.
+    """
     variables = options.variables
     levels = options.levels
     all_variables = {channel.variable for channel in output}
@@ -316,7 +351,10 @@ def _select_channels(output: Sequence[Channel], options: OutputOptions) -> dict[
         if name not in all_variables:
             raise ConfigError(f'inference.variables: "{name}" is not an output{did_you_mean(name, all_variables)}')
     all_levels = {channel.level for channel in output if channel.level is not None}
-    missing_levels = [f"{level:g}" for level in levels or () if level not in all_levels]
+    missing_levels = []
+    for level in levels or ():
+        if level not in all_levels:
+            missing_levels.append(f"{level:g}")
     if missing_levels:
         raise ConfigError(
             f"inference.levels: {', '.join(missing_levels)}: no output is on it; the levels are "
@@ -335,10 +373,10 @@ def _select_channels(output: Sequence[Channel], options: OutputOptions) -> dict[
     return channel_index
 
 
-def _level_dim(level_dims: dict[str, tuple[float, ...]], levels: tuple[float, ...], variable: str) -> str:
+def _find_or_add_level_dim(level_dims: dict[str, tuple[float, ...]], levels: tuple[float, ...], variable: str) -> str:
     """Return the dimension with exactly these levels; add it to `level_dims` if there is none.
 
-    The first set of levels of a file is called ``level``. A further set is called after the first variable that lies on
+    The first set of levels of a file is named ``level``. A further set is named after the first variable that lies on
     it, for example ``level_t``.
     """
     for dim, dim_levels in level_dims.items():
@@ -349,25 +387,25 @@ def _level_dim(level_dims: dict[str, tuple[float, ...]], levels: tuple[float, ..
     return dim
 
 
-def take_level_dims(layout: ForecastSchema, stored: Mapping[str, Sequence[str]]) -> ForecastSchema:
-    """Return the layout with the names of level dimensions that an existing file has.
+def with_stored_level_dims(schema: ForecastSchema, stored: Mapping[str, Sequence[str]]) -> ForecastSchema:
+    """Return the schema with the names of level dimensions that an existing file has.
 
     Versions up to 0.14 numbered the sets of levels, for example ``level_2``. Their forecasts are continued as they are.
 
     Args:
-        layout: layout of the forecasts to be written.
+        schema: schema of the forecasts to be written.
         stored: variable -> its dimensions in the file.
     """
     level_dims: dict[str, tuple[float, ...]] = {}
     variables = []
-    for variable in layout.variables:
+    for variable in schema.variables:
         dim = variable.level_dim
         if dim is not None:
-            levels = layout.levels[dim]
+            levels = schema.levels[dim]
             # The level dimension, if there is one, is before latitude and longitude.
             stored_dim = next(iter(stored.get(variable.name, ())[-3:-2]), "")
             if stored_dim.startswith("level") and level_dims.get(stored_dim, levels) == levels:
                 dim = stored_dim
             level_dims[dim] = levels
         variables.append(replace(variable, level_dim=dim))
-    return replace(layout, variables=tuple(variables), levels=level_dims)
+    return replace(schema, variables=tuple(variables), levels=level_dims)

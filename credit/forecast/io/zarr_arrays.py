@@ -1,6 +1,6 @@
 """Arrays of a zarr store of forecasts, with their dimensions and attributes.
 
-Shapes: I initial times, N lead times.
+Shape suffixes: I initial times, N lead times.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from credit.forecast.io.schema import (
     window_bounds,
 )
 
+# Array that marks the complete initial times.
 WRITTEN = "written"
 # Length of the chunks of coordinates. It does not depend on the number of initial times, so a store that has grown is
 # identical to one that was written at once. Marks have a chunk each, because processes write them one by one.
@@ -40,8 +41,8 @@ class TimeNames:
     """Names of the time dimensions of a store.
 
     Attributes:
-        init: dimension of initial times.
-        lead: dimension of lead times.
+        init: name of the dimension of initial times.
+        lead: name of the dimension of lead times.
         lead_attributes: units and type of the lead times.
     """
 
@@ -59,88 +60,101 @@ TIME_NAMES = {
 
 
 def create_arrays(
-    path: Path, layout: ForecastSchema, initial_minutes: np.ndarray, names: TimeNames, with_checksums: bool
+    path: Path, schema: ForecastSchema, initial_minutes: np.ndarray, time_names: TimeNames, with_checksums: bool
 ) -> zarr.Group:
     """Create a store with coordinates and empty fields.
 
     Args:
         path: path of the store; an existing one is replaced.
-        layout: layout of the forecasts.
-        initial_minutes: initial times.
-        names: names of the time dimensions.
+        schema: content of each forecast.
+        initial_minutes: initial times in minutes, (I,) int64.
+        time_names: names of the time dimensions.
         with_checksums: True to add an array for the checksums of the fields that forecasts start from.
+
+    Returns:
+        The store, open for writing.
+
+    Raises:
+        OSError: if the store cannot be written.
     """
-    init = names.init
-    lead = names.lead
+    init = time_names.init
+    lead = time_names.lead
     group = zarr.open_group(path, mode="w", zarr_format=3)
-    group.attrs.update({**layout.global_attributes, HISTORY: MADE_BY})
-    time = layout.time_attributes()
+    group.attrs.update({**schema.global_attributes, HISTORY: MADE_BY})
+    time_attributes = schema.time_attributes()
+
+    # Times. Variables that are means or sums over different windows have coordinates with different bounds.
     initial_I1 = initial_minutes[:, None]
-    valid_IN = initial_I1 + layout.lead_minutes
-    _put(group, init, (init,), initial_minutes, {**INITIAL_TIME, **time}, _CHUNK_LENGTH)
-    _put(group, lead, (lead,), layout.lead_hours, {**LEAD_TIME, **names.lead_attributes})
-    windows = {name: window for window, name in layout.time_names("valid_time").items()}
+    valid_IN = initial_I1 + schema.lead_minutes
+    _write_coordinate(group, init, (init,), initial_minutes, {**INITIAL_TIME, **time_attributes}, _CHUNK_LENGTH)
+    _write_coordinate(group, lead, (lead,), schema.lead_hours, {**LEAD_TIME, **time_names.lead_attributes})
+    windows = {name: window for window, name in schema.time_names("valid_time").items()}
     for name in dict.fromkeys(("valid_time", *windows)):
-        attributes = {**VALID_TIME, **time}
+        attributes = {**VALID_TIME, **time_attributes}
         if name in windows:
             attributes["bounds"] = f"{name}_bnds"
-        _put(group, name, (init, lead), valid_IN, attributes, _CHUNK_LENGTH)
+        _write_coordinate(group, name, (init, lead), valid_IN, attributes, _CHUNK_LENGTH)
         if name in windows:
             bounds = window_bounds(windows[name], initial_I1, valid_IN)
-            _put(group, f"{name}_bnds", (init, lead, "bnds"), bounds, {}, _CHUNK_LENGTH)
-    if layout.members is not None:
-        _put(group, MEMBER, (MEMBER,), np.arange(layout.members), REALIZATION)
-    for dim, values in layout.levels.items():
-        _put(group, dim, (dim,), np.array(values), layout.level_attributes(dim))
-    _put(group, "latitude", ("latitude",), layout.grid.lat, LATITUDE)
-    _put(group, "longitude", ("longitude",), layout.grid.lon, LONGITUDE)
+            _write_coordinate(group, f"{name}_bnds", (init, lead, "bnds"), bounds, {}, _CHUNK_LENGTH)
+
+    # Members, levels and grid.
+    if schema.members is not None:
+        _write_coordinate(group, MEMBER, (MEMBER,), np.arange(schema.members), REALIZATION)
+    for dim, values in schema.levels.items():
+        _write_coordinate(group, dim, (dim,), np.array(values), schema.level_attributes(dim))
+    _write_coordinate(group, "latitude", ("latitude",), schema.grid.lat, LATITUDE)
+    _write_coordinate(group, "longitude", ("longitude",), schema.grid.lon, LONGITUDE)
+
+    # Marks of complete forecasts, checksums, and the fields without values.
     num_initial = len(initial_minutes)
     mark_attributes = {"long_name": "1 where the forecast of the initial time is whole", "units": "1"}
-    _put(group, WRITTEN, (init,), np.zeros(num_initial, dtype=np.int8), mark_attributes, chunk_length=1)
+    _write_coordinate(group, WRITTEN, (init,), np.zeros(num_initial, dtype=np.int8), mark_attributes, chunk_length=1)
     if with_checksums:
         checksum_attributes = {"long_name": "checksum of the fields that the forecast starts from", "units": "1"}
         checksums = np.zeros(num_initial, dtype=np.uint64)
-        _put(group, INITIAL_FIELDS, (init,), checksums, checksum_attributes, chunk_length=1)
-    for variable in layout.variables:
-        _define_variable(group, layout, variable, num_initial, names)
+        _write_coordinate(group, INITIAL_FIELDS, (init,), checksums, checksum_attributes, chunk_length=1)
+    for variable in schema.variables:
+        _define_variable(group, schema, variable, num_initial, time_names)
     return group
 
 
 def _define_variable(
-    group: zarr.Group, layout: ForecastSchema, variable: OutputVariable, num_initial: int, names: TimeNames
+    group: zarr.Group, schema: ForecastSchema, variable: OutputVariable, num_initial: int, time_names: TimeNames
 ) -> None:
-    shape = (num_initial, len(layout.lead_minutes), *layout.shape(variable))
+    """Create the array of a variable without values."""
+    shape = (num_initial, len(schema.lead_minutes), *schema.shape(variable))
     # A chunk has one initial time, lead time and member.
-    num_leading = 2 if layout.members is None else 3
+    num_leading = 2 if schema.members is None else 3
     group.create_array(
         variable.name,
         shape=shape,
         chunks=(*(1,) * num_leading, *shape[num_leading:]),
         dtype="float32",
         fill_value=float("nan"),
-        compressors=build_compressors(layout),
-        dimension_names=layout.dims(variable, names.init, names.lead),
-        attributes=variable_attributes(layout, variable),
+        compressors=build_compressors(schema),
+        dimension_names=schema.dims(variable, time_names.init, time_names.lead),
+        attributes=variable_attributes(schema, variable),
     )
 
 
-def build_compressors(layout: ForecastSchema) -> tuple[zarr.codecs.ZstdCodec, ...]:
-    """Return the compressors of the fields."""
-    if not layout.compression:
+def build_compressors(schema: ForecastSchema) -> tuple[zarr.codecs.ZstdCodec, ...]:
+    """Return the compressors of the fields, none for compression 0."""
+    if not schema.compression:
         return ()
-    return (zarr.codecs.ZstdCodec(level=layout.compression),)
+    return (zarr.codecs.ZstdCodec(level=schema.compression),)
 
 
-def variable_attributes(layout: ForecastSchema, variable: OutputVariable) -> dict[str, str | int]:
+def variable_attributes(schema: ForecastSchema, variable: OutputVariable) -> dict[str, str | int]:
     """Return the attributes of the array of a variable."""
     attributes: dict[str, str | int] = dict(variable.attributes)
-    if layout.keep_bits is not None:
-        attributes[QUANTIZED] = layout.keep_bits
-    attributes["coordinates"] = layout.time_names("valid_time").get(variable.window, "valid_time")
+    if schema.keep_bits is not None:
+        attributes[QUANTIZED] = schema.keep_bits
+    attributes["coordinates"] = schema.time_names("valid_time").get(variable.window, "valid_time")
     return attributes
 
 
-def _put(
+def _write_coordinate(
     group: zarr.Group,
     name: str,
     dims: tuple[str, ...],
@@ -153,9 +167,9 @@ def _put(
     Args:
         group: the store.
         name: name of the array.
-        dims: names of its dimensions.
-        values: its values.
-        attributes: its attributes.
+        dims: names of the dimensions.
+        values: values of the array.
+        attributes: attributes of the array.
         chunk_length: length of the chunks along the first dimension, None for one chunk in all.
     """
     chunks = values.shape

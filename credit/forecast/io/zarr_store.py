@@ -1,6 +1,6 @@
 """Forecasts as one zarr store over initial and lead times.
 
-Shapes: C output channels, H rows, W columns.
+Shape suffixes: C output channels, H rows, W columns.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from credit.forecast.io.schema import (
     ForecastSchema,
     OutputVariable,
     run_attributes,
-    take_level_dims,
+    with_stored_level_dims,
 )
 from credit.forecast.io.zarr_arrays import (
     TIME_NAMES,
@@ -41,36 +41,52 @@ from credit.utils.file_lock import file_lock
 from credit.utils.temporary import find_stale, temporary_path
 
 STORE = "forecasts.zarr"
-# Creating a store takes seconds, so a temporary store of another host that is older was left by a killed process.
-_LEFT_SECONDS = 3600.0
-# Errors of file systems without locks.
+# Creating a store takes seconds, so an older temporary store of another host was left by a killed process.
+_STALE_SECONDS = 3600.0
+# Error numbers of file systems without locks.
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 logger = logging.getLogger(__name__)
 
 
 class ZarrStore:
-    """Writes forecasts of one layout into a store; see `credit.forecast.io.forecast_writer.ForecastWriter`.
+    """Writer of forecasts as one zarr store; see `credit.forecast.io.forecast_writer.ForecastWriter`.
 
     The store has a run's full size from the start, with one chunk for each variable, initial time and lead time, so
     that several processes can fill it. The variable ``written`` marks the initial times that are complete. A later run
     with later initial times extends the store. A process that creates or extends the store holds a lock file meanwhile.
+
     The consolidated metadata are for other programs, which open the store faster with them. This class does not read
     them, because they are out of date while a store grows.
+
+    Args:
+        path: path of the store.
+        schema: content of each forecast.
+        initial_minutes: initial times of the run in minutes.
+        layout: ``cf`` or ``weatherbench2``, which determines the names of the time dimensions.
+        initial_state_checksum: function initial time in minutes -> checksum of the fields that the forecast starts
+            from; None to write no checksums.
+
+    Raises:
+        ConfigError: if the store exists with other content, or with later initial times than new ones.
+        CreditError: if the store cannot be written.
     """
 
     def __init__(
         self,
         path: Path,
-        layout: ForecastSchema,
+        schema: ForecastSchema,
         initial_minutes: Sequence[int],
-        names: str,
-        started_from: Callable[[int], str] | None = None,
+        layout: str,
+        initial_state_checksum: Callable[[int], str] | None = None,
     ) -> None:
         self._path = path
-        self._layout = layout
-        self._names = TIME_NAMES[names]
-        self._started_from = None if started_from is None else functools.cache(started_from)
+        self._schema = schema
+        self._time_names = TIME_NAMES[layout]
+        # Computing a checksum reads fields, so each one is computed once.
+        self._initial_state_checksum = None
+        if initial_state_checksum is not None:
+            self._initial_state_checksum = functools.cache(initial_state_checksum)
         self._initial_minutes = np.unique(np.asarray(initial_minutes, dtype=np.int64))
         # Index of an initial time -> number of fields that an incomplete forecast lacks.
         self._num_missing: dict[int, int] = {}
@@ -84,44 +100,57 @@ class ZarrStore:
                         self._create()
             self._group = self._open()
             stored_dims = {name: array.metadata.dimension_names or () for name, array in self._group.arrays()}
-            self._layout = take_level_dims(layout, stored_dims)
-            self._require_same()
+            self._schema = with_stored_level_dims(schema, stored_dims)
+            self._require_same_content()
             self._extend()
             # Testing whether a chunk has only missing values takes longer than writing it.
-            self._arrays = {
-                variable.name: self._group[variable.name].with_config({"write_empty_chunks": True})
-                for variable in layout.variables
-            }
+            self._arrays = {}
+            for variable in schema.variables:
+                self._arrays[variable.name] = self._group[variable.name].with_config({"write_empty_chunks": True})
         except OSError as error:
             shutil.rmtree(self._temporary_path, ignore_errors=True)
-            raise self._failure(error) from error
+            raise self._build_write_error(error) from error
 
     def _open(self) -> zarr.Group:
+        """Open the store for writing, without its consolidated metadata, which may be out of date."""
         return zarr.open_group(self._path, mode="r+", use_consolidated=False)
 
     def is_complete(self, initial_minutes: int) -> bool:
-        """Return whether this initial time is marked as complete, with the same analysis."""
-        index = self._index_of(initial_minutes)
+        """Return whether an initial time (in minutes) is marked as complete, with the checksum of its analysis."""
+        index = self._find_index(initial_minutes)
         is_marked = bool(self._group[WRITTEN][index])
-        if not is_marked or self._started_from is None:
+        if not is_marked or self._initial_state_checksum is None:
             return is_marked
-        return f"{self._group[INITIAL_FIELDS][index]:016x}" == self._started_from(initial_minutes)
+        return f"{self._group[INITIAL_FIELDS][index]:016x}" == self._initial_state_checksum(initial_minutes)
 
-    def put(self, initial_minutes: int, member: int, number: int, fields_CHW: np.ndarray) -> None:
-        """Write one lead time of one member; the last of them marks the initial time as complete."""
-        index = self._index_of(initial_minutes)
-        layout = self._layout
+    def put(self, initial_minutes: int, member: int, lead_index: int, fields_CHW: np.ndarray) -> None:
+        """Write one lead time of one member; the last of them marks the initial time as complete.
+
+        Args:
+            initial_minutes: initial time in minutes.
+            member: number of the member, 0 for a single forecast.
+            lead_index: index of the lead time in the schema.
+            fields_CHW: float32 in physical units, NaN where missing.
+
+        Raises:
+            CreditError: if the store cannot be written, or another run has changed its initial times meanwhile.
+        """
+        index = self._find_index(initial_minutes)
+        schema = self._schema
         try:
+            # The first fields of a forecast: an older forecast of this time does not count as complete any more.
             if index not in self._num_missing:
                 self._require_initial_time(index)
                 self._group[WRITTEN][index] = 0
-                if self._started_from is not None:
-                    self._group[INITIAL_FIELDS][index] = int(self._started_from(initial_minutes), 16)
-                self._num_missing[index] = len(layout.lead_minutes) * (layout.members or 1)
-            leading = (index, number) if layout.members is None else (index, number, member)
+                if self._initial_state_checksum is not None:
+                    self._group[INITIAL_FIELDS][index] = int(self._initial_state_checksum(initial_minutes), 16)
+                self._num_missing[index] = len(schema.lead_minutes) * (schema.members or 1)
+            leading = (index, lead_index)
+            if schema.members is not None:
+                leading = (index, lead_index, member)
             selection = tuple(slice(position, position + 1) for position in leading)
-            for variable in layout.variables:
-                values = layout.select(variable, fields_CHW)
+            for variable in schema.variables:
+                values = schema.select(variable, fields_CHW)
                 # Values of the shape of a chunk are written by zarr without a copy.
                 self._arrays[variable.name][selection] = values[(None,) * len(leading)]
             self._start_writeback(leading)
@@ -132,7 +161,7 @@ class ZarrStore:
                 del self._num_missing[index]
         except OSError as error:
             self.discard(initial_minutes)
-            raise self._failure(error) from error
+            raise self._build_write_error(error) from error
 
     def _start_writeback(self, leading: tuple[int, ...]) -> None:
         """Start the writeback of the last chunk of each variable.
@@ -148,52 +177,64 @@ class ZarrStore:
         self._last_chunks = chunks
 
     def discard(self, initial_minutes: int) -> None:
-        """Forget an incomplete forecast, which is not marked."""
-        self._num_missing.pop(self._index_of(initial_minutes), None)
+        """Forget an incomplete forecast (initial time in minutes); without a mark it does not count."""
+        self._num_missing.pop(self._find_index(initial_minutes), None)
 
     def close(self) -> None:
-        """Do nothing: all chunks are on disk already."""
+        """Do nothing: each chunk is written by `put`."""
 
-    def path_of(self, initial_minutes: int) -> Path:
-        """Return the store."""
+    def find_path(self, initial_minutes: int) -> Path:
+        """Return the path of the store, which has all forecasts."""
         return self._path
 
-    def _index_of(self, initial_minutes: int) -> int:
+    def _find_index(self, initial_minutes: int) -> int:
+        """Return the index of an initial time in the store."""
         matches = np.flatnonzero(self._initial_minutes == initial_minutes)
         assert len(matches) == 1, f"{initial_minutes} is not an initial time of this store"
         return int(matches[0])
 
     def _require_initial_time(self, index: int) -> None:
-        """Refuse to continue in a store to which another run has appended its own initial times."""
-        if int(self._group[self._names.init][index]) != self._initial_minutes[index]:
+        """Refuse to continue in a store to which another run has appended its own initial times.
+
+        Raises:
+            CreditError: if the initial time at `index` is another one by now.
+        """
+        if int(self._group[self._time_names.init][index]) != self._initial_minutes[index]:
             raise CreditError(f"{self._path}: another run has appended other initial times just now; start again")
 
-    def _failure(self, error: OSError) -> CreditError:
+    def _build_write_error(self, error: OSError) -> CreditError:
+        """Return the error of this package for an error of the system."""
         return CreditError(f"{self._path}: cannot be written ({error.strerror or error}); {WRITE_HINT}")
 
-    def _require_same(self) -> None:
-        """Refuse a store whose content differs from what is to be written."""
+    def _require_same_content(self) -> None:
+        """Refuse a store whose content differs from what is to be written.
+
+        Raises:
+            ConfigError: naming all differences.
+        """
         group = self._group
-        layout = self._layout
+        schema = self._schema
+        # Global attributes and coordinates.
         stored_attributes = run_attributes(dict(group.attrs))
-        attributes = run_attributes(layout.global_attributes)
+        attributes = run_attributes(schema.global_attributes)
         differences = set()
         for key in {*stored_attributes, *attributes}:
             if stored_attributes.get(key) != attributes.get(key):
                 differences.add(f"global attribute {key}")
-        if self._names.init not in group or self._names.lead not in group:
+        if self._time_names.init not in group or self._time_names.lead not in group:
             differences.add("inference.layout")
-        elif not np.array_equal(group[self._names.lead][:], layout.lead_hours):
+        elif not np.array_equal(group[self._time_names.lead][:], schema.lead_hours):
             differences.add("lead times")
-        if self._started_from is not None and INITIAL_FIELDS not in group:
+        if self._initial_state_checksum is not None and INITIAL_FIELDS not in group:
             differences.add(f"variable {INITIAL_FIELDS}, which earlier versions did not write")
+        # Fields: all variables that end in the longitude.
         stored_fields = set()
         for name, array in group.arrays():
             if name != "longitude" and array.metadata.dimension_names[-1:] == ("longitude",):
                 stored_fields.add(name)
-        for name in stored_fields ^ {variable.name for variable in layout.variables}:
+        for name in stored_fields ^ {variable.name for variable in schema.variables}:
             differences.add(f"variable {name}")
-        for variable in layout.variables:
+        for variable in schema.variables:
             if variable.name in stored_fields:
                 differences.update(self._variable_differences(variable))
         if differences:
@@ -203,26 +244,26 @@ class ZarrStore:
             )
 
     def _variable_differences(self, variable: OutputVariable) -> list[str]:
-        """Return the names of properties of a stored variable that `_define_variable` would make otherwise."""
+        """Return descriptions of the properties of a stored variable that differ from those that would be written."""
         group = self._group
-        layout = self._layout
+        schema = self._schema
         dim = variable.level_dim
         array = group[variable.name]
-        same_levels = dim is None or (dim in group and np.array_equal(group[dim][:], layout.levels[dim]))
+        has_same_levels = dim is None or (dim in group and np.array_equal(group[dim][:], schema.levels[dim]))
         stored_dims = array.metadata.dimension_names[2:]
-        same_dims = stored_dims == layout.dims(variable) and array.shape[2:] == layout.shape(variable)
+        has_same_dims = stored_dims == schema.dims(variable) and array.shape[2:] == schema.shape(variable)
         stored_compressors = [codec.to_dict() for codec in array.compressors]
         # The number of bits has a check of its own.
         stored_attributes = {**array.attrs, QUANTIZED: None}
-        attributes = {**variable_attributes(layout, variable), QUANTIZED: None}
-        checks = {
-            f"levels of {variable.name}": same_levels,
-            f"dimensions of {variable.name}": same_dims,
-            "inference.keep_bits": array.attrs.get(QUANTIZED) == layout.keep_bits,
-            "inference.compression": stored_compressors == [codec.to_dict() for codec in build_compressors(layout)],
+        attributes = {**variable_attributes(schema, variable), QUANTIZED: None}
+        has_same_property = {
+            f"levels of {variable.name}": has_same_levels,
+            f"dimensions of {variable.name}": has_same_dims,
+            "inference.keep_bits": array.attrs.get(QUANTIZED) == schema.keep_bits,
+            "inference.compression": stored_compressors == [codec.to_dict() for codec in build_compressors(schema)],
             f"attributes of {variable.name}": stored_attributes == attributes,
         }
-        return [name for name, is_same in checks.items() if not is_same]
+        return [name for name, is_same in has_same_property.items() if not is_same]
 
     def _extend(self) -> None:
         """Append the initial times that the store does not have; leave its own in place.
@@ -240,18 +281,23 @@ class ZarrStore:
             self._group = self._open()
             if not self._merge_initial_times(requested_minutes):
                 self._create_temporary()
-                names = sorted(self._names_over_init(), key=lambda name: name == self._names.init)
-                for name in names:
-                    files = [path for path in (self._temporary_path / name).rglob("*") if path.is_file()]
-                    for path in sorted(files, key=lambda path: path.name == "zarr.json"):
-                        target = self._path / path.relative_to(self._temporary_path)
-                        target.parent.mkdir(parents=True, exist_ok=True)
-                        os.replace(path, target)
+                self._move_arrays_over_initial_times()
                 shutil.rmtree(self._temporary_path)
             _consolidate(self._path)
             self._group = self._open()
         for index in np.flatnonzero(np.isin(self._initial_minutes, requested_minutes)):
             self._require_initial_time(index)
+
+    def _move_arrays_over_initial_times(self) -> None:
+        """Replace the arrays over initial times by those of the temporary store; see `_extend` for the order."""
+        # False sorts before True: the array of initial times comes last, and of each array the metadata.
+        names = sorted(self._find_arrays_over_initial_times(), key=lambda name: name == self._time_names.init)
+        for name in names:
+            files = [path for path in (self._temporary_path / name).rglob("*") if path.is_file()]
+            for path in sorted(files, key=lambda path: path.name == "zarr.json"):
+                target = self._path / path.relative_to(self._temporary_path)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                os.replace(path, target)
 
     def _merge_initial_times(self, requested_minutes: np.ndarray) -> bool:
         """Set the initial times to those of the store, followed by the new ones of `requested_minutes`.
@@ -262,17 +308,18 @@ class ZarrStore:
         Raises:
             ConfigError: if a new initial time is before the last one of the store.
         """
-        stored_minutes = self._group[self._names.init][:]
+        stored_minutes = self._group[self._time_names.init][:]
         new_minutes = np.setdiff1d(requested_minutes, stored_minutes)
         self._initial_minutes = np.concatenate([stored_minutes, new_minutes])
         if len(new_minutes) and new_minutes[0] < stored_minutes.max():
-            calendar = self._layout.calendar
+            calendar = self._schema.calendar
             raise ConfigError(
                 f"{self._path}: has initial times up to {calendar.format(stored_minutes.max())} but not "
                 f"{calendar.format(new_minutes[0])}; a store grows at its end only: choose another inference.folder, "
                 "and of runs that share a store start the one with the earlier times first"
             )
-        return all(self._group[name].shape[0] == len(self._initial_minutes) for name in self._names_over_init())
+        lengths = {self._group[name].shape[0] for name in self._find_arrays_over_initial_times()}
+        return lengths == {len(self._initial_minutes)}
 
     def _is_consolidated(self) -> bool:
         """Return whether the consolidated metadata have the present shapes of the arrays."""
@@ -282,10 +329,13 @@ class ZarrStore:
         shapes = {name: array.shape for name, array in self._group.arrays()}
         return {name: array.shape for name, array in consolidated.metadata.items()} == shapes
 
-    def _names_over_init(self) -> list[str]:
+    def _find_arrays_over_initial_times(self) -> list[str]:
         """Return the names of the arrays over initial times."""
-        first_dim = (self._names.init,)
-        return [name for name, array in self._group.arrays() if array.metadata.dimension_names[:1] == first_dim]
+        names = []
+        for name, array in self._group.arrays():
+            if array.metadata.dimension_names[:1] == (self._time_names.init,):
+                names.append(name)
+        return names
 
     @contextmanager
     def _lock(self) -> Iterator[None]:
@@ -313,16 +363,16 @@ class ZarrStore:
     def _stale_stores(self) -> list[Path]:
         """Return temporary stores that no process uses any more.
 
-        Stores are created with the lock held, so all temporary stores of this host are stale; those of other hosts are
-        if they are old.
+        Stores are created with the lock held, so all temporary stores of this host are stale. Those of other hosts are
+        stale if they are old.
         """
-        return find_stale(self._path.parent, self._path.name, lambda process: False, _LEFT_SECONDS)
+        return find_stale(self._path.parent, self._path.name, lambda process: False, _STALE_SECONDS)
 
     def _create_temporary(self) -> None:
         """Create a store without fields under a temporary name."""
-        with_checksums = self._started_from is not None
+        with_checksums = self._initial_state_checksum is not None
         self._group = create_arrays(
-            self._temporary_path, self._layout, self._initial_minutes, self._names, with_checksums
+            self._temporary_path, self._schema, self._initial_minutes, self._time_names, with_checksums
         )
 
     def _create(self) -> None:

@@ -54,7 +54,7 @@ def make_writer(folder: Path, calendar: Calendar | None = None, **options: objec
     lead_minutes = options.pop("lead_minutes", LEADS)
     initial_minutes = options.pop("initial_minutes", [calendar.parse(text) for text in INITIAL])
     writer_options = {"global_attributes": {"title": "a test", "checkpoint_step": 7}}
-    for name in ("members", "global_attributes", "started_from"):
+    for name in ("members", "global_attributes", "initial_state_checksum"):
         if name in options:
             writer_options[name] = options.pop(name)
     return ForecastWriter(folder, fields, lead_minutes, initial_minutes, OutputOptions(**options), **writer_options)

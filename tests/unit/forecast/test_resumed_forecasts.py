@@ -137,10 +137,10 @@ def test_files_of_other_lead_times_are_replaced(tmp_path: Path) -> None:
 @pytest.mark.parametrize("format", ["netcdf", "zarr"])
 def test_forecast_of_another_analysis_is_not_complete(tmp_path: Path, format: str) -> None:
     early, late = (lambda initial: f"{initial:016x}"), (lambda initial: f"{initial + (initial == FIRST):016x}")
-    writer = make_writer(tmp_path, format=format, started_from=early)
+    writer = make_writer(tmp_path, format=format, initial_state_checksum=early)
     for initial in (FIRST, SECOND):
         writer.write(initial, random_fields())
-    again, corrected = (make_writer(tmp_path, format=format, started_from=own) for own in (early, late))
+    again, corrected = (make_writer(tmp_path, format=format, initial_state_checksum=own) for own in (early, late))
     assert again.is_complete(FIRST) and again.is_complete(SECOND)
     assert not corrected.is_complete(FIRST) and corrected.is_complete(SECOND)
     corrected.write(FIRST, random_fields(1))
@@ -150,7 +150,7 @@ def test_forecast_of_another_analysis_is_not_complete(tmp_path: Path, format: st
 
 def test_store_is_extended_by_later_initial_times(tmp_path: Path) -> None:
     third = SECOND + 1440
-    options = {"format": "zarr", "started_from": lambda initial: f"{initial:016x}", "windows": {"tp": 0}}
+    options = {"format": "zarr", "initial_state_checksum": lambda initial: f"{initial:016x}", "windows": {"tp": 0}}
     once = make_writer(tmp_path / "once", initial_minutes=[FIRST, SECOND, third], **options)
     for seed, initial in enumerate((FIRST, SECOND, third)):
         once.write(initial, random_fields(seed))
@@ -308,7 +308,7 @@ def test_run_stops_if_another_run_replaced_its_initial_times(tmp_path: Path) -> 
 
 def test_files_of_two_analyses_are_refused(tmp_path: Path) -> None:
     for folder, mark in (("a", "0" * 16), ("b", "1" * 16)):
-        make_writer(tmp_path / folder, split="lead", started_from=lambda _, mark=mark: mark).write(
+        make_writer(tmp_path / folder, split="lead", initial_state_checksum=lambda _, mark=mark: mark).write(
             FIRST, random_fields()
         )
     piece = sorted((tmp_path / "b").iterdir())[0]
@@ -318,8 +318,8 @@ def test_files_of_two_analyses_are_refused(tmp_path: Path) -> None:
 
 
 def test_files_of_an_earlier_analysis_are_removed(tmp_path: Path) -> None:
-    make_writer(tmp_path, split="lead", started_from=lambda _: "0" * 16).write(FIRST, random_fields())
-    again = make_writer(tmp_path, split="lead", started_from=lambda _: "1" * 16)
+    make_writer(tmp_path, split="lead", initial_state_checksum=lambda _: "0" * 16).write(FIRST, random_fields())
+    again = make_writer(tmp_path, split="lead", initial_state_checksum=lambda _: "1" * 16)
     again.put(FIRST, 0, random_fields()[0])  # killed here
     assert len([path for path in tmp_path.iterdir() if path.suffix == ".nc"]) == 1
 
@@ -357,7 +357,7 @@ def name_levels_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
         levels[dim] = values
         return dim
 
-    monkeypatch.setattr("credit.forecast.io.schema._level_dim", number)
+    monkeypatch.setattr("credit.forecast.io.schema._find_or_add_level_dim", number)
 
 
 @pytest.mark.parametrize("format", ["netcdf", "zarr"])
