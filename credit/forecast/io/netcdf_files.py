@@ -10,7 +10,6 @@ import itertools
 import os
 from collections.abc import Callable, Collection
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
 import netCDF4
@@ -18,27 +17,24 @@ import numpy as np
 
 from credit.errors import CreditError
 from credit.forecast.io.netcdf_names import PREFIX, FilePart, build_file_name, plan_files
-from credit.forecast.io.page_cache import start_writeback
+from credit.forecast.io.netcdf_variables import (
+    MISSING_VALUE,
+    define_coordinates,
+    define_variable,
+    is_as_defined,
+    schema_of_file,
+)
 from credit.forecast.io.schema import (
     HISTORY,
-    HOURS,
     INITIAL_FIELDS,
-    INITIAL_TIME,
-    LATITUDE,
-    LEAD_TIME,
-    LONGITUDE,
     MADE_BY,
     MEMBER,
-    QUANTIZED,
-    REALIZATION,
-    VALID_TIME,
     WRITE_HINT,
     ForecastSchema,
-    OutputVariable,
     run_attributes,
-    window_bounds,
     with_stored_level_dims,
 )
+from credit.utils.page_cache import start_writeback
 from credit.utils.temporary import find_stale, process_exists, temporary_path
 
 # Global attribute with the lead times of the complete forecast, in each of its files.
@@ -47,7 +43,6 @@ LEADS = "lead_minutes"
 MEMBERS = "members"
 # A temporary file of another host is stale after this time without writing. A model may need hours for a lead time.
 _STALE_SECONDS = 86400.0
-_MISSING = np.float32(netCDF4.default_fillvals["f4"])
 
 
 class NetcdfForecastWriter:
@@ -118,7 +113,7 @@ class NetcdfForecastWriter:
     def _dataset_matches(self, dataset: netCDF4.Dataset, initial_minutes: int, part: FilePart) -> bool:
         """Return whether variables, global attributes, lead times, member and checksum are as they would be written."""
         stored_dims = {name: variable.dimensions for name, variable in dataset.variables.items()}
-        schema = with_stored_level_dims(_schema_of_file(self._schema, part), stored_dims)
+        schema = with_stored_level_dims(schema_of_file(self._schema, part), stored_dims)
         stored_fields = {name for name, dims in stored_dims.items() if dims[-1:] == ("longitude",)}
         stored_fields.discard("longitude")
         if stored_fields != {variable.name for variable in schema.variables}:
@@ -133,7 +128,7 @@ class NetcdfForecastWriter:
             return False
         if part.member is not None and (MEMBER not in dataset.variables or dataset[MEMBER][...] != part.member):
             return False
-        if not all(_is_as_defined(dataset, schema, variable, part) for variable in schema.variables):
+        if not all(is_as_defined(dataset, schema, variable, part) for variable in schema.variables):
             return False
         # The checksum comes last, because it reads the fields that the forecast starts from.
         return self._initial_state_checksum is None or checksum == self._initial_state_checksum(initial_minutes)
@@ -225,7 +220,7 @@ class _ForecastFile:
         self.path = path
         self._part = part
         self._attributes = attributes
-        self._schema = _schema_of_file(schema, part)
+        self._schema = schema_of_file(schema, part)
         members = range(schema.members or 1)
         if part.member is not None:
             members = [part.member]
@@ -252,7 +247,7 @@ class _ForecastFile:
             values = schema.select(variable, fields_CHW)
             is_missing = np.isnan(values)
             if is_missing.any():
-                values = np.where(is_missing, _MISSING, values)
+                values = np.where(is_missing, MISSING_VALUE, values)
             self._dataset[variable.name][position] = values
         self.missing.discard((lead_index, member))
         if not self.missing:
@@ -269,9 +264,9 @@ class _ForecastFile:
         # A complete file has all values, so filling it with missing values first would write it twice.
         self._dataset.set_fill_off()
         self._dataset.setncatts(self._attributes)
-        _define_coordinates(self._dataset, self._schema, initial_minutes, self._part)
+        define_coordinates(self._dataset, self._schema, initial_minutes, self._part)
         for variable in self._schema.variables:
-            _define_variable(self._dataset, self._schema, variable, self._part)
+            define_variable(self._dataset, self._schema, variable, self._part)
 
     def _complete(self) -> None:
         """Flush the file to the disk and give it its final name."""
@@ -307,119 +302,3 @@ def _build_write_error(path: Path, error: Exception) -> CreditError:
     """Return the error of this package for an error of the system or the netCDF library."""
     reason = getattr(error, "strerror", None) or error
     return CreditError(f"{path}: cannot be written ({reason}); {WRITE_HINT}")
-
-
-def _schema_of_file(schema: ForecastSchema, part: FilePart) -> ForecastSchema:
-    """Return the schema of one file; a file of one member has no member dimension."""
-    if part.member is None:
-        return schema
-    return replace(schema, members=None)
-
-
-def _define_coordinates(dataset: netCDF4.Dataset, schema: ForecastSchema, initial_minutes: int, part: FilePart) -> None:
-    """Write the coordinates of times, members, levels and the grid, with their bounds."""
-    # Valid times. Variables that are means or sums over different windows have coordinates with different bounds.
-    valid_minutes = initial_minutes + schema.lead_minutes[part.lead_indices]
-    dataset.createDimension("time", len(valid_minutes))
-    dataset.createDimension("bnds", 2)
-    time_attributes = schema.time_attributes()
-    windows = {name: window for window, name in schema.time_names("time").items()}
-    for name in dict.fromkeys(("time", *windows)):
-        attributes = {**VALID_TIME, **time_attributes}
-        if name in windows:
-            attributes["bounds"] = f"{name}_bnds"
-        if name == "time":
-            attributes["axis"] = "T"
-        _write_coordinate(dataset, name, "f8", ("time",), valid_minutes, attributes)
-        if name in windows:
-            bounds = window_bounds(windows[name], initial_minutes, valid_minutes)
-            _write_coordinate(dataset, f"{name}_bnds", "f8", ("time", "bnds"), bounds, {})
-
-    # Initial time and lead times.
-    _write_coordinate(
-        dataset, "forecast_reference_time", "f8", (), initial_minutes, {**INITIAL_TIME, **time_attributes}
-    )
-    _write_coordinate(
-        dataset, "forecast_period", "f8", ("time",), schema.lead_hours[part.lead_indices], {**LEAD_TIME, "units": HOURS}
-    )
-
-    # Members and levels.
-    if schema.members is not None:
-        dataset.createDimension(MEMBER, schema.members)
-        _write_coordinate(dataset, MEMBER, "i4", (MEMBER,), np.arange(schema.members), REALIZATION)
-    if part.member is not None:
-        _write_coordinate(dataset, MEMBER, "i4", (), part.member, REALIZATION)
-    for dim, values in schema.levels.items():
-        dataset.createDimension(dim, len(values))
-        _write_coordinate(dataset, dim, "f8", (dim,), values, schema.level_attributes(dim))
-
-    # Grid.
-    lat_edges = schema.grid.lat_bounds
-    lat_bounds = np.stack([lat_edges[:-1], lat_edges[1:]], axis=1)
-    dataset.createDimension("latitude", schema.grid.shape[0])
-    dataset.createDimension("longitude", schema.grid.shape[1])
-    _write_coordinate(
-        dataset, "latitude", "f8", ("latitude",), schema.grid.lat, {**LATITUDE, "bounds": "latitude_bnds"}
-    )
-    _write_coordinate(dataset, "latitude_bnds", "f8", ("latitude", "bnds"), lat_bounds, {})
-    _write_coordinate(dataset, "longitude", "f8", ("longitude",), schema.grid.lon, LONGITUDE)
-
-
-def _write_coordinate(
-    dataset: netCDF4.Dataset, name: str, dtype: str, dims: tuple[str, ...], values: object, attributes: dict[str, str]
-) -> None:
-    """Create a variable that is not a field, and write its values."""
-    variable = dataset.createVariable(name, dtype, dims)
-    variable.setncatts(attributes)
-    variable[...] = values
-
-
-def _define_variable(
-    dataset: netCDF4.Dataset, schema: ForecastSchema, variable: OutputVariable, part: FilePart
-) -> None:
-    """Create the variable of a field, without values."""
-    dims = schema.dims(variable, "time")
-    # A chunk is one field (H, W).
-    num_leading = len(dims) - 2
-    chunks = (*(1,) * num_leading, *schema.grid.shape)
-    netcdf_variable = dataset.createVariable(
-        variable.name,
-        "f4",
-        dims,
-        fill_value=_MISSING,
-        chunksizes=chunks if schema.compression else None,
-        compression="zlib" if schema.compression else None,
-        complevel=schema.compression,
-        shuffle=True,
-    )
-    netcdf_variable.setncatts(_variable_attributes(schema, variable, part))
-
-
-def _variable_attributes(schema: ForecastSchema, variable: OutputVariable, part: FilePart) -> dict[str, str | int]:
-    """Return the attributes of a variable in a file."""
-    # CF lists the coordinates that are not dimensions.
-    coordinates = ["forecast_period", "forecast_reference_time"]
-    time_name = schema.time_names("time").get(variable.window, "time")
-    if time_name != "time":
-        coordinates.append(time_name)
-    if part.member is not None:
-        coordinates.append(MEMBER)
-    attributes = {**variable.attributes, "coordinates": " ".join(coordinates)}
-    if schema.keep_bits is not None:
-        attributes[QUANTIZED] = schema.keep_bits
-    return attributes
-
-
-def _is_as_defined(dataset: netCDF4.Dataset, schema: ForecastSchema, variable: OutputVariable, part: FilePart) -> bool:
-    """Return whether a stored variable is what `_define_variable` makes."""
-    stored = dataset[variable.name]
-    dim = variable.level_dim
-    attributes = {name: stored.getncattr(name) for name in stored.ncattrs()}
-    attributes.pop("_FillValue", None)
-    return (
-        stored.dimensions == schema.dims(variable, "time")
-        and stored.shape[1:] == schema.shape(variable)
-        and (dim is None or np.array_equal(dataset[dim][:], schema.levels[dim]))
-        and attributes == _variable_attributes(schema, variable, part)
-        and stored.filters()["complevel"] == schema.compression
-    )

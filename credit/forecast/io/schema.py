@@ -15,6 +15,7 @@ from credit.calendar import TIME_UNITS, Calendar, format_duration
 from credit.channels import Channel, ChannelMap, take_channels
 from credit.errors import ConfigError, did_you_mean
 from credit.grid import LatLonGrid
+from credit.utils.bitround import bitround
 
 # Units of lead times. CF allows hour and hours; some versions of xarray decode the plural to a timedelta.
 HOURS = "hour"
@@ -33,7 +34,6 @@ HISTORY = "history"
 # weights themselves do, and files of earlier versions do not have it.
 SEEN = "seen_periods"
 MADE_BY = f"credit {__version__}: credit rollout"
-_MANTISSA_BITS = 23  # of float32
 _LEVEL_STANDARD_NAMES = {"hPa": "air_pressure", "Pa": "air_pressure", "model_level": "model_level_number"}
 _VARIABLE_ATTRIBUTES = ("standard_name", "long_name", "units")
 _CELL_METHODS = {"instant": "time: point", "mean": "time: mean", "accumulate": "time: sum"}
@@ -256,27 +256,6 @@ def window_bounds(window: int, initial_minutes: np.ndarray | int, valid_minutes:
     if window == SINCE_START:
         begins = np.broadcast_to(initial_minutes, valid_minutes.shape)
     return np.stack([begins, valid_minutes], axis=-1)
-
-
-def bitround(values: np.ndarray, keep_bits: int) -> np.ndarray:
-    """Return float32 `values` rounded to `keep_bits` (1 to 23) bits of the mantissa, ties to even; NaN stays NaN.
-
-    The relative error is at most 2^-(keep_bits + 1). The bits that are dropped become zeros, which compress (Kloewer et
-    al. 2021, doi:10.1038/s43588-021-00156-2). A number that would be rounded to infinity is truncated instead.
-    """
-    num_dropped = _MANTISSA_BITS - keep_bits
-    if num_dropped == 0:
-        return values
-    shift = np.uint32(num_dropped)
-    bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32)
-    # Half of the last bit that is kept, less one bit where that bit is 0, so that ties are rounded to even.
-    last_kept_bit = (bits >> shift) & np.uint32(1)
-    half = np.uint32((1 << (num_dropped - 1)) - 1) + last_kept_bit
-    rounded = (((bits + half) >> shift) << shift).view(np.float32)
-    # The largest number with this many bits: that of float32 with its last bits set to zero.
-    largest_bits = np.finfo(np.float32).max.view(np.uint32) >> num_dropped << num_dropped
-    largest = largest_bits.view(np.float32)
-    return np.where(np.isfinite(values), np.clip(rounded, -largest, largest), values)
 
 
 def build_schema(

@@ -20,7 +20,6 @@ import zarr
 from zarr.errors import ZarrUserWarning
 
 from credit.errors import ConfigError, CreditError
-from credit.forecast.io.page_cache import start_writeback
 from credit.forecast.io.schema import (
     INITIAL_FIELDS,
     QUANTIZED,
@@ -38,6 +37,7 @@ from credit.forecast.io.zarr_arrays import (
     variable_attributes,
 )
 from credit.utils.file_lock import file_lock
+from credit.utils.page_cache import start_writeback
 from credit.utils.temporary import find_stale, temporary_path
 
 STORE = "forecasts.zarr"

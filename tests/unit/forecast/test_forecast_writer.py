@@ -20,8 +20,9 @@ from credit.channels import ChannelMap
 from credit.errors import ConfigError, CreditError, DataError
 from credit.forecast.io.forecast_reader import open_forecasts
 from credit.forecast.io.forecast_writer import ForecastWriter
-from credit.forecast.io.schema import OutputFields, OutputOptions, bitround
+from credit.forecast.io.schema import OutputFields, OutputOptions
 from credit.forecast.io.zarr_store import STORE
+from credit.utils.bitround import bitround
 from tests.unit.analytic_reader import ATTRIBUTES, make_grid
 
 CHANNELS = ChannelMap.build(
@@ -351,7 +352,7 @@ def test_interruption_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyP
         raise KeyboardInterrupt
 
     writer = make_writer(tmp_path)
-    monkeypatch.setattr("credit.forecast.io.netcdf_files._define_variable", interrupted)
+    monkeypatch.setattr("credit.forecast.io.netcdf_files.define_variable", interrupted)
     with pytest.raises(KeyboardInterrupt):
         writer.write(Calendar().parse(INITIAL[0]), random_fields())
     assert not list(tmp_path.iterdir())

@@ -1,4 +1,4 @@
-"""Writeback of files to the disk while a forecast is computed."""
+"""Writeback of files to the disk while they are still being written."""
 
 from __future__ import annotations
 
