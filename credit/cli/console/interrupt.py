@@ -16,6 +16,7 @@ INTERRUPTED = 128 + signal.SIGINT
 # asyncio reports the tasks of zarr, and concurrent.futures the work, that an interrupted main thread leaves behind.
 _NOISY_LOGGERS = ("asyncio", "concurrent.futures")
 
+# Time after which a lost KeyboardInterrupt is raised again, longer than the hook that noticed it takes to return.
 _RETRY_SECONDS = 0.01
 
 
@@ -28,7 +29,7 @@ class InterruptGuard:
     A handler other than Python's default, or an ignored SIGINT (``nohup``, background jobs), stays in place.
 
     Attributes:
-        interrupted: whether SIGINT has arrived.
+        interrupted: True as soon as SIGINT has arrived.
     """
 
     def __init__(self) -> None:
@@ -37,6 +38,7 @@ class InterruptGuard:
         self._hooks: tuple[Any, Any] = (sys.unraisablehook, threading.excepthook)
 
     def __enter__(self) -> InterruptGuard:
+        # Only the main thread may set signal handlers.
         in_main_thread = threading.current_thread() is threading.main_thread()
         if in_main_thread and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             self._hooks = (sys.unraisablehook, threading.excepthook)
@@ -59,6 +61,7 @@ class InterruptGuard:
             logging.getLogger(name).setLevel(logging.CRITICAL + 1)
 
     def _handle_signal(self, number: int, frame: FrameType | None) -> None:
+        """Handle SIGINT."""
         self.silence_threads()
         raise KeyboardInterrupt
 
@@ -73,12 +76,13 @@ class InterruptGuard:
             self._hooks[0](unraisable)
 
     def _handle_thread_error(self, error: Any) -> None:
+        """Print the error of a thread, unless the thread failed because the main thread was interrupted."""
         if not self.interrupted:
             self._hooks[1](error)
 
 
 def end_process() -> NoReturn:
-    """End this process now, without waiting for its threads; its children are terminated.
+    """End this process now with exit status 130, without waiting for its threads; its children are terminated.
 
     Call it after all context managers have cleaned up. The interpreter's own shutdown would wait for threads in the
     middle of their work and print what they say about it.

@@ -14,31 +14,39 @@ _MAX_NAME_LETTERS = 20
 
 
 def format_summary(table: ScoreTable, reference: str | None = None, show_all: bool = False) -> str:
-    """Return the summary of a table of scores.
+    """Return the summary of a table of scores as text: global RMSE (in the units of each channel), ratio and n_eff.
 
     Args:
         table: the scores.
         reference: name of the forecast with which the model is compared; None for the baselines.
         show_all: True for all channels, False for the headline channels.
     """
+    # Choose the columns and rows.
     forecasts = summary_forecasts(reference)
     names = {name: _column_name(table, name) for name in forecasts}
     model = table.display_name("model")
     opponent = "the best of the three baselines" if reference is None else table.display_name(reference)
     channels = table.channels if show_all else headline_channels(table)
+
+    # One row for each channel and lead time.
     header = ["channel", "units", "lead", *names.values(), "ratio", "n_eff"]
     cells = []
     previous_channel = None
     for row in summarize(table, channels, table.summary_leads(), reference):
-        ratio = f"{_format_number(row.ratio, '.2f')}{'*' if row.significant else ' '}"
+        marker = "*" if row.significant else " "
+        ratio = _format_number(row.ratio, ".2f") + marker
         if row.significant:
             # Only differences that are significant are worth a colour.
             ratio = colorize(ratio, "green" if row.ratio < 1 else "red")
         # A channel is named at its first lead time only.
-        label = ["", ""] if row.channel == previous_channel else [row.channel, row.units]
+        label = [row.channel, row.units]
+        if row.channel == previous_channel:
+            label = ["", ""]
         previous_channel = row.channel
         scores = [_format_number(row.rmse[name], ".4g") for name in forecasts]
         cells.append([*label, f"{row.lead_hours:g} h", *scores, ratio, _format_number(row.n_eff, ".0f")])
+
+    # Sentences around the table.
     lines = [
         wrap_text(f"RMSE, global, {table.n_cases} initial times. Ratio: {model} over {opponent}."),
         format_table(header, cells, right_aligned=header[2:]),
@@ -54,6 +62,7 @@ def format_summary(table: ScoreTable, reference: str | None = None, show_all: bo
 
 
 def _column_name(table: ScoreTable, forecast: str) -> str:
+    """Return the name of a forecast in the header, short enough for a column."""
     if forecast == "damped_persistence":
         return "Damped"
     return table.display_name(forecast)[:_MAX_NAME_LETTERS]

@@ -1,4 +1,4 @@
-"""Output of the commands on a terminal: colour, wrapped text, aligned tables, ``--quiet`` and ``--json``.
+"""Output of the commands on a terminal: coloured and wrapped text, aligned tables, ``--quiet`` and ``--json``.
 
 A file or a pipe gets plain text, one message a line, so that ``grep`` and scripts can read it.
 """
@@ -32,12 +32,16 @@ def add_quiet_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def print_json(document: object) -> None:
-    """Print a document as JSON on standard output; NaN, which JSON lacks, must have been replaced by None."""
+    """Print a document as JSON on standard output.
+
+    Raises:
+        ValueError: if it contains NaN or infinity, which JSON lacks; replace them by None before.
+    """
     print(json.dumps(document, indent=2, allow_nan=False))
 
 
 def is_terminal(stream: TextIO | None) -> bool:
-    """Return whether a person reads the stream; daemons have no streams, notebooks have streams of their own."""
+    """Return whether the stream is a terminal; None, as daemons have it, and the streams of notebooks are not."""
     try:
         return stream is not None and stream.isatty()
     except ValueError:
@@ -46,7 +50,7 @@ def is_terminal(stream: TextIO | None) -> bool:
 
 
 def supports_color(stream: TextIO | None) -> bool:
-    """Return whether to write colours to a stream.
+    """Return whether text for this stream may have colours.
 
     ``NO_COLOR`` (https://no-color.org) forbids them, ``FORCE_COLOR`` (https://force-color.org) asks for them, also in
     a pipe, and ``TERM=dumb`` stands for a terminal without colours. Python itself looks at them in this order.
@@ -61,12 +65,15 @@ def supports_color(stream: TextIO | None) -> bool:
 
 
 def colorize(text: str, name: str, stream: TextIO | None = None) -> str:
-    """Return text in a colour, or unchanged where the stream shows none.
+    """Return text with the escape sequences of a colour, or unchanged where the stream shows none.
 
     Args:
-        text: to be shown.
+        text: text to show.
         name: red, green, yellow, cyan, bold or dim.
-        stream: that the text goes to; standard output by default.
+        stream: stream that the text goes to; standard output by default.
+
+    Raises:
+        KeyError: if there is no style of this name.
     """
     if not supports_color(sys.stdout if stream is None else stream):
         return text
@@ -93,9 +100,9 @@ def wrap_text(text: str, stream: TextIO | None = None, indent: str = "") -> str:
     """Return text broken between words at the width of the stream's terminal; unchanged for a file or a pipe.
 
     Args:
-        text: lines that stay separate; each keeps its own indentation.
-        stream: that the text goes to; standard output by default.
-        indent: put before the second and later lines that a line is broken into.
+        text: one or more lines, which stay separate; each keeps its own indentation.
+        stream: stream that the text goes to; standard output by default.
+        indent: text put before the second and later lines that a line is broken into.
     """
     width = terminal_width(stream)
     if width is None:
@@ -107,6 +114,7 @@ def wrap_text(text: str, stream: TextIO | None = None, indent: str = "") -> str:
 
 
 def _wrap_line(line: str, width: int, indent: str) -> str:
+    """Return one line broken into lines of at most `width` characters, where its words allow it."""
     if visible_length(line) <= width:
         return line
     # Paths and keys stay whole, even where they are longer than a line: people copy them.
@@ -122,7 +130,7 @@ def _wrap_line(line: str, width: int, indent: str) -> str:
 
 
 def visible_length(text: str) -> int:
-    """Return the number of characters that a terminal shows, without those that set colours."""
+    """Return the number of characters of a text that a terminal shows, without those that set colours."""
     return len(_ESCAPE.sub("", text))
 
 
@@ -131,9 +139,10 @@ def format_table(header: Sequence[str], rows: Sequence[Sequence[str]], right_ali
 
     Args:
         header: names of the columns.
-        rows: cells, as many a row as there are columns; they may be coloured.
+        rows: rows of cells, with one cell for each column; cells may be coloured.
         right_aligned: names of the columns of numbers.
     """
+    # A column is as wide as its widest cell.
     widths = []
     for column, name in enumerate(header):
         lengths = [visible_length(row[column]) for row in rows]
