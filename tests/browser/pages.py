@@ -93,7 +93,7 @@ def write_page(table: ScoreTable, folder: Path, figures: Sequence[tuple[str, Pat
     verification = SimpleNamespace(
         table=table,
         grid=make_grid(),
-        climatology=SimpleNamespace(notice="A <short> notice & more", description="made up"),
+        climatology=SimpleNamespace(short_period_warning="A <short> notice & more", description="made up"),
         num_left_out=0,
         cases=_INITIAL,
         figure_channels=table.channels[-1:],

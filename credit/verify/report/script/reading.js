@@ -2,62 +2,63 @@
 
 /** Fill the legend for the lead time of a number; `toggle` is called with the name of a forecast. */
 function drawLegend(table, curves, state, lead, toggle) {
-  const rows = curves.map((own) => {
-    const shown = !state.hidden.includes(own.name);
-    const row = make("tr", { "data-forecast": own.name });
-    const button = make("button", { type: "button", class: "toggle", "aria-pressed": String(shown) });
-    button.append(swatch(own), make("span", {}, own.label));
-    button.addEventListener("click", () => toggle(own.name));
-    const name = make("th", { scope: "row" });
+  const rows = curves.map((forecast) => {
+    const isShown = !state.hidden.includes(forecast.name);
+    const row = makeElement("tr", { "data-forecast": forecast.name });
+    const button = makeElement("button", { type: "button", class: "toggle", "aria-pressed": String(isShown) });
+    button.append(makeSwatch(forecast), makeElement("span", {}, forecast.label));
+    button.addEventListener("click", () => toggle(forecast.name));
+    const name = makeElement("th", { scope: "row" });
     name.append(button);
-    row.append(name, make("td", { class: "value" }, formatValue(own.curve.values[lead], own.curve.decimals)));
-    row.append(make("td", { class: "range" }, rangeText(own, lead)));
+    row.append(name, makeElement("td", { class: "value" }, formatValue(forecast.curve.values[lead], forecast.curve.decimals)));
+    row.append(makeElement("td", { class: "range" }, formatInterval(forecast, lead)));
     return row;
   });
+  // The rows are replaced, so the focus goes to the new button of the same forecast.
   const focused = table.contains(document.activeElement) && document.activeElement.closest("tr")?.dataset.forecast;
   table.querySelector("tbody").replaceChildren(...rows);
   if (focused) rows.find((row) => row.dataset.forecast === focused)?.querySelector("button").focus();
 }
 
 /** Return a short piece of a forecast's line. */
-function swatch(own) {
-  const svg = make("svg", { viewBox: "0 0 30 10", class: "swatch", "aria-hidden": "true" }, null, "svg");
-  const look = { "stroke-dasharray": own.dash, "stroke-width": own.width + 0.6, style: `--own: ${own.colour}` };
-  svg.append(make("line", { class: "curve", x1: 0, x2: 30, y1: 5, y2: 5, ...look }, null, "svg"));
+function makeSwatch(forecast) {
+  const svg = makeElement("svg", { viewBox: "0 0 30 10", class: "swatch", "aria-hidden": "true" }, null, "svg");
+  const style = { "stroke-dasharray": forecast.dash, "stroke-width": forecast.width + 0.6, style: `--curve-colour: ${forecast.colour}` };
+  svg.append(makeElement("line", { class: "curve", x1: 0, x2: 30, y1: 5, y2: 5, ...style }, null, "svg"));
   return svg;
 }
 
 /** Return an interval as text, "" where there is none. */
-function rangeText(own, lead) {
-  const [low, high] = [own.low?.values[lead], own.high?.values[lead]];
+function formatInterval(forecast, lead) {
+  const [low, high] = [forecast.low?.values[lead], forecast.high?.values[lead]];
   if (!Number.isFinite(low) || !Number.isFinite(high)) return "";
-  return `${formatValue(low, own.low.decimals)} to ${formatValue(high, own.high.decimals)}`;
+  return `${formatValue(low, forecast.low.decimals)} to ${formatValue(high, forecast.high.decimals)}`;
 }
 
-/** Return what the chart says at a lead time, for who hears it. */
-function spokenReading(scores, curves, lead) {
-  const parts = curves.map((own) => `${own.label} ${formatValue(own.curve.values[lead], own.curve.decimals)}`);
-  return `${formatLead(scores.leads[lead])}: ${parts.join(", ")}`;
+/** Return the values at a lead time as a sentence, for screen readers. */
+function describeReading(scores, curves, lead) {
+  const readings = curves.map((forecast) => `${forecast.label} ${formatValue(forecast.curve.values[lead], forecast.curve.decimals)}`);
+  return `${formatLead(scores.leads[lead])}: ${readings.join(", ")}`;
 }
 
 /** Fill the table of all lead times. */
 function drawValues(table, scores, curves, caption) {
-  const head = make("tr");
-  head.append(make("th", { scope: "col" }, "Lead time"));
-  curves.forEach((own) => head.append(make("th", { scope: "col" }, own.label)));
-  const body = make("tbody");
+  const head = makeElement("tr");
+  head.append(makeElement("th", { scope: "col" }, "Lead time"));
+  curves.forEach((forecast) => head.append(makeElement("th", { scope: "col" }, forecast.label)));
+  const body = makeElement("tbody");
   scores.leads.forEach((hours, lead) => {
-    const row = make("tr");
-    row.append(make("th", { scope: "row" }, formatLead(hours)));
-    for (const own of curves) {
-      const cell = make("td", { "data-forecast": own.name }, formatValue(own.curve.values[lead], own.curve.decimals));
-      const range = rangeText(own, lead);
-      if (range) cell.append(make("small", {}, range));
+    const row = makeElement("tr");
+    row.append(makeElement("th", { scope: "row" }, formatLead(hours)));
+    for (const forecast of curves) {
+      const cell = makeElement("td", { "data-forecast": forecast.name }, formatValue(forecast.curve.values[lead], forecast.curve.decimals));
+      const range = formatInterval(forecast, lead);
+      if (range) cell.append(makeElement("small", {}, range));
       row.append(cell);
     }
     body.append(row);
   });
-  const top = make("thead");
-  top.append(head);
-  table.replaceChildren(make("caption", {}, caption), top, body);
+  const tableHead = makeElement("thead");
+  tableHead.append(head);
+  table.replaceChildren(makeElement("caption", {}, caption), tableHead, body);
 }

@@ -1,4 +1,4 @@
-// The scores in the page, as credit/verify/embedded.py packs them, and how single ones are found and written.
+// The scores in the page, as credit/verify/report/report_data.py packs them: reading single curves, and writing values.
 
 /** Return the scores of an element that holds base64 of deflated JSON. */
 async function readScores(element) {
@@ -8,37 +8,39 @@ async function readScores(element) {
 }
 
 /** Return {values, decimals} of a packed curve; null where there is no curve; NaN where a value is missing. */
-function unpack(packed) {
+function unpackCurve(packed) {
   if (!packed) return null;
   const [power, ...steps] = packed;
+  // Each value is the sum of all steps up to it; a missing one has no step.
   let sum = 0;
-  const values = steps.map((step) => (step === null ? NaN : scaled((sum += step), power)));
+  const values = steps.map((step) => (step === null ? NaN : scaleByPower((sum += step), power)));
   return { values, decimals: Math.max(0, -power) };
 }
 
-function scaled(whole, power) {
-  return power < 0 ? whole / 10 ** -power : whole * 10 ** power;
+/** Return a whole number times a power of ten; dividing by 10 is more accurate than multiplying by 0.1. */
+function scaleByPower(integer, power) {
+  return power < 0 ? integer / 10 ** -power : integer * 10 ** power;
 }
 
-/** Return the curve of a score; `place` has the numbers of season, row and region, `first` is that of the forecast. */
-function curveOf(scores, name, first, place) {
-  return unpack(scores.curves[name]?.[place.season]?.[first]?.[place.row]?.[place.region]);
+/** Return the curve of a score; `selection` has the indices of season, row and region, `first` is that of the forecast or reference. */
+function readCurve(scores, name, first, selection) {
+  return unpackCurve(scores.curves[name]?.[selection.season]?.[first]?.[selection.row]?.[selection.region]);
 }
 
 /** Return the name of an end of a score's interval: rmse_low, brier_low:EVENT. */
-function endName(metric, end) {
-  return metric.name.replace(/:|$/, (found) => end + found);
+function intervalEndName(metric, end) {
+  return metric.name.replace(/:|$/, (colon) => end + colon);
 }
 
-/** Return what is drawn of each forecast: its number, look, curve and the ends of its interval. */
-function forecastCurves(scores, place) {
+/** Return the forecasts that have the selected score: their names and styles, curve and ends of the interval. */
+function readForecastCurves(scores, selection) {
   const curves = scores.forecasts.map((forecast, number) => ({
     ...forecast,
-    curve: curveOf(scores, place.metric.name, number, place),
-    low: curveOf(scores, endName(place.metric, "_low"), number, place),
-    high: curveOf(scores, endName(place.metric, "_high"), number, place),
+    curve: readCurve(scores, selection.metric.name, number, selection),
+    low: readCurve(scores, intervalEndName(selection.metric, "_low"), number, selection),
+    high: readCurve(scores, intervalEndName(selection.metric, "_high"), number, selection),
   }));
-  return curves.filter((own) => own.curve);
+  return curves.filter((forecast) => forecast.curve);
 }
 
 /** Return a value as text: four digits, or as many decimals as the page has of it. */
@@ -46,8 +48,8 @@ function formatValue(value, decimals) {
   if (!Number.isFinite(value)) return "–";
   const size = Math.abs(value);
   if (size > 0 && (size < 1e-4 || size >= 1e6)) return value.toExponential(3).replace("-", "−");
-  const wanted = size > 0 ? Math.max(0, 3 - Math.floor(Math.log10(size))) : 0;
-  return value.toFixed(Math.min(wanted, decimals)).replace("-", "−");
+  const numDecimals = size > 0 ? Math.max(0, 3 - Math.floor(Math.log10(size))) : 0;
+  return value.toFixed(Math.min(numDecimals, decimals)).replace("-", "−");
 }
 
 /** Return a lead time in words. */
@@ -55,8 +57,8 @@ function formatLead(hours) {
   return hours >= 48 && hours % 24 === 0 ? `${hours} h (${hours / 24} d)` : `${hours} h`;
 }
 
-/** Return whether axes count lead times in days. */
-function inDays(scores) {
+/** Return true if axes count lead times in days. */
+function usesDays(scores) {
   return scores.leads[scores.leads.length - 1] > 48;
 }
 
@@ -71,8 +73,8 @@ function metricLabel(metric, row) {
   return (row.wind && metric.wind_label) || metric.label;
 }
 
-/** Return whether a row can have a score: those of events and precipitation are of single rows. */
-function isOfRow(metric, row) {
+/** Return true if a row can have a score: those of events and precipitation are of single rows. */
+function rowHasMetric(metric, row) {
   return metric.rows === null || metric.rows.includes(row);
 }
 
@@ -82,7 +84,7 @@ function metricUnits(metric, row) {
 }
 
 /** Return a new element with text and attributes; an SVG element where `space` is "svg". */
-function make(tag, attributes = {}, text = null, space = "html") {
+function makeElement(tag, attributes = {}, text = null, space = "html") {
   const element = space === "svg" ? document.createElementNS("http://www.w3.org/2000/svg", tag) : document.createElement(tag);
   for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, value);
   if (text !== null) element.textContent = text;
