@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
-import netCDF4
 import numpy as np
 import xarray as xr
 
 from credit.data.formats.cf import find_role, read_level_values
 from credit.errors import DataError, did_you_mean
+from credit.forecast.io.archive.stored_variables import StoredVariables
 from credit.forecast.io.schema import HISTORY, run_attributes
 from credit.grid import LatLonGrid
 
@@ -22,8 +22,8 @@ _NO_LEVEL = (
     "is not a level: the coordinate of a level has the standard_name air_pressure, axis: Z or positive: down, in units "
     "of pressure, or a name such as level, plev or isobaricInhPa; give it one of these"
 )
-# Units of lead times -> minutes.
-_MINUTES = {
+# Unit of lead times -> its length in minutes.
+_MINUTES_PER_UNIT = {
     **dict.fromkeys(("d", "day", "days"), 1440.0),
     **dict.fromkeys(("h", "hr", "hour", "hours"), 60.0),
     **dict.fromkeys(("min", "minute", "minutes"), 1.0),
@@ -44,9 +44,9 @@ class ForecastMetadata:
     run, which would be scored as an ensemble without spread.
 
     Args:
-        source: file or store.
-        leading: dimensions of initial and lead time.
-        lead: variable of the lead times.
+        source: variables and attributes of the file or store.
+        leading: names of the dimensions of initial and lead time.
+        lead: name of the variable of the lead times.
         rename: name of a variable in this package -> its name in the source.
         level_units: units of the levels in the names of channels; None for those of the source.
         warn: True to warn of variables that are left out; one file of a forecast in many is enough.
@@ -54,19 +54,22 @@ class ForecastMetadata:
     Attributes:
         grid: grid in canonical orientation.
         orientation: brings fields of the source to this orientation.
-        lead_minutes: lead times in minutes.
+        lead_minutes: lead times in minutes, int64.
         attributes: global attributes without the history.
         variables: name of a field in the source -> its dimensions.
-        order: order of the dimensions of fields after the time dimensions: member, level, latitude, longitude.
+        dim_order: order of the dimensions of fields after the time dimensions: member, level, latitude, longitude.
         members: number of ensemble members, None without a member dimension.
         units: variable -> units.
         flat_names: names of the variables without levels.
-        channel_names: names such as ``z500`` and ``t2m``.
+        channel_names: names of the channels, such as ``z500`` and ``t2m``.
+
+    Raises:
+        DataError: if a coordinate is missing, a renamed variable is not a field, or no variable is a field.
     """
 
     def __init__(
         self,
-        source: Source,
+        source: StoredVariables,
         leading: tuple[str, ...],
         lead: str,
         rename: Mapping[str, str],
@@ -74,54 +77,77 @@ class ForecastMetadata:
         warn: bool = True,
     ) -> None:
         origin = source.origin
-        lat = source.first_of(_LAT_NAMES)
-        lon = source.first_of(_LON_NAMES)
+        lat = source.find_first(_LAT_NAMES)
+        lon = source.find_first(_LON_NAMES)
         self.grid, self.orientation = LatLonGrid.from_coords(source.values(lat), source.values(lon), origin=str(origin))
-        self.lead_minutes = _lead_minutes(source, lead)
+        self.lead_minutes = _read_lead_minutes(source, lead)
         self.attributes = {name: value for name, value in source.attributes.items() if name != HISTORY}
         new_names = _rename_variables(source, rename)
-        required_dims = {*leading, lat, lon}
-        other_dims = _OtherDims(source, required_dims, level_units)
-        self.variables = _find_fields(source, new_names, (*leading, lat, lon), other_dims, rename, warn)
-        self._leave_out_memberless(origin, rename, warn)
 
+        # The variables that are fields.
+        required_dims = {*leading, lat, lon}
+        level_dims_finder = _LevelDimsFinder(source, required_dims, level_units)
+        self.variables = _find_fields(source, new_names, (*leading, lat, lon), level_dims_finder, rename, warn)
+        self._drop_fields_without_members(origin, rename, warn)
+
+        # The dimensions of fields other than times, latitude and longitude.
         member_dims = set()
         level_dims = set()
         for dims in self.variables.values():
             for dim in dims:
-                if dim in other_dims.levels:
+                if dim in level_dims_finder.levels:
                     level_dims.add(dim)
                 elif dim not in required_dims:
                     member_dims.add(dim)
-        self.order = (*sorted(member_dims), *sorted(level_dims), lat, lon)
-        self.members = source.length(min(member_dims)) if member_dims else None
+        self.dim_order = (*sorted(member_dims), *sorted(level_dims), lat, lon)
+        self.members = None
+        if member_dims:
+            self.members = source.length(min(member_dims))
+
+        # Units and names, under the names in this package.
         self.units = {}
         for name in self.variables:
             units = source.variable_attributes(name).get("units")
             if units:
                 self.units[new_names[name]] = units
-        dims_of = {new_names[name]: dims for name, dims in self.variables.items()}
-        self.flat_names = frozenset(name for name, dims in dims_of.items() if level_dims.isdisjoint(dims))
-        self.channel_names = _channel_names(dims_of, self.flat_names, other_dims.levels)
+        dims_by_name = {new_names[name]: dims for name, dims in self.variables.items()}
+        self.flat_names = frozenset(name for name, dims in dims_by_name.items() if level_dims.isdisjoint(dims))
+        self.channel_names = _build_channel_names(dims_by_name, self.flat_names, level_dims_finder.levels)
 
-    def _leave_out_memberless(self, origin: Path | str, rename: Mapping[str, str], warn: bool) -> None:
-        """Leave out the variables of an ensemble that lack its dimension."""
-        names_by_dim = {dim: [name for name, dims in self.variables.items() if dim in dims] for dim in _MEMBER_NAMES}
-        member = max(names_by_dim, key=lambda dim: len(names_by_dim[dim]))
-        names_with_member = names_by_dim[member]
+    def _drop_fields_without_members(self, origin: Path | str, rename: Mapping[str, str], warn: bool) -> None:
+        """Leave out the variables of an ensemble that lack its dimension.
+
+        Raises:
+            DataError: if a renamed variable lacks it.
+        """
+        # The member dimension is the one that most variables have.
+        names_with_member: list[str] = []
+        member = ""
+        for dim in _MEMBER_NAMES:
+            names = [name for name, dims in self.variables.items() if dim in dims]
+            if len(names) > len(names_with_member):
+                names_with_member = names
+                member = dim
         if not names_with_member:
             return
-        for name in [name for name in self.variables if name not in names_with_member]:
-            problem = f"{origin}: {name} has no dimension {member}, unlike {names_with_member[0]}"
-            problem = f"{problem}: it may be a mean or a control"
+        for name in list(self.variables):
+            if name in names_with_member:
+                continue
+            problem = (
+                f"{origin}: {name} has no dimension {member}, unlike {names_with_member[0]}: it may be a mean or a "
+                "control"
+            )
             if name in rename.values():
                 raise DataError(f"{problem}; rename another, or repeat it along {member} if it is of every member")
             if warn:
                 logger.warning("%s; it is left out", problem)
             del self.variables[name]
 
-    def describe_difference(self, other: ForecastMetadata) -> str | None:
-        """Return a description of the difference to another file, apart from lead times; None where they fit."""
+    def describe_mismatch(self, other: ForecastMetadata) -> str | None:
+        """Return a description of the difference to another file of forecasts, None if both may be of one run.
+
+        Lead times may differ.
+        """
         if self.members != other.members:
             return "has another number of members"
         if self.channel_names != other.channel_names:
@@ -136,82 +162,20 @@ class ForecastMetadata:
         return self.grid.describe_mismatch(other.grid)
 
 
-class Source:
-    """Variables and attributes of a netCDF file or a zarr store."""
+class _LevelDimsFinder:
+    """Finder of the level dimensions, among those that are not times, latitude, longitude or members.
 
-    def __init__(
-        self,
-        origin: Path | str,
-        variables: Mapping[str, netCDF4.Variable] | Mapping[str, xr.Variable],
-        attributes: Mapping[str, object],
-    ) -> None:
-        self.origin = origin
-        self.names = list(variables)
-        # Arrays become lists, which can be compared with ==.
-        self.attributes = {}
-        for name, value in attributes.items():
-            self.attributes[name] = value.tolist() if isinstance(value, np.ndarray) else value
-        self._variables = variables
-
-    @property
-    def all_dims(self) -> list[str]:
-        """Names of all dimensions."""
-        return sorted({dim for name in self.names for dim in self.dims(name)})
-
-    def values(self, name: str) -> np.ndarray:
-        """Return the values of a variable.
-
-        Raises:
-            DataError: if the variable cannot be read.
-        """
-        try:
-            return np.asarray(self._variables[name][...])
-        except Exception as error:
-            # The library of each file system has its own errors.
-            raise DataError(f"{self.origin}: {name} cannot be read ({error}); copy or forecast it again") from error
-
-    def dims(self, name: str) -> tuple[str, ...]:
-        """Return the dimensions of a variable."""
-        variable = self._variables[name]
-        return variable.dims if isinstance(variable, xr.Variable) else variable.dimensions
-
-    def length(self, dim: str) -> int:
-        """Return the length of a dimension."""
-        name = next(name for name in self.names if dim in self.dims(name))
-        return self._variables[name].shape[self.dims(name).index(dim)]
-
-    def variable_attributes(self, name: str) -> dict:
-        """Return the attributes of a variable."""
-        variable = self._variables[name]
-        return variable.attrs if isinstance(variable, xr.Variable) else variable.__dict__
-
-    def coordinate(self, dim: str) -> xr.Variable | None:
-        """Return the coordinate of a dimension, None where it has none."""
-        if dim not in self.names or self.dims(dim) != (dim,):
-            return None
-        return xr.Variable((dim,), self.values(dim), self.variable_attributes(dim))
-
-    def first_of(self, names: Iterable[str]) -> str:
-        """Return the first of `names` that is a variable.
-
-        Raises:
-            DataError: if none of them is.
-        """
-        for name in names:
-            if name in self.names:
-                return name
-        raise DataError(f"{self.origin}: has no coordinate {' or '.join(names)}")
-
-
-class _OtherDims:
-    """Dimensions other than times, latitude, longitude and members, which may be levels.
+    Args:
+        source: variables of the file or store.
+        required_dims: names of the dimensions of time, latitude and longitude.
+        level_units: units of the levels; None for those of the source.
 
     Attributes:
         levels: level dimension -> level values and units, as in names of channels.
-        reasons_text: reasons why the others are not levels, as continuation of a sentence; empty if there are none.
+        reasons_text: reasons why the other dimensions are not levels, as the end of a message; empty if all are.
     """
 
-    def __init__(self, source: Source, required_dims: set[str], level_units: str | None) -> None:
+    def __init__(self, source: StoredVariables, required_dims: set[str], level_units: str | None) -> None:
         self.levels: dict[str, tuple[np.ndarray, str]] = {}
         # Dimension -> reason why it is not a level.
         self._reasons: dict[str, str] = {}
@@ -223,16 +187,19 @@ class _OtherDims:
                 self._reasons[dim] = _NO_LEVEL
             else:
                 try:
-                    self.levels[dim] = _levels(coordinate, dim, level_units, source.origin)
+                    self.levels[dim] = _read_levels(coordinate, dim, level_units, source.origin)
                 except DataError as error:
                     self._reasons[dim] = f"is not a level of the data ({error})"
         self.reasons_text = "".join(f"; {dim} {reason}" for dim, reason in self._reasons.items())
 
-    def describe_unfit(self, dims: Sequence[str]) -> str | None:
+    def describe_misfit(self, dims: Sequence[str]) -> str | None:
         """Return the reason why a variable with these further dimensions is not a field, None if it is one."""
-        reasons = [f"; {dim} {self._reasons[dim]}" for dim in dims if dim in self._reasons]
-        if reasons:
-            return "".join(reasons)
+        text = ""
+        for dim in dims:
+            if dim in self._reasons:
+                text += f"; {dim} {self._reasons[dim]}"
+        if text:
+            return text
         num_levels = sum(dim in self.levels for dim in dims)
         num_members = len(dims) - num_levels
         if num_levels > 1 or num_members > 1:
@@ -241,14 +208,26 @@ class _OtherDims:
 
 
 def _find_fields(
-    source: Source,
+    source: StoredVariables,
     names: Collection[str],
     required_dims: tuple[str, ...],
-    other_dims: _OtherDims,
+    level_dims_finder: _LevelDimsFinder,
     rename: Mapping[str, str],
     warn: bool,
 ) -> dict[str, tuple[str, ...]]:
-    """Return name in the source -> dimensions of the variables that are fields."""
+    """Return name in the source -> dimensions of the variables that are fields.
+
+    Args:
+        source: variables of the file or store.
+        names: names in the source of the variables that come into question.
+        required_dims: names of the dimensions of time, latitude and longitude, which every field has.
+        level_dims_finder: the level dimensions.
+        rename: name of a variable in this package -> its name in the source.
+        warn: True to warn of variables that are left out.
+
+    Raises:
+        DataError: if a renamed variable is not a field, or none is.
+    """
     dims_text = ", ".join(required_dims)
     rule = f"{dims_text} and perhaps a member ({' or '.join(_MEMBER_NAMES)}) and a level"
     variables = {}
@@ -257,7 +236,8 @@ def _find_fields(
         is_renamed = name in rename.values()
         reason: str | None = ""
         if set(required_dims) <= set(dims):
-            reason = other_dims.describe_unfit([dim for dim in dims if dim not in required_dims])
+            further_dims = [dim for dim in dims if dim not in required_dims]
+            reason = level_dims_finder.describe_misfit(further_dims)
             if reason is None:
                 variables[name] = dims
                 continue
@@ -272,23 +252,32 @@ def _find_fields(
     if not variables:
         raise DataError(
             f"{source.origin}: no variable has the dimensions {rule}; there are {', '.join(source.all_dims)}"
-            f"{other_dims.reasons_text}"
+            f"{level_dims_finder.reasons_text}"
         )
     return variables
 
 
-def _levels(coordinate: xr.Variable, dim: str, level_units: str | None, origin: Path | str) -> tuple[np.ndarray, str]:
-    """Return level values and their units: those of the source, or `level_units`."""
+def _read_levels(
+    coordinate: xr.Variable, dim: str, level_units: str | None, origin: Path | str
+) -> tuple[np.ndarray, str]:
+    """Return level values and their units: those of the source, or `level_units`.
+
+    Raises:
+        DataError: if the values cannot be converted to `level_units`.
+    """
     if level_units is not None:
         return read_level_values(coordinate, dim, level_units, str(origin)), level_units
     units = str(coordinate.attrs.get("units", "hPa"))
     return coordinate.values, "model_level" if units == "1" else units
 
 
-def _rename_variables(source: Source, rename: Mapping[str, str]) -> dict[str, str]:
+def _rename_variables(source: StoredVariables, rename: Mapping[str, str]) -> dict[str, str]:
     """Return name in the source -> name in this package.
 
     A variable is left out if `rename` gives its name to another one.
+
+    Raises:
+        DataError: if the source does not have a renamed variable.
     """
     for name, source_name in rename.items():
         if source_name not in source.names:
@@ -297,22 +286,31 @@ def _rename_variables(source: Source, rename: Mapping[str, str]) -> dict[str, st
                 f"{did_you_mean(source_name, source.names)}"
             )
     renamed = {source_name: name for name, source_name in rename.items()}
-    return {name: renamed.get(name, name) for name in source.names if name in renamed or name not in rename}
+    new_names = {}
+    for name in source.names:
+        if name in renamed or name not in rename:
+            new_names[name] = renamed.get(name, name)
+    return new_names
 
 
-def _lead_minutes(source: Source, name: str) -> np.ndarray:
+def _read_lead_minutes(source: StoredVariables, name: str) -> np.ndarray:
+    """Return the lead times in minutes, int64.
+
+    Raises:
+        DataError: if there are none, or their units are unknown.
+    """
     if name not in source.names:
         raise DataError(f"{source.origin}: has no lead times ({name})")
     values = source.values(name)
     if values.dtype.kind == "m":
         return values.astype("timedelta64[m]").astype(np.int64)
     units = str(source.variable_attributes(name).get("units", "hours"))
-    if units not in _MINUTES:
-        raise DataError(f'{source.origin}: {name} is in "{units}", needs one of {", ".join(_MINUTES)}')
-    return np.rint(values.astype(np.float64) * _MINUTES[units]).astype(np.int64)
+    if units not in _MINUTES_PER_UNIT:
+        raise DataError(f'{source.origin}: {name} is in "{units}", needs one of {", ".join(_MINUTES_PER_UNIT)}')
+    return np.rint(values.astype(np.float64) * _MINUTES_PER_UNIT[units]).astype(np.int64)
 
 
-def _channel_names(
+def _build_channel_names(
     variables: Mapping[str, tuple[str, ...]], flat_names: Collection[str], levels: Mapping[str, tuple[np.ndarray, str]]
 ) -> list[str]:
     """Return the names of channels that `credit.channels.ChannelMap` gives.
@@ -329,7 +327,9 @@ def _channel_names(
             continue
         values, units = next(levels[dim] for dim in dims if dim in levels)
         for level in values:
-            short_name = f"{name}{level:g}"
+            channel_name = f"{name}{level:g}"
             # A variable without levels may have the same name: u10 is a wind at 10 m and u at 10 hPa.
-            names.append(f"{short_name}{units}" if short_name in flat_names else short_name)
+            if channel_name in flat_names:
+                channel_name += units
+            names.append(channel_name)
     return names

@@ -1,0 +1,204 @@
+"""Forecasts in a folder of netCDF files."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import netCDF4
+import numpy as np
+
+from credit.calendar import Calendar
+from credit.errors import DataError
+from credit.forecast.io.archive.base import ForecastArchive
+from credit.forecast.io.archive.metadata import ForecastMetadata
+from credit.forecast.io.archive.stored_variables import StoredVariables
+from credit.forecast.io.netcdf_files import LEADS, MEMBERS
+from credit.forecast.io.schema import INITIAL_FIELDS, MEMBER
+
+# (lead time in minutes, member) -> file, row along its time dimension. In a file of all members the member is 0.
+_Rows = dict[tuple[int, int], tuple[Path, int]]
+
+
+@dataclass(frozen=True)
+class _FileMetadata:
+    """Metadata of a netCDF file.
+
+    Attributes:
+        fields: variables, levels, lead times and grid.
+        calendar: calendar of the times.
+        initial_minutes: initial time in minutes.
+        member: number of the only member, 0 in a file of all members.
+        num_members: number of members in files of one member each, None for files of all members.
+        lead_minutes: lead times of the complete forecast in minutes, None in files of other programs.
+        checksum: checksum of the fields that the forecast starts from, None if there is none.
+    """
+
+    fields: ForecastMetadata
+    calendar: Calendar
+    initial_minutes: int
+    member: int
+    num_members: int | None
+    lead_minutes: list[int] | None
+    checksum: object
+
+
+def _read_metadata(path: Path, rename: Mapping[str, str], level_units: str | None, warn: bool) -> _FileMetadata:
+    """Return the metadata of a netCDF file.
+
+    Args:
+        path: path of the file.
+        rename: name of a variable in this package -> its name in the file.
+        level_units: units of the levels in the names of channels; None for those of the file.
+        warn: True to warn of variables that are left out.
+
+    Raises:
+        DataError: if the file is not a readable forecast.
+    """
+    try:
+        with netCDF4.Dataset(path) as dataset:
+            source = StoredVariables(path, dataset.variables, dataset.__dict__)
+            fields = ForecastMetadata(source, ("time",), "forecast_period", rename, level_units, warn=warn)
+            # These belong to one forecast, not to the run, so files of one run may differ in them.
+            checksum = fields.attributes.pop(INITIAL_FIELDS, None)
+            lead_text = fields.attributes.pop(LEADS, None)
+            has_one_member = MEMBER in dataset.variables and dataset[MEMBER].ndim == 0
+            num_members = None
+            if has_one_member:
+                num_members = fields.attributes.get(MEMBERS)
+            member = 0
+            if num_members is not None:
+                member = int(dataset[MEMBER][...])
+            reference = dataset["forecast_reference_time"]
+            calendar = Calendar(getattr(reference, "calendar", "standard"))
+            if "units" not in reference.ncattrs():
+                raise DataError(
+                    f'{path}: forecast_reference_time has no units; give it them, such as "hours since 1900-01-01", or '
+                    "write the forecast again"
+                )
+            initial_minutes = int(calendar.minutes_from_cf(reference[...], reference.units))
+    except (OSError, IndexError) as error:
+        raise DataError(f"{path}: is not a readable forecast ({error}); remove it") from error
+    lead_minutes = None
+    if lead_text is not None:
+        lead_minutes = [int(lead) for lead in str(lead_text).split(",")]
+    return _FileMetadata(fields, calendar, initial_minutes, member, num_members, lead_minutes, checksum)
+
+
+class NetcdfArchive(ForecastArchive):
+    """Forecasts of one run in netCDF files.
+
+    Args:
+        folder: folder of the files.
+        paths: paths of the files, at least one.
+        rename: name of a variable in this package -> its name in the files.
+        level_units: units of the levels in the names of channels; None for those of the files.
+
+    Raises:
+        DataError: if the files are of different runs, overlap, or lack a part of a forecast.
+    """
+
+    def __init__(self, folder: Path, paths: list[Path], rename: Mapping[str, str], level_units: str | None) -> None:
+        # Initial time in minutes -> rows of its files.
+        rows: dict[int, _Rows] = {}
+        # Initial time -> lead times and members of the complete forecast, if the files name them.
+        expected_rows: dict[int, set[tuple[int, int]]] = {}
+        checksums: dict[int, object] = {}
+        first: _FileMetadata | None = None
+        for path in paths:
+            file = _read_metadata(path, rename, level_units, warn=first is None)
+            first = first or file
+            initial = file.initial_minutes
+
+            # All files must be of one run, and those of a forecast of one analysis.
+            mismatch = first.fields.describe_mismatch(file.fields)
+            if mismatch:
+                raise DataError(f"{path}: {mismatch}, unlike {paths[0]}; remove the files of one of the runs")
+            if checksums.setdefault(initial, file.checksum) != file.checksum:
+                raise DataError(
+                    f"{path}: is of another analysis than the forecast's other files; run credit_rollout again, or "
+                    "remove the forecast's files"
+                )
+
+            # Each lead time and member is in one file only.
+            forecast_rows = rows.setdefault(initial, {})
+            for row, lead in enumerate(file.fields.lead_minutes.tolist()):
+                other_path, other_row = forecast_rows.setdefault((lead, file.member), (path, row))
+                if (other_path, other_row) != (path, row):
+                    raise DataError(f"{path}: has the same lead times as {other_path}; remove one of them")
+
+            num_members = file.num_members
+            if file.lead_minutes is not None:
+                members = range(num_members or 1)
+                expected_rows.setdefault(initial, set()).update(itertools.product(file.lead_minutes, members))
+        assert first is not None
+
+        # Every forecast is complete, and all have the same lead times and members.
+        _require_complete(rows, expected_rows, num_members, file.calendar)
+        example_rows = rows[min(rows)]
+        for forecast_rows in rows.values():
+            if forecast_rows.keys() != example_rows.keys():
+                path, _ = next(iter(forecast_rows.values()))
+                example_path, _ = next(iter(example_rows.values()))
+                raise DataError(
+                    f"{path}: the forecast has other lead times than that of {example_path}; run credit_rollout again, "
+                    "or remove the files of one of the runs"
+                )
+        self._rows = rows
+        self._file_members = range(num_members or 1)
+        leads = sorted({lead for lead, _ in example_rows})
+        super().__init__(folder, np.array(sorted(rows)), np.array(leads, dtype=np.int64), first.fields, file.calendar)
+        if num_members is not None:
+            self.members = int(num_members)
+
+    def _read_variables(self, initial_minutes: int, lead_index: int) -> list[np.ndarray]:
+        """See the base class."""
+        lead = int(self.lead_minutes[lead_index])
+        rows = self._rows[initial_minutes]
+        # One list of variables for each file.
+        variables_by_file = [self._read_file(*rows[lead, member]) for member in self._file_members]
+        if len(variables_by_file) == 1:
+            return variables_by_file[0]
+        return [np.stack(members) for members in zip(*variables_by_file, strict=True)]
+
+    def _read_file(self, path: Path, row: int) -> list[np.ndarray]:
+        """Return each variable of a file at one row of its time dimension."""
+        try:
+            with netCDF4.Dataset(path) as dataset:
+                return self._select(dataset, {"time": row}, path)
+        except (OSError, RuntimeError) as error:
+            raise DataError(f"{path}: cannot be read ({error})") from error
+
+
+def _require_complete(
+    rows: Mapping[int, _Rows],
+    expected_rows: Mapping[int, set[tuple[int, int]]],
+    num_members: int | None,
+    calendar: Calendar,
+) -> None:
+    """Refuse a forecast that an interrupted run left without the files of some lead times or members.
+
+    Args:
+        rows: initial time -> rows that the files have.
+        expected_rows: initial time -> rows of the complete forecast.
+        num_members: number of members in files of one member each, else None.
+        calendar: calendar of the times.
+
+    Raises:
+        DataError: naming the first missing lead time or member.
+    """
+    for initial, expected in expected_rows.items():
+        missing = sorted(expected - rows[initial].keys())
+        if missing:
+            lead, member = missing[0]
+            first_missing = f"{lead / 60:g} h"
+            if num_members is not None:
+                first_missing += f" of member {member}"
+            path, _ = next(iter(rows[initial].values()))
+            raise DataError(
+                f"{path}: of the forecast from {calendar.format(initial)} {len(missing)} of {len(expected)} lead times "
+                f"are missing, the first of them {first_missing}; run credit_rollout again, which completes it, or "
+                "remove its files"
+            )

@@ -1,0 +1,93 @@
+"""Forecasts in a zarr store of version 2 or 3, on disk or at a URL."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import xarray as xr
+
+from credit.calendar import Calendar
+from credit.data.formats.remote import is_remote, open_remote_store
+from credit.errors import DataError
+from credit.forecast.io.archive.base import ForecastArchive
+from credit.forecast.io.archive.metadata import ForecastMetadata
+from credit.forecast.io.archive.stored_variables import StoredVariables
+from credit.forecast.io.zarr_arrays import WRITTEN
+
+
+class ZarrArchive(ForecastArchive):
+    """Forecasts in a zarr store of this package or of WeatherBench 2.
+
+    Args:
+        path: path or URL of the store.
+        rename: name of a variable in this package -> its name in the store.
+        level_units: units of the levels in the names of channels; None for those of the store.
+        options: options of the file system of a URL.
+
+    Raises:
+        DataError: if the store cannot be read, or has no initial and lead times.
+    """
+
+    def __init__(
+        self, path: Path | str, rename: Mapping[str, str], level_units: str | None, options: Mapping[str, object]
+    ) -> None:
+        if is_remote(path):
+            variables, attributes = _open_remote_zarr(path, options)
+        else:
+            variables, attributes = _open_zarr(path)
+        # A directory lists the variables in any order. Sorted, all processes have the channels in the same order.
+        source = StoredVariables(path, dict(sorted(variables.items())), attributes)
+        # The names of the time dimensions are those of inference.layout: cf, else weatherbench2.
+        if "init_time" in source.names:
+            init, lead = ("init_time", "lead_time")
+        else:
+            init, lead = ("time", "prediction_timedelta")
+        if init not in source.names:
+            raise DataError(f"{path}: has neither init_time and lead_time nor time and prediction_timedelta")
+        metadata = ForecastMetadata(source, (init, lead), lead, rename, level_units)
+        init_attributes = source.variable_attributes(init)
+        if "units" not in init_attributes:
+            raise DataError(f'{path}: {init} has no units such as "hours since 1900-01-01"')
+        calendar = Calendar(str(init_attributes.get("calendar", "standard")))
+        initial_minutes = calendar.minutes_from_cf(source.values(init), str(init_attributes["units"]))
+        self._source = variables
+        self._leading_dims = (init, lead)
+        self._init_index = {int(minutes): index for index, minutes in enumerate(initial_minutes)}
+        is_complete = np.ones(len(initial_minutes), dtype=bool)
+        if WRITTEN in source.names:
+            # A store that is being extended gets its initial times last, so it may have more marks than times.
+            is_complete = source.values(WRITTEN).astype(bool)[: len(initial_minutes)]
+        super().__init__(path, np.sort(initial_minutes[is_complete]), metadata.lead_minutes, metadata, calendar)
+
+    def _read_variables(self, initial_minutes: int, lead_index: int) -> list[np.ndarray]:
+        """See the base class."""
+        init, lead = self._leading_dims
+        position = {init: self._init_index[initial_minutes], lead: lead_index}
+        return self._select(self._source, position, self.origin)
+
+
+def _open_zarr(path: Path) -> tuple[Mapping[str, xr.Variable], Mapping[str, object]]:
+    """Return the variables and global attributes of a store on disk.
+
+    Raises:
+        DataError: if it cannot be read.
+    """
+    try:
+        # A dataset would require arrays of equal length, which differ for a moment while a store is extended.
+        variables, attributes = xr.backends.ZarrStore.open_group(path, consolidated=False).load()
+        decoded_variables, decoded_attributes, _ = xr.conventions.decode_cf_variables(
+            variables, attributes, decode_times=False, decode_timedelta=False
+        )
+        return decoded_variables, decoded_attributes
+    except (OSError, ValueError, KeyError) as error:
+        raise DataError(f"{path}: cannot be read as zarr ({error})") from error
+
+
+def _open_remote_zarr(
+    url: str, options: Mapping[str, object]
+) -> tuple[Mapping[str, xr.Variable], Mapping[str, object]]:
+    """Return the variables and global attributes of a store at a URL."""
+    dataset = open_remote_store(url, options, decode_times=False, decode_timedelta=False, chunks=None, cache=False)
+    return dataset.variables, dataset.attrs
