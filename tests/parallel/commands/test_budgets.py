@@ -20,8 +20,8 @@ def test_tensor_peers_train_as_one_process(tmp_path: Path) -> None:
     config = str(write_air(tmp_path))
     assert main(["train", config, *STEADY, f"save_loc={tmp_path}/one"]) == 0
     launch("credit.cli.main", 2, "train", config, *STEADY, "trainer.parallelism.tensor=2", f"save_loc={tmp_path}/split")
-    one, split = rows(tmp_path / "one"), rows(tmp_path / "split")
-    assert [row[0] for row in split] == [1, 2, 3, 4, 5, 6]
-    for (step, _, loss, norm, _), (_, _, other, other_norm, _) in zip(one, split, strict=True):
-        assert other == pytest.approx(loss, rel=1e-5), step
-        assert other_norm == pytest.approx(norm, rel=1e-4), step
+    rows_of_one, rows_of_split = rows(tmp_path / "one"), rows(tmp_path / "split")
+    assert [row[0] for row in rows_of_split] == [1, 2, 3, 4, 5, 6]
+    for (step, _, loss, norm, _), (_, _, split_loss, split_norm, _) in zip(rows_of_one, rows_of_split, strict=True):
+        assert split_loss == pytest.approx(loss, rel=1e-5), step
+        assert split_norm == pytest.approx(norm, rel=1e-4), step

@@ -19,10 +19,10 @@ def test_two_ranks_train_from_a_source(small_run: Path, command) -> None:
     assert command("train", "config.yml", "save_loc=file", *SHORT).returncode == 0
     ranks = ("trainer.train_batch_size=2", "plugins=[lab_archive, tests.parallel.commands.forbid_large_gathers]")
     launch("credit.cli.main", 2, "train", "own.yml", "save_loc=own", *SHORT, *ranks)
-    one, two = rows(Path("file")), rows(Path("own"))
-    assert len(two) == len(one) == 3
-    for (_, _, loss, norm, _), (_, _, other, other_norm, _) in zip(one, two, strict=True):
-        assert other == pytest.approx(loss, rel=1e-5) and other_norm == pytest.approx(norm, rel=1e-4)
+    rows_of_file, rows_of_source = rows(Path("file")), rows(Path("own"))
+    assert len(rows_of_source) == len(rows_of_file) == 3
+    for (_, _, loss, norm, _), (_, _, source_loss, source_norm, _) in zip(rows_of_file, rows_of_source, strict=True):
+        assert source_loss == pytest.approx(loss, rel=1e-5) and source_norm == pytest.approx(norm, rel=1e-4)
     # what a rank that does not look at it cannot read is said by all
     (small_run / "archive" / "2000011006.npz").write_bytes(b"PK")
     with pytest.raises(AssertionError, match=r"data.sources.0 \(npz_archive\): read.*2000-01-10 06:00:00"):

@@ -22,19 +22,19 @@ COMMON = (
 def test_two_ranks_see_what_one_process_sees(small_run: Path) -> None:
     config = str(small_run / "config.yml")
     assert main(["train", config, *COMMON, "trainer.train_batch_size=8", f"save_loc={small_run}/one"]) == 0
-    one = read_preview_scores(small_run / "one")
-    assert sorted(one) == [2]
+    scores_of_one = read_preview_scores(small_run / "one")
+    assert sorted(scores_of_one) == [2]
     for name, overrides in {
         "sharded": ("trainer.train_batch_size=4",),
         "split": ("trainer.train_batch_size=8", "trainer.parallelism.tensor=2"),
     }.items():
         launch("credit.cli.main", 2, "train", config, *COMMON, *overrides, f"save_loc={small_run}/{name}")
-        many = read_preview_scores(small_run / name)
-        assert many.keys() == one.keys()
+        scores_of_two = read_preview_scores(small_run / name)
+        assert scores_of_two.keys() == scores_of_one.keys()
         # two steps of training lie behind them
-        assert many[2] == pytest.approx(one[2], rel=1e-4), name
-        persistence = {key: value for key, value in one[2].items() if key.startswith("persistence")}
-        assert {key: many[2][key] for key in persistence} == pytest.approx(persistence, rel=1e-12)
+        assert scores_of_two[2] == pytest.approx(scores_of_one[2], rel=1e-4), name
+        persistence = {key: value for key, value in scores_of_one[2].items() if key.startswith("persistence")}
+        assert {key: scores_of_two[2][key] for key in persistence} == pytest.approx(persistence, rel=1e-12)
         assert {path.name for path in (small_run / name / "figures").iterdir()} == {
             "early_rmse.png", "early_map_z500.png", "early_map_rain.png",
         }  # fmt: skip

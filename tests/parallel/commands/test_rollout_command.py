@@ -39,7 +39,7 @@ def forecast(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def on_two_ranks(folder: Path, name: str, *overrides: str) -> str:
+def rollout_on_two_ranks(folder: Path, name: str, *overrides: str) -> str:
     arguments = ["rollout", str(folder / "config.yml"), *FORECASTS, f"inference.folder={name}", *overrides]
     return launch("credit.cli.main", 2, *arguments)
 
@@ -50,35 +50,38 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 def test_many_ranks_write_what_one_process_writes(forecast: Path) -> None:
     run = forecast / "run"
-    said = on_two_ranks(forecast, "dealt")
-    assert "rank 0: 2 forecasts written" in said and "rank 1: 1 forecasts written" in said
+    output = rollout_on_two_ranks(forecast, "dealt")
+    assert "rank 0: 2 forecasts written" in output and "rank 1: 1 forecasts written" in output
     assert contents(run / "dealt") == contents(run / "one")
-    apart = "inference.split=member"
-    assert main(["rollout", str(forecast / "config.yml"), *FORECASTS, "inference.folder=members", apart]) == 0
-    on_two_ranks(forecast, "members_dealt", apart)
+    split_option = "inference.split=member"
+    assert main(["rollout", str(forecast / "config.yml"), *FORECASTS, "inference.folder=members", split_option]) == 0
+    rollout_on_two_ranks(forecast, "members_dealt", split_option)
     assert contents(run / "members_dealt") == contents(run / "members") and len(contents(run / "members")) == 9
-    one = open_forecasts(run / "one")
+    one_process = open_forecasts(run / "one")
     for name, overrides in {
         "split": ("inference.parallelism.tensor=2",),
         "sharded": ("inference.parallelism.shard=true", "inference.format=zarr"),
     }.items():
-        on_two_ranks(forecast, name, *overrides)
-        many = open_forecasts(run / name)
-        assert many.initial_minutes.tolist() == one.initial_minutes.tolist()
-        order = [many.channel_names.index(channel) for channel in one.channel_names]
-        for initial in one.initial_minutes.tolist():
-            for number in range(len(one.lead_minutes)):
-                expected, read = one.read_members(initial, number), many.read_members(initial, number)[:, order]
+        rollout_on_two_ranks(forecast, name, *overrides)
+        two_ranks = open_forecasts(run / name)
+        assert two_ranks.initial_minutes.tolist() == one_process.initial_minutes.tolist()
+        order = [two_ranks.channel_names.index(channel) for channel in one_process.channel_names]
+        for initial in one_process.initial_minutes.tolist():
+            for number in range(len(one_process.lead_minutes)):
+                expected, read = (
+                    one_process.read_members(initial, number),
+                    two_ranks.read_members(initial, number)[:, order],
+                )
                 scale = np.abs(expected).max(axis=(0, 2, 3), keepdims=True)
                 assert (np.abs(read - expected) / scale).max() < 1e-5, f"{name} {initial} {number}"
 
 
 def test_a_rank_without_work_keeps_up_with_lagged_members(forecast: Path) -> None:
     """Members with a lag take more steps, and every step gathers the sharded weights of all ranks."""
-    lagged = "inference.ensemble={members: 3, lagged: 6h}"
-    one = ["rollout", str(forecast / "config.yml"), *FORECASTS, lagged, "inference.folder=lagged"]
-    assert main(one) == 0
-    on_two_ranks(forecast, "lagged_shared", lagged, "inference.parallelism.shard=true")
+    ensemble_option = "inference.ensemble={members: 3, lagged: 6h}"
+    one_process = ["rollout", str(forecast / "config.yml"), *FORECASTS, ensemble_option, "inference.folder=lagged"]
+    assert main(one_process) == 0
+    rollout_on_two_ranks(forecast, "lagged_shared", ensemble_option, "inference.parallelism.shard=true")
     alone, shared = (open_forecasts(forecast / "run" / name) for name in ("lagged", "lagged_shared"))
     assert shared.initial_minutes.tolist() == alone.initial_minutes.tolist() and len(alone.initial_minutes) == 3
     for initial in alone.initial_minutes.tolist():
@@ -113,38 +116,49 @@ def test_killed_and_started_again_gives_the_same_files(forecast: Path) -> None:
         while not list((run / "killed").glob("*")) and process.poll() is None and time.monotonic() < deadline:
             time.sleep(0.005)
         os.killpg(process.pid, signal.SIGKILL)
-    whole = contents(run / "one")
-    left = {name: found for name, found in contents(run / "killed").items() if name.endswith(".nc")}
-    assert left.items() <= whole.items(), "a file that has its name is whole"
-    on_two_ranks(forecast, "killed")
-    assert {name: found for name, found in contents(run / "killed").items() if name.endswith(".nc")} == whole
+    expected_files = contents(run / "one")
+    finished_files = {name: content for name, content in contents(run / "killed").items() if name.endswith(".nc")}
+    assert finished_files.items() <= expected_files.items(), "a file that has its name is whole"
+    rollout_on_two_ranks(forecast, "killed")
+    assert {
+        name: content for name, content in contents(run / "killed").items() if name.endswith(".nc")
+    } == expected_files
     assert not list((run / "killed").glob("*.part*"))
 
 
 def test_scores_do_not_depend_on_files_or_ranks(forecast: Path) -> None:
     run = forecast / "run"
-    drawn = f"verification.animate=[{open_forecasts(run / 'one').channel_names[0]}]"
-    assert main(["verify", str(forecast / "config.yml"), *FORECASTS, "inference.folder=one", drawn]) == 0
+    animation_option = f"verification.animate=[{open_forecasts(run / 'one').channel_names[0]}]"
+    assert main(["verify", str(forecast / "config.yml"), *FORECASTS, "inference.folder=one", animation_option]) == 0
     table, expected, pictures = (run / "scores.csv").read_bytes(), scores(run), pictures_of_the_example(run)
     assert len(pictures) > 2
     for overrides in ((), ("inference.parallelism.tensor=2",)):
         (run / "scores.csv").unlink()
-        launch("credit.cli.main", 2, "verify", str(forecast / "config.yml"), *FORECASTS, "--online", drawn, *overrides)
-        found = scores(run)
-        assert found.keys() == expected.keys()
+        launch(
+            "credit.cli.main",
+            2,
+            "verify",
+            str(forecast / "config.yml"),
+            *FORECASTS,
+            "--online",
+            animation_option,
+            *overrides,
+        )
+        content = scores(run)
+        assert content.keys() == expected.keys()
         assert pictures_of_the_example(run).keys() == pictures.keys()
         if not overrides:
             assert (run / "scores.csv").read_bytes() == table
             assert pictures_of_the_example(run) == pictures
-        for place, value in expected.items():
-            if ":" not in place[4]:  # an event's, where a cell on the threshold may change sides
-                assert found[place] == pytest.approx(value, rel=1e-3, abs=1e-6), place
+        for key, value in expected.items():
+            if ":" not in key[4]:  # an event's, where a cell on the threshold may change sides
+                assert content[key] == pytest.approx(value, rel=1e-3, abs=1e-6), key
 
 
 def pictures_of_the_example(folder: Path) -> dict[str, bytes]:
     """Return the files of the example's pictures."""
     kinds = ("maps", "hovmoeller", "animation")
-    return {name: own for name, own in contents(folder / "figures").items() if name.startswith(kinds)}
+    return {name: content for name, content in contents(folder / "figures").items() if name.startswith(kinds)}
 
 
 def scores(folder: Path) -> dict[tuple[str, ...], float]:

@@ -29,15 +29,15 @@ def train(folder: Path, ranks: int, *overrides: str) -> str:
     if ranks > 1:
         return launch("credit.cli.main", ranks, *arguments)
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)}
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-m", "credit.cli.main", *arguments],
         env=environment,
         capture_output=True,
         text=True,
         timeout=300,
     )
-    assert done.returncode == 0, done.stderr
-    return done.stderr
+    assert process.returncode == 0, process.stderr
+    return process.stderr
 
 
 def test_start_is_frugal_enough_for_a_thousand_ranks(small_run: Path) -> None:
@@ -53,11 +53,11 @@ def test_start_is_frugal_enough_for_a_thousand_ranks(small_run: Path) -> None:
 
 def test_rank_0_looks_at_the_store_and_each_copies_to_its_own_disk(small_run: Path, command: Callable) -> None:
     store = f"data.store={small_run}/store.zarr"
-    done = command("preprocess", small_run / "config.yml", store)
-    assert done.returncode == 0, done.stderr
-    near = ("data.cache=disk", f"data.cache_folder={small_run}/near_$RANK")
-    train(small_run, 2, store, *near, "trainer.max_steps=1", "plugins=[tests.parallel.commands.forbid_large_gathers]",
-          f"save_loc={small_run}/run")  # fmt: skip
+    process = command("preprocess", small_run / "config.yml", store)
+    assert process.returncode == 0, process.stderr
+    cache_options = ("data.cache=disk", f"data.cache_folder={small_run}/near_$RANK")
+    plugin = "plugins=[tests.parallel.commands.forbid_large_gathers]"
+    train(small_run, 2, store, *cache_options, "trainer.max_steps=1", plugin, f"save_loc={small_run}/run")
     assert len(rows(small_run / "run")) == 1
     copies = [{path.name for path in (small_run / f"near_{rank}").glob("credit_store.zarr_*/*")} for rank in (0, 1)]
     assert all(copies) and copies[0] != copies[1]
@@ -74,26 +74,26 @@ def test_a_run_wanders_over_meshes(small_run: Path) -> None:
         (2, 16, ("trainer.train_batch_size=2", "trainer.parallelism.data=ddp")),
     ]
     for ranks, steps, overrides in parts:
-        said = train(small_run, ranks, f"trainer.max_steps={steps}", f"save_loc={small_run}/many", *overrides)
-    assert "grad_accum_every is 2 instead of 1" in said
-    one, many = rows(small_run / "one"), rows(small_run / "many")
-    assert [row[:2] for row in many] == [row[:2] for row in one]
-    for (step, _, loss, norm, _), (_, _, other, other_norm, _) in zip(one, many, strict=True):
+        output = train(small_run, ranks, f"trainer.max_steps={steps}", f"save_loc={small_run}/many", *overrides)
+    assert "grad_accum_every is 2 instead of 1" in output
+    rows_of_one, rows_of_many = rows(small_run / "one"), rows(small_run / "many")
+    assert [row[:2] for row in rows_of_many] == [row[:2] for row in rows_of_one]
+    for (step, _, loss, norm, _), (_, _, many_loss, many_norm, _) in zip(rows_of_one, rows_of_many, strict=True):
         # the first five steps within 1e-5, then rounding grows
-        assert other == pytest.approx(loss, rel=1e-5 if step <= 5 else 1e-3), step
-        assert other_norm == pytest.approx(norm, rel=1e-4 if step <= 5 else 1e-2), step
+        assert many_loss == pytest.approx(loss, rel=1e-5 if step <= 5 else 1e-3), step
+        assert many_norm == pytest.approx(norm, rel=1e-4 if step <= 5 else 1e-2), step
     logs = [(small_run / run / "metrics.jsonl").read_text().splitlines() for run in ("one", "many")]
     scores = [[json.loads(line)["valid"] for line in log if '"valid"' in line] for log in logs]
     assert len(scores[0]) == len(scores[1]) == 4
-    for first, second in zip(*scores, strict=True):
-        assert second == pytest.approx(first, rel=1e-3)
+    for scores_of_one, scores_of_many in zip(*scores, strict=True):
+        assert scores_of_many == pytest.approx(scores_of_one, rel=1e-3)
 
 
 def test_a_killed_rank_restarts_all_of_them(small_run: Path) -> None:
     """Under ``torchrun --max-restarts`` the run resumes by itself and ends with the same losses."""
     overrides = ("trainer.max_steps=10", "trainer.train_batch_size=4", "trainer.parallelism.tensor=2")
     train(small_run, 2, *overrides, f"save_loc={small_run}/whole")
-    with started(small_run, *overrides, f"save_loc={small_run}/killed", restarts=1) as process:
+    with start_two_ranks(small_run, *overrides, f"save_loc={small_run}/killed", restarts=1) as process:
         wait_for_row(small_run / "killed", 6, process)
         os.kill(rank_pid(f"save_loc={small_run}/killed", 1), signal.SIGKILL)
     assert rows(small_run / "killed") == rows(small_run / "whole")
@@ -102,7 +102,7 @@ def test_a_killed_rank_restarts_all_of_them(small_run: Path) -> None:
 def test_a_file_stops_all_ranks(small_run: Path) -> None:
     """STOP ends all ranks at one step, with a checkpoint and an exit code that torchrun takes for success."""
     overrides = ("trainer.max_steps=400", "trainer.validate_every=400")
-    with started(small_run, *overrides) as process:
+    with start_two_ranks(small_run, *overrides) as process:
         wait_for_row(small_run / "run", 5, process)
         (small_run / "run" / "STOP").touch()
     status = json.loads((small_run / "run" / "STATUS").read_text())
@@ -111,7 +111,7 @@ def test_a_file_stops_all_ranks(small_run: Path) -> None:
 
 
 @contextmanager
-def started(folder: Path, *overrides: str, restarts: int = 0) -> Iterator[subprocess.Popen]:
+def start_two_ranks(folder: Path, *overrides: str, restarts: int = 0) -> Iterator[subprocess.Popen]:
     """Start the run on two ranks; on leaving, wait for its good end, but never for ever."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2",
                f"--max-restarts={restarts}", "-m", "credit.cli.main", "train", str(folder / "config.yml"), *STEADY,

@@ -17,12 +17,12 @@ from credit.parallel.reduce import clip_grad_norm_
 from tests.parallel.fsdp2_api.example_models import (
     WIDTH,
     Block,
-    built,
+    build_seeded,
+    describe_error,
     gradients,
-    raised,
+    mean_square_loss,
     require_close,
     samples,
-    squares,
 )
 from tests.parallel.fsdp2_api.gradient_cases import case
 
@@ -63,38 +63,38 @@ def distribute_with_gradients(model: nn.Module, name: str) -> None:
     tensor_ranks = shape[-1] if "tp" in axes else 1
     num_data_ranks = 4 // tensor_ranks
     share = samples().chunk(num_data_ranks)[dist.get_rank() // tensor_ranks]
-    squares(model, share).backward()
+    mean_square_loss(model, share).backward()
 
 
 @case
 def clipping_equals_one_process_on_every_mesh() -> None:
-    alone = built(build_model)
-    squares(alone, samples()).backward()
+    alone = build_seeded(build_model)
+    mean_square_loss(alone, samples()).backward()
     for name in MESHES:
         for max_norm in (0.01, 1e6):
-            reference = copy.deepcopy(alone)
-            for parameter, source in zip(reference.parameters(), alone.parameters(), strict=True):
+            reference_gradients = copy.deepcopy(alone)
+            for parameter, source in zip(reference_gradients.parameters(), alone.parameters(), strict=True):
                 parameter.grad = source.grad.clone()
-            expected_norm = nn.utils.clip_grad_norm_(reference.parameters(), max_norm)
-            model = built(build_model)
+            expected_norm = nn.utils.clip_grad_norm_(reference_gradients.parameters(), max_norm)
+            model = build_seeded(build_model)
             distribute_with_gradients(model, name)
             norm = clip_grad_norm_(model.parameters(), max_norm)
             assert torch.isclose(norm, expected_norm, rtol=1e-5), f"{name}: {norm} is not {expected_norm}"
-            require_close(gradients(model), gradients(reference))
+            require_close(gradients(model), gradients(reference_gradients))
 
 
 @case
 def clipping_plain_gradients_that_all_ranks_hold() -> None:
-    model = built(build_model).double()
-    squares(model, samples().double()).backward()
-    reference = copy.deepcopy(model)
-    for parameter, source in zip(reference.parameters(), model.parameters(), strict=True):
+    model = build_seeded(build_model).double()
+    mean_square_loss(model, samples().double()).backward()
+    reference_gradients = copy.deepcopy(model)
+    for parameter, source in zip(reference_gradients.parameters(), model.parameters(), strict=True):
         parameter.grad = source.grad.clone()
-    expected_norm = nn.utils.clip_grad_norm_(reference.parameters(), 0.01)
+    expected_norm = nn.utils.clip_grad_norm_(reference_gradients.parameters(), 0.01)
     norm = clip_grad_norm_(model.parameters(), 0.01)
     assert norm.dtype == torch.float64
     torch.testing.assert_close(norm, expected_norm, rtol=1e-12, atol=0)
-    require_close(gradients(model), gradients(reference), tolerance=1e-12)
+    require_close(gradients(model), gradients(reference_gradients), tolerance=1e-12)
 
 
 @case
@@ -114,12 +114,12 @@ def clipping_counts_terms_of_a_sum_as_their_sum() -> None:
 def clipping_refuses_a_norm_that_is_not_finite_on_every_rank() -> None:
     """The NaN lies in the part of one rank; all ranks raise, and no gradient has changed."""
     for name in MESHES:
-        model = built(build_model)
+        model = build_seeded(build_model)
         distribute_with_gradients(model, name)
         before = [local_shard(parameter.grad).clone() for parameter in model.parameters()]
         if dist.get_rank() == 3:
             local_shard(model[1].up.weight.grad).view(-1)[0] = torch.nan
-        message = raised(partial(clip_grad_norm_, model.parameters(), 1.0, error_if_nonfinite=True))
+        message = describe_error(partial(clip_grad_norm_, model.parameters(), 1.0, error_if_nonfinite=True))
         assert message.startswith("RuntimeError: the gradient norm is nan"), f"{name}: {message}"
         for parameter, gradient in zip(model.parameters(), before, strict=True):
             gradient_now = local_shard(parameter.grad)

@@ -18,9 +18,17 @@ from credit.parallel.blocks.marks import strip_wrapper_prefixes
 from credit.parallel.mesh import build_mesh, plan_degrees
 from credit.parallel.parallelize import parallelize
 from credit.train.build.model import compile_blocks
-from tests.parallel.fsdp2_api.example_models import WIDTH, Planned, built, gradients, require_close, samples, squares
+from tests.parallel.fsdp2_api.example_models import (
+    WIDTH,
+    Planned,
+    build_seeded,
+    gradients,
+    mean_square_loss,
+    require_close,
+    samples,
+)
 from tests.parallel.fsdp2_api.gradient_cases import case
-from tests.parallel.training.cases import whole
+from tests.parallel.training.cases import to_full_tensor
 
 HEADS = 4
 
@@ -85,7 +93,7 @@ def split_and_compiled() -> None:
     for build in (build_vit, build_adapted_vit):
         for checkpoint in (True, "selective"):
             torch._dynamo.reset()
-            model = built(build)
+            model = build_seeded(build)
             alone = copy.deepcopy(model)
             parallelize(
                 model,
@@ -95,10 +103,10 @@ def split_and_compiled() -> None:
             )
             for seed in (1, 2):
                 share = samples(seed).chunk(2)[mesh.data_rank]
-                for each, x in ((alone, samples(seed)), (model, share)):
-                    each.train().zero_grad()
-                    spectral_norm.advance_power_iterations(each)
-                    (squares(each, x) + squares(each, 2 * x)).backward()
+                for compared_model, x in ((alone, samples(seed)), (model, share)):
+                    compared_model.train().zero_grad()
+                    spectral_norm.advance_power_iterations(compared_model)
+                    (mean_square_loss(compared_model, x) + mean_square_loss(compared_model, 2 * x)).backward()
                 require_close(gradients(model), gradients(alone))
                 with torch.no_grad():
                     require_close({"output": model(share)}, {"output": alone(share)})
@@ -136,23 +144,23 @@ def plan_above_sharding_units() -> None:
     mesh = build_mesh(plan_degrees(ParallelismConfig(tensor=2), 4), dist.get_rank(), "cpu")
     for checkpoint in (False, True, "selective"):
         for together in (False, True):
-            model = built(build_planned_stages)
+            model = build_seeded(build_planned_stages)
             alone = copy.deepcopy(model)
             parallelize(model, mesh.device_mesh, checkpoint=checkpoint)
             if together:
                 # what a trainer does on a GPU
                 spectral_norm.normalize_together(model, by_unit=True)
             for seed in (1, 2):
-                for each, x in ((alone, samples(seed)), (model, samples(seed).chunk(2)[mesh.data_rank])):
-                    spectral_norm.advance_power_iterations(each)
-                    each.zero_grad()
-                    (squares(each, x) + squares(each, 2 * x)).backward()
+                for compared_model, x in ((alone, samples(seed)), (model, samples(seed).chunk(2)[mesh.data_rank])):
+                    spectral_norm.advance_power_iterations(compared_model)
+                    compared_model.zero_grad()
+                    (mean_square_loss(compared_model, x) + mean_square_loss(compared_model, 2 * x)).backward()
                 require_close(gradients(model), gradients(alone))
-            moved, expected = (
+            later_vectors, expected = (
                 {
-                    strip_wrapper_prefixes(name): whole(vector)
-                    for name, vector in spectral_norm.singular_vectors(each).items()
+                    strip_wrapper_prefixes(name): to_full_tensor(vector)
+                    for name, vector in spectral_norm.singular_vectors(compared_model).items()
                 }
-                for each in (model, alone)
+                for compared_model in (model, alone)
             )
-            require_close(moved, expected)
+            require_close(later_vectors, expected)

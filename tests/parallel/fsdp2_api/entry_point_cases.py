@@ -21,9 +21,9 @@ from tests.parallel.fsdp2_api.example_models import (
     Note,
     Outer,
     TwoTypes,
-    built,
+    build_seeded,
     gradients,
-    mine,
+    local_share,
     require_close,
 )
 from tests.parallel.fsdp2_api.gradient_cases import CHECKPOINTED, case, require_same_gradients
@@ -41,7 +41,7 @@ def rolled(model: nn.Module, x: Tensor) -> Tensor:
 @case
 def entry_points_are_computed_again() -> None:
     for conf, calls in (({}, 8), (CHECKPOINTED, 16), (SELECTIVE, 16)):
-        model = built(Coders)
+        model = build_seeded(Coders)
         with warnings.catch_warnings(action="error"):
             require_same_gradients(model, None, conf, rolled)
         # a reference that was copied before sharding counts its own calls
@@ -60,7 +60,7 @@ def hooked_spectral_norm_of_entry_points() -> None:
         return model
 
     for conf in ({}, CHECKPOINTED, SELECTIVE):
-        require_same_gradients(built(normalised), None, conf, rolled)
+        require_same_gradients(build_seeded(normalised), None, conf, rolled)
 
 
 class Parts(nn.Module):
@@ -104,7 +104,7 @@ def changed_in_place(model: nn.Module, x: Tensor) -> Tensor:
 def views_may_be_returned() -> None:
     for conf in ({}, CHECKPOINTED, SELECTIVE):
         with warnings.catch_warnings(action="error"):
-            require_same_gradients(built(Views), None, conf, changed_in_place)
+            require_same_gradients(build_seeded(Views), None, conf, changed_in_place)
 
 
 @case
@@ -120,7 +120,7 @@ def the_model_of_the_documentation() -> None:
     changed_in_place(alone, x).backward()
     with warnings.catch_warnings(action="error"):
         fsdp2.apply_fsdp2(model, None, {})
-        changed_in_place(model, mine(x)).backward()
+        changed_in_place(model, local_share(x)).backward()
     require_close(gradients(model), gradients(alone))
 
 
@@ -132,4 +132,4 @@ def selective_around_sharding_units() -> None:
         return nn.Sequential(nn.Linear(WIDTH, WIDTH), TwoTypes(), nn.Linear(WIDTH, WIDTH))
 
     for build in (lambda: nn.Sequential(Outer(), Outer()), mixed):
-        require_same_gradients(built(build), None, SELECTIVE, rolled)
+        require_same_gradients(build_seeded(build), None, SELECTIVE, rolled)

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from credit.parallel.blocks.marks import strip_wrapper_prefixes
-from tests.parallel.training.cases import whole
+from tests.parallel.training.cases import to_full_tensor
 
 WIDTH, SAMPLES = 8, 8
 
@@ -244,7 +244,7 @@ class Coders(nn.Module):
         return x.flatten(1).unflatten(1, (3, WIDTH))
 
 
-def built(kind: Callable[[], nn.Module], seed: int = 0) -> nn.Module:
+def build_seeded(kind: Callable[[], nn.Module], seed: int = 0) -> nn.Module:
     """Return a model with the same weights wherever it is built."""
     torch.manual_seed(seed)
     return kind()
@@ -255,41 +255,47 @@ def samples(seed: int = 1) -> Tensor:
     return torch.randn(SAMPLES, 3, WIDTH, generator=torch.Generator().manual_seed(seed))
 
 
-def mine(batch: Tensor) -> Tensor:
+def local_share(batch: Tensor) -> Tensor:
     """Return this rank's share of a batch."""
     return batch.chunk(dist.get_world_size())[dist.get_rank()] if dist.is_initialized() else batch
 
 
 def gradients(model: nn.Module) -> dict[str, Tensor]:
     """Return the whole gradients by plain name; collective where the model is sharded."""
-    return {strip_wrapper_prefixes(name): whole(p.grad) for name, p in model.named_parameters() if p.grad is not None}
+    return {
+        strip_wrapper_prefixes(name): to_full_tensor(p.grad)
+        for name, p in model.named_parameters()
+        if p.grad is not None
+    }
 
 
 def weights(model: nn.Module) -> dict[str, Tensor]:
     """Return the whole weights by plain name; collective where the model is sharded."""
-    return {strip_wrapper_prefixes(name): whole(p) for name, p in model.named_parameters()}
+    return {strip_wrapper_prefixes(name): to_full_tensor(p) for name, p in model.named_parameters()}
 
 
-def reference(model: nn.Module, loss: Callable[[nn.Module, Tensor], Tensor], seed: int = 1) -> dict[str, Tensor]:
+def reference_gradients(
+    model: nn.Module, loss: Callable[[nn.Module, Tensor], Tensor], seed: int = 1
+) -> dict[str, Tensor]:
     """Return the gradients of a copy of `model` on the whole batch in one process."""
     alone = copy.deepcopy(model)
     loss(alone, samples(seed)).backward()
     return gradients(alone)
 
 
-def squares(model: nn.Module, x: Tensor) -> Tensor:
+def mean_square_loss(model: nn.Module, x: Tensor) -> Tensor:
     """Return the usual loss."""
     return model(x).float().square().mean()
 
 
 def take_step(model: nn.Module, optimizer: torch.optim.Optimizer, seed: int) -> None:
     """Take one optimizer step on the ranks' shares of a batch."""
-    squares(model, mine(samples(seed))).backward()
+    mean_square_loss(model, local_share(samples(seed))).backward()
     optimizer.step()
     optimizer.zero_grad()
 
 
-def raised(call: Callable[[], Any]) -> str:
+def describe_error(call: Callable[[], Any]) -> str:
     """Return the type and text of what `call` raises."""
     try:
         call()

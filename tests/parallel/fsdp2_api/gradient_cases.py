@@ -37,18 +37,18 @@ from tests.parallel.fsdp2_api.example_models import (
     Planned,
     Reversed,
     TwoTypes,
-    built,
+    build_seeded,
+    describe_error,
     gradients,
-    mine,
-    raised,
-    reference,
+    local_share,
+    mean_square_loss,
+    reference_gradients,
     require_close,
     samples,
-    squares,
     take_step,
     weights,
 )
-from tests.parallel.training.cases import whole
+from tests.parallel.training.cases import to_full_tensor
 from tests.unit.models.small import SETTINGS
 
 CHECKPOINTED = {"trainer": {"activation_checkpoint": True}}
@@ -62,18 +62,20 @@ def case(function: Callable[[], None]) -> Callable[[], None]:
     return function
 
 
-def require_same_gradients(model: nn.Module, mesh: Any, conf: dict, loss: Callable = squares, tolerance: float = 1e-5):
+def require_same_gradients(
+    model: nn.Module, mesh: Any, conf: dict, loss: Callable = mean_square_loss, tolerance: float = 1e-5
+):
     """Shard `model` and compare its gradients of the ranks' shares with those of the whole batch in one process."""
-    expected = reference(model, loss)
+    expected = reference_gradients(model, loss)
     assert fsdp2.apply_fsdp2(model, mesh, conf) is model
-    loss(model, mine(samples())).backward()
+    loss(model, local_share(samples())).backward()
     require_close(gradients(model), expected, tolerance)
 
 
 @case
 def conf_may_lack_anything() -> None:
     for conf in ({}, {"trainer": None, "model": {}}, {"trainer": {"amp": False}, "data": {"x": 1}}, CHECKPOINTED):
-        require_same_gradients(built(Net), None, conf)
+        require_same_gradients(build_seeded(Net), None, conf)
 
 
 @case
@@ -81,15 +83,15 @@ def every_kind_of_mesh() -> None:
     two = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
     part = init_device_mesh("cpu", (4, 1), mesh_dim_names=("dp", "tp"))["dp"]
     for mesh in (two, init_device_mesh("cpu", (4,)), part):
-        model = built(Net)
+        model = build_seeded(Net)
         require_same_gradients(model, mesh, CHECKPOINTED)
         assert fsdp2.fsdp2_is_applied(model)
     # a data-parallel axis of one: each rank for itself
     alone = init_device_mesh("cpu", (1, 4), mesh_dim_names=("dp", "tp"))["dp"]
-    model = built(Net)
-    expected = reference(model, squares)
+    model = build_seeded(Net)
+    expected = reference_gradients(model, mean_square_loss)
     fsdp2.apply_fsdp2(model, alone, CHECKPOINTED)
-    squares(model, samples()).backward()
+    mean_square_loss(model, samples()).backward()
     require_close(gradients(model), expected)
     assert isinstance(model.head.weight, DTensor)
 
@@ -102,9 +104,9 @@ def wxformer() -> None:
             model = WXFormer.from_kwargs(**SETTINGS, use_spectral_norm=norm)
             x = torch.randn(4, *model.spec.in_shape, generator=torch.Generator().manual_seed(2))
             alone = copy.deepcopy(model)
-            squares(alone, x).backward()
+            mean_square_loss(alone, x).backward()
             fsdp2.apply_fsdp2(model, None, conf)
-            squares(model, mine(x)).backward()
+            mean_square_loss(model, local_share(x)).backward()
             require_close(gradients(model), gradients(alone), 1e-4)
             marked = sum(fsdp2._has_fsdp2_shard(m) for m in alone.modules())
             assert sum(isinstance(m, FSDPModule) for m in model.modules()) == marked + 1
@@ -113,18 +115,18 @@ def wxformer() -> None:
 @case
 def blocks_in_blocks() -> None:
     for conf in ({}, CHECKPOINTED):
-        model = built(Nested)
+        model = build_seeded(Nested)
         require_same_gradients(model, None, conf)
         assert sum(isinstance(m, FSDPModule) for m in model.modules()) == 4, "inner blocks, outer one, model"
 
 
 @case
 def checkpointing_recomputes_once() -> None:
-    model = built(Net)
+    model = build_seeded(Net)
     fsdp2._apply_activation_checkpointing(model)
     fsdp2.apply_fsdp2(model, None, CHECKPOINTED)
     blocks = [m for m in model.modules() if isinstance(m, Block)]
-    squares(model, mine(samples())).backward()
+    mean_square_loss(model, local_share(samples())).backward()
     assert [block.calls for block in blocks] == [2, 2]
     assert not any(isinstance(block, FSDPModule) for block in blocks), "the wrapper is sharded, not the block in it"
     assert sum(isinstance(m, FSDPModule) for m in model.modules()) == 3
@@ -142,14 +144,14 @@ def with_spectral_norm() -> Net:
 def hooked_spectral_norm_in_bfloat16() -> None:
     trainer = {"amp": True, "fsdp2_mp_policy": {"param_dtype": "bfloat16"}}
     conf = {"trainer": trainer, "model": {"use_spectral_norm": True}}
-    require_same_gradients(built(with_spectral_norm), None, conf, tolerance=0.1)
-    broken = built(with_spectral_norm)
+    require_same_gradients(build_seeded(with_spectral_norm), None, conf, tolerance=0.1)
+    broken = build_seeded(with_spectral_norm)
     fix, fsdp2._fix_spectral_norm_dtype = fsdp2._fix_spectral_norm_dtype, lambda *_: None
     try:
         fsdp2.apply_fsdp2(broken, None, conf)
     finally:
         fsdp2._fix_spectral_norm_dtype = fix
-    assert "RuntimeError" in raised(lambda: squares(broken, mine(samples())))
+    assert "RuntimeError" in describe_error(lambda: mean_square_loss(broken, local_share(samples())))
 
 
 @case
@@ -157,7 +159,10 @@ def hooked_spectral_norm_checkpointed() -> None:
     """A block that runs again computes with the vectors that it had, also behind a second forward."""
     for conf in ({}, CHECKPOINTED):
         require_same_gradients(
-            built(with_spectral_norm), None, conf, lambda model, x: squares(model, x) + squares(model, 2 * x)
+            build_seeded(with_spectral_norm),
+            None,
+            conf,
+            lambda model, x: mean_square_loss(model, x) + mean_square_loss(model, 2 * x),
         )
 
 
@@ -165,8 +170,8 @@ def hooked_spectral_norm_checkpointed() -> None:
 def another_order_than_registered() -> None:
     """Nothing gathered in a validation may be used after the weights have changed."""
 
-    model, other = fsdp2.apply_fsdp2(built(Reversed), None, {}), built(Reversed, seed=5)
-    x = mine(samples())
+    model, other = fsdp2.apply_fsdp2(build_seeded(Reversed), None, {}), build_seeded(Reversed, seed=5)
+    x = local_share(samples())
     with torch.no_grad():
         model(x)
         fsdp2.reshard(model)
@@ -175,7 +180,7 @@ def another_order_than_registered() -> None:
         torch.testing.assert_close(model(x), other(x))
 
 
-def rolled(model: Entries, x: Tensor) -> Tensor:
+def loss_of_entry_points(model: Entries, x: Tensor) -> Tensor:
     """Loss of several entries and forwards; some outputs are used twice, in another order than they came."""
     first, other = model.encode(x), model.encode(x + 1.0)
     second = model.generate(first)
@@ -188,8 +193,8 @@ def rolled(model: Entries, x: Tensor) -> Tensor:
 @case
 def several_entries_one_backward() -> None:
     for conf in ({}, CHECKPOINTED):
-        require_same_gradients(built(Entries), None, conf, rolled)
-    require_same_gradients(built(Entries), None, BF16, rolled, 0.1)
+        require_same_gradients(build_seeded(Entries), None, conf, loss_of_entry_points)
+    require_same_gradients(build_seeded(Entries), None, BF16, loss_of_entry_points, 0.1)
 
 
 @case
@@ -207,12 +212,12 @@ def rollout_reduced_once() -> None:
         return loss
 
     for conf in ({}, CHECKPOINTED):
-        model, alone = built(Net), built(Net)
+        model, alone = build_seeded(Net), build_seeded(Net)
         for seed in (1, 2):
             rollout(alone, samples(seed)).backward()
         fsdp2.apply_fsdp2(model, None, conf)
         for seed in (1, 2):
-            rollout(model, mine(samples(seed)), last=seed == 2).backward()
+            rollout(model, local_share(samples(seed)), last=seed == 2).backward()
             assert (model.head.weight.grad is None) == (seed == 1)
         require_close(gradients(model), gradients(alone))
 
@@ -228,7 +233,7 @@ def nested_loss(model: Inputs, x: Tensor) -> Tensor:
 def nested_inputs_and_outputs() -> None:
     both = {"trainer": {"amp": True, "activation_checkpoint": True}}
     for conf, tolerance in ((BF16, 0.1), (both, 0.1), ({}, 1e-5)):
-        model = built(Inputs)
+        model = build_seeded(Inputs)
         require_same_gradients(model, None, conf, nested_loss, tolerance)
         floats = [torch.bfloat16] * 3 if tolerance == 0.1 else [torch.float32, torch.float64, torch.float32]
         assert model.seen == [*floats, torch.int64]
@@ -237,7 +242,7 @@ def nested_inputs_and_outputs() -> None:
 @case
 def several_dtypes() -> None:
     for conf, tolerance in (({}, 0.02), (BF16, 0.1)):
-        model = built(Mixed)
+        model = build_seeded(Mixed)
         dtypes = {name: p.dtype for name, p in model.named_parameters()}
         require_same_gradients(model, None, conf, tolerance=tolerance)
         assert {p.dtype for p in model.parameters()} == {torch.float64, torch.bfloat16, torch.float32}
@@ -257,7 +262,7 @@ def frozen_beside_trainable() -> None:
         return model
 
     for conf in ({}, CHECKPOINTED):
-        model = built(frozen)
+        model = build_seeded(frozen)
         require_same_gradients(model, None, conf)
         assert model.blocks[0].expand.weight.grad is None
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
@@ -274,22 +279,22 @@ def offloaded_or_kept() -> None:
     mesh = init_device_mesh("cpu", (4,))
     results = []
     for options in ({}, {"cpu_offload": True}, {"reshard_after_forward": False}):
-        model = built(Net)
-        expected = reference(model, squares)
+        model = build_seeded(Net)
+        expected = reference_gradients(model, mean_square_loss)
         fsdp2.shard_units(model, mesh, mesh, **options)
         block = model.blocks[0]
-        seen = []
-        block.register_forward_hook(lambda module, *_: seen.append(isinstance(module.expand.weight, DTensor)))  # noqa: B023
+        gathered_flags = []
+        block.register_forward_hook(lambda module, *_: gathered_flags.append(isinstance(module.expand.weight, DTensor)))  # noqa: B023
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-        squares(model, mine(samples())).backward()
+        mean_square_loss(model, local_share(samples())).backward()
         require_close(gradients(model), expected)
         optimizer.step()
         optimizer.zero_grad()
         take_step(model, optimizer, 2)
         results.append(weights(model))
-        assert seen == [options != {"reshard_after_forward": False}] * 2
+        assert gathered_flags == [options != {"reshard_after_forward": False}] * 2
         with torch.no_grad():
-            model(mine(samples()))
+            model(local_share(samples()))
         assert all(isinstance(p, DTensor) for p in model.parameters()), "no backward pass comes that would free them"
     for other in results[1:]:
         assert all(torch.equal(value, results[0][name]) for name, value in other.items())
@@ -298,23 +303,23 @@ def offloaded_or_kept() -> None:
 @case
 def wrong_plans() -> None:
     mesh = init_device_mesh("cpu", (4,))
-    for plan, hidden, words in (
+    for plan, hidden, fragments in (
         ({"upp": "colwise"}, 12, ("Planned._tp_plan['upp']", "no such submodule", "up, down")),
         ({"up": "columns"}, 12, ("Planned._tp_plan['up']", "'columns' is not one of colwise, rowwise")),
         ({"norm": "colwise"}, 12, ("Planned._tp_plan['norm']", "only Linear", "LayerNorm")),
         ({"up": "colwise", "down": "rowwise"}, 6, ("trainer.parallelism.tensor: 4 splits no layer", "[6]")),
         ({}, 12, ("trainer.parallelism.tensor", "no block has a _tp_plan")),
     ):
-        said = raised(lambda plan=plan, hidden=hidden: apply_tensor_parallel(Planned(plan, hidden), mesh))
-        assert said.startswith(ConfigError.__name__) and all(word in said for word in words), said
+        message = describe_error(lambda plan=plan, hidden=hidden: apply_tensor_parallel(Planned(plan, hidden), mesh))
+        assert message.startswith(ConfigError.__name__) and all(word in message for word in fragments), message
 
 
 @case
 def split_and_sharded() -> None:
     grid = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
-    model = built(lambda: Planned({"up": "colwise", "down": "rowwise"}))
+    model = build_seeded(lambda: Planned({"up": "colwise", "down": "rowwise"}))
     alone = copy.deepcopy(model)
-    squares(alone, samples()).backward()
+    mean_square_loss(alone, samples()).backward()
     assert apply_tensor_parallel(model, grid["tp"]) == ["up", "down"]
     assert model.up.weight.placements == model.up.bias.placements == (Shard(0),)
     assert model.down.weight.placements == (Shard(1),)
@@ -323,7 +328,7 @@ def split_and_sharded() -> None:
     fsdp2.apply_fsdp2(model, grid["dp"], {})
     assert model.down.weight.placements[1] == Shard(1) and model.down.weight.device_mesh.mesh_dim_names == ("dp", "tp")
     assert Replicate() not in model.down.weight.placements
-    squares(model, samples().chunk(2)[grid["dp"].get_local_rank()]).backward()
+    mean_square_loss(model, samples().chunk(2)[grid["dp"].get_local_rank()]).backward()
     require_close(gradients(model), gradients(alone))
 
 
@@ -341,21 +346,21 @@ def split_normalised_and_compiled() -> None:
     """Two forwards before one backward, in two steps; vectors that move in a recomputation would show in both."""
     mesh = build_mesh(plan_degrees(ParallelismConfig(tensor=2), 4), dist.get_rank(), "cpu")
     for checkpoint in (False, True):
-        model = built(split_blocks)
+        model = build_seeded(split_blocks)
         alone = copy.deepcopy(model)
         compiled = partial(compile_blocks, backend="aot_eager")
         parallelize(model, mesh.device_mesh, checkpoint=checkpoint, compile_blocks=compiled)
         for seed in (1, 2):
-            for each, x in ((alone, samples(seed)), (model, samples(seed).chunk(2)[mesh.data_rank])):
-                spectral_norm.advance_power_iterations(each)
-                each.zero_grad()
-                (squares(each, x) + squares(each, 2 * x)).backward()
+            for compared_model, x in ((alone, samples(seed)), (model, samples(seed).chunk(2)[mesh.data_rank])):
+                spectral_norm.advance_power_iterations(compared_model)
+                compared_model.zero_grad()
+                (mean_square_loss(compared_model, x) + mean_square_loss(compared_model, 2 * x)).backward()
             require_close(gradients(model), gradients(alone))
-        moved, expected = (
+        vectors, expected = (
             {
-                strip_wrapper_prefixes(name): whole(vector)
-                for name, vector in spectral_norm.singular_vectors(each).items()
+                strip_wrapper_prefixes(name): to_full_tensor(vector)
+                for name, vector in spectral_norm.singular_vectors(compared_model).items()
             }
-            for each in (model, alone)
+            for compared_model in (model, alone)
         )
-        require_close(moved, expected)
+        require_close(vectors, expected)

@@ -19,20 +19,20 @@ from tests.parallel.fsdp2_api.example_models import (
     Block,
     Entries,
     Net,
-    built,
+    build_seeded,
+    describe_error,
     gradients,
-    mine,
-    raised,
-    reference,
+    local_share,
+    mean_square_loss,
+    reference_gradients,
     require_close,
     samples,
-    squares,
     weights,
 )
 from tests.parallel.fsdp2_api.gradient_cases import BF16, case, require_same_gradients
 from tests.unit.models.small import SETTINGS
 
-KEPT = {"trainer": {"parallelism": {"reshard_after_forward": False}}}
+KEEP_GATHERED = {"trainer": {"parallelism": {"reshard_after_forward": False}}}
 
 
 class Together(Entries):
@@ -42,31 +42,36 @@ class Together(Entries):
         return self.generate(self.encode(x)) + self.head(x)
 
 
-def called(model: nn.Module, x: Tensor) -> Tensor:
+def call_forward(model: nn.Module, x: Tensor) -> Tensor:
     return model(x)
 
 
-def entered(model: nn.Module, x: Tensor) -> Tensor:
+def call_entry_points(model: nn.Module, x: Tensor) -> Tensor:
     return model.generate(model.encode(x))
 
 
 @case
 def optimizer_after_calls_without_gradients() -> None:
     """Gathered weights that a call leaves are not the parameters that train."""
-    for make, call in ((Net, called), (Entries, entered), (Together, entered), (Together, called)):
-        for conf in ({}, KEPT):
-            model = fsdp2.apply_fsdp2(built(make), None, conf)
+    for make, call in (
+        (Net, call_forward),
+        (Entries, call_entry_points),
+        (Together, call_entry_points),
+        (Together, call_forward),
+    ):
+        for conf in ({}, KEEP_GATHERED):
+            model = fsdp2.apply_fsdp2(build_seeded(make), None, conf)
             with torch.no_grad():
-                call(model, mine(samples()))
+                call(model, local_share(samples()))
             assert all(isinstance(p, DTensor) for p in model.parameters())
             optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
             before = weights(model)
-            call(model, mine(samples())).square().mean().backward()
+            call(model, local_share(samples())).square().mean().backward()
             optimizer.step()
-            same = {name for name, value in weights(model).items() if torch.equal(value, before[name])}
-            assert same <= {"unused.weight", "unused.bias"}, f"{same} did not train"
+            unchanged_names = {name for name, value in weights(model).items() if torch.equal(value, before[name])}
+            assert unchanged_names <= {"unused.weight", "unused.bias"}, f"{unchanged_names} did not train"
             with torch.inference_mode():
-                call(model, mine(samples()))
+                call(model, local_share(samples()))
             assert all(isinstance(p, DTensor) for p in model.parameters())
 
 
@@ -75,24 +80,24 @@ def a_call_without_gradients_before_the_backward_pass() -> None:
     """The backward pass gathers again what a call in between has freed; also after a call that failed."""
 
     def loss(model: nn.Module, x: Tensor) -> Tensor:
-        first = squares(model, x)
+        first_loss = mean_square_loss(model, x)
         with torch.no_grad():
             target = model(2 * x)
-            raised(lambda: model(x[..., :1]))
-        return first + (model(x) - target).square().mean()
+            describe_error(lambda: model(x[..., :1]))
+        return first_loss + (model(x) - target).square().mean()
 
-    for conf in ({}, KEPT, {"trainer": {"activation_checkpoint": True}}):
-        require_same_gradients(built(Net), None, conf, loss)
+    for conf in ({}, KEEP_GATHERED, {"trainer": {"activation_checkpoint": True}}):
+        require_same_gradients(build_seeded(Net), None, conf, loss)
 
 
 @case
 def weights_stay_whole_for_the_backward_pass() -> None:
-    for conf, whole in ((KEPT, True), ({}, False)):
-        model = built(Net)
-        expected = reference(model, squares)
+    for conf, stays_gathered in ((KEEP_GATHERED, True), ({}, False)):
+        model = build_seeded(Net)
+        expected = reference_gradients(model, mean_square_loss)
         fsdp2.apply_fsdp2(model, None, conf)
-        loss = squares(model, mine(samples()))
-        assert isinstance(model.blocks[0].expand.weight, DTensor) != whole
+        loss = mean_square_loss(model, local_share(samples()))
+        assert isinstance(model.blocks[0].expand.weight, DTensor) != stays_gathered
         loss.backward()
         require_close(gradients(model), expected)
 
@@ -114,8 +119,8 @@ def inputs_keep_their_dtypes_on_request() -> None:
     level = torch.tensor([0.0123456])
     for cast in (True, False):
         conf = {"trainer": {"amp": True, "fsdp2_mp_policy": {"cast_forward_inputs": cast}}}
-        model = fsdp2.apply_fsdp2(built(NoiseLevel), None, conf)
-        model(mine(samples()), level).square().mean().backward()
+        model = fsdp2.apply_fsdp2(build_seeded(NoiseLevel), None, conf)
+        model(local_share(samples()), level).square().mean().backward()
         assert model.seen.dtype == (torch.bfloat16 if cast else torch.float32)
         assert torch.equal(model.seen, level) != cast
         assert model.block.expand.weight.grad is not None
@@ -132,10 +137,10 @@ def the_trainers_policy_reaches_its_model() -> None:
             TrainerConfig(max_steps=1, amp=True, fsdp2_mp_policy=precision), sharded=True
         )
         assert policy.cast_forward_inputs == cast and policy.param_dtype == torch.bfloat16
-        model = built(partial(WXFormer.from_kwargs, **SETTINGS))
+        model = build_seeded(partial(WXFormer.from_kwargs, **SETTINGS))
         fsdp2.shard_units(model, mesh, mesh, policy)
         x = torch.randn(4, *model.spec.in_shape, generator=torch.Generator().manual_seed(2))
-        squares(model, mine(x)).backward()
+        mean_square_loss(model, local_share(x)).backward()
         results.append(gradients(model))
     assert all(torch.equal(value, results[0][name]) for name, value in results[1].items())
 
@@ -156,10 +161,10 @@ def parametrized_spectral_norm() -> Net:
 @case
 def parametrized_spectral_norm_in_bfloat16() -> None:
     conf = {"trainer": {"amp": True, "fsdp2_mp_policy": {}}, "model": {"use_spectral_norm": True}}
-    model, alone = built(parametrized_spectral_norm), built(parametrized_spectral_norm)
-    squares(alone, samples()).backward()
+    model, alone = build_seeded(parametrized_spectral_norm), build_seeded(parametrized_spectral_norm)
+    mean_square_loss(alone, samples()).backward()
     fsdp2.apply_fsdp2(model, None, conf)
-    squares(model, mine(samples())).backward()
+    mean_square_loss(model, local_share(samples())).backward()
     require_close(gradients(model), gradients(alone), 0.1)
 
 
@@ -195,8 +200,8 @@ class Holder(nn.Module):
 @case
 def dtypes_inside_each_other() -> None:
     for conf in ({}, {"trainer": {"activation_checkpoint": True}}):
-        require_same_gradients(built(Holder), None, conf)
-    require_same_gradients(built(Holder), None, BF16, tolerance=0.1)
+        require_same_gradients(build_seeded(Holder), None, conf)
+    require_same_gradients(build_seeded(Holder), None, BF16, tolerance=0.1)
 
 
 def channels_last() -> nn.Module:
@@ -210,7 +215,7 @@ def weights_in_another_memory_format() -> None:
         x = x.repeat(1, 2, 1).unsqueeze(1).to(memory_format=torch.channels_last)
         return model(x).square().mean()
 
-    require_same_gradients(built(channels_last), None, {}, loss)
-    transposed = built(Net)
+    require_same_gradients(build_seeded(channels_last), None, {}, loss)
+    transposed = build_seeded(Net)
     transposed.head.weight = nn.Parameter(transposed.head.weight.detach().t())
     require_same_gradients(transposed, None, {})

@@ -12,7 +12,7 @@ from benchmarks.collectives import CollectiveCounter
 from credit.models.layers.spectral_norm import advance_power_iterations, apply_spectral_norm, singular_vectors
 from credit.models.lora import apply_lora
 from credit.parallel import fsdp2
-from tests.parallel.fsdp2_api.example_models import built, require_close
+from tests.parallel.fsdp2_api.example_models import build_seeded, require_close
 from tests.parallel.fsdp2_api.gradient_cases import case
 
 
@@ -53,8 +53,9 @@ def require_same_vectors(model: nn.Module, dp_mesh: DeviceMesh) -> None:
         advance_power_iterations(alone, iterations)
     vectors = singular_vectors(model)
     require_close(vectors, singular_vectors(alone))
-    moved = {name for name, vector in vectors.items() if not torch.equal(vector, before[name])}
-    assert moved and all(model.get_submodule(name.partition(".")[0]) is not model.frozen for name in moved)
+    moved_names = {name for name, vector in vectors.items() if not torch.equal(vector, before[name])}
+    assert moved_names
+    assert all(model.get_submodule(name.partition(".")[0]) is not model.frozen for name in moved_names)
 
 
 @case
@@ -62,7 +63,7 @@ def power_iterations_of_sharded_weights() -> None:
     hybrid = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "dp"))
     for mesh in (init_device_mesh("cpu", (4,)), hybrid):
         for build in (build_weights, build_adapted_weights):
-            require_same_vectors(built(build), mesh)
+            require_same_vectors(build_seeded(build), mesh)
 
 
 @case
@@ -70,13 +71,13 @@ def power_iterations_of_a_model_on_some_of_the_ranks() -> None:
     """Each half of the ranks has a model of its own, so a sum over all ranks would mix the two."""
     halves = init_device_mesh("cpu", (2, 1, 2), mesh_dim_names=("model", "replicate", "dp"))
     seed = halves.get_local_rank("model")
-    require_same_vectors(built(build_weights, seed=seed), halves["dp"])
-    require_same_vectors(built(build_weights, seed=seed), halves["replicate", "dp"])
+    require_same_vectors(build_seeded(build_weights, seed=seed), halves["dp"])
+    require_same_vectors(build_seeded(build_weights, seed=seed), halves["replicate", "dp"])
 
 
 @case
 def power_iterations_of_whole_replicas_need_no_sum() -> None:
-    model = built(build_weights)
+    model = build_seeded(build_weights)
     alone = copy.deepcopy(model)
     fsdp2.apply_fsdp2(model, init_device_mesh("cpu", (4, 1), mesh_dim_names=("replicate", "dp")), {})
     with CollectiveCounter() as counter:

@@ -22,12 +22,12 @@ from credit.train.build.model import compile_blocks
 from tests.parallel.fsdp2_api.example_models import (
     WIDTH,
     Planned,
-    built,
+    build_seeded,
+    describe_error,
     gradients,
-    raised,
+    mean_square_loss,
     require_close,
     samples,
-    squares,
     weights,
 )
 from tests.parallel.fsdp2_api.gradient_cases import case
@@ -129,12 +129,12 @@ class Fused(nn.Module):
 def require_same_split(make: Callable[[], nn.Module], tensor: int, split: int) -> None:
     """Split and shard a model and compare gradients, weights and outputs with one process."""
     grid = init_device_mesh("cpu", (4 // tensor, tensor), mesh_dim_names=("dp", "tp"))
-    model, alone = built(make), built(make)
-    squares(alone, samples()).backward()
+    model, alone = build_seeded(make), build_seeded(make)
+    mean_square_loss(alone, samples()).backward()
     names = apply_tensor_parallel(model, grid["tp"])
     assert len(names) == split, names
     fsdp2.apply_fsdp2(model, grid["dp"], {})
-    squares(model, samples().chunk(4 // tensor)[grid["dp"].get_local_rank()]).backward()
+    mean_square_loss(model, samples().chunk(4 // tensor)[grid["dp"].get_local_rank()]).backward()
     require_close(gradients(model), gradients(alone))
     for name, value in weights(model).items():
         assert torch.equal(value, alone.get_parameter(name)), f"{name} is in another order"
@@ -154,13 +154,13 @@ def fused_parts_are_dealt_one_by_one() -> None:
 def fused_parts_checkpointed_and_compiled() -> None:
     mesh = build_mesh(plan_degrees(ParallelismConfig(tensor=2), 4), dist.get_rank(), "cpu")
     for compiled in (None, partial(compile_blocks, backend="aot_eager")):
-        model = built(partial(Gated, "colwise:2"))
+        model = build_seeded(partial(Gated, "colwise:2"))
         model._fsdp2_shard = True
         model = nn.Sequential(model)
         alone = copy.deepcopy(model)
-        squares(alone, samples()).backward()
+        mean_square_loss(alone, samples()).backward()
         parallelize(model, mesh.device_mesh, checkpoint=True, compile_blocks=compiled)
-        squares(model, samples().chunk(2)[mesh.data_rank]).backward()
+        mean_square_loss(model, samples().chunk(2)[mesh.data_rank]).backward()
         require_close(gradients(model), gradients(alone))
 
 
@@ -169,7 +169,7 @@ def fused_parts_that_are_not_declared() -> None:
     mesh = init_device_mesh("cpu", (4,))
     half_heads = Grouped(4, 4)
     half_heads.to_k = nn.Linear(WIDTH, 6)
-    for model, words in (
+    for model, fragments in (
         (Gated("colwise"), ("Gated._tp_plan['up']", "24 outputs are not the 12 inputs of 'down'", '"colwise:2"')),
         (Gated("colwise:5"), ("Gated._tp_plan['up']", "24 outputs do not divide into 5 equal parts")),
         (Gated("colwise:0"), ("'colwise:0' is not one of colwise, rowwise",)),
@@ -179,8 +179,8 @@ def fused_parts_that_are_not_declared() -> None:
             ("Grouped._tp_plan['to_k']", "6 outputs do not divide into heads, of which there are 4 in the 16"),
         ),
     ):
-        message = raised(lambda model=model: apply_tensor_parallel(model, mesh))
-        assert message.startswith("ConfigError") and all(word in message for word in words), message
+        message = describe_error(lambda model=model: apply_tensor_parallel(model, mesh))
+        assert message.startswith("ConfigError") and all(word in message for word in fragments), message
 
 
 @case
@@ -204,7 +204,7 @@ def what_all_heads_use_beside_their_attention() -> None:
 @case
 def dropout_between_layers_at_different_depths() -> None:
     """Outside of the split layers all ranks draw the same random numbers, also afterwards."""
-    model = built(partial(Deep, 0.5)).train()
+    model = build_seeded(partial(Deep, 0.5)).train()
     apply_tensor_parallel(model, init_device_mesh("cpu", (4,)))
     torch.manual_seed(7)
     model(samples())
@@ -241,16 +241,16 @@ def layers_that_cannot_be_split() -> None:
         (lambda m: fsdp2.apply_fsdp2(m, None, {}), "sharded or split already"),
         (lambda m: apply_tensor_parallel(m, mesh), "sharded or split already"),
     ]
-    for change, words in changes:
-        model = built(lambda: Planned({"down": "rowwise", "up": "colwise"}))
+    for change, fragments in changes:
+        model = build_seeded(lambda: Planned({"down": "rowwise", "up": "colwise"}))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)
             change(model)
         before = [id(parameter) for parameter in model.parameters()]
-        message = raised(lambda model=model: apply_tensor_parallel(model, mesh))
-        assert message.startswith("ConfigError") and "Planned._tp_plan[" in message and words in message, message
+        message = describe_error(lambda model=model: apply_tensor_parallel(model, mesh))
+        assert message.startswith("ConfigError") and "Planned._tp_plan[" in message and fragments in message, message
         assert [id(parameter) for parameter in model.parameters()] == before, "it was split in part"
-    wrapped = nn.parallel.DistributedDataParallel(built(lambda: Planned({"up": "colwise", "down": "rowwise"})))
+    wrapped = nn.parallel.DistributedDataParallel(build_seeded(lambda: Planned({"up": "colwise", "down": "rowwise"})))
     for call in (lambda: apply_tensor_parallel(wrapped, mesh), lambda: fsdp2.apply_fsdp2(wrapped, None, {})):
-        message = raised(call)
+        message = describe_error(call)
         assert message.startswith("ConfigError: the model: is wrapped in DistributedDataParallel"), message

@@ -26,13 +26,13 @@ pytestmark = pytest.mark.slow
 def verdicts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str | None]:
     """The first rank's problem of every case, None where there is none."""
     folder: Path = tmp_path_factory.mktemp("api")
-    file, end = folder / "verdicts.json", None
+    file, launch_problem = folder / "verdicts.json", None
     try:
         launch("tests.parallel.fsdp2_api.worker", 4, str(folder))
     except AssertionError as error:
-        end = f"no rank got so far: {error}"
-    found = json.loads(file.read_text()) if file.exists() else {}
-    return {name: found.get(name, end) for name in CASES} | {"the end": end}
+        launch_problem = f"no rank got so far: {error}"
+    reported = json.loads(file.read_text()) if file.exists() else {}
+    return {name: reported.get(name, launch_problem) for name in CASES} | {"the end": launch_problem}
 
 
 @pytest.mark.parametrize("name", [*CASES, "the end"])

@@ -21,11 +21,11 @@ class Deadly:
         raise AssertionError("unreachable")
 
 
-def main(how: str) -> None:
+def main(collective: str) -> None:
     launch = read_process_info()
     with process_group(launch, torch.device("cpu"), 1):
         try:
-            if how == "on_main":
+            if collective == "on_main":
                 run_on_rank0(Deadly)
             else:
                 scatter_from_rank0(0, lambda offers: [Deadly() for _ in offers])

@@ -12,11 +12,11 @@ from tests.faults.ranks import REPOSITORY, free_port
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["on_main", "dealt_by_main"])
-def test_a_rank_that_is_left_alone_says_so(how: str) -> None:
+@pytest.mark.parametrize("collective", ["on_main", "dealt_by_main"])
+def test_a_rank_that_is_left_alone_says_so(collective: str) -> None:
     environ = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1", "WORLD_SIZE": "2",
                "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": str(free_port())}  # fmt: skip
-    command = [sys.executable, "-m", "tests.parallel.runtime.object_collectives_worker", how]
+    command = [sys.executable, "-m", "tests.parallel.runtime.object_collectives_worker", collective]
     ranks = [
         subprocess.Popen(
             command,
@@ -28,10 +28,10 @@ def test_a_rank_that_is_left_alone_says_so(how: str) -> None:
         for rank in "01"
     ]
     try:
-        said = [process.communicate(timeout=200)[0] for process in ranks]
+        outputs = [process.communicate(timeout=200)[0] for process in ranks]
     finally:
         for process in ranks:
             process.kill()
             process.wait()
-    assert ranks[0].returncode == -9, said[0]
-    assert ranks[1].returncode == 3 and "the ranks have lost each other" in said[1], said[1]
+    assert ranks[0].returncode == -9, outputs[0]
+    assert ranks[1].returncode == 3 and "the ranks have lost each other" in outputs[1], outputs[1]

@@ -9,12 +9,12 @@ from tests.parallel.torchrun import launch
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["silent", "late"])
-def test_the_missing_rank_is_named(how: str) -> None:
-    output = launch("tests.parallel.runtime.watchdog_worker", 3, how, timeout=120)
+@pytest.mark.parametrize("kind", ["silent", "late"])
+def test_the_missing_rank_is_named(kind: str) -> None:
+    output = launch("tests.parallel.runtime.watchdog_worker", 3, kind, timeout=120)
     assert output.count("is through") == 3
     assert "rank 0 has made no progress for" in output and "(step 3)" in output
-    assert ("silent, so stopped or dead: rank 1\n" in output) == (how == "silent"), output
+    assert ("silent, so stopped or dead: rank 1\n" in output) == (kind == "silent"), output
     if "_dump_fr_trace_json" in dir(__import__("torch")._C._distributed_c10d):
         assert "ranks 0, 2 in gloo:all_reduce, number 4; not there yet: rank 1" in output, output
     assert "dist.all_reduce(torch.ones(3))" in output, "the place in the code"

@@ -139,18 +139,18 @@ def build_step(case: Case, model: nn.Module, autocast: bool, mesh: DeviceGrid) -
     return step, optimizer, average
 
 
-def batches(case: Case, mesh: DeviceGrid, first: int = 0) -> Iterator[Batch]:
+def batches(case: Case, mesh: DeviceGrid, first_batch: int = 0) -> Iterator[Batch]:
     """Yield this data rank's micro-batches; each step's samples are the same on any mesh."""
-    for number in range(first, first + 1000):
+    for number in range(first_batch, first_batch + 1000):
         generator = torch.Generator().manual_seed(number)
         shape = (SAMPLES, 3 + case.rollout, max(3, case.rollout), ROWS, COLUMNS)
         fields = torch.randn(shape, generator=generator).unflatten(0, (case.accumulation, mesh.num_data_ranks, -1))
-        for mine in fields[:, mesh.data_rank]:
-            target = torch.stack([mine[:, 3 + n, :3] for n in range(case.rollout)], dim=2)
-            yield Batch(mine[:, :2, :1], mine[:, 2:3, : case.rollout], target, torch.arange(len(mine)))
+        for share in fields[:, mesh.data_rank]:
+            target = torch.stack([share[:, 3 + n, :3] for n in range(case.rollout)], dim=2)
+            yield Batch(share[:, :2, :1], share[:, 2:3, : case.rollout], target, torch.arange(len(share)))
 
 
-def whole(tensor: Tensor) -> Tensor:
+def to_full_tensor(tensor: Tensor) -> Tensor:
     """Return a DTensor's whole value; collective."""
     return (tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor).detach().clone()
 
@@ -169,7 +169,9 @@ def _train(case: Case, mesh: DeviceGrid, model: nn.Module, autocast: bool) -> di
 
     def keep(*_: Any) -> None:
         if not gradients:
-            gradients.update({strip_wrapper_prefixes(name): whole(p.grad) for name, p in model.named_parameters()})
+            gradients.update(
+                {strip_wrapper_prefixes(name): to_full_tensor(p.grad) for name, p in model.named_parameters()}
+            )
 
     optimizer.register_step_pre_hook(keep)
     model.eval()
@@ -184,8 +186,13 @@ def _train(case: Case, mesh: DeviceGrid, model: nn.Module, autocast: bool) -> di
     model.eval()
     with average.applied(), torch.no_grad():
         after = model(torch.randn(2, 4, 1, ROWS, COLUMNS, generator=torch.Generator().manual_seed(4)))
-    kept = {"output": before, "output of the average": after, "loss": torch.stack(losses), "norm": torch.stack(norms)}
-    return {**kept, **{f"gradient/{name}": value for name, value in gradients.items()}}
+    results = {
+        "output": before,
+        "output of the average": after,
+        "loss": torch.stack(losses),
+        "norm": torch.stack(norms),
+    }
+    return {**results, **{f"gradient/{name}": value for name, value in gradients.items()}}
 
 
 def parallelism(name: str) -> ParallelismConfig:

@@ -48,14 +48,14 @@ class Odd(nn.Module):
 def values(model: nn.Module) -> dict[str, Tensor]:
     """Return whole values for every tensor of the model, the same on every rank."""
     generator = torch.Generator().manual_seed(1)
-    whole = {}
+    full_values = {}
     for name, tensor in sorted(model.state_dict().items()):
-        drawn = torch.randn(tensor.shape, generator=generator)
-        whole[name] = (drawn * 100).to(tensor.dtype)
-    return whole
+        random_values = torch.randn(tensor.shape, generator=generator)
+        full_values[name] = (random_values * 100).to(tensor.dtype)
+    return full_values
 
 
-def plain() -> nn.Module:
+def build_unsharded() -> nn.Module:
     return Odd()
 
 
@@ -76,33 +76,33 @@ def grid() -> nn.Module:
     return fully_shard(model, mesh=init_device_mesh("cpu", (4,)))
 
 
-MODELS: dict[str, Callable[[], nn.Module]] = {"plain": plain, "fsdp4": fsdp4, "hybrid": hybrid, "grid": grid}
+MODELS: dict[str, Callable[[], nn.Module]] = {"plain": build_unsharded, "fsdp4": fsdp4, "hybrid": hybrid, "grid": grid}
 
 
 def state_of(model: nn.Module) -> dict[str, Tensor]:
     """Return the live tensors, and one for each that stands for an optimizer's on the same mesh."""
-    live = model.state_dict()
-    moments = {f"{name}/exp_avg": torch.zeros_like(value) for name, value in live.items() if value.ndim}
-    return {**live, **moments, "steps": torch.tensor(0.0)}
+    model_state = model.state_dict()
+    moments = {f"{name}/exp_avg": torch.zeros_like(value) for name, value in model_state.items() if value.ndim}
+    return {**model_state, **moments, "steps": torch.tensor(0.0)}
 
 
-def expected_of(whole: dict[str, Tensor]) -> dict[str, Tensor]:
+def expected_of(full_values: dict[str, Tensor]) -> dict[str, Tensor]:
     """Return the whole values of `state_of`."""
-    moments = {f"{name}/exp_avg": -value for name, value in whole.items() if value.ndim}
-    return {**whole, **moments, "steps": torch.tensor(17.0)}
+    moments = {f"{name}/exp_avg": -value for name, value in full_values.items() if value.ndim}
+    return {**full_values, **moments, "steps": torch.tensor(17.0)}
 
 
-def gathered(state: dict[str, Tensor]) -> dict[str, Tensor]:
+def gather_full_tensors(state: dict[str, Tensor]) -> dict[str, Tensor]:
     """Collective: return the whole tensors as torch puts them together."""
     return {name: v.full_tensor() if isinstance(v, DTensor) else v.clone() for name, v in state.items()}
 
 
 def require_equal(state: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
-    found = gathered(state)
-    assert found.keys() == expected.keys()
+    gathered_state = gather_full_tensors(state)
+    assert gathered_state.keys() == expected.keys()
     for name, value in expected.items():
-        assert torch.equal(found[name], value), name
-        assert found[name].dtype == value.dtype, name
+        assert torch.equal(gathered_state[name], value), name
+        assert gathered_state[name].dtype == value.dtype, name
 
 
 def fill(model: nn.Module, state: dict[str, Tensor], expected: dict[str, Tensor], folder: Path) -> None:
@@ -115,7 +115,7 @@ def fill(model: nn.Module, state: dict[str, Tensor], expected: dict[str, Tensor]
         state["steps"].fill_(17.0)
 
 
-def stored_once(path: Path, expected: dict[str, Tensor]) -> None:
+def require_stored_once(path: Path, expected: dict[str, Tensor]) -> None:
     """Every element is in exactly one rank's file."""
     counts = dict.fromkeys(expected, 0)
     for file in (path / "all").glob("*.safetensors"):
@@ -140,7 +140,7 @@ def check_save(folder: Path, kind: str, expected: dict[str, Tensor]) -> None:
         store.wait()
         assert store.committed_step == 1
     assert checkpoint.resolve_checkpoint(folder / kind, "best", "key") == path
-    stored_once(path, expected)
+    require_stored_once(path, expected)
 
 
 def check_load(folder: Path, kind: str, expected: dict[str, Tensor]) -> None:
@@ -156,10 +156,10 @@ def check_load(folder: Path, kind: str, expected: dict[str, Tensor]) -> None:
         require_equal(torch_reads, expected)
     # what fails on one rank, or on all, is told by all
     del state["steps"]
-    for wrong, says in ((dict(state), "1 left over (steps)"), ({**state, "x": state["tiny"]}, "1 missing (x)")):
-        if says.startswith("1 left") and dist.get_rank() != 2:
+    for wrong, fragment in ((dict(state), "1 left over (steps)"), ({**state, "x": state["tiny"]}, "1 missing (x)")):
+        if fragment.startswith("1 left") and dist.get_rank() != 2:
             wrong["steps"] = torch.tensor(0.0)
-        assert says in error_of(lambda wrong=wrong: checkpoint.load_into(path, "all", wrong))
+        assert fragment in error_of(lambda wrong=wrong: checkpoint.load_into(path, "all", wrong))
 
 
 def error_of(action: Callable[[], object]) -> str:
@@ -216,20 +216,20 @@ def check_damage(folder: Path) -> None:
 
 def check_weights_file(folder: Path) -> None:
     """A file that only rank 0 sees, as on a file system that lags: all ranks decide alike and fail alike."""
-    seen, model = dist.get_rank() == 0, fsdp4()
-    path = folder / ("weights.safetensors" if seen else "absent.pt")
-    if seen:
-        save_file(values(plain()), path)
+    has_file, model = dist.get_rank() == 0, fsdp4()
+    path = folder / ("weights.safetensors" if has_file else "absent.pt")
+    if has_file:
+        save_file(values(build_unsharded()), path)
     config = SimpleNamespace(trainer=SimpleNamespace(resume=str(path)))
     assert find_checkpoint(config, folder / "new") is None
     assert find_initial_weights(config, None) == path
     assert "absent.pt: cannot be read" in error_of(lambda: load_weights_file(model, path))
-    if seen:
+    if has_file:
         path.write_bytes(b"nothing")
     assert "cannot be read as safetensors" in error_of(lambda: adapt_assets_to_weights(None, None, None, path))
 
 
-def by_rank_0_alone(*_: Any) -> None:
+def refuse_call(*_: Any) -> None:
     raise AssertionError("a thousand ranks would do this, each for all of them")
 
 
@@ -237,8 +237,8 @@ def main(folder: Path) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=timedelta(seconds=60))
     if dist.get_rank():
-        DefaultSavePlanner.create_global_plan = sharded.read_metadata = by_rank_0_alone
-    expected = expected_of(values(plain()))
+        DefaultSavePlanner.create_global_plan = sharded.read_metadata = refuse_call
+    expected = expected_of(values(build_unsharded()))
     for kind in MODELS:
         check_save(folder, kind, expected)
     for kind in MODELS:

@@ -44,11 +44,11 @@ def main(folder: Path) -> None:
         for name, conf in cases.MESHES.items():
             mesh = build_mesh(plan_degrees(cases.parallelism(name), launch.world), launch.rank, "cpu")
             for number in cases.WHICH[name]:
-                case, began = cases.CASES[number], time.perf_counter()
-                made = cases.train(case, mesh, conf["data"])
+                case, start_seconds = cases.CASES[number], time.perf_counter()
+                results = cases.train(case, mesh, conf["data"])
                 if launch.is_main:
-                    save_file(made, folder / f"{name}-{number}.safetensors")
-                    print(f"{name} {number} {time.perf_counter() - began:.1f} s", flush=True)
+                    save_file(results, folder / f"{name}-{number}.safetensors")
+                    print(f"{name} {number} {time.perf_counter() - start_seconds:.1f} s", flush=True)
             if name in ("4x1", "2x2"):
                 facts[name] = [count_collectives(mesh, 1, 1), count_collectives(mesh, 2, 2)]
     if launch.is_main:

@@ -67,7 +67,7 @@ def train(case: cases.Case, mesh: DeviceGrid, data: str) -> dict[str, Tensor]:
     def keep(*_: object) -> None:
         if not gradients:
             named = {strip_wrapper_prefixes(name): p.grad for name, p in model.named_parameters() if p.grad is not None}
-            gradients.update({f"gradient/{name}": cases.whole(gradient) for name, gradient in named.items()})
+            gradients.update({f"gradient/{name}": cases.to_full_tensor(gradient) for name, gradient in named.items()})
 
     optimizer.register_step_pre_hook(keep)
     source, losses, norms = cases.batches(case, mesh), [], []
@@ -79,7 +79,9 @@ def train(case: cases.Case, mesh: DeviceGrid, data: str) -> dict[str, Tensor]:
         pass
     for name, p in model.named_parameters():
         assert p.requires_grad or torch.equal(local_shard(p), frozen[name]), f"{name} is frozen and has changed"
-    saved = {f"saved/{name}": cases.whole(tensor) for name, tensor in lora.checkpoint_state_dict(model).items()}
+    saved = {
+        f"saved/{name}": cases.to_full_tensor(tensor) for name, tensor in lora.checkpoint_state_dict(model).items()
+    }
     require_equal_peers(model)
     return {"loss": torch.stack(losses), "norm": torch.stack(norms), **gradients, **saved}
 
@@ -90,10 +92,12 @@ def require_equal_peers(model: nn.Module) -> None:
         if isinstance(p, DTensor) and "tp" in p.device_mesh.mesh_dim_names:
             axis = p.device_mesh.mesh_dim_names.index("tp")
             if p.placements[axis].is_replicate():
-                mine = local_shard(p).contiguous()
-                peers = [torch.empty_like(mine) for _ in range(p.device_mesh.size(axis))]
-                dist.all_gather(peers, mine, group=p.device_mesh.get_group(axis))
-                assert all(torch.equal(peer, mine) for peer in peers), f"{name} differs between tensor-parallel ranks"
+                adapter = local_shard(p).contiguous()
+                peers = [torch.empty_like(adapter) for _ in range(p.device_mesh.size(axis))]
+                dist.all_gather(peers, adapter, group=p.device_mesh.get_group(axis))
+                assert all(torch.equal(peer, adapter) for peer in peers), (
+                    f"{name} differs between tensor-parallel ranks"
+                )
 
 
 def main(folder: Path) -> None:
@@ -103,9 +107,9 @@ def main(folder: Path) -> None:
         for name in MESHES:
             mesh = build_mesh(plan_degrees(cases.parallelism(name), launch.world), launch.rank, "cpu")
             for number, case in enumerate(CASES):
-                made = train(case, mesh, cases.MESHES[name]["data"])
+                results = train(case, mesh, cases.MESHES[name]["data"])
                 if launch.is_main:
-                    save_file(made, folder / f"{name}-{number}.safetensors")
+                    save_file(results, folder / f"{name}-{number}.safetensors")
 
 
 if __name__ == "__main__":

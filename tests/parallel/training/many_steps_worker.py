@@ -30,12 +30,12 @@ def compare_replicas(mesh: DeviceGrid) -> dict[str, bool]:
     for name, p in model.named_parameters():
         if any(shard_dim(placement) is not None for placement in getattr(p, "placements", ())):
             continue
-        part = local_shard(p).contiguous()
-        first = part.clone()
-        dist.broadcast(first, 0)
-        same = torch.tensor(float(torch.equal(first, part)))
-        dist.all_reduce(same, dist.ReduceOp.MIN)
-        equal[name] = bool(same)
+        local_part = local_shard(p).contiguous()
+        rank0_part = local_part.clone()
+        dist.broadcast(rank0_part, 0)
+        is_equal = torch.tensor(float(torch.equal(rank0_part, local_part)))
+        dist.all_reduce(is_equal, dist.ReduceOp.MIN)
+        equal[name] = bool(is_equal)
     return equal
 
 

@@ -13,14 +13,14 @@ import torch
 
 from credit.train.checkpoint import checkpoint
 from credit.train.checkpoint.async_writer import AsyncCheckpointer
-from tests.parallel.training.checkpoint_worker import MODELS, RANKS, expected_of, plain, values
+from tests.parallel.training.checkpoint_worker import MODELS, RANKS, build_unsharded, expected_of, values
 
 LIMIT_SECONDS = 240
 
 
 @pytest.mark.slow
 def test_every_mesh_reads_every_other(tmp_path: Path, repository: Path) -> None:
-    expected = expected_of(values(plain()))
+    expected = expected_of(values(build_unsharded()))
     with AsyncCheckpointer(tmp_path / "single") as store:
         store.save(1, {"all": expected}, {"mask": torch.ones(2)}, {})
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}"]
@@ -43,7 +43,7 @@ def test_every_mesh_reads_every_other(tmp_path: Path, repository: Path) -> None:
     for kind in MODELS:
         path = checkpoint.resolve_checkpoint(tmp_path / kind, "latest", "key")
         assert checkpoint.load_meta(path)["format"] == 2
-        found = checkpoint.load_tensors(path, "all")
-        assert found.keys() == expected.keys()
-        assert all(torch.equal(found[name], value) for name, value in expected.items())
-        assert all(found[name].dtype == value.dtype for name, value in expected.items())
+        tensors = checkpoint.load_tensors(path, "all")
+        assert tensors.keys() == expected.keys()
+        assert all(torch.equal(tensors[name], value) for name, value in expected.items())
+        assert all(tensors[name].dtype == value.dtype for name, value in expected.items())

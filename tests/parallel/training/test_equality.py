@@ -38,18 +38,18 @@ def one_process() -> dict[int, dict[str, torch.Tensor]]:
 def test_many_ranks_equal_one_process(mesh: str, four_ranks: Path, one_process: dict) -> None:
     for number in cases.WHICH[mesh]:
         case = cases.CASES[number]
-        many, one = load_file(four_ranks / f"{mesh}-{number}.safetensors"), one_process[number]
-        assert many.keys() == one.keys()
-        where = f"{mesh}, {case.name}"
+        results, expected = load_file(four_ranks / f"{mesh}-{number}.safetensors"), one_process[number]
+        assert results.keys() == expected.keys()
+        label = f"{mesh}, {case.name}"
         for key in ("output", "loss", "norm"):
-            assert relative(many[key], one[key]) < 1e-5, f"{where}: {key}"
+            assert relative(results[key], expected[key]) < 1e-5, f"{label}: {key}"
         # five steps of Adam lie behind this one, which turns rounding of tiny gradients into whole steps
-        assert relative(many["output of the average"], one["output of the average"]) < 1e-3, where
-        gradients = [key for key in one if key.startswith("gradient/")]
-        total = torch.stack([one[key].norm() for key in gradients]).norm()
+        assert relative(results["output of the average"], expected["output of the average"]) < 1e-3, label
+        gradients = [key for key in expected if key.startswith("gradient/")]
+        total = torch.stack([expected[key].norm() for key in gradients]).norm()
         for key in gradients:
-            off = (many[key] - one[key]).norm()
-            assert off < 1e-5 * one[key].norm() + 1e-7 * total, f"{where}: {key} is off by {off}"
+            off = (results[key] - expected[key]).norm()
+            assert off < 1e-5 * expected[key].norm() + 1e-7 * total, f"{label}: {key} is off by {off}"
 
 
 @pytest.mark.parametrize(("number", "forwards"), [(0, 1), (1, 4)])
@@ -59,14 +59,14 @@ def test_fsdp2_gathers_and_reduces_no_more_than_it_must(four_ranks: Path, number
     Gradients are reduced once an optimizer step, whatever micro-steps and rollout; the norm is one collective, and the
     power iterations of all weights are two.
     """
-    counted = facts(four_ranks)["4x1"][number]
-    units = counted["units"]
-    assert units > 5 and counted["calls"].keys() == {"all-gather", "reduce-scatter", "all-reduce"}
-    assert counted["calls"]["all-gather"] == forwards * (2 * units - 2)
-    assert counted["calls"]["reduce-scatter"] == units
-    assert counted["calls"]["all-reduce"] == 1 + POWER_ITERATION_SUMS
-    assert counted["bytes"]["reduce-scatter"] < 1.1 * counted["parameter_bytes"] / 4
-    assert counted["bytes"]["all-gather"] < 2.1 * forwards * counted["parameter_bytes"]
+    collectives = facts(four_ranks)["4x1"][number]
+    units = collectives["units"]
+    assert units > 5 and collectives["calls"].keys() == {"all-gather", "reduce-scatter", "all-reduce"}
+    assert collectives["calls"]["all-gather"] == forwards * (2 * units - 2)
+    assert collectives["calls"]["reduce-scatter"] == units
+    assert collectives["calls"]["all-reduce"] == 1 + POWER_ITERATION_SUMS
+    assert collectives["bytes"]["reduce-scatter"] < 1.1 * collectives["parameter_bytes"] / 4
+    assert collectives["bytes"]["all-gather"] < 2.1 * forwards * collectives["parameter_bytes"]
 
 
 @pytest.mark.parametrize(("number", "forwards"), [(0, 1), (1, 4)])
@@ -76,9 +76,11 @@ def test_tensor_parallel_layers_talk_as_often_as_their_plan_asks(four_ranks: Pat
     Spectral norm adds up for eight matrices at once: sigma forward and backward. The step's power iterations add up
     twice for the whole model.
     """
-    counted = facts(four_ranks)["2x2"][number]
-    assert counted["calls"]["all-reduce"] == 1 + POWER_ITERATION_SUMS + counted["layers"] * forwards * (4 + 4 + 2 + 2)
-    assert counted["calls"]["all-gather"] == forwards * (2 * counted["units"] - 2)
+    collectives = facts(four_ranks)["2x2"][number]
+    assert collectives["calls"]["all-reduce"] == 1 + POWER_ITERATION_SUMS + collectives["layers"] * forwards * (
+        4 + 4 + 2 + 2
+    )
+    assert collectives["calls"]["all-gather"] == forwards * (2 * collectives["units"] - 2)
 
 
 def facts(folder: Path) -> dict:

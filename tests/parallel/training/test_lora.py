@@ -19,15 +19,15 @@ pytestmark = pytest.mark.slow
 def test_many_ranks_equal_one_process(tmp_path: Path) -> None:
     launch("tests.parallel.training.lora_worker", 4, str(tmp_path))
     for number, case in enumerate(lora_worker.CASES):
-        one = lora_worker.train(case, DeviceGrid(), "none")
-        gradients = [key for key in one if key.startswith("gradient/")]
+        expected = lora_worker.train(case, DeviceGrid(), "none")
+        gradients = [key for key in expected if key.startswith("gradient/")]
         assert {key.rpartition(".")[2] for key in gradients} == {"a", "b"}
-        total = torch.stack([one[key].norm() for key in gradients]).norm()
+        total = torch.stack([expected[key].norm() for key in gradients]).norm()
         for mesh in lora_worker.MESHES:
-            many, where = load_file(tmp_path / f"{mesh}-{number}.safetensors"), f"{mesh}, {case.name}"
-            assert {key: t.shape for key, t in many.items()} == {key: t.shape for key, t in one.items()}
+            results, label = load_file(tmp_path / f"{mesh}-{number}.safetensors"), f"{mesh}, {case.name}"
+            assert {key: t.shape for key, t in results.items()} == {key: t.shape for key, t in expected.items()}
             for key in ("loss", "norm"):
-                assert relative(many[key], one[key]) < 1e-5, f"{where}: {key}"
+                assert relative(results[key], expected[key]) < 1e-5, f"{label}: {key}"
             for key in gradients:
-                off = (many[key] - one[key]).norm()
-                assert off < 1e-5 * one[key].norm() + 1e-7 * total, f"{where}: {key} is off by {off}"
+                off = (results[key] - expected[key]).norm()
+                assert off < 1e-5 * expected[key].norm() + 1e-7 * total, f"{label}: {key} is off by {off}"

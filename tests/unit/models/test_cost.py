@@ -42,17 +42,19 @@ CASES = {
 
 
 def cost_of(trace: Trace) -> Cost:
-    moved = sum(kernel.bytes * count for kernel, count in trace.kernels.items())
-    return Cost(trace.flops / 1e9, trace.activations / 1e6, moved / 1e9, sum(trace.kernels.values()))
+    moved_bytes = sum(kernel.bytes * count for kernel, count in trace.kernels.items())
+    return Cost(trace.flops / 1e9, trace.activations / 1e6, moved_bytes / 1e9, sum(trace.kernels.values()))
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not torch.__version__.startswith("2.13"), reason="the figures are those of torch 2.13")
 @pytest.mark.parametrize("case", CASES)
 def test_a_training_step_costs_what_it_did(case: str, repository: Path) -> None:
-    overrides, gpu, known = CASES[case]
+    overrides, gpu, recorded_cost = CASES[case]
     config = load_config_without_paths(str(repository / "config" / "wxformer_1deg.yml"), overrides)
-    now = cost_of(traced(config, config.data.forecast_len, gpu, "181x360"))
-    for what, before, after in zip(Cost._fields, known, now, strict=True):
-        assert after <= MOST * before, f"{what}: {before} before, {after} now; {now}"
-        assert after >= LEAST * before, f"{what}: less than before; put the new figures here, so that they stay: {now}"
+    measured_cost = cost_of(traced(config, config.data.forecast_len, gpu, "181x360"))
+    for quantity, recorded, measured in zip(Cost._fields, recorded_cost, measured_cost, strict=True):
+        assert measured <= MOST * recorded, f"{quantity}: {recorded} before, {measured} now; {measured_cost}"
+        assert measured >= LEAST * recorded, (
+            f"{quantity}: less than before; put the new figures here, so that they stay: {measured_cost}"
+        )

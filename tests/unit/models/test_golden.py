@@ -41,8 +41,8 @@ def case(request: pytest.FixtureRequest) -> Case:
     return Case(request.param)
 
 
-def assert_same_field(ours: torch.Tensor, reference: torch.Tensor) -> None:
-    torch.testing.assert_close(ours, reference, rtol=0, atol=1e-5 * reference.std().item())
+def assert_same_field(output: torch.Tensor, reference: torch.Tensor) -> None:
+    torch.testing.assert_close(output, reference, rtol=0, atol=1e-5 * reference.std().item())
 
 
 def test_eval_output(case: Case) -> None:
@@ -66,8 +66,8 @@ def test_training_output_loss_and_gradients(case: Case) -> None:
     renamed = {}
     for name, norm in norms.items():
         marked = {key: torch.full_like(value, float(key == name)) for key, value in state.items()}
-        (ours,) = [key for key, value in convert_published_state(marked).items() if value.any()]
-        renamed[ours] = norm.item()
+        (converted_name,) = [key for key, value in convert_published_state(marked).items() if value.any()]
+        renamed[converted_name] = norm.item()
     assert renamed.keys() == gradients.keys()
     for name, norm in renamed.items():
         assert gradients[name].norm().item() == pytest.approx(norm, rel=1e-4, abs=1e-7 * total), name
@@ -75,6 +75,6 @@ def test_training_output_loss_and_gradients(case: Case) -> None:
 
 def test_parameter_count(case: Case) -> None:
     unused = sum(v.numel() for name, v in case.group("state::").items() if name.startswith("cube_embedding."))
-    ours = sum(parameter.numel() for parameter in case.model.parameters())
+    num_parameters = sum(parameter.numel() for parameter in case.model.parameters())
     assert unused > 0
-    assert ours == case.settings["parameters_in_reference"] - unused
+    assert num_parameters == case.settings["parameters_in_reference"] - unused

@@ -28,23 +28,21 @@ def test_prefix_wrapping_and_newer_embedding_names_give_the_same(state: dict[str
     }
     assert any(".convs.0.1.weight_orig" in key for key in newer)
     expected = convert_published_state(state)
-    ours = convert_published_state({"model_state_dict": newer, "epoch": torch.tensor(3)})
-    assert ours.keys() == expected.keys()
-    assert all(torch.equal(ours[key], expected[key]) for key in expected)
+    converted = convert_published_state({"model_state_dict": newer, "epoch": torch.tensor(3)})
+    assert converted.keys() == expected.keys()
+    assert all(torch.equal(converted[key], expected[key]) for key in expected)
 
 
 def test_rows_and_left_vector_are_ordered_by_head(state: dict[str, torch.Tensor]) -> None:
-    reference, ours = (
-        "layers.1.1.layers.0.0.to_qkv.weight_",
-        "stages.1.layers.0.short_attention.to_qkv.parametrizations.",
-    )
+    reference_prefix = "layers.1.1.layers.0.0.to_qkv.weight_"
+    prefix = "stages.1.layers.0.short_attention.to_qkv.parametrizations."
     imported = convert_published_state(state)
     heads, dim_head = 2, 8
-    for theirs, mine in (("orig", "weight.original"), ("u", "weight.0.u")):
-        q_k_v = state[reference + theirs].flatten(1 if theirs == "orig" else 0).chunk(3)
+    for reference_name, name in (("orig", "weight.original"), ("u", "weight.0.u")):
+        q_k_v = state[reference_prefix + reference_name].flatten(1 if reference_name == "orig" else 0).chunk(3)
         expected = [part[h * dim_head : (h + 1) * dim_head] for h in range(heads) for part in q_k_v]
-        torch.testing.assert_close(imported[ours + mine], torch.cat(expected), rtol=0, atol=0)
-    assert torch.equal(imported[ours + "weight.0.v"], state[reference + "v"])
+        torch.testing.assert_close(imported[prefix + name], torch.cat(expected), rtol=0, atol=0)
+    assert torch.equal(imported[prefix + "weight.0.v"], state[reference_prefix + "v"])
 
 
 def test_unused_parameters_are_logged_and_unknown_ones_refused(

@@ -35,7 +35,7 @@ class Scaled(nn.Module):
         return torch.arange(3.0, device="cpu") if key == "window" else torch.zeros(shape, device="cpu")
 
 
-def start(model: nn.Module, seed: int = 1) -> dict[str, Tensor]:
+def draw_values(model: nn.Module, seed: int = 1) -> dict[str, Tensor]:
     return dict(initial_values(model, seed))
 
 
@@ -46,22 +46,22 @@ def on_meta(build) -> nn.Module:
 
 def test_parameters_and_buffers_of_any_name() -> None:
     model = on_meta(lambda: nn.Sequential(Scaled(), Scaled()))
-    values = start(model)
+    values = draw_values(model)
     assert values.keys() == model.state_dict().keys()
     assert torch.equal(values["0.window"], torch.arange(3.0))
     assert not torch.equal(values["0.gamma"], values["1.gamma"]), "each is drawn from its own name"
-    assert torch.equal(values["1.gamma"], start(nn.Sequential(nn.Identity(), Scaled()))["1.gamma"])
+    assert torch.equal(values["1.gamma"], draw_values(nn.Sequential(nn.Identity(), Scaled()))["1.gamma"])
 
 
 def test_a_checkpointed_block_with_parameters_of_its_own() -> None:
     """What wrappers put at the end of a path is in no name, and changes no value."""
     model = nn.Sequential(Scaled(), nn.Linear(4, 4))
-    plain = start(model)
+    plain_values = draw_values(model)
     model[0]._fsdp2_shard = model[1]._fsdp2_shard = True
     checkpoint_blocks(model)
-    again = start(model)
-    assert again.keys() == plain.keys() == model.state_dict().keys()
-    assert all(torch.equal(value, plain[name]) for name, value in again.items())
+    wrapped_values = draw_values(model)
+    assert wrapped_values.keys() == plain_values.keys() == model.state_dict().keys()
+    assert all(torch.equal(value, plain_values[name]) for name, value in wrapped_values.items())
 
 
 KINDS = {
@@ -81,21 +81,26 @@ def test_kinds_of_torch_start_as_torch_says(name: str) -> None:
     """Bounds and moments are torch's own; the global random state is left alone."""
     before = torch.get_rng_state()
     model = on_meta(lambda: nn.Sequential(KINDS[name](), KINDS[name]()))
-    values = start(model)
+    values = draw_values(model)
     assert torch.equal(torch.get_rng_state(), before)
-    theirs = nn.Sequential(KINDS[name](), KINDS[name]()).state_dict()
-    assert values.keys() == theirs.keys()
+    torch_state = nn.Sequential(KINDS[name](), KINDS[name]()).state_dict()
+    assert values.keys() == torch_state.keys()
     for key, value in values.items():
-        assert value.shape == theirs[key].shape and value.dtype == theirs[key].dtype and value.isfinite().all()
+        assert (
+            value.shape == torch_state[key].shape and value.dtype == torch_state[key].dtype and value.isfinite().all()
+        )
         if name in ("rms", "prelu", "norm"):
-            assert torch.equal(value, theirs[key]), "these start as constants"
+            assert torch.equal(value, torch_state[key]), "these start as constants"
     for key in ("weight", "weight_ih_l0", "in_proj_weight"):
         if f"0.{key}" in values and name not in ("rms", "prelu", "norm"):
-            mine, other = values[f"0.{key}"], theirs[f"0.{key}"]
-            assert math.isclose(mine.std(), other.std(), rel_tol=0.25) and abs(mine.mean()) < 0.2 * mine.std()
-            assert not torch.equal(mine, values[f"1.{key}"]), "each is drawn from its own name"
-            assert torch.equal(mine, start(model)[f"0.{key}"])
-            assert not torch.equal(mine, start(model, seed=2)[f"0.{key}"])
+            drawn_value, torch_value = values[f"0.{key}"], torch_state[f"0.{key}"]
+            assert (
+                math.isclose(drawn_value.std(), torch_value.std(), rel_tol=0.25)
+                and abs(drawn_value.mean()) < 0.2 * drawn_value.std()
+            )
+            assert not torch.equal(drawn_value, values[f"1.{key}"]), "each is drawn from its own name"
+            assert torch.equal(drawn_value, draw_values(model)[f"0.{key}"])
+            assert not torch.equal(drawn_value, draw_values(model, seed=2)[f"0.{key}"])
 
 
 def test_what_tells_nothing_is_named() -> None:
@@ -110,10 +115,10 @@ def test_what_tells_nothing_is_named() -> None:
 
     for kind in (Silent, Half):
         with pytest.raises(ConfigError, match=rf"model\.type: 1 \({kind.__name__}\).*gamma.*initial_value"):
-            start(nn.Sequential(nn.Linear(1, 1), kind()))
+            draw_values(nn.Sequential(nn.Linear(1, 1), kind()))
     for norm in (nn.BatchNorm2d(2), nn.InstanceNorm2d(2, track_running_stats=True)):
         with pytest.raises(ConfigError, match=rf"0 \({type(norm).__name__}\).*GroupNorm"):
-            start(nn.Sequential(norm))
+            draw_values(nn.Sequential(norm))
 
 
 class Indexed(nn.Linear):
@@ -136,7 +141,7 @@ class Indexed(nn.Linear):
 def test_an_index_or_a_mask_is_set_or_named(dtype: torch.dtype) -> None:
     """Nothing but its own code knows the values; zeros in their place would train another model."""
     with pytest.raises(ConfigError, match=r"model\.type: 0 \(Indexed\): order cannot be initialised.*initial_value"):
-        start(on_meta(lambda: nn.Sequential(Indexed(dtype, sets=False))))
+        draw_values(on_meta(lambda: nn.Sequential(Indexed(dtype, sets=False))))
 
     class Reads(Indexed):
         def reset_parameters(self) -> None:
@@ -146,8 +151,8 @@ def test_an_index_or_a_mask_is_set_or_named(dtype: torch.dtype) -> None:
 
     if dtype == torch.int64:
         with pytest.raises(ConfigError, match=r"0 \(Reads\): its reset_parameters fails.*initial_value"):
-            start(nn.Sequential(Reads(dtype, sets=False)))
-    values = start(nn.Sequential(Indexed(dtype, sets=True)))
+            draw_values(nn.Sequential(Reads(dtype, sets=False)))
+    values = draw_values(nn.Sequential(Indexed(dtype, sets=True)))
     assert torch.equal(values["0.order"], torch.tensor([0, 1, 0]).to(dtype)) and values["0.weight"].isfinite().all()
 
 
@@ -157,10 +162,10 @@ def test_an_index_or_a_mask_is_set_or_named(dtype: torch.dtype) -> None:
 @pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
 def test_normalisations_of_torch_are_refused_with_ours(norm) -> None:
     with pytest.raises(ConfigError, match=r"0 \(.*Linear\).*apply_spectral_norm\(model\)"):
-        start(nn.Sequential(norm(nn.Linear(3, 2))))
+        draw_values(nn.Sequential(norm(nn.Linear(3, 2))))
     model = nn.Sequential(nn.Linear(3, 2))
     apply_spectral_norm(model)
-    assert start(model).keys() == model.state_dict().keys()
+    assert draw_values(model).keys() == model.state_dict().keys()
 
 
 def test_parameters_that_would_become_others_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,7 +175,7 @@ def test_parameters_that_would_become_others_are_refused(monkeypatch: pytest.Mon
     class StrangeSection(ModelSection):
         kind: str
 
-    def strange(kind: str) -> ForecastModel:
+    def build_strange_model(kind: str) -> ForecastModel:
         return build_model(spec, StrangeSection(type="strange", kind=kind))
 
     @register_model("strange", StrangeSection)
@@ -187,7 +192,7 @@ def test_parameters_that_would_become_others_are_refused(monkeypatch: pytest.Mon
                 self.b = nn.Sequential(self.a)
 
     with pytest.raises(ConfigError, match=r"a\.weight and b\.weight are one parameter"):
-        strange("tied")
+        build_strange_model("tied")
     with pytest.raises(ConfigError, match=r"b\.weight is complex.*view_as_complex"):
-        strange("complex")
-    assert start(strange("called twice")).keys() == {"a.weight", "a.bias"}
+        build_strange_model("complex")
+    assert draw_values(build_strange_model("called twice")).keys() == {"a.weight", "a.bias"}

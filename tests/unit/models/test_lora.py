@@ -69,26 +69,28 @@ def test_the_weight_in_use(make: Callable[[], nn.Module]) -> None:
 
 @pytest.mark.parametrize("use_spectral_norm", [True, False])
 def test_training_starts_from_the_base_and_leaves_it_alone(use_spectral_norm: bool) -> None:
-    plain = build(use_spectral_norm=use_spectral_norm).eval()
+    base_model = build(use_spectral_norm=use_spectral_norm).eval()
     model = lora.apply_lora(build(use_spectral_norm=use_spectral_norm), TARGETS, rank=3, alpha=6.0)
     fill(model)
     with torch.no_grad():
-        torch.testing.assert_close(model.eval()(fields()), plain(fields()), rtol=0, atol=1e-6)
+        torch.testing.assert_close(model.eval()(fields()), base_model(fields()), rtol=0, atol=1e-6)
     model.train()(fields()).sum().backward()
     with_gradient = {name for name, p in model.named_parameters() if p.grad is not None}
     assert with_gradient == {name for name, _ in lora.initial_adapters(model, 0)} and with_gradient
     model.zero_grad()
 
     base = {name: tensor.clone() for name, tensor in lora.base_state_dict(model).items()}
-    assert {name: t.shape for name, t in base.items()} == {name: t.shape for name, t in plain.state_dict().items()}
+    assert {name: t.shape for name, t in base.items()} == {name: t.shape for name, t in base_model.state_dict().items()}
     saved = {name: tensor.clone() for name, tensor in lora.checkpoint_state_dict(model).items()}
     train(model)
     assert {
         name for name, t in lora.checkpoint_state_dict(model).items() if not torch.equal(t, saved[name])
     } == saved.keys()
     # bit for bit; u and v of adapted layers are saved with the adapters
-    moved = {name for name, tensor in lora.base_state_dict(model).items() if not torch.equal(tensor, base[name])}
-    assert moved == {name.replace(".weight.1.", ".weight.0.") for name in saved if name.endswith((".u", ".v"))}
+    changed_names = {
+        name for name, tensor in lora.base_state_dict(model).items() if not torch.equal(tensor, base[name])
+    }
+    assert changed_names == {name.replace(".weight.1.", ".weight.0.") for name in saved if name.endswith((".u", ".v"))}
 
 
 @pytest.mark.parametrize("use_spectral_norm", [True, False])
@@ -97,12 +99,12 @@ def test_merged_is_the_same_function_under_the_plain_names(use_spectral_norm: bo
     train(model, 1)
     with torch.no_grad():
         before = model.eval()(fields())
-    plain = build(use_spectral_norm=use_spectral_norm)
+    base_model = build(use_spectral_norm=use_spectral_norm)
     lora.merge_adapters(model)
     assert list(lora.initial_adapters(model, 0)) == []
-    plain.load_state_dict(model.state_dict(), strict=True)
+    base_model.load_state_dict(model.state_dict(), strict=True)
     with torch.no_grad():
-        base, after = build(use_spectral_norm=use_spectral_norm).eval()(fields()), plain.eval()(fields())
+        base, after = build(use_spectral_norm=use_spectral_norm).eval()(fields()), base_model.eval()(fields())
     assert (after - before).abs().max() < 1e-6 * before.abs().max()
     assert (before - base).abs().max() > 1e-3 * before.abs().max(), "the adapters did nothing"
 
@@ -184,15 +186,17 @@ def test_a_checkpoint_holds_the_adapters_and_their_vectors() -> None:
 
 
 def test_adapters_start_from_seed_and_path_on_the_meta_device_too() -> None:
-    ours = dict(lora.initial_adapters(lora.apply_lora(build(), TARGETS, rank=3, alpha=6.0), 1))
+    adapters = dict(lora.initial_adapters(lora.apply_lora(build(), TARGETS, rank=3, alpha=6.0), 1))
     with torch.device("meta"):
         empty = lora.apply_lora(WXFormer.from_kwargs(**SETTINGS), TARGETS, rank=3, alpha=6.0)
     assert all(parameter.is_meta for parameter in empty.parameters())
-    theirs, others = dict(lora.initial_adapters(empty, 1)), dict(lora.initial_adapters(empty, 2))
-    assert ours.keys() == theirs.keys()
-    for name, value in ours.items():
-        assert torch.equal(value, theirs[name])
-        assert torch.equal(value, others[name]) == name.endswith(".b") and value.any() == name.endswith(".a")
+    meta_adapters, other_seed_adapters = dict(lora.initial_adapters(empty, 1)), dict(lora.initial_adapters(empty, 2))
+    assert adapters.keys() == meta_adapters.keys()
+    for name, value in adapters.items():
+        assert torch.equal(value, meta_adapters[name])
+        assert torch.equal(value, other_seed_adapters[name]) == name.endswith(".b") and value.any() == name.endswith(
+            ".a"
+        )
 
 
 def test_a_pattern_that_matches_nothing_is_an_error() -> None:

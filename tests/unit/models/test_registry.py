@@ -81,8 +81,8 @@ def test_the_table_of_built_in_kinds_agrees_with_the_decorators(kinds: registry.
             f"assert kinds._sections[{name!r}] is section, 'the decorator names another section'\n"
             f"assert section.__name__ == {attribute!r} and section.__module__ == {module!r}\n"
         )
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-        assert done.returncode == 0, f"{name}: {done.stderr}"
+        process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+        assert process.returncode == 0, f"{name}: {process.stderr}"
 
 
 def test_conditions_that_no_objective_supplies_are_refused() -> None:

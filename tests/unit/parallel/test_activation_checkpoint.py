@@ -35,11 +35,11 @@ def gradients(mode: bool | str) -> tuple[dict[str, torch.Tensor], int]:
 
 @pytest.mark.parametrize("mode", [True, "selective"])
 def test_same_gradients_more_forwards(mode: bool | str) -> None:
-    plain, calls = gradients(False)
-    again, more_calls = gradients(mode)
-    assert plain.keys() == again.keys()
-    for name, gradient in plain.items():
-        torch.testing.assert_close(again[name], gradient, rtol=1e-5, atol=1e-7)
+    plain_gradients, calls = gradients(False)
+    recomputed_gradients, more_calls = gradients(mode)
+    assert plain_gradients.keys() == recomputed_gradients.keys()
+    for name, gradient in plain_gradients.items():
+        torch.testing.assert_close(recomputed_gradients[name], gradient, rtol=1e-5, atol=1e-7)
     assert more_calls == calls + 2, "each of the two steps recomputes the block once"
 
 
@@ -54,15 +54,15 @@ def test_nothing_is_computed_three_times() -> None:
         return counter.get_total_flops()
 
     with force_gpu_path():  # where nothing is computed again by itself
-        kept = operations()
-    assert operations() == kept
+        saved_sizes = operations()
+    assert operations() == saved_sizes
 
 
 @pytest.mark.parametrize("mode", [True, "selective"])
 @pytest.mark.parametrize("norm", [nn.utils.spectral_norm, nn.utils.parametrizations.spectral_norm])
 def test_spectral_norm_of_torch_does_not_iterate_again(norm, mode: bool | str) -> None:
     """Two forwards before the backward pass, two steps: gradients and vectors are those without checkpointing."""
-    found = []
+    results = []
     for checkpointed in (False, True):
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(3, 8), nn.Sequential(norm(nn.Linear(8, 8)), nn.Tanh(), norm(nn.Linear(8, 8))))
@@ -73,10 +73,10 @@ def test_spectral_norm_of_torch_does_not_iterate_again(norm, mode: bool | str) -
         for _ in range(2):
             (model(x).square().mean() + model(2 * x).square().mean()).backward()
         values = {strip_wrapper_prefixes(name): p.grad for name, p in model.named_parameters()}
-        found.append(values | {strip_wrapper_prefixes(name): buffer for name, buffer in model.named_buffers()})
-    assert found[0].keys() == found[1].keys() and len(found[0]) == 10
-    for name, value in found[0].items():
-        torch.testing.assert_close(found[1][name], value, rtol=1e-5, atol=1e-7, msg=name)
+        results.append(values | {strip_wrapper_prefixes(name): buffer for name, buffer in model.named_buffers()})
+    assert results[0].keys() == results[1].keys() and len(results[0]) == 10
+    for name, value in results[0].items():
+        torch.testing.assert_close(results[1][name], value, rtol=1e-5, atol=1e-7, msg=name)
 
 
 @pytest.mark.parametrize("norm", [nn.utils.spectral_norm, nn.utils.parametrizations.spectral_norm])
@@ -92,7 +92,7 @@ def test_a_normalised_layer_that_a_block_calls_twice(norm) -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.layer(self.layer(x).tanh())
 
-    found = []
+    results = []
     for checkpointed in (False, True):
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(3, 8), Twice(), Twice())
@@ -100,9 +100,9 @@ def test_a_normalised_layer_that_a_block_calls_twice(norm) -> None:
             checkpoint_blocks(model)
         model(torch.randn(5, 3)).square().mean().backward()
         values = {strip_wrapper_prefixes(name): p.grad for name, p in model.named_parameters()}
-        found.append(values | {strip_wrapper_prefixes(name): buffer for name, buffer in model.named_buffers()})
-    for name, value in found[0].items():
-        torch.testing.assert_close(found[1][name], value, rtol=1e-5, atol=1e-7, msg=name)
+        results.append(values | {strip_wrapper_prefixes(name): buffer for name, buffer in model.named_buffers()})
+    for name, value in results[0].items():
+        torch.testing.assert_close(results[1][name], value, rtol=1e-5, atol=1e-7, msg=name)
 
 
 class Coder(nn.Module):
@@ -125,7 +125,7 @@ class Coder(nn.Module):
         return self.up(nn.functional.gelu(code)).sin()
 
 
-def coded(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+def round_trip_loss(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
     """Return the loss of two rounds through the entry points of a model's two coders."""
     for coder in (*model[1:], *model[1:]):
         x = x + coder.decode(coder.encode(model[0](x), scale=2.0)["code"])
@@ -136,7 +136,7 @@ def coded(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("norm", [lambda layer: layer, nn.utils.spectral_norm, nn.utils.parametrizations.spectral_norm])
 def test_custom_entry_points_are_computed_again(norm: Callable, mode: bool | str) -> None:
     """Gradients and vectors are those without checkpointing; each call runs twice, and what it kept is freed."""
-    found, calls, kept = [], [], []
+    results, calls, saved_sizes = [], [], []
     for checkpointed in (False, True):
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(8, 8), Coder(norm), Coder(norm))
@@ -144,23 +144,23 @@ def test_custom_entry_points_are_computed_again(norm: Callable, mode: bool | str
             checkpoint_blocks(model, mode)
         x, sizes = torch.randn(64, 8), []
 
-        def note(tensor: torch.Tensor, sizes: list[int] = sizes) -> torch.Tensor:
+        def record_size(tensor: torch.Tensor, sizes: list[int] = sizes) -> torch.Tensor:
             sizes.append(tensor.numel())
             return tensor
 
         for _ in range(2):
-            with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-                loss = coded(model, x)
+            with torch.autograd.graph.saved_tensors_hooks(record_size, lambda tensor: tensor):
+                loss = round_trip_loss(model, x)
             loss.backward()
         values = {strip_wrapper_prefixes(name): p.grad for name, p in model.named_parameters()}
-        found.append(values | {strip_wrapper_prefixes(name): buffer for name, buffer in model.named_buffers()})
+        results.append(values | {strip_wrapper_prefixes(name): buffer for name, buffer in model.named_buffers()})
         calls.append(model[1].calls)
-        kept.append(sum(sizes))
-    assert found[0].keys() == found[1].keys()
-    for name, value in found[0].items():
-        torch.testing.assert_close(found[1][name], value, rtol=1e-5, atol=1e-7, msg=name)
+        saved_sizes.append(sum(sizes))
+    assert results[0].keys() == results[1].keys()
+    for name, value in results[0].items():
+        torch.testing.assert_close(results[1][name], value, rtol=1e-5, atol=1e-7, msg=name)
     assert calls == [8, 16], "two rounds of two entries in two steps"
-    assert kept[1] < kept[0] / 2
+    assert saved_sizes[1] < saved_sizes[0] / 2
 
 
 def test_an_entry_point_that_is_not_there_is_refused() -> None:

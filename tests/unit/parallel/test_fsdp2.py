@@ -21,20 +21,20 @@ from tests.parallel.fsdp2_api.example_models import (
     Nested,
     Net,
     OwnMark,
-    built,
+    build_seeded,
     gradients,
-    mine,
-    reference,
+    local_share,
+    mean_square_loss,
+    reference_gradients,
     require_close,
     samples,
-    squares,
     take_step,
     weights,
 )
 
 
 @pytest.fixture
-def no_group(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def without_process_group(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Neither a process group nor a launcher, before and after."""
     assert not dist.is_initialized()
     for name in ("RANK", "WORLD_SIZE"):
@@ -48,39 +48,39 @@ def test_a_logger_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("conf", [{}, {"trainer": None}, {"trainer": {"activation_checkpoint": True}, "model": {}}])
-def test_one_process_without_a_group(conf: dict, no_group: None) -> None:
-    model = built(Net)
-    expected = reference(model, squares)
+def test_one_process_without_a_group(conf: dict, without_process_group: None) -> None:
+    model = build_seeded(Net)
+    expected = reference_gradients(model, mean_square_loss)
     assert not fsdp2.fsdp2_is_applied(model)
     assert fsdp2.apply_fsdp2(model, None, conf) is model
     assert fsdp2.fsdp2_is_applied(model) and fsdp2.fsdp2_is_applied(nn.Sequential(model))
-    squares(model, mine(samples())).backward()
+    mean_square_loss(model, local_share(samples())).backward()
     require_close(gradients(model), expected)
     assert all(isinstance(p, DTensor) for p in model.parameters())
     assert dist.get_world_size() == 1
 
 
-def test_states_of_one_process(no_group: None) -> None:
-    model = fsdp2.apply_fsdp2(built(Net), None, {})
+def test_states_of_one_process(without_process_group: None) -> None:
+    model = fsdp2.apply_fsdp2(build_seeded(Net), None, {})
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
     take_step(model, optimizer, 1)
     state, saved = fsdp2.fsdp2_state_dict(model), fsdp2.fsdp2_optimizer_state_dict(model, optimizer)
-    kept = copy.deepcopy((state, saved["state"]["head.weight"]))
-    other = fsdp2.apply_fsdp2(built(Net, seed=2), None, {})
-    again = torch.optim.AdamW(other.parameters())
-    fsdp2.fsdp2_load_state_dict(other, state)
-    fsdp2.fsdp2_load_optimizer_state_dict(other, again, saved)
+    snapshot = copy.deepcopy((state, saved["state"]["head.weight"]))
+    other_model = fsdp2.apply_fsdp2(build_seeded(Net, seed=2), None, {})
+    resumed_optimizer = torch.optim.AdamW(other_model.parameters())
+    fsdp2.fsdp2_load_state_dict(other_model, state)
+    fsdp2.fsdp2_load_optimizer_state_dict(other_model, resumed_optimizer, saved)
     take_step(model, optimizer, 5)
-    take_step(other, again, 5)
-    assert all(torch.equal(value, weights(other)[name]) for name, value in weights(model).items())
-    for name, value in kept[0].items():
+    take_step(other_model, resumed_optimizer, 5)
+    assert all(torch.equal(value, weights(other_model)[name]) for name, value in weights(model).items())
+    for name, value in snapshot[0].items():
         assert torch.equal(state[name], value), f"{name} was the model's own memory"
-    for key, value in kept[1].items():
+    for key, value in snapshot[1].items():
         assert torch.equal(saved["state"]["head.weight"][key], value), f"{key} was the optimizer's own memory"
 
 
 def test_a_model_that_is_not_sharded() -> None:
-    model = built(Net)
+    model = build_seeded(Net)
     state = fsdp2.fsdp2_state_dict(model)
     assert state.keys() == model.state_dict().keys()
     assert all(state[name].data_ptr() != value.data_ptr() for name, value in model.state_dict().items())
@@ -92,10 +92,10 @@ def test_a_model_that_is_not_sharded() -> None:
 
 def test_marks() -> None:
     assert fsdp2._has_fsdp2_shard(Block()) and fsdp2._has_fsdp2_shard(OwnMark())
-    plain, unmarked = nn.Linear(1, 1), Block()
+    plain_model, unmarked = nn.Linear(1, 1), Block()
     unmarked._fsdp2_shard = False
-    assert not fsdp2._has_fsdp2_shard(plain) and not fsdp2._has_fsdp2_shard(unmarked)
-    assert fsdp2._is_shardable(Block(), False) and not fsdp2._is_shardable(plain, False)
+    assert not fsdp2._has_fsdp2_shard(plain_model) and not fsdp2._has_fsdp2_shard(unmarked)
+    assert fsdp2._is_shardable(Block(), False) and not fsdp2._is_shardable(plain_model, False)
 
 
 def test_the_wrapper_is_the_unit() -> None:
@@ -122,21 +122,21 @@ def test_checkpointing_of_a_model_without_blocks() -> None:
 
 
 def test_blocks_in_two_places_and_in_blocks() -> None:
-    model = built(Nested)
-    expected = reference(model, squares)
+    model = build_seeded(Nested)
+    expected = reference_gradients(model, mean_square_loss)
     fsdp2._apply_activation_checkpointing(model)
     assert model.again is model.outer.inner[0], "one wrapper in both places"
     assert sum(isinstance(m, CheckpointWrapper) for m in model.modules()) == 3
-    squares(model, samples()).backward()
+    mean_square_loss(model, samples()).backward()
     require_close(gradients(model), expected)
 
 
-def test_blocks_that_were_wrapped_only_in_part(no_group: None) -> None:
+def test_blocks_that_were_wrapped_only_in_part(without_process_group: None) -> None:
     model = nn.Sequential(Block(), Block(), Block())
     fsdp2._apply_activation_checkpointing(model[:1])
-    first = nn.Sequential(model[0])
-    fsdp2._apply_activation_checkpointing(first)
-    model[0] = first[0]
+    wrapped_twice = nn.Sequential(model[0])
+    fsdp2._apply_activation_checkpointing(wrapped_twice)
+    model[0] = wrapped_twice[0]
     model[1] = torch.compile(model[1], backend="eager")
     fsdp2.apply_fsdp2(model, None, {})
     assert [isinstance(m, FSDPModule) for m in model] == [True] * 3
@@ -180,7 +180,7 @@ def test_policy(conf: dict, dtypes: tuple | None) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "message"),
+    ("policy_section", "message"),
     [
         ({"param_dtype": "bfloat"}, r'param_dtype: .bfloat. is not a dtype; did you mean "bfloat16"'),
         ({"parm_dtype": "bfloat16"}, r'parm_dtype: there is no such key; did you mean "param_dtype"'),
@@ -189,9 +189,9 @@ def test_policy(conf: dict, dtypes: tuple | None) -> None:
         ({"cast_forward_inputs": "false"}, r"cast_forward_inputs: .false. is not a boolean; write true or false"),
     ],
 )
-def test_policy_that_is_none(asked: object, message: str) -> None:
+def test_policy_that_is_none(policy_section: object, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        fsdp2._build_mp_policy({"trainer": {"amp": True, "fsdp2_mp_policy": asked}})
+        fsdp2._build_mp_policy({"trainer": {"amp": True, "fsdp2_mp_policy": policy_section}})
 
 
 def test_spectral_norm_buffers() -> None:
@@ -215,7 +215,7 @@ def test_parametrized_spectral_norm_buffers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("conf", "words"),
+    ("conf", "message"),
     [
         ({"trainer": {"amp": "false"}}, r"trainer\.amp: 'false' is not a boolean; write true or false"),
         ({"trainer": {"amp": 2}}, r"trainer\.amp: 2 is not a boolean"),
@@ -226,33 +226,33 @@ def test_parametrized_spectral_norm_buffers() -> None:
         ({"trainer": {"activation_checkpoint": "false"}}, "activation_checkpoint: 'false' is not one of true, false"),
     ],
 )
-def test_switches_that_are_no_booleans(conf: dict, words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
-        fsdp2.apply_fsdp2(built(Net), None, conf)
+def test_switches_that_are_no_booleans(conf: dict, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        fsdp2.apply_fsdp2(build_seeded(Net), None, conf)
     assert not dist.is_initialized()
 
 
 @pytest.mark.parametrize("offload", [True, False, None])
-@pytest.mark.parametrize("again", [True, False, None])
+@pytest.mark.parametrize("resumed_optimizer", [True, False, None])
 def test_parallelism_of_the_config_is_honoured(
-    offload: bool | None, again: bool | None, no_group: None, monkeypatch: pytest.MonkeyPatch
+    offload: bool | None, resumed_optimizer: bool | None, without_process_group: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    policies, freed = [], []
+    offload_flags, reshard_flags = [], []
 
     def record(module: nn.Module, **options) -> None:
-        policies.append(isinstance(options["offload_policy"], CPUOffloadPolicy))
-        freed.append(options["reshard_after_forward"])
+        offload_flags.append(isinstance(options["offload_policy"], CPUOffloadPolicy))
+        reshard_flags.append(options["reshard_after_forward"])
         fully_shard(module, **options)
 
     monkeypatch.setattr(fsdp2, "fully_shard", record)
-    conf = {"trainer": {"parallelism": {"cpu_offload": offload, "reshard_after_forward": again}}}
-    fsdp2.apply_fsdp2(built(Net), None, conf)
-    assert policies == [bool(offload)] * 3
+    conf = {"trainer": {"parallelism": {"cpu_offload": offload, "reshard_after_forward": resumed_optimizer}}}
+    fsdp2.apply_fsdp2(build_seeded(Net), None, conf)
+    assert offload_flags == [bool(offload)] * 3
     # the last block and the model are needed first in the backward pass
-    assert freed == [False, again is not False, False]
+    assert reshard_flags == [False, resumed_optimizer is not False, False]
 
 
-class Strange(Net):
+class UnshardableNet(Net):
     """A net with a parameter that FSDP2 cannot shard."""
 
     def __init__(self, kind: str) -> None:
@@ -264,7 +264,7 @@ class Strange(Net):
 
 
 @pytest.mark.parametrize(
-    ("kind", "words"),
+    ("kind", "message"),
     [
         ("tied", r"blocks\.0\.expand\.weight and blocks\.1\.expand\.weight: one parameter in two units"),
         ("scalar", r"gain: FSDP2 cannot shard a scalar.*torch\.ones\(1\)"),
@@ -272,16 +272,16 @@ class Strange(Net):
         ("twice", "Net is sharded already"),
     ],
 )
-def test_models_that_cannot_be_sharded(kind: str, words: str, no_group: None) -> None:
-    model = fsdp2.apply_fsdp2(built(Net), None, {}) if kind == "twice" else Strange(kind)
+def test_models_that_cannot_be_sharded(kind: str, message: str, without_process_group: None) -> None:
+    model = fsdp2.apply_fsdp2(build_seeded(Net), None, {}) if kind == "twice" else UnshardableNet(kind)
     if kind != "twice":
-        fsdp2.apply_fsdp2(built(Net), None, {})  # makes the process group
-    with pytest.raises(ConfigError, match=words):
+        fsdp2.apply_fsdp2(build_seeded(Net), None, {})  # makes the process group
+    with pytest.raises(ConfigError, match=message):
         fsdp2.apply_fsdp2(model, None, {})
 
 
 @pytest.mark.parametrize(
-    ("conf", "words"),
+    ("conf", "message"),
     [
         ([1], r"trainer: \[1\] is not a section"),
         ({"trainer": [1]}, r"trainer: \[1\] is not a section"),
@@ -289,20 +289,20 @@ def test_models_that_cannot_be_sharded(kind: str, words: str, no_group: None) ->
         ({"trainer": {"amp": True, "fsdp2_mp_policy": {"param_dtype": ["bfloat16"]}}}, "is not a dtype"),
     ],
 )
-def test_what_is_no_config(conf, words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
+def test_what_is_no_config(conf, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         fsdp2._build_mp_policy(conf)
 
 
-@pytest.mark.parametrize("given", [None, "model.pt", {"head.weight": [1.0]}])
-def test_what_is_no_state_dict(given) -> None:
+@pytest.mark.parametrize("state_dict", [None, "model.pt", {"head.weight": [1.0]}])
+def test_what_is_no_state_dict(state_dict) -> None:
     with pytest.raises(CheckpointError, match="in place of a dict|head.weight is not a tensor"):
-        fsdp2.fsdp2_load_state_dict(built(Net), given)
+        fsdp2.fsdp2_load_state_dict(build_seeded(Net), state_dict)
 
 
-def test_state_of_a_plain_optimizer_is_refused(no_group: None) -> None:
-    model = fsdp2.apply_fsdp2(built(Net), None, {})
-    plain = built(Net)
-    saved = torch.optim.AdamW(plain.parameters()).state_dict()
+def test_state_of_a_plain_optimizer_is_refused(without_process_group: None) -> None:
+    model = fsdp2.apply_fsdp2(build_seeded(Net), None, {})
+    plain_model = build_seeded(Net)
+    saved = torch.optim.AdamW(plain_model.parameters()).state_dict()
     with pytest.raises(CheckpointError, match="numbers.*fsdp2_optimizer_state_dict"):
         fsdp2.fsdp2_load_optimizer_state_dict(model, torch.optim.AdamW(model.parameters()), saved)

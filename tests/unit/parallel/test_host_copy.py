@@ -11,17 +11,17 @@ from credit.parallel.host_copy import prefetch_to_host
 
 
 # the meta device stands for one that computes by itself
-@pytest.mark.parametrize(("device", "made"), [("cpu", [1, 2, 3]), ("meta", [2, 3, 3])])
-def test_the_next_is_asked_for_before_one_is_handed_out(device: str, made: list[int]) -> None:
-    begun: list[int] = []
+@pytest.mark.parametrize(("device", "num_begun"), [("cpu", [1, 2, 3]), ("meta", [2, 3, 3])])
+def test_the_next_is_asked_for_before_one_is_handed_out(device: str, num_begun: list[int]) -> None:
+    begun_numbers: list[int] = []
 
     def outputs() -> Iterator[torch.Tensor]:
         for number in range(1, 4):
-            begun.append(number)
+            begun_numbers.append(number)
             yield torch.empty(number, device=device)
 
-    seen = [(len(output), begun[-1]) for output in prefetch_to_host(outputs())]
-    assert seen == list(zip([1, 2, 3], made, strict=True))
+    sizes_and_begun = [(len(output), begun_numbers[-1]) for output in prefetch_to_host(outputs())]
+    assert sizes_and_begun == list(zip([1, 2, 3], num_begun, strict=True))
 
 
 def test_nothing_comes_of_nothing() -> None:

@@ -18,13 +18,13 @@ from tests.parallel.fsdp2_api.example_models import (
     WIDTH,
     Block,
     Net,
-    built,
+    build_seeded,
     gradients,
-    mine,
-    reference,
+    local_share,
+    mean_square_loss,
+    reference_gradients,
     require_close,
     samples,
-    squares,
 )
 
 
@@ -82,9 +82,9 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_models_that_are_refused_by_name(name: str, group_of_one: None) -> None:
-    make, words = REFUSED[name]
-    model = make()
-    with pytest.raises(ConfigError, match=words):
+    build_model, message = REFUSED[name]
+    model = build_model()
+    with pytest.raises(ConfigError, match=message):
         fsdp2.apply_fsdp2(model, None, {"trainer": {"activation_checkpoint": True}})
     assert not any(isinstance(module, FSDPModule | CheckpointWrapper) for module in model.modules())
 
@@ -102,17 +102,17 @@ class Stage(nn.ModuleList):
 
 def test_a_list_with_a_forward_is_a_unit(group_of_one: None) -> None:
     model = nn.Sequential(Stage([Block(), nn.Linear(WIDTH, WIDTH)]), nn.Tanh())
-    expected = reference(model, squares)
+    expected = reference_gradients(model, mean_square_loss)
     fsdp2.apply_fsdp2(model, None, {})
-    squares(model, mine(samples())).backward()
+    mean_square_loss(model, local_share(samples())).backward()
     require_close(gradients(model), expected)
     assert isinstance(model[0], FSDPModule) and isinstance(model[0][1].weight, DTensor)
 
 
 def test_a_frozen_parameter_may_have_another_dtype(group_of_one: None) -> None:
-    model = built(Net)
+    model = build_seeded(Net)
     model.head.table = nn.Parameter(torch.ones(WIDTH, dtype=torch.float64), requires_grad=False)
-    expected = reference(model, squares)
+    expected = reference_gradients(model, mean_square_loss)
     fsdp2.apply_fsdp2(model, None, {})
-    squares(model, mine(samples())).backward()
+    mean_square_loss(model, local_share(samples())).backward()
     require_close(gradients(model), expected)
