@@ -200,8 +200,8 @@ class TrainerConfig(StrictModel):
     ema_decay: float = Field(0.999, gt=0, lt=1, description="Decay of the moving average per optimizer step.")
     compile: bool = Field(
         False,
-        description="Compile each block with torch.compile. This needs a C++ compiler; on a GPU, triton and a C "
-        "compiler. The effect on a GPU was not measured.",
+        description="Compile each block with torch.compile. This needs a C++ compiler; on a GPU, it needs triton and "
+        "a C compiler. The effect on a GPU was not measured.",
     )
     validate_every: int | None = Field(
         None, ge=1, description="Number of steps between validations. Default: one validation per epoch."
@@ -211,7 +211,9 @@ class TrainerConfig(StrictModel):
     )
     keep_last: int = Field(2, ge=1, description="Number of newest checkpoints to keep.")
     keep_best: int = Field(
-        1, ge=1, description="Number of checkpoints to keep in addition: those with the best validations."
+        1,
+        ge=1,
+        description="Number of best checkpoints to keep, selected by their validation, in addition to the newest ones.",
     )
     keep_every: int | None = Field(
         None, ge=1, description="Also keep the checkpoints of steps that are multiples of this number. Default: none."
