@@ -2,26 +2,42 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Iterator
+from pathlib import Path
+
+import zarr
 
 from credit.data.climatology.fit import ClimatologyPlan
+from credit.data.store.chunk_reader import find_size_fault
+from credit.data.store.store_reader import READ_ERRORS
 
-# Memory for the sums and fields of a block while it is fitted.
+# Memory in bytes for the sums and fields of a block while it is fitted.
 BLOCK_BYTES = 4 * 2**30
+# Size in bytes of a chunk in the store before it is compressed.
 CHUNK_BYTES = 4 * 2**20
 # A float64 sum and the float32 field that it becomes.
 _BYTES_PER_VALUE = 8 + 4
+# Times of the day, parts of the year and channels.
+Block = tuple[slice, slice, slice]
 
 
-def block_shape(plan: ClimatologyPlan, num_channels: int, cells: int) -> tuple[int, int, int]:
-    """Return how many times of the day, parts of the year and channels are fitted at once.
+def choose_block_shape(plan: ClimatologyPlan, num_channels: int, cells: int) -> tuple[int, int, int]:
+    """Return the numbers of times of the day, of parts of the year and of channels that are fitted at once.
 
     Neighbouring parts of the year need mostly the same times, and a read brings all channels. So a block has all
     channels and as many parts as the memory allows, and fewer channels only where one part is too large.
+
+    Args:
+        plan: the plan of the fit.
+        num_channels: number of channels of the climatology.
+        cells: number of cells of the grid.
     """
     max_fields = BLOCK_BYTES // (_BYTES_PER_VALUE * cells)
+    # All harmonics are fitted together, from the same sums.
     min_parts = plan.shape[1] if plan.kind == "harmonic" else 1
-    chunk_channels = channels_per_chunk(num_channels, cells)
+    chunk_channels = count_channels_per_chunk(num_channels, cells)
     # Blocks consist of whole chunks, so that no two processes write the same chunk.
     block_chunks = max(1, max_fields // min_parts // chunk_channels)
     block_channels = min(num_channels, block_chunks * chunk_channels)
@@ -29,17 +45,46 @@ def block_shape(plan: ClimatologyPlan, num_channels: int, cells: int) -> tuple[i
     return 1, block_parts, block_channels
 
 
-def channels_per_chunk(num_channels: int, cells: int) -> int:
-    """Return how many channels a chunk of the store has."""
+def count_channels_per_chunk(num_channels: int, cells: int) -> int:
+    """Return the number of channels in a chunk of the store, for a grid with this number of cells."""
     return max(1, min(num_channels, CHUNK_BYTES // (4 * cells)))
 
 
 def estimate_bytes(plan: ClimatologyPlan, num_channels: int, grid_shape: tuple[int, int]) -> tuple[int, int]:
-    """Return the most bytes that a climatology takes in a store, and in the memory of a process that fits a block."""
+    """Return the most bytes that a climatology takes in a store, and in the memory of a process that fits a block.
+
+    Args:
+        plan: the plan of the fit.
+        num_channels: number of channels of the climatology.
+        grid_shape: (H, W).
+    """
     times_of_day, num_parts = plan.shape
     cells = math.prod(grid_shape)
-    _, block_parts, block_channels = block_shape(plan, num_channels, cells)
+    _, block_parts, block_channels = choose_block_shape(plan, num_channels, cells)
     disk_bytes = 4 * times_of_day * num_parts * num_channels * cells
     # Besides the block there are two float32 copies of the fields of one time.
     memory_bytes = cells * (_BYTES_PER_VALUE * block_parts * block_channels + 8 * num_channels)
     return disk_bytes, memory_bytes
+
+
+def list_chunk_files(path: Path, fields: zarr.Array, block: Block) -> Iterator[Path]:
+    """Yield the paths of the chunk files of a block."""
+    indices_of_axis = []
+    for span, length in zip(block, fields.chunks[:3], strict=True):
+        indices_of_axis.append(range(span.start // length, math.ceil(span.stop / length)))
+    for time_of_day, part, channel_chunk in itertools.product(*indices_of_axis):
+        yield path / "climatology" / "fields" / "c" / str(time_of_day) / str(part) / str(channel_chunk) / "0" / "0"
+
+
+def is_block_written(path: Path, fields: zarr.Array, block: Block) -> bool:
+    """Return whether all chunk files of a block are there in full size; their values are not read."""
+    return all(find_size_fault(str(file), None, True) is None for file in list_chunk_files(path, fields, block))
+
+
+def is_block_readable(fields: zarr.Array, block: Block) -> bool:
+    """Return whether the fields of a block can be read, which verifies the checksum of every chunk."""
+    try:
+        fields[block]
+    except READ_ERRORS:
+        return False
+    return True

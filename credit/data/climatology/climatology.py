@@ -18,8 +18,10 @@ from credit.calendar import Calendar
 from credit.errors import DataError
 from credit.utils.threads import thread_map
 
+# Scores against a climatology of fewer years than this get a warning.
 _SHORT_YEARS = 5.0
-# Cache of lazily read fields; it holds at least two parts of the year, between which a table interpolates.
+# Size in bytes of the cache of lazily read fields. The cache holds at least two parts of the year, between which a
+# table interpolates.
 CACHE_BYTES = 2**30
 
 
@@ -28,29 +30,38 @@ class LazyFields:
 
     Args:
         shape: (T, K, C, H, W): times of the day, parts of the year, channels, rows, columns.
-        read: (time of the day, part of the year) -> (C, H, W) float32.
+        read_part: (time of the day, part of the year) -> (C, H, W) float32.
+
+    Attributes:
+        shape: the shape, as that of an array.
+        ndim: 5, as that of an array.
     """
 
     ndim = 5
 
-    def __init__(self, shape: tuple[int, int, int, int, int], read: Callable[[int, int], np.ndarray]) -> None:
+    def __init__(self, shape: tuple[int, int, int, int, int], read_part: Callable[[int, int], np.ndarray]) -> None:
         self.shape = shape
         bytes_per_part = 4 * math.prod(shape[2:])
-        self._read = lru_cache(maxsize=max(2, CACHE_BYTES // bytes_per_part))(read)
+        self._read_part = lru_cache(maxsize=max(2, CACHE_BYTES // bytes_per_part))(read_part)
 
     def __getitem__(self, key: int | tuple[int, int]) -> np.ndarray:
         """Return the fields of one time of the day, (K, C, H, W), or those of one part of the year, (C, H, W)."""
         if isinstance(key, tuple):
-            return self._read(*key)
-        return np.stack([self._read(key, part) for part in range(self.shape[1])])
+            return self._read_part(*key)
+        return np.stack([self._read_part(key, part) for part in range(self.shape[1])])
 
 
 class LazyWeightedSum:
     """Weighted sum of fields that is evaluated when a channel, or the whole array, is accessed.
 
+    Scores use one channel after the other, so the sum of all channels need not be in memory at once.
+
     Attributes:
         weights: (K,) float32.
-        parts: K times (C, H, W) float32.
+        parts: K arrays (C, H, W) float32.
+        shape: (C, H, W).
+        dtype: float32.
+        ndim: 3.
     """
 
     def __init__(self, weights: np.ndarray, parts: Sequence[np.ndarray]) -> None:
@@ -61,7 +72,7 @@ class LazyWeightedSum:
         self.ndim = len(self.shape)
 
     def __getitem__(self, key: int | slice | list[int]) -> np.ndarray | LazyWeightedSum:
-        """Return a channel, (H, W), or the weighted sum of several channels."""
+        """Return the values of one channel, (H, W) float32, or the weighted sum of several, not yet evaluated."""
         if isinstance(key, slice | list):
             return LazyWeightedSum(self.weights, [part[key] for part in self.parts])
         total = self.weights[0] * self.parts[0][key]
@@ -70,7 +81,11 @@ class LazyWeightedSum:
         return total
 
     def __array__(self, dtype: np.dtype | None = None, copy: bool | None = None) -> np.ndarray:
-        """Return (C, H, W), a new array."""
+        """Return the evaluated sum, a new array (C, H, W).
+
+        Raises:
+            ValueError: for ``copy=False``, which is not possible.
+        """
         if copy is False:
             raise ValueError("a weighted sum of fields is not evaluated yet, so copy=False is not possible")
         fields_CHW = np.empty(self.shape, self.dtype)
@@ -100,7 +115,7 @@ class Climatology:
             1 if the climatology does not depend on the time of the day.
         day_minutes: (T,) minutes of the UTC day; empty if the climatology does not depend on the time of the day.
         description: method and period, for reports.
-        years: length of the period in years, NaN if unknown.
+        years: length of the fitted period in years, NaN if unknown.
         centres: (T,) fraction of the year at which the first part of a table is centred, with the others at equal
             distances after it; None unless it is a table.
     """
@@ -129,12 +144,12 @@ class Climatology:
         return np.asarray(self.evaluate_lazily(minutes))
 
     def evaluate_lazily(self, minutes: int) -> Fields:
-        """Return the same fields, which may be evaluated lazily.
+        """Return the expected fields at `minutes`, (C, H, W) float32, which may be evaluated channel by channel.
 
         Raises:
             DataError: if the climatology depends on the time of the day and does not have this one.
         """
-        time_of_day = self._time_of_day(minutes)
+        time_of_day = self._find_time_of_day(minutes)
         num_parts = self.fields.shape[1]
         if self.kind == "days":
             return self.fields[time_of_day, self._calendar.datetime(minutes).dayofyr - 1]
@@ -149,7 +164,8 @@ class Climatology:
         neighbours = [self.fields[time_of_day, part % num_parts], self.fields[time_of_day, (part + 1) % num_parts]]
         return LazyWeightedSum(np.array([1 - weight, weight]), neighbours)
 
-    def _time_of_day(self, minutes: int) -> int:
+    def _find_time_of_day(self, minutes: int) -> int:
+        """Return the index of the time of the day of `minutes`; 0 if the climatology does not depend on it."""
         if not len(self.day_minutes):
             return 0
         matches = np.flatnonzero(self.day_minutes == int(minutes) % 1440)
@@ -167,14 +183,17 @@ class Climatology:
 
     @property
     def short_period_warning(self) -> str | None:
-        """Return a warning for readers of scores if the period is short, else None."""
+        """Warning for readers of scores if the period is short, else None."""
         # Rounded as the warning shows it: 4.96 years are shown, and judged, as 5.0.
         if round(self.years, 1) < _SHORT_YEARS:
             return f"The climatology is from {self.years:.1f} years of data, less than {_SHORT_YEARS:g}."
         return None
 
     def to_dict(self) -> dict[str, np.ndarray]:
-        """Return numeric arrays only, for checkpoints; ``attributes`` is JSON as bytes."""
+        """Return numeric arrays only, for checkpoints; ``attributes`` is JSON as bytes.
+
+        Fields that are read lazily stay so.
+        """
         attributes = {key: getattr(self, key) for key in ("names", "calendar", "kind", "description", "years")}
         if self.centres is not None:
             attributes["centres"] = self.centres
@@ -183,15 +202,21 @@ class Climatology:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, np.ndarray]) -> Climatology:
-        """Inverse of `to_dict`."""
+        """Return the climatology of such arrays; inverse of `to_dict`."""
         attributes = json.loads(np.asarray(data["attributes"]).tobytes())
+        # JSON has lists instead of tuples.
         for key in {"names", "centres"} & set(attributes):
             attributes[key] = tuple(attributes[key])
         return cls(fields=data["fields"], day_minutes=np.asarray(data["day_minutes"]), **attributes)
 
 
 def evaluate_harmonics(fraction: np.ndarray | float, count: int) -> np.ndarray:
-    """Return 1, cos, sin, cos 2, sin 2, ... of the fraction of the year, (..., count) float64."""
+    """Return 1, cos, sin, cos 2, sin 2, ... of the fraction of the year, (..., count) float64.
+
+    Args:
+        fraction: (...) fractions of the year, in [0, 1).
+        count: number of functions; odd, so that each wave has its cosine and its sine.
+    """
     angle = 2.0 * np.pi * np.asarray(fraction, dtype=np.float64)
     columns = [np.ones_like(angle)]
     for wave in range(1, (count + 1) // 2):

@@ -35,10 +35,12 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+# Config section of the climatology, for messages.
 _KEY = "verification.climatology"
 _DAY = "dayofyear"
 _HOUR = "hour"
 _DAYS_IN_LONGEST_YEAR = {"360_day": 360, "noleap": 365}
+# A warning is logged if a chunk of the file has more days than this.
 _MAX_CHUNK_DAYS = 31
 
 
@@ -73,11 +75,12 @@ def load_climatology(
     dataset = open_file(path, SourceConfig(path=str(path), storage_options=conf.storage_options))
     file = _ClimatologyFile(dataset, str(path), conf, data, attributes)
     num_days = file.count_days(calendar.name)
-    day_minutes = file.day_minutes()
+    day_minutes = file.read_day_minutes()
     rows_of_variable: dict[str, list[int]] = {}
     for row, channel in enumerate(channels):
         rows_of_variable.setdefault(channel.variable, []).append(row)
     variables = [file.find_variable(name, rows, channels) for name, rows in rows_of_variable.items()]
+    # All variables must be on one grid, and that must be the grid of the data.
     file_grid = variables[0].grid
     for variable in variables:
         mismatch = file_grid.describe_mismatch(variable.grid)
@@ -108,9 +111,9 @@ class _FileVariable:
 
     Attributes:
         variable: its values, not read yet.
-        dims: its dimensions level (if it has one), latitude, longitude.
+        dims: names of its dimensions level (if it has one), latitude, longitude.
         level_rows: increasing indices of the levels to read; None without levels.
-        channel_rows: index of the channel of each of these levels.
+        channel_rows: index in the climatology of the channel of each of these levels.
         grid: grid of the file.
         axis_order: brings its fields into the order of the grid.
         conversion: to the units of the data; None if they are the same.
@@ -125,7 +128,12 @@ class _FileVariable:
     conversion: Conversion | None
 
     def read(self, hour: int, day: int | slice) -> np.ndarray:
-        """Return the fields of one hour and day, (levels, H, W) float32; of a slice of days, (days, levels, H, W)."""
+        """Return the fields of one hour and day, (levels, H, W) float32; of a slice of days, (days, levels, H, W).
+
+        Args:
+            hour: index of the hour in the file.
+            day: index, or slice of indices, of the day of the year.
+        """
         index: dict[str, object] = {_DAY: day}
         if _HOUR in self.variable.dims:
             index[_HOUR] = hour
@@ -134,6 +142,7 @@ class _FileVariable:
         day_dims = [_DAY] if isinstance(day, slice) else []
         values = self.variable.isel(index).transpose(*day_dims, *self.dims).values
         if self.level_rows is None:
+            # A variable without levels has one channel.
             values = values[..., None, :, :]
         values = self.axis_order.apply(values)
         if self.conversion is None:
@@ -160,9 +169,13 @@ class _ClimatologyFile:
         self._coordinates = Coordinates(dataset)
 
     def count_days(self, calendar_name: str) -> int:
-        """Return the number of days of the year, which must cover the longest year of the calendar."""
+        """Return the number of days of the year in the file.
+
+        Raises:
+            DataError: if they do not cover the longest year of the calendar.
+        """
         longest = _DAYS_IN_LONGEST_YEAR.get(calendar_name, 366)
-        values = self._coordinate_values(_DAY)
+        values = self._read_coordinate(_DAY)
         if values is None or not np.array_equal(values, np.arange(1, len(values) + 1)):
             if values is None:
                 present = "no such coordinate"
@@ -182,36 +195,33 @@ class _ClimatologyFile:
             )
         return len(values)
 
-    def day_minutes(self) -> np.ndarray:
-        """Return the minutes of the day of the hours in the file, int64; empty if it has none."""
-        hours = self._coordinate_values(_HOUR)
+    def read_day_minutes(self) -> np.ndarray:
+        """Return the minutes of the day of the hours in the file, (T,) int64; empty if it has none."""
+        hours = self._read_coordinate(_HOUR)
         if hours is None:
             return np.empty(0, dtype=np.int64)
         return np.rint(hours * 60.0).astype(np.int64)
 
     def find_variable(self, name: str, rows: list[int], channels: Sequence[Channel]) -> _FileVariable:
-        """Return a variable with the levels of its channels, which are those at `rows`."""
+        """Return the variable of the file with the levels that some channels need.
+
+        Args:
+            name: name of the variable in the run.
+            rows: indices of its channels in `channels`.
+            channels: all channels of the climatology.
+
+        Raises:
+            DataError: if the file does not have it with the dimensions, levels or units that are needed.
+        """
         name_in_file = self._name_in_file(name)
         variable = self._dataset.variables[name_in_file]
-        dims: dict[str, str] = {}
-        unknown_dims = []
-        for dim in variable.dims:
-            role = self._coordinates.of_dim.get(dim, (None,))[0]
-            if role is not None:
-                dims[role] = dim
-            if role in (None, "time") and dim not in (_DAY, _HOUR):
-                unknown_dims.append(dim)
-        if unknown_dims or not {"lat", "lon"} <= set(dims) or _DAY not in variable.dims:
-            raise DataError(
-                f"{self._path}: {name_in_file} has the dimensions {', '.join(map(str, variable.dims))}; a climatology "
-                f"needs {_DAY}, latitude and longitude, and may have {_HOUR} and a level; take a mean, or cut the file "
-                "to one position along others"
-            )
-        if _HOUR in variable.dims and self._coordinate_values(_HOUR) is None:
+        dims = self._find_dims(name_in_file)
+        if _HOUR in variable.dims and self._read_coordinate(_HOUR) is None:
             raise DataError(
                 f"{self._path}: {name_in_file} has the dimension {_HOUR}, but there is no coordinate that says which "
                 f"hours; add it, in hours of the day, UTC: dataset.assign_coords({_HOUR}=[0, 6, 12, 18]) of xarray"
             )
+        # Positions of the levels in the file; variables with levels and without them must not be mixed up.
         levels = [channels[row].level for row in rows]
         level_rows = None
         if "level" in dims and levels[0] is not None:
@@ -242,7 +252,31 @@ class _ClimatologyFile:
             conversion=self._find_conversion(name, name_in_file),
         )
 
-    def _coordinate_values(self, name: str) -> np.ndarray | None:
+    def _find_dims(self, name_in_file: str) -> dict[str, str]:
+        """Return role (lat, lon and perhaps level) -> dimension of a variable.
+
+        Raises:
+            DataError: if it lacks the day, latitude or longitude, or has a dimension without a role.
+        """
+        variable = self._dataset.variables[name_in_file]
+        dims: dict[str, str] = {}
+        unknown_dims = []
+        for dim in variable.dims:
+            role = self._coordinates.of_dim.get(dim, (None,))[0]
+            if role is not None:
+                dims[role] = dim
+            if role in (None, "time") and dim not in (_DAY, _HOUR):
+                unknown_dims.append(dim)
+        if unknown_dims or not {"lat", "lon"} <= set(dims) or _DAY not in variable.dims:
+            raise DataError(
+                f"{self._path}: {name_in_file} has the dimensions {', '.join(map(str, variable.dims))}; a climatology "
+                f"needs {_DAY}, latitude and longitude, and may have {_HOUR} and a level; take a mean, or cut the file "
+                "to one position along others"
+            )
+        return dims
+
+    def _read_coordinate(self, name: str) -> np.ndarray | None:
+        """Return the values of a 1-D coordinate as float64, None if the file does not have it."""
         variable = self._dataset.variables.get(name)
         if variable is None or variable.dims != (name,) or variable.size == 0:
             return None
@@ -267,6 +301,7 @@ class _ClimatologyFile:
         )
 
     def _find_conversion(self, name: str, name_in_file: str) -> Conversion | None:
+        """Return the conversion of a variable from the units of the file to those of the data, None for none."""
         file_units = str(self._dataset.variables[name_in_file].attrs.get("units", ""))
         data_units = str(self._attributes.get(name, {}).get("units", ""))
         if not file_units.strip():
@@ -280,7 +315,13 @@ class _ClimatologyFile:
 
 
 def _lazy_fields(shape: tuple[int, int, int, int, int], variables: Sequence[_FileVariable], path: str) -> LazyFields:
-    """Return the fields, which are read hour by hour if all of them fit into the cache, else day by day."""
+    """Return the fields, which are read hour by hour if all of them fit into the cache, else day by day.
+
+    Args:
+        shape: (T, days, C, H, W).
+        variables: variables of the file, which give all channels.
+        path: the file, for messages.
+    """
     _, num_days, *shape_per_day = shape
 
     def read(hour: int, day: int | slice) -> np.ndarray:

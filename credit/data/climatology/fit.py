@@ -26,8 +26,8 @@ _MIN_UNSMOOTHED_YEARS = 10.0
 # Largest condition number of the normal equations; a whole year has 1, half a year about 60, a quarter 3000.
 _MAX_CONDITION = 1000.0
 _ALL = slice(None)
-# Values are added for a few channels at once, which stay in the processor's cache.
-_BYTES_AT_ONCE = 2**20
+# Bytes of the float64 values that are added at once: those of a few channels stay in the processor's cache.
+_BYTES_PER_ADDITION = 2**20
 
 
 @dataclass(frozen=True)
@@ -38,19 +38,19 @@ class ClimatologyPlan:
         kind: ``harmonic`` or ``table``, see `Climatology`.
         positions: (N,) indices of the times of the period in the reader.
         fractions: (N,) fractions of the year.
-        members: (N,) index of the time of the day; 0 if the climatology does not depend on it.
+        day_time_index: (N,) index of each time's time of the day; 0 if the climatology does not depend on it.
         day_minutes: (T,) minutes of the UTC day; empty if the climatology does not depend on the time of the day.
         centres: (T,) fraction of the year at which the first part is centred; None unless it is a table.
         width: width of the window, in parts (``table``).
         divisors: (T, K, K) inverse normal equations (``harmonic``) or (T, K) numbers of times (``table``).
         description: method and period, for reports.
-        years: length of the period.
+        years: length of the period in years.
     """
 
     kind: str
     positions: np.ndarray
     fractions: np.ndarray
-    members: np.ndarray
+    day_time_index: np.ndarray
     day_minutes: np.ndarray
     centres: tuple[float, ...] | None
     width: float
@@ -60,16 +60,21 @@ class ClimatologyPlan:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Return T and K: times of the day, and harmonics or parts of the year."""
+        """T and K: numbers of times of the day, and of harmonics or parts of the year."""
         return self.divisors.shape[0], self.divisors.shape[1]
 
-    def weights(self, rows: np.ndarray, parts: slice = _ALL) -> np.ndarray:
-        """Return the weights of some of the times in some of the sums, (N, P) float64."""
+    def evaluate_weights(self, rows: np.ndarray, parts: slice = _ALL) -> np.ndarray:
+        """Return the weights of some of the times in some of the sums, (M, P) float64.
+
+        Args:
+            rows: (M,) indices among the N times of the plan.
+            parts: selection of P of the K harmonics or parts of the year.
+        """
         count = self.shape[1]
         if self.kind == "harmonic":
             return evaluate_harmonics(self.fractions[rows], count)[:, parts]
-        since = self.fractions[rows] - np.array(self.centres)[self.members[rows]]
-        return _in_window(since, np.arange(count)[parts], count, self.width)
+        since_centre = self.fractions[rows] - np.array(self.centres)[self.day_time_index[rows]]
+        return _window_weights(since_centre, np.arange(count)[parts], count, self.width)
 
 
 def fit_climatology(
@@ -114,6 +119,13 @@ def plan_fit(
 ) -> ClimatologyPlan:
     """Return the plan of the fit of a climatology to the times of a period.
 
+    Args:
+        times: (N,) minutes of the data, ascending.
+        calendar: their calendar.
+        first_minutes: first time of the period.
+        last_minutes: last time of the period, included.
+        conf: the climatology; its method is ``harmonic`` or ``window``.
+
     Raises:
         ConfigError: if the period is too short for the method. Only the times decide this.
     """
@@ -123,20 +135,21 @@ def plan_fit(
     times = times[positions]
     years = _count_years(times, calendar)
     fractions = calendar.year_fraction(times)
+    # Each time of the day has a climatology of its own, which is fitted to the times of that time of the day.
     if conf.by_hour:
         day_minutes = np.unique(times % 1440)
-        members = np.searchsorted(day_minutes, times % 1440)
+        day_time_index = np.searchsorted(day_minutes, times % 1440)
     else:
         day_minutes = np.empty(0, dtype=np.int64)
-        members = np.zeros(len(times), dtype=np.int64)
-    num_members = max(1, len(day_minutes))
-    fractions_of_member = [fractions[members == member] for member in range(num_members)]
+        day_time_index = np.zeros(len(times), dtype=np.int64)
+    num_day_times = max(1, len(day_minutes))
+    fractions_by_day_time = [fractions[day_time_index == number] for number in range(num_day_times)]
     centres = None
     width = float("nan")
     period = f"{calendar.format(times[0])[:10]} to {calendar.format(times[-1])[:10]}"
     if conf.method == "harmonic":
         kind = "harmonic"
-        inverses = [_invert_normal_equations(group, conf.harmonics, period) for group in fractions_of_member]
+        inverses = [_invert_normal_equations(group, conf.harmonics, period) for group in fractions_by_day_time]
         divisors = np.stack(inverses)
     else:
         assert conf.method == "window", conf.method
@@ -150,15 +163,15 @@ def plan_fit(
         # times, and contains equally many times of every year.
         centres = ()
         counts = []
-        for member, group in enumerate(fractions_of_member):
-            mean_minutes = (times[members == member] % 1440).mean()
+        for number, fractions_of_group in enumerate(fractions_by_day_time):
+            mean_minutes = (times[day_time_index == number] % 1440).mean()
             centre = float(mean_minutes / (1440 * days))
             centres += (centre,)
-            counts.append(_count_times(group, centre, num_parts, width, days))
+            counts.append(_count_times(fractions_of_group, centre, num_parts, width, days))
         divisors = np.stack(counts)
-    description = f"{_describe(conf)}, {period}"
+    description = f"{_describe_method(conf)}, {period}"
     return ClimatologyPlan(
-        kind, positions, fractions, members, day_minutes, centres, width, divisors, description, years
+        kind, positions, fractions, day_time_index, day_minutes, centres, width, divisors, description, years
     )
 
 
@@ -178,20 +191,22 @@ def fit_fields(
         channel_names: (C,) stored channels.
         times_of_day: selection of T times of the day.
         parts: selection of K parts of the year; harmonics need all of them.
-        progress: show a progress bar on a terminal.
+        progress: whether to show a progress bar on a terminal.
 
     Returns:
         (T, K, C, H, W) float32.
     """
     assert plan.kind == "table" or parts == _ALL
     stored_names = [channel.name for channel in reader.channels.stored]
-    members = np.arange(plan.shape[0])[times_of_day]
-    rows = np.flatnonzero(np.isin(plan.members, members))
-    weights_NK = plan.weights(rows, parts)
+    day_times = np.arange(plan.shape[0])[times_of_day]
+    # Only the times with a weight in one of the sums are read.
+    rows = np.flatnonzero(np.isin(plan.day_time_index, day_times))
+    weights_NK = plan.evaluate_weights(rows, parts)
     is_needed = weights_NK.any(axis=1)
     rows = rows[is_needed]
     weights_NK = weights_NK[is_needed]
-    sums_TKCHW = np.zeros((len(members), weights_NK.shape[1], len(channel_names), *reader.grid.shape))
+    sums_TKCHW = np.zeros((len(day_times), weights_NK.shape[1], len(channel_names), *reader.grid.shape))
+    # The reader fills the fields of the channels that are fitted, and leaves out the others.
     values_CHW = np.empty((len(channel_names), *reader.grid.shape), dtype=np.float32)
     targets: list[np.ndarray | None] = [None] * len(stored_names)
     for name, values in zip(channel_names, values_CHW, strict=True):
@@ -199,24 +214,25 @@ def fit_fields(
     bar = ProgressBar(rows, "climatology", disable=None if progress else True)
     for row, weights_K in zip(bar, weights_NK, strict=True):
         reader.read_into(int(plan.positions[row]), targets)
-        _add(sums_TKCHW[plan.members[row] - members[0]], weights_K, values_CHW)
-    divisors = plan.divisors[members]
+        _add_weighted(sums_TKCHW[plan.day_time_index[row] - day_times[0]], weights_K, values_CHW)
+    divisors = plan.divisors[day_times]
     fields_TKCHW = np.empty(sums_TKCHW.shape, dtype=np.float32)
-    for member, part in np.ndindex(*sums_TKCHW.shape[:2]):
+    for number, part in np.ndindex(*sums_TKCHW.shape[:2]):
         if plan.kind == "table":
-            fields_TKCHW[member, part] = sums_TKCHW[member, part] / divisors[member, parts][part]
+            fields_TKCHW[number, part] = sums_TKCHW[number, part] / divisors[number, parts][part]
             continue
         for channel in range(len(channel_names)):
             # Added one after the other, because the order of summation of a matrix product depends on the sizes of
             # the matrices, and blocks of any size must give the same numbers.
             total_HW = 0
-            for factor, sum_HW in zip(divisors[member, part], sums_TKCHW[member, :, channel], strict=True):
+            for factor, sum_HW in zip(divisors[number, part], sums_TKCHW[number, :, channel], strict=True):
                 total_HW = total_HW + factor * sum_HW
-            fields_TKCHW[member, part, channel] = total_HW
+            fields_TKCHW[number, part, channel] = total_HW
     return fields_TKCHW
 
 
-def _describe(conf: ClimatologyConfig) -> str:
+def _describe_method(conf: ClimatologyConfig) -> str:
+    """Return the method of a fit in words, for reports."""
     if conf.method == "harmonic" and conf.harmonics == 0:
         text = "mean"
     elif conf.method == "harmonic":
@@ -228,18 +244,18 @@ def _describe(conf: ClimatologyConfig) -> str:
     return f"{text}, by time of the day" if conf.by_hour else text
 
 
-def _add(sums_KCHW: np.ndarray, weights_K: np.ndarray, values_CHW: np.ndarray) -> None:
-    """Add the fields of a time to the sums that they count in."""
-    channels_at_once = max(1, _BYTES_AT_ONCE // (8 * values_CHW[0].size))
-    for start in range(0, len(values_CHW), channels_at_once):
-        channels = slice(start, start + channels_at_once)
+def _add_weighted(sums_KCHW: np.ndarray, weights_K: np.ndarray, values_CHW: np.ndarray) -> None:
+    """Add the fields of a time, multiplied by their weights, to the sums that they count in."""
+    channels_per_addition = max(1, _BYTES_PER_ADDITION // (8 * values_CHW[0].size))
+    for start in range(0, len(values_CHW), channels_per_addition):
+        channels = slice(start, start + channels_per_addition)
         values = values_CHW[channels].astype(np.float64)
         for part in np.flatnonzero(weights_K):
             sums_KCHW[part, channels] += weights_K[part] * values
 
 
 def _count_years(times: np.ndarray, calendar: Calendar) -> float:
-    """Return the years from the first time to a step after the last; every year of the calendar counts one."""
+    """Return the length in years from the first time to a step after the last; every calendar year counts as one."""
     step = np.diff(times).min() if len(times) > 1 else 0
     ends = np.array([times[0], times[-1] + step])
     first_year = calendar.datetime(ends[0]).year
@@ -248,6 +264,7 @@ def _count_years(times: np.ndarray, calendar: Calendar) -> float:
 
 
 def _require_years(window_days: int, years: float) -> None:
+    """Refuse an unsmoothed climatology of few years."""
     if window_days == 1 and years < _MIN_UNSMOOTHED_YEARS - 0.1:
         raise ConfigError(
             f"verification.climatology.window_days: 1 (unsmoothed) needs at least {_MIN_UNSMOOTHED_YEARS:g} years of "
@@ -255,27 +272,39 @@ def _require_years(window_days: int, years: float) -> None:
         )
 
 
-def _in_window(since: np.ndarray, parts: np.ndarray, num_parts: int, width: float) -> np.ndarray:
-    """Return which times lie in the windows of some parts of the year, (N, P) of 0 and 1.
+def _window_weights(since_centre: np.ndarray, parts: np.ndarray, num_parts: int, width: float) -> np.ndarray:
+    """Return 1 where a time lies in the window of a part of the year, else 0, (N, P) float64.
 
     Args:
-        since: (N,) fraction of the year since the centre of the first part.
+        since_centre: (N,) fraction of the year since the centre of the first part.
         parts: (P,) numbers of the parts.
         num_parts: parts in a year.
         width: width of the window, in parts; it contains its beginning but not its end.
     """
     # Rounded, because a time on the edge of two windows would otherwise be in both or in none of them.
-    distance = np.round(since * num_parts, 9)[:, None] - parts
+    distance = np.round(since_centre * num_parts, 9)[:, None] - parts
+    # The distance to the nearest occurrence of the part, in this year or a neighbouring one.
     distance = np.mod(distance + num_parts / 2, num_parts) - num_parts / 2
     return ((-width / 2 <= distance) & (distance < width / 2)).astype(np.float64)
 
 
 def _count_times(fractions: np.ndarray, centre: float, num_parts: int, width: float, days: int) -> np.ndarray:
-    """Return how many times each part of the year averages, (K,)."""
+    """Return the number of times that each part of the year averages, (K,) float64.
+
+    Args:
+        fractions: (N,) fractions of the year of the times.
+        centre: fraction of the year at which the first part is centred.
+        num_parts: K, parts in a year.
+        width: width of the window, in parts.
+        days: days in a year, for the message.
+
+    Raises:
+        ConfigError: if a part averages none.
+    """
     # Part by part, because the table of all times and parts may not fit into memory.
     counts_K = np.empty(num_parts)
     for part in range(num_parts):
-        counts_K[part] = _in_window(fractions - centre, np.array([part]), num_parts, width).sum()
+        counts_K[part] = _window_weights(fractions - centre, np.array([part]), num_parts, width).sum()
     empty_parts = np.flatnonzero(counts_K == 0)
     if len(empty_parts):
         missing_day = int(empty_parts[0] / num_parts * days) + 1
@@ -287,9 +316,19 @@ def _count_times(fractions: np.ndarray, centre: float, num_parts: int, width: fl
 
 
 def _invert_normal_equations(fractions: np.ndarray, waves: int, period: str) -> np.ndarray:
-    """Return the inverse of the normal equations, (K, K)."""
+    """Return the inverse of the matrix of the normal equations, (K, K) float64, with K = 2 `waves` + 1.
+
+    Args:
+        fractions: (N,) fractions of the year of the times.
+        waves: number of harmonics.
+        period: text for the message.
+
+    Raises:
+        ConfigError: if the times are too few, or in too small a part of the year.
+    """
     weights_NK = evaluate_harmonics(fractions, 2 * waves + 1)
     gram_KK = weights_NK.T @ weights_NK
+    # Scaled to a diagonal of ones, so that the condition number depends on the times alone.
     scale_K = np.sqrt(np.diag(gram_KK))
     has_too_few_times = len(weights_NK) < weights_NK.shape[1]
     if has_too_few_times or np.linalg.cond(gram_KK / np.outer(scale_K, scale_K)) > _MAX_CONDITION:

@@ -15,7 +15,7 @@ import itertools
 import logging
 import math
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -27,14 +27,21 @@ from zarr.codecs import BloscCodec, Crc32cCodec
 
 from credit.config.sections.data import DataConfig, PreprocessConfig
 from credit.config.sections.verification import ClimatologyConfig
-from credit.data.climatology.blocks import block_shape, channels_per_chunk, estimate_bytes
+from credit.data.climatology.blocks import (
+    Block,
+    choose_block_shape,
+    count_channels_per_chunk,
+    estimate_bytes,
+    is_block_readable,
+    is_block_written,
+    list_chunk_files,
+)
 from credit.data.climatology.climatology import Climatology, LazyFields
 from credit.data.climatology.fit import ClimatologyPlan, fit_climatology, fit_fields, plan_fit
 from credit.data.splits import Split, build_splits
-from credit.data.store.chunk_reader import find_size_fault
 from credit.data.store.executor import run_until_done
 from credit.data.store.store_creation import explain_disk_errors, require_disk_space
-from credit.data.store.store_reader import READ_ERRORS, StoreReader, open_configured_store, open_store
+from credit.data.store.store_reader import StoreReader, open_configured_store, open_store
 from credit.errors import DataError
 from credit.utils.atomic import atomic_folder
 from credit.utils.file_lock import file_lock
@@ -48,10 +55,8 @@ logger = logging.getLogger(__name__)
 FORMAT = 2
 # Windows of format 1 averaged other times. Its harmonics are those of format 2.
 _FORMAT_OF_OTHER_WINDOWS = 1
+# What a user can do about a climatology that is not up to date.
 _ADVICE = "run credit_preprocess again"
-
-# Times of the day, parts of the year and channels.
-Block = tuple[slice, slice, slice]
 
 
 @dataclass(frozen=True)
@@ -62,7 +67,7 @@ class FitTask:
         path: the store.
         conf: the climatology.
         period: first and last minute.
-        progress: show a progress bar on a terminal.
+        progress: whether to show a progress bar on a terminal.
     """
 
     path: Path
@@ -70,7 +75,7 @@ class FitTask:
     period: tuple[int, int]
     progress: bool
 
-    def plan(self, reader: StoreReader) -> ClimatologyPlan:
+    def plan_fit(self, reader: StoreReader) -> ClimatologyPlan:
         """Return the plan of the fit to the times of the store."""
         return plan_fit(reader.times, reader.calendar, *self.period, self.conf)
 
@@ -91,8 +96,8 @@ def preprocess_climatology(
         conf: the data section.
         settings: how the blocks are distributed among processes.
         climatology: the climatology to fit.
-        progress: show a progress bar on a terminal.
-        deep: read the fields of a complete climatology and compare their checksums.
+        progress: whether to show a progress bar on a terminal.
+        deep: whether to read the fields of a complete climatology and to compare their checksums.
 
     Raises:
         ConfigError: if the training period is too short for the method.
@@ -112,14 +117,14 @@ def preprocess_climatology(
             _discard_blocks(path, damaged_blocks)
     is_single_process = settings.workers == 1 and settings.cluster == "none"
     task = FitTask(path, climatology, (train.first, train.last), progress and is_single_process)
-    plan = task.plan(reader)
+    plan = task.plan_fit(reader)
     with explain_disk_errors(path):
         if not _is_begun(task):
             disk_bytes, _ = estimate_bytes(plan, len(reader.channels.stored), reader.grid.shape)
             require_disk_space(path, disk_bytes)
         with file_lock(lock_folder / "create.lock"):
             if not _is_begun(task):
-                _create(task, plan, reader)
+                _create_group(task, plan, reader)
         # A single process shows a bar of the times of each block instead.
         is_bar_hidden = None if progress and not is_single_process else True
         with ProgressBar(desc="climatology", unit="block", total=len(_list_blocks(path)), disable=is_bar_hidden) as bar:
@@ -134,6 +139,12 @@ def load_or_fit_climatology(
 ) -> Climatology:
     """Return the climatology of the training period that the store has, or fit it if the store's is a different one.
 
+    Args:
+        reader: the fields; a store may hold a climatology, other readers have none.
+        channel_names: (C,) stored channels.
+        train: the training period.
+        climatology: the climatology, with the method ``harmonic`` or ``window``.
+
     Raises:
         ConfigError: if the training period is too short for the method.
         DataError: if the store's is damaged.
@@ -141,7 +152,7 @@ def load_or_fit_climatology(
     path = getattr(reader, "path", None)
     reason = "there is no store" if path is None else describe_mismatch(path, climatology, train)
     if reason is None:
-        stored = _open(path, channel_names, reader.calendar.name)
+        stored = _open_climatology(path, channel_names, reader.calendar.name)
         logger.info("climatology of %d channels: that of the store (%s)", len(channel_names), stored.description)
         return stored
     # Fitting may take long and much memory, so a stored climatology that is not used deserves a warning.
@@ -152,7 +163,13 @@ def load_or_fit_climatology(
 
 
 def describe_mismatch(path: Path, climatology: ClimatologyConfig, train: Split) -> str | None:
-    """Return why the climatology of a store is not the given one, None if it is."""
+    """Return a description of why the climatology of a store is not the given one, None if it is.
+
+    Args:
+        path: the store.
+        climatology: the climatology that the config describes.
+        train: the training period.
+    """
     description = _read_description(path)
     if description is None:
         return "the store has none (preprocess.climatology)"
@@ -170,11 +187,14 @@ def describe_mismatch(path: Path, climatology: ClimatologyConfig, train: Split) 
 
 
 def describe_stored(path: Path) -> str:
-    """Return a description of a store's climatology for readers."""
+    """Return a description of a store's climatology for the user: method and period, or "none"."""
     description = _read_description(path)
     if description is None:
         return "none"
-    return description["description"] + ("" if description["complete"] else ", not complete")
+    text = description["description"]
+    if not description["complete"]:
+        text += ", not complete"
+    return text
 
 
 def find_damaged_blocks(path: Path, deep: bool = False) -> list[int]:
@@ -182,7 +202,7 @@ def find_damaged_blocks(path: Path, deep: bool = False) -> list[int]:
 
     Args:
         path: the store.
-        deep: read the fields, which verifies their checksums; else only the sizes of the files are checked.
+        deep: whether to read the fields, which verifies their checksums; else only the sizes of the files are checked.
     """
     description = _read_description(path)
     if description is None or not description["complete"]:
@@ -191,7 +211,7 @@ def find_damaged_blocks(path: Path, deep: bool = False) -> list[int]:
     if deep:
         fields = _open_fields(path)
         for number, block in enumerate(_list_blocks(path)):
-            if number not in damaged_blocks and not _is_readable(fields, block):
+            if number not in damaged_blocks and not is_block_readable(fields, block):
                 damaged_blocks.append(number)
     return sorted(damaged_blocks)
 
@@ -199,17 +219,21 @@ def find_damaged_blocks(path: Path, deep: bool = False) -> list[int]:
 def fit_block(task: FitTask, number: int) -> int:
     """Fit and write a block, unless it is written already or another process is fitting it.
 
+    Args:
+        task: what to fit, and where.
+        number: number of the block.
+
     Returns:
         1 if the block was written, else 0.
     """
     with file_lock(_lock_folder(task.path) / f"{number:06d}.lock", wait=False) as is_held:
         fields = _open_fields(task.path, "r+")
         block = _list_blocks(task.path)[number]
-        if not is_held or _is_written(task.path, fields, block):
+        if not is_held or is_block_written(task.path, fields, block):
             return 0
         times_of_day, parts, channels = block
         reader = open_store(task.path)
-        plan = task.plan(reader)
+        plan = task.plan_fit(reader)
         if plan.kind == "harmonic":
             # All harmonics are fitted together, from the same sums.
             parts = slice(None)
@@ -219,10 +243,12 @@ def fit_block(task: FitTask, number: int) -> int:
 
 
 def _lock_folder(path: Path) -> Path:
+    """Return the folder of the locks of the blocks, beside the store."""
     return path.with_name(f".{path.name}.climatology")
 
 
 def _open_fields(path: Path, mode: str = "r") -> zarr.Array:
+    """Return the array (time_of_day, part, channel, latitude, longitude) of a store's climatology."""
     return zarr.open_group(path / "climatology", mode=mode)["fields"]
 
 
@@ -235,6 +261,7 @@ def _read_description(path: Path) -> dict[str, Any] | None:
 
 
 def _update_description(path: Path, complete: bool) -> None:
+    """Mark a store's climatology as complete or not."""
     group = zarr.open_group(path / "climatology", mode="r+")
     group.attrs["credit"] = dict(group.attrs)["credit"] | {"complete": complete}
 
@@ -268,6 +295,7 @@ def _is_begun(task: FitTask) -> bool:
 
 def _list_blocks(path: Path) -> list[Block]:
     """Return the blocks of a store's climatology as slices of the first three axes of its fields."""
+    # For each axis its slices; a block is one slice of each.
     slices_of_axis = []
     for size, length in zip(_open_fields(path).shape[:3], _read_description(path)["block"], strict=True):
         starts = range(0, size, length)
@@ -275,33 +303,10 @@ def _list_blocks(path: Path) -> list[Block]:
     return list(itertools.product(*slices_of_axis))
 
 
-def _chunk_files(path: Path, fields: zarr.Array, block: Block) -> Iterator[Path]:
-    """Yield the paths of the chunk files of a block."""
-    indices_of_axis = []
-    for span, length in zip(block, fields.chunks[:3], strict=True):
-        indices_of_axis.append(range(span.start // length, math.ceil(span.stop / length)))
-    for time_of_day, part, channel_chunk in itertools.product(*indices_of_axis):
-        yield path / "climatology" / "fields" / "c" / str(time_of_day) / str(part) / str(channel_chunk) / "0" / "0"
-
-
-def _is_written(path: Path, fields: zarr.Array, block: Block) -> bool:
-    """Return whether all chunk files of a block are there in full size; their values are not read."""
-    return all(find_size_fault(str(file), None, True) is None for file in _chunk_files(path, fields, block))
-
-
 def _find_missing_blocks(path: Path) -> list[int]:
     """Return the numbers of the blocks of which a chunk file is lost or cut."""
     fields = _open_fields(path)
-    return [number for number, block in enumerate(_list_blocks(path)) if not _is_written(path, fields, block)]
-
-
-def _is_readable(fields: zarr.Array, block: Block) -> bool:
-    """Return whether the fields of a block can be read, which verifies the checksum of every chunk."""
-    try:
-        fields[block]
-    except READ_ERRORS:
-        return False
-    return True
+    return [number for number, block in enumerate(_list_blocks(path)) if not is_block_written(path, fields, block)]
 
 
 def _discard_blocks(path: Path, numbers: Sequence[int]) -> None:
@@ -310,11 +315,11 @@ def _discard_blocks(path: Path, numbers: Sequence[int]) -> None:
     fields = _open_fields(path)
     blocks = _list_blocks(path)
     for number in numbers:
-        for file in _chunk_files(path, fields, blocks[number]):
+        for file in list_chunk_files(path, fields, blocks[number]):
             file.unlink(missing_ok=True)
 
 
-def _create(task: FitTask, plan: ClimatologyPlan, reader: StoreReader) -> None:
+def _create_group(task: FitTask, plan: ClimatologyPlan, reader: StoreReader) -> None:
     """Create the group without fields; it replaces one that is there."""
     names = [channel.name for channel in reader.channels.stored]
     grid_shape = reader.grid.shape
@@ -324,7 +329,7 @@ def _create(task: FitTask, plan: ClimatologyPlan, reader: StoreReader) -> None:
         group.create_array(
             "fields",
             shape=(*plan.shape, len(names), *grid_shape),
-            chunks=(1, 1, channels_per_chunk(len(names), cells), *grid_shape),
+            chunks=(1, 1, count_channels_per_chunk(len(names), cells), *grid_shape),
             dtype=np.float32,
             fill_value=np.nan,
             compressors=[BloscCodec(cname="lz4", clevel=1, shuffle="shuffle"), Crc32cCodec()],
@@ -343,15 +348,16 @@ def _create(task: FitTask, plan: ClimatologyPlan, reader: StoreReader) -> None:
             "day_minutes": plan.day_minutes.tolist(),
             "description": plan.description,
             "years": plan.years,
-            "block": list(block_shape(plan, len(names), cells)),
+            "block": list(choose_block_shape(plan, len(names), cells)),
         }
 
 
-def _open(path: Path, channel_names: Sequence[str], calendar_name: str) -> Climatology:
+def _open_climatology(path: Path, channel_names: Sequence[str], calendar_name: str) -> Climatology:
     """Return some channels of a store's climatology; anything larger than plain harmonics is read when needed."""
     description = _read_description(path)
     channel_index = [description["channels"].index(name) for name in channel_names]
     fields: np.ndarray | LazyFields = _lazy_fields(path, channel_index)
+    # A few harmonics for all times of the day are small, and every time needs all of them: read them now.
     if description["kind"] == "harmonic" and not description["day_minutes"]:
         fields = fields[0][None]
     centres = tuple(description["centres"]) if description["kind"] == "table" else None
@@ -372,7 +378,7 @@ def _lazy_fields(path: Path, channel_index: list[int]) -> LazyFields:
     array = _open_fields(path)
     times_of_day, num_parts, _, *grid_shape = array.shape
 
-    def read(time_of_day: int, part: int) -> np.ndarray:
+    def read_part(time_of_day: int, part: int) -> np.ndarray:
         selection = (time_of_day, part, channel_index, slice(None), slice(None))
         try:
             fields_CHW = array.get_orthogonal_selection(selection)
@@ -386,4 +392,4 @@ def _lazy_fields(path: Path, channel_index: list[int]) -> LazyFields:
             ) from error
         return fields_CHW
 
-    return LazyFields((times_of_day, num_parts, len(channel_index), *grid_shape), read)
+    return LazyFields((times_of_day, num_parts, len(channel_index), *grid_shape), read_part)

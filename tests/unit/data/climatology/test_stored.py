@@ -278,7 +278,7 @@ def test_memory_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     wanted = ClimatologyConfig(method="window", window_days=31)
     reader, train, _ = opened(conf)
     monkeypatch.setattr(blocks, "BLOCK_BYTES", 2**22)
-    fit = module.FitTask(Path(conf.store), wanted, (train.first, train.last), False).plan(reader)
+    fit = module.FitTask(Path(conf.store), wanted, (train.first, train.last), False).plan_fit(reader)
     disk, memory = blocks.estimate_bytes(fit, 1, (rows, columns))
     assert disk == 4 * math.prod(fit.shape) * rows * columns and 2**21 < memory < 2**22 + 16 * rows * columns < disk
     keep(conf, HARMONIC)  # what is loaded and compiled once is no part of it
@@ -299,7 +299,7 @@ def test_what_is_kept_of_what_was_read_is_bounded(conf: DataConfig, monkeypatch:
     climatology = load_or_fit_climatology(reader, names[:1], train, WINDOW)
     for minutes in reader.times[::9].tolist():
         climatology.evaluate(minutes)
-    assert climatology.fields._read.cache_info().currsize == 3
+    assert climatology.fields._read_part.cache_info().currsize == 3
 
 
 def configure(data: DataConfig, **changes: object) -> Config:
