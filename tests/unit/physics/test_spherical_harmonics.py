@@ -30,8 +30,8 @@ def test_correlation_is_that_of_the_distance(grid: LatLonGrid, row: int) -> None
     lat, lon = np.deg2rad(grid.lat), np.deg2rad(grid.lon)
     angle = np.arccos(np.clip(np.sin(lat[row]) ** 2 + np.cos(lat[row]) ** 2 * np.cos(lon - lon[0]), -1.0, 1.0))
     expected = np.exp(-0.5 * (EARTH_RADIUS_KM * angle / length) ** 2)
-    found = (fields[:, row] * fields[:, row, :1]).mean(axis=0)
-    np.testing.assert_allclose(found, expected, atol=5 / np.sqrt(6000) + 0.01)
+    correlation = (fields[:, row] * fields[:, row, :1]).mean(axis=0)
+    np.testing.assert_allclose(correlation, expected, atol=5 / np.sqrt(6000) + 0.01)
 
 
 def test_the_same_seed_gives_the_same_fields(grid: LatLonGrid) -> None:

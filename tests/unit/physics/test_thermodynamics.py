@@ -15,13 +15,13 @@ ALPHA = R * LAPSE / G
 
 def test_geopotential_of_an_isothermal_atmosphere() -> None:
     """phi = phi_s + R T ln(ps / p): at the edges to rounding; at levels as far as theirs is the layer's."""
-    own = levels(137)
-    upper, lower = own.edge_pressures(SURFACE)
+    hybrid_levels = levels(137)
+    upper, lower = hybrid_levels.edge_pressures(SURFACE)
     ground = np.full(SURFACE.shape, 1234.5)
     at_levels, at_edges = thermodynamics.geopotential(np.full((137, 5, 7), 250.0), upper, lower, ground)
     np.testing.assert_allclose(at_edges, ground + R * 250.0 * np.log(SURFACE / lower), rtol=1e-9)
     np.testing.assert_allclose(
-        at_levels[40:], ground + R * 250.0 * np.log(SURFACE / own.pressure(SURFACE)[40:]), atol=5.0
+        at_levels[40:], ground + R * 250.0 * np.log(SURFACE / hybrid_levels.pressure(SURFACE)[40:]), atol=5.0
     )
     # at the top the half level is at no pressure, and alpha is ln 2
     np.testing.assert_allclose(at_levels[0], at_edges[0] + R * 250.0 * np.log(2.0), rtol=1e-12)
@@ -31,9 +31,9 @@ def test_geopotential_of_a_column_by_hand() -> None:
     """Two layers, the sum of the documentation written out."""
     t, upper, lower = np.array([220.0, 280.0]), np.array([0.0, 5e4]), np.array([5e4, 1e5])
     at_levels, at_edges = thermodynamics.geopotential(t[:, None], upper[:, None], lower[:, None], np.array([100.0]))
-    low = 100.0 + R * 280.0 * (1.0 - 5e4 / 5e4 * np.log(2.0))
+    lowest_level = 100.0 + R * 280.0 * (1.0 - 5e4 / 5e4 * np.log(2.0))
     edge = 100.0 + R * 280.0 * np.log(2.0)
-    np.testing.assert_allclose(at_levels[:, 0], [edge + R * 220.0 * np.log(2.0), low], rtol=1e-12)
+    np.testing.assert_allclose(at_levels[:, 0], [edge + R * 220.0 * np.log(2.0), lowest_level], rtol=1e-12)
     np.testing.assert_allclose(at_edges[:, 0], [edge, 100.0], rtol=1e-12)
 
 
@@ -49,9 +49,9 @@ def test_below_the_ground_of_the_standard_lapse_rate(height: float) -> None:
     exact_t = ground_t * (pressure / surface) ** ALPHA
     np.testing.assert_allclose(thermodynamics.extrapolate_temperature(pressure, *arguments), exact_t, rtol=2e-6)
     exact_z = height * G + (ground_t - exact_t) * G / LAPSE
-    found = thermodynamics.extrapolate_geopotential(pressure, *arguments)
+    computed = thermodynamics.extrapolate_geopotential(pressure, *arguments)
     # at sea level itself the formula has no lapse rate of its own but the standard one
-    np.testing.assert_allclose(found, exact_z, atol=0.3)
+    np.testing.assert_allclose(computed, exact_z, atol=0.3)
     # Taylor's remainder, and the lapse rate between the lowest level and the ground
     np.testing.assert_allclose(thermodynamics.sea_level_pressure(*arguments), 101325.0, atol=0.5)
 
@@ -61,8 +61,8 @@ def test_temperature_between_the_lowest_level_and_the_ground() -> None:
     ground = thermodynamics.surface_temperature(np.array(280.0), lowest, surface)
     assert ground == pytest.approx(280.0 * (1 + ALPHA * (1e5 / 9.9e4 - 1)), rel=1e-9)
     pressure = np.array([9.9e4, 9.95e4, 1e5])
-    found = thermodynamics.extrapolate_temperature(pressure, surface, np.array(280.0), lowest, np.array(0.0))
-    np.testing.assert_allclose(found, [280.0, 0.5 * (280.0 + ground), ground], rtol=1e-9)
+    computed = thermodynamics.extrapolate_temperature(pressure, surface, np.array(280.0), lowest, np.array(0.0))
+    np.testing.assert_allclose(computed, [280.0, 0.5 * (280.0 + ground), ground], rtol=1e-9)
 
 
 def test_plateaus_and_extremes() -> None:
@@ -89,5 +89,5 @@ def test_saturation_as_tables_have_it() -> None:
 def test_relative_humidity_of_saturated_air() -> None:
     saturation, pressure = 2337.3, 9e4
     ratio = 0.62198 * saturation / (pressure - saturation)
-    found = thermodynamics.relative_humidity(np.array(ratio / (1 + ratio)), np.array(pressure), np.array(saturation))
-    assert found == pytest.approx(100.0, rel=1e-4)
+    computed = thermodynamics.relative_humidity(np.array(ratio / (1 + ratio)), np.array(pressure), np.array(saturation))
+    assert computed == pytest.approx(100.0, rel=1e-4)

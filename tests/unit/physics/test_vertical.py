@@ -15,7 +15,7 @@ HYBRID, FINER = levels(24), levels(60)
 
 
 @pytest.mark.parametrize(
-    ("source", "wanted"),
+    ("source", "target"),
     [
         (HYBRID, PRESSURES),
         (PRESSURES, HYBRID.select(range(6, 24))),
@@ -24,24 +24,28 @@ HYBRID, FINER = levels(24), levels(60)
     ],
     ids=["to pressure", "to hybrid", "to fewer levels", "to more levels"],
 )
-def test_what_is_linear_in_ln_p_stays_so(source: HybridLevels, wanted: HybridLevels) -> None:
-    placement = build_interpolator(source, wanted, SURFACE)
+def test_what_is_linear_in_ln_p_stays_so(source: HybridLevels, target: HybridLevels) -> None:
+    interpolator = build_interpolator(source, target, SURFACE)
     field = 3.0 - 7.0 * np.log(source.pressure(SURFACE))
-    np.testing.assert_allclose(placement.pressure, wanted.pressure(SURFACE), rtol=1e-14)
-    np.testing.assert_allclose(placement.interpolate_linear(field), 3.0 - 7.0 * np.log(placement.pressure), rtol=1e-11)
+    np.testing.assert_allclose(interpolator.pressure, target.pressure(SURFACE), rtol=1e-14)
     np.testing.assert_allclose(
-        placement.interpolate_constant(field)[placement.is_below_source],
-        np.broadcast_to(field[-1], placement.is_below_source.shape)[placement.is_below_source],
+        interpolator.interpolate_linear(field), 3.0 - 7.0 * np.log(interpolator.pressure), rtol=1e-11
+    )
+    np.testing.assert_allclose(
+        interpolator.interpolate_constant(field)[interpolator.is_below_source],
+        np.broadcast_to(field[-1], interpolator.is_below_source.shape)[interpolator.is_below_source],
     )
 
 
-@pytest.mark.parametrize(("source", "wanted"), [(HYBRID, PRESSURES), (PRESSURES, HYBRID.select(range(6, 24)))])
-def test_as_numpy_does_it_column_by_column(source: HybridLevels, wanted: HybridLevels) -> None:
+@pytest.mark.parametrize(("source", "target"), [(HYBRID, PRESSURES), (PRESSURES, HYBRID.select(range(6, 24)))])
+def test_as_numpy_does_it_column_by_column(source: HybridLevels, target: HybridLevels) -> None:
     field = np.random.default_rng(2).normal(size=(len(source), *SURFACE.shape))
-    found = build_interpolator(source, wanted, SURFACE).interpolate_constant(field)
-    have, to = np.log(source.pressure(SURFACE)), np.log(wanted.pressure(SURFACE))
+    interpolated = build_interpolator(source, target, SURFACE).interpolate_constant(field)
+    source_log_p, target_log_p = np.log(source.pressure(SURFACE)), np.log(target.pressure(SURFACE))
     for i, j in np.ndindex(SURFACE.shape):
-        np.testing.assert_allclose(found[:, i, j], np.interp(to[:, i, j], have[:, i, j], field[:, i, j]), atol=1e-10)
+        np.testing.assert_allclose(
+            interpolated[:, i, j], np.interp(target_log_p[:, i, j], source_log_p[:, i, j], field[:, i, j]), atol=1e-10
+        )
 
 
 def test_to_its_own_levels_nothing_changes() -> None:
@@ -53,10 +57,13 @@ def test_to_its_own_levels_nothing_changes() -> None:
 
 def test_a_curve_of_second_order_is_exact() -> None:
     x = np.log(HYBRID.pressure(SURFACE))
-    placement = build_interpolator(HYBRID, PRESSURES, SURFACE)
-    found, y = placement.interpolate_hydrostatic(2.0 + x - 3.0 * x**2, 1.0 - 6.0 * x), np.log(placement.pressure)
-    above = ~placement.is_below_source
-    np.testing.assert_allclose(found[above], (2.0 + y - 3.0 * y**2)[above], rtol=1e-10)
+    interpolator = build_interpolator(HYBRID, PRESSURES, SURFACE)
+    interpolated, y = (
+        interpolator.interpolate_hydrostatic(2.0 + x - 3.0 * x**2, 1.0 - 6.0 * x),
+        np.log(interpolator.pressure),
+    )
+    above = ~interpolator.is_below_source
+    np.testing.assert_allclose(interpolated[above], (2.0 + y - 3.0 * y**2)[above], rtol=1e-10)
 
 
 def test_nothing_is_found_above_the_top() -> None:
@@ -70,5 +77,7 @@ def test_nothing_is_found_above_the_top() -> None:
 def test_where_surface_pressure_is_missing_there_is_no_value() -> None:
     surface = SURFACE.copy()
     surface[2, 3] = np.nan
-    found = build_interpolator(HYBRID, PRESSURES, surface).interpolate_constant(np.ones((len(HYBRID), *surface.shape)))
-    assert np.isnan(found[:, 2, 3]).all() and np.isnan(found).sum() == len(PRESSURES)
+    interpolated = build_interpolator(HYBRID, PRESSURES, surface).interpolate_constant(
+        np.ones((len(HYBRID), *surface.shape))
+    )
+    assert np.isnan(interpolated[:, 2, 3]).all() and np.isnan(interpolated).sum() == len(PRESSURES)

@@ -19,9 +19,9 @@ H, W = 8, 16
 
 def test_damaged_files(tmp_path: Path) -> None:
     path = write_file(tmp_path / "a.nc", {"t2m": random_fields(40, 32, 64)}, hours=range(0, 240, 6))
-    whole = path.read_bytes()
+    complete_file = path.read_bytes()
     for name, content in {
-        "half.nc": whole[: len(whole) // 2],
+        "half.nc": complete_file[: len(complete_file) // 2],
         "empty.nc": b"",
         "text.nc": b"<html>502 Bad Gateway</html>",
     }.items():

@@ -111,18 +111,20 @@ def test_a_variable_on_levels_of_several_types(tmp_path: Path) -> None:
         DataError, match=r"levels of the type heightAboveGround \(100, 200\).*\{heightAboveGround: 100\}"
     ):
         open_sources(config(path, {"typeOfLevel": "heightAboveGround"}, p2=["t"]))
-    one = {"typeOfLevel": "heightAboveGround", "heightAboveGround": 200}
-    np.testing.assert_allclose(open_sources(config(path, one, p2=["t"])).read(0)[0], field_number(2), atol=PACKING)
-    two = [
+    selection = {"typeOfLevel": "heightAboveGround", "heightAboveGround": 200}
+    np.testing.assert_allclose(
+        open_sources(config(path, selection, p2=["t"])).read(0)[0], field_number(2), atol=PACKING
+    )
+    sources = [
         {"path": str(path), "variables": ["t"], "select": {"typeOfLevel": "isobaricInhPa"}},
-        {"path": str(path), "variables": ["t200"], "rename": {"t200": "t"}, "select": one},
+        {"path": str(path), "variables": ["t200"], "rename": {"t200": "t"}, "select": selection},
     ]
-    reader = open_sources(make_config("", sources=two, p3=["t"], p2=["t200"], levels=[500]))
+    reader = open_sources(make_config("", sources=sources, p3=["t"], p2=["t200"], levels=[500]))
     np.testing.assert_allclose(reader.read(0), [field_number(0), field_number(2)], atol=PACKING)
     with pytest.raises(
         DataError, match=r'"z" is in the files of data\.sources\.0, but data\.sources\.0\.select leaves it out'
     ):
-        open_sources(config(path, one, p2=["z"]))
+        open_sources(config(path, selection, p2=["z"]))
 
 
 @pytest.mark.parametrize("on_levels", [True, False], ids=["levels", "ground"])
@@ -137,9 +139,9 @@ def test_the_selection_that_is_recommended_works(tmp_path: Path, on_levels: bool
         message(PASCALS * field_number(6), shortName="msl", typeOfLevel="meanSea", level=0),
     ]
     path = write_grib(tmp_path / "a.grib", *messages)
-    on = {"p3": ["t"], "p2": ["msl"], "levels": [0.5, 500]} if on_levels else {"p2": ["t", "msl"]}
+    variables = {"p3": ["t"], "p2": ["msl"], "levels": [0.5, 500]} if on_levels else {"p2": ["t", "msl"]}
     with pytest.raises(DataError) as caught:
-        open_sources(config(path, **on))
+        open_sources(config(path, **variables))
     text = str(caught.value)
     assert "another entry with the same path" in text
     recommended = re.search(r"select: \{typeOfLevel: (\w+)\}", text)[1]
@@ -149,7 +151,7 @@ def test_the_selection_that_is_recommended_works(tmp_path: Path, on_levels: bool
         {"path": str(path), "variables": ["t"], "select": {"typeOfLevel": recommended}},
         {"path": str(path), "variables": ["msl"]},
     ]
-    reader = open_sources(make_config("", sources=sources, **on))
+    reader = open_sources(make_config("", sources=sources, **variables))
     # pressure levels in hPa and in Pa are one type
     numbers = (2, 1, 6) if on_levels else (4, 6)
     expected = [field_number(number) * (PASCALS if number == 6 else 1) for number in numbers]
@@ -224,12 +226,12 @@ def test_two_fields_in_one_message(tmp_path: Path) -> None:
     path = tmp_path / "a.grib2"
     with open(path, "wb") as file:
         for level in (500, 850):
-            several = eccodes.codes_grib_multi_new()
+            multi_message = eccodes.codes_grib_multi_new()
             for name in ("u", "v"):
                 content = message(field_number(level + (name == "v")), shortName=name, level=level)
-                eccodes.codes_grib_multi_append(eccodes.codes_new_from_message(content), 4, several)
-            eccodes.codes_grib_multi_write(several, file)
-            eccodes.codes_grib_multi_release(several)
+                eccodes.codes_grib_multi_append(eccodes.codes_new_from_message(content), 4, multi_message)
+            eccodes.codes_grib_multi_write(multi_message, file)
+            eccodes.codes_grib_multi_release(multi_message)
     reader = open_sources(config(path, p3=["u", "v"], levels=[500, 850]))
     expected = [field_number(number) for number in (500, 850, 501, 851)]
     np.testing.assert_allclose(reader.read(0), expected, atol=PACKING, rtol=1e-7)
@@ -274,9 +276,9 @@ def test_other_grids(tmp_path: Path, sample: str, reason: str) -> None:
 
 
 def test_damaged_files(tmp_path: Path) -> None:
-    whole = message(field_number(0))
+    complete_message = message(field_number(0))
     for name, content, reason in (
-        ("cut.grib", whole + whole[:-20], "message 2 cannot be read as GRIB"),
+        ("cut.grib", complete_message + complete_message[:-20], "message 2 cannot be read as GRIB"),
         ("empty.grib", b"", "contains no GRIB message"),
         ("text.grib", b"<html>502 Bad Gateway</html>", "contains no GRIB message"),
     ):

@@ -33,7 +33,7 @@ START = datetime(2000, 1, 1)
 
 @pytest.fixture(autouse=True)
 def _names(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """What a test registers is forgotten."""
+    """Registries of the test alone, so that what it registers is forgotten."""
     monkeypatch.setattr(plugin_source, "_SOURCES", {})
     monkeypatch.setattr(schema_source, "_OPTION_SECTIONS", {})
     return
@@ -55,18 +55,20 @@ class Memory:
         self.asked.append((variable, time, levels))
         field = self.fields[variable]
         if time is not None:
-            field = field[[str(one) for one in self.times].index(str(time))]
+            field = field[[str(date) for date in self.times].index(str(time))]
         if levels is None:
             return field
         return np.stack([field[list(self.variables[variable].levels).index(level)] for level in levels])
 
 
-def opened(made: Any, p3: Sequence[str] = ("t",), p2: Sequence[str] = ("u",), **options: Any) -> SourceReader:
+def open_source_object(
+    memory: Any, p3: Sequence[str] = ("t",), p2: Sequence[str] = ("u",), **options: Any
+) -> SourceReader:
     """Open a config whose one source is `made`."""
 
-    class Given(type(made)):
+    class Given(type(memory)):
         def __new__(cls) -> Any:
-            return made
+            return memory
 
         def __init__(self) -> None:
             pass
@@ -76,44 +78,50 @@ def opened(made: Any, p3: Sequence[str] = ("t",), p2: Sequence[str] = ("u",), **
     return open_sources(make_config("", p3=p3, p2=p2, levels=options.pop("levels", [850, 250]), **options))
 
 
-def same(ours: SourceReader, theirs: SourceReader) -> None:
-    np.testing.assert_array_equal(ours.times, theirs.times)
-    np.testing.assert_array_equal(ours.static(), theirs.static())
-    assert ours.grid.describe_mismatch(theirs.grid) is None
-    assert ours.attributes == theirs.attributes and ours.packing_steps == theirs.packing_steps
-    for index in range(len(theirs.times)):
-        np.testing.assert_array_equal(ours.read(index), theirs.read(index))
-    for one, other in zip(
-        ours.read_each(range(len(ours.times))), theirs.read_each(range(len(ours.times))), strict=True
+def assert_equal_readers(plugin_reader: SourceReader, file_reader: SourceReader) -> None:
+    """Check that two readers have the same times, grid, attributes and fields."""
+    np.testing.assert_array_equal(plugin_reader.times, file_reader.times)
+    np.testing.assert_array_equal(plugin_reader.static(), file_reader.static())
+    assert plugin_reader.grid.describe_mismatch(file_reader.grid) is None
+    assert plugin_reader.attributes == file_reader.attributes
+    assert plugin_reader.packing_steps == file_reader.packing_steps
+    for index in range(len(file_reader.times)):
+        np.testing.assert_array_equal(plugin_reader.read(index), file_reader.read(index))
+    for plugin_fields, file_fields in zip(
+        plugin_reader.read_each(range(len(plugin_reader.times))),
+        file_reader.read_each(range(len(plugin_reader.times))),
+        strict=True,
     ):
-        np.testing.assert_array_equal(one, other)
+        np.testing.assert_array_equal(plugin_fields, file_fields)
 
 
 def test_any_order_of_rows_columns_levels_and_times(tmp_path: Path) -> None:
     """From south to north, from -180, levels in Pa and mixed, times in disorder, rounded values, a static field."""
     hours = [12, 0, 18, 6]
     ground = random_fields(H, W, seed=3)
-    made = Memory(hours, latitude=LAT[::-1], longitude=(LON + 180) % 360 - 180)
+    memory = Memory(hours, latitude=LAT[::-1], longitude=(LON + 180) % 360 - 180)
     levels = (85000.0, 25000.0, 50000.0)
-    made.fields["ground"] = ground
-    made.variables = {
+    memory.fields["ground"] = ground
+    memory.variables = {
         "t": SourceVariable("K", levels, "Pa", standard_name="air_temperature", packing_step=0.5),
         "u": SourceVariable("m s-1", standard_name="eastward_wind", long_name="Wind"),
         "ground": SourceVariable("1", is_static=True),
     }
     file = write_file(
         tmp_path / "a.nc",
-        {"t": made.fields["t"][np.argsort(hours)], "u": made.fields["u"][np.argsort(hours)], "ground": ground},
-        sorted(hours), lat=made.latitude, lon=made.longitude, levels=levels, level_units="Pa",
+        {"t": memory.fields["t"][np.argsort(hours)], "u": memory.fields["u"][np.argsort(hours)], "ground": ground},
+        sorted(hours), lat=memory.latitude, lon=memory.longitude, levels=levels, level_units="Pa",
         attributes={"t": {"standard_name": "air_temperature"}, "ground": {"units": "1"},
                     "u": {"units": "m s-1", "standard_name": "eastward_wind", "long_name": "Wind"}},
     )  # fmt: skip
-    ours = opened(made, static=["ground"])
-    assert ours.packing_steps.pop("t") == 0.5
-    same(ours, open_sources(make_config(file, p3=["t"], p2=["u"], static=["ground"], levels=[850, 250])))
+    plugin_reader = open_source_object(memory, static=["ground"])
+    assert plugin_reader.packing_steps.pop("t") == 0.5
+    assert_equal_readers(
+        plugin_reader, open_sources(make_config(file, p3=["t"], p2=["u"], static=["ground"], levels=[850, 250]))
+    )
     # two of three levels, in the order of the source
-    assert {levels for name, _, levels in made.asked if name == "t"} == {(85000.0, 25000.0)}
-    assert ("ground", None, None) in made.asked
+    assert {levels for name, _, levels in memory.asked if name == "t"} == {(85000.0, 25000.0)}
+    assert ("ground", None, None) in memory.asked
 
 
 @pytest.mark.parametrize(
@@ -130,15 +138,15 @@ def test_any_order_of_rows_columns_levels_and_times(tmp_path: Path) -> None:
     ids=["regridded", "units", "window", "renamed", "interpolated", "derived"],
 )  # fmt: skip
 def test_what_is_done_to_files(tmp_path: Path, options: dict[str, Any]) -> None:
-    made = Memory()
-    made.fields |= {"v": random_fields(4, H, W, seed=4), "ps": random_fields(4, H, W, seed=5) + 100_000}
-    made.variables |= {"v": SourceVariable("m s-1"), "ps": SourceVariable("Pa")}
-    units = {name: {"units": one.units} for name, one in made.variables.items()}
-    file = write_file(tmp_path / "a.nc", made.fields, lat=LAT, lon=LON, levels=[250, 500, 850], attributes=units)
+    memory = Memory()
+    memory.fields |= {"v": random_fields(4, H, W, seed=4), "ps": random_fields(4, H, W, seed=5) + 100_000}
+    memory.variables |= {"v": SourceVariable("m s-1"), "ps": SourceVariable("Pa")}
+    units = {name: {"units": variable.units} for name, variable in memory.variables.items()}
+    file = write_file(tmp_path / "a.nc", memory.fields, lat=LAT, lon=LON, levels=[250, 500, 850], attributes=units)
     source = options.pop("source", {})
-    same(
-        opened(made, source=source, **options),
-        opened(SimpleReader(), sources=[{"path": str(file)} | source], **options),
+    assert_equal_readers(
+        open_source_object(memory, source=source, **options),
+        open_source_object(SimpleReader(), sources=[{"path": str(file)} | source], **options),
     )
 
 
@@ -146,7 +154,7 @@ def test_columns_on_hybrid_levels(tmp_path: Path) -> None:
     """Numbers of model levels, their coefficients in a table: interpolated, and integrated to geopotential."""
     fields = world.fields_of("t", "q", "sp", "zs", times=3)
     a, b = world.half_levels()
-    rows = [f"{n},{one:.9f},{other:.12f}" for n, (one, other) in enumerate(zip(a, b, strict=True))]
+    rows = [f"{n},{a_n:.9f},{b_n:.12f}" for n, (a_n, b_n) in enumerate(zip(a, b, strict=True))]
     (tmp_path / "table.csv").write_text("\n".join(["n,a,b", *rows]))
     vertical = {"vertical": world.GROUND | {"coefficients": str(tmp_path / "table.csv")}}
     numbers = range(1, world.K + 1)
@@ -154,15 +162,17 @@ def test_columns_on_hybrid_levels(tmp_path: Path) -> None:
         name: SourceVariable(world.UNITS[name], numbers if name in "tq" else None, "1", is_static=name == "zs")
         for name in fields
     }
-    made = Memory(world.HOURS[:3], latitude=world.LAT, longitude=world.LON, variables=variables, fields=fields)
+    memory = Memory(world.HOURS[:3], latitude=world.LAT, longitude=world.LON, variables=variables, fields=fields)
     path = world.write(tmp_path / "ml.nc", "no", fields, world.HOURS[:3])
     options = {"p3": ["t", "z"], "p2": ["msl"], "levels": world.LEVELS}
     options["variable_options"] = {name: world.DERIVED[name] for name in ("z", "msl")}
-    ours = opened(made, source=vertical, **options)
-    same(ours, opened(SimpleReader(), sources=[{"path": str(path)} | vertical], **options))
-    made.asked.clear()
-    ours.read(1)
-    assert {len(levels) for name, _, levels in made.asked if name == "t"} == {1, world.K}
+    plugin_reader = open_source_object(memory, source=vertical, **options)
+    assert_equal_readers(
+        plugin_reader, open_source_object(SimpleReader(), sources=[{"path": str(path)} | vertical], **options)
+    )
+    memory.asked.clear()
+    plugin_reader.read(1)
+    assert {len(levels) for name, _, levels in memory.asked if name == "t"} == {1, world.K}
     # the lowest level for the pressure at sea level, else a whole column at once
 
 
@@ -182,77 +192,83 @@ class SimpleReader:
 )
 def test_each_field_is_that_of_its_time(times: Any) -> None:
     """A field whose value is its own time, across 29 February."""
-    made = Memory(times=times, variables={"u": SourceVariable("1")})
-    made.read = lambda variable, time, levels: np.full((H, W), float(str(time)[8:10]) * 24 + float(str(time)[11:13]))
+    memory = Memory(times=times, variables={"u": SourceVariable("1")})
+    memory.read = lambda variable, time, levels: np.full((H, W), float(str(time)[8:10]) * 24 + float(str(time)[11:13]))
     days = {"train": "2000-02-28", "valid": "2000-03-03", "test": "2000-03-06"}
     splits = {name: [day, day] for name, day in days.items()}
-    reader = opened(made, p3=[], levels=[], splits=splits)
+    reader = open_source_object(memory, p3=[], levels=[], splits=splits)
     assert len(reader.times) == 4
     for index, minutes in enumerate(reader.times):
         date = reader.calendar.datetime(minutes)
         assert set(reader.read(index).ravel()) == {date.day * 24 + date.hour}
 
 
-def spoiled(**changes: Any) -> Callable[[], Memory]:
+def with_attributes(**changes: Any) -> Callable[[], Memory]:
+    """Return a function that builds a source with these attributes."""
     return lambda: Memory(**changes)
 
 
-def reads(give: Callable[[np.ndarray], Any]) -> Callable[[], Memory]:
-    """Return a source whose fields at 6 UTC are others."""
+def with_fields(change_field: Callable[[np.ndarray], Any]) -> Callable[[], Memory]:
+    """Return a function that builds a source whose fields at 6 UTC are changed."""
 
-    def build() -> Memory:
-        made = Memory()
-        plain = made.read
-        made.read = lambda name, time, levels: (
-            give(plain(name, time, levels)) if time.hour == 6 else plain(name, time, levels)
-        )
-        return made
+    def build_source() -> Memory:
+        memory = Memory()
+        read = memory.read
 
-    return build
+        def read_changed(name: str, time: datetime, levels: tuple[float, ...] | None) -> Any:
+            field = read(name, time, levels)
+            return change_field(field) if time.hour == 6 else field
+
+        memory.read = read_changed
+        return memory
+
+    return build_source
 
 
-def of_another_time(field: np.ndarray) -> xr.DataArray:
+def label_with_another_time(field: np.ndarray) -> xr.DataArray:
     return xr.DataArray(
         field, coords={"time": np.datetime64("2000-01-01T12", "ns")}, dims=("x", "y", "z")[: field.ndim]
     )
 
 
 @pytest.mark.parametrize(
-    ("build", "words"),
+    ("build_source", "phrases"),
     [
-        (spoiled(variables=None), ["variables must map names to SourceVariable"]),
-        (spoiled(variables={"t": "K"}), ["variables must map names to SourceVariable"]),
-        (spoiled(variables={"time": SourceVariable("K")}), ["time has the name of a coordinate"]),
-        (spoiled(variables={"t": SourceVariable("K", (500, 500))}), ["the levels of t hold a value twice"]),
-        (spoiled(times=[]), ["times must be at least one date"]),
-        (spoiled(times=[0, 6, 12, 18]), ["times fails", "must be a list of dates"]),
-        (spoiled(times=[START] * 4), ["2000-01-01T00:00 is there twice"]),
-        (spoiled(times=[START + timedelta(seconds=n) for n in range(4)]), ["whole minutes", "0, 1"]),
-        (spoiled(latitude=np.full(H, np.nan)), ["latitude must be a list of finite numbers"]),
-        (spoiled(latitude=["north"] * H), ["latitude fails", "could not convert"]),
-        (spoiled(longitude=LON[:5]), ["do not go evenly round the globe"]),
-        (spoiled(latitude_bounds=np.zeros(H)), ["latitude_bounds must be (8, 2) numbers"]),
-        (spoiled(latitude_bounds="none"), ["latitude_bounds fails", "could not convert"]),
-        (spoiled(version=lambda: 2), ["version must be a text or a number"]),
-        (spoiled(attributes="mine"), ["attributes must map names to texts; is 'mine'"]),
-        (spoiled(variables={"t": SourceVariable(None)}), ["the units of t must be a text, such as K; is None"]),
-        (reads(lambda field: None), ["must return numbers of shape", "it returned object"]),
-        (reads(lambda field: field.T), ["'t', 2000-01-01 06:00:00, (250.0, 850.0)", "shape (2, 8, 16)", "(16, 8, 2)"]),
-        (reads(lambda field: field[0, 0, 0, 0]), ["'t', 2000-01-01 06:00:00", "IndexError"]),
-        (reads(of_another_time), ["ValueError: it returns the field of 2000-01-01T12"]),
-        (reads(lambda field: field * np.nan), ["t, level 850 at 2000-01-01T06:00", "missing"]),
-        (reads(lambda field: np.ma.masked_less(field, 1e9)), ["t, level 850 at 2000-01-01T06:00", "missing"]),
-        (reads(lambda field: field.astype(float) * 1e300), ["t, level 850 at 2000-01-01T06:00", "infinite"]),
+        (with_attributes(variables=None), ["variables must map names to SourceVariable"]),
+        (with_attributes(variables={"t": "K"}), ["variables must map names to SourceVariable"]),
+        (with_attributes(variables={"time": SourceVariable("K")}), ["time has the name of a coordinate"]),
+        (with_attributes(variables={"t": SourceVariable("K", (500, 500))}), ["the levels of t hold a value twice"]),
+        (with_attributes(times=[]), ["times must be at least one date"]),
+        (with_attributes(times=[0, 6, 12, 18]), ["times fails", "must be a list of dates"]),
+        (with_attributes(times=[START] * 4), ["2000-01-01T00:00 is there twice"]),
+        (with_attributes(times=[START + timedelta(seconds=n) for n in range(4)]), ["whole minutes", "0, 1"]),
+        (with_attributes(latitude=np.full(H, np.nan)), ["latitude must be a list of finite numbers"]),
+        (with_attributes(latitude=["north"] * H), ["latitude fails", "could not convert"]),
+        (with_attributes(longitude=LON[:5]), ["do not go evenly round the globe"]),
+        (with_attributes(latitude_bounds=np.zeros(H)), ["latitude_bounds must be (8, 2) numbers"]),
+        (with_attributes(latitude_bounds="none"), ["latitude_bounds fails", "could not convert"]),
+        (with_attributes(version=lambda: 2), ["version must be a text or a number"]),
+        (with_attributes(attributes="mine"), ["attributes must map names to texts; is 'mine'"]),
+        (with_attributes(variables={"t": SourceVariable(None)}),
+         ["the units of t must be a text, such as K; is None"]),
+        (with_fields(lambda field: None), ["must return numbers of shape", "it returned object"]),
+        (with_fields(lambda field: field.T),
+         ["'t', 2000-01-01 06:00:00, (250.0, 850.0)", "shape (2, 8, 16)", "(16, 8, 2)"]),
+        (with_fields(lambda field: field[0, 0, 0, 0]), ["'t', 2000-01-01 06:00:00", "IndexError"]),
+        (with_fields(label_with_another_time), ["ValueError: it returns the field of 2000-01-01T12"]),
+        (with_fields(lambda field: field * np.nan), ["t, level 850 at 2000-01-01T06:00", "missing"]),
+        (with_fields(lambda field: np.ma.masked_less(field, 1e9)), ["t, level 850 at 2000-01-01T06:00", "missing"]),
+        (with_fields(lambda field: field.astype(float) * 1e300), ["t, level 850 at 2000-01-01T06:00", "infinite"]),
     ],
 )  # fmt: skip
-def test_refusals_say_where(build: Callable[[], Memory], words: list[str]) -> None:
+def test_refusals_say_where(build_source: Callable[[], Memory], phrases: list[str]) -> None:
     with pytest.raises(DataError) as caught:
-        reader = opened(build())
+        reader = open_source_object(build_source())
         reader.read(0)
         reader.read(1)
     text = str(caught.value)
-    assert all(word in text for word in words), text
-    assert "data.sources.0 (given)" in text or words[0].startswith("t, level")
+    assert all(word in text for word in phrases), text
+    assert "data.sources.0 (given)" in text or phrases[0].startswith("t, level")
 
 
 def test_what_is_lacking_is_named() -> None:
@@ -262,16 +278,17 @@ def test_what_is_lacking_is_named() -> None:
     with pytest.raises(
         DataError, match=r"data.sources.0 \(given\): latitude fails \(AttributeError: .*has no attribute"
     ):
-        opened(Empty())
+        open_source_object(Empty())
 
 
 def test_a_field_with_its_own_time_is_taken() -> None:
-    plain, labelled = opened(Memory()), Memory()
+    plain_reader = open_source_object(Memory())
+    labelled = Memory()
     read = labelled.read
     labelled.read = lambda name, time, levels: xr.DataArray(
         read(name, time, levels), coords={"time": np.datetime64(time, "ns")}, dims=("x", "y", "z")[: 3 - (not levels)]
     )
-    same(opened(labelled), plain)
+    assert_equal_readers(open_source_object(labelled), plain_reader)
 
 
 def test_options_reach_the_class() -> None:
@@ -282,7 +299,7 @@ def test_options_reach_the_class() -> None:
             self.others = others
 
     source = {"type": "counted", "options": {"number": 7, "colour": "red"}}
-    assert len(opened(SimpleReader(), sources=[source]).times) == 7
+    assert len(open_source_object(SimpleReader(), sources=[source]).times) == 7
 
 
 def test_what_decorators_below_add_to_a_class_counts() -> None:
@@ -295,7 +312,7 @@ def test_what_decorators_below_add_to_a_class_counts() -> None:
             super().__init__(self.hours)
 
     source = {"type": "made_below", "options": {"hours": [0, 6]}}
-    assert len(opened(SimpleReader(), sources=[source]).times) == 2
+    assert len(open_source_object(SimpleReader(), sources=[source]).times) == 2
 
 
 def test_a_fork_leaves_what_its_parent_made() -> None:
@@ -308,7 +325,7 @@ def test_a_fork_leaves_what_its_parent_made() -> None:
             ended.append(os.getpid())
 
     register_source("connected")(Connected)
-    reader = opened(SimpleReader(), sources=[{"type": "connected"}])
+    reader = open_source_object(SimpleReader(), sources=[{"type": "connected"}])
     ended.clear()
     if os.fork() == 0:
         reader.read(0)
@@ -333,8 +350,10 @@ def test_a_name_belongs_to_one_class() -> None:
 
 def test_a_fingerprint_changes_with_what_is_said() -> None:
     def fingerprint(**changes: Any) -> list[int]:
-        made = Memory(**changes)
-        register_source("given")(type("Given", (Memory,), {"__new__": lambda cls: made, "__init__": lambda self: None}))
+        memory = Memory(**changes)
+        register_source("given")(
+            type("Given", (Memory,), {"__new__": lambda cls: memory, "__init__": lambda self: None})
+        )
         conf = make_config("", p3=["t"], levels=[850], sources=[{"type": "given"}])
         return OpenFiles(conf.sources).fingerprint("data.sources.0 (given)", 0)
 
@@ -343,9 +362,9 @@ def test_a_fingerprint_changes_with_what_is_said() -> None:
         {"variables": {"u": SourceVariable("m s-1")}},
         {"variables": {"t": SourceVariable("K", (250, 500, 851))}},
     ]  # fmt: skip
-    found = [fingerprint(**changes) for changes in variants]
-    assert found[0] == fingerprint() == fingerprint(hours=(18, 0, 12, 6))
-    assert len({tuple(one) for one in found}) == len(variants)
+    fingerprints = [fingerprint(**changes) for changes in variants]
+    assert fingerprints[0] == fingerprint() == fingerprint(hours=(18, 0, 12, 6))
+    assert len({tuple(numbers) for numbers in fingerprints}) == len(variants)
 
 
 MODULE = """
@@ -384,10 +403,10 @@ def test_another_process_reads_without_asking_what_there_is(tmp_path: Path, monk
     assert reader.read(1).max() == 6.0
     (tmp_path / "reader.pickle").write_bytes(pickle.dumps(reader))
     program = "import pickle, sys; print(pickle.load(open(sys.argv[1], 'rb')).read(1).max())"
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", program, str(tmp_path / "reader.pickle")],
         env={"PYTHONPATH": f"{tmp_path}:{Path(__file__).parents[4]}", "NO_LOOKING": "1"},
         capture_output=True, text=True,
     )  # fmt: skip
-    assert done.stdout == "6.0\n", done.stderr
+    assert process.stdout == "6.0\n", process.stderr
     sys.modules.pop("elsewhere_source")

@@ -40,17 +40,17 @@ def mean(fields: np.ndarray, grid: LatLonGrid) -> float:
 @each_pair
 def test_a_constant_stays(source: str, target: str, method: str) -> None:
     source, target = GRIDS[source], GRIDS[target]
-    made = Regridder(source, target, method).apply(np.full((2, *source.shape), 287.3, np.float32))
-    assert made.shape == (2, *target.shape) and made.dtype == np.float32 and made.flags.c_contiguous
-    np.testing.assert_allclose(made, 287.3, rtol=5e-7)
+    regridded = Regridder(source, target, method).apply(np.full((2, *source.shape), 287.3, np.float32))
+    assert regridded.shape == (2, *target.shape) and regridded.dtype == np.float32 and regridded.flags.c_contiguous
+    np.testing.assert_allclose(regridded, 287.3, rtol=5e-7)
 
 
 @each_pair
 def test_conservative_keeps_the_global_mean(source: str, target: str) -> None:
     source, target = GRIDS[source], GRIDS[target]
     noise = np.random.default_rng(3).normal(280.0, 20.0, source.shape).astype(np.float32)
-    made = Regridder(source, target, "conservative").apply(noise)
-    assert mean(made, target) == pytest.approx(mean(noise, source), rel=1e-6)
+    regridded = Regridder(source, target, "conservative").apply(noise)
+    assert mean(regridded, target) == pytest.approx(mean(noise, source), rel=1e-6)
 
 
 @pytest.mark.parametrize(("source", "target"), [("gaussian", "odd"), ("shifted", "coarse"), ("coarse", "odd")])
@@ -76,9 +76,9 @@ def test_conservative_against_areas_counted(source: str, target: str) -> None:
     np.add.at(by_column, (to_columns, from_columns), 1.0)
     pieces = by_row.sum(axis=1)[:, None] * by_column.sum(axis=1)
     expected = by_row @ values @ by_column.T / pieces
-    made = Regridder(source, target, "conservative").apply(values)
+    regridded = Regridder(source, target, "conservative").apply(values)
     # the smallest band of the targets has 1200 pieces, and its shares are known to one of them
-    np.testing.assert_allclose(made, expected, atol=3e-3)
+    np.testing.assert_allclose(regridded, expected, atol=3e-3)
 
 
 @each_pair
@@ -87,11 +87,13 @@ def test_bilinear_is_exact_for_what_is_linear(source: str, target: str) -> None:
     source, target = GRIDS[source], GRIDS[target]
     regridder = Regridder(source, target, "bilinear")
     inside = (target.lat <= source.lat[0]) & (target.lat >= source.lat[-1])
-    made = regridder.apply(np.broadcast_to(source.lat[:, None], source.shape))
-    np.testing.assert_allclose(made[inside], np.broadcast_to(target.lat[inside, None], made[inside].shape), atol=2e-5)
+    regridded = regridder.apply(np.broadcast_to(source.lat[:, None], source.shape))
+    np.testing.assert_allclose(
+        regridded[inside], np.broadcast_to(target.lat[inside, None], regridded[inside].shape), atol=2e-5
+    )
     between = (target.lon >= source.lon[0]) & (target.lon <= source.lon[-1])
-    made = regridder.apply(np.broadcast_to(source.lon, source.shape))[inside][:, between]
-    np.testing.assert_allclose(made, np.broadcast_to(target.lon[between], made.shape), atol=5e-5)
+    regridded = regridder.apply(np.broadcast_to(source.lon, source.shape))[inside][:, between]
+    np.testing.assert_allclose(regridded, np.broadcast_to(target.lon[between], regridded.shape), atol=5e-5)
 
 
 @each_pair
@@ -103,8 +105,8 @@ def test_bilinear_against_scipy(source: str, target: str) -> None:
     reference = RegularGridInterpolator((-source.lat, longitudes), around)
     inside = (target.lat <= source.lat[0]) & (target.lat >= source.lat[-1])
     points = np.stack(np.meshgrid(-target.lat[inside], target.lon, indexing="ij"), axis=-1)
-    made = Regridder(source, target, "bilinear").apply(values)[inside]
-    np.testing.assert_allclose(made, reference(points), atol=5e-6)
+    regridded = Regridder(source, target, "bilinear").apply(values)[inside]
+    np.testing.assert_allclose(regridded, reference(points), atol=5e-6)
 
 
 @pytest.mark.parametrize(("degree", "order"), [(1, 0), (3, 2), (6, 5)])
@@ -116,51 +118,53 @@ def test_harmonics_within_the_error_of_second_order(source: str, target: str, de
     step = np.deg2rad(max(180.0 / source.shape[0], 360.0 / source.shape[1]))
     coarser = np.deg2rad(max(180.0 / target.shape[0], 360.0 / target.shape[1]))
     curvature = degree * (degree + 1) * np.abs(truth).max()
-    made = Regridder(source, target, "bilinear").apply(field)
+    regridded = Regridder(source, target, "bilinear").apply(field)
     # two directions, each h^2/8
-    assert np.abs(made - truth).max() <= step**2 / 4 * curvature + 1e-6
+    assert np.abs(regridded - truth).max() <= step**2 / 4 * curvature + 1e-6
     if coarser >= 2 * step:
-        made = Regridder(source, target, "conservative").apply(field)
+        regridded = Regridder(source, target, "conservative").apply(field)
         inner = np.abs(target.lat) < 80
         bound = (step + coarser) ** 2 / 6 * curvature
-        assert np.abs(made - truth)[inner].max() <= bound
+        assert np.abs(regridded - truth)[inner].max() <= bound
 
 
 def test_a_row_on_the_pole() -> None:
-    gaussian, one = GRIDS["gaussian"], GRIDS["one"]
+    gaussian, one_degree = GRIDS["gaussian"], GRIDS["one"]
     values = np.random.default_rng(2).normal(size=gaussian.shape)
-    made = Regridder(gaussian, one, "bilinear").apply(values)
-    np.testing.assert_allclose(made[[0, -1]], np.broadcast_to(values[[0, -1]].mean(1)[:, None], (2, 360)), atol=1e-6)
+    regridded = Regridder(gaussian, one_degree, "bilinear").apply(values)
+    np.testing.assert_allclose(
+        regridded[[0, -1]], np.broadcast_to(values[[0, -1]].mean(1)[:, None], (2, 360)), atol=1e-6
+    )
     # rows on the poles are taken as they are
-    values = np.random.default_rng(2).normal(size=one.shape).astype(np.float32)
-    made = Regridder(one, LatLonGrid.equiangular(91, 360, poles=True), "bilinear").apply(values)
-    np.testing.assert_array_equal(made, values[::2])
+    values = np.random.default_rng(2).normal(size=one_degree.shape).astype(np.float32)
+    regridded = Regridder(one_degree, LatLonGrid.equiangular(91, 360, poles=True), "bilinear").apply(values)
+    np.testing.assert_array_equal(regridded, values[::2])
 
 
 def test_wind_across_a_pole_keeps_its_direction() -> None:
     """One wind over the pole, (1, 2) in a plane that touches it: along the meridian lambda, u = -sin + 2 cos."""
-    gaussian, one = GRIDS["gaussian"], GRIDS["one"]
+    gaussian, one_degree = GRIDS["gaussian"], GRIDS["one"]
 
     def eastward(grid: LatLonGrid) -> np.ndarray:
         angle = np.deg2rad(grid.lon)
         return np.broadcast_to(2.0 * np.cos(angle) - np.sin(angle), grid.shape)
 
-    made = Regridder(gaussian, one, "bilinear", vector=True).apply(eastward(gaussian))
+    regridded = Regridder(gaussian, one_degree, "bilinear", vector=True).apply(eastward(gaussian))
     step = np.deg2rad(360 / gaussian.shape[1])
-    np.testing.assert_allclose(made, eastward(one), atol=np.sqrt(5) * step**2 / 8 + 1e-5)
-    scalar = Regridder(gaussian, one, "bilinear").apply(eastward(gaussian))
-    assert np.abs(scalar[0]).max() < 1e-6 < 1.0 < np.abs(made[0]).max()
+    np.testing.assert_allclose(regridded, eastward(one_degree), atol=np.sqrt(5) * step**2 / 8 + 1e-5)
+    scalar = Regridder(gaussian, one_degree, "bilinear").apply(eastward(gaussian))
+    assert np.abs(scalar[0]).max() < 1e-6 < 1.0 < np.abs(regridded[0]).max()
 
 
 def test_nearest_takes_values_that_are_there() -> None:
     source, target = GRIDS["gaussian"], GRIDS["odd"]
     kinds = np.random.default_rng(4).integers(0, 16, source.shape).astype(np.float32)
-    made = Regridder(source, target, "nearest").apply(kinds)
+    regridded = Regridder(source, target, "nearest").apply(kinds)
     for row, column in ((0, 0), (22, 99), (44, 50), (10, 3)):
         north = np.abs(source.lat - target.lat[row]).argmin()
         turn = np.abs((source.lon - target.lon[column] + 180) % 360 - 180)
-        assert made[row, column] == kinds[north, turn.argmin()]
-    assert set(np.unique(made)) <= set(np.unique(kinds))
+        assert regridded[row, column] == kinds[north, turn.argmin()]
+    assert set(np.unique(regridded)) <= set(np.unique(kinds))
 
 
 @pytest.mark.parametrize("method", ["bilinear", "conservative", "nearest"])
@@ -169,13 +173,13 @@ def test_missing_values_have_no_weight(method: str) -> None:
     regridder = Regridder(source, target, method)
     values = np.full((2, *source.shape), 5.0, np.float32)
     values[1, 200:400, 300:700] = np.nan
-    made = regridder.apply(values)
-    np.testing.assert_allclose(made[0], 5.0, rtol=1e-6)
-    np.testing.assert_allclose(made[1][np.isfinite(made[1])], 5.0, rtol=1e-6)
+    regridded = regridder.apply(values)
+    np.testing.assert_allclose(regridded[0], 5.0, rtol=1e-6)
+    np.testing.assert_allclose(regridded[1][np.isfinite(regridded[1])], 5.0, rtol=1e-6)
     # rows 200 to 399 are latitudes 40 to -9.75, columns 300 to 699 longitudes 75 to 174.75
     lat, lon = target.lat[:, None], target.lon
     inside = (lat < 40.125) & (lat > -9.875) & (lon > 74.875) & (lon < 174.875)
-    assert np.mean(np.isnan(made[1]) != inside) < 0.01
+    assert np.mean(np.isnan(regridded[1]) != inside) < 0.01
 
 
 @pytest.mark.parametrize(
@@ -187,8 +191,8 @@ def test_less_than_half_is_missing(columns: int, lost: list[int], missing: bool)
     source, target = LatLonGrid.equiangular(4, columns, poles=False), LatLonGrid.equiangular(4, 4, poles=False)
     values = np.ones(source.shape, np.float32)
     values[:, lost] = np.nan
-    made = Regridder(source, target, "conservative").apply(values)[:, 1]
-    assert np.isnan(made).all() if missing else np.allclose(made, 1.0, rtol=1e-6)
+    regridded = Regridder(source, target, "conservative").apply(values)[:, 1]
+    assert np.isnan(regridded).all() if missing else np.allclose(regridded, 1.0, rtol=1e-6)
 
 
 def test_values_that_are_infinite_stay_visible() -> None:

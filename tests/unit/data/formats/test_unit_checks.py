@@ -21,7 +21,7 @@ from credit.errors import DataError
 from tests.unit.data.files_on_the_fly import make_config, write_file
 
 
-def look(name: str, units: str, values: object, level: float | None = None, standard_name: str = "") -> str:
+def describe_problem(name: str, units: str, values: object, level: float | None = None, standard_name: str = "") -> str:
     """Return what is said of the units and values of a field; empty for nothing."""
     attributes = {"units": units, "standard_name": standard_name}
     try:
@@ -33,7 +33,7 @@ def look(name: str, units: str, values: object, level: float | None = None, stan
     return "" if implausible is None else rules.describe(implausible)
 
 
-def about(mean: float) -> list[float]:
+def values_around(mean: float) -> list[float]:
     """Return four values of this mean, one of them missing."""
     return [mean * 0.99, mean * 1.01, mean, np.nan]
 
@@ -73,7 +73,7 @@ def about(mean: float) -> list[float]:
     ],
 )
 def test_what_can_be_right(name: str, units: str, mean: float, level: float | None, standard_name: str) -> None:
-    assert look(name, units, about(mean), level, standard_name) == ""
+    assert describe_problem(name, units, values_around(mean), level, standard_name) == ""
 
 
 @pytest.mark.parametrize(
@@ -101,16 +101,16 @@ def test_what_can_be_right(name: str, units: str, mean: float, level: float | No
     ],
 )
 def test_what_cannot(name: str, units: str, mean: float, level: float | None, standard_name: str) -> None:
-    assert look(name, units, about(mean), level, standard_name) != ""
+    assert describe_problem(name, units, values_around(mean), level, standard_name) != ""
 
 
 @pytest.mark.parametrize("fill", [9.96921e36, 1e20, -1e20, 1e15, -999.0, -9999.0, -99.99, -32767.0, 3.4e38])
 @pytest.mark.parametrize("others", [[-20.0, 30.0, 12.0], [0.0, 0.0, 0.0], [0.2, 0.4, np.nan], [1e-9, 0.0, 0.0]])
 def test_fill_values_stand_apart(fill: float, others: list[float]) -> None:
-    said = look("x", "", [*others, fill])
-    assert said.startswith(f"1 of 4 values are {np.float32(fill):.6g}, the first: a fill value")
-    assert "data.variable_options.x.valid_range" in said
-    assert look("x", "", [fill] * 4).startswith("4 of 4 values are")
+    message = describe_problem("x", "", [*others, fill])
+    assert message.startswith(f"1 of 4 values are {np.float32(fill):.6g}, the first: a fill value")
+    assert "data.variable_options.x.valid_range" in message
+    assert describe_problem("x", "", [fill] * 4).startswith("4 of 4 values are")
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_fill_values_stand_apart(fill: float, others: list[float]) -> None:
     ],
 )
 def test_data_that_look_like_fill_values(values: list[float]) -> None:
-    assert look("x", "", values) == ""
+    assert describe_problem("x", "", values) == ""
 
 
 def test_a_fill_value_of_packed_integers_stands_apart() -> None:
@@ -198,12 +198,12 @@ def test_each_level_has_its_limits() -> None:
     ],
 )
 def test_the_range_that_a_file_declares(attributes: dict, packing: tuple | None, expected: tuple | None) -> None:
-    found = read_file_range(attributes, packing)
-    assert found == (expected and pytest.approx(expected, rel=1e-5, abs=1e-3))
-    if found is not None:
-        rules = build_value_rules("x", {"units": "1"}, file_range=found)
+    file_range = read_file_range(attributes, packing)
+    assert file_range == (expected and pytest.approx(expected, rel=1e-5, abs=1e-3))
+    if file_range is not None:
+        rules = build_value_rules("x", {"units": "1"}, file_range=file_range)
         assert rules.apply(np.full((1, 2, 2), 2.0))[1] is None
-        assert rules.describe(rules.apply(np.full((1, 2, 2), 1e3 if found[1] < 1e3 else -1e3))[1]).startswith(
+        assert rules.describe(rules.apply(np.full((1, 2, 2), 1e3 if file_range[1] < 1e3 else -1e3))[1]).startswith(
             "4 of 4 values are outside the limits of values in 1 and of the valid range that the file declares"
         )
 

@@ -23,7 +23,7 @@ IN_KELVIN = {"t2m": {"units": "K"}}
 
 
 @pytest.mark.parametrize(
-    ("have", "wanted", "of", "gives"),
+    ("source_units", "target_units", "value", "expected"),
     [
         ("degC", "K", 20.0, 293.15),
         ("C", "K", -273.15, 0.0),
@@ -42,11 +42,11 @@ IN_KELVIN = {"t2m": {"units": "K"}}
         ("m**2 s**-2", "J/kg", 54000.0, 54000.0),
     ],
 )
-def test_known_conversions(have: str, wanted: str, of: float, gives: float) -> None:
-    conversion = find_conversion(have, wanted, "x", "a.nc") or Conversion(1.0, 0.0)
-    made = conversion.apply(np.array([of, np.nan], np.float32))
-    assert made.dtype == np.float32 and np.isnan(made[1])
-    assert made[0] == pytest.approx(gives, rel=1e-6, abs=1e-4)
+def test_known_conversions(source_units: str, target_units: str, value: float, expected: float) -> None:
+    conversion = find_conversion(source_units, target_units, "x", "a.nc") or Conversion(1.0, 0.0)
+    converted = conversion.apply(np.array([value, np.nan], np.float32))
+    assert converted.dtype == np.float32 and np.isnan(converted[1])
+    assert converted[0] == pytest.approx(expected, rel=1e-6, abs=1e-4)
 
 
 @pytest.mark.parametrize("units", ["K", "kelvin", "Kelvin"])
@@ -55,7 +55,7 @@ def test_another_spelling_changes_nothing(units: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("have", "wanted", "kind", "message"),
+    ("source_units", "target_units", "kind", "message"),
     [
         ("m2 s-2", "m", DataError, 'a.nc: z is in "m2 s-2".*"m".*data.variable_options.z.units.*different quantities'),
         ("kg m-2", "mm", DataError, "different quantities"),
@@ -68,9 +68,9 @@ def test_another_spelling_changes_nothing(units: str) -> None:
         ("lg(re 1 mW)", "W", DataError, "not proportional"),
     ],
 )
-def test_what_cannot_be_converted(have: str, wanted: str, kind: type, message: str, capfd) -> None:
+def test_what_cannot_be_converted(source_units: str, target_units: str, kind: type, message: str, capfd) -> None:
     with pytest.raises(kind, match=message):
-        find_conversion(have, wanted, "z", "a.nc")
+        find_conversion(source_units, target_units, "z", "a.nc")
     assert capfd.readouterr().err == ""
 
 
@@ -87,12 +87,12 @@ def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_files_in_different_units(tmp_path: Path) -> None:
     t = random_fields(8, H, W)
-    one = write_file(tmp_path / "a.nc", {"t2m": t[:4]})
+    kelvin_file = write_file(tmp_path / "a.nc", {"t2m": t[:4]})
     celsius = {"t2m": {"units": "degC", "standard_name": "air_temperature"}}
-    two = write_file(tmp_path / "b.nc", {"t2m": t[4:] - 273.15}, hours=[24, 30, 36, 42], attributes=celsius)
+    celsius_file = write_file(tmp_path / "b.nc", {"t2m": t[4:] - 273.15}, hours=[24, 30, 36, 42], attributes=celsius)
     with pytest.raises(DataError, match=r"b\.nc; set data\.variable_options\.t2m\.units"):
-        open_sources(make_config([one, two], p2=["t2m"]))
-    reader = open_sources(make_config([one, two], p2=["t2m"], variable_options=IN_KELVIN))
+        open_sources(make_config([kelvin_file, celsius_file], p2=["t2m"]))
+    reader = open_sources(make_config([kelvin_file, celsius_file], p2=["t2m"], variable_options=IN_KELVIN))
     np.testing.assert_array_equal(reader.read(1)[0], t[1])
     np.testing.assert_allclose(reader.read(6)[0], t[6], atol=5e-5)
     assert reader.attributes["t2m"]["units"] == "K"
@@ -103,22 +103,22 @@ def test_files_in_different_units(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("one", "other"),
+    ("first_units", "second_units"),
     [
         ("m2 s-2", "m**2 s**-2"), ("m2 s-2", "m^2/s^2"), ("m2 s-2", "J kg**-1"), ("W m**-2", "W/m2"), ("s-1", "1/s"),
         ("kg m-2 s-1", "kg/m2/s"), ("m s-1", "m.s-1"), ("K", "kelvin"), ("(0 - 1)", "1"),
     ],
 )  # fmt: skip
-def test_two_spellings_of_one_unit_are_one(tmp_path: Path, one: str, other: str) -> None:
+def test_two_spellings_of_one_unit_are_one(tmp_path: Path, first_units: str, second_units: str) -> None:
     values = random_fields(8, H, W)
     paths = [
         write_file(tmp_path / f"{number}.nc", {"x": values[4 * number :][:4]}, 24 * number + np.arange(0, 24, 6),
                    attributes={"x": {"units": units}})
-        for number, units in enumerate((one, other))
+        for number, units in enumerate((first_units, second_units))
     ]  # fmt: skip
     reader = open_sources(make_config(paths, p2=["x"]))
-    assert len(reader.times) == 8 and reader.attributes["x"]["units"] == one
-    assert find_conversion(one, other, "x", "a.nc") is None
+    assert len(reader.times) == 8 and reader.attributes["x"]["units"] == first_units
+    assert find_conversion(first_units, second_units, "x", "a.nc") is None
 
 
 @pytest.mark.parametrize(
@@ -139,20 +139,22 @@ def test_unusual_spellings_are_compared_by_udunits() -> None:
 
 
 @pytest.mark.parametrize(
-    ("one", "other", "scale"),
+    ("first_units", "second_units", "scale"),
     [
         ("1000 hPa", "100 hPa", 10.0), ("100 m", "1000 m", 0.1), ("10^5 Pa", "105 Pa", 1e5 / 105),
         ("10 hPa", "hPa", 10.0), ("1.1 m", "m", 1.1), ("1e-3 kg", "kg", 1e-3), ("10**5 Pa", "hPa", 1e3),
     ],
 )  # fmt: skip
-def test_units_that_differ_by_a_number_are_converted(one: str, other: str, scale: float) -> None:
-    assert not is_same_unit(one, other)
-    assert find_conversion(one, other, "x", "a.nc").scale == pytest.approx(scale, rel=1e-6)
+def test_units_that_differ_by_a_number_are_converted(first_units: str, second_units: str, scale: float) -> None:
+    assert not is_same_unit(first_units, second_units)
+    assert find_conversion(first_units, second_units, "x", "a.nc").scale == pytest.approx(scale, rel=1e-6)
 
 
-@pytest.mark.parametrize(("one", "other"), [("m2 s-2", "m2 s-1"), ("W/m2", "W m2"), ("K", "degC"), ("10-6", "1e-6")])
-def test_other_units_are_no_spelling(one: str, other: str) -> None:
-    assert normalise_units(one) != normalise_units(other)
+@pytest.mark.parametrize(
+    ("first_units", "second_units"), [("m2 s-2", "m2 s-1"), ("W/m2", "W m2"), ("K", "degC"), ("10-6", "1e-6")]
+)
+def test_other_units_are_no_spelling(first_units: str, second_units: str) -> None:
+    assert normalise_units(first_units) != normalise_units(second_units)
 
 
 def test_steps_of_packed_values_are_converted(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from tests.unit.data.hybrid_on_the_fly import ATMOSPHERE, DERIVED, LEVELS, confi
 
 
 @pytest.fixture(scope="module")
-def by_cdo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def cdo_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A GRIB file, and beside it what CDO makes of it."""
     if shutil.which("cdo") is None:
         pytest.skip("cdo is not installed")
@@ -30,23 +30,23 @@ def by_cdo(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def read_beside(folder: Path, time: int, **options: object) -> np.ndarray:
+def read_derived(folder: Path, time: int, **options: object) -> np.ndarray:
     source = {"rename": {"zs": "z"}}
     ground = {"surface_pressure": "lnsp", "surface_geopotential": "zs"}
     return open_sources(config(folder / "ml.grib", ground, source, **options)).read(time)
 
 
-def test_what_cdo_writes_as_netcdf(by_cdo: Path) -> None:
+def test_what_cdo_writes_as_netcdf(cdo_folder: Path) -> None:
     """Its level numbers, hyam and hyai on dimensions of their own, its names."""
-    command = ["cdo", "-s", "-f", "nc4", "copy", by_cdo / "ml.grib", by_cdo / "ml.nc"]
+    command = ["cdo", "-s", "-f", "nc4", "copy", cdo_folder / "ml.grib", cdo_folder / "ml.nc"]
     subprocess.run(command, check=True, capture_output=True)
     ground = {"surface_pressure": "lnsp", "surface_geopotential": "zs"}
     options = {"p3": ["t", "z"], "variable_options": {"z": DERIVED["z"]}}
-    found = open_sources(config(by_cdo / "ml.nc", ground, {"rename": {"zs": "z"}}, **options)).read(1)
-    np.testing.assert_allclose(found, read_beside(by_cdo, 1, **options), rtol=1e-6, atol=0.05)
+    fields = open_sources(config(cdo_folder / "ml.nc", ground, {"rename": {"zs": "z"}}, **options)).read(1)
+    np.testing.assert_allclose(fields, read_derived(cdo_folder, 1, **options), rtol=1e-6, atol=0.05)
 
 
-def at_the_ground(time: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def compute_ground(time: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return pressure and temperature of the ground, and the temperature at sea level by the standard lapse rate."""
     surface = ATMOSPHERE["sp"][time].astype(np.float64)
     ratio = surface / world.levels().lowest_pressure(surface)
@@ -54,35 +54,37 @@ def at_the_ground(time: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return surface, ground, ground + 0.0065 * ATMOSPHERE["zs"] / world.G
 
 
-def test_geopotential_as_cdo_has_it(by_cdo: Path) -> None:
+def test_geopotential_as_cdo_has_it(cdo_folder: Path) -> None:
     options = {"levels": list(range(1, 25)), "level_units": "model_level", "variable_options": {"z": DERIVED["z"]}}
-    theirs = xr.load_dataset(by_cdo / "gheight.nc", decode_times=False).zh.values[1] * world.G
-    np.testing.assert_allclose(read_beside(by_cdo, 1, p3=["z"], **options), theirs, rtol=1e-6)
+    cdo_fields = xr.load_dataset(cdo_folder / "gheight.nc", decode_times=False).zh.values[1] * world.G
+    np.testing.assert_allclose(read_derived(cdo_folder, 1, p3=["z"], **options), cdo_fields, rtol=1e-6)
 
 
-def test_sea_level_pressure_as_cdo_has_it(by_cdo: Path) -> None:
-    theirs = xr.load_dataset(by_cdo / "sealevelpressure.nc", decode_times=False).psl.values[1]
-    ours = read_beside(by_cdo, 1, p3=["t"], p2=["msl"], variable_options={"msl": DERIVED["msl"]})[-1]
-    _, ground, sea_level = at_the_ground(1)
+def test_sea_level_pressure_as_cdo_has_it(cdo_folder: Path) -> None:
+    cdo_fields = xr.load_dataset(cdo_folder / "sealevelpressure.nc", decode_times=False).psl.values[1]
+    derived_fields = read_derived(cdo_folder, 1, p3=["t"], p2=["msl"], variable_options={"msl": DERIVED["msl"]})[-1]
+    _, ground, sea_level = compute_ground(1)
     # there Trenberth et al. hold the temperature at sea level at 290.5 K, CDO does not
-    same = (ground > 290.5) | (sea_level <= 290.5)
-    assert same.sum() > 130
-    np.testing.assert_allclose(ours[same], theirs[same], atol=0.05)
-    np.testing.assert_allclose(ours, theirs, atol=100.0)
+    is_comparable = (ground > 290.5) | (sea_level <= 290.5)
+    assert is_comparable.sum() > 130
+    np.testing.assert_allclose(derived_fields[is_comparable], cdo_fields[is_comparable], atol=0.05)
+    np.testing.assert_allclose(derived_fields, cdo_fields, atol=100.0)
 
 
-def test_below_the_ground_as_cdo_extrapolates(by_cdo: Path) -> None:
+def test_below_the_ground_as_cdo_extrapolates(cdo_folder: Path) -> None:
     """CDO is linear in p above, where these tests ask numpy."""
-    theirs = xr.load_dataset(by_cdo / "ml2plx.nc", decode_times=False)
-    ours = np.split(read_beside(by_cdo, 1), 3)
-    surface, ground, sea_level = at_the_ground(1)
+    cdo_fields = xr.load_dataset(cdo_folder / "ml2plx.nc", decode_times=False)
+    derived_fields = np.split(read_derived(cdo_folder, 1), 3)
+    surface, ground, sea_level = compute_ground(1)
     pressure = np.array(LEVELS)[:, None, None] * 100.0
-    below = pressure > world.levels().lowest_pressure(surface)
-    under = pressure > surface
-    assert below.sum() > 150 and under.sum() > 60
-    for values, name in zip(ours[1:], "uq", strict=True):
-        np.testing.assert_allclose(values[below], theirs[name].values[1][below], rtol=1e-6)
+    is_below_lowest = pressure > world.levels().lowest_pressure(surface)
+    is_under_ground = pressure > surface
+    assert is_below_lowest.sum() > 150 and is_under_ground.sum() > 60
+    for values, name in zip(derived_fields[1:], "uq", strict=True):
+        np.testing.assert_allclose(values[is_below_lowest], cdo_fields[name].values[1][is_below_lowest], rtol=1e-6)
     # over the sea CDO has no lapse rate; just above the ground it makes hot and cold ground milder
-    same = (under & (ATMOSPHERE["zs"] > 0)) | (below & ~under & (ground > 255) & (sea_level < 290.5))
-    assert same.sum() > 80
-    np.testing.assert_allclose(ours[0][same], theirs["t"].values[1][same], atol=1e-3)
+    is_comparable = (is_under_ground & (ATMOSPHERE["zs"] > 0)) | (
+        is_below_lowest & ~is_under_ground & (ground > 255) & (sea_level < 290.5)
+    )
+    assert is_comparable.sum() > 80
+    np.testing.assert_allclose(derived_fields[0][is_comparable], cdo_fields["t"].values[1][is_comparable], atol=1e-3)

@@ -28,31 +28,31 @@ from tests.unit.data.hybrid_on_the_fly import ATMOSPHERE, DERIVED, GROUND, LEVEL
 
 
 @pytest.fixture(scope="module")
-def everything(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def all_variables(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("hybrid") / "ml.nc"
     return world.write(path, "ecmwf", fields_of("t", "u", "v", "q", "sp", "zs"))
 
 
-def by_numpy(name: str, time: int, levels: list[float]) -> np.ndarray:
+def interpolate_by_numpy(name: str, time: int, levels: list[float]) -> np.ndarray:
     """Return a variable (levels, H, W) at levels in hPa, column by column; numpy holds the end values."""
-    have = np.log(world.levels().pressure(ATMOSPHERE["sp"][time].astype(np.float64)))
-    found = np.empty((len(levels), world.H, world.W))
+    log_pressure = np.log(world.levels().pressure(ATMOSPHERE["sp"][time].astype(np.float64)))
+    fields_read = np.empty((len(levels), world.H, world.W))
     for i, j in np.ndindex(world.H, world.W):
         column = ATMOSPHERE[name][time, :, i, j]
-        found[:, i, j] = np.interp(np.log(np.array(levels) * 100.0), have[:, i, j], column)
-    return found
+        fields_read[:, i, j] = np.interp(np.log(np.array(levels) * 100.0), log_pressure[:, i, j], column)
+    return fields_read
 
 
-def test_winds_and_humidity_as_numpy_interpolates_them(everything: Path) -> None:
-    reader = open_sources(config(everything, p3=["u", "q"]))
+def test_winds_and_humidity_as_numpy_interpolates_them(all_variables: Path) -> None:
+    reader = open_sources(config(all_variables, p3=["u", "q"]))
     for time in (0, 7):
-        expected = np.concatenate([by_numpy("u", time, LEVELS), by_numpy("q", time, LEVELS)])
+        expected = np.concatenate([interpolate_by_numpy("u", time, LEVELS), interpolate_by_numpy("q", time, LEVELS)])
         np.testing.assert_allclose(reader.read(time), expected, rtol=1e-5, atol=1e-8)
     np.testing.assert_array_equal([*reader.read_each([6, 7])], [reader.read(6), reader.read(7)])
 
 
 @pytest.mark.parametrize("kind", ["cam", "cf", "grib"])
-def test_every_dialect_gives_the_same(tmp_path: Path, everything: Path, kind: str) -> None:
+def test_every_dialect_gives_the_same(tmp_path: Path, all_variables: Path, kind: str) -> None:
     names = {"cam": {"sp": "PS", "zs": "PHIS", "t": "T"}, "grib": {"zs": "z", "sp": "lnsp"}}.get(kind, {})
     pressure = "lnsp" if kind == "grib" else "sp"
     fields = fields_of("t", "q", pressure, "zs", times=3)
@@ -63,16 +63,16 @@ def test_every_dialect_gives_the_same(tmp_path: Path, everything: Path, kind: st
         "format": "grib" if kind == "grib" else "netcdf",
     }
     options = {"p3": ["t", "q", "z"], "p2": ["msl"], "variable_options": {name: DERIVED[name] for name in ("z", "msl")}}
-    found, expected = (
-        open_sources(c).read(2) for c in (config(path, source=source, **options), config(everything, **options))
+    fields_read, expected = (
+        open_sources(c).read(2) for c in (config(path, source=source, **options), config(all_variables, **options))
     )
     for values, others, atol in zip(
-        np.split(found, [5, 10]), np.split(expected, [5, 10]), (1e-3, 1e-7, 0.1), strict=True
+        np.split(fields_read, [5, 10]), np.split(expected, [5, 10]), (1e-3, 1e-7, 0.1), strict=True
     ):
         np.testing.assert_allclose(values, others, rtol=1e-6, atol=atol)  # 24 bits a value in GRIB
 
 
-def test_coefficients_from_a_file(tmp_path: Path, everything: Path) -> None:
+def test_coefficients_from_a_file(tmp_path: Path, all_variables: Path) -> None:
     """As ECMWF publishes them: n, a [Pa], b of the half levels; or any netCDF file that has them."""
     bare = world.write(tmp_path / "bare.nc", "no", fields_of("t", "u", "q", "sp", "zs"))
     with pytest.raises(DataError, match=r"bare\.nc: the coefficients of its hybrid levels .*vertical\.coefficients"):
@@ -80,10 +80,10 @@ def test_coefficients_from_a_file(tmp_path: Path, everything: Path) -> None:
     a, b = world.half_levels()
     rows = [f"{n},{a_:.9f},{b_:.12f}" for n, (a_, b_) in enumerate(zip(a, b, strict=True))]
     (tmp_path / "L24.csv").write_text("\n".join(["n,a [Pa],b", *rows]))
-    expected = open_sources(config(everything)).read(1)
-    for table in (tmp_path / "L24.csv", everything):
-        found = open_sources(config(bare, GROUND | {"coefficients": str(table)})).read(1)
-        np.testing.assert_allclose(found, expected, rtol=1e-5)
+    expected = open_sources(config(all_variables)).read(1)
+    for table in (tmp_path / "L24.csv", all_variables):
+        fields_read = open_sources(config(bare, GROUND | {"coefficients": str(table)})).read(1)
+        np.testing.assert_allclose(fields_read, expected, rtol=1e-5)
     (tmp_path / "short.csv").write_text("\n".join(["n,a [Pa],b", *rows[4:]]))
     with pytest.raises(DataError, match=r"24 levels \(1 to 24\), but the coefficients are for 20"):
         open_sources(config(bare, GROUND | {"coefficients": str(tmp_path / "short.csv")}))
@@ -92,29 +92,29 @@ def test_coefficients_from_a_file(tmp_path: Path, everything: Path) -> None:
         open_sources(config(bare, GROUND | {"coefficients": str(tmp_path / "full.csv")}))
 
 
-def test_derived_fields_by_hand(everything: Path) -> None:
-    reader = open_sources(config(everything, p3=["t", "z", "r", "ws"], p2=["msl"], variable_options=DERIVED))
+def test_derived_fields_by_hand(all_variables: Path) -> None:
+    reader = open_sources(config(all_variables, p3=["t", "z", "r", "ws"], p2=["msl"], variable_options=DERIVED))
     assert reader.attributes["z"]["units"] == "m2 s-2" and reader.attributes["msl"]["units"] == "Pa"
     t, z, r, ws = np.split(reader.read(5)[:-1], 4)
     speed = np.hypot(ATMOSPHERE["u"][5], ATMOSPHERE["v"][5])
     surface = ATMOSPHERE["sp"][5].astype(np.float64)
-    have = world.levels().pressure(surface)
+    log_pressure = world.levels().pressure(surface)
     column = (slice(None), 4, 3)
-    expected = np.interp(np.log(np.array(LEVELS) * 100.0), np.log(have[column]), speed[column])
+    expected = np.interp(np.log(np.array(LEVELS) * 100.0), np.log(log_pressure[column]), speed[column])
     np.testing.assert_allclose(ws[column], expected, rtol=1e-5)
     # the hydrostatic equation between two levels; 24 levels leave it uncertain by some metres
     p = np.linspace(2e4, 5e4, 20001)
     virtual = ATMOSPHERE["t"][5][column] * (1 + 0.60777 * ATMOSPHERE["q"][5][column])
-    thickness = world.R * np.trapezoid(np.interp(np.log(p), np.log(have[column]), virtual) / p, p)
+    thickness = world.R * np.trapezoid(np.interp(np.log(p), np.log(log_pressure[column]), virtual) / p, p)
     assert z[1, 4, 3] - z[2, 4, 3] == pytest.approx(thickness, abs=40.0)
     assert (np.diff(z, axis=0) < 0).all() and t.shape == z.shape
     assert r.min() >= 0 and np.isfinite(r).all()
 
 
-def test_a_store_has_the_same_numbers_and_knows_how_they_were_made(tmp_path: Path, everything: Path) -> None:
+def test_a_store_has_the_same_numbers_and_knows_how_they_were_made(tmp_path: Path, all_variables: Path) -> None:
     options = {"p3": ["t", "q", "z"], "p2": ["msl"], "variable_options": {n: DERIVED[n] for n in ("z", "msl")}}
     store = {"store": str(tmp_path / "store.zarr"), "grid": {"rows": 5, "columns": 8, "poles": True}}
-    conf = config(everything, **options, **store)
+    conf = config(all_variables, **options, **store)
     write_training_store(conf, progress=False)
     stored, sources = open_reader(conf), open_sources(conf)
     for index in (0, 11):
@@ -123,13 +123,13 @@ def test_a_store_has_the_same_numbers_and_knows_how_they_were_made(tmp_path: Pat
     with pytest.raises(DataError, match=r"data\.variable_options\.r\.derive|channels"):
         open_reader(
             config(
-                everything,
+                all_variables,
                 **options | {"p3": ["t", "q", "r"], "variable_options": {n: DERIVED[n] for n in ("r", "msl")}},
                 **store,
             )
         )
     with pytest.raises(DataError, match=r"data\.sources: .*'vertical'"):
-        open_reader(config(everything, GROUND | {"coefficients": str(everything)}, **options, **store))
+        open_reader(config(all_variables, GROUND | {"coefficients": str(all_variables)}, **options, **store))
 
 
 def test_what_is_not_used_is_not_in_the_identity_of_a_store(tmp_path: Path) -> None:
@@ -138,21 +138,21 @@ def test_what_is_not_used_is_not_in_the_identity_of_a_store(tmp_path: Path) -> N
     assert "vertical" not in plain["data.sources"][0]
 
 
-def test_the_way_back_to_hybrid_levels(tmp_path: Path, everything: Path) -> None:
+def test_the_way_back_to_hybrid_levels(tmp_path: Path, all_variables: Path) -> None:
     """A temperature that is linear in ln p, on pressure levels, arrives on hybrid levels as it must."""
     pressure = np.array([20, 50, 100, 200, 300, 500, 700, 850, 925.0])
     profile = np.tile((100.0 + 15.0 * np.log(pressure * 100))[None, :, None, None], (40, 1, world.H, world.W))
     fields = {"u": profile, "t": profile, "sp": ATMOSPHERE["sp"]}
     kinds = {"u": {"units": "m s-1"}, "sp": {"units": "Pa"}}
     path = write_file(tmp_path / "pl.nc", fields, world.HOURS, lat=world.LAT, levels=pressure, attributes=kinds)
-    options = {"levels": [8, 15, 24], "level_units": "model_level", "coefficients": str(everything)}
-    found = open_sources(config(path, {"surface_pressure": "sp"}, p3=["u", "t"], **options)).read(3)
+    options = {"levels": [8, 15, 24], "level_units": "model_level", "coefficients": str(all_variables)}
+    fields_read = open_sources(config(path, {"surface_pressure": "sp"}, p3=["u", "t"], **options)).read(3)
     target = world.levels().select([7, 14, 23]).pressure(ATMOSPHERE["sp"][3].astype(np.float64))
     inside = target < 92500
-    for values in np.split(found, 2):
+    for values in np.split(fields_read, 2):
         np.testing.assert_allclose(values[inside], (100.0 + 15.0 * np.log(target))[inside], rtol=1e-5)
     # lower than the lowest pressure level: no wind shear, the standard lapse rate
-    u, t = (values[~inside] for values in np.split(found, 2))
+    u, t = (values[~inside] for values in np.split(fields_read, 2))
     assert len(u) > 3
     np.testing.assert_allclose(u, profile[0, -1, 0, 0], rtol=1e-6)
     standard = profile[0, -1, 0, 0] * (target[~inside] / 92500) ** (world.R * 0.0065 / world.G)
@@ -161,10 +161,10 @@ def test_the_way_back_to_hybrid_levels(tmp_path: Path, everything: Path) -> None
         open_sources(config(path, {"surface_pressure": "sp"}, p3=["u"], **options | {"levels": [1, 24]}))
 
 
-def test_a_run_on_the_sources_own_levels(everything: Path) -> None:
+def test_a_run_on_the_sources_own_levels(all_variables: Path) -> None:
     """Without data.coefficients nothing is interpolated; derived fields are there."""
     options = {"level_units": "model_level", "levels": [10, 24]}
-    reader = open_sources(config(everything, p3=["t", "z"], variable_options={"z": DERIVED["z"]}, **options))
+    reader = open_sources(config(all_variables, p3=["t", "z"], variable_options={"z": DERIVED["z"]}, **options))
     t, z = np.split(reader.read(4), 2)
     np.testing.assert_array_equal(t, ATMOSPHERE["t"][4][[9, 23]])
     bottom = world.levels().select([23])
@@ -194,11 +194,11 @@ def test_wind_speed_without_levels(tmp_path: Path) -> None:
     assert reader.attributes["si10"]["standard_name"] == "wind_speed"
 
 
-def test_blocks_of_rows_do_not_matter(everything: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    conf = config(everything, p3=["t", "z"], p2=["msl"], variable_options={n: DERIVED[n] for n in ("z", "msl")})
-    whole = open_sources(conf).read(0)
+def test_blocks_of_rows_do_not_matter(all_variables: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    conf = config(all_variables, p3=["t", "z"], p2=["msl"], variable_options={n: DERIVED[n] for n in ("z", "msl")})
+    surface_file = open_sources(conf).read(0)
     monkeypatch.setattr(derived_variables, "_BLOCK_VALUES", 2 * world.K * world.W)
-    np.testing.assert_array_equal(open_sources(conf).read(0), whole)
+    np.testing.assert_array_equal(open_sources(conf).read(0), surface_file)
 
 
 def test_everything_on_one_grid(tmp_path: Path) -> None:
@@ -212,7 +212,7 @@ def test_everything_on_one_grid(tmp_path: Path) -> None:
         open_sources(make_config("", sources=sources, p3=["t"], levels=[200], grid=grid))
 
 
-def test_units_of_the_files(tmp_path: Path, everything: Path) -> None:
+def test_units_of_the_files(tmp_path: Path, all_variables: Path) -> None:
     """hPa, degC, g/kg and the height of the ground in m give what SI gives; the temperature stays in degC."""
     fields = fields_of("t", "q", "sp", "zs")
     odd = {
@@ -226,9 +226,12 @@ def test_units_of_the_files(tmp_path: Path, everything: Path) -> None:
         for name, units in (("t", "degC"), ("q", "g kg-1"), ("sp", "hPa"), ("zs", "m")):
             file[name].units = units
     options = {"p3": ["t", "z"], "p2": ["msl"], "variable_options": {n: DERIVED[n] for n in ("z", "msl")}}
-    found, expected = open_sources(config(path, **options)).read(0), open_sources(config(everything, **options)).read(0)
-    np.testing.assert_allclose(found[:5] + 273.15, expected[:5], atol=1e-3)
-    np.testing.assert_allclose(found[5:], expected[5:], rtol=1e-5, atol=0.5)
+    fields_read, expected = (
+        open_sources(config(path, **options)).read(0),
+        open_sources(config(all_variables, **options)).read(0),
+    )
+    np.testing.assert_allclose(fields_read[:5] + 273.15, expected[:5], atol=1e-3)
+    np.testing.assert_allclose(fields_read[5:], expected[5:], rtol=1e-5, atol=0.5)
     for name, units, message in (
         ("sp", "K", "as surface_pressure it must be in Pa or hPa"),
         ("sp", "Pa", r"odd.nc: sp at .* are outside the limits of pressure at the surface or at sea level in Pa"),
@@ -239,14 +242,14 @@ def test_units_of_the_files(tmp_path: Path, everything: Path) -> None:
             open_sources(config(path, **options)).read(0)
 
 
-def test_surface_pressure_in_other_files(tmp_path: Path, everything: Path) -> None:
+def test_surface_pressure_in_other_files(tmp_path: Path, all_variables: Path) -> None:
     column = world.write(tmp_path / "ml.nc", "ecmwf", fields_of("t", "u", "q"))
-    whole = world.write(tmp_path / "sfc.nc", "no", fields_of("lnsp", "zs"))
+    surface_file = world.write(tmp_path / "sfc.nc", "no", fields_of("lnsp", "zs"))
     early = world.write(tmp_path / "early.nc", "no", fields_of("lnsp", "zs", times=30), world.HOURS[:30])
     ground = {"surface_pressure": "lnsp", "surface_geopotential": "zs"}
-    sources = [{"path": str(column), "vertical": ground}, {"path": str(whole)}]
-    found = open_sources(make_config("", sources=sources, p3=["t", "u", "q"], levels=LEVELS)).read(8)
-    np.testing.assert_allclose(found, open_sources(config(everything)).read(8), rtol=1e-5, atol=1e-7)
+    sources = [{"path": str(column), "vertical": ground}, {"path": str(surface_file)}]
+    fields_read = open_sources(make_config("", sources=sources, p3=["t", "u", "q"], levels=LEVELS)).read(8)
+    np.testing.assert_allclose(fields_read, open_sources(config(all_variables)).read(8), rtol=1e-5, atol=1e-7)
     sources[1]["path"] = str(early)
     with pytest.raises(
         DataError,
@@ -269,9 +272,9 @@ def test_surface_pressure_in_other_files(tmp_path: Path, everything: Path) -> No
     ],
 )  # fmt: skip
 def test_what_check_says(
-    tmp_path: Path, everything: Path, capsys: pytest.CaptureFixture, change: dict, message: str
+    tmp_path: Path, all_variables: Path, capsys: pytest.CaptureFixture, change: dict, message: str
 ) -> None:
-    conf = config(everything, **{"p3": ["t"]} | change)
+    conf = config(all_variables, **{"p3": ["t"]} | change)
     raw = {"save_loc": str(tmp_path / "run"), "data": conf.model_dump(mode="json", exclude_defaults=True)}
     raw |= {"model": {"type": "wxformer"}, "trainer": {"max_steps": 1}}
     (tmp_path / "config.yml").write_text(yaml.safe_dump(raw))
@@ -296,9 +299,9 @@ def test_what_check_says(
         ({"coefficients": "a.nc"}, "coefficients has no effect"),
     ],
 )
-def test_refused_configs(everything: Path, options: dict, message: str) -> None:
+def test_refused_configs(all_variables: Path, options: dict, message: str) -> None:
     with pytest.raises(ValidationError, match=message):
-        config(everything, **options)
+        config(all_variables, **options)
 
 
 def test_static_fields_are_not_interpolated(tmp_path: Path) -> None:
@@ -338,12 +341,12 @@ def test_a_field_of_another_model(shared_data: Path) -> None:
     path = shared_data / "ingest" / "vinth2p.nc"
     splits = {"train": ["0049-09-01", "0049-09-30"], "valid": ["0049-11-01"] * 2, "test": ["0049-12-01"] * 2}
     conf = config(path, {"surface_pressure": "PS"}, p3=["T"], levels=[10, 100, 300], splits=splits)
-    found = open_sources(conf).read(1)
+    fields_read = open_sources(conf).read(1)
     with xr.open_dataset(path, decode_times=False) as file:
         file = file.isel(time=1).sortby("lat", ascending=False).load()
-    have = np.log(
+    log_pressure = np.log(
         file.hyam.values[:, None, None] * 1e5 + file.hybm.values[:, None, None] * file.PS.values.astype(float)
     )
     for i, j in [(0, 0), (20, 77), (33, 5), (63, 127)]:
-        expected = np.interp(np.log([1e3, 1e4, 3e4]), have[:, i, j], file["T"].values[:, i, j])
-        np.testing.assert_allclose(found[:, i, j], expected, rtol=1e-6)
+        expected = np.interp(np.log([1e3, 1e4, 3e4]), log_pressure[:, i, j], file["T"].values[:, i, j])
+        np.testing.assert_allclose(fields_read[:, i, j], expected, rtol=1e-6)

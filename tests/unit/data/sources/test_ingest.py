@@ -209,8 +209,8 @@ def test_the_sample_is_cut_from_the_whole(shared_data: Path) -> None:
     """Packed values are copied as they are."""
     fields = {"p3": ["z"], "p2": ["msl"], "static": ["land_sea_mask"], "levels": [500]}
     sample = open_sources(make_config("sample:speedy", **fields))
-    whole = open_sources(make_config(shared_data / "speedy" / "*.nc", **fields))
-    np.testing.assert_array_equal(sample.static(), whole.static())
-    assert np.isin(sample.times, whole.times).all()
+    archive = open_sources(make_config(shared_data / "speedy" / "*.nc", **fields))
+    np.testing.assert_array_equal(sample.static(), archive.static())
+    assert np.isin(sample.times, archive.times).all()
     for index in range(0, len(sample.times), 97):
-        np.testing.assert_array_equal(sample.read(index), whole.read(whole.index_of(int(sample.times[index]))))
+        np.testing.assert_array_equal(sample.read(index), archive.read(archive.index_of(int(sample.times[index]))))

@@ -37,32 +37,32 @@ def reader(tmp_path: Path) -> SourceReader:
     )
 
 
-@pytest.mark.parametrize("at_once", [1, 3, 1000])
+@pytest.mark.parametrize("times_at_once", [1, 3, 1000])
 @pytest.mark.parametrize("order", [[0, 1, 2, 3, 4, 5, 6], [5, 1, 1, 6, 0], []])
 def test_many_times_are_each_as_alone(
-    reader: SourceReader, order: list[int], at_once: int, monkeypatch: pytest.MonkeyPatch
+    reader: SourceReader, order: list[int], times_at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(source_reader, "_BYTES_AT_ONCE", at_once * reader.bytes_per_time)
+    monkeypatch.setattr(source_reader, "_BYTES_AT_ONCE", times_at_once * reader.bytes_per_time)
     assert len(reader.times) == 7
-    alone = [reader.read(index) for index in order]
-    for many in (reader.read_each(order), CachedReader(reader).read_each(order)):
-        for one, fields in zip(alone, many, strict=True):
-            np.testing.assert_array_equal(one, fields)
+    expected_fields = [reader.read(index) for index in order]
+    for fields_at_once in (reader.read_each(order), CachedReader(reader).read_each(order)):
+        for expected_CHW, fields in zip(expected_fields, fields_at_once, strict=True):
+            np.testing.assert_array_equal(expected_CHW, fields)
             assert fields.dtype == np.float32
 
 
 def test_neighbours_are_read_at_once(reader: SourceReader, monkeypatch: pytest.MonkeyPatch) -> None:
     lengths: dict[str, list[int]] = {"t": [], "tp": [], "sst": []}
-    plain = series.read_file_variable
+    read_file_variable = series.read_file_variable
 
-    def counted(files: object, piece: object, positions: slice, on_file_grid: bool) -> np.ndarray:
-        lengths[piece.layout.name].append(positions.stop - positions.start)
-        return plain(files, piece, positions, on_file_grid)
+    def count_reads(files: object, file_variable: object, positions: slice, on_file_grid: bool) -> np.ndarray:
+        lengths[file_variable.layout.name].append(positions.stop - positions.start)
+        return read_file_variable(files, file_variable, positions, on_file_grid)
 
-    monkeypatch.setattr(series, "read_file_variable", counted)
-    kept = CachedReader(reader)
+    monkeypatch.setattr(series, "read_file_variable", count_reads)
+    cached_reader = CachedReader(reader)
     for _ in range(2):
-        assert len([*kept.read_each(range(7))]) == 7
+        assert len([*cached_reader.read_each(range(7))]) == 7
     # 6, 12, 18 and 24, 36, 42, 48 h; the windows up to 24 h and from 31 to 48 h; the same times
     assert lengths == {"t": [3, 4], "tp": [24, 18], "sst": [4, 3]}
 
@@ -99,18 +99,20 @@ def test_a_chunk_is_read_once_also_where_the_run_takes_every_sixth_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int, expected: int
 ) -> None:
     reader = chunked(tmp_path, step)
-    alone = [reader.read(index) for index in range(len(reader.times))]
+    expected_fields = [reader.read(index) for index in range(len(reader.times))]
     reads: list[int] = []
-    plain = series.read_file_variable
+    read_file_variable = series.read_file_variable
 
-    def counted(files: object, piece: object, positions: slice, on_file_grid: bool) -> np.ndarray:
-        reads.extend([positions.stop - positions.start] * (piece.layout.name == "t2m"))
-        return plain(files, piece, positions, on_file_grid)
+    def count_reads(files: object, file_variable: object, positions: slice, on_file_grid: bool) -> np.ndarray:
+        reads.extend([positions.stop - positions.start] * (file_variable.layout.name == "t2m"))
+        return read_file_variable(files, file_variable, positions, on_file_grid)
 
-    monkeypatch.setattr(series, "read_file_variable", counted)
+    monkeypatch.setattr(series, "read_file_variable", count_reads)
     monkeypatch.setattr(source_reader, "_BYTES_AT_ONCE", 0)
-    for one, fields in zip(alone, reader.read_each(range(len(alone)), 100 * reader.bytes_per_time), strict=True):
-        np.testing.assert_array_equal(one, fields)
+    for expected_CHW, fields in zip(
+        expected_fields, reader.read_each(range(len(expected_fields)), 100 * reader.bytes_per_time), strict=True
+    ):
+        np.testing.assert_array_equal(expected_CHW, fields)
     assert len(reads) == HOURS // 12
     assert reader.times_per_chunk == expected
 
@@ -154,21 +156,23 @@ def test_what_is_made_is_read_by_chunk(tmp_path: Path, monkeypatch: pytest.Monke
     """The same bits in other portions; each chunk of each input is read once for each variable that is made of it."""
     reader = on_hybrid_levels(tmp_path, levels_a_chunk)
     monkeypatch.setattr(source_reader, "_BYTES_AT_ONCE", 0)
-    alone = [*reader.read_each(range(40), 0)]
+    expected_fields = [*reader.read_each(range(40), 0)]
     reads: list[tuple[str, int]] = []
-    plain = series.read_file_variable
+    read_file_variable = series.read_file_variable
 
-    def counted(files: object, piece: object, position: slice, on_file_grid: bool) -> np.ndarray:
-        reads.append((piece.layout.name, position.stop - position.start))
-        return plain(files, piece, position, on_file_grid)
+    def count_reads(files: object, file_variable: object, position: slice, on_file_grid: bool) -> np.ndarray:
+        reads.append((file_variable.layout.name, position.stop - position.start))
+        return read_file_variable(files, file_variable, position, on_file_grid)
 
-    monkeypatch.setattr(series, "read_file_variable", counted)
+    monkeypatch.setattr(series, "read_file_variable", count_reads)
     assert reader.times_per_chunk == 12
-    for one, fields in zip(alone, reader.read_each(range(40), 12 * reader.bytes_per_time), strict=True):
-        np.testing.assert_array_equal(one, fields)
-    of = {name: [times for other, times in reads if other == name] for name, _ in reads}
+    for expected_CHW, fields in zip(
+        expected_fields, reader.read_each(range(40), 12 * reader.bytes_per_time), strict=True
+    ):
+        np.testing.assert_array_equal(expected_CHW, fields)
+    times_of_variable = {name: [times for other, times in reads if other == name] for name, _ in reads}
     # t: itself, geopotential, pressure at sea level; q: itself, geopotential; lnsp: all five
-    assert {name: sorted(times) for name, times in of.items()} == {
+    assert {name: sorted(times) for name, times in times_of_variable.items()} == {
         name: [4] * n + [12] * 3 * n for name, n in (("t", 3), ("q", 2), ("u", 1), ("v", 1), ("lnsp", 5))
     }
 

@@ -179,9 +179,9 @@ def test_regional_grids_are_refused(tmp_path: Path) -> None:
     path = write_file(tmp_path / "a.nc", {"t": random_fields(40, 9, 13)}, HOURS, **europe)
     with pytest.raises(DataError, match="only global grids"):
         open_sources(make_config(path, p2=["t"], grid=RUN))
-    whole = write_file(tmp_path / "b.nc", {"t": T[:, 0]}, HOURS, lat=FINE.lat)
+    global_file = write_file(tmp_path / "b.nc", {"t": T[:, 0]}, HOURS, lat=FINE.lat)
     with pytest.raises(DataError, match=r"a\.nc.*only global grids"):
-        open_sources(make_config(whole, p2=["t"], grid={"like": str(path)}))
+        open_sources(make_config(global_file, p2=["t"], grid={"like": str(path)}))
 
 
 def test_a_grid_like_nothing(tmp_path: Path, conf: DataConfig) -> None:

@@ -62,9 +62,9 @@ def test_of_two_names_in_one_file_the_first_is_read(tmp_path: Path) -> None:
 
 
 def test_a_time_in_two_sources_is_refused_and_the_advice_works(tmp_path: Path) -> None:
-    one = write_file(tmp_path / "a.nc", {"t": T[:5, 0]}, range(0, 30, 6))
-    two = write_file(tmp_path / "b.nc", {"t": T[3:, 0] + 1}, range(18, 48, 6))
-    sources = [{"path": str(two)}, {"path": str(one)}]
+    first_file = write_file(tmp_path / "a.nc", {"t": T[:5, 0]}, range(0, 30, 6))
+    second_file = write_file(tmp_path / "b.nc", {"t": T[3:, 0] + 1}, range(18, 48, 6))
+    sources = [{"path": str(second_file)}, {"path": str(first_file)}]
     with pytest.raises(DataError) as caught:
         open_sources(make_config("", sources=sources, p2=["t"]))
     text = str(caught.value)
@@ -78,37 +78,39 @@ def test_a_time_in_two_sources_is_refused_and_the_advice_works(tmp_path: Path) -
 def test_periods(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = write_file(tmp_path / "a.nc", {"t": T[:, 0], "ground": T[0, 0]}, range(0, 48, 6))
 
-    def opened(*period: str) -> SourceReader:
+    def open_period(*period: str) -> SourceReader:
         return open_sources(
             make_config("", sources=[{"path": str(path), "period": period}], p2=["t"], static=["ground"])
         )
 
-    reader = opened("2000-01-01T06:00", "2000-01-01")
+    reader = open_period("2000-01-01T06:00", "2000-01-01")
     np.testing.assert_array_equal(read_all(reader)[:, 0], T[1:4, 0])
     later = write_file(tmp_path / "b.nc", {"t": T[:4, 0]}, range(480, 504, 6))
     sources = [{"path": [str(path), str(later)], "period": ["2000-01-01", "2000-01-03"]}]
     assert len(open_sources(make_config("", sources=sources, p2=["t"])).times) == 8
     assert f"{later} gives nothing: its times lie outside of data.sources.0.period" in caplog.text
     with pytest.raises(DataError, match=r"sources.0.period: t has no time in it; its files have 2000-01-01T00:00 to"):
-        opened("2001-01-01", "2001-12-31")
+        open_period("2001-01-01", "2001-12-31")
     with pytest.raises(DataError, match=r"data.sources.0.period: 1999-01-01 is before 2000-01-01"):
-        opened("2000-01-01", "1999-01-01")
+        open_period("2000-01-01", "1999-01-01")
 
 
 @pytest.mark.parametrize("units", [("m2 s-2", "m**2 s**-2"), ("m^2/s^2", "m2 s-2"), ("J kg**-1", "m**2 s**-2")])
 def test_two_spellings_of_a_unit_are_one(tmp_path: Path, units: tuple[str, str]) -> None:
-    one, two = (
+    first_file, second_file = (
         write_file(tmp_path / f"{number}.nc", {"z": T[:4, 0]}, hours, attributes={"z": {"units": spelling}})
         for number, (spelling, hours) in enumerate(zip(units, (OLD_HOURS, NEW_HOURS), strict=True))
     )
-    reader = open_sources(make_config("", sources=[{"path": str(one)}, {"path": str(two)}], p2=["z"]))
+    reader = open_sources(make_config("", sources=[{"path": str(first_file)}, {"path": str(second_file)}], p2=["z"]))
     assert reader.attributes["z"]["units"] == units[0] and len(reader.times) == 8
 
 
 def test_other_units_are_refused_or_converted(tmp_path: Path) -> None:
-    one = write_file(tmp_path / "a.nc", {"t": T[:4, 0]}, OLD_HOURS)
-    two = write_file(tmp_path / "b.nc", {"t": T[4:, 0] - 273.15}, NEW_HOURS, attributes={"t": {"units": "degC"}})
-    sources = [{"path": str(one)}, {"path": str(two)}]
+    first_file = write_file(tmp_path / "a.nc", {"t": T[:4, 0]}, OLD_HOURS)
+    second_file = write_file(
+        tmp_path / "b.nc", {"t": T[4:, 0] - 273.15}, NEW_HOURS, attributes={"t": {"units": "degC"}}
+    )
+    sources = [{"path": str(first_file)}, {"path": str(second_file)}]
     with pytest.raises(
         DataError, match='t is in "K" in .*a.nc and in "degC" in .*b.nc; set data.variable_options.t.units'
     ):
@@ -118,35 +120,38 @@ def test_other_units_are_refused_or_converted(tmp_path: Path) -> None:
 
 
 def test_units_of_other_quantities_are_not_to_be_converted(tmp_path: Path) -> None:
-    one = write_file(tmp_path / "a.nc", {"swe": T[:4, 0]}, OLD_HOURS, attributes={"swe": {"units": "kg m-2"}})
-    two = write_file(tmp_path / "b.nc", {"sd": T[4:, 0]}, NEW_HOURS, attributes={"sd": {"units": "gpm"}})
-    sources = [{"path": str(one)}, {"path": str(two), "rename": {"swe": "sd"}}]
+    first_file = write_file(tmp_path / "a.nc", {"swe": T[:4, 0]}, OLD_HOURS, attributes={"swe": {"units": "kg m-2"}})
+    second_file = write_file(tmp_path / "b.nc", {"sd": T[4:, 0]}, NEW_HOURS, attributes={"sd": {"units": "gpm"}})
+    sources = [{"path": str(first_file)}, {"path": str(second_file), "rename": {"swe": "sd"}}]
     with pytest.raises(DataError, match='in "gpm" in .*; these are not units of one quantity: name the variable'):
         open_sources(make_config("", sources=sources, p2=["swe"]))
 
 
 def test_another_quantity_in_the_same_unit_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     names = {"t": {"standard_name": "air_temperature"}}
-    one = write_file(tmp_path / "a.nc", {"t": T[:4, 0]}, OLD_HOURS, attributes=names)
+    first_file = write_file(tmp_path / "a.nc", {"t": T[:4, 0]}, OLD_HOURS, attributes=names)
     names = {"skt": {"standard_name": "surface_temperature"}}
-    two = write_file(tmp_path / "b.nc", {"skt": T[4:, 0]}, NEW_HOURS, attributes=names)
-    sources = [{"path": str(one)}, {"path": str(two), "rename": {"t": "skt"}}]
+    second_file = write_file(tmp_path / "b.nc", {"skt": T[4:, 0]}, NEW_HOURS, attributes=names)
+    sources = [{"path": str(first_file)}, {"path": str(second_file), "rename": {"t": "skt"}}]
     open_sources(make_config("", sources=sources, p2=["t"]))
-    assert f"t is called air_temperature in {one} and surface_temperature in {two}; is it one variable?" in caplog.text
+    assert (
+        f"t is called air_temperature in {first_file} and surface_temperature in {second_file}; is it one variable?"
+        in caplog.text
+    )
     caplog.clear()
-    write_file(two, {"skt": T[4:, 0]}, NEW_HOURS, attributes={"skt": {"standard_name": "unknown"}})
+    write_file(second_file, {"skt": T[4:, 0]}, NEW_HOURS, attributes={"skt": {"standard_name": "unknown"}})
     open_sources(make_config("", sources=sources, p2=["t"]))
     assert "is called" not in caplog.text
 
 
 def test_static_fields_of_two_sources_must_agree(tmp_path: Path) -> None:
     ground = random_fields(H, W)
-    one = write_file(tmp_path / "a.nc", {"t": T[:4, 0], "ground": ground}, OLD_HOURS)
-    two = write_file(tmp_path / "b.nc", {"t": T[4:, 0], "ground": ground}, NEW_HOURS)
-    sources = [{"path": str(one)}, {"path": str(two)}]
+    first_file = write_file(tmp_path / "a.nc", {"t": T[:4, 0], "ground": ground}, OLD_HOURS)
+    second_file = write_file(tmp_path / "b.nc", {"t": T[4:, 0], "ground": ground}, NEW_HOURS)
+    sources = [{"path": str(first_file)}, {"path": str(second_file)}]
     conf = make_config("", sources=sources, p2=["t"], static=["ground"])
     np.testing.assert_array_equal(open_sources(conf).static()[0], ground)
-    write_file(two, {"t": T[4:, 0], "ground": ground + 1}, NEW_HOURS)
+    write_file(second_file, {"t": T[4:, 0], "ground": ground + 1}, NEW_HOURS)
     with pytest.raises(DataError, match=r"ground is static and differs between .*a\.nc .* and .*b\.nc"):
         open_sources(conf)
     sources[1]["variables"] = ["t"]
@@ -155,18 +160,18 @@ def test_static_fields_of_two_sources_must_agree(tmp_path: Path) -> None:
 
 
 def test_sources_that_count_at_different_times_are_refused(tmp_path: Path) -> None:
-    one = write_file(tmp_path / "a.nc", {"t": T[:4, 0], "sst": T[:4, 1]}, OLD_HOURS)
-    two = write_file(tmp_path / "b.nc", {"sst": T[4:, 0]}, NEW_HOURS)
-    sources = [{"path": str(one)}, {"path": str(two), "times": "persist"}]
+    first_file = write_file(tmp_path / "a.nc", {"t": T[:4, 0], "sst": T[:4, 1]}, OLD_HOURS)
+    second_file = write_file(tmp_path / "b.nc", {"sst": T[4:, 0]}, NEW_HOURS)
+    sources = [{"path": str(first_file)}, {"path": str(second_file), "times": "persist"}]
     with pytest.raises(DataError, match="sst is in data.sources 0 and 1, whose times are exact and persist"):
         open_sources(make_config("", sources=sources, p2=["t"], forcing=["sst"]))
 
 
 def test_sums_over_other_intervals_are_refused(tmp_path: Path) -> None:
-    one = write_file(tmp_path / "a.nc", {"tp": T[:4, 0]}, OLD_HOURS)
-    two = write_file(tmp_path / "b.nc", {"tp": T[4:, 0]}, range(24, 28))
+    first_file = write_file(tmp_path / "a.nc", {"tp": T[:4, 0]}, OLD_HOURS)
+    second_file = write_file(tmp_path / "b.nc", {"tp": T[4:, 0]}, range(24, 28))
     conf = {
-        "sources": [{"path": str(one)}, {"path": str(two)}],
+        "sources": [{"path": str(first_file)}, {"path": str(second_file)}],
         "variable_options": {"tp": {"temporal": "accumulate"}},
         "p2": ["tp"],
     }
@@ -175,10 +180,10 @@ def test_sums_over_other_intervals_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_mean_in_a_later_source_is_not_silently_an_instant(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    one = write_file(tmp_path / "a.nc", {"t": T[:4, 0]}, OLD_HOURS)
+    first_file = write_file(tmp_path / "a.nc", {"t": T[:4, 0]}, OLD_HOURS)
     mean = {"t": {"cell_methods": "time: mean"}}
-    two = write_file(tmp_path / "b.nc", {"t": T[4:, 0]}, NEW_HOURS, attributes=mean)
-    open_sources(make_config("", sources=[{"path": str(one)}, {"path": str(two)}], p2=["t"]))
+    second_file = write_file(tmp_path / "b.nc", {"t": T[4:, 0]}, NEW_HOURS, attributes=mean)
+    open_sources(make_config("", sources=[{"path": str(first_file)}, {"path": str(second_file)}], p2=["t"]))
     assert 't is taken as instantaneous; its cell_methods say "time: mean"' in caplog.text
 
 
@@ -186,12 +191,12 @@ def test_hybrid_levels_then_pressure_levels(tmp_path: Path) -> None:
     fields = hybrid.fields_of("u", "sp", times=4)
     old = hybrid.write(tmp_path / "ml.nc", "ecmwf", fields, hybrid.HOURS[:4])
     vertical = {"surface_pressure": "sp"}
-    alone = make_config("", sources=[{"path": str(old), "vertical": vertical}], p3=["u"], levels=[500, 850])
-    expected = read_all(open_sources(alone))
+    old_conf = make_config("", sources=[{"path": str(old), "vertical": vertical}], p3=["u"], levels=[500, 850])
+    expected = read_all(open_sources(old_conf))
     pressure = np.concatenate([expected[:2], expected[1:3]])
     later = [float(hour) + 24 * 30 for hour in hybrid.HOURS[:4]]
-    grid = {"lat": open_sources(alone).grid.lat, "lon": open_sources(alone).grid.lon}
-    units = {"u": {"units": open_sources(alone).attributes["u"]["units"]}}
+    grid = {"lat": open_sources(old_conf).grid.lat, "lon": open_sources(old_conf).grid.lon}
+    units = {"u": {"units": open_sources(old_conf).attributes["u"]["units"]}}
     new = write_file(tmp_path / "pl.nc", {"u": pressure}, later, levels=[500, 850], attributes=units, **grid)
     sources = [{"path": str(old), "vertical": vertical}, {"path": str(new)}]
     reader = open_sources(make_config("", sources=sources, p3=["u"], levels=[500, 850]))
@@ -200,9 +205,9 @@ def test_hybrid_levels_then_pressure_levels(tmp_path: Path) -> None:
 
 def test_a_store_of_two_sources(tmp_path: Path) -> None:
     fields = random_fields(40, H, W)
-    one = write_file(tmp_path / "a.nc", {"T": fields[:13]}, np.arange(13) * 6)
-    two = write_file(tmp_path / "b.nc", {"t": fields[13:]}, np.arange(13, 40) * 6)
-    sources = [{"path": str(one), "rename": {"t": "T"}}, {"path": str(two)}]
+    first_file = write_file(tmp_path / "a.nc", {"T": fields[:13]}, np.arange(13) * 6)
+    second_file = write_file(tmp_path / "b.nc", {"t": fields[13:]}, np.arange(13, 40) * 6)
+    sources = [{"path": str(first_file), "rename": {"t": "T"}}, {"path": str(second_file)}]
     conf: DataConfig = make_config("", sources=sources, p2=["t"], store=str(tmp_path / "store.zarr"))
     write_training_store(conf, progress=False)
     reader = open_reader(conf)
@@ -222,12 +227,12 @@ def test_what_each_source_gives_is_said(tmp_path: Path, caplog: pytest.LogCaptur
     with caplog.at_level(logging.WARNING):
         reader = open_sources(conf)
     assert len(reader.times) == 8
-    idle = [record.message for record in caplog.records if "gives nothing" in record.message]
-    assert len(idle) == 2
-    assert idle[0] == (
+    warnings = [record.message for record in caplog.records if "gives nothing" in record.message]
+    assert len(warnings) == 2
+    assert warnings[0] == (
         f"{tmp_path}/oldest.nc gives nothing: it has none of the variables that are read here (var130), but T"
     )
-    assert idle[1] == f"{copy} gives nothing: other files have the same and come first (t)"
+    assert warnings[1] == f"{copy} gives nothing: other files have the same and come first (t)"
     lines = [each.describe(conf, reader.calendar) for each in reader.list_contributions(conf)]
     assert lines == [
         f"data.sources.0 ({tmp_path}/old*.nc): 2 files (1 of them give nothing); "

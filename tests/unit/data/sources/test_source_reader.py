@@ -24,7 +24,7 @@ SOUTH_UP = np.linspace(-78.75, 78.75, H)
 FROM_MINUS_180 = np.arange(W) * 22.5 - 180
 
 
-def turned(fields: np.ndarray) -> np.ndarray:
+def reorder(fields: np.ndarray) -> np.ndarray:
     """Fields on SOUTH_UP and FROM_MINUS_180 in the package's order."""
     return np.roll(fields[..., ::-1, :], -W // 2, axis=-1)
 
@@ -48,16 +48,16 @@ def test_what_is_not_wanted_is_not_read(tmp_path: Path, monkeypatch: pytest.Monk
     t, t2m = random_fields(4, 2, H, W), random_fields(4, H, W)
     path = write_file(tmp_path / "a.nc", {"t": t, "t2m": t2m}, levels=[500, 850])
     reader = open_sources(make_config(path, p3=["t"], p2=["t2m"], levels=[500, 850]))
-    read, names = VariableLayout.read, []
+    read_layout, names = VariableLayout.read, []
 
-    def watched(layout: VariableLayout, dataset: xr.Dataset, position: int) -> np.ndarray:
+    def record_name(layout: VariableLayout, dataset: xr.Dataset, position: int) -> np.ndarray:
         names.append(layout.name)
-        return read(layout, dataset, position)
+        return read_layout(layout, dataset, position)
 
-    monkeypatch.setattr(VariableLayout, "read", watched)
-    places = [None, np.empty((H, W), np.float32), None]
-    reader.read_into(2, places)
-    np.testing.assert_array_equal(places[1], t[2, 1])
+    monkeypatch.setattr(VariableLayout, "read", record_name)
+    targets = [None, np.empty((H, W), np.float32), None]
+    reader.read_into(2, targets)
+    np.testing.assert_array_equal(targets[1], t[2, 1])
     assert names == ["t"]
 
 
@@ -70,11 +70,11 @@ def test_any_order_of_dimensions_and_directions(tmp_path: Path, axes: tuple[str,
     )
     reader = open_sources(make_config(path, p3=["t"], levels=[850, 500]))
     assert reader.grid.lat[0] == SOUTH_UP[-1] and reader.grid.lon[0] == 0
-    np.testing.assert_array_equal(reader.read(1), turned(t[1])[::-1])
+    np.testing.assert_array_equal(reader.read(1), reorder(t[1])[::-1])
 
 
 @pytest.mark.parametrize(
-    ("have", "units", "wanted", "wanted_units"),
+    ("file_levels", "units", "levels", "level_units"),
     [
         ([85000.0, 50000.0], "Pa", [500, 850], "hPa"),
         ([850.0, 500.0], "millibars", [50000, 85000], "Pa"),
@@ -84,10 +84,12 @@ def test_any_order_of_dimensions_and_directions(tmp_path: Path, axes: tuple[str,
         ([137.0, 96.0], "1", [96, 137], "model_level"),
     ],
 )
-def test_level_units(tmp_path: Path, have: list[float], units: str, wanted: list[float], wanted_units: str) -> None:
+def test_level_units(
+    tmp_path: Path, file_levels: list[float], units: str, levels: list[float], level_units: str
+) -> None:
     t = random_fields(4, 2, H, W)
-    path = write_file(tmp_path / "a.nc", {"t": t}, levels=have, level_units=units)
-    reader = open_sources(make_config(path, p3=["t"], levels=wanted, level_units=wanted_units))
+    path = write_file(tmp_path / "a.nc", {"t": t}, levels=file_levels, level_units=units)
+    reader = open_sources(make_config(path, p3=["t"], levels=levels, level_units=level_units))
     np.testing.assert_array_equal(reader.read(0), t[0, ::-1])
 
 
@@ -155,12 +157,14 @@ def test_one_field_with_a_scalar_time_and_level(tmp_path: Path) -> None:
 def test_another_dimension(tmp_path: Path) -> None:
     axes = {"t2m": ("time", "member", "lat", "lon")}
     grid = {"lat": SOUTH_UP, "lon": FROM_MINUS_180}
-    two = write_file(tmp_path / "a.nc", {"t2m": random_fields(4, 2, H, W)}, dims=axes, **grid)
+    second_file = write_file(tmp_path / "a.nc", {"t2m": random_fields(4, 2, H, W)}, dims=axes, **grid)
     with pytest.raises(DataError, match=r"dimension member \(2\) of t2m"):
-        open_sources(make_config(two, p2=["t2m"]))
-    one = random_fields(4, 1, H, W)
-    reader = open_sources(make_config(write_file(tmp_path / "b.nc", {"t2m": one}, dims=axes, **grid), p2=["t2m"]))
-    np.testing.assert_array_equal(reader.read(3)[0], turned(one[3, 0]))
+        open_sources(make_config(second_file, p2=["t2m"]))
+    first_file = random_fields(4, 1, H, W)
+    reader = open_sources(
+        make_config(write_file(tmp_path / "b.nc", {"t2m": first_file}, dims=axes, **grid), p2=["t2m"])
+    )
+    np.testing.assert_array_equal(reader.read(3)[0], reorder(first_file[3, 0]))
 
 
 def test_bounds_of_latitude_are_used(tmp_path: Path) -> None:
@@ -195,15 +199,15 @@ def test_folders_within_folders(tmp_path: Path) -> None:
 
 def test_files_that_overlap(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     t = random_fields(6, H, W)
-    one = write_file(tmp_path / "a.nc", {"t2m": t[:4]}, hours=[0, 6, 12, 18])
-    two = write_file(tmp_path / "b.nc", {"t2m": t[2:]}, hours=[12, 18, 24, 30])
+    first_file = write_file(tmp_path / "a.nc", {"t2m": t[:4]}, hours=[0, 6, 12, 18])
+    second_file = write_file(tmp_path / "b.nc", {"t2m": t[2:]}, hours=[12, 18, 24, 30])
     with caplog.at_level(logging.INFO):
-        reader = open_sources(make_config([one, two], p2=["t2m"]))
+        reader = open_sources(make_config([first_file, second_file], p2=["t2m"]))
     assert "2 times are in two files with equal fields" in caplog.text
     np.testing.assert_array_equal([reader.read(index)[0] for index in range(6)], t)
-    write_file(two, {"t2m": t[2:] + 1}, hours=[12, 18, 24, 30])
+    write_file(second_file, {"t2m": t[2:] + 1}, hours=[12, 18, 24, 30])
     with pytest.raises(DataError, match=r"t2m at 2000-01-01T12:00 differs between .*a\.nc and .*b\.nc"):
-        open_sources(make_config([one, two], p2=["t2m"]))
+        open_sources(make_config([first_file, second_file], p2=["t2m"]))
 
 
 def test_a_time_twice_in_a_file(tmp_path: Path) -> None:
@@ -214,26 +218,26 @@ def test_a_time_twice_in_a_file(tmp_path: Path) -> None:
 
 def test_sources_meet_on_their_common_times(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     t, u = random_fields(4, H, W), random_fields(4, H, W, seed=1)
-    one = write_file(tmp_path / "a.nc", {"t2m": t}, hours=[0, 6, 12, 18])
-    two = write_file(tmp_path / "b.nc", {"wind": u}, hours=[6, 12, 18, 24], lat=SOUTH_UP, lon=FROM_MINUS_180)
-    sources = [{"path": str(one)}, {"path": str(two), "rename": {"u10": "wind"}}]
+    first_file = write_file(tmp_path / "a.nc", {"t2m": t}, hours=[0, 6, 12, 18])
+    second_file = write_file(tmp_path / "b.nc", {"wind": u}, hours=[6, 12, 18, 24], lat=SOUTH_UP, lon=FROM_MINUS_180)
+    sources = [{"path": str(first_file)}, {"path": str(second_file), "rename": {"u10": "wind"}}]
     with caplog.at_level(logging.WARNING):
         reader = open_sources(make_config("", sources=sources, p2=["t2m", "u10"]))
     assert "2 of 5 times are left out" in caplog.text
     assert len(reader.times) == 3
-    np.testing.assert_array_equal(reader.read(0), np.stack([t[1], turned(u[0])]))
-    write_file(two, {"wind": u}, hours=[100, 106, 112, 118])
+    np.testing.assert_array_equal(reader.read(0), np.stack([t[1], reorder(u[0])]))
+    write_file(second_file, {"wind": u}, hours=[100, 106, 112, 118])
     with pytest.raises(DataError, match="no time in common: t2m 2000-01-01T00:00.*u10 2000-01-05T04:00"):
         open_sources(make_config("", sources=sources, p2=["t2m", "u10"]))
 
 
 def test_one_variable_in_two_sources(tmp_path: Path) -> None:
     t = random_fields(4, H, W)
-    one, two = (write_file(tmp_path / name, {"t2m": t, "u10": t}) for name in ("a.nc", "b.nc"))
+    first_file, second_file = (write_file(tmp_path / name, {"t2m": t, "u10": t}) for name in ("a.nc", "b.nc"))
     with pytest.raises(DataError, match="t2m is in data.sources 0 and 1"):
-        open_sources(make_config("", sources=[{"path": str(one)}, {"path": str(two)}], p2=["t2m"]))
-    chosen = [{"path": str(one), "variables": ["t2m"]}, {"path": str(two), "variables": ["u10"]}]
-    assert len(open_sources(make_config("", sources=chosen, p2=["t2m", "u10"])).times) == 4
+        open_sources(make_config("", sources=[{"path": str(first_file)}, {"path": str(second_file)}], p2=["t2m"]))
+    sources = [{"path": str(first_file), "variables": ["t2m"]}, {"path": str(second_file), "variables": ["u10"]}]
+    assert len(open_sources(make_config("", sources=sources, p2=["t2m", "u10"])).times) == 4
 
 
 def test_every_problem_is_named_at_once(tmp_path: Path) -> None:
@@ -307,10 +311,10 @@ def test_time_axis_that_cannot_be_used(tmp_path: Path) -> None:
 
 
 def test_grids_that_differ(tmp_path: Path) -> None:
-    one = write_file(tmp_path / "a.nc", {"t2m": random_fields(4, H, W)})
-    two = write_file(tmp_path / "b.nc", {"u10": random_fields(4, H, W)}, lon=np.arange(W) * 22.5 + 11.25)
+    first_file = write_file(tmp_path / "a.nc", {"t2m": random_fields(4, H, W)})
+    second_file = write_file(tmp_path / "b.nc", {"u10": random_fields(4, H, W)}, lon=np.arange(W) * 22.5 + 11.25)
     with pytest.raises(DataError, match=r"a\.nc and .*b\.nc are on different grids: longitude 0 is 0 against 11.25"):
-        open_sources(make_config([one, two], p2=["t2m", "u10"]))
+        open_sources(make_config([first_file, second_file], p2=["t2m", "u10"]))
 
 
 def test_a_regional_grid(tmp_path: Path) -> None:
@@ -321,10 +325,12 @@ def test_a_regional_grid(tmp_path: Path) -> None:
 
 def test_units_that_differ(tmp_path: Path) -> None:
     t = random_fields(4, H, W)
-    one = write_file(tmp_path / "a.nc", {"t2m": t}, hours=[0, 6, 12, 18])
-    two = write_file(tmp_path / "b.nc", {"t2m": t}, hours=[24, 30, 36, 42], attributes={"t2m": {"units": "degC"}})
+    first_file = write_file(tmp_path / "a.nc", {"t2m": t}, hours=[0, 6, 12, 18])
+    second_file = write_file(
+        tmp_path / "b.nc", {"t2m": t}, hours=[24, 30, 36, 42], attributes={"t2m": {"units": "degC"}}
+    )
     with pytest.raises(DataError, match='t2m is in "K" in .*a.nc and in "degC" in .*b.nc'):
-        open_sources(make_config([one, two], p2=["t2m"]))
+        open_sources(make_config([first_file, second_file], p2=["t2m"]))
 
 
 @pytest.mark.parametrize(("calendar", "last"), [("360_day", "2000-02-30"), ("noleap", "2000-02-28")])
@@ -339,12 +345,12 @@ def test_other_calendars(tmp_path: Path, calendar: str, last: str) -> None:
 
 def test_calendars_that_differ(tmp_path: Path) -> None:
     t = random_fields(4, H, W)
-    one = write_file(tmp_path / "a.nc", {"t2m": t}, calendar="noleap")
-    two = write_file(tmp_path / "b.nc", {"u10": t})
+    first_file = write_file(tmp_path / "a.nc", {"t2m": t}, calendar="noleap")
+    second_file = write_file(tmp_path / "b.nc", {"u10": t})
     with pytest.raises(DataError, match=r"b\.nc has the calendar standard, .*a\.nc has noleap"):
-        open_sources(make_config([one, two], p2=["t2m", "u10"]))
-    write_file(one, {"t2m": t}, calendar="proleptic_gregorian")
-    assert len(open_sources(make_config([one, two], p2=["t2m", "u10"])).times) == 4
+        open_sources(make_config([first_file, second_file], p2=["t2m", "u10"]))
+    write_file(first_file, {"t2m": t}, calendar="proleptic_gregorian")
+    assert len(open_sources(make_config([first_file, second_file], p2=["t2m", "u10"])).times) == 4
 
 
 def test_static_fields(tmp_path: Path) -> None:
@@ -366,13 +372,15 @@ def test_zarr_gives_what_netcdf_gives(tmp_path: Path, version: int, consolidated
     t = np.round(random_fields(4, 2, H, W) * 2) / 2
     path = write_file(tmp_path / "a.nc", {"t": t}, levels=[500, 850], packed={"t": 0.5}, lat=SOUTH_UP)
     with xr.open_dataset(path, decode_times=False) as dataset:
-        kept = ("dtype", "scale_factor", "add_offset", "_FillValue")
+        kept_keys = ("dtype", "scale_factor", "add_offset", "_FillValue")
         for variable in dataset.variables.values():
-            variable.encoding = {key: value for key, value in variable.encoding.items() if key in kept}
+            variable.encoding = {key: value for key, value in variable.encoding.items() if key in kept_keys}
         dataset.to_zarr(tmp_path / "a.zarr", zarr_format=version, consolidated=consolidated)
-    one, two = (open_sources(make_config(tmp_path / name, p3=["t"], levels=[850])) for name in ("a.nc", "a.zarr"))
-    np.testing.assert_array_equal(one.read(2), two.read(2))
-    assert two.packing_steps == {"t": 0.5}
+    first_file, second_file = (
+        open_sources(make_config(tmp_path / name, p3=["t"], levels=[850])) for name in ("a.nc", "a.zarr")
+    )
+    np.testing.assert_array_equal(first_file.read(2), second_file.read(2))
+    assert second_file.packing_steps == {"t": 0.5}
 
 
 def test_few_files_stay_open_and_workers_open_their_own(tmp_path: Path) -> None:

@@ -19,42 +19,46 @@ CALENDAR, DAY = Calendar(), 1440
 START = CALENDAR.parse("2000-01-01")
 
 
-def windows_of(times: list[int] | np.ndarray) -> TimeAggregation:
+def build_aggregation(times: list[int] | np.ndarray) -> TimeAggregation:
     times = np.asarray(times, dtype=np.int64)
     return TimeAggregation(times, [(np.ones(len(times)), np.arange(len(times)))])
 
 
-def match(policy: str, own: list[int] | np.ndarray, wanted: list[int] | np.ndarray) -> tuple[list[int], list[int]]:
+def match_times(
+    policy: str, source_times: list[int] | np.ndarray, run_times: list[int] | np.ndarray
+) -> tuple[list[int], list[int]]:
     """Return the run's times and the places of a forcing's values."""
-    windows = {"t": windows_of(wanted), "f": windows_of(own)}
-    times, places = align_times(windows, {"t": "exact", "f": policy}, CALENDAR)
-    return times.tolist(), places["f"].tolist()
+    aggregations = {"t": build_aggregation(run_times), "f": build_aggregation(source_times)}
+    times, indices = align_times(aggregations, {"t": "exact", "f": policy}, CALENDAR)
+    return times.tolist(), indices["f"].tolist()
 
 
 def test_exact_times_are_those_of_all() -> None:
-    assert match("exact", [0, 12, 18, 24], [6, 12, 24, 30]) == ([12, 24], [1, 3])
+    assert match_times("exact", [0, 12, 18, 24], [6, 12, 24, 30]) == ([12, 24], [1, 3])
 
 
 def test_a_value_is_held_until_the_next() -> None:
     week = 7 * DAY
-    own = START + week * np.array([0, 1, 2, 4])
+    source_times = START + week * np.array([0, 1, 2, 4])
     daily = START + DAY * np.arange(-2, 50)
-    times, places = match("persist", own, daily)
+    times, indices = match_times("persist", source_times, daily)
     # brute force; the longest distance is two weeks, so the last value counts for two
-    expected = [(int(t), int(np.flatnonzero(own <= t)[-1])) for t in daily if START <= t <= own[-1] + 2 * week]
-    assert list(zip(times, places, strict=True)) == expected
+    expected = [
+        (int(t), int(np.flatnonzero(source_times <= t)[-1])) for t in daily if START <= t <= source_times[-1] + 2 * week
+    ]
+    assert list(zip(times, indices, strict=True)) == expected
 
 
 def test_a_representative_year_counts_in_every_year() -> None:
     months = [CALENDAR.parse(f"{2014 + (m < 4)}-{m:02d}-15") for m in (4, 5, 6, 7, 8, 9, 10, 11, 12, 1, 2, 3)]
     dates = ["2000-01-01", "2000-02-29", "2000-03-14T18:00", "2000-03-15", "2001-12-31T18:00", "2003-07-14T23:00"]
-    times, places = match("cyclic", months, [CALENDAR.parse(date) for date in dates])
-    assert [CALENDAR.format(months[place])[5:10] for place in places] == [
+    times, indices = match_times("cyclic", months, [CALENDAR.parse(date) for date in dates])
+    assert [CALENDAR.format(months[index])[5:10] for index in indices] == [
         "12-15", "02-15", "02-15", "03-15", "12-15", "06-15",
     ]  # fmt: skip
     assert len(times) == len(dates)
     with pytest.raises(DataError, match="f is from a source with times: cyclic.*2000-01-01T00:00 to 2001-01-02"):
-        match("cyclic", START + DAY * np.arange(368), [START])
+        match_times("cyclic", START + DAY * np.arange(368), [START])
 
 
 def test_sources_with_times_of_their_own(tmp_path: Path) -> None:

@@ -34,32 +34,32 @@ def test_a_time_of_each_file_is_looked_at(tmp_path: Path, caplog: pytest.LogCapt
         write_file(tmp_path / f"{number:02d}.nc", {"t2m": values}, 12 * number + np.array([0, 6]))
     reader = open_sources(make_config(tmp_path / "*.nc", p2=["t2m"]))
     with caplog.at_level(logging.INFO):
-        look = check_sampled_values(reader, int(reader.times[0]), int(reader.times[-1]))
-    assert (look.num_checked, look.num_times) == (20, NUM_TIMES)
-    assert len(look.problems) == 1 and "07.nc: t2m" in look.problems[0]
+        result = check_sampled_values(reader, int(reader.times[0]), int(reader.times[-1]))
+    assert (result.num_checked, result.num_times) == (20, NUM_TIMES)
+    assert len(result.problems) == 1 and "07.nc: t2m" in result.problems[0]
     assert "looking at the values of 20 of 40 times, 20 of them to see each file" in caplog.text
 
 
-def write_bad_times(folder: Path, bad: list[int]) -> DataConfig:
+def write_bad_times(folder: Path, bad_indices: list[int]) -> DataConfig:
     """Return the config of one file, some of whose times hold a fill value that it does not declare."""
     values = random_fields(NUM_TIMES, H, W)
-    values[bad, 2, 3] = -999.0
+    values[bad_indices, 2, 3] = -999.0
     path = write_file(folder / "a.nc", {"t2m": values}, np.arange(NUM_TIMES) * 6)
     return make_config(path, p2=["t2m"], store=str(folder / "store.zarr"), on_bad_time="skip")
 
 
 def test_one_bad_time_of_eight_may_be_the_only_one(tmp_path: Path) -> None:
     lines: list[str] = []
-    findings = CheckReport(lines.append)
-    inspect_data(write_bad_times(tmp_path, [0]), findings)
-    assert findings.messages == []
-    said = "\n".join(lines)
-    assert " 8 of " in said and "at least one of each file; preprocessing checks all" in said
-    assert "training look" not in said
-    assert "values: 1 of these times are bad and will be left out" in said
+    check_report = CheckReport(lines.append)
+    inspect_data(write_bad_times(tmp_path, [0]), check_report)
+    assert check_report.messages == []
+    report = "\n".join(lines)
+    assert " 8 of " in report and "at least one of each file; preprocessing checks all" in report
+    assert "training look" not in report
+    assert "values: 1 of these times are bad and will be left out" in report
 
 
 def test_more_than_one_bad_time_of_eight_is_a_problem(tmp_path: Path) -> None:
-    findings = CheckReport(lambda line: None)
-    inspect_data(write_bad_times(tmp_path, list(range(NUM_TIMES))), findings)
-    assert len(findings.messages) == 1 and "8 of these times are bad" in findings.messages[0]
+    check_report = CheckReport(lambda line: None)
+    inspect_data(write_bad_times(tmp_path, list(range(NUM_TIMES))), check_report)
+    assert len(check_report.messages) == 1 and "8 of these times are bad" in check_report.messages[0]
