@@ -61,9 +61,7 @@ class Memory:
         return np.stack([field[list(self.variables[variable].levels).index(level)] for level in levels])
 
 
-def open_source_object(
-    memory: Any, p3: Sequence[str] = ("t",), p2: Sequence[str] = ("u",), **options: Any
-) -> SourceReader:
+def open_memory(memory: Any, p3: Sequence[str] = ("t",), p2: Sequence[str] = ("u",), **options: Any) -> SourceReader:
     """Open a config whose one source is `made`."""
 
     class Given(type(memory)):
@@ -78,21 +76,18 @@ def open_source_object(
     return open_sources(make_config("", p3=p3, p2=p2, levels=options.pop("levels", [850, 250]), **options))
 
 
-def assert_equal_readers(plugin_reader: SourceReader, file_reader: SourceReader) -> None:
+def assert_equal(reader: SourceReader, expected: SourceReader) -> None:
     """Check that two readers have the same times, grid, attributes and fields."""
-    np.testing.assert_array_equal(plugin_reader.times, file_reader.times)
-    np.testing.assert_array_equal(plugin_reader.static(), file_reader.static())
-    assert plugin_reader.grid.describe_mismatch(file_reader.grid) is None
-    assert plugin_reader.attributes == file_reader.attributes
-    assert plugin_reader.packing_steps == file_reader.packing_steps
-    for index in range(len(file_reader.times)):
-        np.testing.assert_array_equal(plugin_reader.read(index), file_reader.read(index))
-    for plugin_fields, file_fields in zip(
-        plugin_reader.read_each(range(len(plugin_reader.times))),
-        file_reader.read_each(range(len(plugin_reader.times))),
-        strict=True,
-    ):
-        np.testing.assert_array_equal(plugin_fields, file_fields)
+    np.testing.assert_array_equal(reader.times, expected.times)
+    np.testing.assert_array_equal(reader.static(), expected.static())
+    assert reader.grid.describe_mismatch(expected.grid) is None
+    assert reader.attributes == expected.attributes
+    assert reader.packing_steps == expected.packing_steps
+    indices = range(len(expected.times))
+    for index in indices:
+        np.testing.assert_array_equal(reader.read(index), expected.read(index))
+    for fields, expected_fields in zip(reader.read_each(indices), expected.read_each(indices), strict=True):
+        np.testing.assert_array_equal(fields, expected_fields)
 
 
 def test_any_order_of_rows_columns_levels_and_times(tmp_path: Path) -> None:
@@ -114,11 +109,9 @@ def test_any_order_of_rows_columns_levels_and_times(tmp_path: Path) -> None:
         attributes={"t": {"standard_name": "air_temperature"}, "ground": {"units": "1"},
                     "u": {"units": "m s-1", "standard_name": "eastward_wind", "long_name": "Wind"}},
     )  # fmt: skip
-    plugin_reader = open_source_object(memory, static=["ground"])
-    assert plugin_reader.packing_steps.pop("t") == 0.5
-    assert_equal_readers(
-        plugin_reader, open_sources(make_config(file, p3=["t"], p2=["u"], static=["ground"], levels=[850, 250]))
-    )
+    reader = open_memory(memory, static=["ground"])
+    assert reader.packing_steps.pop("t") == 0.5
+    assert_equal(reader, open_sources(make_config(file, p3=["t"], p2=["u"], static=["ground"], levels=[850, 250])))
     # two of three levels, in the order of the source
     assert {levels for name, _, levels in memory.asked if name == "t"} == {(85000.0, 25000.0)}
     assert ("ground", None, None) in memory.asked
@@ -144,10 +137,8 @@ def test_what_is_done_to_files(tmp_path: Path, options: dict[str, Any]) -> None:
     units = {name: {"units": variable.units} for name, variable in memory.variables.items()}
     file = write_file(tmp_path / "a.nc", memory.fields, lat=LAT, lon=LON, levels=[250, 500, 850], attributes=units)
     source = options.pop("source", {})
-    assert_equal_readers(
-        open_source_object(memory, source=source, **options),
-        open_source_object(SimpleReader(), sources=[{"path": str(file)} | source], **options),
-    )
+    expected = open_memory(SimpleReader(), sources=[{"path": str(file)} | source], **options)
+    assert_equal(open_memory(memory, source=source, **options), expected)
 
 
 def test_columns_on_hybrid_levels(tmp_path: Path) -> None:
@@ -166,12 +157,10 @@ def test_columns_on_hybrid_levels(tmp_path: Path) -> None:
     path = world.write(tmp_path / "ml.nc", "no", fields, world.HOURS[:3])
     options = {"p3": ["t", "z"], "p2": ["msl"], "levels": world.LEVELS}
     options["variable_options"] = {name: world.DERIVED[name] for name in ("z", "msl")}
-    plugin_reader = open_source_object(memory, source=vertical, **options)
-    assert_equal_readers(
-        plugin_reader, open_source_object(SimpleReader(), sources=[{"path": str(path)} | vertical], **options)
-    )
+    reader = open_memory(memory, source=vertical, **options)
+    assert_equal(reader, open_memory(SimpleReader(), sources=[{"path": str(path)} | vertical], **options))
     memory.asked.clear()
-    plugin_reader.read(1)
+    reader.read(1)
     assert {len(levels) for name, _, levels in memory.asked if name == "t"} == {1, world.K}
     # the lowest level for the pressure at sea level, else a whole column at once
 
@@ -196,7 +185,7 @@ def test_each_field_is_that_of_its_time(times: Any) -> None:
     memory.read = lambda variable, time, levels: np.full((H, W), float(str(time)[8:10]) * 24 + float(str(time)[11:13]))
     days = {"train": "2000-02-28", "valid": "2000-03-03", "test": "2000-03-06"}
     splits = {name: [day, day] for name, day in days.items()}
-    reader = open_source_object(memory, p3=[], levels=[], splits=splits)
+    reader = open_memory(memory, p3=[], levels=[], splits=splits)
     assert len(reader.times) == 4
     for index, minutes in enumerate(reader.times):
         date = reader.calendar.datetime(minutes)
@@ -263,7 +252,7 @@ def label_with_another_time(field: np.ndarray) -> xr.DataArray:
 )  # fmt: skip
 def test_refusals_say_where(build_source: Callable[[], Memory], phrases: list[str]) -> None:
     with pytest.raises(DataError) as caught:
-        reader = open_source_object(build_source())
+        reader = open_memory(build_source())
         reader.read(0)
         reader.read(1)
     text = str(caught.value)
@@ -278,17 +267,17 @@ def test_what_is_lacking_is_named() -> None:
     with pytest.raises(
         DataError, match=r"data.sources.0 \(given\): latitude fails \(AttributeError: .*has no attribute"
     ):
-        open_source_object(Empty())
+        open_memory(Empty())
 
 
 def test_a_field_with_its_own_time_is_taken() -> None:
-    plain_reader = open_source_object(Memory())
+    plain_reader = open_memory(Memory())
     labelled = Memory()
     read = labelled.read
     labelled.read = lambda name, time, levels: xr.DataArray(
         read(name, time, levels), coords={"time": np.datetime64(time, "ns")}, dims=("x", "y", "z")[: 3 - (not levels)]
     )
-    assert_equal_readers(open_source_object(labelled), plain_reader)
+    assert_equal(open_memory(labelled), plain_reader)
 
 
 def test_options_reach_the_class() -> None:
@@ -299,7 +288,7 @@ def test_options_reach_the_class() -> None:
             self.others = others
 
     source = {"type": "counted", "options": {"number": 7, "colour": "red"}}
-    assert len(open_source_object(SimpleReader(), sources=[source]).times) == 7
+    assert len(open_memory(SimpleReader(), sources=[source]).times) == 7
 
 
 def test_what_decorators_below_add_to_a_class_counts() -> None:
@@ -312,7 +301,7 @@ def test_what_decorators_below_add_to_a_class_counts() -> None:
             super().__init__(self.hours)
 
     source = {"type": "made_below", "options": {"hours": [0, 6]}}
-    assert len(open_source_object(SimpleReader(), sources=[source]).times) == 2
+    assert len(open_memory(SimpleReader(), sources=[source]).times) == 2
 
 
 def test_a_fork_leaves_what_its_parent_made() -> None:
@@ -325,7 +314,7 @@ def test_a_fork_leaves_what_its_parent_made() -> None:
             ended.append(os.getpid())
 
     register_source("connected")(Connected)
-    reader = open_source_object(SimpleReader(), sources=[{"type": "connected"}])
+    reader = open_memory(SimpleReader(), sources=[{"type": "connected"}])
     ended.clear()
     if os.fork() == 0:
         reader.read(0)
@@ -351,9 +340,8 @@ def test_a_name_belongs_to_one_class() -> None:
 def test_a_fingerprint_changes_with_what_is_said() -> None:
     def fingerprint(**changes: Any) -> list[int]:
         memory = Memory(**changes)
-        register_source("given")(
-            type("Given", (Memory,), {"__new__": lambda cls: memory, "__init__": lambda self: None})
-        )
+        members = {"__new__": lambda cls: memory, "__init__": lambda self: None}
+        register_source("given")(type("Given", (Memory,), members))
         conf = make_config("", p3=["t"], levels=[850], sources=[{"type": "given"}])
         return OpenFiles(conf.sources).fingerprint("data.sources.0 (given)", 0)
 

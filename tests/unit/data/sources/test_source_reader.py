@@ -13,7 +13,7 @@ import pytest
 import xarray as xr
 
 from credit.config.sections.source import SourceConfig
-from credit.data.formats.files import OpenFiles
+from credit.data.formats.files import OpenFiles, expand_paths
 from credit.data.formats.variable_layout import VariableLayout
 from credit.data.sources.source_reader import open_sources
 from credit.errors import ConfigError, DataError
@@ -157,14 +157,12 @@ def test_one_field_with_a_scalar_time_and_level(tmp_path: Path) -> None:
 def test_another_dimension(tmp_path: Path) -> None:
     axes = {"t2m": ("time", "member", "lat", "lon")}
     grid = {"lat": SOUTH_UP, "lon": FROM_MINUS_180}
-    second_file = write_file(tmp_path / "a.nc", {"t2m": random_fields(4, 2, H, W)}, dims=axes, **grid)
+    two_members = write_file(tmp_path / "a.nc", {"t2m": random_fields(4, 2, H, W)}, dims=axes, **grid)
     with pytest.raises(DataError, match=r"dimension member \(2\) of t2m"):
-        open_sources(make_config(second_file, p2=["t2m"]))
-    first_file = random_fields(4, 1, H, W)
-    reader = open_sources(
-        make_config(write_file(tmp_path / "b.nc", {"t2m": first_file}, dims=axes, **grid), p2=["t2m"])
-    )
-    np.testing.assert_array_equal(reader.read(3)[0], reorder(first_file[3, 0]))
+        open_sources(make_config(two_members, p2=["t2m"]))
+    t2m = random_fields(4, 1, H, W)
+    reader = open_sources(make_config(write_file(tmp_path / "b.nc", {"t2m": t2m}, dims=axes, **grid), p2=["t2m"]))
+    np.testing.assert_array_equal(reader.read(3)[0], reorder(t2m[3, 0]))
 
 
 def test_bounds_of_latitude_are_used(tmp_path: Path) -> None:
@@ -326,9 +324,8 @@ def test_a_regional_grid(tmp_path: Path) -> None:
 def test_units_that_differ(tmp_path: Path) -> None:
     t = random_fields(4, H, W)
     first_file = write_file(tmp_path / "a.nc", {"t2m": t}, hours=[0, 6, 12, 18])
-    second_file = write_file(
-        tmp_path / "b.nc", {"t2m": t}, hours=[24, 30, 36, 42], attributes={"t2m": {"units": "degC"}}
-    )
+    celsius = {"t2m": {"units": "degC"}}
+    second_file = write_file(tmp_path / "b.nc", {"t2m": t}, hours=[24, 30, 36, 42], attributes=celsius)
     with pytest.raises(DataError, match='t2m is in "K" in .*a.nc and in "degC" in .*b.nc'):
         open_sources(make_config([first_file, second_file], p2=["t2m"]))
 
@@ -376,11 +373,10 @@ def test_zarr_gives_what_netcdf_gives(tmp_path: Path, version: int, consolidated
         for variable in dataset.variables.values():
             variable.encoding = {key: value for key, value in variable.encoding.items() if key in kept_keys}
         dataset.to_zarr(tmp_path / "a.zarr", zarr_format=version, consolidated=consolidated)
-    first_file, second_file = (
-        open_sources(make_config(tmp_path / name, p3=["t"], levels=[850])) for name in ("a.nc", "a.zarr")
-    )
-    np.testing.assert_array_equal(first_file.read(2), second_file.read(2))
-    assert second_file.packing_steps == {"t": 0.5}
+    netcdf_reader = open_sources(make_config(tmp_path / "a.nc", p3=["t"], levels=[850]))
+    zarr_reader = open_sources(make_config(tmp_path / "a.zarr", p3=["t"], levels=[850]))
+    np.testing.assert_array_equal(netcdf_reader.read(2), zarr_reader.read(2))
+    assert zarr_reader.packing_steps == {"t": 0.5}
 
 
 def test_few_files_stay_open_and_workers_open_their_own(tmp_path: Path) -> None:
@@ -397,8 +393,5 @@ def test_few_files_stay_open_and_workers_open_their_own(tmp_path: Path) -> None:
 
 
 def test_a_date_part_is_checked_before_any_file(tmp_path: Path) -> None:
-    from credit.config.sections.source import SourceConfig
-    from credit.data.formats.files import expand_paths
-
     with pytest.raises(ConfigError, match="data.sources.3.path"):
         expand_paths(SourceConfig(path=str(tmp_path / "%B.nc")), "data.sources.3")
