@@ -7,7 +7,7 @@ from typing import Any
 
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from credit.hpc.planner.trace import collective_of
+from credit.hpc.planner.trace import read_collective
 
 
 class CollectiveCounter(TorchDispatchMode):
@@ -25,7 +25,7 @@ class CollectiveCounter(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        collective = collective_of(func, result)
+        collective = read_collective(func, result)
         if collective is not None:
             kind, size = collective
             self.calls[kind] += 1

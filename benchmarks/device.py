@@ -60,7 +60,7 @@ def build_step(
     from credit.cli.plan import build_grid, load_config_without_paths
     from credit.data.samples.batch import Batch
     from credit.forecast.objectives.base import ObjectiveContext, build_objective
-    from credit.hpc.planner.gpus import reported_peaks
+    from credit.hpc.planner.gpus import find_peak_rates
     from credit.models.initialise import initial_values
     from credit.parallel.mesh import DeviceGrid
     from credit.parallel.state.materialise import fill_
@@ -94,7 +94,7 @@ def build_step(
     )
     micro_steps = conf.trainer.grad_accum_every
     counts = FlopCounter(conf, assets).operations(steps)
-    peaks = reported_peaks(torch.cuda.get_device_name(device)) if device.type == "cuda" else {}
+    peaks = find_peak_rates(torch.cuda.get_device_name(device)) if device.type == "cuda" else {}
     tflop = ideal = None
     if counts is not None:
         tflop = sum(counts.values()) * micro_steps / 1e12

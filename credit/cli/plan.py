@@ -45,12 +45,12 @@ _COARSE_GRID = "8x16"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add CONFIG, overrides, the number and kind of GPUs, the grid and ``--json``."""
-    from credit.hpc.planner.gpus import gpu_names
+    from credit.hpc.planner.gpus import list_gpu_names
 
     add_config_arguments(parser)
     parser.add_argument("--world-size", type=int, required=True, metavar="N", help="number of GPUs (one rank per GPU)")
     parser.add_argument(
-        "--gpu", default="h100", metavar="NAME", help=f"type of GPU: {', '.join(gpu_names())}; default h100"
+        "--gpu", default="h100", metavar="NAME", help=f"type of GPU: {', '.join(list_gpu_names())}; default h100"
     )
     parser.add_argument(
         "--per-node", type=int, metavar="N", help="GPUs per node; default: the usual number for this GPU"
@@ -69,20 +69,20 @@ def run_command(arguments: argparse.Namespace) -> int:
         ConfigError: if the config or the GPU is wrong, or no mesh of the ranks fits.
     """
     from credit.hpc.planner.gpus import find_gpu
-    from credit.hpc.planner.mesh import Run
+    from credit.hpc.planner.mesh import PlannedRun
     from credit.hpc.planner.plan import make_plan
-    from credit.hpc.planner.report import describe, to_dict
+    from credit.hpc.planner.report import format_plan, to_dict
 
     gpu = find_gpu(arguments.gpu, arguments.per_node, arguments.network)
     with _suppress_notices():
         config, assets, num_samples = build_plan_inputs(arguments.config, arguments.overrides, arguments.grid)
         rollout = config.trainer.forecast_len_from or {0.0: config.data.forecast_len}
-        planned_run = Run(config.trainer, rollout, num_samples, TrainingStepBuilder(config, assets))
+        planned_run = PlannedRun(config.trainer, rollout, num_samples, TrainingStepBuilder(config, assets))
         plan = make_plan(planned_run, arguments.world_size, gpu)
     if arguments.json:
         print_json(to_dict(plan, planned_run))
     else:
-        print(describe(plan, planned_run))
+        print(format_plan(plan, planned_run))
     return 0
 
 
@@ -206,7 +206,7 @@ class TrainingStepBuilder:
         coarse_assets = dummy_assets(config, build_grid(_COARSE_GRID), {})
         self._coarse_loss = build_run_loss(config, coarse_assets, torch.device("cpu"))
 
-    def network(self, mesh: DeviceGrid, sharded: bool, checkpointing: Checkpointing) -> tuple[nn.Module, bool]:
+    def build_network(self, mesh: DeviceGrid, sharded: bool, checkpointing: Checkpointing) -> tuple[nn.Module, bool]:
         """Return the network, parallelized on the meta device, and whether it runs under autocast.
 
         Args:
@@ -226,13 +226,13 @@ class TrainingStepBuilder:
         config = self._config.model_copy(update={"trainer": trainer.model_copy(update=changes)})
         return build_parallel_model(config, self._assets, mesh, torch.device("meta"))
 
-    def start(
+    def build_step(
         self, model: nn.Module, autocast: bool, rollout: int, micro_steps: int
     ) -> tuple[torch.optim.Optimizer, Callable[[Callable[[], None]], object]]:
         """Return the optimizer of a materialised network, and a function that takes one training step.
 
         Args:
-            model: network of `network`.
+            model: network of `build_network`.
             autocast: whether it runs under autocast.
             rollout: number of forecast steps of a batch.
             micro_steps: batches of an optimizer step.

@@ -78,7 +78,7 @@ def _train(config: Config, process_info: ProcessInfo) -> tuple[str, bool]:
     import torch
 
     from credit.calendar import parse_duration
-    from credit.hpc.planner.gpus import reported_peaks
+    from credit.hpc.planner.gpus import find_peak_rates
     from credit.parallel.object_collectives import run_on_all_ranks
     from credit.parallel.process_info import process_group
     from credit.parallel.watchdog import Watchdog
@@ -114,7 +114,7 @@ def _train(config: Config, process_info: ProcessInfo) -> tuple[str, bool]:
         # Peak FLOP rates of this GPU's data sheet, for the utilisation in metrics.jsonl; none for a CPU.
         peak_rates = {}
         if device.type == "cuda":
-            peak_rates = reported_peaks(torch.cuda.get_device_name(device))
+            peak_rates = find_peak_rates(torch.cuda.get_device_name(device))
         try:
             trainer = assemble_training(config, process_info, device, watchdog, _draw_preview, start_time, peak_rates)
         except Exception as error:

@@ -14,19 +14,22 @@ from dataclasses import dataclass, replace
 from credit.errors import ConfigError, did_you_mean
 
 # Shares of the peak that kernels, memory and links are taken to reach. Assumed: nothing here was measured on a GPU.
-COMPUTE_SHARE, MEMORY_SHARE, LINK_SHARE = 0.5, 0.8, 0.8
+COMPUTE_SHARE = 0.5
+MEMORY_SHARE = 0.8
+LINK_SHARE = 0.8
 # No kernel takes less than what its launch takes. Assumed.
 KERNEL_SECONDS = 5e-6
 # The context of CUDA, NCCL's buffers, the libraries' workspaces, and what the allocator cannot use. Assumed.
-RESERVED_GIB, RESERVED_SHARE = 2.0, 0.05
+RESERVED_GIB = 2.0
+RESERVED_SHARE = 0.05
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU and its place in a node.
+    """Kind of GPU and its place in a node.
 
     Attributes:
-        name: as on the command line.
+        name: name on the command line.
         memory_gib: memory in GiB.
         bfloat16: peak of bfloat16 matrix products, TFLOP/s.
         tf32: the same of float32 products in TF32 (trainer.tf32), TFLOP/s.
@@ -34,8 +37,8 @@ class Gpu:
         memory_gbs: memory bandwidth, GB/s.
         node_gbs: bandwidth to the node's other GPUs in one direction, GB/s.
         network_gbs: bandwidth to other nodes in one direction, a GPU's share of the node's ports, GB/s.
-        per_node: GPUs a node.
-        watts: highest power of the board.
+        per_node: number of GPUs in a node.
+        watts: highest power of the board in watts.
     """
 
     name: str
@@ -50,18 +53,24 @@ class Gpu:
     watts: float
 
     @property
-    def usable(self) -> int:
-        """Bytes that a run may plan with."""
+    def usable_bytes(self) -> int:
+        """Bytes of memory that a run may use."""
         return int(2**30 * (self.memory_gib * (1 - RESERVED_SHARE) - RESERVED_GIB))
 
-    def kernel_seconds(self, rate: str, flops: float, moved: float) -> float:
-        """Return the time of one kernel: the longest of arithmetic, memory and launch (Williams et al. 2009)."""
-        peak = getattr(self, rate) * 1e12
-        return max(
-            flops / (peak * COMPUTE_SHARE),
-            moved / (self.memory_gbs * 1e9 * MEMORY_SHARE),
-            KERNEL_SECONDS,
-        )
+    def estimate_kernel_seconds(self, rate: str, flops: float, moved_bytes: float) -> float:
+        """Return the seconds of one kernel: the longest of arithmetic, memory traffic and launch.
+
+        This is the roofline model of Williams et al. 2009, doi 10.1145/1498765.1498785.
+
+        Args:
+            rate: name of the field with the peak rate: bfloat16, tf32 or float32.
+            flops: floating-point operations.
+            moved_bytes: bytes that are read and written.
+        """
+        peak_flops = getattr(self, rate) * 1e12
+        compute_seconds = flops / (peak_flops * COMPUTE_SHARE)
+        memory_seconds = moved_bytes / (self.memory_gbs * 1e9 * MEMORY_SHARE)
+        return max(compute_seconds, memory_seconds, KERNEL_SECONDS)
 
 
 _GPUS = {
@@ -88,14 +97,16 @@ _REPORTED = {
 }
 
 
-def reported_peaks(device_name: str) -> dict[str, float]:
+def find_peak_rates(device_name: str) -> dict[str, float]:
     """Return rate -> peak in TFLOP/s of a GPU by the name that its driver reports; empty for one that is not known."""
     gpu = _GPUS.get(_REPORTED.get(device_name, ""))
-    return {rate: getattr(gpu, rate) for rate in ("bfloat16", "tf32", "float32")} if gpu else {}
+    if gpu is None:
+        return {}
+    return {"bfloat16": gpu.bfloat16, "tf32": gpu.tf32, "float32": gpu.float32}
 
 
-def gpu_names() -> Sequence[str]:
-    """Return the names of the GPUs that are known."""
+def list_gpu_names() -> Sequence[str]:
+    """Return the names of the GPUs that are known, as on the command line."""
     return list(_GPUS)
 
 
@@ -103,9 +114,9 @@ def find_gpu(name: str, per_node: int | None = None, network_gbs: float | None =
     """Return a GPU by name.
 
     Args:
-        name: one of `gpu_names`.
-        per_node: GPUs a node, where the site has another number.
-        network_gbs: GB/s to other nodes in one direction a GPU, where the site has others.
+        name: one of `list_gpu_names`.
+        per_node: number of GPUs in a node, if the site has another number; None for the usual one.
+        network_gbs: GB/s of a GPU to other nodes in one direction, if the site has others; None for the usual ones.
 
     Raises:
         ConfigError: for an unknown name, or a number that is not positive.

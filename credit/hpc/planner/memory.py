@@ -29,19 +29,19 @@ class Weight:
 
     Attributes:
         rows: length of the first dimension, which FSDP2 cuts.
-        row: number of elements in a row.
-        bytes: bytes of an element.
+        row_elements: number of elements in a row.
+        element_bytes: bytes of an element.
         trains: whether the weight has a gradient.
     """
 
     rows: int
-    row: int
-    bytes: int
+    row_elements: int
+    element_bytes: int
     trains: bool
 
-    def part(self, ranks: int) -> int:
-        """Return the number of elements on the fullest of `ranks` ranks."""
-        return math.ceil(self.rows / ranks) * self.row
+    def elements_per_rank(self, num_ranks: int) -> int:
+        """Return the number of elements on the fullest of `num_ranks` ranks."""
+        return math.ceil(self.rows / num_ranks) * self.row_elements
 
 
 @dataclass(frozen=True)
@@ -58,22 +58,32 @@ class ShardUnit:
     split: bool
     stays_gathered: bool
 
-    def ranks(self, degrees: ParallelDims) -> int:
+    def num_ranks(self, degrees: ParallelDims) -> int:
         """Return the number of ranks over which the unit is sharded."""
-        return degrees.shard if self.split else degrees.shard * degrees.tensor
+        if self.split:
+            return degrees.shard
+        return degrees.shard * degrees.tensor
 
-    def part(self, degrees: ParallelDims, training: bool = False) -> int:
+    def elements_per_rank(self, degrees: ParallelDims, training: bool = False) -> int:
         """Return the number of elements on the fullest rank; with `training`, only of weights that have a gradient."""
-        ranks = self.ranks(degrees)
-        return sum(weight.part(ranks) for weight in self.weights if weight.trains or not training)
+        ranks = self.num_ranks(degrees)
+        num_elements = 0
+        for weight in self.weights:
+            if weight.trains or not training:
+                num_elements += weight.elements_per_rank(ranks)
+        return num_elements
 
-    def gathered(self, degrees: ParallelDims, training: bool = False) -> int:
+    def gathered_elements(self, degrees: ParallelDims, training: bool = False) -> int:
         """Return the number of elements on all ranks together, including those that pad weights to equal parts."""
-        return self.part(degrees, training) * self.ranks(degrees)
+        return self.elements_per_rank(degrees, training) * self.num_ranks(degrees)
 
-    def whole(self, training: bool = False) -> int:
-        """Return the number of elements of the weights, without padding."""
-        return sum(weight.part(1) for weight in self.weights if weight.trains or not training)
+    def total_elements(self, training: bool = False) -> int:
+        """Return the number of elements without padding; with `training`, only of weights that have a gradient."""
+        num_elements = 0
+        for weight in self.weights:
+            if weight.trains or not training:
+                num_elements += weight.elements_per_rank(1)
+        return num_elements
 
 
 @dataclass(frozen=True)
@@ -81,8 +91,8 @@ class Precision:
     """Bytes of an element in the collectives of FSDP2.
 
     Attributes:
-        gathered: of gathered weights and their gradients.
-        reduced: of gradients while they are reduced.
+        gathered: bytes of an element of gathered weights and of their gradients.
+        reduced: bytes of an element of gradients while they are reduced.
     """
 
     gathered: int = 4
@@ -151,7 +161,9 @@ class Memory:
     def device(self) -> int:
         """Upper bound of the bytes on the GPU."""
         always_on_device = self.buffers + self.fields + self.activations + self.gathered + self.reduced
-        return always_on_device + (0 if self.host else self.states)
+        if self.host:
+            return always_on_device
+        return always_on_device + self.states
 
 
 def read_units(model: nn.Module, reshard_after_forward: bool) -> tuple[ShardUnit, ...]:
@@ -163,6 +175,7 @@ def read_units(model: nn.Module, reshard_after_forward: bool) -> tuple[ShardUnit
             model itself stay gathered in any case.
     """
     sharded = [module for module in model.modules() if isinstance(module, FSDPModule)]
+    # FSDP2 gives each weight to the innermost sharded module around it, so inner modules are taken first.
     units: list[ShardUnit] = []
     assigned_ids: set[int] = set()
     for number, module in enumerate(reversed(sharded or [model])):
@@ -174,7 +187,7 @@ def read_units(model: nn.Module, reshard_after_forward: bool) -> tuple[ShardUnit
     return tuple(units)
 
 
-def states(
+def compute_state_memory(
     units: Sequence[ShardUnit], degrees: ParallelDims, buffers: int, *, average: bool, host: bool = False
 ) -> Memory:
     """Return the memory of the fullest rank that is in use from step to step.
@@ -191,7 +204,7 @@ def states(
     num_trained = 0
     for unit in units:
         for weight in unit.weights:
-            part_bytes = weight.bytes * weight.part(unit.ranks(degrees))
+            part_bytes = weight.element_bytes * weight.elements_per_rank(unit.num_ranks(degrees))
             all_bytes += part_bytes
             if weight.trains:
                 trained_bytes += part_bytes
@@ -206,7 +219,7 @@ def states(
     )
 
 
-def in_flight(
+def bound_in_flight_memory(
     units: Sequence[ShardUnit], degrees: ParallelDims, precision: Precision, schedule: Schedule
 ) -> tuple[int, int]:
     """Return upper bounds, in bytes, of the gathered weights and of the unreduced gradients of FSDP2.
@@ -226,9 +239,9 @@ def in_flight(
     max_freed = 0
     max_buffer = 0
     for unit in units:
-        unit_elements = unit.gathered(degrees)
+        unit_elements = unit.gathered_elements(degrees)
         # Weights that are on one rank only are copied, not gathered, so they need no buffer.
-        buffer_elements = unit_elements if unit.ranks(degrees) > 1 else 0
+        buffer_elements = unit_elements if unit.num_ranks(degrees) > 1 else 0
         max_buffer = max(max_buffer, buffer_elements)
         if unit.stays_gathered or schedule.recomputes:
             stays_gathered += unit_elements
@@ -236,14 +249,17 @@ def in_flight(
             # The present unit, and the next one, which is taken to be as large.
             max_freed = max(max_freed, unit_elements + buffer_elements)
     gathered = stays_gathered + max_freed + max_buffer
-    computed = max(unit.whole(training=True) for unit in units)
-    reduced = max(unit.gathered(degrees, training=True) for unit in units)
-    accumulated = sum(unit.whole(training=True) for unit in units) if schedule.passes > 1 else 0
+    # Gradients as the backward pass computes them, in the buffer of their reduction, and summed over passes.
+    computed = max(unit.total_elements(training=True) for unit in units)
+    reduced = max(unit.gathered_elements(degrees, training=True) for unit in units)
+    accumulated = 0
+    if schedule.passes > 1:
+        accumulated = sum(unit.total_elements(training=True) for unit in units)
     gradient_bytes = computed * precision.gathered + (reduced + accumulated) * precision.reduced
     return gathered * precision.gathered, gradient_bytes
 
 
-def buffer_bytes(model: nn.Module) -> int:
+def count_buffer_bytes(model: nn.Module) -> int:
     """Return the bytes of a rank's part of the model's buffers."""
     return sum(to_local(buffer).numel() * buffer.element_size() for buffer in model.buffers())
 
@@ -264,4 +280,5 @@ def _read_weight(parameter: nn.Parameter) -> Weight:
         mesh = parameter.device_mesh
         shape[split_dim] //= mesh.size(mesh.mesh_dim_names.index("tp"))
     rows = shape[0] if shape else 1
-    return Weight(rows, math.prod(shape[1:]), parameter.element_size(), parameter.requires_grad)
+    row_elements = math.prod(shape[1:])
+    return Weight(rows, row_elements, parameter.element_size(), parameter.requires_grad)

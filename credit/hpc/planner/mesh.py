@@ -1,4 +1,4 @@
-"""A run on one mesh of GPUs: memory and collectives of a rank, and an estimate of the time.
+"""Plan of a run on one mesh of GPUs: memory and collectives of a rank, and an estimate of the time.
 
 The training step is traced once for each degree of tensor parallelism. The effect of replicas and shards follows from
 the sharding units, so that planning thousands of ranks costs no more than planning a few.
@@ -22,17 +22,17 @@ from credit.hpc.planner.memory import (
     Precision,
     Schedule,
     ShardUnit,
-    buffer_bytes,
-    in_flight,
+    bound_in_flight_memory,
+    compute_state_memory,
+    count_buffer_bytes,
     read_units,
-    states,
 )
-from credit.hpc.planner.trace import Collective, Trace, extrapolate, trace_step
+from credit.hpc.planner.trace import Collective, Trace, extrapolate_trace, trace_step
 from credit.hpc.planner.traffic import (
+    count_iteration_collectives,
+    count_sharding_collectives,
     estimate_seconds,
-    iteration_collectives,
     read_iterated_bytes,
-    sharding_collectives,
 )
 from credit.parallel.mesh import DeviceGrid, ParallelDims, build_mesh
 
@@ -43,26 +43,39 @@ _UPDATE_MOVES = 12
 
 
 class StepBuilder(Protocol):
-    """Builds the network and the training step of a run; the planner knows no config and no model."""
+    """Builder of the network and the training step of a run; the planner knows no config and no model."""
 
-    def network(self, mesh: DeviceGrid, sharded: bool, checkpointing: Checkpointing) -> tuple[nn.Module, bool]:
-        """Return the network, parallelized on the meta device, and whether it runs under autocast."""
+    def build_network(self, mesh: DeviceGrid, sharded: bool, checkpointing: Checkpointing) -> tuple[nn.Module, bool]:
+        """Return the network, parallelized on the meta device, and whether it runs under autocast.
+
+        Args:
+            mesh: mesh of the ranks.
+            sharded: False to leave the weights whole on each rank.
+            checkpointing: value of ``trainer.activation_checkpoint``.
+        """
         ...
 
-    def start(
+    def build_step(
         self, model: nn.Module, autocast: bool, rollout: int, micro_steps: int
     ) -> tuple[torch.optim.Optimizer, Callable[[Callable[[], None]], object]]:
-        """Return the optimizer and the step of a materialised network; see `credit.hpc.planner.trace.Start`."""
+        """Return the optimizer and the step of a network with memory; see `credit.hpc.planner.trace.BuildStep`.
+
+        Args:
+            model: network of `build_network`.
+            autocast: whether it runs under autocast.
+            rollout: number of rollout steps.
+            micro_steps: number of micro-steps in an optimizer step.
+        """
         ...
 
 
 @dataclass(frozen=True)
-class Run:
-    """The facts of a config that a plan depends on.
+class PlannedRun:
+    """Facts of a config that a plan depends on.
 
     Attributes:
         trainer: the section ``trainer``.
-        rollout: share of the run -> steps of the training rollout from there on.
+        rollout: share of the run (0 to 1) -> number of steps of the training rollout from there on.
         samples: number of initial times of the training period.
         step_builder: builds the network and the training step.
     """
@@ -89,12 +102,12 @@ class Run:
         return mean_steps / max(self.rollout.values())
 
     def samples_per_step(self, degrees: ParallelDims) -> int:
-        """Return the samples of an optimizer step."""
+        """Return the number of samples in an optimizer step, over all ranks."""
         trainer = self.trainer
         return degrees.replicate * degrees.shard * trainer.train_batch_size * trainer.grad_accum_every
 
-    def steps(self, degrees: ParallelDims) -> int:
-        """Return the optimizer steps of the run, 0 if the samples do not fill a single one."""
+    def count_steps(self, degrees: ParallelDims) -> int:
+        """Return the number of optimizer steps of the run, 0 if the samples do not fill a single one."""
         steps_per_epoch = self.samples // self.samples_per_step(degrees)
         if not steps_per_epoch:
             return 0
@@ -103,19 +116,19 @@ class Run:
 
 @dataclass(frozen=True)
 class MeshPlan:
-    """The run on one mesh. Memory, collectives and FLOP follow from the traced step; all times are estimates.
+    """Plan of a run on one mesh. Memory, collectives and FLOP follow from the traced step; all times are estimates.
 
     Attributes:
-        data: as in ``trainer.parallelism``.
-        degrees: the mesh.
+        data: value of ``trainer.parallelism.data``.
+        degrees: number of ranks along each axis of the mesh.
         memory: memory of the fullest rank.
         collectives: number of each collective of an optimizer step.
         flops: FLOP of an optimizer step on a rank.
-        kernel_seconds: estimated time of the kernels of an optimizer step.
-        blocking_seconds: estimated time of the collectives that the kernels wait for.
-        overlapped_seconds: estimated time of the collectives that run beside the kernels, as far as those last.
-        samples: samples of an optimizer step, over all ranks.
-        steps: optimizer steps of the run; 0 if the training period does not fill one.
+        kernel_seconds: estimated time of the kernels of an optimizer step, in seconds.
+        blocking_seconds: estimated time of the collectives of a step that the kernels wait for, in seconds.
+        overlapped_seconds: estimated time of the collectives of a step that run beside the kernels, in seconds.
+        samples: number of samples in an optimizer step, over all ranks.
+        steps: number of optimizer steps of the run; 0 if the training period does not fill one.
         hours: estimated time of the run.
         megawatt_hours: estimated energy of the run.
         fits: whether the memory fits into the GPU.
@@ -137,7 +150,7 @@ class MeshPlan:
 
     @property
     def step_seconds(self) -> float:
-        """Estimated time of an optimizer step with the longest rollout."""
+        """Estimated seconds of an optimizer step with the longest rollout."""
         return self.blocking_seconds + max(self.kernel_seconds, self.overlapped_seconds)
 
     @property
@@ -153,7 +166,7 @@ class MeshPlan:
 
 @dataclass(frozen=True)
 class _Network:
-    """The network at one degree of tensor parallelism; it does not depend on the other degrees.
+    """Facts of the network at one degree of tensor parallelism; they do not depend on the other degrees.
 
     Attributes:
         units: sharding units.
@@ -173,16 +186,19 @@ class _Network:
 
 
 class Planner:
-    """Plans meshes of one run; traces each degree of tensor parallelism and kind of checkpointing once.
+    """Planner of the meshes of one run, which traces each degree of tensor parallelism and kind of checkpointing once.
 
     Args:
         run: the run.
         world: number of GPUs; a process group of as many ranks must exist, usually a fake one.
         gpu: kind of GPU.
         kernels: trace the kernels of a ``gpu``, or those of a ``cpu`` to compare them with measurements there.
+
+    Attributes:
+        parameters: number of parameters of the network; 0 before the first plan.
     """
 
-    def __init__(self, run: Run, world: int, gpu: Gpu, kernels: Literal["gpu", "cpu"] = "gpu") -> None:
+    def __init__(self, run: PlannedRun, world: int, gpu: Gpu, kernels: Literal["gpu", "cpu"] = "gpu") -> None:
         self._run = run
         self._world = world
         self._gpu = gpu
@@ -191,16 +207,20 @@ class Planner:
         self._traces: dict[tuple[bool, int, Checkpointing], Trace] = {}
         self.parameters = 0
 
-    def search(self) -> Iterator[MeshPlan]:
-        """Yield meshes of rising degree of tensor parallelism, until a degree brings no more samples per second."""
+    def search_meshes(self) -> Iterator[MeshPlan]:
+        """Yield meshes of rising degree of tensor parallelism, until a degree brings no more samples per second.
+
+        Raises:
+            ConfigError: if the network cannot be built or sharded.
+        """
         if self._world == 1:
-            yield self.mesh("none", ParallelDims(), self._run.trainer.activation_checkpoint)
+            yield self.plan_mesh("none", ParallelDims(), self._run.trainer.activation_checkpoint)
             return
         best_speed = 0.0
         for tensor in _divisors(self._world):
             if tensor > self._gpu.per_node:
                 return
-            if not self._run.steps(ParallelDims(1, self._world // tensor, tensor)):
+            if not self._run.count_steps(ParallelDims(1, self._world // tensor, tensor)):
                 # A step would take more samples than there are.
                 continue
             try:
@@ -217,32 +237,46 @@ class Planner:
             best_speed = speed
 
     def _plan_tensor_degree(self, tensor: int) -> list[MeshPlan]:
+        """Return the plans of all numbers of replicas at one degree of tensor parallelism."""
         num_data_ranks = self._world // tensor
         meshes = []
         for replicate in _divisors(num_data_ranks):
             # With a whole replica on each rank FSDP2 would be DDP.
             data = "ddp" if replicate == self._world else "fsdp2"
             degrees = ParallelDims(replicate, num_data_ranks // replicate, tensor)
-            meshes.append(self.mesh(data, degrees, self._run.trainer.activation_checkpoint))
+            meshes.append(self.plan_mesh(data, degrees, self._run.trainer.activation_checkpoint))
         return meshes
 
-    def mesh(self, data: str, degrees: ParallelDims, checkpointing: Checkpointing) -> MeshPlan:
-        """Return the plan of one mesh."""
+    def plan_mesh(self, data: str, degrees: ParallelDims, checkpointing: Checkpointing) -> MeshPlan:
+        """Return the plan of one mesh.
+
+        Args:
+            data: value of ``trainer.parallelism.data``: none, ddp or fsdp2.
+            degrees: number of ranks along each axis of the mesh.
+            checkpointing: value of ``trainer.activation_checkpoint``.
+
+        Raises:
+            ConfigError: if the network cannot be built, split or checkpointed so.
+        """
         run = self._run
         gpu = self._gpu
         trainer = run.trainer
         sharded = data != "none"
-        network = self._network(sharded, degrees.tensor)
-        trace = self._trace(sharded, degrees.tensor, checkpointing)
+        network = self._describe_network(sharded, degrees.tensor)
+        trace = self._trace_step(sharded, degrees.tensor, checkpointing)
+
+        # Memory: states of the optimizer and weights, then what the step needs for a while.
         on_host = sharded and trainer.parallelism.cpu_offload
-        memory = states(network.units, degrees, network.buffers, average=trainer.use_ema, host=on_host)
+        memory = compute_state_memory(network.units, degrees, network.buffers, average=trainer.use_ema, host=on_host)
         memory = replace(memory, fields=trace.constants, activations=trace.activations)
-        collectives = trace.collectives + iteration_collectives(network.iterated, degrees)
+        collectives = trace.collectives + count_iteration_collectives(network.iterated, degrees)
         if sharded:
-            gathered, reduced = in_flight(network.units, degrees, network.precision, run.schedule)
+            gathered, reduced = bound_in_flight_memory(network.units, degrees, network.precision, run.schedule)
             memory = replace(memory, gathered=gathered, reduced=reduced)
-            collectives += sharding_collectives(network.units, degrees, network.precision, run.schedule)
-        kernel_seconds = sum(gpu.kernel_seconds(*kernel) * count for kernel, count in trace.kernels.items())
+            collectives += count_sharding_collectives(network.units, degrees, network.precision, run.schedule)
+
+        # Time: kernels and the update, and collectives by whether the kernels wait for them.
+        kernel_seconds = sum(gpu.estimate_kernel_seconds(*kernel) * count for kernel, count in trace.kernels.items())
         update_seconds = memory.parameters * _UPDATE_MOVES / (gpu.memory_gbs * 1e9 * MEMORY_SHARE)
         blocking_seconds = 0.0
         overlapped_seconds = 0.0
@@ -261,21 +295,24 @@ class Planner:
             blocking_seconds=blocking_seconds,
             overlapped_seconds=overlapped_seconds,
             samples=run.samples_per_step(degrees),
-            steps=run.steps(degrees),
+            steps=run.count_steps(degrees),
             hours=0.0,
             megawatt_hours=0.0,
-            fits=memory.device <= gpu.usable,
+            fits=memory.device <= gpu.usable_bytes,
         )
+        # Shorter rollouts are taken to need proportionally less time.
         hours = plan.steps * plan.step_seconds * run.mean_rollout / 3600
         return replace(plan, hours=hours, megawatt_hours=hours * degrees.world * gpu.watts / 1e6)
 
-    def _network(self, sharded: bool, tensor: int) -> _Network:
+    def _describe_network(self, sharded: bool, tensor: int) -> _Network:
+        """Return the facts of the network at a degree of tensor parallelism, which is built once."""
         if (sharded, tensor) not in self._networks:
             trainer = self._run.trainer
-            model, autocast = self._run.step_builder.network(
+            model, autocast = self._run.step_builder.build_network(
                 self._smallest_mesh(tensor), sharded, trainer.activation_checkpoint
             )
             self.parameters = sum(p.numel() for p in model.parameters())
+            # Without FSDP2's mixed precision, its collectives have float32.
             precision = Precision()
             dtypes: tuple[torch.dtype, ...] = ()
             if trainer.amp and not autocast:
@@ -286,20 +323,20 @@ class Planner:
                 dtypes = (param_dtype, getattr(torch, policy.output_dtype))
             units = read_units(model, trainer.parallelism.reshard_after_forward)
             self._networks[sharded, tensor] = _Network(
-                units, buffer_bytes(model), read_iterated_bytes(model), autocast, precision, dtypes
+                units, count_buffer_bytes(model), read_iterated_bytes(model), autocast, precision, dtypes
             )
         return self._networks[sharded, tensor]
 
-    def _trace(self, sharded: bool, tensor: int, checkpointing: Checkpointing) -> Trace:
+    def _trace_step(self, sharded: bool, tensor: int, checkpointing: Checkpointing) -> Trace:
         """Return the trace of an optimizer step without FSDP2, whose cost follows from the units."""
-        network = self._network(sharded, tensor)
+        network = self._describe_network(sharded, tensor)
         step_builder = self._run.step_builder
 
         def trace_rollout(rollout: int) -> Trace:
-            model, _ = step_builder.network(self._smallest_mesh(tensor), False, checkpointing)
+            model, _ = step_builder.build_network(self._smallest_mesh(tensor), False, checkpointing)
             return trace_step(
                 model,
-                functools.partial(step_builder.start, model, network.autocast, rollout),
+                functools.partial(step_builder.build_step, model, network.autocast, rollout),
                 micro_steps=self._run.schedule.micro_steps,
                 gpu=self._on_gpu,
                 autocast=network.autocast,
@@ -314,7 +351,7 @@ class Planner:
                 self._traces[key] = trace_rollout(rollout)
             else:
                 # A rollout of one step is no basis: it is not recomputed.
-                self._traces[key] = extrapolate(trace_rollout(2), trace_rollout(3), rollout - 3)
+                self._traces[key] = extrapolate_trace(trace_rollout(2), trace_rollout(3), rollout - 3)
         return self._traces[key]
 
     def _smallest_mesh(self, tensor: int) -> DeviceGrid:
@@ -323,4 +360,5 @@ class Planner:
 
 
 def _divisors(number: int) -> list[int]:
+    """Return the divisors of a number, increasing."""
     return [n for n in range(1, number + 1) if number % n == 0]

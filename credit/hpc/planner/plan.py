@@ -1,4 +1,4 @@
-"""Plan every mesh that a number of GPUs can form, and recommend one."""
+"""Plans of every mesh that a number of GPUs can form, and the recommended one."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from credit.errors import ConfigError
-from credit.hpc.planner.gpus import Gpu, find_gpu, gpu_names
-from credit.hpc.planner.mesh import CHECKPOINTING, Checkpointing, MeshPlan, Planner, Run
+from credit.hpc.planner.gpus import Gpu, find_gpu, list_gpu_names
+from credit.hpc.planner.mesh import CHECKPOINTING, Checkpointing, MeshPlan, PlannedRun, Planner
 from credit.parallel.mesh import plan_degrees
 from credit.parallel.process_info import fake_process_group
 
@@ -39,13 +39,19 @@ class Plan:
         return self.meshes[0]
 
 
-def make_plan(run: Run, world: int, gpu: Gpu) -> Plan:
-    """Plan a run on `world` GPUs.
+def make_plan(run: PlannedRun, world: int, gpu: Gpu) -> Plan:
+    """Return the plan of a run on `world` GPUs.
 
-    Degrees of tensor parallelism are tried upwards within a node, until one does not bring more samples a second.
+    Degrees of tensor parallelism are tried upwards within a node, until one does not bring more samples per second.
+
+    Args:
+        run: the run.
+        world: number of GPUs.
+        gpu: kind of GPU.
 
     Raises:
-        ConfigError: if the ranks do not factor as asked, fill their nodes, or if nothing fits; with what would.
+        ConfigError: if the GPUs do not fill their nodes, the config's degrees do not divide them, or no mesh fits into
+            their memory. The message says what would.
     """
     if world < 1:
         raise ConfigError(f"--world-size: {world} must be 1 or more")
@@ -58,24 +64,28 @@ def make_plan(run: Run, world: int, gpu: Gpu) -> Plan:
     configured_degrees = plan_degrees(run.trainer.parallelism, world)
     with fake_process_group(world):
         planner = Planner(run, world, gpu)
-        meshes = {(mesh.data, mesh.degrees): mesh for mesh in planner.search()}
+        # The fake process group stands for all ranks; nothing is communicated.
+        meshes = {(mesh.data, mesh.degrees): mesh for mesh in planner.search_meshes()}
         if not any(mesh.steps for mesh in meshes.values()):
             raise ConfigError(
                 f"--world-size: with {world} GPUs a step takes more samples than the {run.samples} of the training "
                 "period on every mesh; use fewer GPUs, or lower trainer.train_batch_size or grad_accum_every"
             )
-        configured_key = (run.trainer.parallelism.data if world > 1 else "none", configured_degrees)
+        # The search may have left out the mesh of the config.
+        configured_data = run.trainer.parallelism.data if world > 1 else "none"
+        configured_key = (configured_data, configured_degrees)
         if configured_key not in meshes:
-            meshes[configured_key] = planner.mesh(*configured_key, run.trainer.activation_checkpoint)
-        ordered_meshes = _rank([*meshes.values()])
+            meshes[configured_key] = planner.plan_mesh(*configured_key, run.trainer.activation_checkpoint)
+        ordered_meshes = _order_meshes([*meshes.values()])
         best = ordered_meshes[0]
         if not best.works:
             # If no mesh fits, the message suggests changes for the one that needs the least memory.
-            best = min((mesh for mesh in ordered_meshes if mesh.steps), key=lambda mesh: mesh.memory.device)
+            possible_meshes = [mesh for mesh in ordered_meshes if mesh.steps]
+            best = min(possible_meshes, key=lambda mesh: mesh.memory.device)
         checkpointing = {}
         for kind in CHECKPOINTING:
             try:
-                checkpointing[kind] = planner.mesh(best.data, best.degrees, kind)
+                checkpointing[kind] = planner.plan_mesh(best.data, best.degrees, kind)
             except ConfigError:
                 # A network that marks no blocks cannot recompute them; only the configured kind has to work.
                 if kind == run.trainer.activation_checkpoint:
@@ -85,7 +95,7 @@ def make_plan(run: Run, world: int, gpu: Gpu) -> Plan:
     return Plan(gpu, planner.parameters, tuple(ordered_meshes), meshes[configured_key], checkpointing)
 
 
-def _rank(meshes: list[MeshPlan]) -> list[MeshPlan]:
+def _order_meshes(meshes: list[MeshPlan]) -> list[MeshPlan]:
     """Return the meshes that work, fastest first, before those that do not.
 
     Among those that are as fast as the first, the one with the shortest collectives leads: its speed depends least on
@@ -98,19 +108,23 @@ def _rank(meshes: list[MeshPlan]) -> list[MeshPlan]:
     return [leader, *(mesh for mesh in ordered if mesh is not leader)]
 
 
-def _describe_misfit(run: Run, smallest: MeshPlan, checkpointing: Mapping[Checkpointing, MeshPlan], gpu: Gpu) -> str:
+def _describe_misfit(
+    run: PlannedRun, smallest: MeshPlan, checkpointing: Mapping[Checkpointing, MeshPlan], gpu: Gpu
+) -> str:
     """Return the message that not even the mesh that needs the least memory fits, and what would."""
     remedies = []
     for kind, mesh in checkpointing.items():
         if mesh.fits and kind != run.trainer.activation_checkpoint:
             remedies.append(f"trainer.activation_checkpoint: {str(kind).lower()}")
-    for name in gpu_names():
-        if smallest.memory.device <= find_gpu(name).usable:
+    for name in list_gpu_names():
+        if smallest.memory.device <= find_gpu(name).usable_bytes:
             remedies.append(f"--gpu {name}")
     if run.trainer.train_batch_size > 1:
         remedies.append("a smaller trainer.train_batch_size")
     remedies = remedies or ["a smaller model or grid"]
+    usable_gib = gpu.usable_bytes / 2**30
+    needed_gib = smallest.memory.device / 2**30
     return (
-        f"--gpu: a run may use {gpu.usable / 2**30:.1f} GiB of {gpu.name}, and every mesh of {smallest.degrees.world} "
-        f"needs at least {smallest.memory.device / 2**30:.1f} GiB; what would work: {'; '.join(remedies)}"
+        f"--gpu: a run may use {usable_gib:.1f} GiB of {gpu.name}, and every mesh of {smallest.degrees.world} needs at "
+        f"least {needed_gib:.1f} GiB; what would work: {'; '.join(remedies)}"
     )

@@ -1,4 +1,4 @@
-"""A plan as text and as JSON. Memory is exact or an upper bound, as each line says; every time is an estimate."""
+"""Text and JSON of a plan. Memory is exact or an upper bound, as each line says; every time is an estimate."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from credit.hpc.planner.gpus import (
     RESERVED_SHARE,
     Gpu,
 )
-from credit.hpc.planner.mesh import MeshPlan, Run
+from credit.hpc.planner.mesh import MeshPlan, PlannedRun
 from credit.hpc.planner.plan import Plan
-from credit.hpc.planner.traffic import bytes_by_kind, calls_by_kind, ring_bytes_by_kind
+from credit.hpc.planner.traffic import count_calls_by_kind, sum_bytes_by_kind, sum_ring_bytes_by_kind
 
 _MAX_MESHES_SHOWN = 10
 # Field of `Memory` -> its meaning, and how well it is known.
@@ -39,7 +39,7 @@ _HOW_ESTIMATED = (
 )
 
 
-def describe(plan: Plan, run: Run) -> str:
+def format_plan(plan: Plan, run: PlannedRun) -> str:
     """Return the plan as text with tables in Markdown."""
     best = plan.best
     gpu = plan.gpu
@@ -49,7 +49,7 @@ def describe(plan: Plan, run: Run) -> str:
         "",
         *_format_meshes(plan),
         "",
-        f"recommended: {settings(best)}; of the fastest that fit, the one with the shortest collectives",
+        f"recommended: {format_settings(best)}; of the fastest that fit, the one with the shortest collectives",
         f"  {best.samples} samples a step, {best.steps} steps, {best.flops / 1e12:.1f} TFLOP a GPU and step",
         f"  estimate of the run: {best.hours:.3g} hours, {best.megawatt_hours:.3g} MWh at the boards' full power",
         f"  estimate of a step: {best.step_seconds:.3f} s = max(kernels {best.kernel_seconds:.3f}, collectives beside "
@@ -65,29 +65,29 @@ def describe(plan: Plan, run: Run) -> str:
         "",
         "assumed:",
     ]
-    lines += [f"- {assumption}" for assumption in assumptions(run, gpu)]
+    lines += [f"- {assumption}" for assumption in list_assumptions(run, gpu)]
     if best.steps and run.trainer.num_epoch and best.steps < 1000:
         lines += ["", f"note: {best.steps} optimizer steps are few for {run.trainer.num_epoch} epochs"]
     return "\n".join(lines)
 
 
-def to_dict(plan: Plan, run: Run) -> dict[str, Any]:
+def to_dict(plan: Plan, run: PlannedRun) -> dict[str, Any]:
     """Return the plan for JSON; bytes, seconds, hours. All that is estimated stands under ``estimate``."""
     return {
         "parameters": plan.parameters,
         "gpu": asdict(plan.gpu),
-        "usable_bytes": plan.gpu.usable,
+        "usable_bytes": plan.gpu.usable_bytes,
         "recommended": _mesh_dict(plan.best),
         "configured": _mesh_dict(plan.configured),
         "meshes": [_mesh_dict(mesh) for mesh in plan.meshes],
         "checkpointing": {str(kind).lower(): _mesh_dict(mesh) for kind, mesh in plan.checkpointing.items()},
         "estimated_how": _HOW_ESTIMATED,
-        "assumed": assumptions(run, plan.gpu),
+        "assumed": list_assumptions(run, plan.gpu),
     }
 
 
-def settings(mesh: MeshPlan) -> str:
-    """Return the keys of ``trainer.parallelism`` that select a mesh."""
+def format_settings(mesh: MeshPlan) -> str:
+    """Return the value of ``trainer.parallelism`` that selects a mesh, or "one GPU"."""
     degrees = mesh.degrees
     if degrees.world == 1:
         return "one GPU"
@@ -98,7 +98,7 @@ def settings(mesh: MeshPlan) -> str:
     return "{data: ddp}"
 
 
-def assumptions(run: Run, gpu: Gpu) -> list[str]:
+def list_assumptions(run: PlannedRun, gpu: Gpu) -> list[str]:
     """Return the assumptions behind the figures, as sentences."""
     trainer = run.trainer
     lines = [
@@ -120,11 +120,14 @@ def assumptions(run: Run, gpu: Gpu) -> list[str]:
 
 
 def _describe_nodes(gpu: Gpu, world: int) -> str:
+    """Return the nodes of `world` GPUs, such as "2 nodes of 8"."""
     nodes = math.ceil(world / gpu.per_node)
-    return f"{nodes} node{'s' if nodes > 1 else ''} of {gpu.per_node}"
+    plural = "s" if nodes > 1 else ""
+    return f"{nodes} node{plural} of {gpu.per_node}"
 
 
 def _format_meshes(plan: Plan) -> list[str]:
+    """Return the Markdown table of the best meshes and of the config's."""
     rows = [
         "| data | replicate x shard x tensor | GiB a GPU | estimate: s a step | estimate: samples/s | estimate: hours "
         "| estimate: MWh | |",
@@ -155,29 +158,34 @@ def _format_meshes(plan: Plan) -> list[str]:
 
 
 def _format_memory(mesh: MeshPlan, gpu: Gpu) -> list[str]:
+    """Return the Markdown table of a rank's memory."""
     sizes = asdict(mesh.memory)
-    fields_on_host = ("parameters", "gradients", "optimizer", "average") if mesh.memory.host else ()
+    fields_on_host: tuple[str, ...] = ()
+    if mesh.memory.host:
+        fields_on_host = ("parameters", "gradients", "optimizer", "average")
     rows = ["| memory of the fullest rank | MiB |", "|---|---|"]
     for field, text in _MEMORY_KINDS.items():
         suffix = ", in host memory" if field in fields_on_host else ""
         rows.append(f"| {text}{suffix} | {sizes[field] / 2**20:.1f} |")
     device_mib = mesh.memory.device / 2**20
-    rows.append(f"| on the GPU, of {gpu.usable / 2**20:.0f} that a run may use | {device_mib:.1f} |")
+    rows.append(f"| on the GPU, of {gpu.usable_bytes / 2**20:.0f} that a run may use | {device_mib:.1f} |")
     return rows
 
 
 def _format_collectives(mesh: MeshPlan) -> list[str]:
+    """Return the Markdown table of the collectives of a step."""
     if not mesh.collectives:
         return ["no collectives"]
-    calls = calls_by_kind(mesh.collectives)
-    result_bytes = bytes_by_kind(mesh.collectives)
+    calls = count_calls_by_kind(mesh.collectives)
+    result_bytes = sum_bytes_by_kind(mesh.collectives)
     rows = ["| collectives of a step, on each rank | calls | MB of results | MB sent in rings |", "|---|---|---|---|"]
-    for kind, sent_bytes in ring_bytes_by_kind(mesh.collectives).items():
+    for kind, sent_bytes in sum_ring_bytes_by_kind(mesh.collectives).items():
         rows.append(f"| {kind} | {calls[kind]} | {result_bytes[kind] / 1e6:.1f} | {sent_bytes / 1e6:.1f} |")
     return rows
 
 
-def _format_checkpointing(plan: Plan, run: Run) -> list[str]:
+def _format_checkpointing(plan: Plan, run: PlannedRun) -> list[str]:
+    """Return the Markdown table of the recommended mesh with each kind of activation checkpointing."""
     rows = [
         "| trainer.activation_checkpoint | activations, GiB | all, GiB | estimate: s a step | |",
         "|---|---|---|---|---|",
@@ -196,15 +204,16 @@ def _format_checkpointing(plan: Plan, run: Run) -> list[str]:
 
 
 def _mesh_dict(mesh: MeshPlan) -> dict[str, Any]:
+    """Return the plan of one mesh for JSON; bytes, seconds and hours."""
     return {
         "data": mesh.data,
         **asdict(mesh.degrees),
         "works": mesh.works,
         "fits": mesh.fits,
         "memory": {**asdict(mesh.memory), "device": mesh.memory.device},
-        "calls": calls_by_kind(mesh.collectives),
-        "bytes": bytes_by_kind(mesh.collectives),
-        "sent": ring_bytes_by_kind(mesh.collectives),
+        "calls": count_calls_by_kind(mesh.collectives),
+        "bytes": sum_bytes_by_kind(mesh.collectives),
+        "sent": sum_ring_bytes_by_kind(mesh.collectives),
         "flops": mesh.flops,
         "samples": mesh.samples,
         "steps": mesh.steps,

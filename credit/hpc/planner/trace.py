@@ -1,4 +1,4 @@
-"""Run one training step without memory, to count its bytes, kernels and collectives.
+"""Trace of one training step without memory, which counts its bytes, kernels and collectives.
 
 The step is the run's own, with every tensor a `FakeTensor`: shapes, dtypes and storages are real, values are not. A
 dispatch mode sees each kernel, but not the workspace inside a kernel, such as cuDNN's.
@@ -32,7 +32,13 @@ _COLLECTIVES = {"allgather": "all-gather", "all_gather": "all-gather", "reduce_s
 
 
 class Kernel(NamedTuple):
-    """Cost of a kernel: the field of `credit.hpc.planner.gpus.Gpu` with its peak rate, FLOP, and bytes moved."""
+    """Cost of a kernel.
+
+    Attributes:
+        rate: the field of `credit.hpc.planner.gpus.Gpu` with its peak rate.
+        flops: floating-point operations.
+        bytes: bytes that it reads and writes.
+    """
 
     rate: str
     flops: int
@@ -40,7 +46,7 @@ class Kernel(NamedTuple):
 
 
 class Collective(NamedTuple):
-    """A collective among every `stride`-th rank.
+    """Collective among every `stride`-th rank.
 
     Attributes:
         kind: all-gather, reduce-scatter, all-reduce or broadcast.
@@ -91,12 +97,12 @@ class Trace:
         return collectives
 
 
-# Takes the number of micro-steps. Returns the optimizer, and a function that takes a step and calls its argument at the
-# beginning of each micro-step.
-Start = Callable[[int], tuple[torch.optim.Optimizer, Callable[[Callable[[], None]], object]]]
+# Function from the number of micro-steps to the optimizer, and to a function that takes a step and calls its argument
+# at the beginning of each micro-step.
+BuildStep = Callable[[int], tuple[torch.optim.Optimizer, Callable[[Callable[[], None]], object]]]
 
 
-def extrapolate(shorter: Trace, longer: Trace, num_further: int) -> Trace:
+def extrapolate_trace(shorter: Trace, longer: Trace, num_further: int) -> Trace:
     """Return `longer + num_further * (longer - shorter)`, count by count: the trace of a step with a longer rollout.
 
     Counts of a single kernel whose size grows with the step may be negative; totals are correct.
@@ -122,7 +128,7 @@ def extrapolate(shorter: Trace, longer: Trace, num_further: int) -> Trace:
 
 def trace_step(
     model: nn.Module,
-    start: Start,
+    build_step: BuildStep,
     *,
     micro_steps: int = 1,
     gpu: bool = True,
@@ -133,12 +139,12 @@ def trace_step(
     """Run one training step of a model on fake tensors and return its trace.
 
     Args:
-        model: on the meta device; its weights may be split over tensor-parallel ranks, not sharded by FSDP2.
-        start: called with the number of micro-steps once the model has (fake) memory.
+        model: model on the meta device; its weights may be split over tensor-parallel ranks, not sharded by FSDP2.
+        build_step: called with the number of micro-steps once the model has (fake) memory.
         micro_steps: number of micro-steps; the second one stands for all that follow it.
         gpu: trace the kernels of a GPU instead of those of this machine's CPU.
         autocast: whether the step runs under autocast.
-        dtypes: of weights and activations, and of the output, under FSDP2's mixed precision; empty without.
+        dtypes: dtypes of weights and activations, and of the output, under FSDP2's mixed precision; empty without.
         tf32: whether float32 products and convolutions run in TF32.
     """
     if dtypes:
@@ -147,58 +153,67 @@ def trace_step(
         stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         allocate_(model, torch.device("cpu"))
         model.train()
-        optimizer, take_step = start(min(micro_steps, 2))
-        watch = _Watch([*model.parameters(), *model.buffers()], tf32)
-        for parameter in filter(lambda p: p.requires_grad, model.parameters()):
-            parameter.register_post_accumulate_grad_hook(lambda p: watch.note_gradient(p.grad))
+        optimizer, take_step = build_step(min(micro_steps, 2))
+        recorder = _CostRecorder([*model.parameters(), *model.buffers()], tf32)
+        for parameter in model.parameters():
+            if not parameter.requires_grad:
+                continue
+            parameter.register_post_accumulate_grad_hook(lambda p: recorder.release_gradient(p.grad))
         # The update works on the shards; its cost follows from their sizes.
-        optimizer.register_step_pre_hook(lambda *_: watch.stop())
-        stack.enter_context(watch)
+        optimizer.register_step_pre_hook(lambda *_: recorder.stop())
+        stack.enter_context(recorder)
         if gpu:
             stack.enter_context(_gpu_kernels(autocast))
-        take_step(watch.begin_micro_step)
-    return watch.trace(micro_steps)
+        take_step(recorder.begin_micro_step)
+    return recorder.build_trace(micro_steps)
 
 
-def collective_of(func: Any, result: Any) -> tuple[str, int] | None:
+def read_collective(func: Any, result: Any) -> tuple[str, int] | None:
     """Return the kind of a collective and the bytes of its result, None for an operator that is none."""
     if func.namespace not in ("c10d", "_c10d_functional"):
         return None
-    name = func._schema.name.split("::")[1].strip("_")
-    kind = next((kind for start, kind in _COLLECTIVES.items() if name.startswith(start)), None)
-    tensors = [t for t in tree_leaves(result) if isinstance(t, Tensor)]
-    return (kind, sum(t.numel() * t.element_size() for t in tensors)) if kind else None
+    operator_name = func._schema.name.split("::")[1].strip("_")
+    for start, kind in _COLLECTIVES.items():
+        if operator_name.startswith(start):
+            tensors = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
+            return kind, sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    return None
 
 
-class _Watch(TorchDispatchMode):
+class _CostRecorder(TorchDispatchMode):
     """Dispatch mode that follows storages from allocation to release and counts kernels and collectives.
 
     Args:
-        held: weights and buffers, whose bytes are not counted.
+        weights_and_buffers: tensors whose bytes are not counted.
         tf32: whether float32 products and convolutions run in TF32.
     """
 
-    def __init__(self, held: Iterable[Tensor], tf32: bool) -> None:
+    def __init__(self, weights_and_buffers: Iterable[Tensor], tf32: bool) -> None:
         super().__init__()
         self._float32_rate = "tf32" if tf32 else "float32"
         self.peak_bytes = 0
         self.constants = 0
         self.kernels: Counter[Kernel] = Counter()
         self.collectives: list[Collective] = []
-        self._held_storages = [to_local(tensor).untyped_storage() for tensor in held]
+        # Storages are kept alive, because the key of a released one could be given to another.
+        self._held_storages = [to_local(tensor).untyped_storage() for tensor in weights_and_buffers]
         self._counted_keys = {storage._cdata for storage in self._held_storages}
+        # key of a storage -> its bytes, and the reference that tells of its release
         self._live_storages: dict[int, tuple[int, weakref.ref]] = {}
         self._live_bytes = 0
         self._running = True
+        # Kernels and number of collectives at the beginning of each micro-step.
         self._micro_step_starts: list[tuple[Counter[Kernel], int]] = []
 
     def begin_micro_step(self) -> None:
+        """Note the counts at the beginning of a micro-step."""
         self._micro_step_starts.append((self.kernels.copy(), len(self.collectives)))
 
     def stop(self) -> None:
+        """End the counting."""
         self._running = False
 
-    def trace(self, micro_steps: int) -> Trace:
+    def build_trace(self, micro_steps: int) -> Trace:
         """Return the trace of the whole step, in which the second micro-step stands for all that follow it."""
         kernels = self.kernels
         # The power iterations before the first micro-step are counted by mesh, see `credit.hpc.planner.traffic`.
@@ -208,6 +223,7 @@ class _Watch(TorchDispatchMode):
         norm_collective = collectives[-1] if collectives else None
         pass_collectives = Counter(collectives[:-1])
         if micro_steps > 1:
+            # The counts after the first micro-step are added once for each micro-step that was not traced.
             first_kernels, num_first_collectives = self._micro_step_starts[-1]
             first_collectives = Counter(collectives[:-1][: num_first_collectives - num_before])
             for counts, first_counts in ((kernels, first_kernels), (pass_collectives, first_collectives)):
@@ -215,7 +231,7 @@ class _Watch(TorchDispatchMode):
                     counts[key] += (counts[key] - first_counts[key]) * (micro_steps - 2)
         return Trace(self.peak_bytes, self.constants, kernels, pass_collectives, norm_collective)
 
-    def note_gradient(self, gradient: Tensor) -> None:
+    def release_gradient(self, gradient: Tensor) -> None:
         """Stop counting a gradient as an activation: it belongs to its parameter now."""
         storage = to_local(gradient).untyped_storage()
         if storage._cdata in self._live_storages:
@@ -232,17 +248,20 @@ class _Watch(TorchDispatchMode):
             return 1
         result = func(*args, **kwargs)
         if self._running:
-            self._count(func, args, kwargs, result)
+            self._count_operator(func, args, kwargs, result)
         return result
 
-    def _count(self, func: Any, args: tuple, kwargs: dict, result: Any) -> None:
-        collective = collective_of(func, result)
+    def _count_operator(self, func: Any, args: tuple, kwargs: dict, result: Any) -> None:
+        """Count the storages, the kernel and the collective of one operator of torch."""
+        collective = read_collective(func, result)
         if collective is not None:
             group = next(arg for arg in args if isinstance(arg, torch.ScriptObject))
             kind, num_bytes = collective
             self.collectives.append(Collective(kind, dist.ProcessGroup.unbox(group).size(), num_bytes))
+        # Tensors that share a storage count once.
         inputs = {t.untyped_storage()._cdata: t for t in _tensors((args, kwargs))}
         outputs = {t.untyped_storage()._cdata: t for t in _tensors(result)}
+        # An input that no traced operator has made is a constant, such as a static field.
         for key, tensor in inputs.items():
             if key not in self._live_storages and key not in self._counted_keys:
                 self.constants += tensor.untyped_storage().nbytes()
@@ -250,29 +269,37 @@ class _Watch(TorchDispatchMode):
                 self._held_storages.append(tensor.untyped_storage())
         for key, tensor in outputs.items():
             if key not in self._live_storages and key not in self._counted_keys:
-                self._follow(key, tensor)
+                self._follow_storage(key, tensor)
+        # Views and allocations launch no kernel.
         is_view = outputs.keys() <= inputs.keys() and not func._schema.is_mutable
         is_allocation = func._schema.name.startswith(("aten::empty", "aten::new_empty"))
         if collective is None and not is_view and not is_allocation:
+            flops = 0
             formula = flop_registry.get(func.overloadpacket)
-            flops = formula(*args, **kwargs, out_val=result) if formula else 0
-            moved = sum(_size(t) for t in (*inputs.values(), *outputs.values()))
-            self.kernels[Kernel(self._rate(inputs.values()), flops, moved)] += 1
+            if formula:
+                flops = formula(*args, **kwargs, out_val=result)
+            moved_bytes = sum(_moved_bytes(tensor) for tensor in (*inputs.values(), *outputs.values()))
+            self.kernels[Kernel(self._peak_rate(inputs.values()), flops, moved_bytes)] += 1
 
-    def _rate(self, inputs: Iterable[Tensor]) -> str:
-        dtype = next((t.dtype for t in inputs if t.is_floating_point()), torch.float32)
-        return "bfloat16" if dtype in (torch.bfloat16, torch.float16) else self._float32_rate
+    def _peak_rate(self, inputs: Iterable[Tensor]) -> str:
+        """Return the field of `Gpu` with the peak rate of a kernel, by the dtype of its first floating-point input."""
+        for tensor in inputs:
+            if tensor.is_floating_point():
+                is_half = tensor.dtype in (torch.bfloat16, torch.float16)
+                return "bfloat16" if is_half else self._float32_rate
+        return self._float32_rate
 
-    def _follow(self, key: int, tensor: Tensor) -> None:
+    def _follow_storage(self, key: int, tensor: Tensor) -> None:
+        """Count the storage of a new tensor until it is released."""
         storage = tensor.untyped_storage()
-        size = storage.nbytes()
+        num_bytes = storage.nbytes()
 
-        def end(_: object) -> None:
+        def release(_: object) -> None:
             if key in self._live_storages:
                 self._live_bytes -= self._live_storages.pop(key)[0]
 
-        self._live_storages[key] = (size, weakref.ref(storage, end))
-        self._live_bytes += size
+        self._live_storages[key] = (num_bytes, weakref.ref(storage, release))
+        self._live_bytes += num_bytes
         self.peak_bytes = max(self.peak_bytes, self._live_bytes)
 
 
@@ -283,11 +310,12 @@ def _gpu_kernels(autocast: bool) -> Iterator[None]:
     On a GPU attention with a trained bias runs in the memory-efficient kernel, and norms are float32 under autocast. A
     `TorchFunctionMode` cannot replace them: it is off in the backward pass, where checkpointed blocks run again.
     """
-    names = ("scaled_dot_product_attention", "layer_norm", "group_norm")
+    norm_names = ("layer_norm", "group_norm")
+    names = ("scaled_dot_product_attention", *norm_names)
     originals = {name: getattr(F, name) for name in names}
     F.scaled_dot_product_attention = _efficient_attention
     if autocast:
-        for name in names[1:]:
+        for name in norm_names:
             norm = originals[name]
             setattr(F, name, lambda x, *args, norm=norm, **options: norm(x.float(), *args, **options))
     try:
@@ -308,6 +336,7 @@ def _efficient_attention(
     scale: float | None = None,
     **_: Any,
 ) -> Tensor:
+    """Return the result of `scaled_dot_product_attention` by the memory-efficient kernel of GPUs."""
     if attn_mask is not None:
         attn_mask = attn_mask.expand(*q.shape[:-1], k.shape[-2])
     attend = torch.ops.aten._scaled_dot_product_efficient_attention
@@ -322,16 +351,20 @@ def _cast_as_fsdp2(model: nn.Module, param_dtype: torch.dtype, output_dtype: tor
                 module._parameters[name] = nn.Parameter(parameter.detach().to(param_dtype), parameter.requires_grad)
 
     def cast(tree: Any, dtype: torch.dtype) -> Any:
-        return tree_map_only(Tensor, lambda t: t.to(dtype) if t.is_floating_point() else t, tree)
+        def cast_tensor(tensor: Tensor) -> Tensor:
+            return tensor.to(dtype) if tensor.is_floating_point() else tensor
+
+        return tree_map_only(Tensor, cast_tensor, tree)
 
     model.register_forward_pre_hook(lambda _, args: cast(args, param_dtype))
     model.register_forward_hook(lambda _, args, output: cast(output, output_dtype))
 
 
 def _tensors(tree: Any) -> list[Tensor]:
+    """Return the tensors in nested containers, of DTensors the local parts."""
     return [to_local(leaf) for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
 
 
-def _size(tensor: Tensor) -> int:
+def _moved_bytes(tensor: Tensor) -> int:
     """Return the bytes that a kernel moves for a tensor; an expanded one is no larger than its storage."""
     return min(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes())

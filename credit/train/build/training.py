@@ -65,7 +65,7 @@ def assemble_training(
         watchdog: the watchdog that notices when a rank hangs.
         draw: function that draws the figures of a preview.
         start_time: `time.perf_counter` when the preparation of the run began; by default now.
-        peak_rates: rate -> TFLOP/s of the GPU, see `credit.hpc.planner.gpus.reported_peaks`; None if unknown.
+        peak_rates: rate -> TFLOP/s of the GPU, see `credit.hpc.planner.gpus.find_peak_rates`; None if unknown.
 
     Raises:
         ConfigError: if sections of the config contradict each other, the data or the number of ranks.

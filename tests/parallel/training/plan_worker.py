@@ -38,7 +38,7 @@ def measure(mesh: DeviceGrid, data: str, overrides: list[str]) -> dict[str, Any]
     """Return bytes by kind, collectives of a step, and the most that a step's allocations came to."""
     config = config_of(data, overrides)
     conf, step_builder, rollout = config.trainer, step_builder_of(config), config.data.forecast_len
-    model, autocast = step_builder.network(mesh, data != "none", conf.activation_checkpoint)
+    model, autocast = step_builder.build_network(mesh, data != "none", conf.activation_checkpoint)
     allocate_(model, torch.device("cpu"))
     fill_(model, initial_values(model, seed=0))
     model.train()

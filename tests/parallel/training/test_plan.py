@@ -9,8 +9,8 @@ import pytest
 
 from credit.config import Config
 from credit.hpc.planner.gpus import find_gpu
-from credit.hpc.planner.mesh import MeshPlan, Planner, Run
-from credit.hpc.planner.traffic import bytes_by_kind, calls_by_kind
+from credit.hpc.planner.mesh import MeshPlan, PlannedRun, Planner
+from credit.hpc.planner.traffic import count_calls_by_kind, sum_bytes_by_kind
 from credit.parallel.mesh import plan_degrees
 from credit.parallel.process_info import fake_process_group
 from tests.parallel.torchrun import launch
@@ -52,10 +52,10 @@ def planned() -> list[MeshPlan]:
 def plan_of(name: str, overrides: list[str]) -> MeshPlan:
     """Return the plan of a mesh, as if its kernels were the CPU's."""
     config = config_of(MESHES[name]["data"], overrides)
-    run = Run(config.trainer, {0.0: config.data.forecast_len}, 100, step_builder_of(config))
+    run = PlannedRun(config.trainer, {0.0: config.data.forecast_len}, 100, step_builder_of(config))
     planner = Planner(run, RANKS, find_gpu("h100"), kernels="cpu")
     degrees = plan_degrees(parallelism(name), RANKS)
-    return planner.mesh(MESHES[name]["data"], degrees, config.trainer.activation_checkpoint)
+    return planner.plan_mesh(MESHES[name]["data"], degrees, config.trainer.activation_checkpoint)
 
 
 @pytest.mark.parametrize("number", range(len(CASES)), ids=IDS)
@@ -67,8 +67,8 @@ def test_states_are_exact(number: int, measured: dict, planned: list[MeshPlan]) 
 @pytest.mark.parametrize("number", range(len(CASES)), ids=IDS)
 def test_collectives_are_exact(number: int, measured: dict, planned: list[MeshPlan]) -> None:
     mesh, facts = planned[number], measured[str(number)]
-    assert calls_by_kind(mesh.collectives) == facts["calls"]
-    assert bytes_by_kind(mesh.collectives) == facts["bytes"]
+    assert count_calls_by_kind(mesh.collectives) == facts["calls"]
+    assert sum_bytes_by_kind(mesh.collectives) == facts["bytes"]
 
 
 @pytest.mark.parametrize("number", range(len(CASES)), ids=IDS)

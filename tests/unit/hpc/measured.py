@@ -45,19 +45,19 @@ def step_builder_of(config: Config, grid: str = GRID) -> TrainingStepBuilder:
 def traced(config: Config, rollout: int = 1, gpu: bool = False, grid: str = GRID) -> Trace:
     """Return the trace of a micro-step on one process."""
     step_builder = step_builder_of(config, grid)
-    model, autocast = step_builder.network(DeviceGrid(), False, config.trainer.activation_checkpoint)
-    start = functools.partial(step_builder.start, model, autocast, rollout)
+    model, autocast = step_builder.build_network(DeviceGrid(), False, config.trainer.activation_checkpoint)
+    start = functools.partial(step_builder.build_step, model, autocast, rollout)
     return trace_step(model, start, gpu=gpu, autocast=autocast)
 
 
 def real(config: Config, rollout: int = 1, grid: str = GRID) -> tuple[nn.Module, Any]:
     """Return the filled network and what takes a step with it."""
     step_builder = step_builder_of(config, grid)
-    model, autocast = step_builder.network(DeviceGrid(), False, config.trainer.activation_checkpoint)
+    model, autocast = step_builder.build_network(DeviceGrid(), False, config.trainer.activation_checkpoint)
     allocate_(model, torch.device("cpu"))
     fill_(model, initial_values(model, seed=0))
     model.train()
-    _, step = step_builder.start(model, autocast, rollout, 1)
+    _, step = step_builder.build_step(model, autocast, rollout, 1)
     return model, lambda: step(lambda: None)
 
 

@@ -10,20 +10,20 @@ import pytest
 
 from credit.cli import main
 from credit.errors import ConfigError
-from credit.hpc.planner.gpus import Gpu, find_gpu, gpu_names
+from credit.hpc.planner.gpus import Gpu, find_gpu, list_gpu_names
 from credit.hpc.planner.memory import (
     Precision,
     Schedule,
     ShardUnit,
     Weight,
-    buffer_bytes,
-    in_flight,
+    bound_in_flight_memory,
+    compute_state_memory,
+    count_buffer_bytes,
     read_units,
-    states,
 )
-from credit.hpc.planner.mesh import CHECKPOINTING, Run
+from credit.hpc.planner.mesh import CHECKPOINTING, PlannedRun
 from credit.hpc.planner.plan import Plan, make_plan
-from credit.hpc.planner.report import describe, to_dict
+from credit.hpc.planner.report import format_plan, to_dict
 from credit.hpc.planner.trace import Collective
 from credit.hpc.planner.traffic import estimate_seconds
 from credit.parallel.dtensor import local_shard
@@ -34,9 +34,9 @@ from tests.unit.hpc.measured import small_config, step_builder_of
 H100 = find_gpu("h100")
 
 
-def run_of(*overrides: str, samples: int = 1000) -> Run:
+def run_of(*overrides: str, samples: int = 1000) -> PlannedRun:
     config = small_config("model.use_spectral_norm=false", *overrides)
-    return Run(config.trainer, {0.0: config.data.forecast_len}, samples, step_builder_of(config))
+    return PlannedRun(config.trainer, {0.0: config.data.forecast_len}, samples, step_builder_of(config))
 
 
 @pytest.fixture(scope="module")
@@ -58,9 +58,9 @@ def test_parts_are_those_of_fully_shard(degrees: ParallelDims) -> None:
     step_builder = step_builder_of(small_config())
     with fake_process_group(degrees.world):
         few = build_mesh(ParallelDims(1, min(2, degrees.world // degrees.tensor), degrees.tensor), 0, "cpu")
-        model, _ = step_builder.network(few, True, False)
-        planned = states(read_units(model, True), degrees, buffer_bytes(model), average=True)
-        model, _ = step_builder.network(build_mesh(degrees, 0, "cpu"), True, False)
+        model, _ = step_builder.build_network(few, True, False)
+        planned = compute_state_memory(read_units(model, True), degrees, count_buffer_bytes(model), average=True)
+        model, _ = step_builder.build_network(build_mesh(degrees, 0, "cpu"), True, False)
         held = [sum(4 * local_shard(t).numel() for t in kind) for kind in (model.parameters(), model.buffers())]
         weights = len([*model.parameters()])
     assert [planned.parameters, planned.buffers] == held
@@ -76,10 +76,10 @@ def test_in_flight_by_hand() -> None:
     degrees = ParallelDims(1, 4, 1)
     # on four ranks 10 rows are padded to 12, and 2 to 4
     kept, freed = 12 * 3, 8 * 5 + 4
-    gathered, reduced = in_flight(units, degrees, Precision(2, 4), Schedule())
+    gathered, reduced = bound_in_flight_memory(units, degrees, Precision(2, 4), Schedule())
     assert gathered == 2 * (kept + 2 * freed + freed)
     assert reduced == 2 * 40 + 4 * 40, "the frozen weight has no gradient"
-    gathered, reduced = in_flight(units, degrees, Precision(4, 4), Schedule(2, 2, True))
+    gathered, reduced = bound_in_flight_memory(units, degrees, Precision(4, 4), Schedule(2, 2, True))
     assert gathered == 4 * (kept + freed + freed), "a recomputed step keeps all"
     assert reduced == 4 * 40 + 4 * (40 + 30 + 40)
 
@@ -98,9 +98,9 @@ def test_seconds_by_hand() -> None:
 
 
 def test_a_kernel_is_as_slow_as_its_slowest_part() -> None:
-    assert H100.kernel_seconds("bfloat16", 989e12, 0) == pytest.approx(2.0)
-    assert H100.kernel_seconds("float32", 0, int(3350e9)) == pytest.approx(1.25)
-    assert H100.kernel_seconds("tf32", 1, 1) == 5e-6
+    assert H100.estimate_kernel_seconds("bfloat16", 989e12, 0) == pytest.approx(2.0)
+    assert H100.estimate_kernel_seconds("float32", 0, int(3350e9)) == pytest.approx(1.25)
+    assert H100.estimate_kernel_seconds("tf32", 1, 1) == 5e-6
 
 
 def test_meshes_of_a_plan(plan: Plan) -> None:
@@ -124,7 +124,7 @@ def test_tensor_parallelism_where_samples_are_few() -> None:
     plan = make_plan(run_of("trainer.train_batch_size=600"), 2, H100)
     assert plan.best.degrees == ParallelDims(1, 1, 2) and plan.best.steps == 10
     assert plan.configured.degrees == ParallelDims(1, 2, 1) and not plan.configured.steps
-    assert "more samples a step than there are" in describe(plan, run_of())
+    assert "more samples a step than there are" in format_plan(plan, run_of())
 
 
 def test_hours_and_energy(plan: Plan) -> None:
@@ -138,13 +138,13 @@ def test_hours_and_energy(plan: Plan) -> None:
 def test_epochs_and_growing_rollouts() -> None:
     run = replace(run_of(samples=1000), rollout={0.0: 1, 0.5: 2, 0.75: 4})
     run = replace(run, trainer=run.trainer.model_copy(update={"max_steps": None, "num_epoch": 3}))
-    assert run.steps(ParallelDims(2, 8, 4)) == 3 * (1000 // 16)
-    assert run.steps(ParallelDims(1, 1001, 1)) == 0
+    assert run.count_steps(ParallelDims(2, 8, 4)) == 3 * (1000 // 16)
+    assert run.count_steps(ParallelDims(1, 1001, 1)) == 0
     assert run.mean_rollout == pytest.approx((0.5 * 1 + 0.25 * 2 + 0.25 * 4) / 4)
 
 
 def test_report(plan: Plan) -> None:
-    text = describe(plan, run_of())
+    text = format_plan(plan, run_of())
     for word in ("recommended", "exact", "upper bound", "assumed", "never measured on a GPU", "MWh"):
         assert word in text
     for line in text.splitlines():
@@ -175,7 +175,7 @@ def test_one_gpu() -> None:
     plan = make_plan(run_of("trainer.amp=true", "trainer.parallelism.cpu_offload=true"), 1, H100)
     assert len(plan.meshes) == 1 and not plan.best.collectives
     assert not plan.best.memory.host, "one process has nothing sharded to offload"
-    assert "one GPU" in describe(plan, run_of())
+    assert "one GPU" in format_plan(plan, run_of())
 
 
 def test_offload_leaves_the_states_to_the_host() -> None:
@@ -207,11 +207,11 @@ def test_the_impossible_is_refused(world: int, gpu: Gpu, overrides: list[str], s
 
 
 def test_gpus() -> None:
-    assert {"a100-40", "a100-80", "h100", "h200"} <= set(gpu_names())
-    for name in gpu_names():
+    assert {"a100-40", "a100-80", "h100", "h200"} <= set(list_gpu_names())
+    for name in list_gpu_names():
         gpu = find_gpu(name)
         assert gpu.bfloat16 > gpu.tf32 > gpu.float32 and gpu.node_gbs > gpu.network_gbs
-        assert 0 < gpu.usable < gpu.memory_gib * 2**30
+        assert 0 < gpu.usable_bytes < gpu.memory_gib * 2**30
     assert find_gpu("h100", per_node=4, network_gbs=25).per_node == 4
     with pytest.raises(ConfigError, match='did you mean "h100"'):
         find_gpu("h10")

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from credit.cli.plan import load_config_without_paths
-from credit.hpc.planner.trace import Kernel, Trace, extrapolate, trace_step
+from credit.hpc.planner.trace import Kernel, Trace, extrapolate_trace, trace_step
 from credit.parallel.process_info import fake_process_group
 from tests.parallel.torchrun import REPOSITORY
 from tests.unit.hpc.measured import allocated, counted_flops, small_config, traced
@@ -53,7 +53,7 @@ def test_activations_of_a_rollout() -> None:
 def test_long_rollouts_follow_from_short_ones(recompute: str) -> None:
     config = small_config(f"trainer.recompute_steps={recompute}", "model.use_spectral_norm=false")
     two, three, four = (traced(config, rollout=n) for n in (2, 3, 4))
-    guess = extrapolate(two, three, 1)
+    guess = extrapolate_trace(two, three, 1)
     assert guess.activations == pytest.approx(four.activations, rel=0.02)
     assert guess.flops == four.flops
     assert sum(guess.kernels.values()) == sum(four.kernels.values())

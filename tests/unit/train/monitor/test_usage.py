@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from credit.hpc.planner.gpus import gpu_names, reported_peaks
+from credit.hpc.planner.gpus import find_peak_rates, list_gpu_names
 from credit.train.checkpoint.train_state import TrainState
 from credit.train.monitor.summary import build_summary, format_summary
 from credit.train.monitor.usage import UsageMeter
@@ -182,8 +182,8 @@ def test_a_best_that_is_no_better_than_persistence_is_a_warning(
 
 
 def test_gpus_by_the_name_they_report() -> None:
-    assert reported_peaks("NVIDIA A100-SXM4-80GB") == {"bfloat16": 312, "tf32": 156, "float32": 19.5}
-    assert reported_peaks("NVIDIA H100 80GB HBM3")["bfloat16"] == 989
+    assert find_peak_rates("NVIDIA A100-SXM4-80GB") == {"bfloat16": 312, "tf32": 156, "float32": 19.5}
+    assert find_peak_rates("NVIDIA H100 80GB HBM3")["bfloat16"] == 989
     for other in ("NVIDIA H100 PCIe", "NVIDIA H100 80GB HBM3 MIG 1g.10gb", "NVIDIA GeForce RTX 4090", ""):
-        assert reported_peaks(other) == {}
-    assert len(gpu_names()) == 5
+        assert find_peak_rates(other) == {}
+    assert len(list_gpu_names()) == 5
