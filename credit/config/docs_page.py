@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from credit.config.registry import registered_sections_in
+from credit.config.registry import find_registered_sections
 from credit.config.schema import Config
 from credit.config.sections.base import sections_in
 
@@ -32,6 +32,7 @@ This page is generated from the schema (`python -m credit.config.docs_page`), an
 """
 
 
+# Type of a value -> its name in the tables.
 _TYPE_NAMES: dict[Any, str] = {
     str: "text",
     int: "integer",
@@ -44,10 +45,11 @@ _TYPE_NAMES: dict[Any, str] = {
 def render_config_reference() -> str:
     """Return the page as Markdown."""
     parts = [_INTRODUCTION]
+    # Keys that are no sections come first, in a table of their own.
     top_level_keys = {name: field for name, field in Config.model_fields.items() if not sections_in(field.annotation)}
-    parts.append("## Top level\n\n" + _table("", top_level_keys))
+    parts.append("## Top level\n\n" + _render_table("", top_level_keys))
     for name, field in Config.model_fields.items():
-        kinds = _registered_sections(field)
+        kinds = _describe_registered_sections(field)
         if kinds:
             for section, title in kinds:
                 parts += _describe_section(name, section, f"`{name}` with {title}")
@@ -65,12 +67,15 @@ def _describe_section(path: str, section: type[BaseModel], title: str, heading: 
         title: of the heading.
         heading: the heading's level.
     """
-    parts = [f"{heading} {title}\n\n{inspect.cleandoc(section.__doc__)}\n", _table(f"{path}.", section.model_fields)]
+    parts = [
+        f"{heading} {title}\n\n{inspect.cleandoc(section.__doc__)}\n",
+        _render_table(f"{path}.", section.model_fields),
+    ]
     for name, field in section.model_fields.items():
-        # The list of post-processes has the same kinds wherever it stands.
+        # These have the same kinds as below `model`, where they are described.
         if path == "inference" and name in ("hyperdiffusion", "postprocess"):
             continue
-        choices = _registered_sections(field)
+        choices = _describe_registered_sections(field)
         if not choices:
             choices = [(section, f"`kind: {_kind_of(section)}`") for section in sections_in(field.annotation)]
         for choice, kind_title in choices:
@@ -82,17 +87,18 @@ def _describe_section(path: str, section: type[BaseModel], title: str, heading: 
     return parts
 
 
-def _registered_sections(field: FieldInfo) -> list[tuple[type[BaseModel], str]]:
+def _describe_registered_sections(field: FieldInfo) -> list[tuple[type[BaseModel], str]]:
     """Return the sections of the registered kinds that a key may hold, each with the text that names its kinds."""
     titles: dict[type[BaseModel], list[str]] = {}
-    for kind in registered_sections_in(field):
+    for kind in find_registered_sections(field):
         names = [kind.default] if kind.default == "hyperdiffusion" else kind.names()
         for name in names:
             titles.setdefault(kind.registry.find_section(name), []).append(f"`{kind.tag}: {name}`")
     return [(section, " or ".join(names)) for section, names in titles.items()]
 
 
-def _table(prefix: str, fields: Mapping[str, FieldInfo]) -> str:
+def _render_table(prefix: str, fields: Mapping[str, FieldInfo]) -> str:
+    """Return the keys of a section as a Markdown table; `prefix` comes before their names."""
     rows = ["| key | type | default | meaning |", "|---|---|---|---|"]
     for name, field in fields.items():
         default = "required" if field.is_required() else _format_default(field.get_default(call_default_factory=True))
@@ -101,6 +107,7 @@ def _table(prefix: str, fields: Mapping[str, FieldInfo]) -> str:
 
 
 def _format_default(value: Any) -> str:
+    """Return a default as Markdown."""
     if value is PydanticUndefined:
         return "required"
     if isinstance(value, BaseModel):
@@ -114,7 +121,8 @@ def _format_default(value: Any) -> str:
 
 def _type_name(annotation: Any) -> str:
     """Return a type in words: ``list of float``, ``section``, `` `a` or `b` ``."""
-    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    origin = typing.get_origin(annotation)
+    arguments = typing.get_args(annotation)
     if origin is typing.Annotated:
         return _type_name(arguments[0])
     if origin is Literal:
@@ -139,7 +147,7 @@ def _kind_of(section: type[BaseModel]) -> str:
 
 
 def _item_suffix(annotation: Any) -> str:
-    """Return how items are addressed below a key: ``.N`` in a list of sections, ``.NAME`` in a mapping to sections."""
+    """Return how an item is named below a key: ``.N`` in a list of sections, ``.NAME`` in a mapping to sections."""
     options: Iterable[Any] = (annotation, *typing.get_args(annotation))
     for option in options:
         suffix = {list: ".N", dict: ".NAME"}.get(typing.get_origin(option))

@@ -28,7 +28,7 @@ from credit.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
-S = TypeVar("S", bound=BaseModel)
+SectionClass = TypeVar("SectionClass", bound=BaseModel)
 # $NAME and ${NAME}
 _ENVIRONMENT_VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
 # 12:00:00, which YAML 1.1 reads as the number 43200.
@@ -37,6 +37,10 @@ _BASE_60_NUMBER = re.compile(r"^[-+]?[0-9][0-9_]*(?::[0-5]?[0-9])+(?:\.[0-9_]*)?
 
 def load_config(path: str | os.PathLike, overrides: Iterable[str] = ()) -> Config:
     """Read a YAML file, apply ``section.key=value`` overrides, expand ``$VAR`` and validate.
+
+    Args:
+        path: the YAML file; ``~`` is expanded.
+        overrides: texts of the form ``section.key=value``.
 
     Raises:
         ConfigError: listing every problem with key, value and rule, and for an unknown key the nearest existing one.
@@ -50,10 +54,14 @@ def read_config(path: str | os.PathLike, overrides: Iterable[str] = ()) -> dict[
     Old names of keys are replaced by the new ones, with one warning for each. The config that a run has saved in its
     folder gives no warning: nobody wrote it by hand.
 
+    Args:
+        path: the YAML file; ``~`` is expanded.
+        overrides: texts of the form ``section.key=value``.
+
     Raises:
         ConfigError: if the file cannot be read, an override cannot be applied, or a key is given under both names.
     """
-    # Old key -> the first place where it stands.
+    # Old key -> the file or the override in which it stands first.
     origins: dict[str, str] = {}
     raw, old_keys = rename_keys(read_yaml(path), origin=str(path))
     if not _is_saved_by_run(Path(path)):
@@ -117,7 +125,7 @@ def apply_overrides(raw: Mapping[str, Any], overrides: Iterable[str]) -> dict[st
     Raises:
         ConfigError: for an override that is not of this form or addresses something that is not a section.
     """
-    result = _copy(raw)
+    result = _copy_nested(raw)
     for text in overrides:
         key, equals, value = text.partition("=")
         if not equals or not key:
@@ -130,16 +138,27 @@ def apply_overrides(raw: Mapping[str, Any], overrides: Iterable[str]) -> dict[st
     return result
 
 
-def _copy(value: Any) -> Any:
+def _copy_nested(value: Any) -> Any:
     """Return a copy in which sections that YAML shares (``slurm: *jobs``) are separate, unlike `copy.deepcopy`."""
     if isinstance(value, Mapping):
-        return {key: _copy(item) for key, item in value.items()}
+        return {key: _copy_nested(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [_copy(item) for item in value]
+        return [_copy_nested(item) for item in value]
     return value
 
 
 def _set_value(node: Any, keys: list[str], value: Any, override: str) -> None:
+    """Set the value at a path of keys below a mapping or list, in place.
+
+    Args:
+        node: the mapping or list.
+        keys: its key, that of the section below it, and so on; items of lists are addressed by their number.
+        value: the value.
+        override: text of the override, for messages.
+
+    Raises:
+        ConfigError: if the path leads through a value, or to an item that a list does not have.
+    """
     for position, key in enumerate(keys):
         is_last = position == len(keys) - 1
         index: str | int = key
@@ -154,6 +173,7 @@ def _set_value(node: Any, keys: list[str], value: Any, override: str) -> None:
         if is_last:
             node[index] = value
             return
+        # A section that is missing, or empty in the file, is added.
         if isinstance(node, dict) and node.get(key) is None:
             node[key] = {}
         node = node[index]
@@ -191,11 +211,11 @@ def build_config(raw: Mapping[str, Any], origin: str = "config") -> Config:
     return config
 
 
-def build_section(section: type[S], raw: Mapping[str, Any], origin: str) -> S:
+def build_section(section: type[SectionClass], raw: Mapping[str, Any], origin: str) -> SectionClass:
     """Validate a plain mapping as one section, for files that are not the config of a run.
 
     Args:
-        section: its class.
+        section: the class of the section.
         raw: its keys and values.
         origin: the file that it comes from, for messages.
 
@@ -211,6 +231,10 @@ def build_section(section: type[S], raw: Mapping[str, Any], origin: str) -> S:
 
 def build_data_config(raw: Mapping[str, Any], origin: str) -> DataConfig:
     """Validate the section ``data`` of a config whose other sections may be wrong.
+
+    Args:
+        raw: the whole config, as `read_config` returns it.
+        origin: the file that it comes from, for messages.
 
     Raises:
         ConfigError: naming every problem of the section.
@@ -245,6 +269,11 @@ class _StrictLoader(yaml.SafeLoader):
         ]
 
     def compose_mapping_node(self, anchor: str | None) -> yaml.MappingNode:
+        """Return the node of a mapping; PyYAML calls this.
+
+        Raises:
+            yaml.composer.ComposerError: if a key is given twice.
+        """
         node = super().compose_mapping_node(anchor)
         # The check is here because a merge (<<) later adds the keys of another mapping, which this one may replace.
         seen: list[tuple[Any, int]] = []
@@ -264,11 +293,20 @@ class _StrictLoader(yaml.SafeLoader):
 
 
 def _expand_environment(value: Any, key: str, problems: list[str]) -> Any:
-    """Replace ``$NAME`` and ``${NAME}`` in every string. Nothing else of the environment enters a config."""
+    """Return a value with ``$NAME`` and ``${NAME}`` replaced in every string.
+
+    Nothing else of the environment enters a config.
+
+    Args:
+        value: a part of the config.
+        key: its dotted key, for messages.
+        problems: gets a message for each variable that the environment does not have.
+    """
     if isinstance(value, Mapping):
         expanded = {}
         for name, item in value.items():
-            expanded[name] = _expand_environment(item, f"{key}.{name}" if key else str(name), problems)
+            key_below = f"{key}.{name}" if key else str(name)
+            expanded[name] = _expand_environment(item, key_below, problems)
         return expanded
     if isinstance(value, list):
         return [_expand_environment(item, f"{key}.{number}", problems) for number, item in enumerate(value)]
@@ -288,8 +326,15 @@ def _expand_environment(value: Any, key: str, problems: list[str]) -> Any:
 
 
 def _import_plugins(plugins: Any, problems: list[str]) -> None:
-    """Import the modules in ``plugins``, which register models, losses and sources."""
-    for name in plugins if isinstance(plugins, list) else ():
+    """Import the modules in ``plugins``, which register models, losses and sources.
+
+    Args:
+        plugins: names of modules. Any value but a list is left to the validation.
+        problems: gets a message for each module that cannot be imported.
+    """
+    if not isinstance(plugins, list):
+        return
+    for name in plugins:
         try:
             importlib.import_module(name)
         except ImportError as error:

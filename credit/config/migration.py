@@ -29,11 +29,11 @@ class Row:
 
     @property
     def keys(self) -> list[str]:
-        """All keys of both generations."""
+        """All keys of both generations, dotted."""
         return [*self.generation_1.split(), *self.generation_2.split()]
 
 
-def _same(keys: str, here: str, is_changed: bool = False) -> Row:
+def _row_of_both(keys: str, here: str, is_changed: bool = False) -> Row:
     """Return a row of keys that both generations have."""
     return Row(keys, keys, here, is_changed)
 
@@ -110,24 +110,26 @@ _FROM_VARIABLES = (
     "model.levels model.channels model.surface_channels model.input_only_channels model.output_only_channels"
 )
 _MODEL = (
-    _same("model.type", "`model.type`"),
-    _same("model.image_height model.image_width", "derived from the grid"),
-    _same(_FROM_VARIABLES, "derived from `data.variables`"),
-    _same("model.frames", "derived from `data.history_len`"),
-    _same("model.patch_height model.patch_width model.frame_patch_size", "none (patches are single cells)"),
-    _same("model.dim model.depth model.dim_head", "`model.dim`, `model.depth`, `model.dim_head`"),
-    _same("model.global_window_size model.local_window_size", "`model.global_window_size`, `model.local_window_size`"),
-    _same(
+    _row_of_both("model.type", "`model.type`"),
+    _row_of_both("model.image_height model.image_width", "derived from the grid"),
+    _row_of_both(_FROM_VARIABLES, "derived from `data.variables`"),
+    _row_of_both("model.frames", "derived from `data.history_len`"),
+    _row_of_both("model.patch_height model.patch_width model.frame_patch_size", "none (patches are single cells)"),
+    _row_of_both("model.dim model.depth model.dim_head", "`model.dim`, `model.depth`, `model.dim_head`"),
+    _row_of_both(
+        "model.global_window_size model.local_window_size", "`model.global_window_size`, `model.local_window_size`"
+    ),
+    _row_of_both(
         "model.cross_embed_kernel_sizes model.cross_embed_strides",
         "`model.cross_embed_kernel_sizes`, `model.cross_embed_strides`",
     ),
-    _same("model.attn_dropout model.ff_dropout", "`model.attn_dropout`, `model.ff_dropout`"),
-    _same("model.use_spectral_norm model.interp", "`model.use_spectral_norm`, `model.interp`"),
-    _same("model.upsample_with_ps", "`model.decoder: pixel_shuffle` (true) or `transposed` (false)"),
-    _same("model.upsample_v_conv model.decoder_attention_type", "none: they are not WXFormer's"),
-    _same("model.padding_conf model.padding_conf.activate", "`model.padding`; null for none"),
-    _same("model.padding_conf.mode", "`model.padding.mode`"),
-    _same(
+    _row_of_both("model.attn_dropout model.ff_dropout", "`model.attn_dropout`, `model.ff_dropout`"),
+    _row_of_both("model.use_spectral_norm model.interp", "`model.use_spectral_norm`, `model.interp`"),
+    _row_of_both("model.upsample_with_ps", "`model.decoder: pixel_shuffle` (true) or `transposed` (false)"),
+    _row_of_both("model.upsample_v_conv model.decoder_attention_type", "none: they are not WXFormer's"),
+    _row_of_both("model.padding_conf model.padding_conf.activate", "`model.padding`; null for none"),
+    _row_of_both("model.padding_conf.mode", "`model.padding.mode`"),
+    _row_of_both(
         "model.padding_conf.pad_lat model.padding_conf.pad_lon",
         "`model.padding.lat`, `model.padding.lon`, in rows north and south, columns west and east; or `auto`",
     ),
@@ -177,46 +179,48 @@ _LOSS = (
     ),
 )
 
-# one of them stands in many of the files as it is misspelled here
+# One of these keys is misspelled here as it is in many files of miles-credit.
 _LOADING = (
     "trainer.load_weights trainer.load_optimizer trainer.load_scaler trainer.load_scheduler trainer.load_sheduler "
     "trainer.reload_epoch"
 )
 _TRAINER = (
-    _same("trainer.type", "none: there is one"),
+    _row_of_both("trainer.type", "none: there is one"),
     Row("trainer.mode", "trainer.parallelism", "`trainer.parallelism`"),
     Row("", "trainer.parallelism.domain", "none: `trainer.parallelism.tensor` splits the layers of a sample"),
-    _same(
+    _row_of_both(
         "trainer.epochs trainer.num_epoch trainer.start_epoch",
         "`trainer.num_epoch` or `trainer.max_steps`, the whole length of the run",
     ),
-    _same("trainer.batches_per_epoch", "none; `trainer.validate_every` and `trainer.checkpoint_every` count steps"),
-    _same("trainer.valid_batches_per_epoch", "`trainer.valid_samples`, spread over the whole period"),
-    _same("trainer.skip_validation", "none: every run validates; `trainer.validate_every` counts steps"),
-    _same(
+    _row_of_both(
+        "trainer.batches_per_epoch", "none; `trainer.validate_every` and `trainer.checkpoint_every` count steps"
+    ),
+    _row_of_both("trainer.valid_batches_per_epoch", "`trainer.valid_samples`, spread over the whole period"),
+    _row_of_both("trainer.skip_validation", "none: every run validates; `trainer.validate_every` counts steps"),
+    _row_of_both(
         "trainer.train_batch_size trainer.valid_batch_size", "`trainer.train_batch_size`, `trainer.valid_batch_size`"
     ),
-    _same("trainer.learning_rate trainer.weight_decay", "`trainer.learning_rate`, `trainer.weight_decay`"),
-    _same(
+    _row_of_both("trainer.learning_rate trainer.weight_decay", "`trainer.learning_rate`, `trainer.weight_decay`"),
+    _row_of_both(
         "trainer.scheduler trainer.use_scheduler trainer.update_learning_rate",
         "`trainer.schedule.kind`, `trainer.schedule.warmup`, `trainer.schedule.final`, in shares of the run",
     ),
     Row("trainer.amp trainer.mixed_precision", "trainer.amp", "`trainer.amp`: bfloat16 autocast, float32 parameters"),
-    _same("trainer.grad_accum_every", "`trainer.grad_accum_every`"),
-    _same("trainer.grad_max_norm", "`trainer.grad_max_norm`, a number; `dynamic` is not there", is_changed=True),
+    _row_of_both("trainer.grad_accum_every", "`trainer.grad_accum_every`"),
+    _row_of_both("trainer.grad_max_norm", "`trainer.grad_max_norm`, a number; `dynamic` is not there", is_changed=True),
     Row(
         "trainer.activation_checkpoint trainer.checkpoint_all_layers",
         "trainer.activation_checkpoint",
         "`trainer.activation_checkpoint`",
     ),
-    _same("trainer.compile", "`trainer.compile`"),
+    _row_of_both("trainer.compile", "`trainer.compile`"),
     Row("", "trainer.use_ema trainer.ema_decay", "`trainer.use_ema`, `trainer.ema_decay`"),
     Row("", "trainer.use_tensorboard", "`trainer.tensorboard`"),
-    _same("trainer.stopping_patience", "`trainer.patience`"),
-    _same(_LOADING, "`trainer.resume`"),
-    _same("trainer.save_backup_weights trainer.save_best_weights", "always; `trainer.keep_last`"),
+    _row_of_both("trainer.stopping_patience", "`trainer.patience`"),
+    _row_of_both(_LOADING, "`trainer.resume`"),
+    _row_of_both("trainer.save_backup_weights trainer.save_best_weights", "always; `trainer.keep_last`"),
     Row("trainer.save_metric_vars", "", "none: `metrics.jsonl` has every variable"),
-    _same("trainer.thread_workers trainer.valid_thread_workers trainer.prefetch_factor", "`data.num_workers`"),
+    _row_of_both("trainer.thread_workers trainer.valid_thread_workers trainer.prefetch_factor", "`data.num_workers`"),
     Row("trainer.ensemble_size", "trainer.ensemble_size", "none in this release"),
     Row("trainer.cpu_offload", "", "`trainer.parallelism.cpu_offload`"),
 )
@@ -251,19 +255,21 @@ _FORECASTS = (
 )
 
 _JOBS = (
-    _same("pbs", "`pbs` or `slurm`, with `credit submit`; see [Run on a cluster](hpc.md)"),
-    _same("pbs.project slurm.project", "`pbs.account`, `slurm.account`"),
-    _same("pbs.conda slurm.conda", "`pbs.python`, `slurm.python`: the interpreter, by default the one that submits"),
-    _same("pbs.job_name slurm.job_name", "`experiment`, which names the jobs"),
-    _same("pbs.ncpus slurm.ncpus", "`pbs.cpus_per_node`, `slurm.cpus_per_node`"),
-    _same("pbs.ngpus slurm.ngpus", "`pbs.gpus_per_node`, `slurm.gpus_per_node`"),
-    _same("pbs.mem slurm.mem", "`pbs.memory`, `slurm.memory`"),
-    _same(
+    _row_of_both("pbs", "`pbs` or `slurm`, with `credit submit`; see [Run on a cluster](hpc.md)"),
+    _row_of_both("pbs.project slurm.project", "`pbs.account`, `slurm.account`"),
+    _row_of_both(
+        "pbs.conda slurm.conda", "`pbs.python`, `slurm.python`: the interpreter, by default the one that submits"
+    ),
+    _row_of_both("pbs.job_name slurm.job_name", "`experiment`, which names the jobs"),
+    _row_of_both("pbs.ncpus slurm.ncpus", "`pbs.cpus_per_node`, `slurm.cpus_per_node`"),
+    _row_of_both("pbs.ngpus slurm.ngpus", "`pbs.gpus_per_node`, `slurm.gpus_per_node`"),
+    _row_of_both("pbs.mem slurm.mem", "`pbs.memory`, `slurm.memory`"),
+    _row_of_both(
         "pbs.walltime slurm.walltime",
         "`pbs.walltime`, `slurm.walltime`, written 12h instead of 12:00:00",
         is_changed=True,
     ),
-    _same("pbs.gpu_type", "`pbs.chunk: {gpu_type: NAME}`"),
+    _row_of_both("pbs.gpu_type", "`pbs.chunk: {gpu_type: NAME}`"),
     Row("", "slurm.env_setup", "`slurm.setup`"),
 )
 
@@ -281,11 +287,12 @@ def find_replacement(key: str, of_changed: bool = False) -> str | None:
     """Return what takes the place of a key of miles-credit, in words for a message; None for any other key.
 
     Args:
-        key: dotted.
+        key: the dotted key.
         of_changed: only for a key that both packages have and that takes other values here.
     """
     for row in itertools.chain.from_iterable(TABLES.values()):
         if key in row.keys and (row.is_changed or not of_changed):
+            # A link in a page becomes the path of the page.
             return re.sub(r"\[[^\]]*\]\(([\w.]+)\)", r"docs/\1", row.here)
     return None
 

@@ -20,7 +20,7 @@ from credit.config.sections.base import StrictModel
 from credit.errors import ConfigError, did_you_mean
 
 Registered = TypeVar("Registered", bound=type)
-# pydantic's type of the error for a kind that is missing or unknown
+# The type of the pydantic error for a kind that is missing or unknown; `validation_messages` recognises it.
 WRONG_KIND = "wrong_kind"
 
 
@@ -38,12 +38,12 @@ class BuiltInLocation:
 
 
 class Registry:
-    """Classes and config sections of one type of component, by kind.
+    """Classes and config sections of one type of component, such as models, by kind.
 
     Args:
         key: the config key that names a kind, for messages: ``model.type``.
         noun: what a kind is, for messages: "model".
-        built_in: name -> where the package's own kinds stand.
+        built_in: kind -> module paths of the kinds that the package itself has.
     """
 
     def __init__(self, key: str, noun: str, built_in: Mapping[str, BuiltInLocation]) -> None:
@@ -111,6 +111,7 @@ class Registry:
         return sorted(self._built_in.keys() | self._classes.keys())
 
     def _require_known(self, name: str) -> None:
+        """Raise `ConfigError` for a kind that is neither built in nor registered."""
         names = self.names()
         if name not in names:
             raise ConfigError(f'{self.key}: "{name}" is not a {self.noun}{did_you_mean(name, names)}')
@@ -118,6 +119,7 @@ class Registry:
     def _require_derived(self, name: str, cls: object, base: type) -> None:
         """Refuse anything but a class that derives from `base`."""
         if not (isinstance(cls, type) and issubclass(cls, base)):
+            # Plugins may register a function or an instance by mistake.
             shown_name = f"{cls.__module__}.{cls.__qualname__}" if hasattr(cls, "__qualname__") else repr(cls)
             raise ConfigError(
                 f'{self.noun} "{name}": {shown_name} must derive from {base.__module__}.'
@@ -138,6 +140,7 @@ class Registry:
             )
 
 
+# The registries of the package. A plugin adds its kinds when it is imported.
 MODELS = Registry(
     "model.type",
     "model",
@@ -224,7 +227,9 @@ class RegisteredSection:
         if not isinstance(raw, Mapping):
             return None
         name = raw.get(self.tag, self.default)
-        return self.registry.find_section(name) if name in self.names() else None
+        if name not in self.names():
+            return None
+        return self.registry.find_section(name)
 
     def names(self) -> list[str]:
         """Return the kinds that are allowed here, sorted."""
@@ -232,37 +237,43 @@ class RegisteredSection:
         return [name for name in names if issubclass(self.registry.find_section(name), self.base)]
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
-        return core_schema.no_info_before_validator_function(self._build, handler(source))
+        """Return the schema that pydantic validates a key of this type with: `_build` comes first."""
+        return core_schema.no_info_before_validator_function(self._build_section, handler(source))
 
-    def _build(self, raw: object) -> object:
+    def _build_section(self, raw: object) -> object:
+        """Return the validated section of a plain mapping; any other value is left to pydantic.
+
+        Raises:
+            PydanticCustomError: if the mapping names no kind, or one that is not allowed here.
+        """
         if not isinstance(raw, Mapping):
             return raw
-        named = dict(raw)
+        raw_with_kind = dict(raw)
         if self.default is not None:
-            named.setdefault(self.tag, self.default)
-        if self.tag not in named:
-            raise self._problem(f"this key is missing; it names the {self._describe_choices()}")
-        name = named[self.tag]
+            raw_with_kind.setdefault(self.tag, self.default)
+        if self.tag not in raw_with_kind:
+            choices = ", ".join(self.names())
+            raise self._build_error(f"this key is missing; it names the {self.registry.noun}: {choices}")
+        name = raw_with_kind[self.tag]
         if name not in self.names():
-            raise self._problem(f'"{name}" is not a {self.registry.noun}{did_you_mean(str(name), self.names())}')
-        return self.registry.find_section(name).model_validate(named)
+            raise self._build_error(f'"{name}" is not a {self.registry.noun}{did_you_mean(str(name), self.names())}')
+        return self.registry.find_section(name).model_validate(raw_with_kind)
 
-    def _problem(self, text: str) -> PydanticCustomError:
+    def _build_error(self, text: str) -> PydanticCustomError:
+        """Return the error about the kind, which pydantic collects with the other problems of the config."""
         return PydanticCustomError(WRONG_KIND, "{text}", {"tag": self.tag, "text": text})
 
-    def _describe_choices(self) -> str:
-        return f"{self.registry.noun}: {', '.join(self.names())}"
 
-
-def registered_sections_in(field: FieldInfo) -> list[RegisteredSection]:
-    """Return the `RegisteredSection` annotations of a config key, also inside a list or an optional value."""
+def find_registered_sections(field: FieldInfo) -> list[RegisteredSection]:
+    """Return the `RegisteredSection` annotations of a config key, also those inside a list or an optional value."""
     direct = [item for item in field.metadata if isinstance(item, RegisteredSection)]
-    return direct + list(_kinds_below(field.annotation))
+    return direct + list(_annotations_below(field.annotation))
 
 
-def _kinds_below(annotation: Any) -> Iterator[RegisteredSection]:
+def _annotations_below(annotation: Any) -> Iterator[RegisteredSection]:
+    """Yield the `RegisteredSection` annotations inside a type."""
     for argument in get_args(annotation):
         if isinstance(argument, RegisteredSection):
             yield argument
         else:
-            yield from _kinds_below(argument)
+            yield from _annotations_below(argument)

@@ -28,7 +28,7 @@ REMOVED_IN = "0.17"
 
 
 def rename_keys(raw: Mapping[str, Any], origin: str) -> tuple[dict[str, Any], list[str]]:
-    """Replace old keys by new ones.
+    """Return a config with old keys replaced by new ones, and the old keys that it had.
 
     Args:
         raw: a config, not yet validated.
@@ -79,6 +79,9 @@ def drop_former_loss_keys(raw: Mapping[str, Any]) -> dict[str, Any]:
     """Return a config without the keys of `loss` that its kind no longer has and that are at their former defaults.
 
     Call this after the plugins are imported, which register their kinds.
+
+    Args:
+        raw: the whole config, not yet validated.
     """
     section = raw.get("loss")
     if not isinstance(section, Mapping) or section.get("kind") not in LOSSES.names():
@@ -102,7 +105,9 @@ def find_old_key(key: str) -> str | None:
 def rename_dotted_key(key: str) -> str:
     """Return a dotted key with its new name, where it is an old key or lies below one."""
     old_key = find_old_key(key)
-    return key if old_key is None else RENAMED_KEYS[old_key] + key.removeprefix(old_key)
+    if old_key is None:
+        return key
+    return RENAMED_KEYS[old_key] + key.removeprefix(old_key)
 
 
 def describe_renamed(old_key: str, origin: str) -> str:

@@ -44,17 +44,19 @@ class Config(StrictModel):
     @model_validator(mode="before")
     @classmethod
     def _fill_defaults(cls, raw: Any) -> Any:
+        """Fill in the defaults that depend on the time step, before anything is validated."""
         return fill_step_defaults(raw) if isinstance(raw, Mapping) else raw
 
     @model_validator(mode="after")
     def _require_consistent(self) -> Config:
-        self._check_multiples_of_step()
-        self._check_effects()
-        self._check_rollout()
+        self._require_multiples_of_step()
+        self._require_effects()
+        self._require_rollout()
         return self
 
-    def _check_multiples_of_step(self) -> None:
+    def _require_multiples_of_step(self) -> None:
         """Refuse durations that are not multiples of the time step."""
+        # Config key, and duration as text.
         inference = self.inference
         durations = [("inference.lead_time", inference.lead_time)]
         if inference.output_every is not None:
@@ -71,21 +73,22 @@ class Config(StrictModel):
             durations.append(("trainer.preview.lead_time", self.trainer.preview.lead_time))
         durations += [("verification.figure_leads", lead) for lead in self.verification.figure_leads]
 
-        problems = [
-            f"{key}: {duration} is not a multiple of data.timestep {self.data.timestep}"
-            for key, duration in durations
-            if parse_duration(duration) % self.data.step_minutes
-        ]
+        problems = []
+        for key, duration in durations:
+            if parse_duration(duration) % self.data.step_minutes:
+                problems.append(f"{key}: {duration} is not a multiple of data.timestep {self.data.timestep}")
         if problems:
             raise ValueError("; ".join(problems))
 
-    def _check_effects(self) -> None:
+    def _require_effects(self) -> None:
         """Refuse keys that have no effect or no meaning together with keys of other sections."""
+        # Post-processes, in training and in forecasts.
         model_entries = self.model.postprocess_entries
         forecast_entries = replace_entries(model_entries, self.inference.postprocess_entries)
         require_order(forecast_entries, "inference.postprocess")
         for key, entry in {**model_entries, **forecast_entries}.items():
             entry.require_variables(self.data, key)
+        # Coefficients of model levels, for whatever sums over the column or interpolates it.
         has_budgets = any(entry.needs_whole_columns for entry in forecast_entries.values())
         has_derived_output = self.inference.pressure_levels is not None or bool(self.inference.derive)
         if self.data.coefficients and not (self.data.has_vertical or has_budgets or has_derived_output):
@@ -93,6 +96,7 @@ class Config(StrictModel):
                 "data.coefficients has no effect without sources with vertical, budgets in model.postprocess, "
                 "inference.pressure_levels or inference.derive"
             )
+        # Forecasts, climatology and loss.
         output_every = self.inference.output_every
         if output_every and parse_duration(output_every) > parse_duration(self.inference.lead_time):
             raise ValueError(
@@ -105,8 +109,8 @@ class Config(StrictModel):
         if self.loss.level_weights == "pressure" and self.data.level_units == "model_level":
             raise ValueError("loss.level_weights: pressure needs data.level_units hPa or Pa, not model_level")
 
-    def _check_rollout(self) -> None:
-        """Check the keys of the training rollout against its number of steps."""
+    def _require_rollout(self) -> None:
+        """Refuse keys of the training rollout that do not fit its number of steps."""
         num_steps = self.data.forecast_len
         loss_steps = self.trainer.backprop_on_timestep
         if loss_steps is not None and (not loss_steps or min(loss_steps) < 1 or max(loss_steps) > num_steps):
@@ -117,6 +121,7 @@ class Config(StrictModel):
         num_steps_from = self.trainer.forecast_len_from
         if num_steps_from is None:
             return
+        # The rollout gets longer during the run: fraction of the run -> number of steps.
         if self.trainer.monitor == "loss":
             raise ValueError(
                 "trainer.monitor: the loss is not comparable while trainer.forecast_len_from changes the rollout; "

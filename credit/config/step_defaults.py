@@ -20,6 +20,9 @@ def fill_step_defaults(raw: Mapping[str, Any]) -> dict[str, Any]:
 
     Args:
         raw: the whole config, not yet validated. Values of a wrong type are left to the validation.
+
+    Returns:
+        A copy; sections without missing durations are those of `raw`.
     """
     filled = dict(raw)
     data = raw.get("data")
@@ -30,6 +33,7 @@ def fill_step_defaults(raw: Mapping[str, Any]) -> dict[str, Any]:
     except ConfigError:
         return filled
 
+    # Several short lead times may be rounded to the same one.
     figure_leads = []
     for lead in VerificationConfig.model_fields["figure_leads"].default:
         rounded = _round_up(lead, step)
@@ -61,10 +65,13 @@ def fill_step_defaults(raw: Mapping[str, Any]) -> dict[str, Any]:
 
 def _with_defaults(section: Any, defaults: Mapping[str, Any]) -> Any:
     """Return a copy of a section with defaults for missing keys; anything but a mapping is returned as it is."""
-    return {**defaults, **section} if isinstance(section, Mapping) else section
+    if not isinstance(section, Mapping):
+        return section
+    return {**defaults, **section}
 
 
 def _rounded_default(section: type[StrictModel], key: str, step: int) -> str:
+    """Return the default of a duration of a section, rounded up to a multiple of `step` minutes."""
     return _round_up(section.model_fields[key].default, step)
 
 
@@ -73,5 +80,6 @@ def _round_up(duration: str, step: int) -> str:
     minutes = parse_duration(duration)
     if minutes % step == 0:
         return duration
+    # The quotient rounded up.
     num_steps = -(-minutes // step)
     return format_duration(num_steps * step)

@@ -8,7 +8,7 @@ from typing import Any, get_args, get_origin
 from pydantic import BaseModel
 
 from credit.config.migration import find_replacement
-from credit.config.registry import WRONG_KIND, registered_sections_in
+from credit.config.registry import WRONG_KIND, find_registered_sections
 from credit.config.schema import Config
 from credit.config.sections.base import sections_in
 from credit.errors import ConfigError, did_you_mean, find_nearest
@@ -20,7 +20,7 @@ _MAX_VALUE_LENGTH = 120
 
 
 class UnknownKeyProblem(str):
-    """The description of a key that does not exist.
+    """Description of a key that does not exist.
 
     Attributes:
         keys: text with the keys that its section has; empty where the description names the right key.
@@ -41,6 +41,7 @@ def build_error(problems: Sequence[str], origin: str) -> ConfigError:
         origin: the file, for the title.
     """
     lines = [f"  - {problem}" for problem in problems]
+    # The keys of a section are listed once, however many of them are wrong.
     unknown = [problem for problem in problems if isinstance(problem, UnknownKeyProblem)]
     for keys in dict.fromkeys(problem.keys for problem in unknown if problem.keys):
         lines.append(f"  {keys}")
@@ -66,6 +67,7 @@ def describe_problem(root: type[BaseModel], raw: Any, detail: Mapping[str, Any])
     parents, _ = _resolve_location(root, raw, location[:-1])
     choices, path = _resolve_location(root, raw, location)
     key = ".".join(str(part) for part in path)
+    # Problems of keys; pydantic names the rule that is broken by a type.
     kind = detail["type"]
     if kind == "union_tag_not_found":
         return f"{key}.kind: this key is missing{did_you_mean('', _kinds_of(choices))}"
@@ -79,6 +81,7 @@ def describe_problem(root: type[BaseModel], raw: Any, detail: Mapping[str, Any])
     if kind == "missing":
         return f"{key}: this key is missing"
 
+    # Problems of values: text of the rule, then the value.
     value = detail.get("input")
     rule = detail["msg"].removeprefix("Value error, ")
     if kind in ("model_type", "model_attributes_type", "dict_type"):
@@ -105,6 +108,7 @@ def _describe_unknown_key(key: str, section: type[BaseModel] | None) -> UnknownK
         problem = UnknownKeyProblem(f"{key}: a key of miles-credit; here {replacement}")
         problem.is_foreign = True
         return problem
+    # A misspelled key of this section; else a key of this name in another section; else all keys of this section.
     section_key, _, name = key.rpartition(".")
     keys = list(section.model_fields) if section is not None else []
     nearest = find_nearest(name, keys)
@@ -133,10 +137,10 @@ def _find_keys_named(name: str) -> list[str]:
             if f"{prefix}{key}" in ("inference.hyperdiffusion", "inference.postprocess"):
                 # The same sections as below `model`.
                 sections_below = []
-            elif registered_sections_in(field):
-                sections_below = [
-                    kind.registry.find_section(name) for kind in registered_sections_in(field) for name in kind.names()
-                ]
+            elif find_registered_sections(field):
+                sections_below = []
+                for annotation in find_registered_sections(field):
+                    sections_below += [annotation.registry.find_section(kind) for kind in annotation.names()]
             for section_below in sections_below:
                 sections.append((f"{prefix}{key}.{item_suffix}", section_below))
     return sorted(dotted_keys)
@@ -158,6 +162,7 @@ def _resolve_location(
     Where a list has sections of several kinds, pydantic puts the kind into the location; it is left out here. The class
     of a registered kind is the one that `raw` names.
     """
+    # The section classes that the part of the location so far may stand for.
     choices = [root]
     path: list[Any] = []
     value = raw
@@ -171,7 +176,7 @@ def _resolve_location(
         # A number, or a name in a mapping of sections (data.variable_options.NAME), stays in the same section.
         if choices and part in choices[0].model_fields:
             field = choices[0].model_fields[part]
-            registered = next(iter(registered_sections_in(field)), None)
+            registered = next(iter(find_registered_sections(field)), None)
             choices = sections_in(field.annotation)
         if registered is not None and registered.find_section(value) is not None:
             choices = [registered.find_section(value)]
@@ -188,6 +193,7 @@ def _item_of(value: Any, key: Any) -> Any:
 
 
 def _kinds_of(sections: Iterable[type[BaseModel]]) -> list[str]:
+    """Return the kinds that sections stand for: the values of their key ``kind``."""
     kinds: list[str] = []
     for section in sections:
         kinds += get_args(section.model_fields["kind"].annotation)

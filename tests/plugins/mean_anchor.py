@@ -8,7 +8,7 @@ import torch
 from pydantic import Field
 
 from credit.config.sections.data import DataConfig
-from credit.config.sections.postprocess import PostprocessSection, require_member
+from credit.config.sections.postprocess import PostprocessSection, require_variable_in
 from credit.forecast.postprocess.base import Postprocess, PostprocessContext, register_postprocess
 
 
@@ -22,7 +22,7 @@ class MeanAnchorSection(PostprocessSection):
     def require_variables(self, data: DataConfig, key: str) -> None:
         """See the base class."""
         allowed = set(data.variables.prognostic.vars_2D)
-        require_member(f"{key}.variable", self.variable, allowed, "in prognostic.vars_2D")
+        require_variable_in(f"{key}.variable", self.variable, allowed, "in prognostic.vars_2D")
 
 
 @register_postprocess("mean_anchor", MeanAnchorSection)

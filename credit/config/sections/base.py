@@ -21,13 +21,18 @@ from credit.utils.paths import expand_home
 
 
 def _canonical_duration(value: object) -> object:
-    """Return the one spelling of a duration, so that configs that mean the same are equal."""
+    """Return the one spelling of a duration, so that configs that mean the same are equal.
+
+    Raises:
+        ValueError: for text or a number that is not a duration.
+    """
     if isinstance(value, bool) or not isinstance(value, str | int | float):
-        # Not a duration: pydantic reports the wrong type.
+        # pydantic reports the wrong type.
         return value
     try:
         return format_duration(parse_duration(value))
     except ConfigError as error:
+        # pydantic adds the key, so the one at the beginning of the message is cut off.
         raise ValueError(str(error).split(": ", 1)[1]) from error
 
 

@@ -171,8 +171,8 @@ class DataConfig(StrictModel):
 
     @model_validator(mode="after")
     def _require_consistent(self) -> DataConfig:
-        self._check_variables()
-        self._check_options()
+        self._require_known_variables()
+        self._require_effective_options()
         if self.grid is None and self.regrid != "bilinear":
             raise ValueError("regrid has no effect without grid; set data.grid")
         if self.coefficients and self.level_units != "model_level":
@@ -187,13 +187,14 @@ class DataConfig(StrictModel):
             raise ValueError("input_order must name prognostic, dynamic_forcing and static once each")
         if self.solar.mean == "daily" and {"sin_day", "cos_day"} & set(self.variables.dynamic_forcing.vars_2D):
             raise ValueError("solar.mean is daily (no diurnal cycle), so sin_day and cos_day must not be forcings")
+        # Two channels of one name are found when the channels are built.
         try:
             self.channel_map()
         except ConfigError as error:
             raise ValueError(str(error)) from error
         return self
 
-    def _check_variables(self) -> None:
+    def _require_known_variables(self) -> None:
         """Refuse variables without levels, and options and transforms of variables that do not exist."""
         names_3d = self._names_on_levels()
         for name in names_3d:
@@ -213,8 +214,9 @@ class DataConfig(StrictModel):
             if name not in names_in_data:
                 raise ValueError(f'transforms names "{name}", which is not read from data ({", ".join(names_in_data)})')
 
-    def _check_options(self) -> None:
+    def _require_effective_options(self) -> None:
         """Refuse options of variables that contradict each other or have no effect."""
+        # The groups of variables that an option may be for.
         groups = self.variables
         names_3d = self._names_on_levels()
         outputs = [*groups.prognostic.vars_3D, *groups.prognostic.vars_2D]
@@ -227,7 +229,7 @@ class DataConfig(StrictModel):
         from_data = [*varying, *static_from_data]
         not_derived = [name for name in from_data if self.options_of(name).derive is None]
         # Option -> the variables that it has an effect for, and their description.
-        effective: dict[str, tuple[list[str], str]] = {
+        effective_for: dict[str, tuple[list[str], str]] = {
             "levels": (names_3d, "variables on levels"),
             "minimum": (varying, "prognostic and diagnostic variables and forcing read from data"),
             "maximum": (varying, "prognostic and diagnostic variables and forcing read from data"),
@@ -239,13 +241,14 @@ class DataConfig(StrictModel):
         }
         for name, options in self.variable_options.items():
             options.require_derivable(name, name in names_3d, name in varying)
-            for key, (members, description) in effective.items():
+            for key, (members, description) in effective_for.items():
                 is_default = getattr(options, key) == VariableOptions.model_fields[key].default
                 if not is_default and name not in members:
                     raise ValueError(f"variable_options.{name}.{key} has no effect: it is for {description}")
             options.require_consistent(name)
 
     def _names_on_levels(self) -> list[str]:
+        """Return the names of the variables on levels, in all groups."""
         groups = self.variables
         return [
             *groups.prognostic.vars_3D,
@@ -255,15 +258,29 @@ class DataConfig(StrictModel):
         ]
 
     def options_of(self, name: str) -> VariableOptions:
-        """Return the options of variable `name`."""
+        """Return the options of a variable, the defaults if the config has none for it."""
         return self.variable_options.get(name, _DEFAULT_OPTIONS)
 
     def channel_map(self) -> ChannelMap:
-        """Return the channels that this section describes."""
-        levels_of = {name: options.levels for name, options in self.variable_options.items() if options.levels}
-        masked = [name for name, options in self.variable_options.items() if options.missing == "fill_mean"]
+        """Return the channels that this section describes.
+
+        Raises:
+            ConfigError: if two channels have the same name.
+        """
+        levels_by_variable = {}
+        masked_variables = []
+        for name, options in self.variable_options.items():
+            if options.levels:
+                levels_by_variable[name] = options.levels
+            if options.missing == "fill_mean":
+                masked_variables.append(name)
         return ChannelMap.build(
-            self.variables.model_dump(), self.levels, levels_of, masked, self.input_order, self.level_units
+            self.variables.model_dump(),
+            self.levels,
+            levels_by_variable,
+            masked_variables,
+            self.input_order,
+            self.level_units,
         )
 
     @property

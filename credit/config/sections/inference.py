@@ -11,8 +11,8 @@ from credit.calendar import parse_duration
 from credit.config.registry import PERTURBATIONS, RegisteredSection
 from credit.config.sections.base import Duration, PathText, StrictModel
 from credit.config.sections.model import HyperdiffusionEntry
-from credit.config.sections.output import DerivedVariableConfig, require_names
-from credit.config.sections.postprocess import PostprocessEntry, PostprocessSection, keyed_entries, require_order
+from credit.config.sections.output import DerivedVariableConfig, require_valid_names
+from credit.config.sections.postprocess import PostprocessEntry, PostprocessSection, list_entries_by_key, require_order
 
 
 class InitialTimesConfig(StrictModel):
@@ -58,11 +58,14 @@ class InitialPerturbationSection(StrictModel):
     )
 
     def analysis_lags_minutes(self) -> list[int]:
-        """Return how long before its start a forecast reads analyses: 0 is the analysis that it starts from."""
+        """Return the minutes before its initial time at which a forecast reads analyses.
+
+        0 is the analysis that it starts from.
+        """
         return [0]
 
     def step_multiples(self) -> dict[str, str]:
-        """Return the durations that must be multiples of ``data.timestep``, by key."""
+        """Return key of this section -> duration, for the durations that must be multiples of ``data.timestep``."""
         return {}
 
     def describe(self) -> str:
@@ -125,6 +128,7 @@ class EnsembleConfig(StrictModel):
 
     @model_validator(mode="after")
     def _require_different_members(self) -> EnsembleConfig:
+        # Whatever makes members differ.
         sources_of_spread = (self.perturbation, self.lagged, self.stochastic, self.noise)
         if all(source is None for source in sources_of_spread) and not self.dropout:
             raise ValueError("the members would be equal; give perturbation, lagged, stochastic, noise or dropout")
@@ -246,8 +250,8 @@ class InferenceConfig(StrictModel):
 
     @field_validator("derive")
     @classmethod
-    def _require_names(cls, derive: dict[str, DerivedVariableConfig]) -> dict[str, DerivedVariableConfig]:
-        require_names(derive)
+    def _require_valid_names(cls, derive: dict[str, DerivedVariableConfig]) -> dict[str, DerivedVariableConfig]:
+        require_valid_names(derive)
         return derive
 
     @field_validator("pressure_levels")
@@ -269,8 +273,8 @@ class InferenceConfig(StrictModel):
 
     @property
     def postprocess_entries(self) -> dict[str, PostprocessSection]:
-        """The entries that replace the model's, by their config keys, with `hyperdiffusion` as the first."""
-        return keyed_entries("inference", self.hyperdiffusion, self.postprocess)
+        """Entries that replace those of the model, by their config keys, with `hyperdiffusion` as the first."""
+        return list_entries_by_key("inference", self.hyperdiffusion, self.postprocess)
 
     @model_validator(mode="after")
     def _postprocess_in_order(self) -> InferenceConfig:

@@ -12,9 +12,9 @@ from pydantic import Field, SerializeAsAny, model_validator
 
 from credit.config.registry import MODELS, POSTPROCESSES, RegisteredSection
 from credit.config.sections.base import StrictModel
-from credit.config.sections.postprocess import PostprocessEntry, PostprocessSection, keyed_entries, require_order
+from credit.config.sections.postprocess import PostprocessEntry, PostprocessSection, list_entries_by_key, require_order
 
-# of `model.hyperdiffusion` and `inference.hyperdiffusion`, which need not name their kind
+# Type of `model.hyperdiffusion` and `inference.hyperdiffusion`, which need not name their kind
 HyperdiffusionEntry = Annotated[
     SerializeAsAny[PostprocessSection],
     RegisteredSection(POSTPROCESSES, default="hyperdiffusion", base=PostprocessSection, only=("hyperdiffusion",)),
@@ -50,8 +50,8 @@ class ModelSection(StrictModel):
 
     @property
     def postprocess_entries(self) -> dict[str, PostprocessSection]:
-        """The entries of the list in order, by their config keys, with `hyperdiffusion` as the first."""
-        return keyed_entries("model", self.hyperdiffusion, self.postprocess)
+        """Entries of the list in order, by their config keys, with `hyperdiffusion` as the first."""
+        return list_entries_by_key("model", self.hyperdiffusion, self.postprocess)
 
 
 ModelEntry = Annotated[SerializeAsAny[ModelSection], RegisteredSection(MODELS, tag="type", base=ModelSection)]

@@ -12,6 +12,7 @@ from credit.channels import DERIVED_VARIABLE_INPUTS
 from credit.config.sections.base import Duration, StrictModel
 from credit.errors import did_you_mean
 
+# Kind of a derived variable that is the sum of an output over several steps.
 ACCUMULATION = "accumulation"
 # Names of coordinates and of markers in forecast files, in any format.
 _RESERVED_NAMES = (
@@ -20,7 +21,7 @@ _RESERVED_NAMES = (
 )
 
 
-def require_names(names: Iterable[str]) -> None:
+def require_valid_names(names: Iterable[str]) -> None:
     """Refuse names of derived variables that forecast files cannot contain.
 
     Raises:
@@ -66,6 +67,7 @@ class DerivedVariableConfig(StrictModel):
             raise ValueError(f"of: is needed for kind {ACCUMULATION}, and for that alone")
         if self.kind != ACCUMULATION and self.over is not None:
             raise ValueError(f"over: is for kind {ACCUMULATION}")
+        # The roles of the inputs, such as temperature, which a config may give other variables than the default.
         roles = DERIVED_VARIABLE_INPUTS.get(self.kind, {})
         for role in self.inputs:
             if role not in roles:
@@ -75,7 +77,7 @@ class DerivedVariableConfig(StrictModel):
 
     @property
     def input_variables(self) -> dict[str, str]:
-        """Inputs: role -> variable. The levels of the first input are those of the derived variable."""
+        """Role of an input -> variable. The levels of the first input are those of the derived variable."""
         if self.of is not None:
             return {"amount": self.of}
         return DERIVED_VARIABLE_INPUTS[self.kind] | self.inputs

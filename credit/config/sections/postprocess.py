@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Annotated, ClassVar
 
@@ -21,7 +22,7 @@ class PostprocessSection(StrictModel):
 
     kind: str
 
-    # whether the post-process sums over whole columns of air, which needs the layers' edges
+    # True if the post-process sums over whole columns of air, which needs the edges of the layers.
     needs_whole_columns: ClassVar[bool] = False
 
     @property
@@ -46,11 +47,19 @@ PostprocessEntry = Annotated[
 ]
 
 
-def keyed_entries(
+def list_entries_by_key(
     section: str, hyperdiffusion: PostprocessSection | None, postprocess: Sequence[PostprocessSection] | None
 ) -> dict[str, PostprocessSection]:
-    """Return the entries of a section's list in order, by their config keys; the shorthand is the first."""
-    entries = {} if hyperdiffusion is None else {f"{section}.hyperdiffusion": hyperdiffusion}
+    """Return config key -> entry of the post-processes of a section, in order; the shorthand is the first.
+
+    Args:
+        section: ``model`` or ``inference``.
+        hyperdiffusion: the shorthand, None if the section does not have it.
+        postprocess: the list, None if the section does not have it.
+    """
+    entries = {}
+    if hyperdiffusion is not None:
+        entries[f"{section}.hyperdiffusion"] = hyperdiffusion
     for number, entry in enumerate(postprocess or []):
         entries[f"{section}.postprocess.{number}"] = entry
     return entries
@@ -62,15 +71,14 @@ def require_order(entries: Mapping[str, PostprocessSection], key: str) -> None:
     Kinds of plugins may stand anywhere and as often as their author likes.
 
     Args:
-        entries: of the list, in order.
-        key: of the list, for messages.
+        entries: config key -> entry, in order.
+        key: config key of the list, for messages.
 
     Raises:
-        ValueError: naming the two.
+        ValueError: naming the two entries.
     """
-    kinds = [entry.kind for entry in entries.values()]
-    ordered = [kind for kind in kinds if kind in BUILT_IN_ORDER]
-    for earlier, later in zip(ordered, ordered[1:], strict=False):
+    built_in_kinds = [entry.kind for entry in entries.values() if entry.kind in BUILT_IN_ORDER]
+    for earlier, later in itertools.pairwise(built_in_kinds):
         if BUILT_IN_ORDER.index(later) < BUILT_IN_ORDER.index(earlier):
             raise ValueError(f"{key}: {later} after {earlier} would undo it; the order is {', '.join(BUILT_IN_ORDER)}")
     subjects = [entry.subject for entry in entries.values() if entry.kind in BUILT_IN_ORDER]
@@ -89,6 +97,7 @@ def replace_entries(
     """
     replaced_kinds = {entry.kind for entry in replacements.values()}
     result: list[tuple[str, PostprocessSection]] = []
+    # Replacements take the place of the first entry of their kind.
     placed_kinds = set()
     for key, entry in entries.items():
         if entry.kind not in replaced_kinds:
@@ -96,9 +105,10 @@ def replace_entries(
         elif entry.kind not in placed_kinds:
             placed_kinds.add(entry.kind)
             result += _entries_of_kind(replacements, entry.kind)
+    # Kinds that the list does not have are added.
     for kind in dict.fromkeys(entry.kind for entry in replacements.values()):
         if kind not in placed_kinds:
-            position = _position_of_added(kind, [entry for _, entry in result])
+            position = _find_insert_position(kind, [entry for _, entry in result])
             result[position:position] = _entries_of_kind(replacements, kind)
     return dict(result)
 
@@ -108,7 +118,7 @@ def _entries_of_kind(entries: Mapping[str, PostprocessSection], kind: str) -> li
     return [(key, entry) for key, entry in entries.items() if entry.kind == kind]
 
 
-def _position_of_added(kind: str, entries: Sequence[PostprocessSection]) -> int:
+def _find_insert_position(kind: str, entries: Sequence[PostprocessSection]) -> int:
     """Return the position in a list at which entries of a kind that it lacks are inserted."""
     if kind in BUILT_IN_ORDER:
         following_kinds = BUILT_IN_ORDER[BUILT_IN_ORDER.index(kind) + 1 :]
@@ -119,17 +129,17 @@ def _position_of_added(kind: str, entries: Sequence[PostprocessSection]) -> int:
     return len(entries)
 
 
-def require_member(key: str, name: str, allowed: set[str], rule: str) -> None:
+def require_variable_in(key: str, name: str, allowed: set[str], rule: str) -> None:
     """Refuse a variable that is not in the part of ``data.variables`` that a post-process needs.
 
     Args:
-        key: that names the variable.
+        key: config key that names the variable, for the message.
         name: the variable.
         allowed: the variables that fit.
-        rule: where it must stand: "in prognostic.vars_2D".
+        rule: text that says which ones these are: "in prognostic.vars_2D".
 
     Raises:
-        ValueError: if it is not among them.
+        ValueError: if the variable is not among them.
     """
     if name not in allowed:
         raise ValueError(

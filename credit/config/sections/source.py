@@ -111,10 +111,12 @@ class SourceConfig(StrictModel):
                 "give exactly one of path (files) and type (a source that a plugin registers); "
                 f"{'both are' if self.path is not None else 'neither is'} given"
             )
+        # A source of files.
         if self.type is None:
             if self.options:
                 raise ValueError(f"options: {self.options} are for a source with a type; files have no options")
             return self
+        # A source that a plugin has registered.
         if self.type not in _OPTION_SECTIONS:
             hint = did_you_mean(self.type, _OPTION_SECTIONS)
             if not hint:
@@ -123,12 +125,13 @@ class SourceConfig(StrictModel):
         for key in ("format", "select", "storage_options"):
             if getattr(self, key) != type(self).model_fields[key].default:
                 raise ValueError(f"{key} is for files; a source with a type has options instead")
-        self._check_options(_OPTION_SECTIONS[self.type])
+        self._require_valid_options(_OPTION_SECTIONS[self.type])
         return self
 
-    def _check_options(self, section: type[StrictModel] | None) -> None:
+    def _require_valid_options(self, section: type[StrictModel] | None) -> None:
+        """Refuse options that cannot be saved with the config, or that a declared section of options refuses."""
         for name, value in self.options.items():
-            if not _is_plain(value):
+            if not _is_plain_value(value):
                 raise ValueError(
                     f"options: {name} is {value!r}; the config is saved with the run and may hold text, finite "
                     "numbers, true, false, null, and lists and mappings (with text as keys) of these"
@@ -148,12 +151,12 @@ class SourceConfig(StrictModel):
             raise ValueError(f"options: {option}: {rule}; it is an option of {self.type}") from error
 
 
-def _is_plain(value: object) -> bool:
+def _is_plain_value(value: object) -> bool:
     """Return whether YAML gives the same value back when it is written and read again."""
     if isinstance(value, dict):
-        return all(isinstance(key, str) and _is_plain(item) for key, item in value.items())
+        return all(isinstance(key, str) and _is_plain_value(item) for key, item in value.items())
     if isinstance(value, list):
-        return all(_is_plain(item) for item in value)
+        return all(_is_plain_value(item) for item in value)
     if isinstance(value, float):
         return math.isfinite(value)
     return value is None or isinstance(value, str | int)
@@ -175,6 +178,7 @@ class GridConfig(StrictModel):
 
     @model_validator(mode="after")
     def _require_one_description(self) -> GridConfig:
+        # All three keys of equally spaced rows, or none of them.
         num_missing = (self.rows, self.columns, self.poles).count(None)
         num_allowed = 0 if self.like is None else 3
         if num_missing != num_allowed:

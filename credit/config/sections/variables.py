@@ -9,10 +9,12 @@ from pydantic import AfterValidator, Field, model_validator
 from credit.channels import COMPUTED_DYNAMIC, COMPUTED_STATIC, DERIVED_VARIABLE_INPUTS
 from credit.config.sections.base import Hour, StrictModel
 
+# A level in `data.level_units`.
 Level = Annotated[float, Field(gt=0)]
 
 
 def _require_unique(levels: list[float]) -> list[float]:
+    """Return the levels, and refuse a level that is named twice."""
     repeated = sorted({level for level in levels if levels.count(level) > 1})
     if repeated:
         names = ", ".join(f"{level:g}" for level in repeated)
@@ -20,8 +22,10 @@ def _require_unique(levels: list[float]) -> list[float]:
     return levels
 
 
+# Levels in the order of the channels, each named once.
 Levels = Annotated[list[Level], AfterValidator(_require_unique)]
 
+# Quantities that can be computed from other variables of the sources.
 Derived = Literal[
     "geopotential", "mean_sea_level_pressure", "relative_humidity", "relative_humidity_water", "wind_speed"
 ]

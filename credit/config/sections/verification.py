@@ -12,8 +12,9 @@ from credit.config.sections.source import GridConfig
 from credit.errors import did_you_mean
 
 BASELINES = ("persistence", "damped_persistence", "climatology")
+# Name of the comparison with the best of the baselines.
 BEST_BASELINE = "best_baseline"
-# Names that the scores of every run contain.
+# Names that the scores of every run contain, which other forecasts cannot have.
 RESERVED_NAMES = ("model", *BASELINES, BEST_BASELINE)
 
 
@@ -38,28 +39,30 @@ class RegionConfig(StrictModel):
         return self
 
 
-def _box(lat: tuple[float, float], lon: tuple[float, float] = (0.0, 360.0)) -> tuple[RegionConfig]:
+def _make_region(lat: tuple[float, float], lon: tuple[float, float] = (0.0, 360.0)) -> tuple[RegionConfig]:
+    """Return the region of one box as the tuple of its boxes."""
     return (RegionConfig(lat=lat, lon=lon),)
 
 
+# Latitudes of the extratropics, [south, north] in degrees.
 _NORTH = (20.0, 90.0)
 _SOUTH = (-90.0, -20.0)
 
 # The regions of WeatherBench 2, with underscores instead of hyphens.
 REGIONS: dict[str, tuple[RegionConfig, ...]] = {
-    "global": _box((-90.0, 90.0)),
-    "tropics": _box((-20.0, 20.0)),
-    "extratropics": _box(_NORTH) + _box(_SOUTH),
-    "extratropics_north": _box(_NORTH),
-    "extratropics_south": _box(_SOUTH),
-    "europe": _box((35.0, 75.0), (347.5, 42.5)),
-    "north_america": _box((25.0, 60.0), (240.0, 285.0)),
-    "north_atlantic": _box((25.0, 65.0), (290.0, 350.0)),
-    "north_pacific": _box((25.0, 60.0), (145.0, 230.0)),
-    "east_asia": _box((25.0, 60.0), (102.5, 150.0)),
-    "ausnz": _box((-45.0, -12.5), (120.0, 175.0)),
-    "arctic": _box((60.0, 90.0)),
-    "antarctic": _box((-90.0, -60.0)),
+    "global": _make_region((-90.0, 90.0)),
+    "tropics": _make_region((-20.0, 20.0)),
+    "extratropics": _make_region(_NORTH) + _make_region(_SOUTH),
+    "extratropics_north": _make_region(_NORTH),
+    "extratropics_south": _make_region(_SOUTH),
+    "europe": _make_region((35.0, 75.0), (347.5, 42.5)),
+    "north_america": _make_region((25.0, 60.0), (240.0, 285.0)),
+    "north_atlantic": _make_region((25.0, 65.0), (290.0, 350.0)),
+    "north_pacific": _make_region((25.0, 60.0), (145.0, 230.0)),
+    "east_asia": _make_region((25.0, 60.0), (102.5, 150.0)),
+    "ausnz": _make_region((-45.0, -12.5), (120.0, 175.0)),
+    "arctic": _make_region((60.0, 90.0)),
+    "antarctic": _make_region((-90.0, -60.0)),
 }
 DEFAULT_REGIONS = ["global", "tropics", "extratropics", "extratropics_north", "extratropics_south"]
 
@@ -89,7 +92,9 @@ class EventConfig(StrictModel):
     def _require_one_limit(self) -> EventConfig:
         limits = [key for key in _LIMIT_KEYS if getattr(self, key) is not None]
         if len(limits) != 1:
-            state = f"has {' and '.join(limits)}" if limits else "has no limit"
+            state = "has no limit"
+            if limits:
+                state = f"has {' and '.join(limits)}"
             raise ValueError(f"{state}; an event has exactly one of {', '.join(_LIMIT_KEYS)}")
         for key in ("above_quantile", "below_quantile"):
             value = getattr(self, key)

@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from credit.config.sections.base import Duration
 from credit.config.sections.data import DataConfig
-from credit.config.sections.postprocess import PostprocessSection, require_member
+from credit.config.sections.postprocess import PostprocessSection, require_variable_in
 
 Direction = Literal["down", "up"]
 
@@ -64,7 +64,7 @@ class ClampSection(PostprocessSection):
                 raise ValueError(
                     f"{key}.{bound}: data.variable_options.{self.variable}.{bound} sets it already; leave one out"
                 )
-        require_member(f"{key}.variable", self.variable, outputs, "in prognostic or diagnostic")
+        require_variable_in(f"{key}.variable", self.variable, outputs, "in prognostic or diagnostic")
 
 
 class BudgetSection(PostprocessSection):
@@ -88,13 +88,13 @@ class BudgetSection(PostprocessSection):
     def require_variables(self, data: DataConfig, key: str) -> None:
         """See the base class."""
         prognostic = data.variables.prognostic
-        require_member(
+        require_variable_in(
             f"{key}.surface_pressure", self.surface_pressure, set(prognostic.vars_2D), "in prognostic.vars_2D"
         )
         on_levels = set(prognostic.vars_3D)
-        require_member(f"{key}.specific_humidity", self.specific_humidity, on_levels, "in prognostic.vars_3D")
+        require_variable_in(f"{key}.specific_humidity", self.specific_humidity, on_levels, "in prognostic.vars_3D")
         for name in self.condensate:
-            require_member(f"{key}.condensate", name, on_levels, "in prognostic.vars_3D")
+            require_variable_in(f"{key}.condensate", name, on_levels, "in prognostic.vars_3D")
 
 
 class DryMassSection(BudgetSection):
@@ -123,8 +123,8 @@ class WaterSection(BudgetSection):
         super().require_variables(data, key)
         outputs = {*data.variables.prognostic.vars_2D, *data.variables.diagnostic.vars_2D}
         rule = "in vars_2D of prognostic or diagnostic"
-        require_member(f"{key}.precipitation", self.precipitation, outputs, rule)
-        require_member(f"{key}.evaporation", self.evaporation, outputs, rule)
+        require_variable_in(f"{key}.precipitation", self.precipitation, outputs, rule)
+        require_variable_in(f"{key}.evaporation", self.evaporation, outputs, rule)
 
 
 class EnergySection(BudgetSection):
@@ -164,12 +164,12 @@ class EnergySection(BudgetSection):
         groups = data.variables
         on_levels = set(groups.prognostic.vars_3D)
         for name in ("temperature", "eastward_wind", "northward_wind"):
-            require_member(f"{key}.{name}", getattr(self, name), on_levels, "in prognostic.vars_3D")
-        require_member(
+            require_variable_in(f"{key}.{name}", getattr(self, name), on_levels, "in prognostic.vars_3D")
+        require_variable_in(
             f"{key}.surface_geopotential", self.surface_geopotential, set(groups.static.vars_2D), "in static.vars_2D"
         )
         fluxes = {*groups.prognostic.vars_2D, *groups.diagnostic.vars_2D, *groups.dynamic_forcing.vars_2D}
         for direction in ("top_down", "top_up", "surface_down", "surface_up"):
             for name in getattr(self, direction):
                 rule = "in vars_2D of prognostic, diagnostic or dynamic_forcing"
-                require_member(f"{key}.{direction}", name, fluxes, rule)
+                require_variable_in(f"{key}.{direction}", name, fluxes, rule)
