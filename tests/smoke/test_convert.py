@@ -17,46 +17,90 @@ LEVELS = [10, 60, 100, 120, 137]
 VARIABLES = [("U", level) for level in LEVELS] + [("V", level) for level in LEVELS] + [("SP", None), ("t2m", None)]
 
 
+# Dimensions of the network that follow from the data; the config of a run must not have them.
+DERIVED_SETTINGS = ("image_height", "image_width", "in_channels", "out_channels", "frames", "output_frames")
+# Date of the only analysis.
+INITIAL_TIME = "2020-06-01"
+
+
 @pytest.fixture
 def published(tmp_path: Path, repository: Path) -> Path:
-    """A folder as a user of published weights has it: weights, mean, std, static, one analysis, a config."""
+    """A folder as a user of published weights has it: weights, mean, std, static, one analysis, a config.
+
+    The expected forecast in physical units is in truth.npz, one array for each variable and level.
+    """
     folder = repository / "tests" / "data" / "golden"
     golden = np.load(folder / f"{CASE}.npz")
     settings = json.loads((folder / f"{CASE}.json").read_text())["wxformer"]
-    prefix = "state::"
-    state = {key.removeprefix(prefix): torch.from_numpy(golden[key]) for key in golden.files if key.startswith(prefix)}
+    state = {}
+    for key in golden.files:
+        if key.startswith("state::"):
+            state[key.removeprefix("state::")] = torch.from_numpy(golden[key])
     torch.save({"model_state_dict": state, "epoch": 3}, tmp_path / "model.pt")
 
-    x = golden["x"][0, :, 0]
-    rows, columns = x.shape[1:]
-    lat = 90 - 180 / rows * (np.arange(rows) + 0.5)
-    coords = {
-        "latitude": ("latitude", lat, {"units": "degrees_north"}),
-        "longitude": ("longitude", np.arange(columns) * 360 / columns, {"units": "degrees_east"}),
-    }
+    # The reference's input is normalised; any mean and std give physical fields.
     random = np.random.default_rng(3)
     mean = {channel: random.normal(0, 50) for channel in VARIABLES}
     std = {channel: random.uniform(0.5, 20) for channel in VARIABLES}
-    for name, values in (("mean", mean), ("std", std)):
-        arrays = {v: ("level", [values[v, level] for level in LEVELS]) for v in ("U", "V")}
-        arrays |= {v: ((), values[v, None]) for v in ("SP", "t2m")}
-        xr.Dataset(arrays, {"level": LEVELS}).to_netcdf(tmp_path / f"{name}.nc")
+    write_statistics(tmp_path / "mean.nc", mean)
+    write_statistics(tmp_path / "std.nc", std)
+    input_CHW = golden["x"][0, :, 0]
+    write_static_and_analysis(tmp_path, input_CHW, mean, std)
+    (tmp_path / "config.yml").write_text(yaml.safe_dump(published_config(tmp_path, settings)))
+
+    expected_CHW = golden["y_eval"][0, :, 0]
+    truth = {}
+    for index, (variable, level) in enumerate(VARIABLES):
+        channel = (variable, level)
+        truth[f"{variable}_{level}"] = expected_CHW[index] * std[channel] + mean[channel]
+    np.savez(tmp_path / "truth.npz", **truth)
+    return tmp_path
+
+
+def write_statistics(path: Path, values: dict[tuple[str, int | None], float]) -> None:
+    """Write one number for each variable and level, as published files of means and stds have them."""
+    arrays = {}
+    for variable in ("U", "V"):
+        arrays[variable] = ("level", [values[variable, level] for level in LEVELS])
+    for variable in ("SP", "t2m"):
+        arrays[variable] = ((), values[variable, None])
+    xr.Dataset(arrays, {"level": LEVELS}).to_netcdf(path)
+
+
+def write_static_and_analysis(folder: Path, input_CHW: np.ndarray, mean: dict, std: dict) -> None:
+    """Write static.nc and analysis.nc with the fields of a normalised input of the network."""
+    rows, columns = input_CHW.shape[1:]
+    latitudes = 90 - 180 / rows * (np.arange(rows) + 0.5)
+    coords = {
+        "latitude": ("latitude", latitudes, {"units": "degrees_north"}),
+        "longitude": ("longitude", np.arange(columns) * 360 / columns, {"units": "degrees_east"}),
+    }
     cells = ("latitude", "longitude")
-    # the files run from south to north: the import must turn them
-    static = xr.Dataset({"Z_GDS4_SFC": (cells, x[12]), "LSM": (cells, x[13])}, coords)
-    static.isel(latitude=slice(None, None, -1)).to_netcdf(tmp_path / "static.nc")
-    physical = {channel: x[i].astype(np.float64) * std[channel] + mean[channel] for i, channel in enumerate(VARIABLES)}
-    fields = {v: (("time", "level", *cells), np.stack([physical[v, level] for level in LEVELS])[None]) for v in "UV"}
-    fields |= {v: (("time", *cells), physical[v, None][None]) for v in ("SP", "t2m")}
-    time = ("time", [0.0], {"units": "hours since 2020-06-01", "calendar": "standard"})
-    xr.Dataset(fields, {"time": time, "level": ("level", LEVELS, {"units": "1"}), **coords}).to_netcdf(
-        tmp_path / "analysis.nc"
-    )
-    derived = ("image_height", "image_width", "in_channels", "out_channels", "frames", "output_frames")
-    config = {
-        "save_loc": str(tmp_path / "run"),
+    # The static file runs from south to north: the import must turn it.
+    static = xr.Dataset({"Z_GDS4_SFC": (cells, input_CHW[12]), "LSM": (cells, input_CHW[13])}, coords)
+    static.isel(latitude=slice(None, None, -1)).to_netcdf(folder / "static.nc")
+
+    physical = {}
+    for index, channel in enumerate(VARIABLES):
+        physical[channel] = input_CHW[index].astype(np.float64) * std[channel] + mean[channel]
+    fields = {}
+    for variable in ("U", "V"):
+        column = np.stack([physical[variable, level] for level in LEVELS])
+        fields[variable] = (("time", "level", *cells), column[None])
+    for variable in ("SP", "t2m"):
+        fields[variable] = (("time", *cells), physical[variable, None][None])
+    time = ("time", [0.0], {"units": f"hours since {INITIAL_TIME}", "calendar": "standard"})
+    level = ("level", LEVELS, {"units": "1"})
+    xr.Dataset(fields, {"time": time, "level": level, **coords}).to_netcdf(folder / "analysis.nc")
+
+
+def published_config(folder: Path, settings: dict[str, object]) -> dict[str, object]:
+    """Return the config of a run with the network of the reference and the files in `folder`."""
+    network = {key: value for key, value in settings.items() if key not in DERIVED_SETTINGS}
+    return {
+        "save_loc": str(folder / "run"),
         "data": {
-            "sources": [{"path": str(tmp_path / "analysis.nc")}, {"path": str(tmp_path / "static.nc")}],
+            "sources": [{"path": str(folder / "analysis.nc")}, {"path": str(folder / "static.nc")}],
             "levels": LEVELS,
             "level_units": "model_level",
             "variables": {
@@ -70,30 +114,24 @@ def published(tmp_path: Path, repository: Path) -> Path:
                 "test": ["2020-01-11", "2020-12-31"],
             },
         },
-        "model": {"type": "wxformer", "residual": False}
-        | {key: value for key, value in settings.items() if key not in derived},
+        "model": {"type": "wxformer", "residual": False, **network},
         "trainer": {"max_steps": 1, "device": "cpu"},
-        "inference": {"initial_times": ["2020-06-01"], "lead_time": "6h"},
+        "inference": {"initial_times": [INITIAL_TIME], "lead_time": "6h"},
     }
-    (tmp_path / "config.yml").write_text(yaml.safe_dump(config))
-    expected = golden["y_eval"][0, :, 0]
-    truth = {channel: expected[i] * std[channel] + mean[channel] for i, channel in enumerate(VARIABLES)}
-    np.savez(tmp_path / "truth.npz", **{f"{v}_{level}": value for (v, level), value in truth.items()})
-    return tmp_path
 
 
-def files(folder: Path) -> list[str]:
-    return [f"--{name}={folder / file}" for name, file in
-            (("weights", "model.pt"), ("mean", "mean.nc"), ("std", "std.nc"), ("static", "static.nc"))]  # fmt: skip
+def import_options(folder: Path) -> list[str]:
+    """Return the options of ``credit convert`` that name the published files."""
+    files = {"weights": "model.pt", "mean": "mean.nc", "std": "std.nc", "static": "static.nc"}
+    return [f"--{option}={folder / file}" for option, file in files.items()]
 
 
 @pytest.mark.slow
 def test_published_weights_forecast(published: Path, command) -> None:
     config = published / "config.yml"
-    done = command("convert", config, *files(published))
-    assert done.returncode == 0, done.stderr
-    done = command("rollout", config)
-    assert done.returncode == 0, done.stderr
+    for arguments in (("convert", config, *import_options(published)), ("rollout", config)):
+        process = command(*arguments)
+        assert process.returncode == 0, process.stderr
     truth = np.load(published / "truth.npz")
     with xr.open_dataset(published / "run" / "forecasts" / "forecast_2020-06-01T00.nc") as forecast:
         for variable, level in VARIABLES:
@@ -112,16 +150,16 @@ def test_published_weights_forecast(published: Path, command) -> None:
 @pytest.mark.slow
 def test_what_is_wrong_with_the_files_is_said(published: Path, command) -> None:
     config = published / "config.yml"
-    for extra, says in (
+    for overrides, message in (
         (["--levels=10,60,100,120,136"], "no level 136"),
         (["--variables=U,W"], "no variable W"),
         (["model.dim=[16,32,64,128]"], "of another model"),
         ([f"--weights={published / 'mean.nc'}"], "is not a file of torch.save"),
         ([f"--static={published / 'mean.nc'}"], "has no coordinate latitude"),
     ):
-        done = command("convert", config, *files(published), *extra)
-        assert done.returncode in (1, 2) and says in done.stderr, (extra, done.stderr)
-        assert "Traceback" not in done.stderr
+        process = command("convert", config, *import_options(published), *overrides)
+        assert process.returncode in (1, 2) and message in process.stderr, (overrides, process.stderr)
+        assert "Traceback" not in process.stderr
         assert not list(published.glob("run/checkpoints/*"))
-    done = command("convert", config, "--weights", "x.pt")
-    assert done.returncode == 2 and "--mean, --std, --static" in done.stderr
+    process = command("convert", config, "--weights", "x.pt")
+    assert process.returncode == 2 and "--mean, --std, --static" in process.stderr

@@ -15,76 +15,108 @@ from credit.cli.main import main
 from credit.forecast.io.forecast_reader import open_forecasts
 
 
+def prepare_two_runs(folder: Path) -> str:
+    """Train two runs, make their forecasts and return the config file of the first; the second is in `second`.
+
+    The config has an event, and SEEPS, for which the waves' rain stands.
+    """
+    path = folder / "config.yml"
+    document = yaml.safe_load(path.read_text())
+    document["data"]["variable_options"]["rain"]["temporal"] = "accumulate"
+    document["verification"] |= {"events": {"warm": {"channel": "t2m", "above_quantile": 0.8}}, "seeps": ["rain"]}
+    path.write_text(yaml.safe_dump(document))
+    second = ("experiment=second try", f"save_loc={folder / 'second'}", "seed=1", "inference.folder=made")
+    for overrides in ((), second):
+        assert main(["train", str(path), "trainer.max_steps=3", *overrides]) == 0
+        assert main(["rollout", str(path), *overrides]) == 0
+    return str(path)
+
+
+def read_figures(run: Path) -> dict[Path, bytes]:
+    """Return the contents of the figures of a run."""
+    return {path: path.read_bytes() for path in (run / "figures").iterdir()}
+
+
 @pytest.mark.slow
 def test_without_files_and_against_another_run(small_run: Path, capsys: pytest.CaptureFixture) -> None:
-    """With an event and SEEPS, which the waves' rain stands for."""
-    raw = yaml.safe_load((small_run / "config.yml").read_text())
-    raw["data"]["variable_options"]["rain"]["temporal"] = "accumulate"
-    raw["verification"] |= {"events": {"warm": {"channel": "t2m", "above_quantile": 0.8}}, "seeps": ["rain"]}
-    (small_run / "config.yml").write_text(yaml.safe_dump(raw))
-    config, run = str(small_run / "config.yml"), small_run / "run"
-    second = ("experiment=second try", f"save_loc={small_run / 'second'}", "seed=1", "inference.folder=made")
-    for own in ((), second):
-        assert main(["train", config, "trainer.max_steps=3", *own]) == 0
-        assert main(["rollout", config, *own]) == 0
+    config = prepare_two_runs(small_run)
+    run = small_run / "run"
     animated = f"verification.animate=[{open_forecasts(run / 'forecasts').channel_names[0]}]"
     assert main(["verify", config, animated]) == 0
-    from_files, pictures = (run / "scores.csv").read_bytes(), {p: p.read_bytes() for p in (run / "figures").iterdir()}
-    assert {path.name.split("_")[0] for path in pictures} >= {"maps", "hovmoeller", "animation"}
-    assert sum(path.name.startswith("hovmoeller_latitude_") for path in pictures) > 1
-    assert b",brier_skill:warm," in from_files and b",seeps," in from_files
+    scores_of_files = (run / "scores.csv").read_bytes()
+    figures_of_files = read_figures(run)
+    assert {path.name.split("_")[0] for path in figures_of_files} >= {"maps", "hovmoeller", "animation"}
+    assert sum(path.name.startswith("hovmoeller_latitude_") for path in figures_of_files) > 1
+    assert b",brier_skill:warm," in scores_of_files and b",seeps," in scores_of_files
+
+    # Forecasts that are made while scoring give the same scores and figures.
     (run / "scores.csv").unlink()
     for path in (run / "forecasts").iterdir():
         path.unlink()
     assert main(["verify", config, animated, "--online"]) == 0
-    assert (run / "scores.csv").read_bytes() == from_files
-    assert {path: path.read_bytes() for path in (run / "figures").iterdir()} == pictures
+    assert (run / "scores.csv").read_bytes() == scores_of_files
+    assert read_figures(run) == figures_of_files
     capsys.readouterr()
 
-    # the first run has no files left, the second is named by its folder
+    # The first run has no files left; the second is named by its folder.
     assert main(["verify", config, str(small_run / "second"), "--online"]) == 0
-    said = capsys.readouterr().out
-    assert "Ratio: small over second_try" in said and "against_second_try" in said
-    assert (run / "scores.csv").read_bytes() == from_files  # as it was
-    with xr.open_dataset(run / "against_second_try" / "scores.nc") as scores, xr.open_dataset(run / "scores.nc") as own:
+    output = capsys.readouterr().out
+    assert "Ratio: small over second_try" in output and "against_second_try" in output
+    # The scores of the first run stay as they were.
+    assert (run / "scores.csv").read_bytes() == scores_of_files
+    require_consistent_comparison(run)
+    require_json_of_namesakes(small_run, config, capsys)
+    require_errors_about_the_second_run(small_run, config, capsys)
+
+
+def require_consistent_comparison(run: Path) -> None:
+    """Assert that the scores against the second run agree with those of the first, and the differences with both."""
+    folder = run / "against_second_try"
+    with xr.open_dataset(folder / "scores.nc") as scores, xr.open_dataset(run / "scores.nc") as run_scores:
         assert scores["reference"].values.tolist() == ["best_baseline", "second_try"]
         for name in ("rmse", "brier", "seeps"):
-            xr.testing.assert_equal(scores[name].sel(forecast="model"), own[name].sel(forecast="model"))
+            xr.testing.assert_equal(scores[name].sel(forecast="model"), run_scores[name].sel(forecast="model"))
         assert np.isfinite(scores["brier"].sel(forecast="second_try")).all()
-        rmse = scores["rmse"].sel(region="global", season="all")
-        ratio = rmse.sel(forecast="model") / rmse.sel(forecast="second_try") - 1
-        difference = scores["rmse_difference"].sel(reference="second_try", region="global", season="all")
-        xr.testing.assert_allclose(difference.drop_vars("reference"), ratio)
-        for name in ("brier", "seeps"):
-            own = scores[name].sel(region="global", season="all")
-            ratio = own.sel(forecast="model") / own.sel(forecast="second_try") - 1
+        for name in ("rmse", "brier", "seeps"):
+            score = scores[name].sel(region="global", season="all")
+            ratio = score.sel(forecast="model") / score.sel(forecast="second_try") - 1
             difference = scores[f"{name}_difference"].sel(reference="second_try", region="global", season="all")
             xr.testing.assert_allclose(difference.drop_vars("reference"), ratio)
-            assert np.isfinite(difference).any()
-    assert "second_try" in (run / "against_second_try" / "report.html").read_text()
+            if name != "rmse":
+                assert np.isfinite(difference).any()
+    assert "second_try" in (folder / "report.html").read_text()
 
-    assert main(["verify", config, str(small_run / "second"), str(run)]) == 2
-    assert "one run is compared with one other" in capsys.readouterr().err
-    assert main(["verify", config, str(small_run / "second"), "verification.other_forecasts={second_try: x}"]) == 2
-    assert "is the name of another forecast here" in capsys.readouterr().err
-    namesake = f"experiment={yaml.safe_load((small_run / 'second' / 'config.yml').read_text())['experiment']}"
+
+def require_json_of_namesakes(small_run: Path, config: str, capsys: pytest.CaptureFixture) -> None:
+    """Assert that a second run of the same experiment is named by its folder, here in the JSON document."""
+    experiment = yaml.safe_load((small_run / "second" / "config.yml").read_text())["experiment"]
     capsys.readouterr()
+    namesake = f"experiment={experiment}"
     assert main(["verify", config, str(small_run / "second"), "--online", "--json", "--quiet", namesake]) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["reference"] == "second" and document["files"]["report"].endswith("against_second/report.html")
     assert all(row["rmse"]["model"] > 0 for row in document["rows"])
-    assert (run / "against_second" / "scores.csv").exists()
-    assert main(["verify", config, str(small_run / "second" / "made")]) == 2
-    said = capsys.readouterr().err
-    assert "is not a run folder: config.yml is missing" in said and "verification.other_forecasts" in said
-    times = ", ".join(f"2000-02-{day:02d}T00:00:00" for day in range(9, 25))  # longer than names of files can be
-    assert main(["verify", config, f"inference.initial_times=[{times}]", "verification.regions=[nowhere]"]) == 2
-    assert "nowhere" in capsys.readouterr().err
+    assert (small_run / "run" / "against_second" / "scores.csv").exists()
+
+
+def require_errors_about_the_second_run(small_run: Path, config: str, capsys: pytest.CaptureFixture) -> None:
+    """Assert that what is not a second run, or too many of them, is refused with a message."""
+    second = str(small_run / "second")
+    # Longer than names of files can be.
+    times = ", ".join(f"2000-02-{day:02d}T00:00:00" for day in range(9, 25))
     (small_run / "lr=0.1").mkdir()
-    assert main(["verify", config, str(small_run / "lr=0.1")]) == 2
-    assert "lr=0.1: is not a run folder" in capsys.readouterr().err
-    assert main(["verify", config, str(small_run / "nowhere.yml")]) == 2
-    assert "nowhere.yml" in capsys.readouterr().err
+    for arguments, messages in (
+        ([second, str(small_run / "run")], ["one run is compared with one other"]),
+        ([second, "verification.other_forecasts={second_try: x}"], ["is the name of another forecast here"]),
+        ([f"{second}/made"], ["is not a run folder: config.yml is missing", "verification.other_forecasts"]),
+        ([f"inference.initial_times=[{times}]", "verification.regions=[nowhere]"], ["nowhere"]),
+        ([str(small_run / "lr=0.1")], ["lr=0.1: is not a run folder"]),
+        ([str(small_run / "nowhere.yml")], ["nowhere.yml"]),
+    ):
+        capsys.readouterr()
+        assert main(["verify", config, *arguments]) == 2
+        error = capsys.readouterr().err
+        assert all(message in error for message in messages), error
 
 
 def test_what_a_forecast_has_seen_is_not_scored_and_other_weights_are_named(small_run: Path, command: Callable) -> None:

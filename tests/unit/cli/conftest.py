@@ -19,13 +19,17 @@ from tests.unit.cli.world import write_world
 
 @pytest.fixture(scope="session")
 def worlds(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Returns what gives a folder without a fault; its argument is that of `Fault.needs`. Each is made once."""
-    made: dict[str, Path] = {}
+    """Return a function that returns a folder without a fault; its argument is that of `Fault.needs`.
 
-    def build(needs: str) -> Path:
-        if needs in made:
-            return made[needs]
-        made[needs] = folder = tmp_path_factory.mktemp("world")
+    Each folder is made once; tests that change it copy it.
+    """
+    folders: dict[str, Path] = {}
+
+    def build_world(needs: str) -> Path:
+        if needs in folders:
+            return folders[needs]
+        folder = tmp_path_factory.mktemp("world")
+        folders[needs] = folder
         write_world(folder)
         with chdir(folder):
             if needs == "store":
@@ -34,12 +38,12 @@ def worlds(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
                 assert main._run_command("train", ["config.yml", "trainer.checkpoint_every=1"], "credit_train") == 0
         return folder
 
-    return build
+    return build_world
 
 
 @pytest.fixture
 def world(tmp_path: Path, worlds: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder without a fault, which is the present one."""
+    """Copy of a folder without a fault, as the current folder."""
     shutil.copytree(worlds(""), tmp_path, symlinks=True, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -47,7 +51,7 @@ def world(tmp_path: Path, worlds: Callable[[str], Path], monkeypatch: pytest.Mon
 
 @pytest.fixture
 def plugins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """What a plugin registers is forgotten."""
+    """Forget after the test what the plugins of `tests.unit.cli.world` register."""
     isolate(monkeypatch)
     monkeypatch.syspath_prepend(tmp_path)
     yield

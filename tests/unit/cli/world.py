@@ -47,7 +47,7 @@ CONFIG: dict[str, Any] = {
 }
 
 
-def fields(times: int = 20, seed: int = 0) -> dict[str, np.ndarray]:
+def make_fields(times: int = 20, seed: int = 0) -> dict[str, np.ndarray]:
     """Return the fields of one file."""
     made = {
         "t": random_fields(times, 2, H, W, seed=seed),
@@ -57,69 +57,69 @@ def fields(times: int = 20, seed: int = 0) -> dict[str, np.ndarray]:
     return {**made, "ground": random_fields(H, W, seed=99)}
 
 
-def hours(file: int) -> list[int]:
+def hours_of_file(file: int) -> list[int]:
     """Return the times of file 1 or 2."""
     return [6 * n for n in range(20 * (file - 1), 20 * file)]
 
 
-def write_half(folder: Path, file: int, values: dict[str, np.ndarray] | None = None, **options: Any) -> None:
+def write_data_file(folder: Path, file: int, values: dict[str, np.ndarray] | None = None, **options: Any) -> None:
     """Write one of the two files anew; `options` are those of `write_file`."""
-    values = {**fields(seed=10 * file), **(values or {})}
-    options = {"hours": hours(file), "levels": [500, 850], **options}
+    values = {**make_fields(seed=10 * file), **(values or {})}
+    options = {"hours": hours_of_file(file), "levels": [500, 850], **options}
     write_file(folder / f"data_{file}.nc", values, **options)
 
 
 def write_world(folder: Path) -> None:
     """Write two files and a config without a fault."""
     for file in (1, 2):
-        write_half(folder, file)
+        write_data_file(folder, file)
     (folder / "config.yml").write_text(yaml.safe_dump(CONFIG))
 
 
-def with_value(name: str, place: tuple, value: float) -> Callable[[Path], None]:
+def put_value(name: str, place: tuple, value: float) -> Callable[[Path], None]:
     """Put one value into a variable of the first file."""
 
     def spoil(folder: Path) -> None:
-        values = fields(seed=10)[name]
+        values = make_fields(seed=10)[name]
         values[place] = value
-        write_half(folder, 1, {name: values})
+        write_data_file(folder, 1, {name: values})
 
     return spoil
 
 
-def rewritten(file: int = 2, values: Callable[[], dict] = dict, **options: Any) -> Callable[[Path], None]:
+def rewrite_file(file: int = 2, values: Callable[[], dict] = dict, **options: Any) -> Callable[[Path], None]:
     """Write a file with other options or values."""
-    return lambda folder: write_half(folder, file, values(), **options)
+    return lambda folder: write_data_file(folder, file, values(), **options)
 
 
-def in_both(values: Callable[[int], dict] = lambda file: {}, **options: Any) -> Callable[[Path], None]:
+def rewrite_both_files(values: Callable[[int], dict] = lambda file: {}, **options: Any) -> Callable[[Path], None]:
     """Write both files with other options or values."""
 
     def spoil(folder: Path) -> None:
         for file in (1, 2):
-            write_half(folder, file, values(file), **options)
+            write_data_file(folder, file, values(file), **options)
 
     return spoil
 
 
-def cut(folder: Path) -> None:
+def truncate_second_file(folder: Path) -> None:
     """Truncate the second file."""
     path = folder / "data_2.nc"
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
 
-def coarser(folder: Path) -> None:
+def coarsen_second_file(folder: Path) -> None:
     """Put the second file on another grid."""
-    values = {name: value[..., ::2, ::2] for name, value in fields(seed=20).items()}
-    write_file(folder / "data_2.nc", values, hours(2), levels=[500, 850])
+    values = {name: value[..., ::2, ::2] for name, value in make_fields(seed=20).items()}
+    write_file(folder / "data_2.nc", values, hours_of_file(2), levels=[500, 850])
 
 
-def overlapping(folder: Path) -> None:
+def make_files_overlap(folder: Path) -> None:
     """Give the second file a time of the first, with other values."""
-    write_half(folder, 2, hours=[hours(1)[-1], *hours(2)[1:]])
+    write_data_file(folder, 2, hours=[hours_of_file(1)[-1], *hours_of_file(2)[1:]])
 
 
-def held(name: str) -> Callable[[Path], None]:
+def occupy_run_folder(name: str) -> Callable[[Path], None]:
     """Leave something, as another run would, in the run's folder."""
 
     def spoil(folder: Path) -> None:
@@ -130,7 +130,7 @@ def held(name: str) -> Callable[[Path], None]:
     return spoil
 
 
-def climatology(rows: int = H, columns: int = W) -> Callable[[Path], None]:
+def write_climatology(rows: int = H, columns: int = W) -> Callable[[Path], None]:
     """Write a climatology by day of the year, clim.nc."""
 
     def spoil(folder: Path) -> None:
@@ -147,7 +147,7 @@ def climatology(rows: int = H, columns: int = W) -> Callable[[Path], None]:
     return spoil
 
 
-def others(
+def write_other_forecasts(
     rows: int = H, levels: tuple[float, ...] = (500.0, 850.0), start: str = "2000-01-08", lead: int = 6,
     **units: str | None,
 ) -> Callable[[Path], None]:  # fmt: skip
@@ -171,47 +171,47 @@ def others(
     return spoil
 
 
-def others_with_a_hole(folder: Path) -> None:
+def write_other_forecasts_with_gap(folder: Path) -> None:
     """Write forecasts of another program of which a chunk is lost."""
-    others()(folder)
+    write_other_forecasts()(folder)
     shutil.rmtree(folder / "others.zarr" / "t2m")
     others_of_t2m = xr.Dataset({"t2m": xr.open_zarr(folder / "others.zarr")["t"].isel(level=0, drop=True)})
     hole = others_of_t2m.where(others_of_t2m["latitude"] < 80)
     hole.to_zarr(folder / "others.zarr", zarr_format=2, mode="a")
 
 
-def regional(folder: Path) -> None:
+def cut_to_hemisphere(folder: Path) -> None:
     """Cut both files to the northern hemisphere."""
     for file in (1, 2):
-        values = {name: value[..., : H // 2, :] for name, value in fields().items()}
+        values = {name: value[..., : H // 2, :] for name, value in make_fields().items()}
         lat = np.linspace(90 - 90 / H, -90 + 90 / H, H)[: H // 2]
-        write_file(folder / f"data_{file}.nc", values, hours(file), levels=[500, 850], lat=lat)
+        write_file(folder / f"data_{file}.nc", values, hours_of_file(file), levels=[500, 850], lat=lat)
 
 
-def drop(*names: str) -> Callable[[Path], None]:
+def drop_variables(*names: str) -> Callable[[Path], None]:
     """Leave variables out of both files."""
 
     def spoil(folder: Path) -> None:
         for file in (1, 2):
-            values = {name: value for name, value in fields(seed=10 * file).items() if name not in names}
-            write_file(folder / f"data_{file}.nc", values, hours(file), levels=[500, 850])
+            values = {name: value for name, value in make_fields(seed=10 * file).items() if name not in names}
+            write_file(folder / f"data_{file}.nc", values, hours_of_file(file), levels=[500, 850])
 
     return spoil
 
 
-def in_celsius(file: int) -> dict[str, np.ndarray]:
-    return {"t2m": fields(seed=10 * file)["t2m"] - 273.15}
+def t2m_in_celsius(file: int) -> dict[str, np.ndarray]:
+    return {"t2m": make_fields(seed=10 * file)["t2m"] - 273.15}
 
 
-def uniform(file: int) -> dict[str, np.ndarray]:
+def uniform_t2m(file: int) -> dict[str, np.ndarray]:
     return {"t2m": np.full((20, H, W), 280.0, dtype=np.float32)}
 
 
-def moving_static(file: int) -> dict[str, np.ndarray]:
+def static_with_time(file: int) -> dict[str, np.ndarray]:
     return {"ground": random_fields(20, H, W)}
 
 
-def text(name: str, content: str) -> Callable[[Path], object]:
+def write_text_file(name: str, content: str) -> Callable[[Path], object]:
     """Write a text file."""
     return lambda folder: (folder / name).write_text(content)
 
@@ -248,7 +248,7 @@ def change_a_source(folder: Path) -> None:
     meta = dict(store.attrs)["credit"]
     states = {str(folder / Path(key).name): state for key, state in meta["sources"].items()}
     store.attrs["credit"] = meta | {"sources": states}
-    write_half(folder, 2, fields(seed=5))
+    write_data_file(folder, 2, make_fields(seed=5))
     os.utime(path, ns=(0, 0))
 
 
@@ -257,7 +257,7 @@ def checkpoints(folder: Path) -> list[Path]:
     return sorted((folder / "run" / "checkpoints").glob("step_*"))
 
 
-def damage(*numbers: int) -> Callable[[Path], None]:
+def damage_checkpoints(*numbers: int) -> Callable[[Path], None]:
     """Flip a byte in these checkpoints."""
 
     def spoil(folder: Path) -> None:
@@ -270,11 +270,11 @@ def damage(*numbers: int) -> Callable[[Path], None]:
     return spoil
 
 
-def unfinished(folder: Path) -> None:
+def remove_last_manifest(folder: Path) -> None:
     (checkpoints(folder)[-1] / "manifest.json").unlink()
 
 
-def slow(folder: Path) -> None:
+def write_slow_metrics(folder: Path) -> None:
     """Leave the metrics of a slow run."""
     (folder / "run").mkdir(exist_ok=True)
     rows = [{"step": n, "loss": 1.0, "samples_per_s": 0.1} for n in (1, 2)]
@@ -302,9 +302,9 @@ class Seeded(ForecastModel):
 """
 
 
-def failing_postprocess() -> Callable[[Path], object]:
+def write_failing_postprocess() -> Callable[[Path], object]:
     """Return a function that writes a plugin whose post-process fails in its constructor."""
-    return text(
+    return write_text_file(
         "seeded_postprocess.py",
         "from typing import Literal\n"
         "from credit.config.sections.postprocess import PostprocessSection\n"
@@ -318,9 +318,9 @@ def failing_postprocess() -> Callable[[Path], object]:
     )
 
 
-def failing_objective() -> Callable[[Path], object]:
+def write_failing_objective() -> Callable[[Path], object]:
     """Return a function that writes a plugin whose training objective fails in its constructor."""
-    return text(
+    return write_text_file(
         "seeded_objective.py",
         "from typing import Literal\n"
         "from credit.config.sections.trainer import ObjectiveSection\n"
@@ -335,6 +335,6 @@ def failing_objective() -> Callable[[Path], object]:
     )
 
 
-def plugin(forward: str = "pass", init: str = "pass") -> Callable[[Path], object]:
+def write_model_plugin(forward: str = "pass", init: str = "pass") -> Callable[[Path], object]:
     """Write a plugin with a model."""
-    return text("seeded_model.py", MODEL.format(forward=forward, init=init))
+    return write_text_file("seeded_model.py", MODEL.format(forward=forward, init=init))

@@ -1,4 +1,4 @@
-"""A fault that ``credit_check`` must find."""
+"""Description of a fault that ``credit check`` must find."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Fault:
-    """A fault, and what must be said of it.
+    """A fault and the error message that the command must print.
 
     Attributes:
-        name: what is wrong.
-        words: all of them must stand in one problem.
-        overrides: of the config; paths are relative to the world's folder.
-        spoil: changes files; it gets the folder.
-        needs: ``store`` for a complete store, ``run`` for a run of two steps with a checkpoint.
-        arguments: further ones of the command.
-        environ: variables.
-        free: bytes that every disk has left, None for the truth.
-        absent: a module that is not installed.
-        count: number of problems, where one fault has several faces.
+        name: what is wrong, as the id of the test.
+        words: parts of one error message.
+        overrides: overrides of the config; paths are relative to the world's folder.
+        spoil: function that changes files of the world; its argument is the folder.
+        needs: ``store`` for a world with a complete store, ``run`` for one with a run of two steps, empty for neither.
+        arguments: further arguments of the command.
+        environ: environment variables to set.
+        free: free bytes of every disk, None for the real number.
+        absent: name of a module that is made to look as if it were not installed.
+        count: number of errors that the fault causes.
     """
 
     name: str

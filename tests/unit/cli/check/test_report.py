@@ -10,7 +10,7 @@ import pytest
 
 from credit.cli import main
 from credit.cli.check.report import CheckReport, group_messages
-from tests.unit.cli.world import hours
+from tests.unit.cli.world import hours_of_file
 from tests.unit.data.files_on_the_fly import random_fields, write_file
 
 
@@ -55,7 +55,7 @@ def test_warnings_alone_are_no_failure() -> None:
 
 
 def test_json_is_all_that_is_printed(world: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write_file(world / "data_other.nc", {"T2M": random_fields(20, 16, 32)}, hours(1))
+    write_file(world / "data_other.nc", {"T2M": random_fields(20, 16, 32)}, hours_of_file(1))
     arguments = ["config.yml", "trainer.walltime=1min", "trainer.monitor=rmse/z500/6h", "loss.weights={z: 1}"]
     assert main._run_command("check", [*arguments, "--json"], "credit check") == 2
     document = json.loads(capsys.readouterr().out)

@@ -13,7 +13,7 @@ import yaml
 from credit.cli import main
 from credit.cli.doctor import sections
 from credit.cli.doctor.redact import is_secret, redact
-from tests.unit.cli.world import damage
+from tests.unit.cli.world import damage_checkpoints
 
 LOG = """2026-01-01T00:00:00Z INFO credit: reading https://alice:Hunter2Hunter2@data.example.org/era5.zarr
 2026-01-01T00:00:01Z INFO credit: GET https://bucket.example.org/x.nc?X-Amz-Credential=CRED-1234567&X-Amz-Signature=5166&a=1
@@ -147,7 +147,7 @@ def test_a_config_that_cannot_be_read_gets_a_report(
 
 
 def test_a_damaged_checkpoint_is_named(patient: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    damage(-1)(patient)
+    damage_checkpoints(-1)(patient)
     text = examine(capsys)
     assert "step_00000002: model/rank_00000.safetensors does not match its checksum" in text
     assert "step_00000001: intact" in text
