@@ -65,15 +65,15 @@ def measure(settings: dict, ranks: int, checkpoint: bool | str) -> tuple[dict[st
         apply_tensor_parallel(model, init_device_mesh("cpu", (ranks,)))
     if checkpoint:
         checkpoint_blocks(model, checkpoint)
-    live = LiveMemory(known=map(local_shard, (*model.parameters(), *model.buffers())))
+    live = LiveMemory(existing_tensors=map(local_shard, (*model.parameters(), *model.buffers())))
     name_parts(model, live)
     live.part = "fields"
     with live:
         result = model.train()(fields)
-        kept = dict(live.now)
+        saved_bytes = dict(live.now)
         live.part = "backward"
         result.square().mean().backward()
-    return kept, live.peak
+    return saved_bytes, live.peak
 
 
 def main() -> None:
@@ -87,10 +87,10 @@ def main() -> None:
     for ranks in (1, 2, 4):
         dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
         for checkpoint in (False, "selective", True):
-            kept, peak = measure(settings, ranks, checkpoint)
-            by_part = " | ".join(f"{kept.get(part, 0) / 1e6:.0f}" for part in parts)
+            saved_bytes, peak = measure(settings, ranks, checkpoint)
+            by_part = " | ".join(f"{saved_bytes.get(part, 0) / 1e6:.0f}" for part in parts)
             print(
-                f"| {ranks} | {checkpoint} | {by_part} | {sum(kept.values()) / 1e6:.0f} | {peak / 1e6:.0f} |",
+                f"| {ranks} | {checkpoint} | {by_part} | {sum(saved_bytes.values()) / 1e6:.0f} | {peak / 1e6:.0f} |",
                 flush=True,
             )
         dist.destroy_process_group()

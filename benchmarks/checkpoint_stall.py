@@ -34,8 +34,8 @@ def build_state(parameters: float, ranks: int) -> dict[str, dict[str, Tensor]]:
     mesh = init_device_mesh("cpu", (ranks,)) if ranks > 1 else None
 
     def draw(*shape: int) -> Tensor:
-        whole = torch.randn(shape)
-        return whole if mesh is None else distribute_tensor(whole, mesh, [Shard(0)], src_data_rank=None)
+        full_tensor = torch.randn(shape)
+        return full_tensor if mesh is None else distribute_tensor(full_tensor, mesh, [Shard(0)], src_data_rank=None)
 
     layers = round(parameters / (WIDTH * WIDTH + WIDTH))
     shapes = {f"{n}.{kind}": shape for n in range(layers) for kind, shape in (("w", (WIDTH, WIDTH)), ("b", (WIDTH,)))}

@@ -135,16 +135,16 @@ def measure(case: str, args: argparse.Namespace) -> dict[str, float | str | None
         step()
     wait()
     seconds = (time.perf_counter() - began) / args.steps
-    found = {"ms": seconds * 1e3, "samples": samples / seconds, "gb": _peak_gb(device)}
-    found |= {"tflops": tflop and tflop / seconds, "mfu": ideal and ideal / seconds, "kernels": ""}
+    result = {"ms": seconds * 1e3, "samples": samples / seconds, "gb": _peak_gb(device)}
+    result |= {"tflops": tflop and tflop / seconds, "mfu": ideal and ideal / seconds, "kernels": ""}
     if args.kernels:
         activity = ProfilerActivity.CUDA if device.type == "cuda" else ProfilerActivity.CPU
         with profile(activities=[activity]) as profiled:
             step()
             wait()
         by = "self_cpu_time_total" if device.type == "cpu" else "self_device_time_total"
-        found["kernels"] = profiled.key_averages().table(sort_by=by, row_limit=args.kernels)
-    return found
+        result["kernels"] = profiled.key_averages().table(sort_by=by, row_limit=args.kernels)
+    return result
 
 
 def _peak_gb(device: torch.device) -> float:
@@ -166,18 +166,18 @@ def run_case(case: str, args: argparse.Namespace) -> dict[str, float | str | Non
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def show(case: str, found: list[dict[str, float | str | None]]) -> None:
+def show(case: str, results: list[dict[str, float | str | None]]) -> None:
     """Print the row of a case, and its kernels."""
     cells = []
     for name, digits in (("ms", 1), ("samples", 2), ("tflops", 2), ("mfu", 3), ("gb", 2)):
-        values = [one[name] for one in found if one[name] is not None]
+        values = [result[name] for result in results if result[name] is not None]
         spread = (
             [f"{value:.{digits}f}" for value in (statistics.median(values), min(values), max(values))] if values else []
         )
         cells.append(f"{spread[0]} ({spread[1]} to {spread[2]})" if spread else "")
     print(f"| {case} | {' | '.join(cells)} |")
-    if found[-1]["kernels"]:
-        print(found[-1]["kernels"])
+    if results[-1]["kernels"]:
+        print(results[-1]["kernels"])
 
 
 def main() -> None:
@@ -210,7 +210,7 @@ def main() -> None:
     print("| case | ms a step | samples/s | TFLOP/s | MFU | peak GB |")
     print("|---|---|---|---|---|---|")
     for number, case in enumerate(cases):
-        show(case, [found[number] for found in rounds])
+        show(case, [round_results[number] for round_results in rounds])
 
 
 if __name__ == "__main__":

@@ -68,8 +68,8 @@ def build_step(kind: str, dtype: str) -> tuple[Callable[[], None], list[Tensor]]
         with torch.inference_mode(), autocast:
             model(x)
 
-    known = [*model.parameters(), *model.buffers(), x, target]
-    return (train if kind == "train" else forecast), known
+    existing_tensors = [*model.parameters(), *model.buffers(), x, target]
+    return (train if kind == "train" else forecast), existing_tensors
 
 
 def measure(step: Callable[[], None]) -> Cost:
@@ -80,9 +80,9 @@ def measure(step: Callable[[], None]) -> Cost:
     return Cost(time.perf_counter() - wall_start, time.process_time() - cpu_start)
 
 
-def measure_peak(step: Callable[[], None], known: list[Tensor]) -> int:
+def measure_peak(step: Callable[[], None], existing_tensors: list[Tensor]) -> int:
     """Take a step and return the most bytes that its tensors took at a time."""
-    with LiveMemory(known) as live:
+    with LiveMemory(existing_tensors) as live:
         step()
     return live.peak
 
@@ -131,15 +131,15 @@ def main() -> None:
     kernels = [kernel for kernel in KERNELS if kernel.name in args.kernels]
     for kind in args.steps:
         for dtype in args.dtypes:
-            step, known = build_step(kind, dtype)
+            step, existing_tensors = build_step(kind, dtype)
             step()
             cost = measure(step)
-            peak = measure_peak(step, known)
+            peak = measure_peak(step, existing_tensors)
             print(f"\n{kind}, {dtype}: {cost.cpu_s:.2f} CPU s, {peak / 1e6:.0f} MB at the peak, with all kernels")
             print(f"{'without':20}{'CPU time':>26}{'wall time':>26}{'peak':>8}", flush=True)
             for kernel in kernels:
                 with plain_formulations(kernel):
-                    peak_without = measure_peak(step, known)
+                    peak_without = measure_peak(step, existing_tensors)
                 ratios = compare(step, kernel, args.rounds)
                 wall = describe([wall_ratio for wall_ratio, _ in ratios])
                 cpu = describe([cpu_ratio for _, cpu_ratio in ratios])

@@ -17,7 +17,7 @@ class LiveMemory(TorchDispatchMode):
     """Adds up, while it is entered, the storages that torch's operations make, until they are freed.
 
     Args:
-        known: tensors that are there before and are not to be counted.
+        existing_tensors: tensors that exist before and are not counted.
 
     Attributes:
         part: what storages made now are counted under; to be set by the caller.
@@ -25,13 +25,13 @@ class LiveMemory(TorchDispatchMode):
         peak: the most bytes that were there at a time, all parts together.
     """
 
-    def __init__(self, known: Iterable[torch.Tensor] = ()) -> None:
+    def __init__(self, existing_tensors: Iterable[torch.Tensor] = ()) -> None:
         super().__init__()
         self.part = ""
         self.now: Counter[str] = Counter()
         self.peak = 0
         self._sizes: dict[int, tuple[str, int]] = {}
-        self._known = {storage._cdata: storage for storage in (tensor.untyped_storage() for tensor in known)}
+        self._known = {storage._cdata: storage for storage in (tensor.untyped_storage() for tensor in existing_tensors)}
 
     def __enter__(self) -> LiveMemory:
         self._resize = torch.UntypedStorage.resize_

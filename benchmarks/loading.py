@@ -56,7 +56,9 @@ def configure(folder: Path, name: str, times: int) -> DataConfig:
 def chunk_files(conf: DataConfig, indices: list[int]) -> list[Path]:
     """Return the files that hold the fields of the samples that begin at some times of a store."""
     return [
-        Path(conf.store) / "fields" / "c" / str(index + one) / "0" / "0" / "0" for index in indices for one in (0, 1)
+        Path(conf.store) / "fields" / "c" / str(index + offset) / "0" / "0" / "0"
+        for index in indices
+        for offset in (0, 1)
     ]
 
 
@@ -113,14 +115,14 @@ def xbatcher_reads(path: Path) -> Callable[[list[int]], int] | None:
     except ImportError:
         return None
     dataset = xr.open_zarr(path)
-    made = xbatcher.BatchGenerator(
+    generator = xbatcher.BatchGenerator(
         dataset, input_dims={**dataset.sizes, "time": 2}, input_overlap={"time": 1}, preload_batch=False
     )
 
     def read(indices: list[int]) -> int:
         total = 0
         for index in indices:
-            part = made[index].load()
+            part = generator[index].load()
             blocks = [part[name].values.reshape(2, -1, *part[name].shape[-2:]) for name in part.data_vars]
             total += torch.from_numpy(np.concatenate(blocks, axis=1)).nbytes
         return total

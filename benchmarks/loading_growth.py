@@ -69,7 +69,7 @@ def medians(ways: dict, rounds: int = ROUNDS) -> dict:
     for _ in range(rounds):
         for name, run in ways.items():
             taken[name].append(seconds(run))
-    return {name: statistics.median(one) for name, one in taken.items()}
+    return {name: statistics.median(durations) for name, durations in taken.items()}
 
 
 def small_config(pattern: Path, store: Path | None = None) -> DataConfig:
@@ -115,34 +115,34 @@ def by_files(fields: xr.Dataset, folder: Path) -> list[Panel]:
     ]
 
 
-def lengthen(one: Path, path: Path, years: int) -> None:
+def lengthen(source: Path, path: Path, years: int) -> None:
     """Write a store with the fields of another over and over, at the times that follow."""
-    shutil.copytree(one, path, ignore=shutil.ignore_patterns("c"))
-    before, group = zarr.open_group(one, mode="r"), zarr.open_group(path, mode="r+")
+    shutil.copytree(source, path, ignore=shutil.ignore_patterns("c"))
+    before, group = zarr.open_group(source, mode="r"), zarr.open_group(path, mode="r+")
     length = len(before["time"][:])
     count = round(years * 365.25 * 4)
     times = before["time"][0] + STEP * np.arange(count)
     for name, values in (("time", times), ("done", np.ones(count, np.uint8)), ("digest", np.zeros(count, np.uint64))):
         chunk = count if name == "time" else before[name].chunks[0]
-        made = group.create_array(name, shape=(count,), chunks=(chunk,), dtype=values.dtype, overwrite=True)
-        made[...] = values
+        array = group.create_array(name, shape=(count,), chunks=(chunk,), dtype=values.dtype, overwrite=True)
+        array[...] = values
     for name in ("latitude", "longitude", "masks", "static_fields"):
-        if (one / name / "c").exists():
-            shutil.copytree(one / name / "c", path / name / "c")
+        if (source / name / "c").exists():
+            shutil.copytree(source / name / "c", path / name / "c")
     group["fields"].resize((count, *before["fields"].shape[1:]))
     for number in range(count):
-        place = path / "fields" / "c" / str(number)
-        shutil.copytree(one / "fields" / "c" / str(number % length), place, copy_function=shutil.copyfile)
+        chunk_folder = path / "fields" / "c" / str(number)
+        shutil.copytree(source / "fields" / "c" / str(number % length), chunk_folder, copy_function=shutil.copyfile)
 
 
 def by_years(fields: xr.Dataset, folder: Path) -> list[Panel]:
     """Measure samples from a store against its length."""
     conf = small_config(folder / "year.nc", folder / "year.zarr")
     fields.to_netcdf(folder / "year.nc")
-    one = write_training_store(conf, progress=False)
+    year_store = write_training_store(conf, progress=False)
     paths = {years: folder / f"{years}years.zarr" for years in YEARS}
     for years, path in paths.items():
-        lengthen(one, path, years)
+        lengthen(year_store, path, years)
     opening = medians({years: lambda p=path: make_dataset(open_store(p), conf) for years, path in paths.items()}, 3)
     datasets = {years: make_dataset(open_store(path), conf) for years, path in paths.items()}
     rng = np.random.default_rng(1)

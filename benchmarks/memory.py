@@ -48,9 +48,9 @@ def held_bytes(mesh: DeviceGrid, data: str, decoder: str) -> tuple[int, int]:
     optimizer = build_optimizer(model, TrainerConfig(max_steps=1))
     for p in model.parameters():
         p.grad = torch.zeros_like(p)
-    held = [*model.parameters(), *model.buffers(), *(p.grad for p in model.parameters())]
-    held += [value for state in optimizer.state.values() for value in state.values()]
-    return parameters, sum(local_shard(t).numel() * local_shard(t).element_size() for t in held)
+    tensors = [*model.parameters(), *model.buffers(), *(p.grad for p in model.parameters())]
+    tensors += [value for state in optimizer.state.values() for value in state.values()]
+    return parameters, sum(local_shard(t).numel() * local_shard(t).element_size() for t in tensors)
 
 
 def main() -> None:
@@ -58,25 +58,25 @@ def main() -> None:
     parser.add_argument("--decoder", default="transposed", choices=("transposed", "pixel_shuffle"))
     decoder = parser.parse_args().decoder
     torch.set_num_threads(1)
-    launch = read_process_info()
-    if launch.world < 2:
+    process_info = read_process_info()
+    if process_info.world < 2:
         parser.error("start it with torchrun on two ranks or more")
-    with process_group(launch, torch.device("cpu"), timeout_minutes=20):
-        whole = 0
+    with process_group(process_info, torch.device("cpu"), timeout_minutes=20):
+        ddp_bytes = 0
         for conf in MESHES:
-            degrees = plan_degrees(ParallelismConfig(**conf), launch.world)
-            mesh = build_mesh(degrees, launch.rank, "cpu")
-            parameters, held = held_bytes(mesh, conf["data"], decoder)
-            most = torch.tensor(held)
-            dist.all_reduce(most, dist.ReduceOp.MAX)
-            whole = whole or most.item()
-            if launch.is_main:
+            degrees = plan_degrees(ParallelismConfig(**conf), process_info.world)
+            mesh = build_mesh(degrees, process_info.rank, "cpu")
+            parameters, rank_bytes = held_bytes(mesh, conf["data"], decoder)
+            max_bytes = torch.tensor(rank_bytes)
+            dist.all_reduce(max_bytes, dist.ReduceOp.MAX)
+            ddp_bytes = ddp_bytes or max_bytes.item()
+            if process_info.is_main:
                 if conf is MESHES[0]:
-                    print(f"WXFormer, {parameters / 1e6:.1f} M parameters, float32, {launch.world} ranks\n")
+                    print(f"WXFormer, {parameters / 1e6:.1f} M parameters, float32, {process_info.world} ranks\n")
                     print("| data | replicate x shard x tensor | MB a rank | saved |\n|---|---|---|---|")
                 grid = f"{degrees.replicate} x {degrees.shard} x {degrees.tensor}"
-                saved = 1 - most.item() / whole
-                print(f"| {conf['data']} | {grid} | {most.item() / 1e6:.0f} | {100 * saved:.1f} % |", flush=True)
+                saving = 1 - max_bytes.item() / ddp_bytes
+                print(f"| {conf['data']} | {grid} | {max_bytes.item() / 1e6:.0f} | {100 * saving:.1f} % |", flush=True)
 
 
 if __name__ == "__main__":

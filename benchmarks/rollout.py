@@ -226,31 +226,31 @@ def main() -> None:
     parser.add_argument("--amp", action="store_true", help="bfloat16")
     parser.add_argument("--cases", nargs="+", default=[""], help="only those with one of these words in the name")
     parser.add_argument("--case", help=argparse.SUPPRESS)
-    asked = parser.parse_args()
-    torch.set_num_threads(asked.threads)
-    if asked.case:
-        print(json.dumps(measure(asked.case, asked.steps, asked.rounds, asked.members, asked.amp)))
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    if args.case:
+        print(json.dumps(measure(args.case, args.steps, args.rounds, args.members, args.amp)))
         return
     set_environment_defaults()  # of the processes that are started here
-    wanted = [case for case in CASES if case not in (BARE, ALONE) and any(word in case for word in asked.cases)]
-    if not wanted:
-        parser.error(f"--cases {' '.join(asked.cases)}: no case has that in its name; there are {', '.join(CASES)}")
+    cases = [case for case in CASES if case not in (BARE, ALONE) and any(word in case for word in args.cases)]
+    if not cases:
+        parser.error(f"--cases {' '.join(args.cases)}: no case has that in its name; there are {', '.join(CASES)}")
     print(
         "| case | s a step | over the bare network | its processor time | over the forecast alone | its processor time "
         "| peak memory [GB] |\n|---|---|---|---|---|---|---|"
     )
-    for case in [ALONE, *wanted]:
+    for case in [ALONE, *cases]:
         command = [sys.executable, str(Path(__file__)), *sys.argv[1:], "--case", case]
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
             sys.exit(f"{case}: {done.stderr[-2000:]}")
-        found = json.loads(done.stdout)
-        own, bare, alone = (np.array(found["times"][name]) for name in (case, BARE, ALONE))
+        result = json.loads(done.stdout)
+        case_times, bare_times, alone_times = (np.array(result["times"][name]) for name in (case, BARE, ALONE))
         if case == ALONE:
-            print(f"| {BARE} | {median(bare[:, 0]):.3f} | | | | | |")
-        ratios = np.concatenate([np.median(own / other, axis=0) for other in (bare, alone)])
+            print(f"| {BARE} | {median(bare_times[:, 0]):.3f} | | | | | |")
+        ratios = np.concatenate([np.median(case_times / other, axis=0) for other in (bare_times, alone_times)])
         cells = "".join(f"{ratio:.2f} | " for ratio in ratios)
-        print(f"| {case} | {median(own[:, 0]):.3f} | {cells}{found['peak']:.2f} |", flush=True)
+        print(f"| {case} | {median(case_times[:, 0]):.3f} | {cells}{result['peak']:.2f} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -56,7 +56,7 @@ def loop(arguments: list[str], steps: int) -> dict[str, float]:
     from credit.train.prefetch import DevicePrefetcher
     from credit.train.trainer import Trainer
 
-    clock, began, found = Clock(), [0.0], {}
+    clock, start_time, shares = Clock(), [0.0], {}
     first, last = max(1, steps // 4), steps - 1
     clock.watch(step.TrainingStep, "_micro_loss", "forward")
     clock.watch(torch.Tensor, "backward", "backward")
@@ -71,16 +71,16 @@ def loop(arguments: list[str], steps: int) -> dict[str, float]:
         now = time.perf_counter()
         if number == first:
             clock.seconds.clear()
-            began[0] = now
+            start_time[0] = now
         elif number == last:
-            whole = now - began[0]
-            found.update({part: seconds / whole for part, seconds in clock.seconds.items()})
-            found["step"] = whole / (last - first)
+            total_seconds = now - start_time[0]
+            shares.update({part: seconds / total_seconds for part, seconds in clock.seconds.items()})
+            shares["step"] = total_seconds / (last - first)
         return take(self, batches, number, *rest)
 
     step.TrainingStep.__call__ = counted
     _train(arguments)
-    return found
+    return shares
 
 
 def first_step(arguments: list[str]) -> float:
@@ -133,30 +133,35 @@ def main() -> None:
     args = parser.parse_args()
     if args.steps < 3 and not args.first:
         parser.error("--steps: 3 or more are needed, as neither the first nor the last counts")
-    given = [args.config, *args.settings]
+    arguments = [args.config, *args.settings]
     if args.loop or args.first:
-        short = [*given, "trainer.num_epoch=null", f"trainer.max_steps={args.steps}", "trainer.valid_samples=1"]
-        print("\n" + json.dumps(loop(short, args.steps) if args.loop else train_and_note(short)))
+        train_arguments = [
+            *arguments,
+            "trainer.num_epoch=null",
+            f"trainer.max_steps={args.steps}",
+            "trainer.valid_samples=1",
+        ]
+        print("\n" + json.dumps(loop(train_arguments, args.steps) if args.loop else train_and_note(train_arguments)))
         return
     starts, loops = [], []
     for _ in range(args.rounds):
         with tempfile.TemporaryDirectory() as folder:
-            starts.append(first_step([*given, f"save_loc={folder}/one"]))
-            command = [sys.executable, __file__, *given, f"save_loc={folder}/many"]
+            starts.append(first_step([*arguments, f"save_loc={folder}/one"]))
+            command = [sys.executable, __file__, *arguments, f"save_loc={folder}/many"]
             done = subprocess.run([*command, "--steps", str(args.steps), "--loop"], capture_output=True, text=True)
             if done.returncode:
                 sys.exit(done.stderr[-2000:])
             loops.append(json.loads(done.stdout.splitlines()[-1]))
     print(f"OMP_NUM_THREADS {os.environ.get('OMP_NUM_THREADS', '-')}, {args.rounds} rounds")
     _print("start to first step, s", starts)
-    _print("step, s", [one["step"] for one in loops])
-    _print("rest, % of a step", [100 * (1 - sum(one[part] for part in CORE)) for one in loops])
+    _print("step, s", [shares["step"] for shares in loops])
+    _print("rest, % of a step", [100 * (1 - sum(shares[part] for part in CORE)) for shares in loops])
     for part in BESIDES:
-        _print(f"  {part}", [100 * one.get(part, 0.0) for one in loops])
+        _print(f"  {part}", [100 * shares.get(part, 0.0) for shares in loops])
 
 
-def _print(what: str, values: list[float]) -> None:
-    print(f"{what:26}{statistics.median(values):8.2f} ({min(values):.2f} to {max(values):.2f})", flush=True)
+def _print(label: str, values: list[float]) -> None:
+    print(f"{label:26}{statistics.median(values):8.2f} ({min(values):.2f} to {max(values):.2f})", flush=True)
 
 
 if __name__ == "__main__":

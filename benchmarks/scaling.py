@@ -93,7 +93,7 @@ def measure(mesh: DeviceGrid, data: str, asked: argparse.Namespace) -> tuple[flo
         *model.buffers(),
         *(v for state in optimizer.state.values() for v in state.values()),
     ]
-    with CollectiveCounter() as counted, LiveMemory(known=map(local_shard, staying)) as live:
+    with CollectiveCounter() as counted, LiveMemory(existing_tensors=map(local_shard, staying)) as live:
         step()
     return statistics.median(times), counted, live.peak
 

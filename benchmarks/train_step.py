@@ -79,11 +79,11 @@ class Parts(TorchDispatchMode):
         module.register_forward_pre_hook(begin)
         module.register_forward_hook(end)
 
-    def enter(self, part: str, what: str | None = None) -> None:
+    def enter(self, part: str, new_pass: str | None = None) -> None:
         """Count the time up to now for the part that the step leaves; `what` begins another pass."""
         now = time.perf_counter()
         self.totals[self._pass][self._part] += now - self._since
-        self._part, self._since, self._pass = part, now, what or self._pass
+        self._part, self._since, self._pass = part, now, new_pass or self._pass
 
     def begin(self) -> None:
         """Forget what was counted."""
@@ -129,15 +129,15 @@ def counting(parts: Parts) -> Iterator[None]:
         yield
 
 
-def measure(who: str, dtype: str, steps: int) -> dict[str, Any]:
+def measure(package: str, dtype: str, steps: int) -> dict[str, Any]:
     """Run one case in this process; return a product's rate, and pass or quantity by part: seconds, FLOP, bytes."""
     torch.manual_seed(0)
-    model = build_ours() if who == "ours" else build_reference()
-    if who == "ours":
+    model = build_ours() if package == "ours" else build_reference()
+    if package == "ours":
         prepare(model, "train", dtype)
     x, target = random_sample(STARTER)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
-    parts = Parts(model.train(), PARTS[who])
+    parts = Parts(model.train(), PARTS[package])
 
     def step() -> dict[str, dict[str, float]]:
         parts.begin()
@@ -174,15 +174,16 @@ def _product_rate(dtype: torch.dtype) -> float:
     return 2 * n**3 / min(seconds)
 
 
-def summarise(found: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
+def summarise(rounds: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
     """Return column -> part -> median over the rounds: milliseconds, GFLOP, MB."""
     units = {"forward": 1e3, "backward": 1e3, "flops": 1e-9, "kept": 1e-6}
     columns = {
-        column: {part: statistics.median(one[column].get(part, 0.0) * unit for one in found) for part in ROWS}
+        column: {part: statistics.median(result[column].get(part, 0.0) * unit for result in rounds) for part in ROWS}
         for column, unit in units.items()
     }
     columns["floor"] = {
-        part: statistics.median(one["flops"].get(part, 0.0) / one["rate"] * 1e3 for one in found) for part in ROWS
+        part: statistics.median(result["flops"].get(part, 0.0) / result["rate"] * 1e3 for result in rounds)
+        for part in ROWS
     }
     return columns
 
@@ -242,12 +243,12 @@ def main() -> None:
     if args.case:
         print(json.dumps(measure(*args.case, args.steps)))
         return
-    found: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
+    rounds: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
     for _ in range(args.rounds):
         for case in CASES:
             if case[0] == "ours" or args.reference:
-                found[case].append(run_script(Path(__file__), case, args))
-    results = {case: summarise(own) for case, own in found.items()}
+                rounds[case].append(run_script(Path(__file__), case, args))
+    results = {case: summarise(case_rounds) for case, case_rounds in rounds.items()}
     print(f"torch {torch.__version__}, {args.threads} threads, medians of {args.rounds} rounds")
     for case, columns in results.items():
         show(case, columns)

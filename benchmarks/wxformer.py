@@ -171,12 +171,14 @@ def main() -> None:
     for _ in range(args.rounds):
         for case in cases:
             results.setdefault(case, []).append(run_script(Path(__file__), case, args))
-    for case, found in results.items():
+    for case, round_results in results.items():
         who, mode, dtype = case
-        _print(mode, dtype, who, found)
+        _print(mode, dtype, who, round_results)
         if who == "reference":
-            ours = results["ours", mode, dtype]
-            _print("", "", "ratio", [{k: b[k] / a[k] for k in a} for a, b in zip(ours, found, strict=True)])
+            our_results = results["ours", mode, dtype]
+            _print(
+                "", "", "ratio", [{k: b[k] / a[k] for k in a} for a, b in zip(our_results, round_results, strict=True)]
+            )
 
 
 def run_script(script: Path, case: tuple[str, ...], args: argparse.Namespace) -> dict[str, Any]:
@@ -191,10 +193,10 @@ def run_script(script: Path, case: tuple[str, ...], args: argparse.Namespace) ->
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def _print(mode: str, dtype: str, who: str, found: list[dict[str, float]]) -> None:
-    values = [[result[key] for result in found] for key in ("time", "cpu", "peak", "tensors")]
+def _print(mode: str, dtype: str, package: str, results: list[dict[str, float]]) -> None:
+    values = [[result[key] for result in results] for key in ("time", "cpu", "peak", "tensors")]
     shown = "".join(f"{f'{statistics.median(v):.2f} ({min(v):.2f} to {max(v):.2f})':>24}" for v in values)
-    print(f"{mode:14}{dtype:10}{who:10}{shown}", flush=True)
+    print(f"{mode:14}{dtype:10}{package:10}{shown}", flush=True)
 
 
 if __name__ == "__main__":

@@ -40,15 +40,15 @@ def resolve(name: str) -> object:
     parts = name.split(".")
     for length in range(len(parts), 0, -1):
         try:
-            found = import_module(".".join(parts[:length]))
+            value = import_module(".".join(parts[:length]))
         except ModuleNotFoundError as error:
             # what is missing must be the name itself, not something that it imports
             if not ".".join(parts).startswith(error.name or "?"):
                 raise
             continue
         for part in parts[length:]:
-            found = getattr(found, part)
-        return found
+            value = getattr(value, part)
+        return value
     raise AttributeError(name)
 
 
@@ -70,8 +70,8 @@ def config_keys() -> re.Pattern:
     """Return a pattern of every key in docs/config.md; N stands for a number, NAME for a name."""
     keys = re.findall(r"^\| `([\w.]+)` \|", render_config_reference(), re.MULTILINE)
     assert len(keys) > 100
-    places = (key.replace(".NAME.", r"\.\w+\.").replace(".N.", r"\.(?:\d+|N)\.") for key in keys)
-    return re.compile("|".join([*places, SECTIONS]))
+    key_patterns = (key.replace(".NAME.", r"\.\w+\.").replace(".N.", r"\.(?:\d+|N)\.") for key in keys)
+    return re.compile("|".join([*key_patterns, SECTIONS]))
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page.name != "config.md"], ids=page_name)
@@ -81,13 +81,13 @@ def test_config_keys_exist(page: Path) -> None:
         # the other columns name keys of another package
         lines = (line.rsplit("|", 2)[1] if line.startswith("|") else line for line in text.splitlines())
         text = "\n".join(line for line in lines if "`train_years" not in line)
-    known = config_keys()
-    named = re.findall(rf"`((?:{SECTIONS})(?:\.\w+)+)(?:[=:][^`]*)?`", text)
-    wrong = [key for key in named if not known.fullmatch(key) and key not in ABSENT_KEYS]
+    key_pattern = config_keys()
+    named_keys = re.findall(rf"`((?:{SECTIONS})(?:\.\w+)+)(?:[=:][^`]*)?`", text)
+    wrong_keys = [key for key in named_keys if not key_pattern.fullmatch(key) and key not in ABSENT_KEYS]
     if page.name == "CHANGELOG.md":
         # Entries of earlier versions have the names of those versions.
-        wrong = [key for key in wrong if find_old_key(key) is None]
-    assert wrong == []
+        wrong_keys = [key for key in wrong_keys if find_old_key(key) is None]
+    assert wrong_keys == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=page_name)

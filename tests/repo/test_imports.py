@@ -34,15 +34,15 @@ def room_of(module: str) -> str:
 
 def imported_modules(source: str) -> list[tuple[int, str]]:
     """Return (line, dotted name) of every import of our own, wherever it stands."""
-    found = []
+    imports = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
-            found += [(node.lineno, alias.name) for alias in node.names]
+            imports += [(node.lineno, alias.name) for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.level == 0:
-            found += [(node.lineno, f"{node.module}.{alias.name}") for alias in node.names]
+            imports += [(node.lineno, f"{node.module}.{alias.name}") for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            found.append((node.lineno, "credit.<relative>"))
-    return [(line, name) for line, name in found if name.split(".")[0] == "credit"]
+            imports.append((node.lineno, "credit.<relative>"))
+    return [(line, name) for line, name in imports if name.split(".")[0] == "credit"]
 
 
 def wrong_imports(package: Path) -> list[str]:
@@ -123,9 +123,11 @@ def test_commands_and_configs_start_without_torch(repository: Path) -> None:
 
 
 def test_tensor_code_never_sees_the_whole_config(repository: Path) -> None:
-    whole = ("credit.config.Config", "credit.config.schema", "credit.config.load")
+    config_modules = ("credit.config.Config", "credit.config.schema", "credit.config.load")
     for room in ("data", "parallel", "models", "losses", "metrics", "forecast"):
         for path in (repository / "credit" / room).rglob("*.py"):
             for line, name in imported_modules(path.read_text(encoding="utf-8")):
-                seen = name in whole or name.startswith(("credit.config.schema.", "credit.config.load."))
-                assert not seen, f"{path}:{line}: {name}; hand the section over instead"
+                is_whole_config = name in config_modules or name.startswith(
+                    ("credit.config.schema.", "credit.config.load.")
+                )
+                assert not is_whole_config, f"{path}:{line}: {name}; hand the section over instead"

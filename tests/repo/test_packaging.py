@@ -90,13 +90,13 @@ def test_no_paths_of_a_machine(repository: Path, files: list[Path]) -> None:
     # joined here so that this file does not match itself
     roots = "|".join(("work", "root", "home", "Users", "glade", "lustre", "scratch", "mnt", "tmp", "opt"))
     pattern = re.compile(rf"(?<![\w.$}}*)\]-])/(?:{roots})/\w")
-    found = []
+    paths_in_text = []
     for path in files:
         data = b"" if path.suffix in (".nc", ".npz", ".png", ".xz") or path.is_symlink() else path.read_bytes()
         for number, line in enumerate(data.decode("utf-8").splitlines(), start=1):
             if pattern.search(line):
-                found.append(f"{path.relative_to(repository)}:{number}: {line.strip()[:100]}")
-    assert found == []
+                paths_in_text.append(f"{path.relative_to(repository)}:{number}: {line.strip()[:100]}")
+    assert paths_in_text == []
 
 
 def test_the_data_beside_the_checkout_are_named_in_one_place(repository: Path, files: list[Path]) -> None:

@@ -32,19 +32,19 @@ def function_lengths(source: str) -> dict[str, int]:
     return lengths
 
 
-def check(counts: dict[str, int], limit: int, exceptions: dict[str, int], what: str = "lines") -> list[str]:
+def check(counts: dict[str, int], limit: int, exceptions: dict[str, int], unit: str = "lines") -> list[str]:
     """Return a message for each count above the limit, and for each exception that is larger than its count."""
     problems = []
     for name, count in counts.items():
         allowed = max(limit, exceptions.get(name, 0))
         if count > allowed:
-            problems.append(f"{name} has {count} {what}, at most {allowed} are allowed")
+            problems.append(f"{name} has {count} {unit}, at most {allowed} are allowed")
     for name, allowed in exceptions.items():
         count = counts.get(name, 0)
         if count <= limit:
-            problems.append(f"{name}: the exception for its {what} is not needed any more; remove it")
+            problems.append(f"{name}: the exception for its {unit} is not needed any more; remove it")
         elif count < allowed:
-            problems.append(f"{name}: has only {count} {what}; lower its exception from {allowed}")
+            problems.append(f"{name}: has only {count} {unit}; lower its exception from {allowed}")
     return problems
 
 
@@ -60,8 +60,8 @@ def measure_functions(repository: Path) -> dict[str, int]:
 
 def test_file_lengths(repository: Path, files: list[Path]) -> None:
     code = [path for path in files if path.suffix in (".py", ".js")]
-    found = {str(p.relative_to(repository)): len(p.read_text(encoding="utf-8").splitlines()) for p in code}
-    assert check(found, MOST_LINES_A_FILE, LONG_FILES) == []
+    lengths = {str(p.relative_to(repository)): len(p.read_text(encoding="utf-8").splitlines()) for p in code}
+    assert check(lengths, MOST_LINES_A_FILE, LONG_FILES) == []
 
 
 def test_function_lengths(repository: Path) -> None:

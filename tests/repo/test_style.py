@@ -83,7 +83,7 @@ RULES = {"coined names": 0, "docstrings": 0, "parameters": MAX_PARAMETERS, "file
 
 @pytest.mark.parametrize("rule", RULES)
 def test_rule(repository: Path, rule: str) -> None:
-    problems = check(measure(repository, rule), RULES[rule], EXCEPTIONS[rule], what=rule)
+    problems = check(measure(repository, rule), RULES[rule], EXCEPTIONS[rule], unit=rule)
     assert problems == [], "\n".join(problems)
 
 

@@ -31,13 +31,13 @@ def test_a_fill_value_that_nothing_declares(small_run: Path, command, fill: floa
     """In the period of training or of validation; each way out that the message names is one."""
     config = small_run / "config.yml"
     spoil(small_run, "rain", (index, slice(3, 5), 7), fill, "mm")
-    said = f"data.nc: rain at {when}: 2 of 512 values are {np.float32(fill):.6g}, the first at latitude 50.625"
+    message = f"data.nc: rain at {when}: 2 of 512 values are {np.float32(fill):.6g}, the first at latitude 50.625"
     for arguments in (["check", config], ["train", config, *SHORT], ["preprocess", config, "data.store=begun.zarr"]):
-        ended = command(*arguments)
-        assert ended.returncode == 2, ended.stdout
+        process = command(*arguments)
+        assert process.returncode == 2, process.stdout
         assert (
-            said in ended.stdout + ended.stderr
-            and "data.variable_options.rain.valid_range" in ended.stdout + ended.stderr
+            message in process.stdout + process.stderr
+            and "data.variable_options.rain.valid_range" in process.stdout + process.stderr
         )
     skip, declare = "data.on_bad_time=skip", "data.variable_options.rain.valid_range=[0, 10]"
     begun = command("preprocess", config, "data.store=begun.zarr", declare)
@@ -54,12 +54,12 @@ def test_a_value_far_from_all_others(small_run: Path, command) -> None:
     """It lies within the limits of its units; its time is left out of the store and of its statistics."""
     config, plain = small_run / "config.yml", "data.transforms={}"
     spoil(small_run, "rain", (50, 3, 3), 3e5, "mm d-1")
-    said = "2000-01-13T12:00: rain: a value of 300000 is"
+    message = "2000-01-13T12:00: rain: a value of 300000 is"
     for arguments in (["train", config, *SHORT, plain], ["preprocess", config, plain, "data.store=store.zarr"]):
-        ended = command(*arguments)
-        assert ended.returncode == 2 and said in ended.stderr
+        process = command(*arguments)
+        assert process.returncode == 2 and message in process.stderr
     skipped = command("preprocess", config, plain, "data.store=store.zarr", "data.on_bad_time=skip")
-    assert skipped.returncode == 0 and said in skipped.stderr
+    assert skipped.returncode == 0 and message in skipped.stderr
     store = open_store("store.zarr")
     assert len(store.times) == 199
     row = store.statistics.names.index("rain")

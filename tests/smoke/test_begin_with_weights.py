@@ -36,14 +36,14 @@ def test_the_weights_are_those_of_the_file(small_run: Path, exported: Path, comm
     shorter = "data.splits.train=[2000-01-01, 2000-01-12]"
     before, before_it = load_file(exported), statistics(exported)
     for name, keeps in (("weights.safetensors", True), ("ddp.pt", False)):
-        own = f"save_loc={small_run / Path(name).stem}"
-        started = [config, own, shorter, f"trainer.resume={small_run / name}"]
+        save_loc = f"save_loc={small_run / Path(name).stem}"
+        started = [config, save_loc, shorter, f"trainer.resume={small_run / name}"]
         checked = command("check", *started)
         assert checked.returncode == 0 and f"the run begins with those in {small_run / name}" in checked.stdout
         trained = command("train", *started, *STILL)
         assert trained.returncode == 0, trained.stderr
         assert ("does not tell the statistics" in trained.stderr) != keeps
-        assert command("convert", config, own, "--export", again).returncode == 0
+        assert command("convert", config, save_loc, "--export", again).returncode == 0
         after = load_file(again)
         assert before.keys() == after.keys()
         for key, value in before.items():

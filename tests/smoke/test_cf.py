@@ -41,11 +41,11 @@ ENSEMBLE = "inference.ensemble={members: 2, perturbation: {kind: correlated}}"
 @pytest.fixture(scope="session")
 def checker() -> str:
     """The checker's program."""
-    own = Path(sys.prefix) / "cf" / "bin" / "compliance-checker"
-    found = str(own) if own.exists() else shutil.which("compliance-checker")
-    if found is None:
-        pytest.skip(f"no compliance-checker in {own.parent} or on PATH; make test brings it")
-    return found
+    installed_path = Path(sys.prefix) / "cf" / "bin" / "compliance-checker"
+    program = str(installed_path) if installed_path.exists() else shutil.which("compliance-checker")
+    if program is None:
+        pytest.skip(f"no compliance-checker in {installed_path.parent} or on PATH; make test brings it")
+    return program
 
 
 def findings(checker: str, path: Path) -> list[str]:
@@ -54,12 +54,12 @@ def findings(checker: str, path: Path) -> list[str]:
         convention = file.Conventions.removeprefix("CF-")
     report = path.with_suffix(".json")
     command = [checker, f"--test=cf:{convention}", "--criteria=strict", "--format=json", f"--output={report}", path]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert report.exists(), done.stderr
-    (found,) = json.loads(report.read_text()).values()
-    checks = [*found["high_priorities"], *found["medium_priorities"], *found["low_priorities"]]
+    process = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert report.exists(), process.stderr
+    (result,) = json.loads(report.read_text()).values()
+    checks = [*result["high_priorities"], *result["medium_priorities"], *result["low_priorities"]]
     assert len(checks) > 10, "the checker has hardly looked"
-    broken = [line for line in done.stderr.splitlines() if line.startswith(f"cf:{convention}.")]
+    broken = [line for line in process.stderr.splitlines() if line.startswith(f"cf:{convention}.")]
     return [message for check in checks for message in check["msgs"]] + broken
 
 
@@ -69,8 +69,8 @@ def test_the_checker_finds_what_is_wrong(checker: str, tmp_path: Path) -> None:
         file.createDimension("x", 2)
         for name, standard_name, units in (("a", "air_temprature", "K"), ("b", "air_temperature", "Pa")):
             file.createVariable(name, "f4", ("x",)).setncatts({"standard_name": standard_name, "units": units})
-    found = "\\n".join(findings(checker, tmp_path / "wrong.nc"))
-    assert "air_temprature" in found and 'Units "Pa" for variable b must be convertible' in found
+    messages = "\\n".join(findings(checker, tmp_path / "wrong.nc"))
+    assert "air_temprature" in messages and 'Units "Pa" for variable b must be convertible' in messages
 
 
 @pytest.mark.slow

@@ -51,8 +51,8 @@ def own_run(small_run: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def test_the_source_of_the_page_is_as_good_as_a_file(own_run: Path, command) -> None:
-    done = command("check", "own.yml")
-    assert done.returncode == 0 and "no problem found" in done.stdout, done.stdout
+    process = command("check", "own.yml")
+    assert process.returncode == 0 and "no problem found" in process.stdout, process.stdout
     for name in ("config", "own"):
         assert command("preprocess", f"{name}.yml", f"data.store={name}.zarr").returncode == 0
         assert command("train", f"{name}.yml", f"save_loc={name}", *SHORT).returncode == 0
@@ -61,11 +61,11 @@ def test_the_source_of_the_page_is_as_good_as_a_file(own_run: Path, command) -> 
     assert len(chunks) > 5
     for chunk in chunks:
         assert ("own.zarr" / chunk).read_bytes() == ("config.zarr" / chunk).read_bytes(), chunk
-    theirs, ours = (
+    file_values, source_values = (
         json.loads(Path(f"{name}.zarr/zarr.json").read_text())["attributes"]["credit"] for name in ("config", "own")
     )
     for key in ("content", "statistics", "channels", "masked_variables", "grid"):
-        assert ours[key] == theirs[key], key
+        assert source_values[key] == file_values[key], key
     # from the source itself, and then from the store
     assert rows(Path("own")) == rows(Path("config"))
     more = command("train", "own.yml", "save_loc=own", *SHORT, "trainer.max_steps=5", "data.store=own.zarr")
@@ -73,8 +73,8 @@ def test_the_source_of_the_page_is_as_good_as_a_file(own_run: Path, command) -> 
     forecasts = sorted(Path("config/forecasts").glob("*.nc"))
     assert len(forecasts) == 2
     for file in forecasts:
-        with xr.open_dataset(file) as theirs, xr.open_dataset(Path("own/forecasts") / file.name) as ours:
-            xr.testing.assert_equal(ours, theirs)
+        with xr.open_dataset(file) as file_values, xr.open_dataset(Path("own/forecasts") / file.name) as source_values:
+            xr.testing.assert_equal(source_values, file_values)
 
 
 @pytest.mark.parametrize(
@@ -104,10 +104,10 @@ def test_a_time_that_cannot_be_read(own_run: Path, command) -> None:
     """It is named with source, variable and line, and left out where that is allowed."""
     (own_run / "archive" / "2000011006.npz").write_bytes(b"PK")
     arguments = ("preprocess", "own.yml", "data.store=own.zarr")
-    said = command(*arguments).stderr
+    error_output = command(*arguments).stderr
     call = "data.sources.0 (npz_archive): read('z', 2000-01-10 06:00:00, (850.0, 500.0)) fails"
     for word in (call, "data.sources.0.options", "lab_archive.py, line"):
-        assert word in said, said
+        assert word in error_output, error_output
     done = command(*arguments, "data.on_bad_time=skip", "preprocess.workers=2")
     assert done.returncode == 0, done.stderr
     described = json.loads(Path("own.zarr/zarr.json").read_text())["attributes"]["credit"]

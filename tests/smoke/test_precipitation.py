@@ -101,7 +101,7 @@ def expected_scores(
     dry = (climate < DRY_BELOW_M).mean("time")
     heavy = climate.where(climate >= DRY_BELOW_M).quantile(2 / 3, "time").drop_vars("quantile")
     limits = {"dry_light_threshold": np.nextafter(DRY_BELOW_M, 0), "preserve_dims": "all"}
-    found = {
+    penalties = {
         ("model", "seeps"): scores.categorical.seeps(members, observed, dry, heavy, **limits).mean("member"),
         ("persistence", "seeps"): scores.categorical.seeps(initial, observed, dry, heavy, **limits),
     }
@@ -115,17 +115,17 @@ def expected_scores(
         beyond, happened = sign * (members - threshold), sign * (observed - threshold)
         options = {"event_threshold_operator": operator.gt, "preserve_dims": "all"}
         for metric, fair in (("brier", False), ("brier_fair", True)):
-            found["model", f"{metric}:{name}"] = scores.probability.brier_score_for_ensemble(
+            penalties["model", f"{metric}:{name}"] = scores.probability.brier_score_for_ensemble(
                 beyond, happened, "member", 0.0, fair_correction=fair, **options
             ).isel(threshold=0, drop=True)
         normal = (sign * (climate - threshold) > 0).mean("time")
-        found["climatology", f"brier:{name}"] = (normal - (happened > 0)) ** 2
+        penalties["climatology", f"brier:{name}"] = (normal - (happened > 0)) ** 2
         # the diagram: how often so many members are beyond, and the event then happens
         for count in range(MEMBERS + 1):
             forecast = (beyond > 0).sum("member") == count
-            found[f"forecast {count}", name] = forecast.astype(np.float64)
-            found[f"both {count}", name] = (forecast & (happened > 0)).astype(np.float64)
-    return found
+            penalties[f"forecast {count}", name] = forecast.astype(np.float64)
+            penalties[f"both {count}", name] = (forecast & (happened > 0)).astype(np.float64)
+    return penalties
 
 
 @pytest.mark.slow

@@ -64,17 +64,17 @@ def test_the_run_is_the_same_to_the_last_bit(runs: Path) -> None:
 
 @pytest.mark.slow
 def test_rows_and_figures(runs: Path) -> None:
-    found = read_preview_scores(runs / "seen")
-    assert sorted(found) == [4, 8, 12]
-    assert list(found[4]) == [
+    preview_scores = read_preview_scores(runs / "seen")
+    assert sorted(preview_scores) == [4, 8, 12]
+    assert list(preview_scores[4]) == [
         f"{kind}/{channel}/{hour}h"
         for kind in ("rmse", "persistence")
         for hour in (6, 12, 18, 24)
         for channel in ("t2m", "rain")
     ]
     # the same cases each time
-    assert found[4]["persistence/t2m/24h"] == found[12]["persistence/t2m/24h"] > 1
-    assert found[4]["rmse/t2m/24h"] != found[12]["rmse/t2m/24h"]
+    assert preview_scores[4]["persistence/t2m/24h"] == preview_scores[12]["persistence/t2m/24h"] > 1
+    assert preview_scores[4]["rmse/t2m/24h"] != preview_scores[12]["rmse/t2m/24h"]
     assert {path.name for path in (runs / "seen" / "figures").iterdir()} == {
         "early_rmse.png", "early_map_t2m.png", "early_map_rain.png",
     }  # fmt: skip

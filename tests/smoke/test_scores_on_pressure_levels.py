@@ -20,24 +20,28 @@ TWO = "inference.initial_times=[2000-02-08, 2000-02-09]"
 def write_scores_config(config: Path) -> Path:
     """Let the run write pressure levels and derived variables, and write a config whose data are those."""
     with netCDF4.Dataset(config.parent / "air.nc", "a") as file:
-        for name, said in {"sp": "surface_air_pressure", "zs": "surface_geopotential", "t": "air_temperature"}.items():
-            file[name].standard_name = said
-    raw = yaml.safe_load(config.read_text())
-    raw["inference"] |= {"lead_time": "18h", "pressure_levels": [850, 500], "derive": DERIVE}
-    config.write_text(yaml.safe_dump(raw))
+        for name, standard_name in {
+            "sp": "surface_air_pressure",
+            "zs": "surface_geopotential",
+            "t": "air_temperature",
+        }.items():
+            file[name].standard_name = standard_name
+    document = yaml.safe_load(config.read_text())
+    document["inference"] |= {"lead_time": "18h", "pressure_levels": [850, 500], "derive": DERIVE}
+    config.write_text(yaml.safe_dump(document))
     vertical = {"surface_pressure": "sp", "surface_geopotential": "zs"}
     source = {
         "path": str(config.parent / "air.nc"),
-        "vertical": {**vertical, "coefficients": raw["data"]["coefficients"]},
+        "vertical": {**vertical, "coefficients": document["data"]["coefficients"]},
     }
-    data = {key: raw["data"][key] for key in ("splits", "split_gap", "valid_forecast_len")} | {
+    data = {key: document["data"][key] for key in ("splits", "split_gap", "valid_forecast_len")} | {
         "sources": [source],
         "levels": [850, 500],
         "variables": {"prognostic": {"vars_3D": ["t", "z", "wind"], "vars_2D": ["msl", "sp"]}},
         "variable_options": {name: {"derive": own["kind"]} for name, own in DERIVE.items()},
     }
-    scores = {**{key: raw[key] for key in ("save_loc", "model", "trainer", "verification")}, "data": data}
-    scores["model"] = {key: own for key, own in raw["model"].items() if key != "postprocess"}
+    scores = {**{key: document[key] for key in ("save_loc", "model", "trainer", "verification")}, "data": data}
+    scores["model"] = {key: own for key, own in document["model"].items() if key != "postprocess"}
     path = config.with_name("scores.yml")
     path.write_text(yaml.safe_dump(scores))
     return path

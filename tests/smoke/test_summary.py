@@ -70,22 +70,22 @@ def test_a_run_that_fails_has_a_summary(small_run: Path, command) -> None:
     assert min(row["wall_hours"] for row in log_of(folder) if "loss" in row) > first["wall_hours"]
 
 
-@pytest.mark.parametrize("beside", [ValueError("no meta device"), CreditError("no FLOPs")])
+@pytest.mark.parametrize("second_error", [ValueError("no meta device"), CreditError("no FLOPs")])
 def test_what_a_summary_fails_of_does_not_hide_why_the_run_failed(
-    small_run: Path, command, monkeypatch: pytest.MonkeyPatch, beside: Exception
+    small_run: Path, command, monkeypatch: pytest.MonkeyPatch, second_error: Exception
 ) -> None:
     def fail(*_: object) -> None:
         raise DataError("the field is gone")
 
     def fail_too(*_: object) -> None:
-        raise beside
+        raise second_error
 
     monkeypatch.setattr(trainer.Trainer, "_take_steps", fail)
     monkeypatch.setattr(trainer, "record", fail_too)
     failed = command("train", small_run / "config.yml", *SHORT)
     assert failed.returncode == 2 and "the field is gone" in failed.stderr.splitlines()[-1], failed.stderr
     assert json.loads((small_run / "run" / "STATUS").read_text())["reason"] == "the field is gone"
-    assert f"no summary of the run: {type(beside).__name__}: {beside}" in failed.stderr
+    assert f"no summary of the run: {type(second_error).__name__}: {second_error}" in failed.stderr
 
 
 @pytest.mark.slow

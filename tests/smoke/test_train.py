@@ -140,10 +140,12 @@ def test_the_model_learns_something_and_forecasts(small_run: Path, command) -> N
     assert list(table[0])[: len(header)] == header
 
     def rmse(forecast: str) -> float:
-        wanted = {"forecast": forecast, "variable": "t2m", "metric": "rmse", "region": "global", "season": "all"}
-        found = [r for r in table if all(r[k] == v for k, v in wanted.items()) and float(r["lead_hours"]) == 24]
-        assert len(found) == 1
-        return float(found[0]["value"])
+        row_key = {"forecast": forecast, "variable": "t2m", "metric": "rmse", "region": "global", "season": "all"}
+        matching_rows = [
+            r for r in table if all(r[k] == v for k, v in row_key.items()) and float(r["lead_hours"]) == 24
+        ]
+        assert len(matching_rows) == 1
+        return float(matching_rows[0]["value"])
 
     assert rmse("model") < rmse("persistence")
     assert (small_run / "run" / "report.html").stat().st_size > 50_000

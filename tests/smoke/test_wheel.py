@@ -57,8 +57,8 @@ def test_it_holds_every_file_of_the_package(wheel: Path, repository: Path) -> No
 
 def test_it_runs_outside_the_repository(installed: Path, tmp_path: Path) -> None:
     environment = {"PYTHONPATH": str(installed), "OMP_NUM_THREADS": "1"}
-    where = "import credit, pathlib; print(pathlib.Path(credit.__file__).parents[1])"
-    assert Path(run([sys.executable, "-c", where], tmp_path, **environment).strip()) == installed
+    print_location = "import credit, pathlib; print(pathlib.Path(credit.__file__).parents[1])"
+    assert Path(run([sys.executable, "-c", print_location], tmp_path, **environment).strip()) == installed
     credit = installed / "bin" / "credit"
     assert "preprocess" in run([credit, "--help"], tmp_path, **environment)
     (tmp_path / "config.yml").write_text(run([credit, "init", "quickstart"], tmp_path, **environment))

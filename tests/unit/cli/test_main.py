@@ -66,10 +66,10 @@ def test_latest_and_other_initial_times(world: Path, given: str, capsys: pytest.
 
 def test_a_checkpoint_that_is_misspelt(world: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A wrong config ends with 2, as elsewhere; a run that has no checkpoint yet with 1."""
-    said = {"bset": (2, "inference.checkpoint: bset: no such checkpoint"), "best": (1, "train first")}
-    for which, (code, words) in said.items():
-        assert main._run_command("rollout", ["config.yml", f"inference.checkpoint={which}"], "credit rollout") == code
-        assert words in capsys.readouterr().err
+    expected = {"bset": (2, "inference.checkpoint: bset: no such checkpoint"), "best": (1, "train first")}
+    for name, (status, message) in expected.items():
+        assert main._run_command("rollout", ["config.yml", f"inference.checkpoint={name}"], "credit rollout") == status
+        assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", main.COMMANDS)

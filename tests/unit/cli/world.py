@@ -16,7 +16,8 @@ import zarr
 
 from tests.unit.data.files_on_the_fly import SPLITS, random_fields, write_file
 
-H, W = 16, 32
+ROWS = 16
+COLUMNS = 32
 CONFIG: dict[str, Any] = {
     "save_loc": "run",
     "data": {
@@ -49,12 +50,12 @@ CONFIG: dict[str, Any] = {
 
 def make_fields(times: int = 20, seed: int = 0) -> dict[str, np.ndarray]:
     """Return the fields of one file."""
-    made = {
-        "t": random_fields(times, 2, H, W, seed=seed),
-        "t2m": random_fields(times, H, W, seed=seed + 1),
-        "sst": random_fields(times, H, W, seed=seed + 2),
+    varying_fields = {
+        "t": random_fields(times, 2, ROWS, COLUMNS, seed=seed),
+        "t2m": random_fields(times, ROWS, COLUMNS, seed=seed + 1),
+        "sst": random_fields(times, ROWS, COLUMNS, seed=seed + 2),
     }
-    return {**made, "ground": random_fields(H, W, seed=99)}
+    return {**varying_fields, "ground": random_fields(ROWS, COLUMNS, seed=99)}
 
 
 def hours_of_file(file: int) -> list[int]:
@@ -76,12 +77,12 @@ def write_world(folder: Path) -> None:
     (folder / "config.yml").write_text(yaml.safe_dump(CONFIG))
 
 
-def put_value(name: str, place: tuple, value: float) -> Callable[[Path], None]:
+def put_value(name: str, index: tuple, value: float) -> Callable[[Path], None]:
     """Put one value into a variable of the first file."""
 
     def spoil(folder: Path) -> None:
         values = make_fields(seed=10)[name]
-        values[place] = value
+        values[index] = value
         write_data_file(folder, 1, {name: values})
 
     return spoil
@@ -130,7 +131,7 @@ def occupy_run_folder(name: str) -> Callable[[Path], None]:
     return spoil
 
 
-def write_climatology(rows: int = H, columns: int = W) -> Callable[[Path], None]:
+def write_climatology(rows: int = ROWS, columns: int = COLUMNS) -> Callable[[Path], None]:
     """Write a climatology by day of the year, clim.nc."""
 
     def spoil(folder: Path) -> None:
@@ -148,7 +149,7 @@ def write_climatology(rows: int = H, columns: int = W) -> Callable[[Path], None]
 
 
 def write_other_forecasts(
-    rows: int = H, levels: tuple[float, ...] = (500.0, 850.0), start: str = "2000-01-08", lead: int = 6,
+    rows: int = ROWS, levels: tuple[float, ...] = (500.0, 850.0), start: str = "2000-01-08", lead: int = 6,
     **units: str | None,
 ) -> Callable[[Path], None]:  # fmt: skip
     """Write forecasts of another program, others.zarr: t and t2m, from eight initial times, south first."""
@@ -183,8 +184,8 @@ def write_other_forecasts_with_gap(folder: Path) -> None:
 def cut_to_hemisphere(folder: Path) -> None:
     """Cut both files to the northern hemisphere."""
     for file in (1, 2):
-        values = {name: value[..., : H // 2, :] for name, value in make_fields().items()}
-        lat = np.linspace(90 - 90 / H, -90 + 90 / H, H)[: H // 2]
+        values = {name: value[..., : ROWS // 2, :] for name, value in make_fields().items()}
+        lat = np.linspace(90 - 90 / ROWS, -90 + 90 / ROWS, ROWS)[: ROWS // 2]
         write_file(folder / f"data_{file}.nc", values, hours_of_file(file), levels=[500, 850], lat=lat)
 
 
@@ -204,11 +205,11 @@ def t2m_in_celsius(file: int) -> dict[str, np.ndarray]:
 
 
 def uniform_t2m(file: int) -> dict[str, np.ndarray]:
-    return {"t2m": np.full((20, H, W), 280.0, dtype=np.float32)}
+    return {"t2m": np.full((20, ROWS, COLUMNS), 280.0, dtype=np.float32)}
 
 
 def static_with_time(file: int) -> dict[str, np.ndarray]:
-    return {"ground": random_fields(20, H, W)}
+    return {"ground": random_fields(20, ROWS, COLUMNS)}
 
 
 def write_text_file(name: str, content: str) -> Callable[[Path], object]:

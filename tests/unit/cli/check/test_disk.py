@@ -25,14 +25,14 @@ from credit.data.sources.source_reader import SourceReader
 def test_chunks_that_span_many_times(
     store: str | None, memory: float, times_per_chunk: int, expected: str | None
 ) -> None:
-    said: list[str] = []
+    notes: list[str] = []
     reader = SourceReader.__new__(SourceReader)
     reader.times_per_chunk, reader.bytes_per_time = times_per_chunk, 4 * 721 * 1440 * 20
     config = SimpleNamespace(
         data=SimpleNamespace(store=store), preprocess=PreprocessConfig(memory_gib=memory, workers=2)
     )
-    found = SimpleNamespace(
+    data = SimpleNamespace(
         reader=reader, grid=SimpleNamespace(shape=(721, 1440)), channels=SimpleNamespace(stored=20 * [None])
     )
-    disk._report_long_chunks(config, found, CheckReport(said.append))
-    assert [expected is not None and expected in line for line in said] == [True] * (expected is not None)
+    disk._report_long_chunks(config, data, CheckReport(notes.append))
+    assert [expected is not None and expected in line for line in notes] == [True] * (expected is not None)
