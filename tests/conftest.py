@@ -1,4 +1,4 @@
-"""Fixtures of the whole suite."""
+"""Fixtures for all tests."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ REPOSITORY = Path(__file__).parent.parent
 
 @pytest.fixture(scope="session")
 def repository() -> Path:
-    """The checkout's root."""
+    """Root folder of the repository."""
     return REPOSITORY
 
 
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
-    """The folder with the larger data sets beside the checkout; tests that need it skip where it is absent."""
+    """Folder with the larger data sets, next to the repository; tests that need it are skipped where it is absent."""
     folder = REPOSITORY.parent / "shared" / "data"
     if not folder.is_dir():
         pytest.skip(f"{folder} is not there")
@@ -26,5 +26,6 @@ def shared_data() -> Path:
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _one_thread() -> None:
+def _use_one_thread() -> None:
+    """Compute on one thread: the tests run in several processes at once."""
     torch.set_num_threads(1)

@@ -14,20 +14,30 @@ import yaml
 
 from credit.cli.main import main
 
-ROWS, COLUMNS = 16, 32
+ROWS = 16
+COLUMNS = 32
 
 
 def write_world(path: Path, first: str = "2000-01-01", times: int = 200, calendar: str = "standard", **changes) -> None:
-    """Write one file; `changes` replaces arrays by name."""
-    lat = 90 - 180 / ROWS * (np.arange(ROWS) + 0.5)
-    lon = np.arange(COLUMNS) * 360 / COLUMNS
+    """Write a netCDF file with fields of a wave that travels eastward, every 6 h.
+
+    Args:
+        path: file to write.
+        first: first time.
+        times: number of times.
+        calendar: calendar of the time coordinate.
+        changes: variables that replace those of the same name, or are added.
+    """
+    latitudes = 90 - 180 / ROWS * (np.arange(ROWS) + 0.5)
+    longitudes = np.arange(COLUMNS) * 360 / COLUMNS
     hours = 6.0 * np.arange(times)
-    wave = np.cos(np.deg2rad(lat))[None, :, None] * np.sin(
-        np.deg2rad(3 * lon)[None, None, :] - 2 * np.pi * hours[:, None, None] / 60
-    )
+    # Wavenumber 3, with a period of 60 h at a point.
+    phase = np.deg2rad(3 * longitudes)[None, None, :] - 2 * np.pi * hours[:, None, None] / 60
+    wave = np.cos(np.deg2rad(latitudes))[None, :, None] * np.sin(phase)
     noise = np.random.default_rng(5).normal(0, 0.02, wave.shape)
     z = 9.80665 * np.stack([1500 + 30 * (wave + noise), 5500 + 80 * (wave + noise)], axis=1).astype(np.float32)
-    land = (np.cos(np.deg2rad(lon))[None, :] * np.ones(ROWS)[:, None] > 0.6).astype(np.float32)
+    land = (np.cos(np.deg2rad(longitudes))[None, :] * np.ones(ROWS)[:, None] > 0.6).astype(np.float32)
+    # The sea surface temperature is missing over land.
     sst = np.where(land[None] > 0.5, np.nan, 290 + 5 * wave).astype(np.float32)
     cells = ("latitude", "longitude")
     data = {
@@ -41,8 +51,8 @@ def write_world(path: Path, first: str = "2000-01-01", times: int = 200, calenda
     coords = {
         "time": ("time", hours, {"units": f"hours since {first}", "calendar": calendar, "standard_name": "time"}),
         "level": ("level", [850.0, 500.0], {"units": "hPa", "positive": "down"}),
-        "latitude": ("latitude", lat, {"units": "degrees_north"}),
-        "longitude": ("longitude", lon, {"units": "degrees_east"}),
+        "latitude": ("latitude", latitudes, {"units": "degrees_north"}),
+        "longitude": ("longitude", longitudes, {"units": "degrees_east"}),
     }
     xr.Dataset(data, coords).to_netcdf(path)
 
@@ -98,15 +108,15 @@ CONFIG = {
 def world(folder: Path) -> Path:
     """Write data.nc and config.yml into `folder` and return it."""
     write_world(folder / "data.nc")
-    raw = {**CONFIG, "save_loc": str(folder / "run")}
-    raw["data"] = {**raw["data"], "sources": [{"path": str(folder / "data.nc")}]}
-    (folder / "config.yml").write_text(yaml.safe_dump(raw))
+    document = {**CONFIG, "save_loc": str(folder / "run")}
+    document["data"] = {**document["data"], "sources": [{"path": str(folder / "data.nc")}]}
+    (folder / "config.yml").write_text(yaml.safe_dump(document))
     return folder
 
 
 @pytest.fixture
 def small_run(tmp_path: Path) -> Path:
-    """A folder with data.nc and config.yml."""
+    """Folder with data.nc and config.yml."""
     return world(tmp_path)
 
 
@@ -117,21 +127,22 @@ def command(
     capsys: pytest.CaptureFixture[str],
     caplog: pytest.LogCaptureFixture,
 ) -> Callable[..., subprocess.CompletedProcess]:
-    """Runs ``credit NAME arguments`` in an empty folder and in this process, as a new one takes 5 s to start.
+    """Function that runs ``credit NAME arguments`` in an empty folder and in this process, since a new one takes 5 s.
 
-    What is logged counts as stderr. test_wheel and tests that kill start processes.
+    Its result has the log messages in stderr. test_wheel and tests that kill a run start processes of their own.
     """
     monkeypatch.chdir(tmp_path)
     caplog.set_level(logging.INFO)
 
-    def run(*arguments: object) -> subprocess.CompletedProcess:
+    def run_command(*arguments: object) -> subprocess.CompletedProcess:
+        # Forget the output of earlier commands.
         caplog.clear()
         capsys.readouterr()
         try:
-            code = main([str(argument) for argument in arguments])
-        except SystemExit as ended:
-            code = ended.code or 0
-        out, err = capsys.readouterr()
-        return subprocess.CompletedProcess(arguments, code, out, caplog.text + err)
+            status = main([str(argument) for argument in arguments])
+        except SystemExit as exit_request:
+            status = exit_request.code or 0
+        output, errors = capsys.readouterr()
+        return subprocess.CompletedProcess(arguments, status, output, caplog.text + errors)
 
-    return run
+    return run_command

@@ -236,10 +236,10 @@ def _list_output_channels(config: Config, data: DataSummary, longest_lead: int) 
             data.channels, data.grid, data.calendar, data.attributes, step_minutes, config.data.level_units
         )
     options = OutputOptions(variables=conf.variables, levels=conf.levels)
-    layout = build_schema(fields, [step_minutes], options)
+    schema = build_schema(fields, [step_minutes], options)
     names = []
-    for variable in layout.variables:
-        names += [fields.channels.output[channel_index].name for channel_index in variable.index]
+    for variable in schema.variables:
+        names += [fields.channels.output[channel_index].name for channel_index in variable.channel_index]
     return names
 
 
