@@ -112,8 +112,9 @@ class PointwiseLoss(Loss):
         raise NotImplementedError
 
     def forward(self, prediction_BMCHW: Tensor, target_BCHW: Tensor) -> Tensor:
-        """See the base class."""
+        """Return the weighted mean of the cost of the error, a float32 scalar; see the base class."""
         error_BMCHW = (prediction_BMCHW.float() - target_BCHW.float()[:, None]) * self.scale_C11
+        # The weights sum to 1 over cells and channels, so that only forecasts are left to be averaged over.
         num_forecasts = prediction_BMCHW.shape[0] * prediction_BMCHW.shape[1]
         loss = (self.cost(error_BMCHW) * self.weight_CHW).sum() / num_forecasts
         if self._global_mean_weight:

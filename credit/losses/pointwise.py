@@ -16,7 +16,7 @@ class MeanSquaredError(PointwiseLoss):
     """Mean squared error: the cost of a cell is its squared error."""
 
     def cost(self, error_BMCHW: Tensor) -> Tensor:
-        """See the base class."""
+        """Return the squared error of each cell, (B, M, C, H, W); see the base class."""
         return error_BMCHW.square()
 
 
@@ -25,7 +25,7 @@ class MeanAbsoluteError(PointwiseLoss):
     """Mean absolute error: the cost of a cell is its absolute error."""
 
     def cost(self, error_BMCHW: Tensor) -> Tensor:
-        """See the base class."""
+        """Return the absolute error of each cell, (B, M, C, H, W); see the base class."""
         return error_BMCHW.abs()
 
 
@@ -45,6 +45,7 @@ class HuberLoss(PointwiseLoss):
         self._delta = section.huber_delta
 
     def cost(self, error_BMCHW: Tensor) -> Tensor:
-        """See the base class."""
+        """Return Huber's loss of each cell, (B, M, C, H, W); see the base class."""
+        # torch's function takes prediction and target, and the error is their difference.
         zero = torch.zeros_like(error_BMCHW)
         return functional.huber_loss(error_BMCHW, zero, reduction="none", delta=self._delta)

@@ -36,7 +36,7 @@ class RootMeanSquareError(Metric):
 
     @classmethod
     def names(cls, channels: ChannelMap, lead_hours: Sequence[float]) -> list[str]:
-        """See the base class."""
+        """Return ``skill`` and one name for each lead time and channel; see the base class."""
         names = ["skill"]
         for hours in lead_hours:
             names += [f"rmse/{channel.name}/{hours:g}h" for channel in channels.output]
@@ -44,18 +44,18 @@ class RootMeanSquareError(Metric):
 
     @property
     def sums(self) -> Mapping[str, Tensor]:
-        """See the base class."""
+        """Sums of squared errors of the forecast and of persistence, each (L, C); see the base class."""
         return {"forecast": self.forecast_LC, "persistence": self.persistence_LC}
 
     def add(self, lead: int, forecast_BMCHW: Tensor, persistence_BCHW: Tensor, truth_BCHW: Tensor) -> None:
-        """See the base class."""
+        """Add the squared errors of one lead time of a batch; see the base class."""
         # A single member needs no mean, which would copy the field.
         ensemble_mean_BCHW = forecast_BMCHW[:, 0] if forecast_BMCHW.shape[1] == 1 else forecast_BMCHW.mean(dim=1)
         self.forecast_LC[lead] += self._squared_error(ensemble_mean_BCHW, truth_BCHW)
         self.persistence_LC[lead] += self._squared_error(persistence_BCHW, truth_BCHW)
 
     def summary(self, num_cases: float) -> dict[str, float]:
-        """See the base class."""
+        """Return ``skill``, dimensionless, and the RMSE by lead time and channel, in its unit; see the base class."""
         channels = self.context.channels
         rmse_LC = (self.forecast_LC / num_cases).sqrt()
         persistence_LC = (self.persistence_LC / num_cases).sqrt()

@@ -82,6 +82,7 @@ class LoRA(nn.Module):
         Returns:
             Attribute -> its dimension that is split with the weight, None for one that stays whole on every rank.
         """
+        # The factor that lies along the split dimension is split with the weight, the other one stays whole.
         self._split_dim = split
         self._sum_gradient = common
         if split == 0:
@@ -200,6 +201,7 @@ def base_state_dict(model: nn.Module) -> dict[str, Tensor]:
         prefix = f"{path}.parametrizations.weight."
         del state[f"{prefix}0.a"]
         del state[f"{prefix}0.b"]
+        # Without spectral norm the layer has a plain weight.
         if len(layer.parametrizations.weight) == 1:
             state[f"{path}.weight"] = state.pop(f"{prefix}original")
         # The adapter is the first parametrization, so those after it move up by one.
@@ -220,6 +222,7 @@ def merge_adapters(model: nn.Module) -> nn.Module:
     for _, layer, adapter in list(_adapted_layers(model)):
         chain = layer.parametrizations.weight
         chain.original.copy_(adapter(chain.original))
+        # Spectral norm, if there is any, stays; without it the layer gets back a plain weight.
         if len(chain) == 1:
             parametrize.remove_parametrizations(layer, "weight", leave_parametrized=False)
         else:

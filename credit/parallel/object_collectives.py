@@ -55,6 +55,7 @@ def run_on_all_ranks(function: Callable[[], T], group: dist.ProcessGroup | None 
         outcomes *= dist.get_world_size(group)
         with _report_lost_ranks():
             dist.all_gather_object(outcomes, (result, local_error), group=group)
+    # The error of this rank has a traceback, those of other ranks have lost theirs.
     if local_error is not None:
         raise local_error
     for _, error in outcomes:

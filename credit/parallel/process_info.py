@@ -92,6 +92,7 @@ def read_process_info(environ: Mapping[str, str] = os.environ) -> ProcessInfo:
                 f"{rank_key} is set by {launcher} but {local_rank_key} is not, so no GPU can be chosen; export "
                 f"{local_rank_key}"
             )
+        # All ranks run on this host if the launcher counts as many here as there are.
         is_one_host = environ.get(local_world_key) == str(world)
         address = _find_address(environ, launcher, world, is_one_host, job_id)
         attempt = 0
@@ -189,7 +190,7 @@ def fake_process_group(world: int) -> Iterator[None]:
     if world == 1:
         yield
         return
-    # Without a store torch makes the fake one itself.
+    # Without a store torch makes a fake one itself.
     dist.init_process_group("fake", rank=0, world_size=world)
     try:
         yield

@@ -75,6 +75,7 @@ class Watchdog:
         last_count = -1
         last_progress = time.monotonic()
         is_reported = False
+        # One pass for each beat, until the context ends.
         while not self._is_stopping.wait(self._beat):
             is_halted = self._activity_count == last_count
             if not is_halted:
@@ -90,6 +91,7 @@ class Watchdog:
                 if is_halted and not is_reported and seconds_waited > self._patience:
                     is_reported = True
                     self._report(seconds_waited)
+            # Without a store nothing can be compared, so the thread ends; the training goes on.
             except (RuntimeError, dist.DistError) as error:
                 logger.error("rank %d has lost the run's store: %s", self._rank, error)
                 return
@@ -102,6 +104,7 @@ class Watchdog:
             # Every rank that lives writes its status at least once in this time.
             self._is_stopping.wait(1.5 * self._beat)
             own_status = self._describe_status(-1, read_last_collectives())
+            # This rank's own status in the store is as old as its last beat.
             lines += describe_lag(before, {**self._read_statuses(), 0: own_status})
         frame = sys._current_frames().get(self._main_thread)
         if frame is not None:
@@ -132,7 +135,8 @@ def describe_lag(
     """Return lines that say which ranks are silent or behind, from the statuses of all ranks at two moments.
 
     Args:
-        before: rank -> its last status, None for a rank that has written none.
+        before: rank -> its last status, None for a rank that has written none. A status has ``beats`` (entries written
+            so far), ``count`` (activities begun), ``activity``, and ``collectives`` as of `read_last_collectives`.
         now: the same, more than a beat later.
     """
     lines = []
@@ -184,6 +188,7 @@ def read_last_collectives() -> dict[str, tuple[int, str]]:
         return {}
     last: dict[str, tuple[int, str]] = {}
     for entry in entries:
+        # Entries have a group's name and description, which may be equal.
         group = " ".join(dict.fromkeys(entry["process_group"]))
         if entry["collective_seq_id"] >= last.get(group, (0, ""))[0]:
             last[group] = entry["collective_seq_id"], entry["profiling_name"]

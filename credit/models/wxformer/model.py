@@ -228,8 +228,10 @@ class WXFormer(ForecastModel):
             self.stages.append(EncoderStage(embed, layers))
 
         self.decoder = Decoder(section.decoder, tuple(dim), spec.out_channels * spec.output_frames)
+        # Spectral norm wraps the weights, so all layers must exist by now.
         if section.use_spectral_norm:
             apply_spectral_norm(self)
+        # A model on the meta device gets its values after it has been sharded.
         if not next(self.parameters()).is_meta:
             self.initialise(int(torch.randint(2**62, (), device="cpu")))
 
@@ -245,6 +247,7 @@ class WXFormer(ForecastModel):
         Raises:
             ConfigError: for an unknown keyword argument, or values that do not fit together.
         """
+        # The arguments are those of the data and those of the model's section.
         sizes = {key: kwargs[key] for key in SIZE_ARGUMENTS if key in kwargs}
         options = {key: value for key, value in kwargs.items() if key not in SIZE_ARGUMENTS}
         settings = {"type": "wxformer", **PUBLISHED_SETTINGS, **options}
@@ -300,7 +303,15 @@ class WXFormer(ForecastModel):
 
     @classmethod
     def convert_published_state(cls, state: Mapping[str, Tensor], section: ModelSection) -> dict[str, Tensor]:
-        """See the base class and `credit.models.wxformer.convert_published`."""
+        """Return the state dict of a WXFormer for published weights; see the base class.
+
+        Args:
+            state: published state dict, see `credit.models.wxformer.convert_published.convert_published_state`.
+            section: the model's section of the config; its ``dim_head`` is used.
+
+        Raises:
+            CheckpointError: naming keys that the reference does not have, or that are missing.
+        """
         from credit.models.wxformer.convert_published import convert_published_state
 
         return convert_published_state(state, section.dim_head)

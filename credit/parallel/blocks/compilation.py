@@ -48,12 +48,14 @@ def _use_local_tensors_in_forward(block: nn.Module, split_tensors: list[tuple[nn
     """
 
     def set_local_tensors(block: nn.Module, args: tuple) -> None:
+        """Forward pre-hook: hide each DTensor by an attribute with this rank's part."""
         for module, name in split_tensors:
             tensors = module._parameters if name in module._parameters else module._buffers
             # An instance attribute hides the parameter of the same name, which stays registered in the module.
             vars(module)[name] = to_local(tensors[name])
 
     def remove_local_tensors(block: nn.Module, args: tuple, output: object) -> None:
+        """Forward hook: remove the attributes, so that the DTensors show again."""
         for module, name in split_tensors:
             vars(module).pop(name, None)
 

@@ -49,6 +49,7 @@ def find_sharding_units(model: nn.Module) -> list[nn.Module]:
     inside_wrapper = wrapped_module_ids(model)
     units = []
     for module in model.modules():
+        # Of a wrapper and the marked block in it, the wrapper is the unit.
         is_checkpointed = isinstance(module, CheckpointWrapper) or id(module) in inside_wrapper
         if module is not model and _is_shardable(module, is_checkpointed):
             units.append(module)
@@ -72,6 +73,7 @@ def split_by_dtype(unit: nn.Module, inner_parameter_ids: set[int]) -> list[nn.Mo
     separate_modules: dict[nn.Module, None] = {}
 
     def visit(module: nn.Module, dtype: torch.dtype | None) -> None:
+        """Collect the modules inside `module`, which is sharded in `dtype`, that need a dtype of their own."""
         for name, child in module.named_children():
             child_dtype = _direct_dtype(child, inner_parameter_ids)
             # The child's own weights can be sharded with those around it.

@@ -26,6 +26,7 @@ def allocate_(model: nn.Module, device: torch.device, host_parameters: bool = Fa
         host_parameters: keep parameters in host memory (FSDP2's CPU offload).
     """
     model.to_empty(device="cpu" if host_parameters else device)
+    # Only parameters are kept in host memory; buffers go to the device.
     if host_parameters:
         for module in model.modules():
             for name, buffer in module.named_buffers(recurse=False):

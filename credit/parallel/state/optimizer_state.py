@@ -46,6 +46,7 @@ def gather_optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer) -
         ConfigError: if the optimizer has parameters that are not the model's.
     """
     names = _name_parameters(unwrap_data_parallel(model), optimizer)
+    # A parameter that never had a gradient has no state. All ranks go through the same parameters in the same order.
     state = {}
     for parameter, name in names.items():
         if optimizer.state.get(parameter):

@@ -80,6 +80,7 @@ def scatter_weights(model: nn.Module, state_dict: Any) -> None:
             state[name] = scatter_tensor_from_rank0(full_values.get(plain), target[name])
         else:
             state[name] = extra_state[plain]
+    # A parameter on the meta device has no memory to copy into, so the loaded tensor takes its place.
     on_meta = any(isinstance(value, Tensor) and value.is_meta for value in target.values())
     model.load_state_dict(state, strict=True, assign=on_meta)
 

@@ -43,6 +43,7 @@ class RankRandomState:
 
     def enter(self, device: torch.device) -> None:
         """Replace the common random state of `device` by the one of this rank."""
+        # All ranks draw the same number here, from the common state on the CPU.
         seed = int(torch.randint(2**62, ())) + self._rank
         if device.type == "cuda":
             self._common_state = torch.cuda.get_rng_state(device)

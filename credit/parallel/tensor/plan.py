@@ -13,6 +13,7 @@ from torch.nn.utils import parametrize
 from credit.errors import ConfigError
 from credit.parallel.blocks.marks import strip_wrapper_prefixes
 
+# Values of a plan, as messages list them; N is a number of fused parts.
 KINDS = ("colwise", "rowwise", "replicated", "colwise:N")
 
 
@@ -203,6 +204,7 @@ def _count_units(path: str, block: nn.Module, name: str, partner: str | None, en
     if entry.kind == "replicated":
         return 0
     layer = block.get_submodule(name)
+    # The module that holds the layers of attention has the number of heads in this attribute.
     heads = getattr(block.get_submodule(name.rpartition(".")[0]), "heads", None)
     if not isinstance(heads, int):
         heads = None

@@ -110,6 +110,7 @@ def _split_group(group: list[PlannedLayer], mesh: DeviceMesh) -> None:
     for layer in group:
         module = layer.module
         if layer.kind == "replicated":
+            # Each rank uses the output for its own heads, so each has a part of the gradient.
             module.register_forward_hook(functools.partial(_sum_gradient_of_output, group=process_group))
         elif layer.kind == "rowwise":
             _split_parameters(module, 1, mesh)
@@ -214,6 +215,7 @@ def _colwise_forward(
         # weight is small against activations, so the exchange is cheap.
         weight = ExchangeFusedRows.apply(weight, routes)
         bias = None if bias is None else ExchangeFusedRows.apply(bias, routes)
+    # Each rank's outputs contribute to the gradient of the common input.
     y = product(AllReduceBackward.apply(group, x), weight, bias)
     if random_state is not None and random_state.is_needed():
         random_state.enter(x.device)
@@ -240,6 +242,7 @@ def _rowwise_forward(
         (..., outputs).
     """
     weight = to_local(layer.weight)
+    # Behind this layer all ranks hold the same activations again, and must drop the same.
     if random_state is not None:
         random_state.leave(weight.device)
     # The bias is added once, after the sum over the ranks.
