@@ -203,7 +203,8 @@ def _advice_without_samples(times: np.ndarray, step: int) -> str:
     intervals = np.diff(times)
     if len(intervals) == 0:
         return "name more files in data.sources, or a longer period"
-    shortest, longest = intervals.min(), intervals.max()
+    shortest = intervals.min()
+    longest = intervals.max()
     if _SHORTEST_MONTH_MINUTES <= shortest < longest <= _LONGEST_MONTH_MINUTES:
         return (
             "months are not of one length, but steps are: give the data the calendar 360_day, in which a month is a "

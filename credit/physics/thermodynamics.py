@@ -37,7 +37,12 @@ _ALL_ICE = 250.16
 
 
 def virtual_temperature(temperature: np.ndarray, humidity: np.ndarray) -> np.ndarray:
-    """Return virtual temperature (K) of temperature (K) and specific humidity (kg kg-1), any shape."""
+    """Return virtual temperature (K), at which dry air has the density of the humid air; [IFS] part III.
+
+    Args:
+        temperature: temperature (K), any shape.
+        humidity: specific humidity (kg kg-1), the same shape.
+    """
     return temperature * (1.0 + (R_VAPOUR / R_DRY - 1.0) * humidity)
 
 

@@ -316,10 +316,17 @@ class OpenFiles:
         return dataset
 
     def fingerprint(self, path: Path | str, number: int) -> list[int]:
-        """Return two numbers that change with a file of source `number`.
+        """Return two numbers that change with a file.
 
         For a file these are its size and time of change, for a remote store or a plugin size and checksum of its
         description.
+
+        Args:
+            path: the file.
+            number: number of its source.
+
+        Raises:
+            DataError: if a remote store or a plugin cannot be read.
         """
         if self._sources[number].type is not None:
             return self.get(path, number).encoding["fingerprint"]

@@ -53,7 +53,12 @@ class _SparseMatrix:
         return cls(columns, np.take_along_axis(weights, columns, axis=1).astype(np.float32))
 
     def multiply(self, fields: np.ndarray, axis: int) -> np.ndarray:
-        """Return the product with float32 `fields` along `axis`, -2 or -1; it has the length `rows` there."""
+        """Return the product with fields along one axis, which then has the length `rows`; float32.
+
+        Args:
+            fields: (..., h, w) float32.
+            axis: -2 or -1.
+        """
         weights_KN = self.weights.T
         if axis == -2:
             weights_KN = np.ascontiguousarray(weights_KN)[..., None]

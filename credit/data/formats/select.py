@@ -48,7 +48,12 @@ def select_positions(dataset: xr.Dataset, select: Mapping[str, Value], origin: s
 
 
 def is_same_value(value: object, selected: Value) -> bool:
-    """Return whether two values are equal: as numbers if both are numbers, else as text."""
+    """Return whether two values are equal: as numbers if both are numbers, else as text.
+
+    Args:
+        value: value of a coordinate or a key in the file.
+        selected: value in the config.
+    """
     if isinstance(value, bytes):
         value = value.decode()
     try:

@@ -31,8 +31,12 @@ _QUANTITIES = {
     "geopotential height": ("geopotential_height", "gh"),
     "area fraction": ("land_area_fraction", "land_binary_mask", "sea_area_fraction", "sea_ice_area_fraction"),
 }  # fmt: skip
-_QUANTITY_OF = {name: quantity for quantity, names in _QUANTITIES.items() for name in names}
-_UNITS_OF_QUANTITIES = {unit for units in _QUANTITY_LIMITS.values() for unit in units}
+# Name -> quantity.
+_QUANTITY_OF: dict[str, str] = {}
+for _quantity, _names in _QUANTITIES.items():
+    _QUANTITY_OF |= dict.fromkeys(_names, _quantity)
+# All units of the quantities with limits of their own.
+_UNITS_OF_QUANTITIES = set().union(*_QUANTITY_LIMITS.values())
 # Limits of any other quantity in these units. They are wide: K includes differences and potential temperature at 100 km
 # (2e5 K), m2 s-2 energy per mass such as CAPE, kg kg-1 water in peat, Pa pressure in the deep ocean and stress, J m-2
 # sums over months.
@@ -79,7 +83,12 @@ def find_quantity(name: str, attributes: Mapping[str, str]) -> str:
 
 
 def has_limits(quantity: str, units: str) -> bool:
-    """Return whether the quantity itself has limits in these units, not only any quantity with these units."""
+    """Return whether the quantity itself has limits in these units, not only any quantity with these units.
+
+    Args:
+        quantity: the quantity, from `find_quantity`.
+        units: its units, from `normalise_units`.
+    """
     return units in (_QUANTITY_LIMITS | _FRACTION_LIMITS).get(quantity, {})
 
 

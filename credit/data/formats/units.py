@@ -60,7 +60,10 @@ def normalise_units(units: str) -> str:
 
 
 def is_same_unit(first: str, second: str) -> bool:
-    """Return whether two spellings are one unit; UDUNITS, if installed, decides about unusual spellings."""
+    """Return whether two spellings, such as ``m2 s-2`` and ``m^2/s^2``, are one unit.
+
+    UDUNITS, if installed, decides about unusual spellings; without it these are different units.
+    """
     if normalise_units(first) == normalise_units(second):
         return True
     try:
@@ -70,7 +73,10 @@ def is_same_unit(first: str, second: str) -> bool:
 
 
 def is_convertible(first: str, second: str) -> bool:
-    """Return whether one unit can be converted to another; without UDUNITS the answer is yes."""
+    """Return whether a unit, such as ``degC``, can be converted to another, such as ``K``.
+
+    Without UDUNITS the answer is yes, because it is not known.
+    """
     try:
         find_conversion(first, second, "", "")
     except ConfigError:

@@ -98,7 +98,13 @@ class DerivedSeries(VariableSeries):
 
 
 def is_derived(name: str, file_variables: list[FileVariable], conf: DataConfig) -> bool:
-    """Return whether a variable is derived or interpolated, not read as it is in the files."""
+    """Return whether a variable is derived or interpolated, not read as it is in the files.
+
+    Args:
+        name: the variable.
+        file_variables: its files.
+        conf: the data section.
+    """
     has_level_mapping = any(file_variable.layout.level_mapping is not None for file_variable in file_variables)
     return conf.options_of(name).derive is not None or has_level_mapping
 

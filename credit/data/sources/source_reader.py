@@ -271,7 +271,10 @@ class SourceReader:
                 window_index = int(self._aggregation_index[name][index])
                 terms_of_time.append(self._aggregations[name].terms_at(window_index))
             # Windows may share values of the series, and each value is read once.
-            series_indices = np.unique([index for _, term_indices in terms_of_time for index in term_indices])
+            needed_indices: list[int] = []
+            for _, term_indices in terms_of_time:
+                needed_indices += term_indices
+            series_indices = np.unique(needed_indices)
             series_fields = series.read(self._files, series_indices)
             fields_of_index = dict(zip(series_indices.tolist(), series_fields, strict=True))
             num_levels = len(next(iter(fields_of_index.values()), ()))

@@ -103,9 +103,12 @@ def build_unreadable(
     choices = {key: _list_values(key, messages_of[name]) for key in keys}
     others = {}
     for other_name, messages in messages_of.items():
-        if other_name != name:
-            values = [tuple(message.key_values.get(key) for key in keys) for message in messages]
-            others[other_name] = frozenset(values)
+        if other_name == name:
+            continue
+        values = set()
+        for message in messages:
+            values.add(tuple(message.key_values.get(key) for key in keys))
+        others[other_name] = frozenset(values)
     return Unreadable(problem, choices, others)
 
 
@@ -136,13 +139,15 @@ def find_problem(messages: Sequence[Message]) -> tuple[str | None, Sequence[str]
 
 def _find_differing_keys(messages: Sequence[Message]) -> list[str]:
     """Return the `SELECTION_KEYS` in which messages of one time and level differ."""
-    groups: dict[tuple[int, float], list[Message]] = defaultdict(list)
+    messages_of: dict[tuple[int, float], list[Message]] = defaultdict(list)
     for message in messages:
-        groups[message.minutes, convert_level(message)].append(message)
+        messages_of[message.minutes, convert_level(message)].append(message)
     differing_keys = []
     for key in SELECTION_KEYS:
-        if any(len({message.key_values.get(key) for message in group}) > 1 for group in groups.values()):
-            differing_keys.append(key)
+        for messages_at_level in messages_of.values():
+            if len({message.key_values.get(key) for message in messages_at_level}) > 1:
+                differing_keys.append(key)
+                break
     return differing_keys
 
 
@@ -165,7 +170,13 @@ def _matches_selection(values: Sequence[Value | None], selection: Mapping[str, V
 
 
 def is_selected(key: str, value: Value, selected: Value) -> bool:
-    """Return whether a value is the selected one; pressure levels in hPa and in Pa are one type."""
+    """Return whether a value is the selected one; pressure levels in hPa and in Pa are one type.
+
+    Args:
+        key: GRIB key.
+        value: its value in a message.
+        selected: its value in ``data.sources.N.select``.
+    """
     if key == "typeOfLevel" and value in _HPA_PER_UNIT and selected in _HPA_PER_UNIT:
         return True
     return is_same_value(value, selected)

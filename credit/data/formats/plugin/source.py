@@ -80,6 +80,7 @@ def register_source(name: str, options: type[StrictModel] | None = None) -> Call
     """
 
     def register(cls: SourceClass) -> SourceClass:
+        """Register the class and return it unchanged."""
         if not (isinstance(cls, type) and callable(getattr(cls, "read", None))):
             raise ConfigError(f"source {name!r} must be a class with a method read(variable, time, levels); is {cls!r}")
         other = _SOURCES.get(name, cls)
