@@ -3,12 +3,11 @@
 Variables on model levels are interpolated to pressure levels, others are derived, and sums over hours are accumulated.
 All of this runs on the host, in float64 inside, with the formulas that also derive variables of the data
 (`credit.data.sources.derived_variables`).
-Shapes: C channels, K levels from the top down, L levels that are written, H rows, W columns.
+Shape suffixes: C channels, K levels from the top down, L levels that are written, H rows, W columns.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -24,6 +23,7 @@ from credit.data.sources.levels.level_mapping import require_full_column
 from credit.data.sources.required_variables import FIELD, SURFACE_GEOPOTENTIAL, SURFACE_PRESSURE
 from credit.errors import ConfigError
 from credit.forecast.io.output_inputs import OutputInputs, RecipeInput
+from credit.forecast.io.running_sums import RunningSum, RunningSums
 from credit.forecast.io.schema import SINCE_START, OutputFields
 from credit.forecast.rollout import ForecastStart
 from credit.grid import LatLonGrid
@@ -36,7 +36,11 @@ _NEEDS_PRESSURE = ("relative_humidity", "relative_humidity_water")
 
 @dataclass(frozen=True)
 class _Copy:
-    """Channels of the output that are written as they are."""
+    """Channels of the output that are written as they are.
+
+    Attributes:
+        channel_index: indices of the channels in the model's output.
+    """
 
     channel_index: list[int]
 
@@ -58,16 +62,8 @@ class _Recipe:
     inputs: Mapping[str, RecipeInput]
 
 
-@dataclass(frozen=True)
-class _RunningSum:
-    """A sum of one channel over steps; `num_steps` None means since the initial time."""
-
-    channel_index: int
-    num_steps: int | None
-
-
 class OutputDiagnostics:
-    """Computes the fields that are written from the network's output of a step.
+    """Computation of the fields that are written from the network's output of a step.
 
     Args:
         conf: section inference.
@@ -108,13 +104,15 @@ class OutputDiagnostics:
         self._last_lead = last_lead
         # Geopotential of the ground (H, W), where an interpolation or a derived variable uses it.
         self._ground_HW: np.ndarray | None = None
-        self.level_units = "hPa" if conf.pressure_levels is not None else data.level_units
+        self.level_units = data.level_units
+        if conf.pressure_levels is not None:
+            self.level_units = "hPa"
         self.attributes = {name: dict(values) for name, values in attributes.items()}
         self.masks = dict(masks or {})
         self.windows: dict[str, int] = {}
 
         # One entry for each variable that is written, in the order of the channels.
-        self._recipes: list[_Copy | _Recipe | _RunningSum] = []
+        self._recipes: list[_Copy | _Recipe | RunningSum] = []
         written: list[Channel] = []
         variables = list(dict.fromkeys(channel.variable for channel in channels.output))
         for name in variables:
@@ -131,8 +129,8 @@ class OutputDiagnostics:
                 written[index] = replace(channel, name=f"{channel.name}{self.level_units}")
         self._is_plain = conf.pressure_levels is None and not conf.derive
         self.channels = channels if self._is_plain else ChannelMap(written)
-        # (initial time, member) -> earlier fields of each running sum.
-        self._earlier_fields: dict[tuple[int, int], list[deque[np.ndarray]]] = {}
+        sums = [recipe for recipe in self._recipes if isinstance(recipe, RunningSum)]
+        self._running_sums = RunningSums(sums, last_lead)
 
     def output_fields(self, grid: LatLonGrid, calendar: Calendar) -> OutputFields:
         """Return the description of the fields that `compute` returns.
@@ -154,7 +152,7 @@ class OutputDiagnostics:
 
     @property
     def description(self) -> dict[str, str]:
-        """Description for the global attributes of the files, by which files with other diagnostics are told apart."""
+        """Global attributes that describe the diagnostics; they distinguish files with other diagnostics."""
         description = {}
         if self._conf.pressure_levels is not None:
             levels = ", ".join(f"{level:g}" for level in self._conf.pressure_levels)
@@ -172,70 +170,58 @@ class OutputDiagnostics:
     @property
     def needs_every_step(self) -> bool:
         """True if `compute` must also be called for steps that are not written."""
-        return any(isinstance(recipe, _RunningSum) for recipe in self._recipes)
+        return self._running_sums.num_sums > 0
 
     def reset(self) -> None:
-        """Drop the sums of forecasts that were not completed."""
-        self._earlier_fields.clear()
+        """Drop the running sums of forecasts that were not completed."""
+        self._running_sums.reset()
 
     def compute(self, start: ForecastStart, lead_minutes: int, fields_CHW: np.ndarray) -> np.ndarray:
-        """Return the fields that are written at a lead time, (C', H, W) float32, C' channels of `channels`.
+        """Return the fields that are written at a lead time.
 
         Sums need every step of a forecast, in order.
 
         Args:
             start: start of the forecast.
             lead_minutes: lead time in minutes.
-            fields_CHW: the network's output in physical units.
+            fields_CHW: the network's output in physical units, float32.
+
+        Returns:
+            (C', H, W) float32 in physical units, with the C' output channels of `channels`; NaN for a sum whose window
+            begins before the initial time.
         """
         if self._is_plain:
             return fields_CHW
-        sums = iter(self._accumulate(start, lead_minutes, fields_CHW))
+        sums = iter(self._running_sums.accumulate(start, lead_minutes, fields_CHW))
         written = []
         for recipe in self._recipes:
             if isinstance(recipe, _Copy):
                 written.append(fields_CHW[recipe.channel_index])
-            elif isinstance(recipe, _RunningSum):
+            elif isinstance(recipe, RunningSum):
                 written.append(next(sums))
             else:
                 written.append(self._derive(recipe, fields_CHW))
         return np.concatenate(written)
 
     def _derive(self, recipe: _Recipe, fields_CHW: np.ndarray) -> np.ndarray:
+        """Return the variable of a recipe, (L, H, W) float32."""
         inputs = {role: recipe_input.select(fields_CHW) for role, recipe_input in recipe.inputs.items()}
         if SURFACE_PRESSURE in inputs:
             inputs[SURFACE_PRESSURE] = inputs[SURFACE_PRESSURE][0]
         if self._ground_HW is not None:
             inputs[SURFACE_GEOPOTENTIAL] = self._ground_HW
         # An interpolated variable goes back to its own units; a derived one stays in SI units.
-        from_si = recipe.inputs[FIELD].si if recipe.kind is None else None
+        from_si = None
+        if recipe.kind is None:
+            from_si = recipe.inputs[FIELD].si
         return compute_derived(recipe.kind, recipe.quantity, recipe.column, inputs, from_si)
 
-    def _accumulate(self, start: ForecastStart, lead_minutes: int, fields_CHW: np.ndarray) -> list[np.ndarray]:
-        """Return the running sums at a lead time, each (1, H, W); NaN until the window has passed."""
-        running_sums = [recipe for recipe in self._recipes if isinstance(recipe, _RunningSum)]
-        if not running_sums:
-            return []
-        key = (start.initial_minutes, start.member)
-        if key not in self._earlier_fields:
-            self._earlier_fields[key] = [deque(maxlen=running_sum.num_steps or 1) for running_sum in running_sums]
-        totals = []
-        for running_sum, earlier in zip(running_sums, self._earlier_fields[key], strict=True):
-            field_HW = fields_CHW[running_sum.channel_index].astype(np.float64)
-            if running_sum.num_steps is None:
-                total_HW = field_HW + earlier[0] if earlier else field_HW
-                earlier.append(total_HW)
-            else:
-                earlier.append(field_HW)
-                is_complete = len(earlier) == running_sum.num_steps
-                total_HW = sum(earlier) if is_complete else np.full_like(field_HW, np.nan)
-            totals.append(total_HW.astype(np.float32)[None])
-        if lead_minutes >= self._last_lead:
-            del self._earlier_fields[key]
-        return totals
-
     def _add_output(self, name: str) -> list[Channel]:
-        """Plan an output, which is written as it is or interpolated to pressure levels; return its channels."""
+        """Add the recipe of an output, which is written as it is or interpolated to pressure levels.
+
+        Returns:
+            The channels that are written.
+        """
         key = "inference.pressure_levels"
         channel_index = self._inputs.channel_index(name, key)
         channels = [self._model.output[index] for index in channel_index]
@@ -246,7 +232,9 @@ class OutputDiagnostics:
         column, order = self._inputs.column(key, name, pressures)
         quantity = find_extrapolated_quantity(name, self._inputs.attributes_of(name).get("standard_name", ""))
         is_temperature = quantity == "temperature"
-        si = self._inputs.si(key, "temperature", name) if is_temperature else None
+        si = None
+        if is_temperature:
+            si = self._inputs.si_conversion(key, "temperature", name)
         inputs = {
             FIELD: RecipeInput([channel_index[position] for position in order], si),
             SURFACE_PRESSURE: self._inputs.surface_pressure(key),
@@ -256,7 +244,14 @@ class OutputDiagnostics:
         return _build_channels(name, pressures)
 
     def _add_derived(self, name: str, derived_config: DerivedVariableConfig) -> list[Channel]:
-        """Plan a derived variable; return its channels."""
+        """Add the recipe of a derived variable.
+
+        Returns:
+            The channels that are written.
+
+        Raises:
+            ConfigError: if the variable cannot be computed from its inputs.
+        """
         key = f"inference.derive.{name}"
         kind = derived_config.kind
         needs_ground = kind in _NEEDS_GROUND
@@ -275,7 +270,8 @@ class OutputDiagnostics:
             return self._add_sum(key, name, derived_config)
 
         self.attributes[name] = build_derived_attributes(kind)
-        # The first input determines the levels of the derived variable.
+
+        # Levels. The first input determines those of the derived variable.
         first_variable = next(iter(roles.values()))
         levels = self._inputs.levels_of(first_variable, key)
         has_levels = levels[0] is not None
@@ -300,13 +296,17 @@ class OutputDiagnostics:
             # It is extrapolated from the lowest level.
             order = order[-1:]
             column = LevelMapping(column.levels.select([-1]), None)
+
+        # Inputs. The first one has the role of the field that is interpolated.
         inputs: dict[str, RecipeInput] = {}
         for role, variable in roles.items():
             channel_index = self._inputs.channel_index(variable, key)
             if self._inputs.levels_of(variable, key) != levels:
                 raise ConfigError(f"{key}: {variable} and {first_variable} are not on the same levels")
-            input_role = role if inputs else FIELD
-            si = self._inputs.si(key, role, variable)
+            input_role = role
+            if not inputs:
+                input_role = FIELD
+            si = self._inputs.si_conversion(key, role, variable)
             inputs[input_role] = RecipeInput([channel_index[position] for position in order], si)
         if column is not None and (needs_ground or self._inputs.is_hybrid):
             inputs[SURFACE_PRESSURE] = self._inputs.surface_pressure(key)
@@ -316,7 +316,14 @@ class OutputDiagnostics:
         return _build_channels(name, levels if pressures is None else pressures)
 
     def _add_sum(self, key: str, name: str, derived_config: DerivedVariableConfig) -> list[Channel]:
-        """Plan a sum over steps; return its channel."""
+        """Add the recipe of a sum over steps.
+
+        Returns:
+            The channel that is written.
+
+        Raises:
+            ConfigError: if the variable is not a sum over the step, or the period of the sum does not fit.
+        """
         variable = derived_config.of
         over = derived_config.over
         channel_index = self._inputs.channel_index(variable, key)
@@ -344,7 +351,9 @@ class OutputDiagnostics:
                     "or the forecast longer (inference.lead_time, lead_times)"
                 )
             self.windows[name] = window
-        period = "since the initial time" if over is None else f"over the {over} before"
+        period = "since the initial time"
+        if over is not None:
+            period = f"over the {over} before"
         self.attributes[name] = {
             "units": attributes.get("units", ""),
             "long_name": f"{variable} {period}",
@@ -352,7 +361,7 @@ class OutputDiagnostics:
         }
         if attributes.get("standard_name"):
             self.attributes[name]["standard_name"] = attributes["standard_name"]
-        self._recipes.append(_RunningSum(channel_index[0], num_steps))
+        self._recipes.append(RunningSum(channel_index[0], num_steps))
         return _build_channels(name, [None])
 
     def _find_ground(self, key: str, required: bool) -> None:

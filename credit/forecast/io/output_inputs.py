@@ -1,6 +1,6 @@
 """Inputs of derived output variables: channels of the model's output, levels, surface pressure and ground.
 
-Shapes: C channels, K levels from the top down, H rows, W columns.
+Shape suffixes: C channels, K levels from the top down, H rows, W columns.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class RecipeInput:
     """One input of a derived variable.
 
     Attributes:
-        channel_index: its channels in the model's output, from the top down.
+        channel_index: indices of its channels in the model's output, from the top level down.
         si: conversion to SI units, None where the values are in SI units already.
     """
 
@@ -50,7 +50,7 @@ class RecipeInput:
 
 
 class OutputInputs:
-    """Finds the inputs of derived variables among the model's outputs and static fields.
+    """Finder of the inputs of derived variables among the model's outputs and static fields.
 
     The argument `key` of all methods is the config key that needs the input, for messages.
 
@@ -101,11 +101,24 @@ class OutputInputs:
         return channel_index
 
     def levels_of(self, name: str, key: str) -> list[float | None]:
-        """Return the levels of a variable's output channels; ``[None]`` for a variable without levels."""
+        """Return the levels of a variable's output channels; ``[None]`` for a variable without levels.
+
+        Raises:
+            ConfigError: if the variable is not an output.
+        """
         return [self._channels.output[index].level for index in self.channel_index(name, key)]
 
-    def si(self, key: str, role: str, name: str) -> Conversion | None:
-        """Return the conversion of a variable to SI units, None where none is needed."""
+    def si_conversion(self, key: str, role: str, name: str) -> Conversion | None:
+        """Return the conversion of a variable to SI units, None where none is needed.
+
+        Args:
+            key: config key for messages.
+            role: role of the variable among the inputs, which determines the allowed units.
+            name: name of the variable.
+
+        Raises:
+            ConfigError: if the units of the variable do not fit its role.
+        """
         return find_si_conversion(role, name, self.attributes_of(name), key)
 
     def column(self, key: str, name: str, pressures: Sequence[float] | None) -> tuple[LevelMapping, list[int]]:
@@ -113,7 +126,7 @@ class OutputInputs:
 
         Args:
             key: config key for messages.
-            name: an output on levels.
+            name: name of an output on levels.
             pressures: pressure levels in hPa; None keeps the variable's own levels.
 
         Returns:
@@ -151,31 +164,45 @@ class OutputInputs:
         return load_coefficients(Path(self._data.coefficients), "data.coefficients")
 
     def surface_pressure(self, key: str) -> RecipeInput:
-        """Return the output that is surface pressure."""
+        """Return the output that is surface pressure.
+
+        Raises:
+            ConfigError: if it is not clear which one it is.
+        """
         without_levels = [channel.variable for channel in self._channels.output if channel.level is None]
         candidates = list(dict.fromkeys(without_levels))
         name = self._find_variable(key, SURFACE_PRESSURE, self._conf.surface_pressure, candidates, "an output")
-        return RecipeInput(self.channel_index(name, key), self.si(key, SURFACE_PRESSURE, name))
+        return RecipeInput(self.channel_index(name, key), self.si_conversion(key, SURFACE_PRESSURE, name))
 
     def ground_geopotential(self, key: str, required: bool) -> np.ndarray | None:
-        """Return the geopotential of the ground (H, W) in SI units; None if it is missing and not required."""
+        """Return the geopotential of the ground, (H, W) in m2 s-2; None if it is missing and not required.
+
+        Raises:
+            ConfigError: if it is required, and it is not clear which static variable it is.
+        """
         names = [channel.variable for channel in self._channels.static_stored]
         configured = self._conf.surface_geopotential
-        if not required and configured is None and not self._by_standard_name(SURFACE_GEOPOTENTIAL, names):
+        if not required and configured is None and not self._find_by_standard_name(SURFACE_GEOPOTENTIAL, names):
             return None
         name = self._find_variable(key, SURFACE_GEOPOTENTIAL, configured, names, "a static variable of the data")
         field_HW = self._static_CHW[names.index(name)]
-        si = self.si(key, SURFACE_GEOPOTENTIAL, name)
-        return field_HW if si is None else si.apply(field_HW)
+        si = self.si_conversion(key, SURFACE_GEOPOTENTIAL, name)
+        if si is None:
+            return field_HW
+        return si.apply(field_HW)
 
     def _find_variable(self, key: str, role: str, configured: str | None, candidates: Sequence[str], kind: str) -> str:
-        """Return the configured variable of a role, or the only candidate with its standard name."""
+        """Return the configured variable of a role, or the only candidate with its standard name.
+
+        Raises:
+            ConfigError: if the configured variable is not a candidate, or not exactly one candidate has the name.
+        """
         if configured is not None:
             if configured in candidates:
                 return configured
             problem = f'"{configured}" is not among'
         else:
-            matching = self._by_standard_name(role, candidates)
+            matching = self._find_by_standard_name(role, candidates)
             if len(matching) == 1:
                 return matching[0]
             problem = f"{key} needs it, and it is not clear which of"
@@ -183,6 +210,7 @@ class OutputInputs:
         hint = did_you_mean(configured or "", candidates)
         raise ConfigError(f"inference.{role}: {problem} {names}{hint}; name {kind}")
 
-    def _by_standard_name(self, role: str, names: Sequence[str]) -> list[str]:
+    def _find_by_standard_name(self, role: str, names: Sequence[str]) -> list[str]:
+        """Return those variables whose standard name fits a role."""
         standard_names = _STANDARD_NAMES[role]
         return [name for name in names if self.attributes_of(name).get("standard_name") in standard_names]
