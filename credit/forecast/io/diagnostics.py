@@ -297,7 +297,28 @@ class OutputDiagnostics:
             order = order[-1:]
             column = LevelMapping(column.levels.select([-1]), None)
 
-        # Inputs. The first one has the role of the field that is interpolated.
+        # Inputs and channels.
+        inputs = self._build_recipe_inputs(key, roles, order)
+        if column is not None and (needs_ground or self._inputs.is_hybrid):
+            inputs[SURFACE_PRESSURE] = self._inputs.surface_pressure(key)
+        self._recipes.append(_Recipe(kind, "", column, inputs))
+        if kind == "mean_sea_level_pressure":
+            return _build_channels(name, [None])
+        return _build_channels(name, levels if pressures is None else pressures)
+
+    def _build_recipe_inputs(self, key: str, roles: Mapping[str, str], order: Sequence[int]) -> dict[str, RecipeInput]:
+        """Return role -> input; the first input has the role of the field that is interpolated.
+
+        Args:
+            key: config key for messages.
+            roles: role -> variable.
+            order: order of the levels of the variables from the top down.
+
+        Raises:
+            ConfigError: if the variables are not on the same levels, or their units do not fit.
+        """
+        first_variable = next(iter(roles.values()))
+        levels = self._inputs.levels_of(first_variable, key)
         inputs: dict[str, RecipeInput] = {}
         for role, variable in roles.items():
             channel_index = self._inputs.channel_index(variable, key)
@@ -308,12 +329,7 @@ class OutputDiagnostics:
                 input_role = FIELD
             si = self._inputs.si_conversion(key, role, variable)
             inputs[input_role] = RecipeInput([channel_index[position] for position in order], si)
-        if column is not None and (needs_ground or self._inputs.is_hybrid):
-            inputs[SURFACE_PRESSURE] = self._inputs.surface_pressure(key)
-        self._recipes.append(_Recipe(kind, "", column, inputs))
-        if kind == "mean_sea_level_pressure":
-            return _build_channels(name, [None])
-        return _build_channels(name, levels if pressures is None else pressures)
+        return inputs
 
     def _add_sum(self, key: str, name: str, derived_config: DerivedVariableConfig) -> list[Channel]:
         """Add the recipe of a sum over steps.

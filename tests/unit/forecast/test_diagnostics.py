@@ -138,7 +138,7 @@ def test_sums_over_hours(tmp_path: Path) -> None:
     assert found[0, "total"] == [1, 3, 6, 10] and found[1, "total"] == [2, 6, 12, 20]
     assert np.isnan(found[0, "tp12"][0]) and found[0, "tp12"][1:] == [3, 5, 7] and found[1, "tp12"][1:] == [6, 10, 14]
     assert found[0, "wind10"] == [5] * 4
-    assert not made._earlier_fields, "a forecast that is over is forgotten"
+    assert not made._running_sums._earlier_fields, "a forecast that is over is forgotten"
     assert made.windows == {"total": 0, "tp12": 720}
     assert made.attributes["tp12"] == {
         "units": "mm", "long_name": "tp over the 12h before", "temporal": "accumulate",
