@@ -261,11 +261,7 @@ class OutputDiagnostics:
                 f"{self._level_units}, levels of pressure: leave it out"
             )
         roles = derived_config.input_variables
-        for variable in roles.values():
-            self._inputs.channel_index(variable, key)
-        input_masks = [self.masks[variable] for variable in roles.values() if variable in self.masks]
-        if input_masks:
-            self.masks[name] = np.logical_or.reduce(input_masks)
+        self._add_mask(key, name, list(roles.values()))
         if kind == ACCUMULATION:
             return self._add_sum(key, name, derived_config)
 
@@ -305,6 +301,14 @@ class OutputDiagnostics:
         if kind == "mean_sea_level_pressure":
             return _build_channels(name, [None])
         return _build_channels(name, levels if pressures is None else pressures)
+
+    def _add_mask(self, key: str, name: str, variables: Sequence[str]) -> None:
+        """Mask a derived variable where one of its inputs is always missing; refuse inputs that are not outputs."""
+        for variable in variables:
+            self._inputs.channel_index(variable, key)
+        input_masks = [self.masks[variable] for variable in variables if variable in self.masks]
+        if input_masks:
+            self.masks[name] = np.logical_or.reduce(input_masks)
 
     def _build_recipe_inputs(self, key: str, roles: Mapping[str, str], order: Sequence[int]) -> dict[str, RecipeInput]:
         """Return role -> input; the first input has the role of the field that is interpolated.
