@@ -48,13 +48,15 @@ def _make_thresholds(sums: Iterable[str], members: int) -> EventResults:
     rng = np.random.default_rng(7)
     events, rain = {}, {}
     for name in sums:
-        own = members if name == "model" else 1
+        num_members = members if name == "model" else 1
         shape = len(_INITIAL), len(LEADS), 1, len(REGIONS)
-        forecasts = rng.dirichlet(np.ones(own + 1), shape)
+        forecasts = rng.dirichlet(np.ones(num_members + 1), shape)
         occurrences = forecasts * rng.random(forecasts.shape)
         brier, fair, reference = (rng.gamma(5.0, 0.02 * factor, shape) for factor in (1, 0.9, 2))
-        events[name] = EventStatistics(_INITIAL, forecasts, occurrences, brier, fair, reference, num_members=own)
-        rain[name] = SeepsStatistics(_INITIAL, rng.gamma(5.0, 0.1, shape), np.ones(shape), num_members=own)
+        events[name] = EventStatistics(
+            _INITIAL, forecasts, occurrences, brier, fair, reference, num_members=num_members
+        )
+        rain[name] = SeepsStatistics(_INITIAL, rng.gamma(5.0, 0.1, shape), np.ones(shape), num_members=num_members)
     event = Event.build("high", EventConfig(channel="z500", above=5e4), 3, "m2 s-2")
     del events["climatology"]
     return EventResults([event], events, [Precipitation(3, 1.0)], rain)

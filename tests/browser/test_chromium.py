@@ -23,7 +23,7 @@ def test_problems_and_requests_are_noticed(browser: Chromium, tmp_path: Path) ->
     browser.open(tmp_path / "bad.html")
     browser.evaluate("new Promise((done) => setTimeout(done, 200))")
     for text in ("said", "thrown", "rejected"):
-        assert any(text in own for own in browser.problems), text
+        assert any(text in problem for problem in browser.problems), text
     assert "http://127.0.0.1:9/wanted.png" in browser.requests
     browser.problems.clear()
     browser.requests.clear()

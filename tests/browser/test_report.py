@@ -114,12 +114,12 @@ def test_intervals_and_wind_vectors(browser: Chromium, page: Path, table: ScoreT
     browser.open(page)
     browser.choose("#choose-variable", "wind (vector)")
     assert "RMSE of the wind vector of wind (vector) at 500 hPa (m² s⁻²)" in shown_texts(browser, "#chart-title")[0]
-    own = table.dataset.sel(forecast="model", season="all", region="global").isel(wind=0)
-    check_curves(browser, table, {"model": own[WIND_METRICS["rmse"]].values})
+    wind_scores = table.dataset.sel(forecast="model", season="all", region="global").isel(wind=0)
+    check_curves(browser, table, {"model": wind_scores[WIND_METRICS["rmse"]].values})
     browser.choose("#choose-lead", "72")
-    low, high = (float(own[f"wind_vector_rmse_{end}"].sel(lead=72.0)) for end in ("low", "high"))
-    found = shown_texts(browser, '#legend tr[data-forecast="model"] .range')[0].split(" to ")
-    np.testing.assert_allclose([float(text) for text in found], [low, high], rtol=6e-4)
+    low, high = (float(wind_scores[f"wind_vector_rmse_{end}"].sel(lead=72.0)) for end in ("low", "high"))
+    texts = shown_texts(browser, '#legend tr[data-forecast="model"] .range')[0].split(" to ")
+    np.testing.assert_allclose([float(text) for text in texts], [low, high], rtol=6e-4)
     assert len(shown_texts(browser, "#chart .interval")) == 4  # the other forecast lacks this row
     browser.choose("#choose-season", "MAM")
     assert "no intervals at 1 lead times" in shown_texts(browser, "#meaning")[0]
@@ -150,8 +150,8 @@ def test_a_cell_of_the_scorecard_shows_its_curves(browser: Chromium, page: Path,
     assert browser.evaluate("document.getElementById('choose-lead').value") == "24"
     check_curves(browser, table, {"model": table.scores_by_lead("model", "v500")})
     difference = table.comparison("rmse_difference", "v500")[2] * 100
-    sure = "significant" if table.comparison("significant", "v500")[2] else "not significant"
-    expected = f"v500, 24 h, Global: RMSE {difference:+.1f} % against Best baseline ({sure}).".replace("-", "−")
+    significance = "significant" if table.comparison("significant", "v500")[2] else "not significant"
+    expected = f"v500, 24 h, Global: RMSE {difference:+.1f} % against Best baseline ({significance}).".replace("-", "−")
     assert shown_texts(browser, "#card-reading") == [expected]
     for key in ("ArrowDown", "ArrowLeft", "Enter"):
         browser.press(key)
@@ -167,11 +167,11 @@ def test_the_scorecard(browser: Chromium, page: Path, table: ScoreTable, referen
         texts = shown_texts(browser, f'#scorecard td[data-row="{number}"]')
         difference = table.comparison("rmse_difference", channel, reference, "tropics") * 100
         significant = table.comparison("significant", channel, reference, "tropics")
-        for text, value, sure in zip(texts, difference, significant, strict=True):
+        for text, value, is_significant in zip(texts, difference, significant, strict=True):
             assert float(text.rstrip("*").replace("−", "-")) == pytest.approx(
                 value, abs=0.51 if abs(value) > 9.9 else 0.06
             )
-            assert text.endswith("*") == bool(sure)
+            assert text.endswith("*") == bool(is_significant)
     assert any(text.endswith("*") for text in shown_texts(browser, "#scorecard td"))
 
 
@@ -291,7 +291,9 @@ def test_no_page_is_wider_than_its_screen(browser: Chromium, folder: Path, width
     assert browser.evaluate("document.documentElement.scrollWidth") == width
     assert browser.evaluate("document.querySelector('#chart svg').getBoundingClientRect().right") <= width
     browser.choose("#choose-variable", NASTY)
-    legend, room = (f"document.querySelector('{own}').getBoundingClientRect().width" for own in ("#legend", "#curves"))
+    legend, room = (
+        f"document.querySelector('{selector}').getBoundingClientRect().width" for selector in ("#legend", "#curves")
+    )
     assert browser.evaluate(f"{legend} <= {room} + 0.5")
 
 

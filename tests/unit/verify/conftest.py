@@ -104,6 +104,6 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     folder = tmp_path_factory.mktemp("run")
     reader = make_reader()
     initial = ["2001-03-02T00:00", "2001-03-04T06:00", "2001-03-07T12:00", "2001-03-10T12:00"]
-    said = {"forcing": "sst: observed; sin_year: computed", "parameters": 1234567, "checkpoint_step": 60}
-    archive = write_forecasts(folder / "forecasts", reader, initial, global_attributes=said)
+    attributes = {"forcing": "sst: observed; sin_year: computed", "parameters": 1234567, "checkpoint_step": 60}
+    archive = write_forecasts(folder / "forecasts", reader, initial, global_attributes=attributes)
     return Run(make_config(folder, animate=["t2m"]), reader, archive, folder)

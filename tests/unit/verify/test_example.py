@@ -88,11 +88,11 @@ def test_zonal_means() -> None:
     assert part.zonal_means.keys() == part.band_means.keys()
     for number, name in enumerate(("t2m", "sst")):
         seen = ~hidden if name == "sst" else np.ones(grid.shape, dtype=bool)
-        for found, field in zip(part.zonal_means[name, 720], (truth, (members + 720).mean(axis=0)), strict=True):
+        for zonal_mean, field in zip(part.zonal_means[name, 720], (truth, (members + 720).mean(axis=0)), strict=True):
             expected = [
                 row[there].mean() if there.any() else np.nan for row, there in zip(field[number], seen, strict=True)
             ]
-            np.testing.assert_allclose(found, expected, rtol=1e-6)
+            np.testing.assert_allclose(zonal_mean, expected, rtol=1e-6)
     assert np.isnan(part.zonal_means["sst", 360][0][4]) and np.isfinite(part.zonal_means["t2m", 360]).all()
 
 
@@ -114,13 +114,13 @@ def test_frames_are_few_and_small() -> None:
 
 
 def test_scoring_keeps_the_course_of_the_example(run: Run) -> None:
-    found = score_forecasts(run.config, run.reader, run.archive)
-    evolution, weights = found.evolution, band_weights(run.reader.grid, (35.0, 60.0))
+    verification = score_forecasts(run.config, run.reader, run.archive)
+    evolution, weights = verification.evolution, band_weights(run.reader.grid, (35.0, 60.0))
     assert set(evolution.band_means) == {(name, lead) for name in ("z500", "t2m", "tp") for lead in LEADS}
     assert set(evolution.zonal_means) == set(evolution.band_means)
     assert set(evolution.animation_frames) == {("t2m", lead) for lead in LEADS} and not evolution.is_ensemble
     for lead in LEADS:
-        at = run.reader.read(run.reader.index_of(found.example + lead))
+        at = run.reader.read(run.reader.index_of(verification.example + lead))
         truth, forecast = evolution.band_means["z500", lead]
         np.testing.assert_allclose(truth, weights @ at[0] / weights.sum(), rtol=1e-6)
         np.testing.assert_allclose(forecast - truth, MODEL_ERROR, rtol=1e-3)
@@ -146,10 +146,10 @@ def test_no_diagram_without_times_or_cells(run: Run, tmp_path: Path, leads: tupl
     evolution = ExampleEvolution(strips, (-90.0, -80.0), zonal, {}, run.reader.grid, False)
     table = SimpleNamespace(units=lambda name: "K", display_name=lambda name: "waves")
     maps = {("sst", leads[-1]): (np.ones((12, 24)),) * 2}
-    found = SimpleNamespace(
+    verification = SimpleNamespace(
         grid=run.reader.grid, evolution=evolution, example=START, maps=maps, table=table, figure_channels=["sst"]
     )
-    assert [path.name for _, path in draw_example(found, run.reader, tmp_path)] == ["maps_sst.png"]
+    assert [path.name for _, path in draw_example(verification, run.reader, tmp_path)] == ["maps_sst.png"]
 
 
 def test_waves_move_through_the_diagram_at_their_speed(tmp_path: Path) -> None:
@@ -193,8 +193,8 @@ def test_zonal_means_are_drawn_at_their_latitudes(tmp_path: Path) -> None:
     """What is drawn is what was given, row by row and time by time; a masked row is grey, in all panels."""
     grid, rng = make_grid(), np.random.default_rng(2)
     zonal = {minutes: tuple(rng.normal(280, 5, (2, 12))) for minutes in range(360, 360 * 9, 360)}
-    for own in zonal.values():
-        own[0][3] = own[1][3] = np.nan
+    for fields in zonal.values():
+        fields[0][3] = fields[1][3] = np.nan
     figures: list[Figure] = []
 
     def make() -> Figure:
@@ -213,7 +213,7 @@ def test_zonal_means_are_drawn_at_their_latitudes(tmp_path: Path) -> None:
         np.testing.assert_allclose((corners[0, :-1, 0] + corners[0, 1:, 0]) / 2, 6 * np.arange(1, 9))
         np.testing.assert_array_equal(np.ma.filled(mesh.get_array(), np.nan), expected)
         assert axis.get_ylim() == (-90, 90) and axis.get_xlabel() == "Lead time (hours)"
-    assert [own.get_text() for own in panels[0].get_yticklabels()][::3] == ["90°S", "0°", "90°N"]
+    assert [label.get_text() for label in panels[0].get_yticklabels()][::3] == ["90°S", "0°", "90°N"]
     assert panels[0].collections[0].get_clim() == panels[1].collections[0].get_clim()
 
 
@@ -227,8 +227,8 @@ def test_frames_of_an_animation(tmp_path: Path) -> None:
     leads = [360 * number for number in range(1, 12)]
     truth, forecast = np.linspace(270.0, 290.0, 11), np.linspace(290.0, 270.0, 11)
     frames = {
-        lead: tuple(np.full(background.grid.shape, value) for value in own)
-        for lead, own in zip(leads, zip(truth, forecast, strict=True), strict=True)
+        lead: tuple(np.full(background.grid.shape, value) for value in values)
+        for lead, values in zip(leads, zip(truth, forecast, strict=True), strict=True)
     }
     missing = [field.copy() for field in frames[leads[4]]]
     missing[0][:] = np.nan
@@ -244,14 +244,14 @@ def test_frames_of_an_animation(tmp_path: Path) -> None:
     assert durations == [250] * 10 + [1500]
     for number, picture in enumerate(pictures):
         assert tuple(picture[0, 0]) == (255, 255, 255)
-        for own, half in zip((truth, forecast), np.array_split(picture, 2, axis=1), strict=True):
+        for values, half in zip((truth, forecast), np.array_split(picture, 2, axis=1), strict=True):
             colours, counts = np.unique(half.reshape(-1, 3) @ [65536, 256, 1], return_counts=True)
             most = int(colours[:-1][counts[:-1].argmax()])  # the last is white
-            found = np.array([most >> 16, most >> 8 & 255, most & 255])
-            expected = 255 * np.array(colormaps[FIELD_COLORMAP]((own[number] - 270.0) / 20.0)[:3])
-            if number == 4 and own is truth:
+            color = np.array([most >> 16, most >> 8 & 255, most & 255])
+            expected = 255 * np.array(colormaps[FIELD_COLORMAP]((values[number] - 270.0) / 20.0)[:3])
+            if number == 4 and values is truth:
                 expected = np.array([int(MISSING_COLOR[place : place + 2], 16) for place in (1, 3, 5)])
-            assert np.abs(found - expected).max() <= 4  # 96 colours for all values
+            assert np.abs(color - expected).max() <= 4  # 96 colours for all values
     assert not list(tmp_path.glob(".*"))
 
 

@@ -37,7 +37,7 @@ def test_fields_and_masks() -> None:
 
 
 @pytest.fixture(scope="module")
-def found(run: Run, tmp_path_factory: pytest.TempPathFactory) -> Verification:
+def verification(run: Run, tmp_path_factory: pytest.TempPathFactory) -> Verification:
     """The model on the data's grid; another forecast that is the same, made on the coarse one."""
     folder, reader = tmp_path_factory.mktemp("coarse"), run.reader
     starts = [int(minutes) for minutes in run.archive.initial_minutes[:3]]
@@ -50,16 +50,16 @@ def found(run: Run, tmp_path_factory: pytest.TempPathFactory) -> Verification:
     return score_forecasts(config, reader, run.archive)
 
 
-def test_scores_are_of_the_coarse_fields(run: Run, found: Verification) -> None:
-    table, reader = found.table, run.reader
-    assert found.grid.shape == (6, 12)
+def test_scores_are_of_the_coarse_fields(run: Run, verification: Verification) -> None:
+    table, reader = verification.table, run.reader
+    assert verification.grid.shape == (6, 12)
     assert (
         table.dataset.attrs["grid"].startswith("6 x 12, 30 degrees") and "from 12 x 24" in table.dataset.attrs["grid"]
     )
     regridder, area = Regridder(reader.grid, COARSE, "conservative"), COARSE.area_weights()
     for number, lead in enumerate(LEADS):
         squares = []
-        for initial in found.cases.tolist():
+        for initial in verification.cases.tolist():
             later, start = (reader.read(reader.index_of(t))[0] for t in (initial + lead, initial))
             squares.append((area * regridder.apply(later - start).astype(np.float64) ** 2).sum())
         assert table.scores_by_lead("persistence", "z500")[number] == pytest.approx(np.sqrt(np.mean(squares)), rel=1e-4)
@@ -69,10 +69,10 @@ def test_scores_are_of_the_coarse_fields(run: Run, found: Verification) -> None:
     assert table.score("climatology", "z500", 6) < 0.9 * fine.table.score("climatology", "z500", 6)
 
 
-def test_forecasts_of_any_grid_are_compared(found: Verification) -> None:
+def test_forecasts_of_any_grid_are_compared(verification: Verification) -> None:
     for metric in ("rmse", "acc", "activity"):
-        for channel in found.table.channels:
-            model, coarse = (found.table.scores_by_lead(name, channel, metric) for name in ("model", "coarse"))
+        for channel in verification.table.channels:
+            model, coarse = (verification.table.scores_by_lead(name, channel, metric) for name in ("model", "coarse"))
             np.testing.assert_allclose(model, coarse, rtol=1e-4)
 
 

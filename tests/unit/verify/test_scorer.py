@@ -24,17 +24,17 @@ from tests.unit.verify.conftest import LEADS, MODEL_ERROR, STEP, Run, make_confi
 
 
 @pytest.fixture(scope="module")
-def found(run: Run) -> Verification:
+def verification(run: Run) -> Verification:
     return score_forecasts(run.config, run.reader, run.archive)
 
 
-def test_only_cases_with_truth_at_every_lead_count(found: Verification) -> None:
-    assert found.table.n_cases == 3 and found.num_left_out == 1
-    assert found.table.lead_hours == [6.0, 12.0, 24.0]  # no lead 0
+def test_only_cases_with_truth_at_every_lead_count(verification: Verification) -> None:
+    assert verification.table.n_cases == 3 and verification.num_left_out == 1
+    assert verification.table.lead_hours == [6.0, 12.0, 24.0]  # no lead 0
 
 
-def test_the_models_scores(found: Verification) -> None:
-    table = found.table
+def test_the_models_scores(verification: Verification) -> None:
+    table = verification.table
     for channel in table.channels:
         for hours in table.lead_hours:
             assert table.score("model", channel, hours) == pytest.approx(MODEL_ERROR, rel=1e-4)
@@ -42,13 +42,13 @@ def test_the_models_scores(found: Verification) -> None:
             assert table.score("model", channel, hours, "mae", "tropics") == pytest.approx(MODEL_ERROR, rel=1e-4)
 
 
-def test_the_baselines_scores(run: Run, found: Verification) -> None:
+def test_the_baselines_scores(run: Run, verification: Verification) -> None:
     """Persistence by hand; damping is fitted so that it beats both of its parents."""
-    table, reader = found.table, run.reader
+    table, reader = verification.table, run.reader
     area = reader.grid.area_weights()
     for number, lead in enumerate(LEADS):
         squares = []
-        for initial in found.cases:
+        for initial in verification.cases:
             change = reader.read(reader.index_of(initial + lead))[0] - reader.read(reader.index_of(initial))[0]
             squares.append((area * change.astype(np.float64) ** 2).sum())
         assert table.scores_by_lead("persistence", "z500")[number] == pytest.approx(np.sqrt(np.mean(squares)), rel=1e-6)
@@ -58,14 +58,14 @@ def test_the_baselines_scores(run: Run, found: Verification) -> None:
     assert table.scores_by_lead("climatology", "t2m") == pytest.approx(5 * np.sqrt(2 / 3), rel=0.02)
 
 
-def test_damping_is_the_waves_autocorrelation(found: Verification) -> None:
+def test_damping_is_the_waves_autocorrelation(verification: Verification) -> None:
     days = np.array(LEADS) / 1440
     expected = (np.cos(0.9 * days) + np.cos(1.7 * days)) / 2
-    np.testing.assert_allclose(found.damping[:, 0], expected, atol=0.01)
+    np.testing.assert_allclose(verification.damping[:, 0], expected, atol=0.01)
 
 
-def test_correlations(found: Verification) -> None:
-    table = found.table
+def test_correlations(verification: Verification) -> None:
+    table = verification.table
     assert np.isnan(table.scores_by_lead("climatology", "z500", "acc")).all()
     assert np.isnan(table.scores_by_lead("climatology", "z500", "acc_wb2")).all()
     # the error is uncorrelated with the anomaly, whose mean square is 50/3
@@ -79,18 +79,18 @@ def test_correlations(found: Verification) -> None:
     )
 
 
-def test_the_wind_vector(found: Verification) -> None:
-    wind = found.table.dataset[WIND_METRICS["rmse"]].sel(forecast="model", region="global")
-    assert found.table.dataset["wind_variable"].values.tolist() == ["wind"]
+def test_the_wind_vector(verification: Verification) -> None:
+    wind = verification.table.dataset[WIND_METRICS["rmse"]].sel(forecast="model", region="global")
+    assert verification.table.dataset["wind_variable"].values.tolist() == ["wind"]
     np.testing.assert_allclose(wind[0], np.sqrt(2) * MODEL_ERROR, rtol=1e-4)
 
 
-def test_maps_and_spectra_are_those_of_the_truth_and_the_forecast(run: Run, found: Verification) -> None:
-    assert found.figure_channels == ["z500", "t2m", "tp"] and found.figure_leads == [360, 1440]
-    truth, forecast = found.maps["z500", 1440]
-    np.testing.assert_array_equal(truth, run.reader.read(run.reader.index_of(found.example + 1440))[0])
+def test_maps_and_spectra_are_those_of_the_truth_and_the_forecast(run: Run, verification: Verification) -> None:
+    assert verification.figure_channels == ["z500", "t2m", "tp"] and verification.figure_leads == [360, 1440]
+    truth, forecast = verification.maps["z500", 1440]
+    np.testing.assert_array_equal(truth, run.reader.read(run.reader.index_of(verification.example + 1440))[0])
     np.testing.assert_allclose(forecast - truth, MODEL_ERROR, rtol=1e-4)
-    power = found.spectra["t2m", 360]
+    power = verification.spectra["t2m", 360]
     np.testing.assert_allclose(power[0][1:], power[1][1:], rtol=1e-3, atol=1e-6)  # an offset is wavenumber 0
 
 
@@ -98,16 +98,18 @@ def test_figures_of_lead_times_that_are_not_there(run: Run, tmp_path: Path, capl
     asked = {(("240h", "12h"), (720,)), (("240h",), (1440,))}
     for leads, expected in asked:
         caplog.clear()
-        found = score_forecasts(make_config(tmp_path, figure_leads=list(leads)), run.reader, run.archive)
-        assert found.figure_leads == list(expected)
-        said = "verification.figure_leads: 240h: not among the forecasts, which have 6 h to 24 h; figures are of"
-        assert f"{said} {expected[0] / 60:g} h" in caplog.text
+        verification = score_forecasts(make_config(tmp_path, figure_leads=list(leads)), run.reader, run.archive)
+        assert verification.figure_leads == list(expected)
+        message = "verification.figure_leads: 240h: not among the forecasts, which have 6 h to 24 h; figures are of"
+        assert f"{message} {expected[0] / 60:g} h" in caplog.text
 
 
 def test_spectra_on_a_finer_grid_end_where_those_of_the_data_do(run: Run, tmp_path: Path) -> None:
     config = make_config(tmp_path, grid={"rows": 24, "columns": 48, "poles": False})
-    found = score_forecasts(config, run.reader, run.archive)
-    assert found.grid.shape == (24, 48) and found.spectra["t2m", 360][0].shape == (9,)  # 8 is 24 columns / 3
+    verification = score_forecasts(config, run.reader, run.archive)
+    assert verification.grid.shape == (24, 48) and verification.spectra["t2m", 360][0].shape == (
+        9,
+    )  # 8 is 24 columns / 3
 
 
 def test_spectra_are_numbers_of_every_forecast(run: Run, tmp_path: Path) -> None:
@@ -161,8 +163,8 @@ def test_every_time_is_read_once(run: Run) -> None:
 def test_forecasts_without_truth_are_named(run: Run, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Derived variables, and levels that forecasts were brought to."""
     for path in (run.folder / "forecasts").glob("*.nc"):
-        with xr.open_dataset(path) as own:
-            own.assign(gust=own["t2m"]).to_netcdf(tmp_path / path.name)
+        with xr.open_dataset(path) as dataset:
+            dataset.assign(gust=dataset["t2m"]).to_netcdf(tmp_path / path.name)
     with caplog.at_level("INFO"):
         score_forecasts(run.config, run.reader, run.archive)
         assert "not scored" not in caplog.text
@@ -224,22 +226,26 @@ _LONG = {"z": "geopotential", "u": "u_component_of_wind", "v": "v_component_of_w
 
 def _as_weatherbench2(folder: Path, path: Path) -> None:
     """Write our netCDF forecasts as WeatherBench 2 publishes those of others: zarr version 2 with long names."""
-    ours = [xr.open_dataset(file) for file in sorted(folder.glob("*.nc"))]
+    datasets = [xr.open_dataset(file) for file in sorted(folder.glob("*.nc"))]
     dims = ("time", "prediction_timedelta", "level", "longitude", "latitude")
     fields = {}
-    for name, theirs in _LONG.items():
-        values = np.stack([own[name].values for own in ours])
-        own = dims if values.ndim == 5 else (*dims[:2], *dims[3:])
-        fields[theirs] = own, np.ascontiguousarray(values.swapaxes(-1, -2)[..., ::-1]), ours[0][name].attrs
-    hours = ours[0]["forecast_period"].values
+    for name, long_name in _LONG.items():
+        values = np.stack([dims_of_field[name].values for dims_of_field in datasets])
+        dims_of_field = dims if values.ndim == 5 else (*dims[:2], *dims[3:])
+        fields[long_name] = (
+            dims_of_field,
+            np.ascontiguousarray(values.swapaxes(-1, -2)[..., ::-1]),
+            datasets[0][name].attrs,
+        )
+    hours = datasets[0]["forecast_period"].values
     dataset = xr.Dataset(
         fields,
         {
-            "time": [own["forecast_reference_time"].values for own in ours],
+            "time": [dataset["forecast_reference_time"].values for dataset in datasets],
             "prediction_timedelta": (hours * 3600e9).astype("timedelta64[ns]"),
-            "level": ours[0]["level"].values.astype(np.int64),
-            "longitude": ours[0]["longitude"].values,
-            "latitude": ours[0]["latitude"].values[::-1],
+            "level": datasets[0]["level"].values.astype(np.int64),
+            "longitude": datasets[0]["longitude"].values,
+            "latitude": datasets[0]["latitude"].values[::-1],
         },
     )
     dataset.to_zarr(path, zarr_format=2, consolidated=True)
@@ -252,14 +258,16 @@ def test_a_store_of_weatherbench2_has_the_scores_of_the_same_forecasts_in_our_fi
     store = str(tmp_path / "theirs.zarr")
     others = {"ours": str(tmp_path / "ours"), "theirs": {"path": store, "rename": _LONG}}
     config = make_config(tmp_path, other_forecasts=others)
-    found = score_forecasts(config, run.reader, run.archive).table.dataset
-    found = found.drop_sel(channel="tp", spectrum_channel="tp", errors="ignore")
+    scores = score_forecasts(config, run.reader, run.archive).table.dataset
+    scores = scores.drop_sel(channel="tp", spectrum_channel="tp", errors="ignore")
     compared = 0
-    for name, variable in found.data_vars.items():
+    for name, variable in scores.data_vars.items():
         for dim in {"forecast", "reference"} & set(variable.dims):
-            ours, theirs = (variable.sel({dim: own}).values for own in ("ours", "theirs"))
-            np.testing.assert_array_equal(ours, theirs, err_msg=name)
-            compared += int(np.isfinite(ours).sum()) if ours.dtype.kind in "fiu" else 0
+            our_values, their_values = (
+                variable.sel({dim: name_of_forecast}).values for name_of_forecast in ("ours", "theirs")
+            )
+            np.testing.assert_array_equal(our_values, their_values, err_msg=name)
+            compared += int(np.isfinite(our_values).sum()) if our_values.dtype.kind in "fiu" else 0
     assert compared > 1000
     with pytest.raises(DataError, match=r"theirs.zarr: has none of the outputs .*z500.*geopotential500.*NAME.rename"):
         score_forecasts(make_config(tmp_path, other_forecasts={"x": store}), run.reader, run.archive)
@@ -286,16 +294,16 @@ def test_a_masked_output_is_scored_over_its_valid_cells(tmp_path: Path) -> None:
     raw = make_config(tmp_path).model_dump()
     raw["data"]["variables"] = variables
     raw["data"]["timestep"], raw["verification"]["figure_leads"] = "24h", ["24h"]
-    found = score_forecasts(build_config(raw), masked, archive)
-    assert found.table.score("model", "sst", 24) == pytest.approx(MODEL_ERROR, rel=1e-4)
-    assert not found.spectra and np.isnan(found.maps["sst", 1440][0]).sum() == 4
+    verification = score_forecasts(build_config(raw), masked, archive)
+    assert verification.table.score("model", "sst", 24) == pytest.approx(MODEL_ERROR, rel=1e-4)
+    assert not verification.spectra and np.isnan(verification.maps["sst", 1440][0]).sum() == 4
 
 
-def in_other_units(folder: Path, **said: tuple[str, float, float]) -> OtherForecastsConfig:
+def in_other_units(folder: Path, **units_by_name: tuple[str, float, float]) -> OtherForecastsConfig:
     """Change units and values of all files of a forecast: variable -> units, scale and offset."""
     for path in folder.glob("*.nc"):
         with netCDF4.Dataset(path, "a") as file:
-            for name, (units, scale, offset) in said.items():
+            for name, (units, scale, offset) in units_by_name.items():
                 file[name].units = units
                 file[name][:] = file[name][:] * scale + offset
     return OtherForecastsConfig(path=str(folder))
@@ -311,13 +319,13 @@ def test_other_forecasts_in_other_units(run: Run, tmp_path: Path, monkeypatch: p
         "other": in_other_units(tmp_path / "other", t2m=("degF", 1.8, -459.67), u=("km h-1", 3.6, 0.0)).model_dump(),
     }
     config = make_config(tmp_path, other_forecasts=others)
-    found = score_forecasts(config, run.reader, run.archive)
+    verification = score_forecasts(config, run.reader, run.archive)
     for channel in ("t2m", "u500", "v500"):
-        assert found.table.score("same", channel, 24) == pytest.approx(1.5, rel=1e-4)
+        assert verification.table.score("same", channel, 24) == pytest.approx(1.5, rel=1e-4)
         for metric in ("rmse", "bias", "acc"):
-            same, other = (found.table.scores_by_lead(name, channel, metric) for name in ("same", "other"))
+            same, other = (verification.table.scores_by_lead(name, channel, metric) for name in ("same", "other"))
             np.testing.assert_allclose(other, same, rtol=1e-3)
-    power = found.table.dataset["power"].sel(spectrum_channel="t2m", spectrum_lead=24)
+    power = verification.table.dataset["power"].sel(spectrum_channel="t2m", spectrum_lead=24)
     np.testing.assert_allclose(power.sel(forecast="other"), power.sel(forecast="same"), rtol=1e-3, atol=1e-6)
     monkeypatch.setitem(sys.modules, "cf_units", None)
     missing = r'2 problems(.|\n)*other_forecasts.other: .*u is in "km h-1", not "m s-1"(.|\n)*\[units\]'
@@ -336,11 +344,11 @@ def test_everything_that_does_not_fit_is_told_before_anything_is_read(run: Run, 
     config = make_config(tmp_path, other_forecasts={"early": early, "late": str(tmp_path / "late")})
     with pytest.raises(DataError) as caught:
         score_forecasts(config, reader, open_forecasts(tmp_path / "winds"))
-    said = str(caught.value)
-    assert said.startswith("3 problems") and reader.reads == 0
-    assert f'other_forecasts.early: {tmp_path}/early: t2m is in "Pa" and cannot be converted' in said
-    assert f"other_forecasts.late: {tmp_path}/late: has none of the channels that the run writes (z500)" in said
-    assert "there is no lead time in common" in said and f"{tmp_path}/late has 12 h" in said
+    message = str(caught.value)
+    assert message.startswith("3 problems") and reader.reads == 0
+    assert f'other_forecasts.early: {tmp_path}/early: t2m is in "Pa" and cannot be converted' in message
+    assert f"other_forecasts.late: {tmp_path}/late: has none of the channels that the run writes (z500)" in message
+    assert "there is no lead time in common" in message and f"{tmp_path}/late has 12 h" in message
     nowhere = make_config(tmp_path, other_forecasts={"a": "/nowhere/a", "b": "/nowhere/b"})
     with pytest.raises(DataError, match=r"2 problems(.|\n)*/nowhere/a: there are no forecasts(.|\n)*/nowhere/b: there"):
         score_forecasts(nowhere, reader, run.archive)
@@ -353,11 +361,11 @@ def test_what_is_scored_is_said_first(run: Run, tmp_path: Path, caplog: pytest.L
     write_forecasts(tmp_path / "other", run.reader, ["2001-03-04T06:00"], 1.0, [720, 1440], variables=["z", "t2m"])
     with caplog.at_level(logging.INFO):
         score_forecasts(make_config(tmp_path, other_forecasts={"b": str(tmp_path / "other")}), run.reader, run.archive)
-    said = (
+    message = (
         "b: scored are 1 of the model's 4 initial times and 2 of its 3 lead times, which all forecasts have; no scores "
         "of u500, v500, tp, which it does not have"
     )
-    assert caplog.messages[0] == said
+    assert caplog.messages[0] == message
 
 
 def test_what_does_not_belong_together_is_refused(run: Run, tmp_path: Path) -> None:

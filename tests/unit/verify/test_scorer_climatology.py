@@ -63,14 +63,14 @@ def write_climatology(path: Path, reader: StoreReader) -> xr.Dataset:
         "latitude": grid.lat[::-1],
     }  # fmt: skip
     fields = {}
-    for name, theirs in NAMES.items():
+    for name, long_name in NAMES.items():
         levels = {"z": ["z500", "z850"], "t": ["t850", "t850"], "t2m": ["t2m"]}[name]
-        own = first[:, None, [stored[level] for level in levels]] * (1 + 1e-3 * drift)[None, :, None, None, None]
-        own = own[..., ::-1, :].swapaxes(-1, -2).astype(np.float32)
+        values = first[:, None, [stored[level] for level in levels]] * (1 + 1e-3 * drift)[None, :, None, None, None]
+        values = values[..., ::-1, :].swapaxes(-1, -2).astype(np.float32)
         dims = ("hour", "dayofyear", "level", "longitude", "latitude")
         units = {"units": "m**2 s**-2" if name == "z" else "K"}
-        fields[theirs] = (dims, own, units) if len(levels) == 2 else (dims[:2] + dims[3:], own[:, :, 0], units)
-        fields[f"{theirs}_std"] = (fields[theirs][0], np.ones_like(fields[theirs][1]), units)
+        fields[long_name] = (dims, values, units) if len(levels) == 2 else (dims[:2] + dims[3:], values[:, :, 0], units)
+        fields[f"{long_name}_std"] = (fields[long_name][0], np.ones_like(fields[long_name][1]), units)
     dataset = xr.Dataset(fields, coords)
     dataset.to_zarr(path, zarr_format=2, consolidated=True)
     return dataset
@@ -141,20 +141,20 @@ def expected(sample: Sample, year: str, onto: LatLonGrid | None = None) -> dict[
     normal = np.stack([part.transpose(*order).values for part in parts], axis=2)
     grid = reader.grid
     if onto is not None:
-        own, _ = LatLonGrid.from_coords(sample.normal["latitude"].values, sample.normal["longitude"].values)
-        normal = Regridder(own, onto, "conservative").apply(normal)
+        file_grid, _ = LatLonGrid.from_coords(sample.normal["latitude"].values, sample.normal["longitude"].values)
+        normal = Regridder(file_grid, onto, "conservative").apply(normal)
         bring, grid = Regridder(reader.grid, onto, "conservative").apply, onto
         truth, forecast = bring(truth), bring(forecast)
-    truth, forecast, normal = (labelled(sample, year, own, grid) for own in (truth, forecast, normal))
+    truth, forecast, normal = (labelled(sample, year, field, grid) for field in (truth, forecast, normal))
     edges = np.deg2rad(np.concatenate([[90.0], (grid.lat[1:] + grid.lat[:-1]) / 2, [-90.0]]))
     weights = truth["latitude"].copy(data=-np.diff(np.sin(edges)))
 
-    def mean(own: xr.DataArray) -> xr.DataArray:
-        return own.weighted(weights).mean(["latitude", "longitude"])
+    def mean(field: xr.DataArray) -> xr.DataArray:
+        return field.weighted(weights).mean(["latitude", "longitude"])
 
-    ours, theirs = forecast - normal, truth - normal
-    acc = mean(ours * theirs) / np.sqrt(mean(ours**2) * mean(theirs**2))
-    return {"acc_wb2": acc.mean("start"), "climatology": np.sqrt(mean(theirs**2).mean("start"))}
+    forecast_anomaly, truth_anomaly = forecast - normal, truth - normal
+    acc = mean(forecast_anomaly * truth_anomaly) / np.sqrt(mean(forecast_anomaly**2) * mean(truth_anomaly**2))
+    return {"acc_wb2": acc.mean("start"), "climatology": np.sqrt(mean(truth_anomaly**2).mean("start"))}
 
 
 @pytest.mark.parametrize("year", list(STARTS))
@@ -181,18 +181,25 @@ def test_another_grid_than_the_datas(sample: Sample, tmp_path: Path) -> None:
     onto = LatLonGrid.equiangular(8, 16, False)
     coarse = LatLonGrid.equiangular(16, 32, False)
     fields = {}
-    for theirs in NAMES.values():
-        own = sample.normal[theirs].transpose("hour", "dayofyear", ..., "latitude", "longitude")
-        own = own.sortby("latitude", ascending=False)
-        fields[theirs] = (own.dims, Regridder(sample.reader.grid, coarse, "conservative").apply(own.values), own.attrs)
+    for long_name in NAMES.values():
+        field = sample.normal[long_name].transpose("hour", "dayofyear", ..., "latitude", "longitude")
+        field = field.sortby("latitude", ascending=False)
+        fields[long_name] = (
+            field.dims,
+            Regridder(sample.reader.grid, coarse, "conservative").apply(field.values),
+            field.attrs,
+        )
     coords = {name: sample.normal[name] for name in ("hour", "dayofyear", "level")}
     normal = xr.Dataset(fields, coords | {"latitude": coarse.lat, "longitude": coarse.lon})
     normal.to_netcdf(tmp_path / "coarse.nc")
     conf = {"climatology": {"method": "file", "path": str(tmp_path / "coarse.nc"), "rename": NAMES}}
     other = Sample(sample.reader, sample.archives, tmp_path / "coarse.nc", normal, sample.folder)
     grid = {"rows": 8, "columns": 16, "poles": False}
-    for table, own in ((score(sample, "2001", grid=grid), sample), (score(sample, "2001", grid=grid, **conf), other)):
-        wanted = expected(own, "2001", onto)["acc_wb2"]
+    for table, climatology_sample in (
+        (score(sample, "2001", grid=grid), sample),
+        (score(sample, "2001", grid=grid, **conf), other),
+    ):
+        wanted = expected(climatology_sample, "2001", onto)["acc_wb2"]
         for number, channel in enumerate(CHANNELS):
             acc = table.scores_by_lead("model", channel, "acc_wb2")
             np.testing.assert_allclose(acc, wanted[:, number], rtol=0, atol=1e-6, err_msg=channel)

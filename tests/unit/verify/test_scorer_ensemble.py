@@ -28,10 +28,10 @@ def ensemble(tmp_path_factory: pytest.TempPathFactory, run: Run) -> tuple[ScoreT
     """The ensemble is the model; the single forecasts of `run` are another forecast."""
     folder, reader = tmp_path_factory.mktemp("ensemble"), make_reader()
     starts = [reader.calendar.parse(text) for text in INITIAL]
-    said = {"forcing": "sst: persist", "ensemble": "3 members; made up", "weights": "0a1b2c3d"}
+    attributes = {"forcing": "sst: persist", "ensemble": "3 members; made up", "weights": "0a1b2c3d"}
     fields = OutputFields(reader.channels, reader.grid, reader.calendar, reader.attributes, STEP, masks=reader.masks)
     writer = ForecastWriter(
-        folder / "forecasts", fields, LEADS, starts, members=len(MEMBER_ERRORS), global_attributes=said
+        folder / "forecasts", fields, LEADS, starts, members=len(MEMBER_ERRORS), global_attributes=attributes
     )
     outputs = len(reader.channels.output)
     for start in starts:
@@ -54,8 +54,8 @@ def test_scores_of_members(ensemble: tuple[ScoreTable, Path]) -> None:
     }  # fmt: skip
     for name, value in expected.items():
         for region in ("global", "tropics"):
-            found = [table.score("model", channel, 12, name, region) for channel in table.channels]
-            np.testing.assert_allclose(found, value, rtol=1e-4, atol=1e-6, err_msg=name)
+            scores = [table.score("model", channel, 12, name, region) for channel in table.channels]
+            np.testing.assert_allclose(scores, value, rtol=1e-4, atol=1e-6, err_msg=name)
     ranks = table.dataset["ranks"].sel(forecast="model", region="global", lead=6.0)
     np.testing.assert_allclose(ranks, np.broadcast_to([0, 1, 0, 0], ranks.shape), atol=1e-12)
 
@@ -63,9 +63,9 @@ def test_scores_of_members(ensemble: tuple[ScoreTable, Path]) -> None:
 def test_members_and_forcing_of_each_forecast_are_told(ensemble: tuple[ScoreTable, Path]) -> None:
     table, folder = ensemble
     with open(folder / "scores.csv", newline="") as handle:
-        told = {(row["forecast"], row["members"], row["prescribed_forcing"]) for row in csv.DictReader(handle)}
+        written = {(row["forecast"], row["members"], row["prescribed_forcing"]) for row in csv.DictReader(handle)}
     baselines = {(name, "1", "none") for name in ("persistence", "damped_persistence", "climatology")}
-    assert told == {("model", "3", "none"), ("single", "1", "sst")} | baselines
+    assert written == {("model", "3", "none"), ("single", "1", "sst")} | baselines
     with xr.open_dataset(folder / "scores.nc") as scores:
         assert scores["members"].sel(forecast=["model", "single"]).values.tolist() == [3, 1]
         assert scores["forcing"].sel(forecast="single") == "sst: observed; sin_year: computed"
@@ -77,14 +77,14 @@ def test_members_and_forcing_of_each_forecast_are_told(ensemble: tuple[ScoreTabl
     assert members.startswith("Unequal numbers of members: waves 3, single 1.")
     assert format_summary(table, "single").endswith(f"{forcing}\n{members}")
     page = (folder / "report.html").read_text()
-    said = "<th>Members of single</th><td>1</td>", "<td>3 members; made up</td>", "0a1b2c3d"
-    for words in (lacking, forcing, members, *said):
+    facts = "<th>Members of single</th><td>1</td>", "<td>3 members; made up</td>", "0a1b2c3d"
+    for words in (lacking, forcing, members, *facts):
         assert words in page, words
 
 
 def test_what_files_of_another_program_do_not_tell_is_unknown() -> None:
-    told = describe_forecasts({"ifs": 1, "climatology": 1}, {"ifs": {"source": "elsewhere"}})
-    assert told["forcing"] == told["prescribed_forcing"] == ["unknown", "none"]
+    attributes = describe_forecasts({"ifs": 1, "climatology": 1}, {"ifs": {"source": "elsewhere"}})
+    assert attributes["forcing"] == attributes["prescribed_forcing"] == ["unknown", "none"]
 
 
 def test_of_a_single_forecast_the_crps_is_the_absolute_error(ensemble: tuple[ScoreTable, Path]) -> None:
@@ -116,8 +116,8 @@ def test_figures_and_maps_show_the_spread(ensemble: tuple[ScoreTable, Path]) -> 
     text = (folder / "report.html").read_text()
     assert text.count("data:image/png;base64,") == len(names - drawn_by_the_page)
     event = "z500 above quantile 0.9 of its season"
-    for said in (event, "Brier score: high", "Brier skill score: warm", "Reliability diagram"):
-        assert said in text, said
+    for words in (event, "Brier score: high", "Brier skill score: warm", "Reliability diagram"):
+        assert words in text, words
 
 
 def test_events_of_members_and_of_a_single_forecast(ensemble: tuple[ScoreTable, Path]) -> None:

@@ -124,7 +124,9 @@ def expected_brier(scored: Scored, climate: xr.DataArray, name: str) -> dict[str
     """Return metric -> (lead,), global, by the library."""
     scores = pytest.importorskip("scores")
     event = EVENTS[name]
-    fields = [own.sel(channel=event["channel"]).astype(np.float64) for own in (scored.members, scored.truth, climate)]
+    fields = [
+        field.sel(channel=event["channel"]).astype(np.float64) for field in (scored.members, scored.truth, climate)
+    ]
     sign = -1 if "below_quantile" in event else 1
     quantile = event.get("above_quantile", event.get("below_quantile"))
     if quantile is None:
@@ -132,8 +134,8 @@ def expected_brier(scored: Scored, climate: xr.DataArray, name: str) -> dict[str
     else:
         with warnings.catch_warnings(action="ignore"):  # masked cells have nothing but NaN
             threshold = fields[2].quantile(quantile, "time").drop_vars("quantile")
-    members, truth, normal = (sign * (own - threshold) for own in fields)
-    known = normal.notnull().any(("lat", "lon"))  # a day of the climate; sst is never everywhere
+    members, truth, normal = (sign * (field - threshold) for field in fields)
+    has_climate = normal.notnull().any(("lat", "lon"))  # a day of the climate; sst is never everywhere
     arguments = {"event_threshold_operator": operator.gt, "preserve_dims": "all"}
     brier, fair = (
         scores.probability.brier_score_for_ensemble(
@@ -141,9 +143,9 @@ def expected_brier(scored: Scored, climate: xr.DataArray, name: str) -> dict[str
         ).isel(threshold=0, drop=True)
         for correction in (False, True)
     )
-    probability = (normal > 0).sum("time") / known.sum("time")
+    probability = (normal > 0).sum("time") / has_climate.sum("time")
     reference = ((probability - (truth > 0)) ** 2).where(truth.notnull())
-    brier, fair, reference = (own.weighted(AREA).mean(["case", "lat", "lon"]) for own in (brier, fair, reference))
+    brier, fair, reference = (score.weighted(AREA).mean(["case", "lat", "lon"]) for score in (brier, fair, reference))
     return {
         "brier": brier, "brier_fair": fair, "brier_skill": 1 - brier / reference,
         "brier_skill_fair": 1 - fair / reference, "climatology": reference,
@@ -153,19 +155,21 @@ def expected_brier(scored: Scored, climate: xr.DataArray, name: str) -> dict[str
 @pytest.mark.parametrize("name", list(EVENTS))
 def test_brier_scores_are_the_librarys(scored: Scored, climate: xr.DataArray, name: str) -> None:
     expected, table = expected_brier(scored, climate, name), scored.table
-    own = {
+    scores = {
         metric: table.scores_by_lead("model", "t2m", f"{metric}:{name}")
         for metric in expected
         if metric != "climatology"
     }
-    own["climatology"] = table.scores_by_lead("climatology", "t2m", f"brier:{name}")
+    scores["climatology"] = table.scores_by_lead("climatology", "t2m", f"brier:{name}")
     for metric, values in expected.items():
-        np.testing.assert_allclose(own[metric], values, rtol=1e-6, atol=1e-9, err_msg=metric)
-    assert own["brier"].min() > 0.01 and (table.scores_by_lead("climatology", "t2m", f"brier_skill:{name}") == 0).all()
+        np.testing.assert_allclose(scores[metric], values, rtol=1e-6, atol=1e-9, err_msg=metric)
+    assert (
+        scores["brier"].min() > 0.01 and (table.scores_by_lead("climatology", "t2m", f"brier_skill:{name}") == 0).all()
+    )
     parts = [
         table.scores_by_lead("model", "t2m", f"{part}:{name}") for part in ("reliability", "resolution", "uncertainty")
     ]
-    np.testing.assert_allclose(parts[0] - parts[1] + parts[2], own["brier"], rtol=1e-12)
+    np.testing.assert_allclose(parts[0] - parts[1] + parts[2], scores["brier"], rtol=1e-12)
 
 
 def test_a_quantile_is_one_of_the_season(scored: Scored) -> None:
@@ -173,8 +177,8 @@ def test_a_quantile_is_one_of_the_season(scored: Scored) -> None:
     base = scored.table.scores_by_lead("model", "sst", "uncertainty:hot_sea")
     np.testing.assert_allclose(base, 0.18 * 0.82, atol=0.04)
     year = make_reader()
-    whole = np.stack([year.read(day)[1][~MASK] for day in range(366)])
-    hot = scored.truth.sel(channel="sst").values[..., ~MASK] > np.quantile(whole, 0.8, axis=0)
+    year_values = np.stack([year.read(day)[1][~MASK] for day in range(366)])
+    hot = scored.truth.sel(channel="sst").values[..., ~MASK] > np.quantile(year_values, 0.8, axis=0)
     assert hot.mean() < 0.06
 
 
@@ -183,7 +187,7 @@ def test_seeps_is_the_librarys(scored: Scored, climate: xr.DataArray) -> None:
     rain = climate.sel(channel="tp").astype(np.float64)
     dry = (rain < DRY_BELOW_MM).sum("time") / rain.notnull().sum("time")
     heavy = rain.where(rain >= DRY_BELOW_MM).quantile(2 / 3, "time").drop_vars("quantile")
-    members, truth = (own.sel(channel="tp").astype(np.float64) for own in (scored.members, scored.truth))
+    members, truth = (field.sel(channel="tp").astype(np.float64) for field in (scored.members, scored.truth))
     penalties = scores.categorical.seeps(
         members, truth, dry, heavy, dry_light_threshold=np.nextafter(DRY_BELOW_MM, 0), preserve_dims="all"
     )
@@ -199,9 +203,9 @@ def test_what_the_files_have(scored: Scored) -> None:
     with open(scored.folder / "scores.csv", newline="") as handle:
         rows = list(csv.DictReader(handle))
     wanted = {"metric": "brier:heavy_rain", "region": "global", "season": "all", "lead_hours": "24"}
-    found = {row["forecast"]: row for row in rows if wanted.items() <= row.items()}
-    assert set(found) == {"model", "persistence", "damped_persistence", "climatology"}
-    row = found["model"]
+    rows_by_forecast = {row["forecast"]: row for row in rows if wanted.items() <= row.items()}
+    assert set(rows_by_forecast) == {"model", "persistence", "damped_persistence", "climatology"}
+    row = rows_by_forecast["model"]
     assert (row["variable"], row["units"], row["event"]) == ("tp", "1", "tp above 6 mm")
     assert {row["event"] for row in rows if ":" not in row["metric"] and row["metric"] != SHORT_WAVES} == {""}
     (seeps,) = (row for row in rows if {**wanted, "metric": "seeps", "forecast": "model"}.items() <= row.items())
@@ -211,27 +215,30 @@ def test_what_the_files_have(scored: Scored) -> None:
         assert "at least 60 times of the training period" in dataset.attrs["climate_of_events"]
         shares = dataset["forecast_frequency"].sel(forecast="model", region="global")
         np.testing.assert_allclose(shares.sum("members_beyond"), 1.0)
-        own = dataset.sel(forecast="model", region="global", season="all", event="cold")
+        scores = dataset.sel(forecast="model", region="global", season="all", event="cold")
         p = np.arange(MEMBERS + 1) / MEMBERS
-        forecast, observed = own["forecast_frequency"], own["observed_frequency"].fillna(0)
+        forecast, observed = scores["forecast_frequency"], scores["observed_frequency"].fillna(0)
         brier = (forecast * (observed * (1 - p) ** 2 + (1 - observed) * p**2)).sum("members_beyond")
-        np.testing.assert_allclose(brier, own["brier"])
+        np.testing.assert_allclose(brier, scores["brier"])
 
 
 def test_two_shares_are_one_to_the_last_bit(scored: Scored, monkeypatch: pytest.MonkeyPatch) -> None:
     def part(share: WorkShare) -> PartialScores:
-        found = []
-        monkeypatch.setattr(scorer, "gather_scores", lambda score, is_sharded: found.append(score()))
+        partial_scores = []
+        monkeypatch.setattr(scorer, "gather_scores", lambda score, is_sharded: partial_scores.append(score()))
         score_forecasts(config_of(scored.folder, events=EVENTS), make_reader(), scored.archive, share)
-        return found[0]
+        return partial_scores[0]
 
-    whole, joined = part(WorkShare()), PartialScores.join([part(WorkShare(1, 2)), part(WorkShare(0, 2))])
+    all_cases, joined = part(WorkShare()), PartialScores.join([part(WorkShare(1, 2)), part(WorkShare(0, 2))])
     every = {"model", "persistence", "damped_persistence"}
-    for sums, own, keys in ((whole.events, joined.events, every), (whole.seeps, joined.seeps, every | {"climatology"})):
-        assert set(sums) == set(own) == keys
+    for sums, joined_statistics, keys in (
+        (all_cases.events, joined.events, every),
+        (all_cases.seeps, joined.seeps, every | {"climatology"}),
+    ):
+        assert set(sums) == set(joined_statistics) == keys
         for forecast, values in sums.items():
             for name, plane in values.arrays().items():
-                np.testing.assert_array_equal(getattr(own[forecast], name), plane)
+                np.testing.assert_array_equal(getattr(joined_statistics[forecast], name), plane)
 
 
 def test_without_a_training_period(scored: Scored, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -42,8 +42,14 @@ def fields(grid: LatLonGrid, count: int) -> list[np.ndarray]:
 
 def meshes(figure: Figure) -> list[QuadMesh]:
     """Return the maps of a figure, without the colour bars, row by row."""
-    found = [[own for own in axis.collections if isinstance(own, QuadMesh)] for axis in figure.axes]
-    return [own[0] for own in found if own and own[0].get_array().shape[0] > 1 and own[0].get_array().shape[1] > 1]
+    meshes = [
+        [collection for collection in axis.collections if isinstance(collection, QuadMesh)] for axis in figure.axes
+    ]
+    return [
+        axis_meshes[0]
+        for axis_meshes in meshes
+        if axis_meshes and axis_meshes[0].get_array().shape[0] > 1 and axis_meshes[0].get_array().shape[1] > 1
+    ]
 
 
 def test_the_projection_is_equal_earth() -> None:
@@ -86,17 +92,17 @@ def test_the_graticule_has_its_degrees(grid: LatLonGrid) -> None:
     background, figure = MapBackground(grid, None), new_figure(11 / 3, 2.05)
     axis = create_map_axes(figure, 1, 1)[0, 0]
     draw_map(axis, fields(grid, 1)[0], background, FIELD_COLORMAP, 250.0, 290.0)
-    found = {own.get_text(): own for own in axis.texts}
+    texts = {text.get_text(): text for text in axis.texts}
     parallels = {"60°S": -60, "30°S": -30, "0°": 0, "30°N": 30, "60°N": 60}
     meridians = {"120°W": -120, "60°W": -60, "60°E": 60, "120°E": 120}
-    assert len(axis.texts) == 10 and found.keys() == parallels.keys() | meridians.keys()
+    assert len(axis.texts) == 10 and texts.keys() == parallels.keys() | meridians.keys()
     for text, lat in parallels.items():
         expected = equal_earth(np.array(-180.0), np.array(float(lat)))
-        assert any(np.allclose(own.xy, expected) for own in axis.texts if own.get_text() == text), text
+        assert any(np.allclose(label.xy, expected) for label in axis.texts if label.get_text() == text), text
     for text, lon in meridians.items():
-        np.testing.assert_allclose(found[text].xy, background.project(np.array(float(lon)), np.array(-90.0)))
+        np.testing.assert_allclose(texts[text].xy, background.project(np.array(float(lon)), np.array(-90.0)))
     FigureCanvasAgg(figure).draw()
-    boxes = [own.get_window_extent() for own in axis.texts]
+    boxes = [label.get_window_extent() for label in axis.texts]
     assert not any(a.overlaps(b) for n, a in enumerate(boxes) for b in boxes[:n])
     assert all(figure.bbox.x0 <= box.x0 and figure.bbox.y0 <= box.y0 for box in boxes)
 
@@ -123,9 +129,9 @@ def test_truth_and_forecast_share_their_colours_and_each_error_has_its_own(tmp_p
             np.testing.assert_array_equal(np.ma.filled(mesh.get_array(), np.nan), field[:, background.column_order])
     limits = [mesh.get_clim() for mesh in drawn]
     assert len({*limits[0:2], *limits[4:6]}) == 1
-    for true, ((low, high), own) in zip((truth, later), (limits[2:4], limits[6:8]), strict=True):
+    for true, ((low, high), spread_limits) in zip((truth, later), (limits[2:4], limits[6:8]), strict=True):
         widest = np.nanpercentile(np.abs(forecast - true), 99.5)
-        assert low == -high and high == pytest.approx(widest) and own == (0.0, high)
+        assert low == -high and high == pytest.approx(widest) and spread_limits == (0.0, high)
     titles = [axis.get_title() for axis in figures[0].axes if axis.get_title()]
     assert titles[0] == "Truth, 2001-03-01 06:00 UTC" and titles[5] == "Ensemble mean at 24 h"
     assert titles[7].startswith("Spread, ") and figures[0].get_suptitle().endswith("each error has its own scale")
@@ -136,8 +142,8 @@ def test_truth_and_forecast_share_their_colours_and_each_error_has_its_own(tmp_p
     save_figure(tmp_path / "plot_map_and_histogram.png", plot_map_and_histogram, truth, truth, background, "K")
 
 
-@pytest.mark.parametrize(("share", "own"), [(0.5, False), (0.02, True)])
-def test_a_spread_far_below_the_error_has_its_own_scale(share: float, own: bool) -> None:
+@pytest.mark.parametrize(("share", "has_own_scale"), [(0.5, False), (0.02, True)])
+def test_a_spread_far_below_the_error_has_its_own_scale(share: float, has_own_scale: bool) -> None:
     """In the error's colours its map would be blank."""
     grid = GRIDS["from Greenwich"]
     truth, error = fields(grid, 2)
@@ -148,9 +154,9 @@ def test_a_spread_far_below_the_error_has_its_own_scale(share: float, own: bool)
     drawn = meshes(figure)
     widest = np.percentile(np.abs(error), 99.5)
     assert drawn[2].get_clim() == pytest.approx((-widest, widest), rel=1e-4)
-    assert drawn[3].get_clim() == pytest.approx((0.0, share * widest if own else widest), rel=1e-4)
+    assert drawn[3].get_clim() == pytest.approx((0.0, share * widest if has_own_scale else widest), rel=1e-4)
     bars = [axis.get_ylabel() for axis in figure.axes]
-    assert "standard deviation (K)" + ("\nown scale: 0.02 of the error's" if own else "") in bars
+    assert "standard deviation (K)" + ("\nown scale: 0.02 of the error's" if has_own_scale else "") in bars
 
 
 def outline(background: MapBackground) -> np.ndarray:
@@ -158,7 +164,7 @@ def outline(background: MapBackground) -> np.ndarray:
     figure = new_figure(4, 2)
     axis = create_map_axes(figure, 1, 1)[0, 0]
     draw_map(axis, np.zeros(background.grid.shape), background, FIELD_COLORMAP, 0.0, 1.0)
-    (contours,) = [own for own in axis.collections if isinstance(own, ContourSet)]
+    (contours,) = [collection for collection in axis.collections if isinstance(collection, ContourSet)]
     return np.concatenate([line for line in contours.allsegs[0] if len(line)])
 
 

@@ -37,23 +37,30 @@ def table(truth: str = "era5/*.nc") -> ScoreTable:
 
 
 def test_the_same_grid_years_and_truth() -> None:
-    found = select_comparable_scores(table(), 5.625, ALL, CALENDAR)
+    comparable = select_comparable_scores(table(), 5.625, ALL, CALENDAR)
     simple = {"persistence", "weekly climatology"}
-    assert {own.system for own in found} == {"IFS operational", "IFS T63", "ResNet (Rasp and Thuerey)", *simple}
-    rows = compare_with_published(found, table())
+    assert {published.system for published in comparable} == {
+        "IFS operational",
+        "IFS T63",
+        "ResNet (Rasp and Thuerey)",
+        *simple,
+    }
+    rows = compare_with_published(comparable, table())
     assert ("IFS T63", "z500", 120, 463, 500.0, "README of github.com/pangeo-data/WeatherBench") in rows
     assert {row[1] for row in rows} == {"z500"}, "temperature in other units is left out"
 
 
 def test_units_as_era5_spells_them() -> None:
-    own = table()
-    own.dataset["units"] = "channel", ["m**2 s**-2", "Kelvin"]
-    rows = compare_with_published(select_comparable_scores(own, 5.625, ALL, CALENDAR), own)
+    table_in_other_units = table()
+    table_in_other_units.dataset["units"] = "channel", ["m**2 s**-2", "Kelvin"]
+    rows = compare_with_published(
+        select_comparable_scores(table_in_other_units, 5.625, ALL, CALENDAR), table_in_other_units
+    )
     assert {row[1] for row in rows} == {"z500", "t850"}
 
 
 @pytest.mark.parametrize(
-    ("own", "degrees", "cases"),
+    ("unlike_table", "degrees", "cases"),
     [
         (table(), 1.0, ALL),
         (table(truth="own/analysis.nc"), 5.625, ALL),
@@ -66,8 +73,8 @@ def test_units_as_era5_spells_them() -> None:
         (table(), 5.625, times("2017-01-01T00:00", "2018-12-15T12:00")),
     ],
 )
-def test_unlike_numbers_do_not_stand_side_by_side(own: ScoreTable, degrees: float, cases: np.ndarray) -> None:
-    assert select_comparable_scores(own, degrees, cases, CALENDAR) == []
+def test_unlike_numbers_do_not_stand_side_by_side(unlike_table: ScoreTable, degrees: float, cases: np.ndarray) -> None:
+    assert select_comparable_scores(unlike_table, degrees, cases, CALENDAR) == []
 
 
 @pytest.mark.parametrize(
@@ -82,7 +89,7 @@ def test_initial_times_that_cover_the_years_suffice(cases: np.ndarray) -> None:
 
 
 def test_the_table_says_where_each_number_is_from() -> None:
-    for own in load_published_scores():
-        assert own.source and own.years[0] <= own.years[1] and own.truth == "ERA5"
-        for scores in own.rmse.values():
+    for published in load_published_scores():
+        assert published.source and published.years[0] <= published.years[1] and published.truth == "ERA5"
+        for scores in published.rmse.values():
             assert list(scores) == sorted(scores) and all(score > 0 for score in scores.values())

@@ -42,8 +42,8 @@ def test_curves_are_kept_to_five_digits_of_their_largest_value() -> None:
     curves[3], curves[4] = np.nan, 0.0
     packed = pack_curves(curves)
     assert packed[3] is None and packed[4] == [0] + [0] * 12
-    for own, curve in zip(packed, curves, strict=True):
-        error = np.abs(unpack(own, 12) - curve)
+    for packed_curve, curve in zip(packed, curves, strict=True):
+        error = np.abs(unpack(packed_curve, 12) - curve)
         np.testing.assert_array_equal(np.isnan(error), np.isnan(curve))
         assert np.isnan(curve).all() or np.nanmax(error) <= 0.5001e-4 * np.nanmax(np.abs(curve))
 
@@ -56,21 +56,21 @@ def test_everything_small_is_there(table: ScoreTable) -> None:
     scores, left_out = build_page_scores(table, "v500")
     read = json.loads(zlib.decompress(base64.b64decode(encode_page_scores(scores))))
     assert read == scores and scores["rows"][scores["first_row"]]["name"] == "v500"
-    assert [own["name"] for own in scores["metrics"]] == list(SCORE_DESCRIPTIONS)
+    assert [score["name"] for score in scores["metrics"]] == list(SCORE_DESCRIPTIONS)
     assert "acc_wb2" in left_out and "season" not in left_out and "lead times" not in left_out
     for name in ("rmse", "acc_low", "crps", "spread_skill_high"):
         values = table.dataset[name].values
         for place in np.ndindex(values.shape[:3]):
             forecast, season, channel = place
             for region in range(values.shape[-1]):
-                own = scores["curves"][name][season][forecast][channel][region]
-                np.testing.assert_allclose(unpack(own, 6), values[place][:, region], rtol=1e-3)
+                packed_curve = scores["curves"][name][season][forecast][channel][region]
+                np.testing.assert_allclose(unpack(packed_curve, 6), values[place][:, region], rtol=1e-3)
 
 
 def test_names_of_a_user_are_shown_as_they_were_written() -> None:
     table = make_table([Channel("t500", "t", 500.0, "prognostic")], "IFS_hres")
     scores, _ = build_page_scores(table, "t500")
-    labels = {own["name"]: own["label"] for own in scores["forecasts"]}
+    labels = {forecast["name"]: forecast["label"] for forecast in scores["forecasts"]}
     assert labels["IFS_hres"] == "IFS_hres" and labels["damped_persistence"] == "Damped persistence"
     assert plot_scorecard(table, "IFS_hres", table.regions).get_suptitle().startswith("Model against IFS_hres ")
     assert (
@@ -82,8 +82,8 @@ def test_events_and_precipitation_have_one_row() -> None:
     channels = [Channel(f"{name}500", name, 500.0, "prognostic") for name in ("u", "v", "t", "z")]
     table = make_table(channels, members=4, events=True)
     scores, left_out = build_page_scores(table, "v500")
-    extra = {own["name"]: own for own in scores["metrics"] if own["rows"] is not None}
-    assert {name: own["rows"] for name, own in extra.items()} == dict.fromkeys(
+    extra = {score["name"]: score for score in scores["metrics"] if score["rows"] is not None}
+    assert {name: score["rows"] for name, score in extra.items()} == dict.fromkeys(
         ("seeps", "brier:high", "brier_skill:high"), [3]
     )
     assert extra["brier:high"]["label"] == "Brier score: high" and "uncertainty" in left_out
@@ -98,25 +98,25 @@ def test_events_and_precipitation_have_one_row() -> None:
 
 
 def test_a_page_that_would_be_too_large(table: ScoreTable) -> None:
-    kept = []
+    budgets = []
     for most in (10**6, 14_000, 1000):
         scores, left_out = build_page_scores(table, "v500", most)
         intervals = scores["curves"]["rmse_low"]
-        kept.append((len(scores["seasons"]), len(scores["leads"]), [own is not None for own in intervals]))
+        budgets.append((len(scores["seasons"]), len(scores["leads"]), [interval is not None for interval in intervals]))
         for text, there in (
             ("single seasons (DJF, MAM)", len(scores["seasons"]) == 1),
             ("the intervals of single seasons", intervals[-1] is None and len(scores["seasons"]) > 1),
             (f"{6 - len(scores['leads'])} of the 6 lead times", len(scores["leads"]) < 6),
         ):
             assert (text in left_out) == there, text
-    assert kept == [(3, 6, [True] * 3), (3, 6, [True, False, False]), (1, 3, [True])]
+    assert budgets == [(3, 6, [True] * 3), (3, 6, [True, False, False]), (1, 3, [True])]
     assert scores["leads"] == [6.0, 12.0, 240.0]
 
 
 def test_the_page_has_the_figures_colours(table: ScoreTable) -> None:
     scores, _ = build_page_scores(table, "u500")
-    looks = {own["name"]: own for own in scores["forecasts"]}
-    assert {name: own["colour"] for name, own in looks.items()} == {
+    looks = {forecast["name"]: forecast for forecast in scores["forecasts"]}
+    assert {name: forecast["colour"] for name, forecast in looks.items()} == {
         k: v["color"] for k, v in forecast_styles(table).items()
     }
     assert looks["persistence"]["dash"] and not looks["model"]["dash"]

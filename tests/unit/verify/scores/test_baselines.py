@@ -53,34 +53,34 @@ def _sums(fields: dict[str, np.ndarray]) -> dict[str, DeterministicStatistics]:
 @pytest.mark.parametrize("scale", [1.0, 1e18, 1e-25])
 def test_sums_of_the_baselines(dtype: type, rtol: float, scale: float) -> None:
     """Also of fields whose squares float32 cannot hold."""
-    fields = {name: own.astype(dtype) * dtype(scale) for name, own in _fields().items()}
+    fields = {name: field.astype(dtype) * dtype(scale) for name, field in _fields().items()}
     anomaly = (fields["start"] - fields["normal_start"]).astype(np.float64)
-    start, _, truth, normal = (own.astype(np.float64) for own in fields.values())
+    start, _, truth, normal = (field.astype(np.float64) for field in fields.values())
     damped = DAMPING[:, None, None] * anomaly
     of = build_baseline_fields(start, anomaly, normal, DAMPING[:, None, None])
     for name, sums in _sums(fields).items():
         error, true = of[name] - truth, truth - normal
-        own = damped if name == "damped_persistence" else of[name] - normal
+        forecast_anomaly = damped if name == "damped_persistence" else of[name] - normal
         planes = {
-            "error": error, "absolute_error": np.abs(error), "squared_error": error**2, "forecast_variance": own**2,
-            "truth_variance": true**2, "covariance": own * true,
+            "error": error, "absolute_error": np.abs(error), "squared_error": error**2,
+            "forecast_variance": forecast_anomaly**2, "truth_variance": true**2, "covariance": forecast_anomaly * true,
         }  # fmt: skip
         for plane, values in planes.items():
             for channel, hidden in enumerate((False, False, False, MASK)):
                 weights = np.where(hidden, 0.0, WEIGHTS)
                 expected = [np.average(np.nan_to_num(values[channel]), weights=weight) for weight in weights]
-                found = getattr(sums, plane)[0, 0, channel]
+                mean = getattr(sums, plane)[0, 0, channel]
                 # a mean of values of both signs may be next to nothing
                 atol = 0.02 * rtol * np.nanstd(values[channel]) + 1e-300
                 message = f"{name} {plane} {channel}"
-                np.testing.assert_allclose(found, expected, rtol=rtol, atol=atol, err_msg=message)
+                np.testing.assert_allclose(mean, expected, rtol=rtol, atol=atol, err_msg=message)
         u, v = error[1], error[2]
         lengths = np.hypot(of[name][1], of[name][2]) - np.hypot(truth[1], truth[2])
         for plane, values in (("absolute_error", np.hypot(u, v)), ("error", lengths)):
-            expected, found = [np.average(values, weights=weight) for weight in WEIGHTS], getattr(sums, plane)[0, 0, 4]
+            expected, mean = [np.average(values, weights=weight) for weight in WEIGHTS], getattr(sums, plane)[0, 0, 4]
             # the error of the length is the difference of two mean lengths
             atol = 0.02 * rtol * np.hypot(truth[1], truth[2]).mean()
-            np.testing.assert_allclose(found, expected, rtol=rtol, atol=atol, err_msg=f"{name} {plane}")
+            np.testing.assert_allclose(mean, expected, rtol=rtol, atol=atol, err_msg=f"{name} {plane}")
         np.testing.assert_allclose(
             sums.squared_error[0, 0, 4], sums.squared_error[0, 0, [1, 2]].sum(axis=0), rtol=1e-12
         )
@@ -107,17 +107,20 @@ def test_the_damping_is_the_slope_over_all_pairs_of_times(held: int | None, monk
 
     if held is not None:
         monkeypatch.setattr(baselines, "_ANOMALY_BYTES", held * normal.nbytes)
-    found = fit_damping(read, times, lambda _: normal, train, leads, means)
+    damping = fit_damping(read, times, lambda _: normal, train, leads, means)
     inside = [minutes for minutes in times.tolist() if 720 <= minutes <= 28 * 360]
     for row, lead in enumerate(leads.tolist()):
         pairs = [(fields[t] - normal, fields[t + lead] - normal) for t in inside if t + lead in inside]
         product, square = (
-            sum((np.nan_to_num(first * other).astype(np.float64) * weights).sum(axis=(1, 2)) for first, other in own)
-            for own in (pairs, [(first, first) for first, _ in pairs])
+            sum(
+                (np.nan_to_num(first * other).astype(np.float64) * weights).sum(axis=(1, 2))
+                for first, other in pairs_of_sum
+            )
+            for pairs_of_sum in (pairs, [(first, first) for first, _ in pairs])
         )
-        np.testing.assert_allclose(found[row], product / square if pairs else 0.0, rtol=1e-6, atol=1e-8)
+        np.testing.assert_allclose(damping[row], product / square if pairs else 0.0, rtol=1e-6, atol=1e-8)
     assert (len(asked) == len(set(asked))) == (held is None)
-    assert found[0].min() > 0.2 and len(pairs) == 2
+    assert damping[0].min() > 0.2 and len(pairs) == 2
 
 
 def test_products_do_not_depend_on_how_many_are_made_at_once() -> None:

@@ -53,25 +53,25 @@ def test_the_library_agrees() -> None:
     scores = pytest.importorskip("scores")
     cases = draw_cases(4, MEMBERS, spread=0.8)
     members, truth = cases.labelled
-    ours = _metrics(_events(cases))
+    metrics = _metrics(_events(cases))
     for event in range(len(THRESHOLDS)):
         for channel in range(len(CHANNELS)):
-            one = members.isel(channel=[channel]), truth.isel(channel=[channel])
+            members_and_truth = members.isel(channel=[channel]), truth.isel(channel=[channel])
             for name, fair in (("brier", False), ("brier_fair", True)):
                 cells = scores.probability.brier_score_for_ensemble(
-                    *one,
+                    *members_and_truth,
                     "member",
                     float(THRESHOLDS[event, channel]),
                     fair_correction=fair,
                     event_threshold_operator=operator.gt,
                     preserve_dims="all",
                 )
-                theirs = pooled(cells.isel(threshold=0))[0]
-                np.testing.assert_allclose(ours[name][event, channel], theirs, rtol=1e-9)
-                happened = (one[1] > THRESHOLDS[event, channel]).where(one[1].notnull())
+                expected = pooled(cells.isel(threshold=0))[0]
+                np.testing.assert_allclose(metrics[name][event, channel], expected, rtol=1e-9)
+                happened = (members_and_truth[1] > THRESHOLDS[event, channel]).where(members_and_truth[1].notnull())
                 reference = pooled((CLIMATOLOGY[event, channel] - happened) ** 2)[0]
-                skill = ours["brier_skill" if name == "brier" else "brier_skill_fair"][event, channel]
-                np.testing.assert_allclose(skill, 1 - theirs / reference, rtol=1e-8, atol=1e-10)
+                skill = metrics["brier_skill" if name == "brier" else "brier_skill_fair"][event, channel]
+                np.testing.assert_allclose(skill, 1 - expected / reference, rtol=1e-8, atol=1e-10)
 
 
 def test_another_library_agrees_on_the_diagram() -> None:
@@ -91,12 +91,12 @@ def test_another_library_agrees_on_the_diagram() -> None:
         threshold = THRESHOLDS[event, channel]
         happened = xr.DataArray(cases.truth[:, channel, cells] > threshold, dims=("case", "cell"))
         forecast = (cases.members[:, :, channel, cells] > threshold).mean(axis=1)
-        theirs = xskillscore.reliability(
+        expected = xskillscore.reliability(
             happened, xr.DataArray(forecast, dims=("case", "cell")), probability_bin_edges=edges
         )
         for region in (NAMES.index("global"), NAMES.index("extratropics_north")):
-            np.testing.assert_allclose(observed[event, channel, region], theirs, rtol=1e-9)
-            samples = theirs["samples"] / happened.size
+            np.testing.assert_allclose(observed[event, channel, region], expected, rtol=1e-9)
+            samples = expected["samples"] / happened.size
             np.testing.assert_allclose(shares[event, channel, region], samples, rtol=1e-9, atol=1e-12)
 
 
@@ -192,10 +192,10 @@ def test_quantiles_of_each_cell_have_the_skill_of_the_climatology() -> None:
 
 def test_parts_join_to_the_last_bit_and_each_case_counts_1() -> None:
     cases = draw_cases(3, MEMBERS)
-    whole = _events(cases)
-    np.testing.assert_allclose(whole.forecasts.sum(axis=-1), 1)
+    statistics = _events(cases)
+    np.testing.assert_allclose(statistics.forecasts.sum(axis=-1), 1)
     joined = EventStatistics.join([_events(cases, which=range(1, 3)), _events(cases, which=range(1))])
-    for name, values in whole.arrays().items():
+    for name, values in statistics.arrays().items():
         np.testing.assert_array_equal(getattr(joined, name), values)
 
 
@@ -214,8 +214,8 @@ def test_intervals_of_the_skill_cover_it() -> None:
     sums = EventStatistics.empty(1440 * days, 1, *shape)
     sums.brier[:], sums.brier_fair[:] = rng.gamma(4.0, 0.125 / 4, (120, 1, *shape)), np.nan
     sums.reference[:] = rng.gamma(4.0, 0.25 / 4, (120, 1, *shape))
-    found = confidence_intervals(sums, 0, 1440)
+    intervals = confidence_intervals(sums, 0, 1440)
     for name, truth in (("brier", 0.125), ("brier_skill", 0.5)):
-        low, high = found[name][..., 0]
+        low, high = intervals[name][..., 0]
         assert 0.9 <= ((low < truth) & (truth < high)).mean() <= 0.99, name
-    assert np.isnan(found["brier_fair"]).all()
+    assert np.isnan(intervals["brier_fair"]).all()

@@ -14,8 +14,8 @@ def _rank(cases: Cases, which: range | None = None) -> RankHistogram:
     sums = RankHistogram.zeros(1, MEANS, cases.members.shape[1])
     for case in which or range(len(cases.truth)):
         members = cases.members[case]
-        found = EnsembleStatistics.empty(np.zeros(1), 1, MEANS, len(members))
-        sums.add(0, found.add_members(0, 0, MEANS, members, cases.truth[case], "test"))
+        statistics = EnsembleStatistics.empty(np.zeros(1), 1, MEANS, len(members))
+        sums.add(0, statistics.add_members(0, 0, MEANS, members, cases.truth[case], "test"))
     return sums
 
 
@@ -33,12 +33,12 @@ def test_the_library_agrees(ties: bool) -> None:
         cases = _rain(cases)
         assert 0.2 < (cases.truth[:, :2] == 0).mean() < 0.8
     members, truth = cases.labelled
-    ours = _rank(cases).frequencies()[0]
+    frequencies = _rank(cases).frequencies()[0]
     for region in range(len(NAMES)):
-        theirs = scores.probability.rank_histogram(
+        expected = scores.probability.rank_histogram(
             members, truth, "member", preserve_dims=["channel"], weights=WEIGHTS[region]
         )
-        np.testing.assert_allclose(ours[:, region], theirs.transpose("channel", "rank"), rtol=1e-9, atol=1e-12)
+        np.testing.assert_allclose(frequencies[:, region], expected.transpose("channel", "rank"), rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("ties", [False, True])
@@ -81,10 +81,10 @@ def test_a_truth_that_equals_all_members_has_every_rank() -> None:
 
 def test_sums_add_up_and_each_case_counts_1() -> None:
     cases = draw_cases(3, 4)
-    whole = _rank(cases)
-    np.testing.assert_allclose(whole.ranks.sum(axis=-1), 3)
+    histogram = _rank(cases)
+    np.testing.assert_allclose(histogram.ranks.sum(axis=-1), 3)
     parts = _rank(cases, range(1)) + _rank(cases, range(1, 3))
-    np.testing.assert_array_equal(parts.ranks, whole.ranks)
+    np.testing.assert_array_equal(parts.ranks, histogram.ranks)
 
 
 def test_sums_do_not_depend_on_the_order_of_the_cases() -> None:

@@ -32,7 +32,7 @@ def draw(
     for day in range(1, days):
         weather[day] = memory * weather[day - 1] + np.sqrt(1 - memory**2) * rng.standard_normal()
     happened = forecasts * np.clip(chance + 0.08 * weather[:, None], 0, 1)
-    planes = (np.stack([own, own], axis=1)[:, :, None, None] for own in (forecasts, happened))
+    planes = (np.stack([plane, plane], axis=1)[:, :, None, None] for plane in (forecasts, happened))
     nothing = np.zeros((days, 2, 1, 1))
     return EventStatistics(DAY * np.arange(days), *planes, nothing, nothing, nothing, num_members=members)
 
@@ -40,17 +40,17 @@ def draw(
 def test_points_are_the_diagram() -> None:
     """Of up to 11 probabilities each is a point; a test of the diagram itself is with that of the events."""
     events = draw(80, 10, np.linspace(0.1, 0.9, 11))
-    found = ReliabilityStatistics.build(events).metrics()
+    metrics = ReliabilityStatistics.build(events).metrics()
     shares, observed = events.diagram()
-    np.testing.assert_allclose(found["diagram_probability"][:, :, 0], np.tile(np.arange(11) / 10, (2, 1)))
-    np.testing.assert_allclose(found["diagram_frequency"][:, :, 0], shares[:, 0, 0])
-    np.testing.assert_allclose(found[OBSERVED_FREQUENCY][:, :, 0], observed[:, 0, 0])
+    np.testing.assert_allclose(metrics["diagram_probability"][:, :, 0], np.tile(np.arange(11) / 10, (2, 1)))
+    np.testing.assert_allclose(metrics["diagram_frequency"][:, :, 0], shares[:, 0, 0])
+    np.testing.assert_allclose(metrics[OBSERVED_FREQUENCY][:, :, 0], observed[:, 0, 0])
 
 
 def test_points_of_large_ensembles_are_pooled() -> None:
     events = draw(40, 50, np.linspace(0.1, 0.9, 51))
     events.forecasts[..., 7] = events.occurrences[..., 7] = 0.0
-    p, share, observed = (own[0, :, 0] for own in ReliabilityStatistics.build(events).metrics().values())
+    p, share, observed = (values[0, :, 0] for values in ReliabilityStatistics.build(events).metrics().values())
     frequency, happened = events.forecasts.mean(axis=0)[0, 0, 0], events.occurrences.mean(axis=0)[0, 0, 0]
     assert len(p) == 11 and (np.diff(p) > 0).all() and share.sum() == pytest.approx(frequency.sum())
     assert (p * share).sum() == pytest.approx((np.arange(51) / 50 * frequency).sum())
@@ -81,9 +81,9 @@ def test_how_often_intervals_cover_the_truth() -> None:
         sums = ReliabilityStatistics.build(draw(120, 5, chance, memory=0.6, seed=seed))
         low, high = sums.observed_intervals(LEADS[:1])[:, 0, :, 0]
         hits.append((low < chance) & (chance < high))
-        found = sums.metrics()
-        cells = 120 * 200 * found["diagram_frequency"][0, :, 0]
-        observed = found[OBSERVED_FREQUENCY][0, :, 0]
+        metrics = sums.metrics()
+        cells = 120 * 200 * metrics["diagram_frequency"][0, :, 0]
+        observed = metrics[OBSERVED_FREQUENCY][0, :, 0]
         naive.append(abs(observed - chance) < 1.96 * np.sqrt(observed * (1 - observed) / cells))
     assert 0.90 < np.mean(hits) < 0.985
     assert np.mean(naive) < 0.7
@@ -93,23 +93,23 @@ def test_smaller_ensembles_lack_the_last_points() -> None:
     events = {"model": draw(60, 5, np.linspace(0, 1, 6)), "single": draw(60, 1, np.array([0.2, 0.8]))}
     for name in ("persistence", "damped_persistence"):
         events[name] = events["single"]
-    found = EventResults([None], events)._diagram_points([*events, "climatology"], LEADS)
-    for name, (dims, values) in found.items():
+    variables = EventResults([None], events)._diagram_points([*events, "climatology"], LEADS)
+    for name, (dims, values) in variables.items():
         assert dims == ("forecast", "event", "lead", "region", "point") and values.shape == (5, 1, 2, 1, 6), name
         assert np.isfinite(values[1, 0, 0, 0]).tolist() == [True] * 2 + [False] * 4 and np.isnan(values[-1]).all()
     for name in POINT_NAMES:
-        own = ReliabilityStatistics.build(events["model"]).metrics()[name]
-        np.testing.assert_array_equal(found[name][1][0, 0, :, 0], own[:, :, 0])
+        expected = ReliabilityStatistics.build(events["model"]).metrics()[name]
+        np.testing.assert_array_equal(variables[name][1][0, 0, :, 0], expected[:, :, 0])
     ends = ReliabilityStatistics.build(events["model"]).observed_intervals(LEADS)
-    np.testing.assert_array_equal(found[f"{OBSERVED_FREQUENCY}_high"][1][0, 0, :, 0], ends[1, :, :, 0])
+    np.testing.assert_array_equal(variables[f"{OBSERVED_FREQUENCY}_high"][1][0, 0, :, 0], ends[1, :, :, 0])
 
 
 def drawn_table(events: EventStatistics) -> SimpleNamespace:
     """Return what a diagram needs of a table."""
-    found = EventResults([None], {"model": events})._diagram_points(["model"], LEADS)
+    variables = EventResults([None], {"model": events})._diagram_points(["model"], LEADS)
     labels = {"event_definition": ("event", ["t2m above 280 K"])}
     coords = {"forecast": ["model"], "event": ["warm"], "lead": LEADS / 60, "region": ["global"], **labels}
-    return SimpleNamespace(dataset=xr.Dataset(found, coords), events=["warm"], display_name=lambda name: "waves")
+    return SimpleNamespace(dataset=xr.Dataset(variables, coords), events=["warm"], display_name=lambda name: "waves")
 
 
 def test_bars_are_drawn_from_end_to_end() -> None:
@@ -118,8 +118,8 @@ def test_bars_are_drawn_from_end_to_end() -> None:
     figure = plot_reliability_diagrams(table, [24.0, 960.0])
     bars, none = figure.axes[0].collections  # of 40 days there are too few blocks
     ends = [path.vertices[:, 1].tolist() for path in bars.get_paths()]
-    own = (table.dataset[f"{OBSERVED_FREQUENCY}_{end}"].sel(lead=24.0).values.ravel() for end in ("low", "high"))
-    np.testing.assert_allclose(ends, np.stack(list(own), axis=1))
+    interval = (table.dataset[f"{OBSERVED_FREQUENCY}_{end}"].sel(lead=24.0).values.ravel() for end in ("low", "high"))
+    np.testing.assert_allclose(ends, np.stack(list(interval), axis=1))
     assert not np.isfinite([path.vertices[:, 1] for path in none.get_paths()]).any()
     title = figure.get_suptitle().replace("\n", " ")
     assert title == "Reliability diagrams of waves, global; bars: 95 % intervals"

@@ -42,9 +42,9 @@ def test_the_library_agrees() -> None:
         dry_light_threshold=np.nextafter(DRY_BELOW_MM, 0),  # the library's dry includes its limit
         preserve_dims="all",
     )
-    ours = compute_seeps_penalty(forecast, truth, dry, heavy)
-    assert 0.1 < np.isnan(ours).mean() < 0.4
-    np.testing.assert_allclose(ours, penalties, rtol=1e-12)
+    penalty = compute_seeps_penalty(forecast, truth, dry, heavy)
+    assert 0.1 < np.isnan(penalty).mean() < 0.4
+    np.testing.assert_allclose(penalty, penalties, rtol=1e-12)
     valid = xr.DataArray(MEANS.valid_CP, dims=names[1:])
     score = penalties.where(valid).weighted(WEIGHTS).mean(["case", "cell"]).transpose("channel", "region")
     np.testing.assert_allclose(_sums(range(CASES)).metrics()["seeps"][0], score, rtol=1e-9)
@@ -73,9 +73,11 @@ def test_the_matrix_of_an_even_climate() -> None:
 def test_limits_of_the_categories_and_of_the_climates() -> None:
     assert is_seeps_defined(np.array([0.0999, 0.1, 0.85, 0.8501, np.nan])).tolist() == [False, True, True, False, False]
     just_dry = np.nextafter(DRY_BELOW_MM, 0)
-    one = np.ones(2)
-    assert (compute_seeps_penalty(np.array([DRY_BELOW_MM, 5.0]), 1.0 * one, 0.5 * one, 5 * one) == 0).all()
-    assert (compute_seeps_penalty(np.array([just_dry, np.nextafter(5.0, 6)]), 1.0 * one, 0.5 * one, 5 * one) > 0).all()
+    ones = np.ones(2)
+    assert (compute_seeps_penalty(np.array([DRY_BELOW_MM, 5.0]), 1.0 * ones, 0.5 * ones, 5 * ones) == 0).all()
+    assert (
+        compute_seeps_penalty(np.array([just_dry, np.nextafter(5.0, 6)]), 1.0 * ones, 0.5 * ones, 5 * ones) > 0
+    ).all()
 
 
 def test_what_is_missing_is_not_dry() -> None:
@@ -96,8 +98,8 @@ def test_of_an_ensemble_it_is_the_mean_over_members() -> None:
 
 
 def test_parts_join_and_a_region_without_such_a_climate_has_no_score() -> None:
-    whole, joined = _sums(range(CASES)), SeepsStatistics.join([_sums(range(1, CASES)), _sums(range(1))])
-    np.testing.assert_array_equal(joined.penalty, whole.penalty)
+    all_cases, joined = _sums(range(CASES)), SeepsStatistics.join([_sums(range(1, CASES)), _sums(range(1))])
+    np.testing.assert_array_equal(joined.penalty, all_cases.penalty)
     sums = SeepsStatistics.empty(np.zeros(1), 1, len(CHANNELS), len(NAMES))
     dry = np.where(np.repeat(np.arange(8), 16) < 4, 0.95, 0.5)
     for c in range(len(CHANNELS)):

@@ -40,10 +40,13 @@ def test_what_the_fields_own_grid_does_not_resolve_is_left_out() -> None:
     """Cells of a coarse grid are steps on a fine one, with power at wavenumbers that the field does not have."""
     coarse, fine = make_grid(32, 64), make_grid(96, 192)
     steps = np.kron(_harmonic(coarse, 15, 6), np.ones((3, 3)))
-    whole, cut = SphericalSpectrum(fine), SphericalSpectrum(fine, [coarse, make_grid(181, 360, poles=True)])
-    assert whole.wavenumbers[-1] == 64 and cut.wavenumbers.tolist() == list(range(22))
-    assert whole.power(steps)[22:].sum() > 0.05, "else this shows nothing"
-    np.testing.assert_array_equal(cut.power(steps), whole.power(steps)[:22])
+    full_spectrum, cut_spectrum = (
+        SphericalSpectrum(fine),
+        SphericalSpectrum(fine, [coarse, make_grid(181, 360, poles=True)]),
+    )
+    assert full_spectrum.wavenumbers[-1] == 64 and cut_spectrum.wavenumbers.tolist() == list(range(22))
+    assert full_spectrum.power(steps)[22:].sum() > 0.05, "else this shows nothing"
+    np.testing.assert_array_equal(cut_spectrum.power(steps), full_spectrum.power(steps)[:22])
 
 
 @pytest.mark.parametrize("grid", GRIDS.values(), ids=GRIDS)
@@ -64,10 +67,10 @@ def test_legendre_functions_agree_with_scipy() -> None:
     special = pytest.importorskip("scipy.special")
     sine = np.linspace(-0.999, 0.999, 41)
     for order in (0, 1, 7, 40):
-        ours = compute_legendre(60, order, sine)
+        legendre = compute_legendre(60, order, sine)
         for degree in (order, order + 1, 60):
-            theirs = special.sph_harm_y(degree, order, np.arccos(sine), 0.0).real * np.sqrt(4 * np.pi) * (-1) ** order
-            np.testing.assert_allclose(ours[degree - order], theirs, rtol=1e-9, atol=1e-12)
+            expected = special.sph_harm_y(degree, order, np.arccos(sine), 0.0).real * np.sqrt(4 * np.pi) * (-1) ** order
+            np.testing.assert_allclose(legendre[degree - order], expected, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("grid", GRIDS.values(), ids=GRIDS)

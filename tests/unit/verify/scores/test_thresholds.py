@@ -120,13 +120,13 @@ def test_which_channels_are_precipitation() -> None:
     assert find_precipitation_channels(None, CHANNELS, by_name) == [Precipitation(0, 1.0)]
     assert find_precipitation_channels([], CHANNELS, ATTRIBUTES) == []
     assert find_precipitation_channels(["tp"], CHANNELS, ATTRIBUTES) == [Precipitation(1, 1000.0)]
-    for wanted, attributes, said in (
+    for requested, attributes, message in (
         ("tpp", ATTRIBUTES, 'verification.seeps: "tpp" is not scored; did you mean "tp"?'),
         ("tp", rate, "tp is not a sum over the step .data.variable_options.tp.temporal"),
         ("tp", {"tp": {"units": "K", "temporal": "accumulate"}}, 'tp is in "K", but SEEPS needs one of mm'),
     ):
-        with pytest.raises(ConfigError, match=said):
-            find_precipitation_channels([wanted], CHANNELS, attributes)
+        with pytest.raises(ConfigError, match=message):
+            find_precipitation_channels([requested], CHANNELS, attributes)
 
 
 def test_an_event_of_a_channel_that_is_not_scored() -> None:
@@ -138,7 +138,7 @@ def test_an_event_of_a_channel_that_is_not_scored() -> None:
 
 
 @pytest.mark.parametrize(
-    ("event", "said"),
+    ("event", "message"),
     [
         ({}, "verification.events.e: has no limit; an event has exactly one of above, below, above_quantile"),
         ({"above": 1, "below_quantile": 0.1}, "has above and below_quantile; an event has exactly one"),
@@ -147,8 +147,8 @@ def test_an_event_of_a_channel_that_is_not_scored() -> None:
         ({"over": 1.0}, "over"),
     ],
 )
-def test_limits_that_are_none(tmp_path: Path, event: dict[str, float], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_limits_that_are_none(tmp_path: Path, event: dict[str, float], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         make_config(tmp_path, events={"e": {"channel": "t2m", **event}})
 
 

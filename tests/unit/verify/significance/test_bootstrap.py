@@ -62,13 +62,15 @@ def test_independent_cases_agree_with_scipys_bootstrap_and_students_interval() -
     low, high = confidence_intervals(sums_of(initial, error=error), 0, DAY)["bias"][:, 0, 0]
     reach = scipy.stats.t.ppf(0.975, 59)
     level = 1 - 2 * scipy.stats.norm.cdf(-reach * np.sqrt(60 / 59))
-    theirs = scipy.stats.bootstrap(
+    scipy_interval = scipy.stats.bootstrap(
         (error[:, 0],), np.mean, confidence_level=level, method="percentile", n_resamples=20000, rng=1
     ).confidence_interval
     half = reach * error.std(ddof=1) / np.sqrt(60)
-    for ours, scipys, student in zip((low, high), theirs, (error.mean() - half, error.mean() + half), strict=True):
-        assert ours == pytest.approx(scipys, abs=0.12 * half)
-        assert ours == pytest.approx(student, abs=0.12 * half)
+    for end, scipy_end, student_end in zip(
+        (low, high), scipy_interval, (error.mean() - half, error.mean() + half), strict=True
+    ):
+        assert end == pytest.approx(scipy_end, abs=0.12 * half)
+        assert end == pytest.approx(student_end, abs=0.12 * half)
 
 
 @pytest.mark.parametrize(
@@ -80,9 +82,9 @@ def test_intervals_cover_the_truth(cases: int, lead_days: int, phi: float, least
     """Of the 95 % intervals of correlated cases some 91 to 97 % do; rmse and mae of normal errors are known."""
     error = correlated(cases, 600, phi)
     sums = sums_of(np.arange(cases) * DAY, error=error, squared_error=error**2, absolute_error=np.abs(error))
-    found = confidence_intervals(sums, 0, lead_days * DAY)
+    intervals = confidence_intervals(sums, 0, lead_days * DAY)
     for metric, truth in (("bias", 0.0), ("rmse", 1.0), ("mae", np.sqrt(2 / np.pi))):
-        low, high = found[metric][..., 0]
+        low, high = intervals[metric][..., 0]
         covered = ((low < truth) & (truth < high)).mean()
         assert least - 0.02 * (metric != "bias") <= covered <= 0.985, (metric, covered)
 

@@ -37,23 +37,23 @@ def squares(sizes: np.ndarray, seed: int = 0, common: np.ndarray | float = 1.0) 
 
 def judged(model: np.ndarray, rivals: list, leads: np.ndarray = LEADS) -> dict[str, np.ndarray]:
     """Return what is found of root-mean-square errors, as the only scorecard."""
-    found = compare_with_best_opponent(DAILY, model, rivals, leads, power=0.5)
+    results = compare_with_best_opponent(DAILY, model, rivals, leads, power=0.5)
     blocks = np.array([[count_blocks(DAILY, lead) for lead in leads.tolist()]])
-    (verdict,) = adjust_scorecard([found["p_value"][None, None]], blocks)
-    return found | {name: own[0, 0] for name, own in verdict.items()}
+    (verdict,) = adjust_scorecard([results["p_value"][None, None]], blocks)
+    return results | {name: values[0, 0] for name, values in verdict.items()}
 
 
 def test_the_best_opponent_is_chosen_score_by_score() -> None:
     model = squares(np.array([1.0, 1.0, 1.0]))
     rivals = [(squares(np.array([4.0, 2.0, 9.0]), seed=1), [0, 1, 2]), (squares(np.array([2.0, 4.0]), seed=2), [0, 1])]
-    found = judged(model, rivals)
+    results = judged(model, rivals)
     best = [rivals[1][0][:, :, 0], rivals[0][0][:, :, 1], rivals[0][0][:, :, 2]]
     for row, opponent in enumerate(best):
         expected = np.sqrt(model[:, :, row].mean(0) / opponent.mean(0)) - 1
-        np.testing.assert_allclose(found["difference"][row], expected)
-    assert found["significant"][:, 0].all()  # 40 blocks
-    assert not found["significant"][:, 1].any()  # 16 blocks of 12 days
-    assert (found["p_value"][:, 1] < 0.01).all() and np.isnan(found["p_adjusted"][:, 1]).all()
+        np.testing.assert_allclose(results["difference"][row], expected)
+    assert results["significant"][:, 0].all()  # 40 blocks
+    assert not results["significant"][:, 1].any()  # 16 blocks of 12 days
+    assert (results["p_value"][:, 1] < 0.01).all() and np.isnan(results["p_adjusted"][:, 1]).all()
 
 
 def test_pairing_sees_what_is_common_to_both() -> None:
@@ -69,15 +69,15 @@ def test_pairing_sees_what_is_common_to_both() -> None:
 
 def test_few_discoveries_are_false() -> None:
     """Of 400 equal scores, uncorrected tests would call some 20 different."""
-    found = judged(squares(np.ones(400)), [(squares(np.ones(400), seed=1), range(400))], LEADS[:1])
-    assert (found["p_value"] < 0.05).sum() > 8
-    assert not found["significant"].any()
+    results = judged(squares(np.ones(400)), [(squares(np.ones(400), seed=1), range(400))], LEADS[:1])
+    assert (results["p_value"] < 0.05).sum() > 8
+    assert not results["significant"].any()
 
 
 def test_rows_without_an_opponent_have_no_comparison() -> None:
-    found = judged(squares(np.ones(2)), [(squares(np.ones(1), seed=1), [1])])
-    assert all(np.isnan(found[name][0]).all() for name in ("difference", "p_value", "n_eff", "p_adjusted"))
-    assert not found["significant"][0].any() and np.isfinite(found["p_value"][1]).all()
+    results = judged(squares(np.ones(2)), [(squares(np.ones(1), seed=1), [1])])
+    assert all(np.isnan(results[name][0]).all() for name in ("difference", "p_value", "n_eff", "p_adjusted"))
+    assert not results["significant"][0].any() and np.isfinite(results["p_value"][1]).all()
     same = judged(squares(np.ones(2)), [(squares(np.ones(2)), [0, 1])])
     assert (same["difference"] == 0).all() and (same["p_value"] == 1).all()
 
@@ -89,17 +89,22 @@ def test_every_reference_and_season() -> None:
     }  # fmt: skip
     sums = {}
     for number, name in enumerate(names):
-        own = squares(np.full(2, 1.0 + number), seed=number)
-        sums[name] = DeterministicStatistics(DAILY, *(own for _ in DeterministicStatistics.array_names())), [0, 1]
+        squared_errors = squares(np.full(2, 1.0 + number), seed=number)
+        sums[name] = (
+            DeterministicStatistics(DAILY, *(squared_errors for _ in DeterministicStatistics.array_names())),
+            [0, 1],
+        )
     winter = np.arange(CASES) < 60
     seasons = {"all": np.ones(CASES, dtype=bool), "DJF": winter}
-    found = compare_with_references(sums, seasons, LEADS, lambda own, chosen: own.squared_error[chosen], power=0.5)
-    assert found["p_value"].shape == (2, 2, 2, 2, 1)
+    results = compare_with_references(
+        sums, seasons, LEADS, lambda cases, chosen: cases.squared_error[chosen], power=0.5
+    )
+    assert results["p_value"].shape == (2, 2, 2, 2, 1)
     part = compare_with_best_opponent(
         DAILY[winter], sums["model"][0].squared_error[winter], [(sums["old"][0].squared_error[winter], [0, 1])], LEADS
     )
-    np.testing.assert_array_equal(found["p_value"][1, 1], part["p_value"])
-    assert found["difference"][1, 0] == pytest.approx(np.sqrt(1 / 2) - 1, abs=0.05)
+    np.testing.assert_array_equal(results["p_value"][1, 1], part["p_value"])
+    assert results["difference"][1, 0] == pytest.approx(np.sqrt(1 / 2) - 1, abs=0.05)
 
 
 def test_one_scorecard_of_several_scores() -> None:
@@ -108,13 +113,13 @@ def test_one_scorecard_of_several_scores() -> None:
     rival = squares(np.concatenate([np.ones(60), np.full(20, 2.0)]), seed=1)
     p = compare_with_best_opponent(DAILY, model, [(rival, range(80))], LEADS)["p_value"][None, None]
     blocks = np.array([[40, 16]])
-    (whole,) = adjust_scorecard([p], blocks)
+    (scorecard,) = adjust_scorecard([p], blocks)
     parts = adjust_scorecard([p[:, :, :50], p[:, :, 50:]], blocks)
-    for name, own in whole.items():
-        np.testing.assert_array_equal(own, np.concatenate([part[name] for part in parts], axis=2))
-    assert whole["significant"][0, 0, 60:, 0].all() and not whole["significant"][..., 1, :].any()
+    for name, values in scorecard.items():
+        np.testing.assert_array_equal(values, np.concatenate([part[name] for part in parts], axis=2))
+    assert scorecard["significant"][0, 0, 60:, 0].all() and not scorecard["significant"][..., 1, :].any()
     expected = stats.false_discovery_control(p[0, 0, :, 0, 0], method="bh")
-    np.testing.assert_allclose(whole["p_adjusted"][0, 0, :, 0, 0], expected, rtol=1e-12)
+    np.testing.assert_allclose(scorecard["p_adjusted"][0, 0, :, 0, 0], expected, rtol=1e-12)
 
 
 def test_a_p_value_is_scipys() -> None:
@@ -124,10 +129,10 @@ def test_a_p_value_is_scipys() -> None:
     model, rival = (
         1 + rng.random((30, 1, 1, 1)) + size * (-1.0) ** np.arange(30)[:, None, None, None] for size in (0.5, 0.1)
     )
-    found = compare_with_best_opponent(initial, model, [(rival, [0])], LEADS[:1])
+    results = compare_with_best_opponent(initial, model, [(rival, [0])], LEADS[:1])
     expected = stats.ttest_rel(model[:, 0, 0, 0], rival[:, 0, 0, 0])
-    assert found["p_value"].item() == pytest.approx(expected.pvalue, rel=1e-10)
-    assert found["difference"].item() == pytest.approx(model.mean() / rival.mean() - 1)
+    assert results["p_value"].item() == pytest.approx(expected.pvalue, rel=1e-10)
+    assert results["difference"].item() == pytest.approx(model.mean() / rival.mean() - 1)
 
 
 @pytest.mark.parametrize("name", [*RESERVED_NAMES, "Climatology", "damped persistence"])
@@ -139,8 +144,8 @@ def test_no_other_forecast_is_scored_under_a_name_of_ours(
         match=rf'verification.*other_forecasts: "{name}" is a name that every run uses .* take another name',
     ):
         make_config(tmp_path, other_forecasts={name: "/nowhere"})
-    own, other = make_config(tmp_path / "own"), make_config(tmp_path / "other")
-    for config, experiment in ((own, "waves"), (other, name.replace(" ", "_"))):
+    first_run, second_run = make_config(tmp_path / "own"), make_config(tmp_path / "other")
+    for config, experiment in ((first_run, "waves"), (second_run, name.replace(" ", "_"))):
         Path(config.save_loc).mkdir()
         text = dump_config(config.model_copy(update={"experiment": experiment}))
         (Path(config.save_loc) / "config.yml").write_text(text)

@@ -41,12 +41,12 @@ def test_the_libraries_agree(count: int, kind: str) -> None:
     standard, fair = crps_by_cell(members, truth)
     tolerance = {"rtol": 1e-9, "atol": 1e-9 * np.abs(members - truth).mean()}
     labelled = xr.DataArray(members, dims=("member", "cell")), xr.DataArray(truth, dims="cell")
-    for method, ours in (("ecdf", standard), ("fair", fair)):
-        theirs = scores.probability.crps_for_ensemble(*labelled, "member", method=method, preserve_dims="all")
-        np.testing.assert_allclose(ours, theirs, **tolerance)
+    for method, score in (("ecdf", standard), ("fair", fair)):
+        expected = scores.probability.crps_for_ensemble(*labelled, "member", method=method, preserve_dims="all")
+        np.testing.assert_allclose(score, expected, **tolerance)
     np.testing.assert_allclose(standard, properscoring.crps_ensemble(truth, members, axis=0), **tolerance)
-    theirs = scoringrules.crps_ensemble(truth, members, m_axis=0, estimator="fair")
-    np.testing.assert_allclose(fair, theirs, **tolerance)
+    expected = scoringrules.crps_ensemble(truth, members, m_axis=0, estimator="fair")
+    np.testing.assert_allclose(fair, expected, **tolerance)
 
 
 def test_the_definition_by_hand() -> None:
@@ -82,9 +82,9 @@ def test_any_number_of_members_is_put_in_order(count: int) -> None:
 def test_float32_members_are_scored_in_float64() -> None:
     members, truth = _fields(10)
     rounded = members.astype(np.float32)
-    for ours, exact in zip(crps_by_cell(rounded, truth), crps_by_cell(rounded.astype(float), truth), strict=True):
-        assert ours.dtype == np.float64
-        np.testing.assert_array_equal(ours, exact)
+    for score, exact in zip(crps_by_cell(rounded, truth), crps_by_cell(rounded.astype(float), truth), strict=True):
+        assert score.dtype == np.float64
+        np.testing.assert_array_equal(score, exact)
 
 
 @pytest.mark.parametrize("count", [2, 3, 5, 20])
@@ -111,8 +111,8 @@ def test_memory_is_linear_in_members() -> None:
         sums = EnsembleStatistics.empty(np.zeros(1), 1, means, count)
         tracemalloc.start()
         try:
-            own = members.copy() if with_members else members
-            sums.add_members(0, 0, means, own, np.zeros((1, cells)), "test")
+            case_members = members.copy() if with_members else members
+            sums.add_members(0, 0, means, case_members, np.zeros((1, cells)), "test")
             return tracemalloc.get_traced_memory()[1]
         finally:
             tracemalloc.stop()

@@ -71,58 +71,58 @@ def test_scores_agree_with_the_libraries(grid, masked: bool, dtype: type, rtol: 
     scores = pytest.importorskip("scores")
     xskillscore = pytest.importorskip("xskillscore")
     cases, masks = _cases(grid, masked)
-    ours = {name: score[0] for name, score in _sums(grid, cases, masks, range(CASES), dtype).metrics().items()}
+    metrics = {name: score[0] for name, score in _sums(grid, cases, masks, range(CASES), dtype).metrics().items()}
     dims = ("case", "channel", "latitude", "longitude")
     data = {name: xr.DataArray(value.astype(np.float32).astype(np.float64), dims=dims) for name, value in cases.items()}
     for number, region_weight in enumerate(region_weights(grid, _on(grid))):
         weights = xr.DataArray(region_weight, dims=dims[2:])
         over = {"reduce_dims": ["case", "latitude", "longitude"], "weights": weights}
         mse = scores.continuous.mse(data["forecast"], data["truth"], **over)
-        np.testing.assert_allclose(ours["rmse"][:, number], np.sqrt(mse), rtol=rtol)
+        np.testing.assert_allclose(metrics["rmse"][:, number], np.sqrt(mse), rtol=rtol)
         mae = scores.continuous.mae(data["forecast"], data["truth"], **over)
-        np.testing.assert_allclose(ours["mae"][:, number], mae, rtol=rtol)
+        np.testing.assert_allclose(metrics["mae"][:, number], mae, rtol=rtol)
         bias = scores.continuous.additive_bias(data["forecast"], data["truth"], **over)
-        np.testing.assert_allclose(ours["bias"][:, number], bias, rtol=rtol)
+        np.testing.assert_allclose(metrics["bias"][:, number], bias, rtol=rtol)
         anomalies = [(data[name] - data["normal"]) for name in ("forecast", "truth")]
         # an uncentred correlation is the centred one of a field and its mirror image
         mirrored = [xr.concat([a, -a], "sign") for a in anomalies]
         everywhere = weights.expand_dims(sign=2, case=CASES)
         for metric, dim in (("acc", ["sign", *dims[:1], *dims[2:]]), ("acc_wb2", ["sign", *dims[2:]])):
-            own = everywhere if metric == "acc" else everywhere.isel(case=0)
-            theirs = [
-                xskillscore.pearson_r(*(m.isel(channel=c) for m in mirrored), dim, own, skipna=True).mean()
+            metric_weights = everywhere if metric == "acc" else everywhere.isel(case=0)
+            expected = [
+                xskillscore.pearson_r(*(m.isel(channel=c) for m in mirrored), dim, metric_weights, skipna=True).mean()
                 for c in range(len(CHANNELS))
             ]
-            np.testing.assert_allclose(ours[metric][:, number], theirs, rtol=rtol)
+            np.testing.assert_allclose(metrics[metric][:, number], expected, rtol=rtol)
 
 
 def test_parts_that_are_joined_are_the_whole_to_the_last_bit() -> None:
     cases, masks = _cases(GRIDS["small"], True)
-    whole = _sums(GRIDS["small"], cases, masks, range(CASES))
+    all_cases = _sums(GRIDS["small"], cases, masks, range(CASES))
     first, last = _sums(GRIDS["small"], cases, masks, range(1)), _sums(GRIDS["small"], cases, masks, range(1, CASES))
     for joined in (DeterministicStatistics.join([first, last]), DeterministicStatistics.join([last, first])):
         for name in ("initial_times", *DeterministicStatistics.array_names()):
-            np.testing.assert_array_equal(getattr(joined, name), getattr(whole, name))
-        for name, value in whole.metrics().items():
+            np.testing.assert_array_equal(getattr(joined, name), getattr(all_cases, name))
+        for name, value in all_cases.metrics().items():
             np.testing.assert_array_equal(joined.metrics()[name], value)
     with pytest.raises(DataError, match="an initial time in common"):
-        DeterministicStatistics.join([whole, last])
-    chosen = whole.select(np.array([True, False, False]))
+        DeterministicStatistics.join([all_cases, last])
+    chosen = all_cases.select(np.array([True, False, False]))
     np.testing.assert_array_equal(chosen.metrics()["rmse"], first.metrics()["rmse"])
 
 
 def test_activity_is_the_standard_deviation_of_the_anomaly_in_space() -> None:
     grid = GRIDS["181 x 360 with poles"]
     cases, masks = _cases(grid, True)
-    found = _sums(grid, cases, masks, range(CASES)).metrics()
+    metrics = _sums(grid, cases, masks, range(CASES)).metrics()
     weights = region_weights(grid, _on(grid))
     for name, metric in (("forecast", "activity"), ("truth", "activity_truth")):
         anomaly = cases[name].astype(np.float32).astype(float) - cases["normal"].astype(np.float32)
         for channel, region in ((0, 0), (1, 1), (2, 2)):
             seen = np.isfinite(anomaly[0, channel])
             parts = [np.cov(field[channel][seen], aweights=weights[region][seen], ddof=0) for field in anomaly]
-            assert found[metric][0, channel, region] == pytest.approx(np.sqrt(np.mean(parts)), rel=1e-9)
-    np.testing.assert_allclose(found["activity_ratio"], found["activity"] / found["activity_truth"])
+            assert metrics[metric][0, channel, region] == pytest.approx(np.sqrt(np.mean(parts)), rel=1e-9)
+    np.testing.assert_allclose(metrics["activity_ratio"], metrics["activity"] / metrics["activity_truth"])
 
 
 def test_wind_vectors() -> None:
@@ -137,22 +137,23 @@ def test_wind_vectors() -> None:
         sums.add(case, 0, means, forecast, ReferenceFields(truth, normal))
     vector = {name: field[:, 0] + 1j * field[:, 2] for name, field in cases.items()}
     error = vector["forecast"] - vector["truth"]
-    own, true = vector["forecast"] - vector["normal"], vector["truth"] - vector["normal"]
+    forecast_anomaly, truth_anomaly = vector["forecast"] - vector["normal"], vector["truth"] - vector["normal"]
 
     def mean(values: np.ndarray) -> complex:
         return (values.mean(axis=0) * grid.area_weights()).sum()
 
-    centred = [own[case] - (own[case] * grid.area_weights()).sum() for case in range(CASES)]
+    centred = [forecast_anomaly[case] - (forecast_anomaly[case] * grid.area_weights()).sum() for case in range(CASES)]
     expected = {
         "rmse": np.sqrt(mean(np.abs(error) ** 2)),
         "mae": mean(np.abs(error)),
         "bias": mean(np.abs(vector["forecast"]) - np.abs(vector["truth"])),
-        "acc": mean((own * true.conj()).real) / np.sqrt(mean(np.abs(own) ** 2) * mean(np.abs(true) ** 2)),
+        "acc": mean((forecast_anomaly * truth_anomaly.conj()).real)
+        / np.sqrt(mean(np.abs(forecast_anomaly) ** 2) * mean(np.abs(truth_anomaly) ** 2)),
         "activity": np.sqrt(mean(np.abs(np.array(centred)) ** 2)),
     }
-    found = sums.metrics()
+    metrics = sums.metrics()
     for name, value in expected.items():
-        assert found[name][0, 3, 0] == pytest.approx(value, rel=1e-9), name
+        assert metrics[name][0, 3, 0] == pytest.approx(value, rel=1e-9), name
 
 
 def test_a_small_bias_of_large_values_keeps_its_digits() -> None:
@@ -186,20 +187,22 @@ def test_every_region_has_its_own_cells(dtype: type) -> None:
     pair = REGIONS["europe"] + REGIONS["ausnz"]
     weights = region_weights(grid, REGIONS | {"pair": pair, "across a pole": REGIONS["arctic"] + REGIONS["europe"]})
     cases, masks = _cases(grid, True)
-    fields = [own[0].astype(np.float32).astype(dtype) for own in cases.values()]
+    fields = [field[0].astype(np.float32).astype(dtype) for field in cases.values()]
     means = AreaMean(CHANNELS, masks, weights)
     sums = DeterministicStatistics.empty(np.arange(1), 1, means)
     sums.add(0, 0, means, fields[0], ReferenceFields(*fields[1:]))
-    forecast, truth, _ = (own.astype(np.float64) for own in fields)
+    forecast, truth, _ = (field.astype(np.float64) for field in fields)
     error = np.nan_to_num(forecast - truth)
     for channel, hidden in enumerate((False, False, masks["sst"])):
-        for region, own in enumerate(weights):
-            over = {"weights": np.where(hidden, 0.0, own)}
-            found = [plane[0, 0, channel, region] for plane in (sums.error, sums.squared_error, sums.absolute_error)]
+        for region, weight in enumerate(weights):
+            over = {"weights": np.where(hidden, 0.0, weight)}
+            means_of_errors = [
+                plane[0, 0, channel, region] for plane in (sums.error, sums.squared_error, sums.absolute_error)
+            ]
             expected = [np.average(values[channel], **over) for values in (error, error**2, np.abs(error))]
-            np.testing.assert_allclose(found, expected, rtol=1e-6)
+            np.testing.assert_allclose(means_of_errors, expected, rtol=1e-6)
     flat = means.means_of_channel(means.flatten(forecast, "forecast")[:1], 0)
-    np.testing.assert_allclose(flat[0], [np.average(forecast[0], weights=own) for own in weights], rtol=1e-12)
+    np.testing.assert_allclose(flat[0], [np.average(forecast[0], weights=weight) for weight in weights], rtol=1e-12)
 
 
 def test_one_channel_beyond_float32_leaves_the_others_as_they_are() -> None:
@@ -208,10 +211,10 @@ def test_one_channel_beyond_float32_leaves_the_others_as_they_are() -> None:
     plain = _sums(grid, cases, {}, range(CASES), np.float32)
     for field in cases.values():
         field[:, 1] *= 1e-23
-    found = _sums(grid, cases, {}, range(CASES), np.float32)
-    for name, own in found.arrays().items():
-        np.testing.assert_array_equal(own[..., [0, 2], :], plain.arrays()[name][..., [0, 2], :], err_msg=name)
-    np.testing.assert_allclose(found.metrics()["rmse"][0, 1], 1e-23 * plain.metrics()["rmse"][0, 1], rtol=1e-6)
+    statistics = _sums(grid, cases, {}, range(CASES), np.float32)
+    for name, values in statistics.arrays().items():
+        np.testing.assert_array_equal(values[..., [0, 2], :], plain.arrays()[name][..., [0, 2], :], err_msg=name)
+    np.testing.assert_allclose(statistics.metrics()["rmse"][0, 1], 1e-23 * plain.metrics()["rmse"][0, 1], rtol=1e-6)
 
 
 def test_threads_find_the_same_to_the_last_bit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -220,8 +223,8 @@ def test_threads_find_the_same_to_the_last_bit(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(threads, "_MIN_CELLS_PER_THREAD", 1)
     threads._pool.clear()
     monkeypatch.setattr(threads.torch, "get_num_threads", lambda: 2)
-    for name, own in _sums(GRIDS["small"], cases, masks, range(CASES)).arrays().items():
-        np.testing.assert_array_equal(own, alone[name], err_msg=name)
+    for name, values in _sums(GRIDS["small"], cases, masks, range(CASES)).arrays().items():
+        np.testing.assert_array_equal(values, alone[name], err_msg=name)
     assert threads._pool
 
 
@@ -234,9 +237,9 @@ def test_a_wind_beyond_float32_is_summed_and_leaves_other_regions_alone(dtype: t
     forecast[0, -1, 3] = 1e22
     sums = DeterministicStatistics.empty(np.arange(1), 1, means)
     sums.add(0, 0, means, forecast, ReferenceFields(truth, np.zeros_like(truth)))
-    found = dict(zip(_on(grid), sums.absolute_error[0, 0, 2], strict=True))
-    assert found["global"] == pytest.approx(1e22 * grid.area_weights()[-1, 3], rel=1e-5)
-    assert found["tropics"] == found["extratropics_north"] == 0
+    error_by_region = dict(zip(_on(grid), sums.absolute_error[0, 0, 2], strict=True))
+    assert error_by_region["global"] == pytest.approx(1e22 * grid.area_weights()[-1, 3], rel=1e-5)
+    assert error_by_region["tropics"] == error_by_region["extratropics_north"] == 0
 
 
 def test_a_disk_that_is_full_keeps_no_compiled_code_and_harms_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -305,7 +308,7 @@ def test_wind_components_find_each_other() -> None:
     assert wind_pairs(channels, ATTRIBUTES, {"u10": np.ones((2, 2), dtype=bool)}) == [(1, 3, "wind")]
 
 
-@pytest.mark.parametrize("said", ["", "unknown", "of CF"])
+@pytest.mark.parametrize("standard_name", ["", "unknown", "of CF"])
 @pytest.mark.parametrize(
     ("u", "v", "wind"),
     [
@@ -315,10 +318,13 @@ def test_wind_components_find_each_other() -> None:
         ("u_component_of_wind", "v_component_of_wind", "wind_component_of_wind"),
     ],
 )
-def test_wind_components_by_the_names_of_archives(u: str, v: str, wind: str, said: str) -> None:
+def test_wind_components_by_the_names_of_archives(u: str, v: str, wind: str, standard_name: str) -> None:
     names = {"100v": "northward_wind", u: "eastward_wind", v: "northward_wind", "t": "air_temperature"}
     channels = [Channel(name, name, None, "prognostic") for name in names]
-    attributes = {name: {"standard_name": own if said == "of CF" else said} for name, own in names.items()}
+    attributes = {
+        name: {"standard_name": cf_name if standard_name == "of CF" else standard_name}
+        for name, cf_name in names.items()
+    }
     assert wind_pairs(channels, attributes, {}) == [(1, 2, wind)]
     attributes[u]["standard_name"] = "eastward_sea_water_velocity"
     assert wind_pairs(channels, attributes, {}) == []

@@ -22,11 +22,11 @@ def test_the_library_agrees(count: int, dtype: type, rtol: float) -> None:
     """Lengths have the digits of the fields."""
     scoringrules = pytest.importorskip("scoringrules")
     members, truth = (values.astype(dtype) for values in _vectors(count))
-    for ours, estimator in zip(energy_by_cell(members, truth), ("nrg", "fair"), strict=True):
+    for score, estimator in zip(energy_by_cell(members, truth), ("nrg", "fair"), strict=True):
         moved = np.moveaxis(truth, 0, -1), np.moveaxis(members, (0, 1), (-2, -1))
-        theirs = scoringrules.es_ensemble(*(own.astype(float) for own in moved), estimator=estimator)
-        np.testing.assert_allclose(ours.mean(), theirs.mean(), rtol=rtol)
-        np.testing.assert_allclose(ours, theirs, rtol=rtol, atol=rtol if dtype == np.float32 else 0)
+        expected = scoringrules.es_ensemble(*(fields.astype(float) for fields in moved), estimator=estimator)
+        np.testing.assert_allclose(score.mean(), expected.mean(), rtol=rtol)
+        np.testing.assert_allclose(score, expected, rtol=rtol, atol=rtol if dtype == np.float32 else 0)
 
 
 @pytest.mark.parametrize("count", [1, 2, 7])

@@ -30,7 +30,7 @@ def test_the_library_and_numpy_agree() -> None:
     scores = pytest.importorskip("scores")
     cases = draw_cases(4, MEMBERS, spread=0.7)
     members, truth = cases.labelled
-    ours = {name: value[0, : len(CHANNELS)] for name, value in _sums(cases).metrics().items()}
+    metrics = {name: value[0, : len(CHANNELS)] for name, value in _sums(cases).metrics().items()}
     error = members.mean("member") - truth
     variance = members.var("member", ddof=1)
     expected = {
@@ -44,7 +44,7 @@ def test_the_library_and_numpy_agree() -> None:
         cells = scores.probability.crps_for_ensemble(members, truth, "member", method=method, preserve_dims="all")
         expected[name] = pooled(cells)
     for name, value in expected.items():
-        np.testing.assert_allclose(ours[name], value, rtol=1e-9, err_msg=name)
+        np.testing.assert_allclose(metrics[name], value, rtol=1e-9, err_msg=name)
 
 
 def test_members_may_lie_in_memory_in_any_order() -> None:
@@ -53,26 +53,26 @@ def test_members_may_lie_in_memory_in_any_order() -> None:
     padded = np.concatenate([cases.members, cases.members], axis=2)
     cases.members = padded[:, :, : len(CHANNELS)]
     assert not cases.members[0].flags.c_contiguous
-    for name, own in _sums(cases).arrays().items():
-        np.testing.assert_array_equal(own, plain.arrays()[name], err_msg=name)
+    for name, values in _sums(cases).arrays().items():
+        np.testing.assert_array_equal(values, plain.arrays()[name], err_msg=name)
 
 
 def test_rows_of_vectors_have_the_energy_score() -> None:
     """The second vector's component is masked, so both are."""
     scoringrules = pytest.importorskip("scoringrules")
     cases = draw_cases(2, MEMBERS)
-    ours = {name: value[0, len(CHANNELS)] for name, value in _sums(cases).metrics().items()}
+    metrics = {name: value[0, len(CHANNELS)] for name, value in _sums(cases).metrics().items()}
     u, v = WINDS[0]
     members, truth = cases.members[:, :, [u, v]], cases.truth[:, [u, v]]
     for name, estimator in (("crps", "nrg"), ("crps_fair", "fair")):
         cells = scoringrules.es_ensemble(
             np.moveaxis(truth, 1, -1), np.moveaxis(members, (1, 2), (-2, -1)), estimator=estimator
         )
-        np.testing.assert_allclose(ours[name], (cells @ WEIGHTS.values.T).mean(axis=0), rtol=1e-9)
+        np.testing.assert_allclose(metrics[name], (cells @ WEIGHTS.values.T).mean(axis=0), rtol=1e-9)
     squared = ((members.mean(axis=1) - truth) ** 2).sum(axis=1)
     variance = members.var(axis=1, ddof=1).sum(axis=1)
     ratio = (MEMBERS + 1) / MEMBERS * (variance @ WEIGHTS.values.T).mean(0) / (squared @ WEIGHTS.values.T).mean(0)
-    np.testing.assert_allclose(ours["spread_skill"], np.sqrt(ratio), rtol=1e-9)
+    np.testing.assert_allclose(metrics["spread_skill"], np.sqrt(ratio), rtol=1e-9)
 
 
 def test_by_hand_the_root_is_last_and_over_the_correction() -> None:
@@ -121,9 +121,9 @@ def test_too_little_and_too_much_spread_show(spread: float, low: float, high: fl
 
 def test_parts_are_joined_in_any_order() -> None:
     cases = draw_cases(4, MEMBERS)
-    whole, parts = _sums(cases), EnsembleStatistics.join([_sums(cases, range(1, 4)), _sums(cases, range(1))])
-    assert parts.initial_times.tolist() == whole.initial_times.tolist()
-    for name, value in whole.metrics().items():
+    all_cases, parts = _sums(cases), EnsembleStatistics.join([_sums(cases, range(1, 4)), _sums(cases, range(1))])
+    assert parts.initial_times.tolist() == all_cases.initial_times.tolist()
+    for name, value in all_cases.metrics().items():
         np.testing.assert_array_equal(parts.metrics()[name], value)
 
 

@@ -1,5 +1,7 @@
-"""Sums of several forecasts in one pass against plain float64 averages: rows of more cells than are gone through at a
-time, climatologies made of parts there, winds that do not lie side by side, masks.
+"""Error moments of several forecasts in one pass agree with plain float64 averages.
+
+The fields have rows longer than a block of cells, climatologies that are sums of parts, winds whose components are not
+neighbouring channels, and masks.
 """
 
 from __future__ import annotations
@@ -16,13 +18,18 @@ from credit.verify.statistics.error_moments import BaselineState, ErrorMoments, 
 from credit.verify.statistics.regions import region_weights
 from tests.unit.analytic_reader import make_grid
 
-GRID = make_grid(9, 2500, poles=True)  # stretches of more than two blocks, and such as begin within a row
+GRID = make_grid(9, 2500, poles=True)  # segments of more than two blocks, and some that begin within a row
 MAP = ChannelMap.build({"prognostic": {"vars_3D": ["z"], "vars_2D": ["u10", "sst", "v10", "t2m"]}}, [500.0])
-CHANNELS, SST, WIND = MAP.output, 2, (1, 3)
+CHANNELS = MAP.output
+# Indices of the masked channel and of the wind's components.
+SST = 2
+WIND = (1, 3)
 WEIGHTS = region_weights(GRID, {name: REGIONS[name] for name in ("global", "europe", "tropics")})
 RNG = np.random.default_rng(5)
 MASK = RNG.random(GRID.shape) < 0.3
-MEAN, SIZE = np.array([5e4, 3.0, 290.0, -2.0, 280.0]), np.array([500.0, 8.0, 2.0, 6.0, 9.0])
+# Mean and standard deviation of each channel.
+MEAN = np.array([5e4, 3.0, 290.0, -2.0, 280.0])
+SIZE = np.array([500.0, 8.0, 2.0, 6.0, 9.0])
 DAMPING = np.array([0.9, 0.5, 0.0, 0.7, 1.0])
 
 
@@ -39,77 +46,83 @@ LAZY = LazyWeightedSum(np.array([0.9, -0.3, 0.7], np.float32), PARTS)
 START_LAZY = LazyWeightedSum(np.array([1.0, 0.2], np.float32), PARTS[:2])
 
 
-def _means() -> AreaMean:
+def _build_area_mean() -> AreaMean:
     return AreaMean(CHANNELS, {"sst": MASK}, WEIGHTS, [WIND])
 
 
-def _moments(scale: float = 1.0, truth: np.ndarray = TRUTH, one: np.ndarray = ONE) -> dict[str, ErrorMoments]:
-    factor, area_mean = np.float32(scale), _means()
-    lazy, start_lazy = (
-        LazyWeightedSum(own.weights, [part * factor for part in own.parts]) for own in (LAZY, START_LAZY)
-    )
-    truth, start, one, other = (own * factor for own in (truth, START, one, OTHER))
+def _scale_sum(field: LazyWeightedSum, factor: np.float32) -> LazyWeightedSum:
+    return LazyWeightedSum(field.weights, [part * factor for part in field.parts])
+
+
+def _compute_moments(scale: float = 1.0, truth: np.ndarray = TRUTH, one: np.ndarray = ONE) -> dict[str, ErrorMoments]:
+    factor = np.float32(scale)
+    area_mean = _build_area_mean()
+    lazy, start_lazy = (_scale_sum(field, factor) for field in (LAZY, START_LAZY))
+    truth, start, one, other = (field * factor for field in (truth, START, one, OTHER))
     state = BaselineState.build(area_mean, ReferenceFields(start, start_lazy, "start", "climatology at the start"))
     forecasts = {"one": one, "other": other}
     return compute_error_moments(area_mean, ReferenceFields(truth, lazy), forecasts, baselines=(state, DAMPING))
 
 
 def _averages(values: np.ndarray) -> np.ndarray:
-    """Return (C, R) of (C, H, W), what is hidden left out."""
-    hidden = np.isnan(values)
-    return np.array(
-        [
-            [np.average(np.where(no, 0, own), weights=np.where(no, 0, weight)) for weight in WEIGHTS]
-            for own, no in zip(values, hidden, strict=True)
-        ]
-    )
+    """Return the area-weighted averages (C, R) of (C, H, W), without missing values."""
+    averages = []
+    for field in values:
+        is_missing = np.isnan(field)
+        field = np.where(is_missing, 0, field)
+        averages.append([np.average(field, weights=np.where(is_missing, 0, weight)) for weight in WEIGHTS])
+    return np.array(averages)
 
 
 @pytest.mark.parametrize("scale", [1.0, 1e-25, 1e20])
 def test_all_forecasts_at_once(scale: float) -> None:
-    """Also of values whose squares float32 cannot hold, where winds are gone through again in float64."""
-    truth, start, one, other = (own.astype(np.float64) for own in (TRUTH, START, ONE, OTHER))
+    """Also for values whose squares float32 cannot hold, where winds are summed again in float64."""
+    truth, start, one, other = (field.astype(np.float64) for field in (TRUTH, START, ONE, OTHER))
     normal = sum(w * part.astype(np.float64) for w, part in zip(LAZY.weights, PARTS, strict=True))
     first = start - (PARTS[0].astype(np.float64) + START_LAZY.weights[1] * PARTS[1].astype(np.float64))
     fields = {
         "persistence": start, "one": one, "other": other, "climatology": normal,
         "damped_persistence": normal + DAMPING[:, None, None] * first,
     }  # fmt: skip
-    found = _moments(scale)
-    assert set(found) == set(fields)
+    moments_by_name = _compute_moments(scale)
+    assert set(moments_by_name) == set(fields)
     for name, forecast in fields.items():
-        error, true, own = forecast - truth, truth - normal, forecast - normal
+        error = forecast - truth
+        truth_anomaly = truth - normal
+        forecast_anomaly = forecast - normal
         expected = {
-            "truth_anomaly": (1, true),
-            "truth_variance": (2, true**2),
+            "truth_anomaly": (1, truth_anomaly),
+            "truth_variance": (2, truth_anomaly**2),
             "error": (1, error),
             "absolute_error": (1, np.abs(error)),
             "squared_error": (2, error**2),
-            "forecast_variance": (2, own**2),
-            "covariance": (2, own * true),
+            "forecast_variance": (2, forecast_anomaly**2),
+            "covariance": (2, forecast_anomaly * truth_anomaly),
         }
         for moment, (power, values) in expected.items():
-            mean = getattr(found[name], moment) / scale**power
+            mean = getattr(moments_by_name[name], moment) / scale**power
             # anomalies are float32 differences of large fields
             size = np.nanstd(values, axis=(1, 2))[:, None]
             difference = np.abs(mean - _averages(values))
             assert (difference <= 1e-5 * size + 1e-12).all(), (name, moment, difference / (size + 1e-30))
         u, v = WIND
         longer = np.hypot(forecast[u], forecast[v]) - np.hypot(truth[u], truth[v])
-        apart = np.hypot(error[u], error[v])
+        error_length = np.hypot(error[u], error[v])
         for values, made in zip(
-            (longer, apart), (found[name].speed_error, found[name].vector_error_length), strict=True
+            (longer, error_length),
+            (moments_by_name[name].speed_error, moments_by_name[name].vector_error_length),
+            strict=True,
         ):
             np.testing.assert_allclose(made[0] / scale, _averages(values[None])[0], rtol=1e-5, atol=1e-5)
 
 
 def test_every_block_counts() -> None:
-    """A cell of each block of a row, each by itself."""
-    before = _moments()["one"].absolute_error
+    """Change one cell in each block of a row, one at a time."""
+    before = _compute_moments()["one"].absolute_error
     for column in (0, 1023, 1024, 2047, 2048, 2499):
         one = ONE.copy()
         one[4, 4, column] = TRUTH[4, 4, column] + np.float32(1e5)
-        change = _moments(one=one)["one"].absolute_error - before
+        change = _compute_moments(one=one)["one"].absolute_error - before
         old = abs(ONE[4, 4, column] - TRUTH[4, 4, column])
         weight = WEIGHTS[0][4, column] / WEIGHTS[0].sum()
         assert change[4, 0] == pytest.approx((1e5 - old) * weight, rel=1e-3)
@@ -124,8 +137,8 @@ def test_some_channels_of_a_climatology_made_of_parts() -> None:
 
 @pytest.mark.parametrize("part", [0, 2])
 def test_a_missing_part_of_the_climatology_is_an_error(part: int) -> None:
-    spoilt = [own.copy() for own in PARTS]
+    spoilt = [field.copy() for field in PARTS]
     spoilt[part][3, 2, 1500] = np.nan
     lazy = LazyWeightedSum(LAZY.weights, spoilt)
     with pytest.raises(DataError, match="^climatology: v10 is not finite outside its mask"):
-        compute_error_moments(_means(), ReferenceFields(TRUTH, lazy), {"one": ONE})
+        compute_error_moments(_build_area_mean(), ReferenceFields(TRUTH, lazy), {"one": ONE})

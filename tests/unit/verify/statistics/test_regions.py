@@ -80,7 +80,7 @@ def test_what_is_no_region(raw: dict, says: str) -> None:
 def test_seasons_are_by_the_month_of_the_initial_time() -> None:
     calendar = Calendar("noleap")
     texts = ["2001-02-28T18:00", "2001-03-01", "2001-08-31T18:00", "2001-12-01", "2002-01-15"]
-    found = cases_by_season(np.array([calendar.parse(text) for text in texts]), calendar)
-    assert {name: np.flatnonzero(own).tolist() for name, own in found.items()} == {
+    seasons = cases_by_season(np.array([calendar.parse(text) for text in texts]), calendar)
+    assert {name: np.flatnonzero(is_in_season).tolist() for name, is_in_season in seasons.items()} == {
         "all": [0, 1, 2, 3, 4], "DJF": [0, 3, 4], "MAM": [1], "JJA": [2],
     }  # fmt: skip

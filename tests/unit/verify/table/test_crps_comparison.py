@@ -22,9 +22,9 @@ Planes = dict[str, dict[str, np.ndarray]]
 
 def table_of(planes: Planes, members: dict[str, int]) -> ScoreTable:
     sums = {}
-    for name, own in planes.items():
+    for name, values_by_plane in planes.items():
         kind = EnsembleStatistics if name in members else DeterministicStatistics
-        filled = {plane: own.get(plane, own["absolute_error"]) for plane in kind.array_names()}
+        filled = {plane: values_by_plane.get(plane, values_by_plane["absolute_error"]) for plane in kind.array_names()}
         sums[name] = kind(INITIAL, **filled, num_members=members.get(name, 1)), range(ROWS)
     facts = dict.fromkeys(COMMON_ATTRIBUTES, "x") | {"n_cases": CASES, "level_units": "hPa", "initial_times": "made up"}
     rows = TableRows(CHANNELS, [(0, 1, "wind10m")], {c.variable: {"units": "1"} for c in CHANNELS})
@@ -34,16 +34,16 @@ def table_of(planes: Planes, members: dict[str, int]) -> ScoreTable:
 @pytest.fixture(scope="module")
 def planes() -> Planes:
     """Squared and absolute errors, CRPS and fair CRPS of each case by forecast, (case, lead, row, region)."""
-    found = {}
+    planes = {}
     for seed, (name, size) in enumerate(SIZES.items()):
         squared, absolute, crps, fair = (gamma(size, 10 * seed + number, ROWS) for number in range(4))
-        found[name] = {
+        planes[name] = {
             "squared_error": squared,
             "absolute_error": absolute,
             "crps": 0.9 * crps,
             "crps_fair": 0.8 * fair,
         }
-    return found
+    return planes
 
 
 @pytest.fixture(scope="module")
@@ -53,11 +53,11 @@ def table(planes: Planes) -> ScoreTable:
 
 def found_of(table: ScoreTable, score: str, reference: str, row: int) -> dict[str, np.ndarray]:
     """Return what was found of a channel or, behind them, of the wind, (L, R) each."""
-    own = table.dataset.sel(reference=reference, season="all")
+    comparison = table.dataset.sel(reference=reference, season="all")
     names = ("difference", "p_value", "n_eff", "p_adjusted", "significant")
     if row < len(CHANNELS):
-        return {name: own[f"{score}_{name}"].values[row] for name in names}
-    return {name: own[f"wind_{score}_{name}"].values[row - len(CHANNELS)] for name in names}
+        return {name: comparison[f"{score}_{name}"].values[row] for name in names}
+    return {name: comparison[f"wind_{score}_{name}"].values[row - len(CHANNELS)] for name in names}
 
 
 @pytest.mark.parametrize("lead", [0, 1])
@@ -68,23 +68,25 @@ def found_of(table: ScoreTable, score: str, reference: str, row: int) -> dict[st
 def test_crps(table: ScoreTable, planes: Planes, lead: int, row: int, reference: str, plane: str) -> None:
     """That of a single forecast is its absolute error."""
     name = "climatology" if reference == "best_baseline" else reference
-    model, theirs = planes["model"]["crps"][:, lead, row, 1], planes[name][plane][:, lead, row, 1]
-    found = found_of(table, "crps", reference, row)
-    assert found["p_value"][lead, 1] == pytest.approx(expected_p(model, theirs, lead), rel=1e-6)
-    assert found["difference"][lead, 1] == pytest.approx(model.mean() / theirs.mean() - 1, rel=1e-9)
-    assert 0 < found["n_eff"][lead, 1] <= CASES
+    model, opponent = planes["model"]["crps"][:, lead, row, 1], planes[name][plane][:, lead, row, 1]
+    results = found_of(table, "crps", reference, row)
+    assert results["p_value"][lead, 1] == pytest.approx(expected_p(model, opponent, lead), rel=1e-6)
+    assert results["difference"][lead, 1] == pytest.approx(model.mean() / opponent.mean() - 1, rel=1e-9)
+    assert 0 < results["n_eff"][lead, 1] <= CASES
     if row < len(CHANNELS):
-        scores = [table.scores_by_lead(own, CHANNELS[row].name, "crps", REGIONS[1])[lead] for own in ("model", name)]
-        assert found["difference"][lead, 1] == pytest.approx(scores[0] / scores[1] - 1)
+        scores = [
+            table.scores_by_lead(forecast, CHANNELS[row].name, "crps", REGIONS[1])[lead] for forecast in ("model", name)
+        ]
+        assert results["difference"][lead, 1] == pytest.approx(scores[0] / scores[1] - 1)
 
 
 @pytest.mark.parametrize("lead", [0, 1])
 @pytest.mark.parametrize("row", [0, 3])
 def test_a_fair_score_is_compared_with_a_fair_score(table: ScoreTable, planes: Planes, lead: int, row: int) -> None:
-    model, theirs = (planes[name]["crps_fair"][:, lead, row, 0] for name in ("model", "old"))
-    found = found_of(table, "crps_fair", "old", row)
-    assert found["p_value"][lead, 0] == pytest.approx(expected_p(model, theirs, lead), rel=1e-6)
-    assert found["difference"][lead, 0] == pytest.approx(model.mean() / theirs.mean() - 1, rel=1e-9)
+    model, opponent = (planes[name]["crps_fair"][:, lead, row, 0] for name in ("model", "old"))
+    results = found_of(table, "crps_fair", "old", row)
+    assert results["p_value"][lead, 0] == pytest.approx(expected_p(model, opponent, lead), rel=1e-6)
+    assert results["difference"][lead, 0] == pytest.approx(model.mean() / opponent.mean() - 1, rel=1e-9)
     for single in ("best_baseline", "single"):
         none = found_of(table, "crps_fair", single, row)
         assert all(np.isnan(none[name]).all() for name in ("difference", "p_value", "n_eff", "p_adjusted"))
@@ -93,10 +95,10 @@ def test_a_fair_score_is_compared_with_a_fair_score(table: ScoreTable, planes: P
 
 def test_one_false_discovery_rate_over_the_scorecard(table: ScoreTable) -> None:
     """RMSE and CRPS of three channels and a wind, each at two lead times; the fair CRPS is beside it."""
-    own = table.dataset.sel(reference="old", season="all", region="global")
+    comparison = table.dataset.sel(reference="old", season="all", region="global")
     in_card = [f"{wind}{score}" for score in ("", "crps_") for wind in ("", "wind_")]
     for scores, number in ((in_card, 16), (["crps_fair_", "wind_crps_fair_"], 8)):
-        p, adjusted = (np.concatenate([own[f"{s}{what}"].values.ravel() for s in scores]) for what in
+        p, adjusted = (np.concatenate([comparison[f"{s}{what}"].values.ravel() for s in scores]) for what in
                        ("p_value", "p_adjusted"))  # fmt: skip
         assert p.size == number
         np.testing.assert_allclose(adjusted, stats.false_discovery_control(p, method="bh"), rtol=1e-12)
@@ -109,13 +111,15 @@ def test_the_scorecard_has_it(table: ScoreTable) -> None:
     ]  # fmt: skip
     assert [row.row for row in rows] == [0, 1, 2, 3] * 2
     values = scorecard_values(table, rows, "difference")
-    own = table.dataset
-    np.testing.assert_array_equal(values[:, :, 6], own["crps_difference"].values[:, :, 2])
-    np.testing.assert_array_equal(values[:, :, 7], own["wind_crps_difference"].values[:, :, 0])
-    np.testing.assert_array_equal(values[:, :, 3], own["wind_rmse_difference"].values[:, :, 0])
+    dataset = table.dataset
+    np.testing.assert_array_equal(values[:, :, 6], dataset["crps_difference"].values[:, :, 2])
+    np.testing.assert_array_equal(values[:, :, 7], dataset["wind_crps_difference"].values[:, :, 0])
+    np.testing.assert_array_equal(values[:, :, 3], dataset["wind_rmse_difference"].values[:, :, 0])
 
 
 def test_of_single_forecasts_it_would_be_the_absolute_error_again(planes: Planes) -> None:
-    table = table_of({name: {"absolute_error": own["absolute_error"]} for name, own in planes.items()}, {})
+    table = table_of(
+        {name: {"absolute_error": values_by_plane["absolute_error"]} for name, values_by_plane in planes.items()}, {}
+    )
     assert not [name for name in table.dataset if "crps" in str(name)]
     assert {row.score for row in scorecard_rows(table)} == {"rmse"}

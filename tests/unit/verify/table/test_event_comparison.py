@@ -32,7 +32,7 @@ def gamma(size: float, seed: int, rows: int) -> np.ndarray:
 
 
 @pytest.fixture(scope="module")
-def made() -> tuple[ScoreTable, dict[str, np.ndarray], dict[str, np.ndarray], np.ndarray]:
+def table_and_scores() -> tuple[ScoreTable, dict[str, np.ndarray], dict[str, np.ndarray], np.ndarray]:
     """The table, Brier scores (case, lead, event, region) and penalties by forecast, and the area of the latter.
 
     The other forecast has no rain; no cell of the third region is scored by SEEPS. Fair Brier
@@ -53,16 +53,19 @@ def made() -> tuple[ScoreTable, dict[str, np.ndarray], dict[str, np.ndarray], np
             INITIAL, counts, counts / 2, brier[name], fair, brier["climatology"], num_members=members
         )
     rain = {}
-    for name, own in penalty.items():
-        own[..., 2] = 0.0
-        own *= np.nan if name == "old" else 1.0
-        rain[name] = SeepsStatistics(INITIAL, own, area * (np.nan if name == "old" else 1.0))
+    for name, penalties in penalty.items():
+        penalties[..., 2] = 0.0
+        penalties *= np.nan if name == "old" else 1.0
+        rain[name] = SeepsStatistics(INITIAL, penalties, area * (np.nan if name == "old" else 1.0))
     names = {"warm": (0, 290.0), "wet": (1, 5.0)}
     kinds = [Event.build(n, EventConfig(channel=CHANNELS[c].name, above=v), c, "1") for n, (c, v) in names.items()]
     squares = {name: gamma(size, 20 + seed, 2) for seed, (name, size) in enumerate(SIZES.items())}
     sums = {
-        name: (DeterministicStatistics(INITIAL, *(own for _ in DeterministicStatistics.array_names())), [0, 1])
-        for name, own in squares.items()
+        name: (
+            DeterministicStatistics(INITIAL, *(squared_errors for _ in DeterministicStatistics.array_names())),
+            [0, 1],
+        )
+        for name, squared_errors in squares.items()
     }
     facts = dict.fromkeys(COMMON_ATTRIBUTES, "x") | {"n_cases": CASES, "level_units": "hPa", "initial_times": "made up"}
     table = build_table(
@@ -80,44 +83,48 @@ def made() -> tuple[ScoreTable, dict[str, np.ndarray], dict[str, np.ndarray], np
     return table, brier, penalty, area
 
 
-def expected_p(model: np.ndarray, theirs: np.ndarray, lead: int) -> float:
+def expected_p(model: np.ndarray, opponent: np.ndarray, lead: int) -> float:
     """Return the p-value of a paired t test of block means, t shrunk by what their neighbours have in common."""
-    model, theirs = (own if lead == 0 else own.reshape(20, 3).mean(axis=1) for own in (model, theirs))
-    apart = model - theirs - (model - theirs).mean()
-    r = np.clip((apart[1:] * apart[:-1]).sum() / (apart**2).sum(), 0.0, 0.9)
-    t = stats.ttest_rel(model, theirs).statistic / np.sqrt((1 + r) / (1 - r))
+    model, opponent = (scores if lead == 0 else scores.reshape(20, 3).mean(axis=1) for scores in (model, opponent))
+    deviation = model - opponent - (model - opponent).mean()
+    r = np.clip((deviation[1:] * deviation[:-1]).sum() / (deviation**2).sum(), 0.0, 0.9)
+    t = stats.ttest_rel(model, opponent).statistic / np.sqrt((1 + r) / (1 - r))
     return 2 * stats.t.sf(abs(t), len(model) - 1)
 
 
 @pytest.mark.parametrize("lead", [0, 1])
 @pytest.mark.parametrize("region", [0, 1])
 @pytest.mark.parametrize(("reference", "opponent"), [("best_baseline", "climatology"), ("old", "old")])
-def test_events(made: tuple, lead: int, region: int, reference: str, opponent: str) -> None:
-    table, brier, *_ = made
-    model, theirs = (brier[name][:, lead, 0, region] for name in ("model", opponent))
-    expected = expected_p(model, theirs, lead)
-    found = [
+def test_events(table_and_scores: tuple, lead: int, region: int, reference: str, opponent: str) -> None:
+    table, brier, *_ = table_and_scores
+    model, opponent_scores = (brier[name][:, lead, 0, region] for name in ("model", opponent))
+    expected = expected_p(model, opponent_scores, lead)
+    results = [
         table.comparison(f"brier_{name}:warm", "t2m", reference, REGIONS[region])[lead]
         for name in ("p_value", "difference")
     ]
-    np.testing.assert_allclose(found, [expected, model.mean() / theirs.mean() - 1], rtol=1e-6)
-    own = {name: table.scores_by_lead(name, "t2m", "brier:warm", REGIONS[region])[lead] for name in ("model", opponent)}
-    assert found[1] == pytest.approx(own["model"] / own[opponent] - 1)
+    np.testing.assert_allclose(results, [expected, model.mean() / opponent_scores.mean() - 1], rtol=1e-6)
+    scores = {
+        name: table.scores_by_lead(name, "t2m", "brier:warm", REGIONS[region])[lead] for name in ("model", opponent)
+    }
+    assert results[1] == pytest.approx(scores["model"] / scores[opponent] - 1)
 
 
 @pytest.mark.parametrize("lead", [0, 1])
 @pytest.mark.parametrize(("reference", "opponent"), [("best_baseline", "climatology"), ("old", "old")])
-def test_fair_scores_of_events(made: tuple, lead: int, reference: str, opponent: str) -> None:
+def test_fair_scores_of_events(table_and_scores: tuple, lead: int, reference: str, opponent: str) -> None:
     """Of the baselines only the climatology has one, which is its Brier score."""
-    table, brier, *_ = made
-    model, theirs = (brier[name][:, lead, 0, 0] * FAIR.get(name, 1.0) for name in ("model", opponent))
-    found = [table.comparison(f"brier_fair_{name}:warm", "t2m", reference)[lead] for name in ("p_value", "difference")]
-    expected = expected_p(model, theirs, lead), model.mean() / theirs.mean() - 1
-    np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-12)
-    own = {
+    table, brier, *_ = table_and_scores
+    model, opponent_scores = (brier[name][:, lead, 0, 0] * FAIR.get(name, 1.0) for name in ("model", opponent))
+    results = [
+        table.comparison(f"brier_fair_{name}:warm", "t2m", reference)[lead] for name in ("p_value", "difference")
+    ]
+    expected = expected_p(model, opponent_scores, lead), model.mean() / opponent_scores.mean() - 1
+    np.testing.assert_allclose(results, expected, rtol=1e-6, atol=1e-12)
+    scores = {
         name: table.scores_by_lead(name, "t2m", "brier_fair:warm")[lead] for name in ("model", opponent, "persistence")
     }
-    assert found[1] == pytest.approx(own["model"] / own[opponent] - 1) and np.isnan(own["persistence"])
+    assert results[1] == pytest.approx(scores["model"] / scores[opponent] - 1) and np.isnan(scores["persistence"])
     data = table.dataset.sel(reference=reference, season="all", region="global")
     p = data["brier_fair_p_value"].values.ravel()
     adjusted = data["brier_fair_p_adjusted"].values.ravel()
@@ -126,19 +133,19 @@ def test_fair_scores_of_events(made: tuple, lead: int, reference: str, opponent:
 
 
 @pytest.mark.parametrize("lead", [0, 1])
-def test_seeps(made: tuple, lead: int) -> None:
-    table, _, penalty, area = made
+def test_seeps(table_and_scores: tuple, lead: int) -> None:
+    table, _, penalty, area = table_and_scores
     best = "climatology"
-    model, theirs = (penalty[name][:, lead, 0, 0] for name in ("model", best))
-    expected = expected_p(model, theirs, lead)  # the area is the same
+    model, opponent_scores = (penalty[name][:, lead, 0, 0] for name in ("model", best))
+    expected = expected_p(model, opponent_scores, lead)  # the area is the same
     assert table.comparison("seeps_p_value", "tp")[lead] == pytest.approx(expected, rel=1e-6)
     ratio = table.scores_by_lead("model", "tp", "seeps")[lead] / table.scores_by_lead(best, "tp", "seeps")[lead]
     assert table.comparison("seeps_difference", "tp")[lead] == pytest.approx(ratio - 1)
-    assert ratio == pytest.approx(model.mean() / theirs.mean())
+    assert ratio == pytest.approx(model.mean() / opponent_scores.mean())
 
 
-def test_what_cannot_be_compared(made: tuple) -> None:
-    data = made[0].dataset
+def test_what_cannot_be_compared(table_and_scores: tuple) -> None:
+    data = table_and_scores[0].dataset
     for name in ("p_value", "difference", "n_eff", "p_adjusted"):
         assert np.isnan(data[f"brier_{name}"].sel(reference="old", event="wet")).all()
         assert np.isnan(data[f"seeps_{name}"].sel(reference="old")).all()
@@ -148,13 +155,15 @@ def test_what_cannot_be_compared(made: tuple) -> None:
     assert not data["brier_significant"].sel(season="JJA").any()  # 15 cases
 
 
-def test_one_false_discovery_rate_over_the_scorecard(made: tuple) -> None:
+def test_one_false_discovery_rate_over_the_scorecard(table_and_scores: tuple) -> None:
     """RMSE of two channels, SEEPS and two events, each at two lead times, are ten tests."""
-    table = made[0]
+    table = table_and_scores[0]
     place = {"reference": "best_baseline", "season": "all", "region": "global"}
-    own = table.dataset.sel(place)
-    p = np.concatenate([own["p_value"], own["seeps_p_value"].sel(channel=["tp"]), own["brier_p_value"]]).ravel()
-    adjusted = [own["p_adjusted"], own["seeps_p_adjusted"].sel(channel=["tp"]), own["brier_p_adjusted"]]
+    scores = table.dataset.sel(place)
+    p = np.concatenate(
+        [scores["p_value"], scores["seeps_p_value"].sel(channel=["tp"]), scores["brier_p_value"]]
+    ).ravel()
+    adjusted = [scores["p_adjusted"], scores["seeps_p_adjusted"].sel(channel=["tp"]), scores["brier_p_adjusted"]]
     assert len(p) == 10
     np.testing.assert_allclose(np.concatenate(adjusted).ravel(), stats.false_discovery_control(p), rtol=1e-9)
     rows = scorecard_rows(table)

@@ -62,24 +62,26 @@ def table(sums: dict[str, tuple[DeterministicStatistics, list[int]]]) -> ScoreTa
 
 def many(regions: list[str], rows: int) -> ScoreTable:
     """Return a table of so many channels in these regions."""
-    few = INITIAL[:30]
+    initial_times = INITIAL[:30]
     rng = np.random.default_rng(1)
     sums = {}
     for name, size in SIZES.items():
-        shape = len(few), len(LEADS), rows, len(regions)
+        shape = len(initial_times), len(LEADS), rows, len(regions)
         planes = [rng.gamma(5.0, 0.2 * size, shape) for _ in DeterministicStatistics.array_names()]
-        sums[name] = DeterministicStatistics(few, *planes), list(range(rows))
+        sums[name] = DeterministicStatistics(initial_times, *planes), list(range(rows))
     channels = [Channel(f"u{level}", "u", float(level), "prognostic") for level in range(1, rows + 1)]
     described = TableRows(channels, [], ATTRIBUTES)
-    return build_table(sums, TableAxes(described, LEADS, cases_by_season(few, CALENDAR), regions), FACTS_OF_ALL)
+    return build_table(
+        sums, TableAxes(described, LEADS, cases_by_season(initial_times, CALENDAR), regions), FACTS_OF_ALL
+    )
 
 
 def test_scores_of_a_season_are_those_of_its_cases(sums: dict, table: ScoreTable) -> None:
     assert table.seasons == ["all", "DJF", "MAM", "JJA", "SON"]
     assert table.dataset["n_cases"].values.tolist() == [270, 59, 92, 92, 27]
     assert table.dataset["n_blocks"].values.tolist() == [[54, 54, 22], [11, 11, 4], [18, 18, 7], [18, 18, 7], [5, 5, 2]]
-    own = sums["persistence"][0].select(cases_by_season(INITIAL, CALENDAR)["JJA"])
-    metrics = own.metrics()
+    summer_cases = sums["persistence"][0].select(cases_by_season(INITIAL, CALENDAR)["JJA"])
+    metrics = summer_cases.metrics()
     del metrics["crps"]  # is told where there are ensembles
     for name, values in metrics.items():
         expected = values[1, 2, 1]
@@ -91,8 +93,8 @@ def test_scores_of_a_season_are_those_of_its_cases(sums: dict, table: ScoreTable
 
 def test_intervals_stand_beside_the_scores(sums: dict, table: ScoreTable) -> None:
     expected = confidence_intervals(sums["other"][0], 2, 14400)["mae"][:, 1, 0]
-    found = [table.scores_by_lead("other", "v500", f"mae_{end}")[2] for end in ("low", "high")]
-    np.testing.assert_array_equal(found, expected)
+    ends = [table.scores_by_lead("other", "v500", f"mae_{end}")[2] for end in ("low", "high")]
+    np.testing.assert_array_equal(ends, expected)
     for forecast in SIZES:
         low, value, high = (table.dataset[name].sel(forecast=forecast) for name in ("rmse_low", "rmse", "rmse_high"))
         assert ((low < value) & (value < high))[0, :2].all() and np.isnan(low[-1]).all()  # SON has too few blocks
@@ -159,12 +161,14 @@ def test_every_region_has_its_panel(count: int, rows: int, shapes: list[tuple[in
     names = ["global", *(f"a_box_of_a_user_with_a_long_name_{number}" for number in range(1, count))]
     table = many(names, rows)
     pages = scorecard_pages(table)
-    assert [own for page in pages for own in page] == names
+    assert [region for page in pages for region in page] == names
     limits = set()
     for page, (down, across) in zip(pages, shapes, strict=True):
         figure = plot_scorecard(table, "best_baseline", page)
         panels = [axis for axis in figure.axes if axis.get_title()]
-        assert [axis.get_title().replace("\n", "") for axis in panels] == [table.display_name(own) for own in page]
+        assert [axis.get_title().replace("\n", "") for axis in panels] == [
+            table.display_name(region) for region in page
+        ]
         assert panels[0].get_gridspec().get_geometry() == (down, across)
         for axis, name in zip(panels, page, strict=True):
             drawn = np.ma.filled(axis.collections[0].get_array(), np.nan)
@@ -186,11 +190,11 @@ def test_scorecards_have_their_files(tmp_path: Path) -> None:
 
 def test_a_long_name_leaves_the_title_on_the_page(sums: dict) -> None:
     name = "operational_ensemble_of_the_other_centre_at_nine_kilometres"
-    renamed = {name if own == "other" else own: value for own, value in sums.items()}
-    one = build_table(
+    renamed = {name if key == "other" else key: value for key, value in sums.items()}
+    renamed_table = build_table(
         renamed, TableAxes(ROWS, LEADS, cases_by_season(INITIAL, CALENDAR), ["global", "tropics"]), FACTS_OF_ALL
     )
-    figure = plot_scorecard(one, name, ["global"])
+    figure = plot_scorecard(renamed_table, name, ["global"])
     FigureCanvasAgg(figure).draw()
     box = figure._suptitle.get_window_extent()
     assert name in figure.get_suptitle().replace("\n", "") and figure.bbox.x0 <= box.x0 and box.x1 <= figure.bbox.x1
@@ -227,7 +231,7 @@ def test_the_pages_hatching_is_read_on_every_colour(place: int) -> None:
     """At least 3, WCAG 2.2's contrast of graphics, between a line and the cell below it, of the page's own colours."""
     style, card = ((REPORT_FOLDER / f"{name}.css.j2").read_text() for name in ("style", "scores"))
     *hatch, cover = map(float, re.findall(r"--hatch: rgb\((\d+) (\d+) (\d+) / ([\d.]+)\)", style)[place])
-    paper = np.array([int(own, 16) for own in re.findall("..", re.findall("--paper: #(.{6})", style)[place])])
+    paper = np.array([int(part, 16) for part in re.findall("..", re.findall("--paper: #(.{6})", style)[place])])
     for red, green, blue, share in re.findall(r"color: rgb\((\d+) (\d+) (\d+) / calc\(([\d.]+) \*", card):
         for strength in np.linspace(0, float(share), 11):
             cell = paper + strength * (np.array([red, green, blue], dtype=float) - paper)
@@ -251,8 +255,10 @@ def test_the_legend_names_every_curve_and_is_whole(sums: dict[str, tuple[Determi
     names = [f"wxformer_1deg_6h_residual_dropout0.{number}_seed1000" for number in range(1, 6)]
     others = {names[0]: sums["other"]} | dict.fromkeys(names[1:], sums["model"])
     seasons = cases_by_season(INITIAL, CALENDAR)
-    own = {name: sums[name] for name in sums if name != "other"}
-    table = build_table(own | others, TableAxes(ROWS, LEADS, seasons, ["global", "tropics"]), FACTS_OF_ALL)
+    model_and_baselines = {name: sums[name] for name in sums if name != "other"}
+    table = build_table(
+        model_and_baselines | others, TableAxes(ROWS, LEADS, seasons, ["global", "tropics"]), FACTS_OF_ALL
+    )
     for channels in (["t500"], ["t500", "u500"]):
         figure = plot_skill(table, channels)
         canvas = FigureCanvasAgg(figure)
@@ -272,7 +278,7 @@ def test_the_table_of_the_terminal_has_straight_columns(
 ) -> None:
     """Also where a name is longer than a number, and where the other forecast lacks a channel."""
     name = "a_model_with_a_very_long_name"
-    named = {name if key == "other" else key: own for key, own in sums.items()}
+    named = {name if key == "other" else key: value for key, value in sums.items()}
     table = build_table(
         named, TableAxes(ROWS, LEADS, cases_by_season(INITIAL, CALENDAR), ["global", "tropics"]), FACTS_OF_ALL
     )
