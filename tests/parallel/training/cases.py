@@ -83,12 +83,12 @@ CASES = [
     Case(False, True, 2, 2, "transposed", recompute=True, steps=3),
 ]
 # all of them sharded, those with most in them also split; on other meshes two that differ in everything
-WHICH = dict.fromkeys(MESHES, (2, 4)) | {"4x1": range(len(CASES)), "2x2": (1, 2, 4)}
+CASE_NUMBERS = dict.fromkeys(MESHES, (2, 4)) | {"4x1": range(len(CASES)), "2x2": (1, 2, 4)}
 if os.environ.get("EQUALITY") == "product":  # of all options, on every mesh: three quarters of an hour
     OPTIONS = *2 * [(True, False)], *2 * [(1, 2)], ("transposed", "pixel_shuffle"), (False, True)
     # without spectral norm there is nothing to do together
     CASES = [Case(*chosen, alike=alike) for *chosen, alike in product(*OPTIONS) if chosen[0] or not alike]
-    WHICH = dict.fromkeys(MESHES, range(len(CASES)))
+    CASE_NUMBERS = dict.fromkeys(MESHES, range(len(CASES)))
 
 
 def settings(case: Case) -> dict[str, Any]:

@@ -43,7 +43,7 @@ def main(folder: Path) -> None:
     with process_group(launch, torch.device("cpu"), timeout_minutes=2):
         for name, conf in cases.MESHES.items():
             mesh = build_mesh(plan_degrees(cases.parallelism(name), launch.world), launch.rank, "cpu")
-            for number in cases.WHICH[name]:
+            for number in cases.CASE_NUMBERS[name]:
                 case, start_seconds = cases.CASES[number], time.perf_counter()
                 results = cases.train(case, mesh, conf["data"])
                 if launch.is_main:

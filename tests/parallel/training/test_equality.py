@@ -15,7 +15,7 @@ from tests.parallel.training import cases
 
 # one for all v, one for all u
 POWER_ITERATION_SUMS = 2
-LIMIT_SECONDS = 60 * sum(map(len, cases.WHICH.values()))
+LIMIT_SECONDS = 60 * sum(map(len, cases.CASE_NUMBERS.values()))
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(2 * LIMIT_SECONDS)]
 
@@ -36,7 +36,7 @@ def one_process() -> dict[int, dict[str, torch.Tensor]]:
 
 @pytest.mark.parametrize("mesh", list(cases.MESHES))
 def test_many_ranks_equal_one_process(mesh: str, four_ranks: Path, one_process: dict) -> None:
-    for number in cases.WHICH[mesh]:
+    for number in cases.CASE_NUMBERS[mesh]:
         case = cases.CASES[number]
         results, expected = load_file(four_ranks / f"{mesh}-{number}.safetensors"), one_process[number]
         assert results.keys() == expected.keys()
