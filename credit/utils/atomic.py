@@ -25,30 +25,41 @@ def atomic_write(path: Path, write: Callable[[Path], object]) -> Path:
         path: the file.
         write: writes the content to the temporary path that it is given.
 
+    Returns:
+        `path`.
+
     Raises:
         CreditError: if it cannot be written; the old file stays.
     """
     temporary = path.with_name(f".{path.name}.part")
     try:
-        temporary.unlink(missing_ok=True)  # A killed process may have left it.
+        # A killed process may have left it.
+        temporary.unlink(missing_ok=True)
         mode = _mode_of_new_file(temporary)
         write(temporary)
+        # A link has no mode and no content of its own.
         if not temporary.is_symlink():
             temporary.chmod(mode)
-            _flush(temporary)
+            _flush_to_disk(temporary)
         os.replace(temporary, path)
-    except (OSError, RuntimeError) as error:  # The netCDF library raises either.
+    # The netCDF library raises either of these.
+    except (OSError, RuntimeError) as error:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
         reason = getattr(error, "strerror", None) or error
-        is_disk_full = getattr(error, "errno", None) in _DISK_FULL_ERRORS
-        advice = "; is the disk full?" if is_disk_full else ""
+        advice = ""
+        if getattr(error, "errno", None) in _DISK_FULL_ERRORS:
+            advice = "; is the disk full?"
         raise CreditError(f"{path}: cannot be written ({reason}){advice}") from error
     return path
 
 
 def atomic_write_text(path: Path, text: str) -> Path:
-    """Write a text file as `atomic_write` does."""
+    """Write a UTF-8 text file as `atomic_write` does.
+
+    Raises:
+        CreditError: as `atomic_write`.
+    """
     return atomic_write(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
 
 
@@ -64,7 +75,8 @@ def atomic_folder(path: Path, scratch_folder: Path | None = None) -> Iterator[Pa
         scratch_folder: for the new and the old folder in the meantime, on the same file system as `path`; the folder
             of `path` by default.
     """
-    scratch_folder = path.parent if scratch_folder is None else scratch_folder
+    if scratch_folder is None:
+        scratch_folder = path.parent
     new_folder = scratch_folder / f".{path.name}.{os.getpid()}.partial"
     old_folder = scratch_folder / f".{path.name}.{os.getpid()}.old"
     try:
@@ -85,7 +97,7 @@ def _mode_of_new_file(path: Path) -> int:
     return mode
 
 
-def _flush(path: Path) -> None:
+def _flush_to_disk(path: Path) -> None:
     """Wait until a file is on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:

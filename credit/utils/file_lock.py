@@ -10,16 +10,18 @@ from pathlib import Path
 
 @contextmanager
 def file_lock(path: Path, wait: bool = True) -> Iterator[bool]:
-    """Hold the lock file `path` and yield whether it was free, which it always is if one waits.
+    """Hold the lock file `path`; yield True, or False where another process holds it and one does not wait.
 
     The system releases the lock when its process ends, also when that is killed, so no lock is ever stale.
 
     Args:
         path: the lock file; created, with its folder, where it does not exist.
-        wait: wait until no other process holds the lock, instead of yielding False.
+        wait: whether to wait until no other process holds the lock, instead of yielding False.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    operation = fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB
+    operation = fcntl.LOCK_EX
+    if not wait:
+        operation |= fcntl.LOCK_NB
     with path.open("w") as file:
         try:
             fcntl.lockf(file, operation)

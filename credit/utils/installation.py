@@ -24,17 +24,23 @@ _ENTRY_POINT = "credit.cli.main:main"
 
 
 def install_command(extra: str) -> str:
-    """Return the shell command that adds an extra of ``setup.cfg`` to the installation that is running."""
+    """Return the shell command that adds an extra of ``setup.cfg`` to the installation that is running.
+
+    Args:
+        extra: name of the extra, for example ``cluster``.
+    """
     checkout = find_checkout()
     if checkout is not None:
-        return f"{_pip()} install -e {shlex.quote(f'{checkout}[{extra}]')}"
-    return f"{_pip()} install '{DISTRIBUTION}[{extra}]'"
+        return f"{_pip_command()} install -e {shlex.quote(f'{checkout}[{extra}]')}"
+    return f"{_pip_command()} install '{DISTRIBUTION}[{extra}]'"
 
 
 def find_checkout() -> Path | None:
     """Return the root of the checkout that this package is imported from, None for an installed wheel."""
     root = Path(__file__).resolve().parents[2]
-    return root if (root / "setup.cfg").is_file() and (root / "pyproject.toml").is_file() else None
+    if (root / "setup.cfg").is_file() and (root / "pyproject.toml").is_file():
+        return root
+    return None
 
 
 def describe_installation(search_path: Sequence[str] | None = None) -> str:
@@ -44,10 +50,12 @@ def describe_installation(search_path: Sequence[str] | None = None) -> str:
         search_path: folders in which distributions are looked for; ``sys.path`` where it is None.
     """
     folder = Path(__file__).resolve().parents[1]
-    lines = [f"imported from {folder} ({'a checkout' if find_checkout() is not None else 'an installed wheel'})"]
-    distributions = [
-        distribution for distribution in _find_distributions(search_path) if _is_this_project(distribution)
-    ]
+    kind = "an installed wheel"
+    if find_checkout() is not None:
+        kind = "a checkout"
+    lines = [f"imported from {folder} ({kind})"]
+    # Several, if the package was installed under its former name as well.
+    distributions = list(filter(_is_this_project, _find_distributions(search_path)))
     lines += [f"installed as {_describe(distribution)}" for distribution in distributions]
     if not distributions:
         lines.append(f"no distribution named {DISTRIBUTION} is installed")
@@ -67,27 +75,31 @@ def find_conflicts(search_path: Sequence[str] | None = None) -> list[str]:
             if name == FORMER_DISTRIBUTION:
                 conflicts.append(
                     f"{_describe(distribution)} is this package under its former name. The name belongs to another "
-                    f"project on the package index, so an upgrade would replace it. Remove it with `{_pip()} uninstall "
-                    f"{name}`; this removes the commands too, so install again afterwards: `{_install_again()}`"
+                    f"project on the package index, so an upgrade would replace it. Remove it with `{_pip_command()} "
+                    f"uninstall {name}`; this removes the commands too, so install again afterwards: "
+                    f"`{_reinstall_command()}`"
                 )
             continue
+        # Distributions of other projects.
         if name == FORMER_DISTRIBUTION:
             conflicts.append(
                 f"{_describe(distribution)} is another project's package of that name; this one is called "
-                f"{DISTRIBUTION}. Remove it with `{_pip()} uninstall {name}`"
+                f"{DISTRIBUTION}. Remove it with `{_pip_command()} uninstall {name}`"
             )
         elif PACKAGE in _top_level_packages(distribution):
             conflicts.append(
                 f"{_describe(distribution)} also installs a package `{PACKAGE}`; either may hide the other. Use one "
-                f"environment for each: `{_pip()} uninstall {name}`, then `{_install_again()}`"
+                f"environment for each: `{_pip_command()} uninstall {name}`, then `{_reinstall_command()}`"
             )
     return conflicts
 
 
 def _find_distributions(search_path: Sequence[str] | None) -> Iterator[metadata.Distribution]:
     """Yield every installed distribution once, without the metadata that a build leaves in a source folder."""
+    if search_path is None:
+        search_path = sys.path
     names = set()
-    for distribution in metadata.distributions(path=sys.path if search_path is None else list(search_path)):
+    for distribution in metadata.distributions(path=list(search_path)):
         folder = getattr(distribution, "_path", None)
         if distribution.name is None or distribution.name in names:
             continue
@@ -100,15 +112,21 @@ def _find_distributions(search_path: Sequence[str] | None) -> Iterator[metadata.
 
 
 def _is_this_project(distribution: metadata.Distribution) -> bool:
+    """Return whether a distribution, under any name, is this package."""
     return any(point.value == _ENTRY_POINT for point in distribution.entry_points)
 
 
 def _top_level_packages(distribution: metadata.Distribution) -> set[str]:
-    listed = distribution.read_text("top_level.txt")
-    if listed is not None:
-        return set(listed.split())
+    """Return the import names of the packages that a distribution installs."""
+    names_text = distribution.read_text("top_level.txt")
+    if names_text is not None:
+        return set(names_text.split())
     # Not every build tool writes that list; the paths of the files say the same.
-    return {path.parts[0] for path in distribution.files or () if len(path.parts) > 1 and path.suffix == ".py"}
+    names = set()
+    for path in distribution.files or ():
+        if len(path.parts) > 1 and path.suffix == ".py":
+            names.add(path.parts[0])
+    return names
 
 
 def _describe(distribution: metadata.Distribution) -> str:
@@ -119,14 +137,15 @@ def _describe(distribution: metadata.Distribution) -> str:
     return f"{distribution.name} {distribution.version} ({Path(str(distribution.locate_file('')))})"
 
 
-def _install_again() -> str:
+def _reinstall_command() -> str:
+    """Return the shell command that installs this package again, from its checkout or from a wheel."""
     checkout = find_checkout()
     if checkout is not None:
-        return f"{_pip()} install -e {shlex.quote(str(checkout))}"
-    return f"{_pip()} install --force-reinstall --no-deps WHEEL"
+        return f"{_pip_command()} install -e {shlex.quote(str(checkout))}"
+    return f"{_pip_command()} install --force-reinstall --no-deps WHEEL"
 
 
-def _pip() -> str:
+def _pip_command() -> str:
     """Return the command of this interpreter's pip: the ``pip`` on the path may belong to another environment."""
     pip = shutil.which("pip")
     if pip is not None and Path(pip).parent == Path(sys.executable).parent:

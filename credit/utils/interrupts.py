@@ -12,6 +12,9 @@ def start_without_interrupts(process: BaseProcess) -> None:
 
     A terminal sends Ctrl-C to every process of a command. A worker that has no handler would die with a traceback. The
     parent keeps receiving the signal: one that arrives meanwhile is delivered afterwards.
+
+    Args:
+        process: a process that has not been started.
     """
     # The first start of a process would start the resource tracker, which unblocks SIGINT.
     resource_tracker.ensure_running()

@@ -23,6 +23,9 @@ def retain_freed_memory(device: torch.device) -> None:
     glibc gives it back to the system, which clears each page when it is touched again: some per cent of a step, and a
     third where arrays are large, for up to a quarter less memory (benchmarks/lab_notes.md). torch itself keeps the
     memory of a GPU. Without glibc nothing happens.
+
+    Args:
+        device: the device of the tensors; nothing is done unless it is a CPU.
     """
     if device.type != "cpu":
         return

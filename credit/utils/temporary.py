@@ -15,11 +15,14 @@ _ENDING = re.compile(r"\.part(\.(?P<host>[\w.-]+)\.(?P<process>\d+))?")
 
 
 def temporary_path(path: Path) -> Path:
-    """Return ``NAME.part.HOST.PID``, a name that no other process uses; processes of two hosts may have one number."""
+    """Return ``NAME.part.HOST.PID`` in the folder of `path`, a name that no other process uses.
+
+    The name has the host because processes of two hosts may have the same number.
+    """
     return path.with_name(f"{path.name}.part.{socket.gethostname()}.{os.getpid()}")
 
 
-def find_stale(folder: Path, pattern: str, is_alive: Callable[[int], bool], seconds: float) -> list[Path]:
+def find_stale_files(folder: Path, pattern: str, is_alive: Callable[[int], bool], seconds: float) -> list[Path]:
     """Return temporary files that killed processes have left, ``NAME.part.HOST.PID`` or ``NAME.part``.
 
     Args:

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 
 import torch
 
-# More threads do not read memory faster.
+# More threads than this do not read memory faster.
 _MAX_THREADS = 16
 # Starting a thread for fewer cells costs more than it saves.
 _MIN_CELLS_PER_THREAD = 1 << 17
@@ -17,22 +17,24 @@ _pool: list[ThreadPoolExecutor] = []
 os.register_at_fork(after_in_child=_pool.clear)
 
 
-def thread_map(work: Callable[[int], None], num_items: int, cells_per_item: int) -> None:
-    """Call `work` with each number below `num_items`, in at most as many threads as torch computes in.
+def thread_map(process_item: Callable[[int], None], num_items: int, cells_per_item: int) -> None:
+    """Call `process_item` with each number below `num_items`, in at most as many threads as torch computes in.
+
+    An error in one item is raised after the items that other threads are processing; no further item is begun.
 
     Args:
-        work: processes one item. It must write to memory of this item only, release the interpreter's lock most of the
-            time, and must not call `thread_map`.
+        process_item: processes the item with a given number. It must write to memory of this item only, release the
+            interpreter's lock most of the time, and must not call `thread_map`.
         num_items: number of items.
-        cells_per_item: cells that `work` reads or writes for an item, counted once for each pass.
+        cells_per_item: cells that `process_item` reads or writes for an item, counted once for each pass.
     """
     # Each thread takes the next number when it is done, so a thread whose core is busy elsewhere takes fewer.
     remaining = iter(range(num_items))
 
-    def work_on_remaining() -> None:
+    def process_remaining() -> None:
         try:
             for number in remaining:
-                work(number)
+                process_item(number)
         except BaseException:
             # Use up the numbers, so that no thread begins another item.
             for _ in remaining:
@@ -43,10 +45,12 @@ def thread_map(work: Callable[[int], None], num_items: int, cells_per_item: int)
     num_threads = min(torch.get_num_threads(), _MAX_THREADS, worthwhile_threads)
     if num_threads > 1 and not _pool:
         _pool.append(ThreadPoolExecutor(_MAX_THREADS, "fields"))
-    futures = [_pool[0].submit(work_on_remaining) for _ in range(1, num_threads)]
+    futures = [_pool[0].submit(process_remaining) for _ in range(1, num_threads)]
     try:
-        work_on_remaining()
+        # This thread works, too.
+        process_remaining()
     finally:
         wait(futures)
+    # Raise the error of another thread.
     for future in futures:
         future.result()

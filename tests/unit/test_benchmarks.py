@@ -52,5 +52,5 @@ def test_the_command_says_what_is_wrong_with_its_config(repository: Path) -> Non
 def test_a_step_is_measured_part_by_part(repository: Path) -> None:
     done = run(repository, "train_step.py", "--case", "ours", "float32", "--steps", "1")
     assert not done.returncode, done.stderr
-    found = json.loads(done.stdout)
-    assert found["forward"].keys() & found["backward"].keys() >= {"embedding", "attention", "feed-forward", "head"}
+    results = json.loads(done.stdout)
+    assert results["forward"].keys() & results["backward"].keys() >= {"embedding", "attention", "feed-forward", "head"}

@@ -35,7 +35,7 @@ from credit.forecast.io.schema import (
     with_stored_level_dims,
 )
 from credit.utils.page_cache import start_writeback
-from credit.utils.temporary import find_stale, process_exists, temporary_path
+from credit.utils.temporary import find_stale_files, process_exists, temporary_path
 
 # Global attribute with the lead times of the complete forecast, in each of its files.
 LEADS = "lead_minutes"
@@ -77,7 +77,7 @@ class NetcdfForecastWriter:
         if split == "member":
             assert schema.members is not None, "the config requires an ensemble for this split"
             self._attributes[MEMBERS] = schema.members
-        for path in find_stale(folder, f"{PREFIX}*.nc", process_exists, _STALE_SECONDS):
+        for path in find_stale_files(folder, f"{PREFIX}*.nc", process_exists, _STALE_SECONDS):
             with suppress(OSError):
                 path.unlink(missing_ok=True)
 

@@ -38,7 +38,7 @@ from credit.forecast.io.zarr_arrays import (
 )
 from credit.utils.file_lock import file_lock
 from credit.utils.page_cache import start_writeback
-from credit.utils.temporary import find_stale, temporary_path
+from credit.utils.temporary import find_stale_files, temporary_path
 
 STORE = "forecasts.zarr"
 # Creating a store takes seconds, so an older temporary store of another host was left by a killed process.
@@ -366,7 +366,7 @@ class ZarrStore:
         Stores are created with the lock held, so all temporary stores of this host are stale. Those of other hosts are
         stale if they are old.
         """
-        return find_stale(self._path.parent, self._path.name, lambda process: False, _STALE_SECONDS)
+        return find_stale_files(self._path.parent, self._path.name, lambda process: False, _STALE_SECONDS)
 
     def _create_temporary(self) -> None:
         """Create a store without fields under a temporary name."""

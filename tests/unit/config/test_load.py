@@ -143,9 +143,9 @@ def test_every_path_may_begin_at_home(tmp_path: Path, monkeypatch: pytest.Monkey
                 config = config[int(name)] if name.isdigit() else getattr(config, name)
         return getattr(config, "path", config)
 
-    found = load_config("~/config.yml", [f"{key}=~/x/y.z"])
-    assert value(found) == f"{tmp_path}/x/y.z"
-    assert build_config(yaml.safe_load(dump_config(found))) == found
+    config = load_config("~/config.yml", [f"{key}=~/x/y.z"])
+    assert value(config) == f"{tmp_path}/x/y.z"
+    assert build_config(yaml.safe_load(dump_config(config))) == config
     with pytest.raises(ConfigError, match='"~no_such_user/x": the home folder of ~no_such_user is not known'):
         load_config("~/config.yml", [f"{key}=~no_such_user/x"])
 

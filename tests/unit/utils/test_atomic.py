@@ -104,9 +104,9 @@ def test_the_disk_has_the_file_before_it_has_its_name(tmp_path: Path, monkeypatc
         fsync(number)
         done.append(("on the disk", os.fstat(number).st_ino, os.fstat(number).st_size))
 
-    def noting_replace(beside: Path, target: Path) -> None:
-        done.append(("named", beside.stat().st_ino, beside.stat().st_size))
-        replace(beside, target)
+    def noting_replace(temporary: Path, target: Path) -> None:
+        done.append(("named", temporary.stat().st_ino, temporary.stat().st_size))
+        replace(temporary, target)
 
     monkeypatch.setattr(os, "fsync", noting_fsync)
     monkeypatch.setattr(os, "replace", noting_replace)
@@ -116,7 +116,7 @@ def test_the_disk_has_the_file_before_it_has_its_name(tmp_path: Path, monkeypatc
 
 
 def test_a_link_to_nothing_is_put_in_place(tmp_path: Path) -> None:
-    atomic_write(tmp_path / "a", lambda beside: beside.symlink_to("gone"))
+    atomic_write(tmp_path / "a", lambda temporary: temporary.symlink_to("gone"))
     assert (tmp_path / "a").readlink() == Path("gone")
 
 
@@ -152,12 +152,12 @@ def test_an_export_that_cannot_be_written(tmp_path: Path, full: Callable[[], Non
     with pytest.raises(CreditError, match=r"out.safetensors: cannot be written \(No space"):
         convert.export_weights(config, "latest", target)
     assert target.read_bytes() == old
-    assert sorted(own.name for own in tmp_path.iterdir()) == ["checkpoints", "out.safetensors"] and path.is_dir()
+    assert sorted(os.listdir(tmp_path)) == ["checkpoints", "out.safetensors"] and path.is_dir()
 
 
 def test_what_is_no_fault_of_the_disk_is_not_called_one(tmp_path: Path) -> None:
     with pytest.raises(ZeroDivisionError):
-        atomic_write(tmp_path / "a", lambda beside: 1 / 0)
+        atomic_write(tmp_path / "a", lambda temporary: 1 / 0)
 
 
 @pytest.mark.parametrize("umask", [0o022, 0o027, 0o002])
@@ -165,7 +165,7 @@ def test_a_file_has_the_mode_that_the_umask_gives(tmp_path: Path, umask: int) ->
     """The weights' library writes files that their owner alone can read."""
     before = os.umask(umask)
     try:
-        path = atomic_write(tmp_path / "a.safetensors", lambda beside: save_file({"x": torch.ones(2)}, beside))
+        path = atomic_write(tmp_path / "a.safetensors", lambda temporary: save_file({"x": torch.ones(2)}, temporary))
         assert path.stat().st_mode & 0o777 == 0o666 & ~umask
     finally:
         os.umask(before)

@@ -23,37 +23,37 @@ def threads(request: pytest.FixtureRequest) -> int:
 
 @pytest.mark.parametrize("items", [0, 1, 40])
 def test_each_item_is_done_once(items: int, threads: int) -> None:
-    done, by = [], set()
+    done, thread_ids = [], set()
 
-    def work(number: int) -> None:
+    def process_item(number: int) -> None:
         time.sleep(0.001)
         done.append(number)
-        by.add(threading.get_ident())
+        thread_ids.add(threading.get_ident())
 
-    thread_map(work, items, CELLS)
+    thread_map(process_item, items, CELLS)
     assert sorted(done) == list(range(items))
-    assert len(by) <= min(threads, items)
+    assert len(thread_ids) <= min(threads, items)
     if items == 40:
-        assert len(by) == threads
+        assert len(thread_ids) == threads
 
 
 def test_few_cells_are_not_shared(threads: int) -> None:
-    by = []
-    thread_map(lambda number: by.append(threading.get_ident()), 40, 1)
-    assert set(by) == {threading.get_ident()}
+    thread_ids = []
+    thread_map(lambda number: thread_ids.append(threading.get_ident()), 40, 1)
+    assert set(thread_ids) == {threading.get_ident()}
 
 
-@pytest.mark.parametrize("here", [True, False])
-def test_an_error_is_raised_and_nothing_else_begun(here: bool, threads: int) -> None:
+@pytest.mark.parametrize("in_main_thread", [True, False])
+def test_an_error_is_raised_and_nothing_else_begun(in_main_thread: bool, threads: int) -> None:
     """In the thread that asks, or in another where there is one."""
     main, done = threading.get_ident(), []
 
-    def work(number: int) -> None:
+    def process_item(number: int) -> None:
         time.sleep(0.001)
-        if number >= 3 and (threading.get_ident() == main) == (here or threads == 1):
+        if number >= 3 and (threading.get_ident() == main) == (in_main_thread or threads == 1):
             raise ValueError(f"item {number}")
         done.append(number)
 
     with pytest.raises(ValueError, match="^item "):
-        thread_map(work, 1000, CELLS)
+        thread_map(process_item, 1000, CELLS)
     assert len(done) < 50

@@ -121,16 +121,16 @@ def test_times_of_the_day_are_told_apart() -> None:
 def test_channels_are_made_one_by_one_as_all_at_once(options: dict) -> None:
     climatology = _fit(_reader(end="2010-01-01"), **options)
     minutes = Calendar().parse("2003-05-01T07:00")
-    whole, lazy = climatology.evaluate(minutes), climatology.evaluate_lazily(minutes)
-    assert whole.shape == lazy.shape and whole.dtype == lazy.dtype and lazy.ndim == 3
+    evaluated, lazy = climatology.evaluate(minutes), climatology.evaluate_lazily(minutes)
+    assert evaluated.shape == lazy.shape and evaluated.dtype == lazy.dtype and lazy.ndim == 3
     for channel in range(len(NAMES)):
-        np.testing.assert_array_equal(lazy[channel], whole[channel])
+        np.testing.assert_array_equal(lazy[channel], evaluated[channel])
     for some in (slice(1, 3), [3, 0]):
-        np.testing.assert_array_equal(np.asarray(lazy[some]), whole[some])
+        np.testing.assert_array_equal(np.asarray(lazy[some]), evaluated[some])
     assert np.asarray(lazy, dtype=np.float64).dtype == np.float64
     lazy[0][:] = 0.0  # the climatology's own fields stay as they are
     if climatology.kind != "days":
-        np.testing.assert_array_equal(climatology.evaluate(minutes), whole)
+        np.testing.assert_array_equal(climatology.evaluate(minutes), evaluated)
 
 
 def test_round_trip() -> None:

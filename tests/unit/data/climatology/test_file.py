@@ -59,8 +59,8 @@ def load(
     path: Path | str, conf: DataConfig | None = None, calendar: str = "standard", grid: LatLonGrid | None = GRID,
     channels: list = CHANNELS, attributes: dict = ATTRIBUTES, **options: object,
 ) -> Climatology:  # fmt: skip
-    wanted = ClimatologyConfig(method="file", path=str(path), **options)
-    return load_climatology(wanted, conf or data(), channels, Calendar(calendar), attributes, grid)[0]
+    climatology_config = ClimatologyConfig(method="file", path=str(path), **options)
+    return load_climatology(climatology_config, conf or data(), channels, Calendar(calendar), attributes, grid)[0]
 
 
 def write(dataset: xr.Dataset, path: Path) -> Path:
@@ -80,8 +80,8 @@ def expected(dataset: xr.Dataset, time: str) -> np.ndarray:
     now = dataset.sel(chosen).sortby("latitude", ascending=False)
     fields = []
     for channel in CHANNELS:
-        own = now[NAMES[channel.variable]].transpose(..., "latitude", "longitude")
-        fields.append(own if channel.level is None else own.sel(level=channel.level))
+        values = now[NAMES[channel.variable]].transpose(..., "latitude", "longitude")
+        fields.append(values if channel.level is None else values.sel(level=channel.level))
     return np.stack(fields)
 
 
@@ -99,9 +99,9 @@ def test_fields_are_those_that_xarray_selects(
     dataset = wb2(order=order)
     climatology = load(write(dataset, tmp_path / name), rename=NAMES)
     for time in TIMES:
-        found = climatology.evaluate(Calendar().parse(time))
-        assert found.dtype == np.float32
-        np.testing.assert_array_equal(found, expected(dataset, time), err_msg=time)
+        fields = climatology.evaluate(Calendar().parse(time))
+        assert fields.dtype == np.float32
+        np.testing.assert_array_equal(fields, expected(dataset, time), err_msg=time)
     assert climatology.names == ("z850", "z500", "t850", "t500", "t2m") and climatology.short_period_warning is None
     assert climatology.description == f"file {name}"
 
@@ -117,8 +117,10 @@ def test_names_of_the_sources_are_known(tmp_path: Path) -> None:
     dataset = wb2()
     path = write(dataset, tmp_path / "a.nc")
     np.testing.assert_array_equal(load(path, data(rename=NAMES)).evaluate(0), expected(dataset, "1900-01-01"))
-    ours = write(dataset.rename({theirs: name for name, theirs in NAMES.items()}), tmp_path / "b.nc")
-    np.testing.assert_array_equal(load(ours, data(rename=NAMES)).evaluate(0), expected(dataset, "1900-01-01"))
+    renamed_path = write(
+        dataset.rename({name_in_file: name for name, name_in_file in NAMES.items()}), tmp_path / "b.nc"
+    )
+    np.testing.assert_array_equal(load(renamed_path, data(rename=NAMES)).evaluate(0), expected(dataset, "1900-01-01"))
     with pytest.raises(
         DataError, match='no variable t2m or 2m_temp; did you mean "2m_temperature".*rename maps t2m to'
     ):
@@ -163,8 +165,8 @@ def test_calendars(tmp_path: Path, calendar: str, days: int, works: bool) -> Non
         return
     climatology, last = load(path, calendar=calendar, rename=NAMES), Calendar(calendar).parse("2001-12-30T12:00")
     day = 360 if calendar == "360_day" else 364
-    own = wb2(days).sel(hour=12, dayofyear=day)["2m_temperature"].transpose("latitude", "longitude")
-    np.testing.assert_array_equal(climatology.evaluate(last)[-1], own.values[::-1])
+    field = wb2(days).sel(hour=12, dayofyear=day)["2m_temperature"].transpose("latitude", "longitude")
+    np.testing.assert_array_equal(climatology.evaluate(last)[-1], field.values[::-1])
 
 
 def test_units_are_converted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -173,10 +175,10 @@ def test_units_are_converted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -
     dataset["2m_temperature"].attrs["units"] = "degC"
     del dataset["temperature"].attrs["units"]
     with caplog.at_level(logging.WARNING):
-        found = load(write(dataset, tmp_path / "a.nc"), rename=NAMES).evaluate(0)
-    wanted = expected(dataset, "1900-01-01")
-    np.testing.assert_allclose(found[-1], wanted[-1] + 273.15, rtol=1e-6)
-    np.testing.assert_array_equal(found[:-1], wanted[:-1])
+        fields = load(write(dataset, tmp_path / "a.nc"), rename=NAMES).evaluate(0)
+    expected_fields = expected(dataset, "1900-01-01")
+    np.testing.assert_allclose(fields[-1], expected_fields[-1] + 273.15, rtol=1e-6)
+    np.testing.assert_array_equal(fields[:-1], expected_fields[:-1])
     assert "temperature has no units and is taken to be in K" in caplog.text
     dataset["2m_temperature"].attrs["units"] = "Pa"
     with pytest.raises(DataError, match="measure different quantities"):

@@ -69,8 +69,8 @@ def test_a_window_is_a_running_mean_of_days_of_the_year(
     climatology = _fit(calendar, times, values, window_days=days, by_hour=by_hour)
     series = _series(calendar, times, values)
     for hour in np.unique(series.time.dt.hour):
-        own = series.isel(time=series.time.dt.hour == hour) if by_hour else series
-        expected = _rolling(own.groupby("time.dayofyear").mean(), days)
+        series_of_hour = series.isel(time=series.time.dt.hour == hour) if by_hour else series
+        expected = _rolling(series_of_hour.groupby("time.dayofyear").mean(), days)
         # the middle of a day, where hours are not told apart
         minute = hour * 60 if by_hour else (1440 - every) // 2
         got = [
@@ -93,14 +93,14 @@ def test_leap_years_have_365_days(every: int, by_hour: bool, days: int) -> None:
     into_year = (series.time.dt.dayofyear - 1 + hours / 24) / (365 + (series.time.dt.year % 4 == 0)) * 365
     middle = hours / 24 if by_hour else (24 - every / 60) / 48
     number = np.floor((into_year - middle).round(9) + (days % 2) / 2).astype(int) % 365
-    for own in np.unique(hours) if by_hour else [None]:
-        chosen = slice(None) if own is None else (hours == own).values
+    for hour_of_day in np.unique(hours) if by_hour else [None]:
+        chosen = slice(None) if hour_of_day is None else (hours == hour_of_day).values
         grouped = series[chosen].groupby(number[chosen].rename("part"))
         sums, counts = grouped.sum().values, grouped.count().values
         # odd windows reach as far back as ahead, even ones begin a part earlier
         shifts = range(-(days // 2), days - days // 2)
         mean = sum(np.roll(sums, -shift) for shift in shifts) / sum(np.roll(counts, -shift) for shift in shifts)
-        member = 0 if own is None else np.unique(hours).tolist().index(own)
+        member = 0 if hour_of_day is None else np.unique(hours).tolist().index(hour_of_day)
         np.testing.assert_allclose(climatology.fields[member, :, 0, 0, 0], mean, rtol=1e-6)
 
 
@@ -153,9 +153,9 @@ def test_tables_of_an_earlier_version_are_fitted_again(
     source = write_file(tmp_path / "a.nc", fields, np.arange(304) * 36)
     conf = make(source, tmp_path, variables={"prognostic": {"vars_2D": ["t2m"]}}, variable_options={})
     write_training_store(conf, progress=False)
-    wanted = ClimatologyConfig(method=method)
+    climatology_config = ClimatologyConfig(method=method)
     settings = PreprocessConfig(climatology=True)
-    preprocess_climatology(conf, settings, wanted, progress=False)
+    preprocess_climatology(conf, settings, climatology_config, progress=False)
     group = zarr.open_group(Path(conf.store) / "climatology", mode="r+")
     meta = dict(group.attrs)["credit"] | {"format": 1}
     del meta["centres"]
@@ -163,10 +163,10 @@ def test_tables_of_an_earlier_version_are_fitted_again(
     reader = open_reader(conf)
     train = build_splits(conf, reader.calendar)["train"]
     with caplog.at_level(logging.INFO):
-        load_or_fit_climatology(reader, ["t2m"], train, wanted)
+        load_or_fit_climatology(reader, ["t2m"], train, climatology_config)
     expected = "that of the store" if kept else "fitted now .*of another version .*run credit_preprocess again"
     assert re.search(expected, caplog.text), caplog.text
-    preprocess_climatology(conf, settings, wanted, progress=False)
-    assert stored.describe_mismatch(Path(conf.store), wanted, train) is None
+    preprocess_climatology(conf, settings, climatology_config, progress=False)
+    assert stored.describe_mismatch(Path(conf.store), climatology_config, train) is None
     now = dict(zarr.open_group(Path(conf.store) / "climatology", mode="r").attrs)["credit"]
     assert now["format"] == 2 - kept

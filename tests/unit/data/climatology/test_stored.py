@@ -92,13 +92,13 @@ def store(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def conf(source: Path, store: Path, tmp_path: Path) -> DataConfig:
-    made = make(source, tmp_path)
-    shutil.copytree(store, made.store)
-    return made
+    data_config = make(source, tmp_path)
+    shutil.copytree(store, data_config.store)
+    return data_config
 
 
-def keep(conf: DataConfig, wanted: ClimatologyConfig, **settings: object) -> None:
-    preprocess_climatology(conf, PreprocessConfig(climatology=True, **settings), wanted, progress=False)
+def keep(conf: DataConfig, climatology_config: ClimatologyConfig, **settings: object) -> None:
+    preprocess_climatology(conf, PreprocessConfig(climatology=True, **settings), climatology_config, progress=False)
 
 
 def opened(conf: DataConfig) -> tuple[StoreReader, Split, list[str]]:
@@ -112,24 +112,24 @@ def forbid_reading(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("room", [None, 9, 1])
-@pytest.mark.parametrize("wanted", [HARMONIC, WINDOW, BY_HOUR, WAVES_BY_HOUR], ids=str)
+@pytest.mark.parametrize("climatology_config", [HARMONIC, WINDOW, BY_HOUR, WAVES_BY_HOUR], ids=str)
 def test_stored_is_fitted_to_the_last_bit(
-    conf: DataConfig, monkeypatch: pytest.MonkeyPatch, wanted: ClimatologyConfig, room: int | None
+    conf: DataConfig, monkeypatch: pytest.MonkeyPatch, climatology_config: ClimatologyConfig, room: int | None
 ) -> None:
     """`room`: so many fields at once, of 3 harmonics or 18 parts times 4 channels; a chunk has two channels."""
     if room is not None:
         monkeypatch.setattr(blocks, "BLOCK_BYTES", 12 * ROWS * COLUMNS * room)
         monkeypatch.setattr(blocks, "CHUNK_BYTES", 2 * 4 * ROWS * COLUMNS)
-    keep(conf, wanted)
+    keep(conf, climatology_config)
     reader, train, names = opened(conf)
-    fitted = fit_climatology(reader, names, train.first, train.last, wanted)
+    fitted = fit_climatology(reader, names, train.first, train.last, climatology_config)
     group = zarr.open_group(Path(conf.store) / "climatology", mode="r")
     np.testing.assert_array_equal(group["fields"][:], fitted.fields)
-    assert (len(module._list_blocks(Path(conf.store))) > 1) == (room is not None or wanted.by_hour)
+    assert (len(module._list_blocks(Path(conf.store))) > 1) == (room is not None or climatology_config.by_hour)
     chosen = [names[3], names[0]]
     rows = [names.index(name) for name in chosen]
     forbid_reading(monkeypatch)
-    stored = load_or_fit_climatology(reader, chosen, train, wanted)
+    stored = load_or_fit_climatology(reader, chosen, train, climatology_config)
     for minutes in reader.times[[0, 1, 77, -1]].tolist():
         # a sum over harmonics is a product of matrices, of other sizes
         np.testing.assert_allclose(stored.evaluate(minutes), fitted.evaluate(minutes)[rows], rtol=1e-6)
@@ -157,9 +157,9 @@ def test_processes_share_the_blocks(conf: DataConfig, source: Path, tmp_path: Pa
     write_training_store(other, progress=False)
     keep(conf, BY_HOUR)
     keep(other, BY_HOUR, workers=2)
-    one, two = (zarr.open_group(Path(c.store) / "climatology", mode="r") for c in (conf, other))
-    np.testing.assert_array_equal(one["fields"][:], two["fields"][:])
-    assert dict(one.attrs)["credit"] == dict(two.attrs)["credit"]
+    group, other_group = (zarr.open_group(Path(c.store) / "climatology", mode="r") for c in (conf, other))
+    np.testing.assert_array_equal(group["fields"][:], other_group["fields"][:])
+    assert dict(group.attrs)["credit"] == dict(other_group.attrs)["credit"]
     assert len(module._list_blocks(Path(conf.store))) == 2
 
 
@@ -192,7 +192,7 @@ def test_a_damaged_chunk(conf: DataConfig) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wanted", "splits", "reason"),
+    ("climatology_config", "splits", "reason"),
     [
         (HARMONIC, {}, "is with .*window_days': 241.*, not .*harmonics': 1"),
         (ClimatologyConfig(method="window", window_days=120), {}, "241.*not .*120"),
@@ -204,7 +204,7 @@ def test_another_one_is_fitted_and_said(
     conf: DataConfig,
     source: Path,
     caplog: pytest.LogCaptureFixture,
-    wanted: ClimatologyConfig,
+    climatology_config: ClimatologyConfig,
     splits: dict,
     reason: str,
 ) -> None:
@@ -217,18 +217,18 @@ def test_another_one_is_fitted_and_said(
         write_training_store(conf, progress=False)
     reader, train, names = opened(conf)
     caplog.clear()
-    climatology = load_or_fit_climatology(reader, names, train, wanted)
+    climatology = load_or_fit_climatology(reader, names, train, climatology_config)
     (record,) = [r for r in caplog.records if r.name == module.__name__]
     assert "fitted now" in record.message
     assert re.search(reason, record.message), record.message
-    expected = fit_climatology(reader, names, train.first, train.last, wanted)
+    expected = fit_climatology(reader, names, train.first, train.last, climatology_config)
     np.testing.assert_array_equal(climatology.fields, expected.fields)
     # preprocessing again replaces it
-    keep(conf, wanted)
+    keep(conf, climatology_config)
     caplog.clear()
-    load_or_fit_climatology(reader, names, train, wanted)
+    load_or_fit_climatology(reader, names, train, climatology_config)
     assert "that of the store" in caplog.text
-    keep(conf, wanted)
+    keep(conf, climatology_config)
     assert "has its climatology" in caplog.text
 
 
@@ -275,20 +275,20 @@ def test_memory_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     file = write_file(tmp_path / "b.nc", fields, np.arange(count) * 24)
     conf = make(file, tmp_path, timestep="24h", variables={"prognostic": {"vars_2D": ["t2m"]}}, variable_options={})
     write_training_store(conf, progress=False)
-    wanted = ClimatologyConfig(method="window", window_days=31)
+    climatology_config = ClimatologyConfig(method="window", window_days=31)
     reader, train, _ = opened(conf)
     monkeypatch.setattr(blocks, "BLOCK_BYTES", 2**22)
-    fit = module.FitTask(Path(conf.store), wanted, (train.first, train.last), False).plan_fit(reader)
+    fit = module.FitTask(Path(conf.store), climatology_config, (train.first, train.last), False).plan_fit(reader)
     disk, memory = blocks.estimate_bytes(fit, 1, (rows, columns))
     assert disk == 4 * math.prod(fit.shape) * rows * columns and 2**21 < memory < 2**22 + 16 * rows * columns < disk
     keep(conf, HARMONIC)  # what is loaded and compiled once is no part of it
     tracemalloc.start()
-    keep(conf, wanted)
+    keep(conf, climatology_config)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     # weights, plans and libraries beside the fields
     assert memory / 2 < peak < memory + 2**20 < 3 * disk / 2
-    again = fit_climatology(reader, ["t2m"], train.first, train.last, wanted)
+    again = fit_climatology(reader, ["t2m"], train.first, train.last, climatology_config)
     np.testing.assert_array_equal(zarr.open_group(f"{conf.store}/climatology", mode="r")["fields"][:], again.fields)
 
 
@@ -317,8 +317,8 @@ def test_training_and_verification_take_it(conf: DataConfig, monkeypatch: pytest
     forbid_reading(monkeypatch)
     after = fit_assets(configure(conf), reader, train)
     assert after.climatology.names == ("sst",)
-    for name, array in after.tensors().items():
-        np.testing.assert_array_equal(array.numpy(), before.tensors()[name].numpy())
+    for name, array in after.to_tensors().items():
+        np.testing.assert_array_equal(array.numpy(), before.to_tensors()[name].numpy())
     np.testing.assert_array_equal(
         build_climatology(verification, conf, reader, names[:3], train)[0].fields, scored.fields
     )

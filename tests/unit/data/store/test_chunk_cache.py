@@ -53,10 +53,10 @@ def test_what_was_read_is_read_there(opened: tuple) -> None:
 
 def test_a_damaged_copy_is_made_again(opened: tuple, caplog: pytest.LogCaptureFixture) -> None:
     reader, t, _, folder = opened
-    whole = (folder / "0").read_bytes()
-    (folder / "0").write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    original_bytes = (folder / "0").read_bytes()
+    (folder / "0").write_bytes(original_bytes[:-1] + bytes([original_bytes[-1] ^ 1]))
     np.testing.assert_array_equal(reader.read(0)[0], t[0].astype(np.float32))
-    assert (folder / "0").read_bytes() == whole
+    assert (folder / "0").read_bytes() == original_bytes
     assert "the copy is damaged" in caplog.text
 
 

@@ -20,7 +20,7 @@ CODECS = {"none": [Crc32cCodec()], "lz4": [LZ4, Crc32cCodec()], "lz4 unchecked":
 @pytest.fixture(params=CODECS)
 def array(tmp_path: Path, request: pytest.FixtureRequest) -> zarr.Array:
     """Fields that take several stretches; some of them missing."""
-    made = zarr.create_array(
+    array = zarr.create_array(
         tmp_path / "fields",
         shape=(TIMES, CHANNELS, ROWS, COLUMNS),
         chunks=(1, CHANNELS, ROWS, COLUMNS),
@@ -28,10 +28,10 @@ def array(tmp_path: Path, request: pytest.FixtureRequest) -> zarr.Array:
         fill_value=np.nan,
         compressors=CODECS[request.param],
     )
-    values = np.random.default_rng(0).normal(size=made.shape).round(1)
+    values = np.random.default_rng(0).normal(size=array.shape).round(1)
     values[:, 1, :9] = np.nan
-    made[...] = values
-    return made
+    array[...] = values
+    return array
 
 
 def test_as_zarr_reads_them(tmp_path: Path, array: zarr.Array) -> None:
@@ -47,10 +47,10 @@ def test_as_zarr_reads_them(tmp_path: Path, array: zarr.Array) -> None:
 
 def test_a_system_call_may_bring_less(tmp_path: Path, array: zarr.Array, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on network file systems when a signal comes."""
-    whole = os.preadv
+    original_preadv = os.preadv
 
     def some(file: int, places: list[memoryview], offset: int) -> int:
-        return whole(file, [places[0][: max(1, len(places[0]) // 2 + 1)]], offset)
+        return original_preadv(file, [places[0][: max(1, len(places[0]) // 2 + 1)]], offset)
 
     monkeypatch.setattr(os, "preadv", some)
     fields = np.empty((CHANNELS, ROWS, COLUMNS), dtype=np.float32)
@@ -63,15 +63,15 @@ def test_damage(tmp_path: Path, array: zarr.Array) -> None:
     chunks = ChunkReader(array, tmp_path / "fields")
     places = list(np.empty((CHANNELS, ROWS, COLUMNS), dtype=np.float32))
     path = tmp_path / "fields" / "c" / "1" / "0" / "0" / "0"
-    whole = path.read_bytes()
+    chunk_bytes = path.read_bytes()
     if chunks.has_checksums:
-        flipped = bytearray(whole)
-        flipped[len(whole) // 2] ^= 1
+        flipped = bytearray(chunk_bytes)
+        flipped[len(chunk_bytes) // 2] ^= 1
         path.write_bytes(flipped)
         with pytest.raises(ValueError, match="checksum"):
             chunks.read(1, places)
-    for size in (0, 2, len(whole) // 2, len(whole) - 2):
-        path.write_bytes(whole[:size])
+    for size in (0, 2, len(chunk_bytes) // 2, len(chunk_bytes) - 2):
+        path.write_bytes(chunk_bytes[:size])
         with pytest.raises((ValueError, RuntimeError)):
             chunks.read(1, places)
     path.unlink()

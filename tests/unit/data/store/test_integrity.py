@@ -54,17 +54,17 @@ def conf(tmp_path: Path) -> DataConfig:
     )
 
 
-def chunk(conf: DataConfig, index: int) -> Path:
+def chunk_path(conf: DataConfig, index: int) -> Path:
     return Path(conf.store) / "fields" / "c" / str(index) / "0" / "0" / "0"
 
 
-def states(conf: DataConfig) -> dict[str, tuple[int, bytes]]:
+def chunk_states(conf: DataConfig) -> dict[str, tuple[int, bytes]]:
     """Return the time of change and the bytes of every chunk of fields."""
-    paths = {index: chunk(conf, index) for index in range(TIMES)}
+    paths = {index: chunk_path(conf, index) for index in range(TIMES)}
     return {index: (path.stat().st_mtime_ns, path.read_bytes()) for index, path in paths.items()}
 
 
-def flip(path: Path) -> None:
+def flip_a_bit(path: Path) -> None:
     raw = bytearray(path.read_bytes())
     raw[len(raw) // 2] ^= 1
     path.write_bytes(raw)
@@ -74,9 +74,9 @@ def flip(path: Path) -> None:
 def test_lost_chunks_are_found_and_only_their_parts_written_again(conf: DataConfig, compression: str) -> None:
     path = write_training_store(conf, PreprocessConfig(compression=compression))
     assert not find_damage(path) and not find_damage(path, deep=True)
-    before, meta = states(conf), read_description(path)
-    shutil.rmtree(chunk(conf, 3).parents[2])
-    short = chunk(conf, 21)
+    before, meta = chunk_states(conf), read_description(path)
+    shutil.rmtree(chunk_path(conf, 3).parents[2])
+    short = chunk_path(conf, 21)
     short.write_bytes(short.read_bytes()[:-7])
     damage = find_damage(path)
     assert damage.parts == [0, 2] and list(damage.times) == [3, 21]
@@ -88,7 +88,7 @@ def test_lost_chunks_are_found_and_only_their_parts_written_again(conf: DataConf
     assert "they lie in 2 parts of 8 times (0, 2); run credit_preprocess CONFIG," in str(caught.value)
     write_training_store(conf)
     assert not find_damage(path, deep=True)
-    after = states(conf)
+    after = chunk_states(conf)
     assert {index: raw for index, (_, raw) in after.items()} == {index: raw for index, (_, raw) in before.items()}
     rewritten = {index for index in after if after[index][0] != before[index][0]}
     assert rewritten == {*range(8), *range(16, 24)}
@@ -97,10 +97,10 @@ def test_lost_chunks_are_found_and_only_their_parts_written_again(conf: DataConf
 
 def test_a_damaged_chunk_of_the_right_size_needs_the_deep_check(conf: DataConfig) -> None:
     path = write_training_store(conf)
-    before = states(conf)
-    flip(chunk(conf, 9))
+    before = chunk_states(conf)
+    flip_a_bit(chunk_path(conf, 9))
     # a whole chunk with its checksum, in the place of another
-    shutil.copyfile(chunk(conf, 30), chunk(conf, 29))
+    shutil.copyfile(chunk_path(conf, 30), chunk_path(conf, 29))
     assert not find_damage(path)
     damage = find_damage(path, deep=True)
     assert damage.parts == [1, 3] and "checksum" in damage.times[9]
@@ -111,7 +111,7 @@ def test_a_damaged_chunk_of_the_right_size_needs_the_deep_check(conf: DataConfig
         open_reader(conf).read(9)
     write_training_store(conf, deep=True)
     assert not find_damage(path, deep=True)
-    after = states(conf)
+    after = chunk_states(conf)
     assert {index: raw for index, (_, raw) in after.items()} == {index: raw for index, (_, raw) in before.items()}
 
 
@@ -143,7 +143,7 @@ def test_lost_marks_are_no_gap(conf: DataConfig) -> None:
 @pytest.mark.parametrize("how", ["lost", "cut", "altered"])
 def test_arrays_without_parts(conf: DataConfig, name: str, how: str) -> None:
     path = write_training_store(conf)
-    meta, before = read_description(path), states(conf)
+    meta, before = read_description(path), chunk_states(conf)
     array = zarr.open_group(path, mode="r+")[name]
     values = array[...]
     (file,) = [item for item in (path / name / "c").rglob("*") if item.is_file()]
@@ -158,7 +158,7 @@ def test_arrays_without_parts(conf: DataConfig, name: str, how: str) -> None:
     write_training_store(conf)
     assert not find_damage(path) and read_description(path) == meta
     np.testing.assert_array_equal(zarr.open_group(path, mode="r")[name][...], values)
-    assert states(conf) == before
+    assert chunk_states(conf) == before
 
 
 def test_chunks_that_zarr_does_not_write_are_no_damage(tmp_path: Path) -> None:
@@ -184,10 +184,10 @@ def test_bad_times_have_no_chunk_and_stay_bad(tmp_path: Path) -> None:
     write_file(tmp_path / "a.nc", {"t": t}, HOURS)
     conf = make_config(tmp_path / "a.nc", p2=["t"], store=str(tmp_path / "store.zarr"), on_bad_time="skip")
     path = write_training_store(conf)
-    assert not chunk(conf, 20).exists() and not find_damage(path, deep=True)
+    assert not chunk_path(conf, 20).exists() and not find_damage(path, deep=True)
     meta = read_description(path)
     for lost in (2, 18):
-        chunk(conf, lost).unlink()
+        chunk_path(conf, lost).unlink()
         write_training_store(conf)
         assert not find_damage(path) and read_description(path) == meta
 
@@ -204,7 +204,7 @@ def test_repair_goes_on_after_a_kill(conf: DataConfig, monkeypatch: pytest.Monke
     path = write_training_store(conf)
     meta = read_description(path)
     for lost in (3, 9):
-        chunk(conf, lost).unlink()
+        chunk_path(conf, lost).unlink()
 
     def die(self: SourceReader, *_: object) -> None:
         raise KeyboardInterrupt
@@ -234,7 +234,7 @@ def test_processes_look_for_damage_side_by_side(conf: DataConfig, monkeypatch: p
     write_training_store(conf, deep=True)
     assert is_free == [True]
     # What is damaged is looked at again by the process that marks it.
-    chunk(conf, 3).unlink()
+    chunk_path(conf, 3).unlink()
     write_training_store(conf, deep=True)
     assert is_free == [True, True, False] and not find_damage(path, deep=True)
 
@@ -244,7 +244,7 @@ def test_a_kill_while_marking_forgets_nothing_that_a_deep_look_found(
 ) -> None:
     path = write_training_store(conf)
     meta, describe = read_description(path), SourceReader.describe_files
-    flip(chunk(conf, 9))
+    flip_a_bit(chunk_path(conf, 9))
     calls: list[int] = []
 
     def die_at_the_second_call(self: SourceReader) -> dict:
@@ -285,7 +285,7 @@ def test_a_store_of_format_1(conf: DataConfig) -> None:
     group.attrs["credit"] = meta | {"format": 1}
     damage = find_damage(path, deep=True)
     assert not damage and len(damage.unchecked) == 2
-    chunk(conf, 3).unlink()
+    chunk_path(conf, 3).unlink()
     assert list(find_damage(path).times) == [3]
     with pytest.raises(DataError, match="format 1 cannot be written in parts: name another data.store"):
         write_training_store(conf)
@@ -308,16 +308,16 @@ def test_changed_sources_of_a_store_of_format_1(tmp_path: Path, conf: DataConfig
 
 def test_changed_sources_are_written_again_when_asked(tmp_path: Path, conf: DataConfig) -> None:
     path = write_training_store(conf)
-    before, content = states(conf), read_description(path)["content"]
+    before, content = chunk_states(conf), read_description(path)["content"]
     t = random_fields(20, H, W, seed=7)
     sst = random_fields(20, H, W, seed=8)
     sst[:, 1, 3:6] = np.nan
     write_file(tmp_path / "1.nc", {"t": t, "sst": sst}, HOURS[20:])
     with pytest.raises(DataError, match=r"new or changed since are 1 source file \(.*1\.nc\); run .* --redo-changed"):
         write_training_store(conf)
-    assert states(conf) == before and read_description(path)["complete"]
+    assert chunk_states(conf) == before and read_description(path)["complete"]
     write_training_store(conf, redo_changed=True)
-    after, sources, stored = states(conf), open_sources(conf), open_reader(conf)
+    after, sources, stored = chunk_states(conf), open_sources(conf), open_reader(conf)
     # the second file begins with the time 20, in the third part
     assert {index for index in after if after[index][0] != before[index][0]} == set(range(16, 32))
     for index, time in enumerate(stored.times):
@@ -332,14 +332,14 @@ def test_changed_sources_are_written_again_when_asked(tmp_path: Path, conf: Data
 
 def test_changed_static_fields(tmp_path: Path, conf: DataConfig) -> None:
     path = write_training_store(conf)
-    before = states(conf)
+    before = chunk_states(conf)
     ground = random_fields(H, W, seed=9)
     write_file(tmp_path / "ground.nc", {"ground": ground}, None)
     with pytest.raises(DataError, match="--redo-changed"):
         write_training_store(conf)
     write_training_store(conf, redo_changed=True)
     np.testing.assert_array_equal(open_reader(conf).static()[0], ground)
-    assert states(conf) == before and not find_damage(path)
+    assert chunk_states(conf) == before and not find_damage(path)
 
 
 def test_a_file_that_gives_nothing_to_the_store_may_change(tmp_path: Path, conf: DataConfig) -> None:
@@ -359,7 +359,7 @@ def test_a_file_that_gives_nothing_to_the_store_may_change(tmp_path: Path, conf:
 def test_a_climatology_of_other_fields_does_not_stay(tmp_path: Path, conf: DataConfig) -> None:
     path = write_training_store(conf)
     (path / "climatology").mkdir()
-    chunk(conf, 3).unlink()
+    chunk_path(conf, 3).unlink()
     write_training_store(conf)
     assert (path / "climatology").exists(), "the fields are the same"
     t = random_fields(20, H, W, seed=7)
@@ -373,16 +373,16 @@ def test_a_climatology_of_other_fields_does_not_stay(tmp_path: Path, conf: DataC
 @pytest.mark.parametrize("how", ["lost", "flipped"])
 def test_blocks_of_a_climatology_are_fitted_again(conf: DataConfig, how: str) -> None:
     path = write_training_store(conf)
-    wanted = ClimatologyConfig(harmonics=0, by_hour=True)
-    preprocess_climatology(conf, PreprocessConfig(), wanted, progress=False)
+    climatology_config = ClimatologyConfig(harmonics=0, by_hour=True)
+    preprocess_climatology(conf, PreprocessConfig(), climatology_config, progress=False)
     folder = path / "climatology"
     before = {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()}
     assert find_damaged_blocks(path) == find_damaged_blocks(path, deep=True) == []
     file, deep = folder / "fields" / "c" / "2" / "0" / "0" / "0" / "0", how == "flipped"
     if deep:
-        flip(file)
+        flip_a_bit(file)
     else:
         file.unlink()
     assert find_damaged_blocks(path, deep) == [2]
-    preprocess_climatology(conf, PreprocessConfig(), wanted, progress=False, deep=deep)
+    preprocess_climatology(conf, PreprocessConfig(), climatology_config, progress=False, deep=deep)
     assert {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()} == before

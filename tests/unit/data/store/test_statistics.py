@@ -40,10 +40,10 @@ def fields() -> np.ndarray:
 
 def test_mean_std_range_and_change(fields: np.ndarray) -> None:
     times = np.arange(40) * STEP
-    found = fit_statistics(make_reader(fields, times), times[2], times[-3], STEP)
+    statistics = fit_statistics(make_reader(fields, times), times[2], times[-3], STEP)
     part = fields[2:-2].astype(np.float64)
     change = np.diff(part, axis=0)
-    assert found.names == ("z850", "z500", "t2m", "sst")
+    assert statistics.names == ("z850", "z500", "t2m", "sst")
     for name, expected in {
         "mean": part.mean(axis=(0, 2, 3)),
         "std": part.std(axis=(0, 2, 3)),
@@ -53,35 +53,37 @@ def test_mean_std_range_and_change(fields: np.ndarray) -> None:
         "tendency_std": change.std(axis=(0, 2, 3)),
         "count": np.full(4, 36 * 72),
     }.items():
-        np.testing.assert_allclose(getattr(found, name), expected, rtol=1e-12, atol=1e-12, err_msg=name)
+        np.testing.assert_allclose(getattr(statistics, name), expected, rtol=1e-12, atol=1e-12, err_msg=name)
 
 
 def test_the_same_whatever_the_split(fields: np.ndarray) -> None:
     valid = np.ones(fields.shape[1:], dtype=bool)
-    whole = Moments.of_fields(np.moveaxis(fields, 1, 0).reshape(4, -1, 1), np.ones((4, 40 * 72, 1), dtype=bool))
+    moments_at_once = Moments.of_fields(
+        np.moveaxis(fields, 1, 0).reshape(4, -1, 1), np.ones((4, 40 * 72, 1), dtype=bool)
+    )
     for cuts in ([], [1], [7, 8, 30], list(range(1, 40))):
         merged = Moments.empty(4)
         for part in np.split(fields, cuts):
-            own = Moments.empty(4)
+            time_moments = Moments.empty(4)
             for field in part:
-                own = own.merge(Moments.of_fields(field, valid))
-            merged = merged.merge(own)
-        np.testing.assert_allclose(merged.mean, whole.mean, rtol=1e-12)
-        np.testing.assert_allclose(merged.std(), whole.std(), rtol=1e-12)
-        np.testing.assert_array_equal(merged.count, whole.count)
+                time_moments = time_moments.merge(Moments.of_fields(field, valid))
+            merged = merged.merge(time_moments)
+        np.testing.assert_allclose(merged.mean, moments_at_once.mean, rtol=1e-12)
+        np.testing.assert_allclose(merged.std(), moments_at_once.std(), rtol=1e-12)
+        np.testing.assert_array_equal(merged.count, moments_at_once.count)
 
 
 def test_masked_cells_do_not_count(fields: np.ndarray) -> None:
     times = np.arange(40) * STEP
     land = np.zeros(fields.shape[2:], dtype=bool)
     land[:3] = True
-    found = fit_statistics(make_reader(fields, times, land), times[0], times[-1], STEP).select(["sst", "t2m"])
+    statistics = fit_statistics(make_reader(fields, times, land), times[0], times[-1], STEP).select(["sst", "t2m"])
     sea = fields[:, 3][:, ~land].astype(np.float64)
-    np.testing.assert_allclose([found.mean[0], found.std[0]], [sea.mean(), sea.std()], rtol=1e-12)
-    np.testing.assert_allclose(found.tendency_std[0], np.diff(sea, axis=0).std(), rtol=1e-9)
-    assert [found.minimum[0], found.maximum[0]] == [sea.min(), sea.max()]
-    assert found.count.tolist() == [40 * 36, 40 * 72]
-    np.testing.assert_allclose(found.mean[1], fields[:, 2].astype(np.float64).mean(), rtol=1e-12)
+    np.testing.assert_allclose([statistics.mean[0], statistics.std[0]], [sea.mean(), sea.std()], rtol=1e-12)
+    np.testing.assert_allclose(statistics.tendency_std[0], np.diff(sea, axis=0).std(), rtol=1e-9)
+    assert [statistics.minimum[0], statistics.maximum[0]] == [sea.min(), sea.max()]
+    assert statistics.count.tolist() == [40 * 36, 40 * 72]
+    np.testing.assert_allclose(statistics.mean[1], fields[:, 2].astype(np.float64).mean(), rtol=1e-12)
 
 
 @pytest.mark.parametrize("every", [1, 2, 3])
@@ -89,18 +91,18 @@ def test_changes_are_over_exactly_one_step(fields: np.ndarray, every: int) -> No
     """Data finer than the step, and a gap."""
     times = np.arange(40) * STEP
     times[20:] += STEP // 2 if every == 1 else STEP
-    found = fit_statistics(make_reader(fields, times), times[0], times[-1], STEP * every)
+    statistics = fit_statistics(make_reader(fields, times), times[0], times[-1], STEP * every)
     pairs = [(a, b) for a in range(40) for b in range(40) if times[b] - times[a] == STEP * every]
     assert 0 < len(pairs) < 40
     change = np.stack([fields[b].astype(np.float64) - fields[a] for a, b in pairs])
-    np.testing.assert_allclose(found.tendency_std, change.std(axis=(0, 2, 3)), rtol=1e-11)
+    np.testing.assert_allclose(statistics.tendency_std, change.std(axis=(0, 2, 3)), rtol=1e-11)
 
 
 def test_small_changes_are_raised_with_a_word(fields: np.ndarray, caplog: pytest.LogCaptureFixture) -> None:
     fields[:, 3] = fields[:1, 3] + 1e-3 * np.arange(40).reshape(40, 1, 1)
     with caplog.at_level(logging.INFO):
-        found = fit_statistics(make_reader(fields, np.arange(40) * STEP), 0, 40 * STEP, STEP)
-    assert found.tendency_std[3] == 0.01 * found.std[3]
+        statistics = fit_statistics(make_reader(fields, np.arange(40) * STEP), 0, 40 * STEP, STEP)
+    assert statistics.tendency_std[3] == 0.01 * statistics.std[3]
     assert "sst: tendency_std" in caplog.text and "t2m: tendency_std" not in caplog.text
 
 
@@ -129,10 +131,10 @@ def test_nothing_to_learn_from(fields: np.ndarray) -> None:
 
 
 def test_through_json_and_by_name(fields: np.ndarray) -> None:
-    found = fit_statistics(make_reader(fields, np.arange(40) * STEP), 0, 40 * STEP, STEP)
-    again = Statistics.from_dict(json.loads(json.dumps(found.to_dict())))
-    assert again.names == found.names and again.count.dtype == np.int64
+    statistics = fit_statistics(make_reader(fields, np.arange(40) * STEP), 0, 40 * STEP, STEP)
+    again = Statistics.from_dict(json.loads(json.dumps(statistics.to_dict())))
+    assert again.names == statistics.names and again.count.dtype == np.int64
     for name in ("mean", "std", "minimum", "maximum", "tendency_mean", "tendency_std", "count"):
-        np.testing.assert_array_equal(getattr(again, name), getattr(found, name))
-    chosen = found.select(["t2m", "z850"])
-    assert chosen.names == ("t2m", "z850") and chosen.mean.tolist() == [found.mean[2], found.mean[0]]
+        np.testing.assert_array_equal(getattr(again, name), getattr(statistics, name))
+    chosen = statistics.select(["t2m", "z850"])
+    assert chosen.names == ("t2m", "z850") and chosen.mean.tolist() == [statistics.mean[2], statistics.mean[0]]

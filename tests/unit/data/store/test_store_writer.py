@@ -49,9 +49,9 @@ def write_files(folder: Path, spoil: dict[int, float] | None = None) -> None:
         "latitude": ("latitude", 90 - 180 / ROWS * (np.arange(ROWS) + 0.5), {"units": "degrees_north"}),
         "longitude": ("longitude", np.arange(COLUMNS) * 360 / COLUMNS, {"units": "degrees_east"}),
     }
-    whole = xr.Dataset({"t2m": (("time", "latitude", "longitude"), t2m, {"units": "K"})}, coords)
+    dataset = xr.Dataset({"t2m": (("time", "latitude", "longitude"), t2m, {"units": "K"})}, coords)
     for number in range(3):
-        whole.isel(time=slice(number * 20, (number + 1) * 20)).to_netcdf(folder / f"t2m_{number}.nc")
+        dataset.isel(time=slice(number * 20, (number + 1) * 20)).to_netcdf(folder / f"t2m_{number}.nc")
 
 
 def make(folder: Path, name: str = "store.zarr", **changes: object) -> DataConfig:
@@ -109,8 +109,8 @@ def test_a_part_holds_the_sources_chunks_and_reads_them_at_once(
     folder: Path, monkeypatch: pytest.MonkeyPatch, chunk: int, held_times: int, reads: list[int]
 ) -> None:
     for path in folder.glob("*.nc"):
-        whole = xr.load_dataset(path, decode_times=False)
-        whole.to_netcdf(path, encoding={"t2m": {"chunksizes": (chunk, ROWS, COLUMNS)}})
+        dataset = xr.load_dataset(path, decode_times=False)
+        dataset.to_netcdf(path, encoding={"t2m": {"chunksizes": (chunk, ROWS, COLUMNS)}})
     # the store begins at the fifth time; a read ends where a file of 20 does
     lengths: list[int] = []
     plain = series.read_file_variable
@@ -187,8 +187,8 @@ def start(conf: DataConfig, pause: float, most: int) -> subprocess.Popen:
 
 
 def test_a_kill_loses_one_part_at_most(folder: Path) -> None:
-    conf, whole = make(folder), make(folder, "whole.zarr")
-    write_training_store(whole)
+    conf, uninterrupted_conf = make(folder), make(folder, "whole.zarr")
+    write_training_store(uninterrupted_conf)
     killed = start(conf, 0.0, 2 * LENGTH + 5)
     killed.communicate(timeout=60)
     assert killed.returncode == -signal.SIGKILL
@@ -199,16 +199,16 @@ def test_a_kill_loses_one_part_at_most(folder: Path) -> None:
     resumed = start(conf, 0.0, 10**6)
     again = [int(line) for line in resumed.communicate(timeout=60)[0].split()]
     assert resumed.returncode == 0 and len(again) == len(set(again)) == len(done) - 2 * LENGTH
-    assert same_but_name(conf.store, whole.store)
+    assert same_but_name(conf.store, uninterrupted_conf.store)
 
 
 def test_two_at_once_write_no_part_twice(folder: Path) -> None:
-    conf, whole = make(folder), make(folder, "whole.zarr")
-    write_training_store(whole)
+    conf, uninterrupted_conf = make(folder), make(folder, "whole.zarr")
+    write_training_store(uninterrupted_conf)
     both = [start(conf, 0.05, 10**6) for _ in range(2)]
     read = [[int(line) for line in process.communicate(timeout=120)[0].split()] for process in both]
     assert [process.returncode for process in both] == [0, 0]
-    assert same_but_name(conf.store, whole.store)
+    assert same_but_name(conf.store, uninterrupted_conf.store)
     assert min(map(len, read)) >= LENGTH, "both had something to do"
     # a part's first change may need the time before it, which is read once more where its part is not there yet
     times = len(open_reader(conf).times)
@@ -238,10 +238,10 @@ def test_bad_times(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     write_training_store(conf)
     assert "2000-01-03T12:00 is left out: t2m" in caplog.text
     reader = open_reader(conf)
-    whole = open_sources(make(folder))
+    sources = open_sources(make(folder))
     assert len(reader.times) == 46 and reader.index_of(reader.calendar.parse("2000-01-03T12:00")) is None
     for index, minutes in enumerate(reader.times):
-        np.testing.assert_array_equal(reader.read(index), whole.read(whole.index_of(int(minutes))))
+        np.testing.assert_array_equal(reader.read(index), sources.read(sources.index_of(int(minutes))))
     meta = dict(zarr.open_group(conf.store, mode="r").attrs)["credit"]
     assert list(meta["bad_times"]) == ["2000-01-03T12:00", "2000-01-08T12:00"]
     assert ["2000-01-03T06:00", "2000-01-03T18:00"] in meta["gaps"]
@@ -327,15 +327,15 @@ def test_a_clusters_settings(folder: Path) -> None:
 
 def test_moments_are_of_one_kind_whatever_a_resumed_run_asks(folder: Path) -> None:
     """Begun plainly, gone on with a transform, ended plainly: the statistics are the plain ones."""
-    conf, whole = make(folder), make(folder, "whole.zarr")
-    write_training_store(whole)
+    conf, uninterrupted_conf = make(folder), make(folder, "whole.zarr")
+    write_training_store(uninterrupted_conf)
     start(conf, 0.0, LENGTH + 3).communicate(timeout=60)
     changed = make(folder, transforms={"t2m": {"kind": "log1p", "unit": 10.0}})
     start(changed, 0.0, LENGTH + 3).communicate(timeout=60)
     done = zarr.open_group(conf.store, mode="r")["done"][:]
     assert done[: 2 * LENGTH].all() and not done.all()
     write_training_store(conf)
-    assert open_reader(conf).statistics.to_dict() == open_reader(whole).statistics.to_dict()
+    assert open_reader(conf).statistics.to_dict() == open_reader(uninterrupted_conf).statistics.to_dict()
 
 
 def test_a_store_that_is_refused_leaves_nothing_behind(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
