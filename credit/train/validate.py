@@ -17,7 +17,12 @@ from credit.parallel.reduce import mean_over_ranks
 
 
 def evenly_spaced(initial_times: np.ndarray, max_cases: int) -> np.ndarray:
-    """Return at most `max_cases` of the initial times, evenly spaced from the first to the last."""
+    """Return at most `max_cases` of the initial times, evenly spaced from the first to the last.
+
+    Args:
+        initial_times: (N,) times in minutes, increasing.
+        max_cases: largest number of times to return.
+    """
     if len(initial_times) <= max_cases:
         return initial_times
     indices = np.linspace(0, len(initial_times) - 1, max_cases).round().astype(int)
@@ -32,8 +37,8 @@ class ValidationShare:
     batches, of the same sizes. A rank with fewer cases repeats the last one, and the repetitions do not count.
 
     Attributes:
-        batches: indices of the cases of each batch.
-        counted: number of cases of each batch that count, from its beginning.
+        batches: for each batch, the indices of its cases among all initial times.
+        counted: for each batch, the number of its leading cases that count.
         cases: number of cases of all ranks together.
         ranks: number of data ranks.
     """
@@ -53,6 +58,7 @@ def shard_cases(num_cases: int, batch_size: int, rank: int, num_ranks: int) -> V
         rank: the data rank.
         num_ranks: number of data ranks.
     """
+    # The cases are dealt out in turn, so the numbers of two ranks differ by one at most.
     case_indices = list(range(rank, num_cases, num_ranks))
     num_counted = len(case_indices)
     cases_per_rank = math.ceil(num_cases / num_ranks)
@@ -90,7 +96,11 @@ def validate(
         stop: returns True if this rank has been asked to stop; called before each batch.
 
     Returns:
-        The values by name, among them ``loss``; None if a rank was asked to stop during the validation.
+        name -> value, among them ``loss``; None if a rank was asked to stop during the validation. Units are those of
+        each metric; the loss has none.
+
+    Raises:
+        ConfigError: if two metrics have values of the same name, or one returns other names than it announces.
     """
     model = objective.stepper.model
     was_training = model.training
@@ -112,6 +122,7 @@ def validate(
         totals += metric.sums.values()
     for total in totals:
         total.copy_(mean_over_ranks(total))
+    # The totals are means over the ranks, so they are divided by the mean number of cases of a rank.
     num_cases = share.cases / share.ranks
     values = {"loss": loss_sum.item() / num_cases}
     for metric in metrics:
@@ -121,6 +132,11 @@ def validate(
 
 def _add_summary(values: dict[str, float], metric: Metric, num_cases: float) -> None:
     """Add the values of a metric to those of the metrics before it.
+
+    Args:
+        values: name -> value of the metrics before it, which is extended in place.
+        metric: the metric, with the sums of all ranks.
+        num_cases: number of cases that its sums are divided by.
 
     Raises:
         ConfigError: if it returns other names than it announces, or one that another metric has.
@@ -133,11 +149,11 @@ def _add_summary(values: dict[str, float], metric: Metric, num_cases: float) -> 
         raise ConfigError(
             f"trainer.metrics: {type(metric).__qualname__}.summary and .names differ in {differing}; return the same"
         )
-    taken = values.keys() & summary.keys()
-    if taken:
+    repeated_names = values.keys() & summary.keys()
+    if repeated_names:
         raise ConfigError(
-            f"trainer.metrics: {type(metric).__qualname__} returns {', '.join(sorted(taken))}, a name that is taken; "
-            "choose another name in the metric's class"
+            f"trainer.metrics: {type(metric).__qualname__} returns {', '.join(sorted(repeated_names))}, a name that is "
+            "taken; choose another name in the metric's class"
         )
     values |= summary
 
@@ -145,13 +161,26 @@ def _add_summary(values: dict[str, float], metric: Metric, num_cases: float) -> 
 def _add_batch(
     objective: Objective, batch: Batch, num_counted: int, metrics: Sequence[Metric], loss_steps: int
 ) -> torch.Tensor | float:
-    """Add the first `num_counted` cases of a batch to the metrics and return the sum of their losses."""
+    """Add the first `num_counted` cases of a batch to the metrics and return the sum of their losses.
+
+    Args:
+        objective: predicts with the network, which is in eval mode.
+        batch: a batch of this rank, on its device.
+        num_counted: number of leading cases that count, possibly 0.
+        metrics: the metrics to add to, which take fields in physical units.
+        loss_steps: number of leading rollout steps that the loss is averaged over.
+
+    Returns:
+        The sum over the cases of their mean losses, a float64 scalar; 0.0 if no case counts.
+    """
     stepper = objective.stepper
     decode = stepper.normalizer.decode_differences
     encoded = objective.encode(batch)
     target_BCTHW = encoded.target_BCTHW
     num_steps = target_BCTHW.shape[2]
     loss_steps = min(loss_steps, num_steps)
+
+    # Persistence, the forecast of no change, is the reference of skill.
     start_BCHW = encoded.history_BCTHW[:, :, -1]
     # Diagnostic channels have no initial value, so their persistence is the mean, which is 0 after normalisation.
     diagnostics_BCHW = torch.zeros_like(target_BCTHW[:, start_BCHW.shape[1] :, 0])

@@ -11,15 +11,15 @@ from credit.errors import CreditError
 from credit.hpc.chain import decide_at_end, decide_at_start, read_jobs, record_jobs
 
 
-def status(folder: Path, state: str, step: int, job_id: str) -> None:
+def write_status(folder: Path, state: str, step: int, job_id: str) -> None:
     (folder / "STATUS").write_text(json.dumps({"status": state, "step": step, "reason": "", "job_id": job_id}))
 
 
 def test_what_an_earlier_chain_left_behind_does_not_count(tmp_path: Path) -> None:
-    status(tmp_path, "failed", 10, "7.head")
+    write_status(tmp_path, "failed", 10, "7.head")
     record_jobs(tmp_path, "train", "slurm", ["8"])
     assert decide_at_start(tmp_path, "8") == "go"
-    status(tmp_path, "done", 20, "8")
+    write_status(tmp_path, "done", 20, "8")
     assert decide_at_end(tmp_path, "8") == "done"
     # Slurm has put the job back although it is done
     assert decide_at_start(tmp_path, "8") == "done"
@@ -30,7 +30,7 @@ def test_what_an_earlier_chain_left_behind_does_not_count(tmp_path: Path) -> Non
 def test_a_server_writes_its_name_in_two_ways(tmp_path: Path) -> None:
     record_jobs(tmp_path, "train", "pbs", ["11.head"])
     assert decide_at_start(tmp_path, "11.head.site.edu") == "go"
-    status(tmp_path, "requeue", 10, "11.head.site.edu")
+    write_status(tmp_path, "requeue", 10, "11.head.site.edu")
     assert decide_at_end(tmp_path, "11.head") == "go"
 
 
@@ -42,12 +42,12 @@ def test_a_job_that_is_put_back_again_and_again(tmp_path: Path) -> None:
 def test_a_script_submitted_by_hand(tmp_path: Path) -> None:
     record_jobs(tmp_path, "train", "pbs", ["1.head", "2.head"])
     assert decide_at_start(tmp_path, "77.head") == "go"
-    status(tmp_path, "done", 10, "77.head")
+    write_status(tmp_path, "done", 10, "77.head")
     assert decide_at_end(tmp_path, "77.head") == "done"
     assert read_jobs(tmp_path)["train"]["ids"] == ["1.head", "2.head"]
 
 
-def test_nothing_is_said_where_a_signal_came_before_training_began(tmp_path: Path) -> None:
+def test_no_verdict_where_a_signal_came_before_training_began(tmp_path: Path) -> None:
     decide_at_start(tmp_path, "5")
     assert decide_at_end(tmp_path, "5", "TERM") == "go"
     assert decide_at_end(tmp_path, "5") == "failed"

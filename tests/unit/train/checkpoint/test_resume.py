@@ -18,71 +18,71 @@ from credit.train.checkpoint.resume import find_checkpoint, find_initial_weights
 from tests.unit.config.test_load import MINIMAL, with_key
 
 
-def begun(resume: str | Path, folder: Path) -> tuple[Path | None, Path | None]:
-    """The checkpoint and the file that a run begins with."""
+def find_start(resume: str | Path, folder: Path) -> tuple[Path | None, Path | None]:
+    """Return the checkpoint and the file of weights that a run begins with."""
     config = SimpleNamespace(trainer=SimpleNamespace(resume=str(resume)))
     origin = find_checkpoint(config, folder)
     return origin, find_initial_weights(config, origin)
 
 
 @pytest.fixture
-def own(tmp_path: Path) -> Path:
-    with AsyncCheckpointer(tmp_path / "run" / "checkpoints") as store:
-        return store.save(1, {"model": {"x": torch.ones(2)}}, {}, {})
+def run_checkpoint(tmp_path: Path) -> Path:
+    with AsyncCheckpointer(tmp_path / "run" / "checkpoints") as checkpointer:
+        return checkpointer.save(1, {"model": {"x": torch.ones(2)}}, {}, {})
 
 
-def test_what_a_run_began_with_may_be_gone(tmp_path: Path, own: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_a_run_began_with_may_be_gone(tmp_path: Path, run_checkpoint: Path, caplog: pytest.LogCaptureFixture) -> None:
     for name in ("weights.pt", "base/checkpoints/step_00000009"):
         with caplog.at_level(logging.WARNING):
-            assert begun(tmp_path / name, tmp_path / "run") == (own, None)
-        assert f"{tmp_path / name} does not exist; the run continues from its own {own.name}" in caplog.text
+            assert find_start(tmp_path / name, tmp_path / "run") == (run_checkpoint, None)
+        assert f"{tmp_path / name} does not exist; the run continues from its own {run_checkpoint.name}" in caplog.text
         with pytest.raises(ConfigError, match="trainer.resume: .*no such checkpoint"):
-            begun(tmp_path / name, tmp_path / "another")
+            find_start(tmp_path / name, tmp_path / "another")
     with pytest.raises(ConfigError, match="trainer.resume: .*step_00000009: no such checkpoint"):
-        begun(own.parent / "step_00000009", tmp_path / "run")
+        find_start(run_checkpoint.parent / "step_00000009", tmp_path / "run")
     file = tmp_path / "weights.pt"
     file.touch()
-    assert begun(file, tmp_path / "run") == (own, None)
-    assert begun(file, tmp_path / "another") == (None, file)
+    assert find_start(file, tmp_path / "run") == (run_checkpoint, None)
+    assert find_start(file, tmp_path / "another") == (None, file)
 
 
 @pytest.mark.parametrize("name", ["auto", "never", "latest"])
-def test_a_word_is_no_file(tmp_path: Path, own: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_a_word_is_no_file(tmp_path: Path, run_checkpoint: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.chdir(tmp_path)
     Path(name).touch()
     if name == "latest":
-        assert begun(name, tmp_path / "run") == (own, None)
+        assert find_start(name, tmp_path / "run") == (run_checkpoint, None)
     else:
-        assert begun(name, tmp_path / "another") == (None, None)
+        assert find_start(name, tmp_path / "another") == (None, None)
 
 
 def test_ranks_of_one_number_on_many_hosts_try_the_folder_at_once(tmp_path: Path) -> None:
     """Threads have one process number, as processes on several hosts may have."""
-    before = sys.getswitchinterval()
+    switch_interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
         with ThreadPoolExecutor(8) as threads:
             list(threads.map(lambda _: prepare_folder(tmp_path / "run"), range(4000)))
     finally:
-        sys.setswitchinterval(before)
+        sys.setswitchinterval(switch_interval)
     assert not list((tmp_path / "run").iterdir())
 
 
 def test_what_an_earlier_version_wrote_is_read_as_it_was_meant(caplog: pytest.LogCaptureFixture) -> None:
     """Durations in another form, and a key that was not there yet."""
     config = build_config(MINIMAL)
-    before = config.model_dump(mode="json")
-    older = {**before, "data": {**before["data"], "timestep": "360 min", "split_gap": "10d"}}
-    older["trainer"] = {key: value for key, value in before["trainer"].items() if key != "tf32"}
+    trained = config.model_dump(mode="json")
+    trained_by_older_version = {**trained, "data": {**trained["data"], "timestep": "360 min", "split_gap": "10d"}}
+    trained_by_older_version["trainer"] = {key: value for key, value in trained["trainer"].items() if key != "tf32"}
     with caplog.at_level(logging.WARNING):
-        require_same_run(config, older, Path("step_00000001"))
+        require_same_run(config, trained_by_older_version, Path("step_00000001"))
     assert not caplog.text
-    other = {**before, "data": {**before["data"], "timestep": "12h"}}
+    other_timestep = {**trained, "data": {**trained["data"], "timestep": "12h"}}
     with pytest.raises(CheckpointError, match="data.timestep: 12h in the checkpoint, 6h in the config"):
-        require_same_run(config, other, Path("step_00000001"))
-    longer = {**before, "data": {**before["data"], "split_gap": "11d"}}
+        require_same_run(config, other_timestep, Path("step_00000001"))
+    longer_gap = {**trained, "data": {**trained["data"], "split_gap": "11d"}}
     with caplog.at_level(logging.WARNING):
-        require_same_run(config, longer, Path("step_00000001"))
+        require_same_run(config, longer_gap, Path("step_00000001"))
     assert "data.split_gap (264h before, 240h now)" in caplog.text
 
 
