@@ -48,7 +48,7 @@ class Findings:
 
 def campaign(folder: Path, kills: int, ranks: int, steps: int, draw: random.Random) -> Findings:
     """Disturb runs of `steps` steps on `ranks` ranks until `kills` signals were sent."""
-    found = Findings()
+    findings = Findings()
     began = time.monotonic()
     undisturbed = train(folder, "undisturbed", ranks, steps)
     while not newest_row(folder / "undisturbed") and all(process.poll() is None for process in undisturbed):
@@ -56,32 +56,32 @@ def campaign(folder: Path, kills: int, ranks: int, steps: int, draw: random.Rand
     start_seconds = time.monotonic() - began
     assert wait_for_end(undisturbed, 600) == [0] * ranks, "the undisturbed run failed"
     expected = rows(folder / "undisturbed")
-    while sum(found.kills.values()) < kills:
-        name = f"run{found.runs}"
+    while sum(findings.kills.values()) < kills:
+        name = f"run{findings.runs}"
         for _ in range(MOST_STARTS):
             processes = train(folder, name, ranks, steps)
-            disturbed = sum(found.kills.values()) < kills and disturb(
-                folder / name, processes, found, draw, start_seconds
+            disturbed = sum(findings.kills.values()) < kills and disturb(
+                folder / name, processes, findings, draw, start_seconds
             )
             # of ranks that start, those that are left come to wait for the others first
             began, limit = time.monotonic(), ORPHAN_SECONDS + start_seconds if disturbed else 600
             codes = wait_for_end(processes, limit)
             waited = time.monotonic() - began
             if disturbed:
-                found.slowest_end = max(found.slowest_end, waited)
+                findings.slowest_end = max(findings.slowest_end, waited)
             if waited >= limit:
-                found.lost.append(f"{name}: a rank did not end by itself, exit codes {codes}")
-            inspect(folder / name, found)
+                findings.lost.append(f"{name}: a rank did not end by itself, exit codes {codes}")
+            inspect(folder / name, findings)
             status = read_status(folder / name)
             if status == "failed":
-                found.lost.append(f"{name}: {(folder / name / 'STATUS').read_text()}")
+                findings.lost.append(f"{name}: {(folder / name / 'STATUS').read_text()}")
             if status == "done":
                 break
         else:
-            found.lost.append(f"{name}: not done after {MOST_STARTS} starts")
-        found.runs += 1
-        compare(name, rows(folder / name), expected, 0.0 if ranks == 1 else 1e-4, found)
-    return found
+            findings.lost.append(f"{name}: not done after {MOST_STARTS} starts")
+        findings.runs += 1
+        compare(name, rows(folder / name), expected, 0.0 if ranks == 1 else 1e-4, findings)
+    return findings
 
 
 def train(folder: Path, name: str, ranks: int, steps: int) -> list:
@@ -92,7 +92,7 @@ def train(folder: Path, name: str, ranks: int, steps: int) -> list:
     return start(arguments, ranks, log=folder / f"{name}.log")
 
 
-def disturb(folder: Path, processes: list, found: Findings, draw: random.Random, start_seconds: float) -> bool:
+def disturb(folder: Path, processes: list, findings: Findings, draw: random.Random, start_seconds: float) -> bool:
     """Wait for a moment of the start, a new step or a save, and send a signal; return whether the run had not ended."""
     before = newest_row(folder)
     moment = draw.random()
@@ -109,32 +109,32 @@ def disturb(folder: Path, processes: list, found: Findings, draw: random.Random,
         time.sleep(0.002)
     if any(process.poll() is not None for process in processes):
         return False
-    found.in_starts += newest_row(folder) <= before
-    found.inside_saves += any(folder.glob("checkpoints/.step_*.part"))
+    findings.in_starts += newest_row(folder) <= before
+    findings.inside_saves += any(folder.glob("checkpoints/.step_*.part"))
     number = draw.choice(SIGNALS)
     # a request to stop that only one rank hears is agreed by all
     for process in processes if draw.random() < 0.5 else [draw.choice(processes)]:
         process.send_signal(number)
-    found.kills[number.name] += 1
+    findings.kills[number.name] += 1
     return True
 
 
-def inspect(folder: Path, found: Findings) -> None:
+def inspect(folder: Path, findings: Findings) -> None:
     """Read every checkpoint that would be accepted."""
     for path in checkpoint.list_checkpoints(folder / "checkpoints"):
         problem = checkpoint.verify_checkpoint(path)
         if problem is not None:
-            found.lost.append(f"{path}: {problem}")
+            findings.lost.append(f"{path}: {problem}")
 
 
-def compare(name: str, rows_found: list, expected: list, tolerance: float, found: Findings) -> None:
+def compare(name: str, rows_found: list, expected: list, tolerance: float, findings: Findings) -> None:
     """Note where a run's rows are not those of the undisturbed one."""
     if [row[:2] for row in rows_found] != [row[:2] for row in expected]:
-        found.lost.append(f"{name}: steps {[row[0] for row in rows_found]}")
+        findings.lost.append(f"{name}: steps {[row[0] for row in rows_found]}")
         return
-    for one, other in zip(rows_found, expected, strict=True):
-        if not all(math.isclose(a, b, rel_tol=tolerance) for a, b in zip(one[2:], other[2:], strict=True)):
-            found.lost.append(f"{name}: {one} instead of {other}")
+    for row, expected_row in zip(rows_found, expected, strict=True):
+        if not all(math.isclose(a, b, rel_tol=tolerance) for a, b in zip(row[2:], expected_row[2:], strict=True)):
+            findings.lost.append(f"{name}: {row} instead of {expected_row}")
             return
 
 
@@ -175,16 +175,17 @@ def main() -> int:
         for ranks in asked.ranks:
             folder = (asked.folder or Path(temporary)) / f"ranks{ranks}"
             folder.mkdir(parents=True, exist_ok=True)
-            found = campaign(
+            findings = campaign(
                 world(folder), -(-asked.kills // len(asked.ranks)), ranks, asked.steps, random.Random(asked.seed)
             )
             print(
-                f"{ranks} ranks: {dict(found.kills)}, {found.in_starts} before a new step, "
-                f"{found.inside_saves} inside a save, {found.runs} runs, slowest end {found.slowest_end:.1f} s, "
-                f"lost: {found.lost or 'nothing'}",
+                f"{ranks} ranks: {dict(findings.kills)}, {findings.in_starts} before a new step, "
+                f"{findings.inside_saves} inside a save, {findings.runs} runs, "
+                f"slowest end {findings.slowest_end:.1f} s, "
+                f"lost: {findings.lost or 'nothing'}",
                 flush=True,
             )
-            lost += len(found.lost)
+            lost += len(findings.lost)
     return int(lost > 0)
 
 

@@ -23,10 +23,10 @@ def start(arguments: Sequence[str], ranks: int, log: Path | None = None, **envir
                    "MASTER_PORT": str(free_port())}  # fmt: skip
     processes = []
     for rank in range(ranks):
-        own = {"RANK": str(rank), "LOCAL_RANK": str(rank)} if ranks > 1 else {}
+        rank_variables = {"RANK": str(rank), "LOCAL_RANK": str(rank)} if ranks > 1 else {}
         with nullcontext(subprocess.PIPE) if log is None else Path(f"{log}.{rank}").open("w") as out:
             processes.append(
-                subprocess.Popen(command, env=shared | own, stdout=out, stderr=subprocess.STDOUT, text=True)
+                subprocess.Popen(command, env=shared | rank_variables, stdout=out, stderr=subprocess.STDOUT, text=True)
             )
     return processes
 
@@ -35,12 +35,12 @@ def finish(arguments: Sequence[str], ranks: int = 1, timeout: float = 300.0, **e
     """Run the command to its end; return the largest exit code and what all ranks said."""
     processes = start(arguments, ranks, **environ)
     try:
-        said = [process.communicate(timeout=timeout)[0] for process in processes]
+        outputs = [process.communicate(timeout=timeout)[0] for process in processes]
     finally:
         for process in processes:
             process.kill()
             process.wait()
-    return max(process.returncode for process in processes), "\n".join(said)
+    return max(process.returncode for process in processes), "\n".join(outputs)
 
 
 def wait_for_end(processes: Sequence[subprocess.Popen], timeout: float) -> list[int]:

@@ -30,9 +30,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def train(folder: Path, name: str, what: dict, *overrides: str, ranks: int = 1) -> tuple[int, str]:
+def train(folder: Path, name: str, fault: dict, *overrides: str, ranks: int = 1) -> tuple[int, str]:
     arguments = ["train", str(folder / "config.yml"), f"save_loc={folder / name}", *STEADY, *overrides]
-    return finish(arguments, ranks, CREDIT_TEST_INJECT=json.dumps(what))
+    return finish(arguments, ranks, CREDIT_TEST_INJECT=json.dumps(fault))
 
 
 def meta(folder: Path, name: str, step: int = 12) -> dict:
@@ -40,13 +40,13 @@ def meta(folder: Path, name: str, step: int = 12) -> dict:
 
 
 def test_single_bad_steps_are_skipped_and_counted(runs: Path) -> None:
-    code, said = train(runs, "skipped", {"steps": [2, 6]})
-    assert code == 0, said
-    found, clean = rows(runs / "skipped"), rows(runs / "clean")
-    assert [row[0] for row in found] == list(range(1, 13))
-    assert [step for step, _, loss, *_ in found if loss is None] == [3, 7]
-    assert found[:2] == clean[:2]
-    assert said.count("loss or gradient is not finite; the step was skipped") == 2
+    exit_status, output = train(runs, "skipped", {"steps": [2, 6]})
+    assert exit_status == 0, output
+    faulty_rows, clean_rows = rows(runs / "skipped"), rows(runs / "clean")
+    assert [row[0] for row in faulty_rows] == list(range(1, 13))
+    assert [step for step, _, loss, *_ in faulty_rows if loss is None] == [3, 7]
+    assert faulty_rows[:2] == clean_rows[:2]
+    assert output.count("loss or gradient is not finite; the step was skipped") == 2
     assert meta(runs, "skipped")["left_out"] == []
 
 
@@ -55,32 +55,32 @@ def test_three_in_a_row_lead_back_without_them(runs: Path, ranks: int) -> None:
     """Blocks 5, 6, 7 are spoiled on one rank; the run goes back to step 4 and takes block 8 next but one."""
     name = f"back{ranks}"
     batch = f"trainer.train_batch_size={4 // ranks}"
-    code, said = train(runs, name, {"steps": [5, 6, 7], "rank": ranks - 1}, batch, ranks=ranks)
-    assert code == 0, said
-    assert "Back at step 4; left out from now on: the samples of 2000-" in said
-    found, clean = rows(runs / name), rows(runs / "clean")
-    assert [row[0] for row in found] == list(range(1, 13)) and all(math.isfinite(row[2]) for row in found)
-    for (step, _, loss, *_), (_, _, other, *_) in zip(found[:5], clean[:5], strict=True):
+    exit_status, output = train(runs, name, {"steps": [5, 6, 7], "rank": ranks - 1}, batch, ranks=ranks)
+    assert exit_status == 0, output
+    assert "Back at step 4; left out from now on: the samples of 2000-" in output
+    faulty_rows, clean_rows = rows(runs / name), rows(runs / "clean")
+    assert [row[0] for row in faulty_rows] == list(range(1, 13)) and all(math.isfinite(row[2]) for row in faulty_rows)
+    for (step, _, loss, *_), (_, _, other, *_) in zip(faulty_rows[:5], clean_rows[:5], strict=True):
         assert loss == pytest.approx(other, rel=1e-5), step
-    assert found[5][2] != pytest.approx(clean[5][2], rel=1e-3), "another batch"
+    assert faulty_rows[5][2] != pytest.approx(clean_rows[5][2], rel=1e-3), "another batch"
     assert meta(runs, name) | {"losses": None} == meta(runs, name) | {
         "left_out": [5, 6, 7], "rollbacks": 1, "streak": [], "losses": None
     }  # fmt: skip
     # what is left out stays left out when the run goes on from a checkpoint
-    code, said = train(runs, name, {}, batch, "trainer.max_steps=14", "trainer.validate_every=14", ranks=ranks)
-    assert code == 0 and [row[0] for row in rows(runs / name)] == list(range(1, 15)), said
+    exit_status, output = train(runs, name, {}, batch, "trainer.max_steps=14", "trainer.validate_every=14", ranks=ranks)
+    assert exit_status == 0 and [row[0] for row in rows(runs / name)] == list(range(1, 15)), output
     assert meta(runs, name, 14)["left_out"] == [5, 6, 7]
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_the_second_time_it_stops_and_says_where(runs: Path, ranks: int) -> None:
     name = f"stopped{ranks}"
-    what = {"steps": [5, 6, 7, 8], "always": True, "rank": 0}
-    code, said = train(runs, name, what, f"trainer.train_batch_size={4 // ranks}", ranks=ranks)
-    assert code == 1, said
+    fault = {"steps": [5, 6, 7, 8], "always": True, "rank": 0}
+    exit_status, output = train(runs, name, fault, f"trainer.train_batch_size={4 // ranks}", ranks=ranks)
+    assert exit_status == 1, output
     for words in ("step 8: loss or gradient was not finite 3 times in a row", "had gone back for this before",
                   "Initial times of the batches: 2000-01-", "Not finite at first: the loss"):  # fmt: skip
-        assert words in said, said
+        assert words in output, output
     status = json.loads((runs / name / "STATUS").read_text())
     assert (status["status"], status["step"]) == ("failed", 4) and "not finite" in status["reason"]
     log = (runs / name / "logs" / f"rank_{ranks - 1:05d}.log").read_text()
@@ -90,21 +90,21 @@ def test_the_second_time_it_stops_and_says_where(runs: Path, ranks: int) -> None
 
 def test_data_that_one_rank_cannot_read_fail_the_run(runs: Path) -> None:
     """The first rank only sees that another is gone; the other says why, and STATUS keeps that."""
-    what = {"steps": [5], "rank": 1, "error": True}
-    code, said = train(runs, "unread", what, "trainer.train_batch_size=2", ranks=2)
-    assert code == 2 and "era5.nc: t2m cannot be read" in said, said
+    fault = {"steps": [5], "rank": 1, "error": True}
+    exit_status, output = train(runs, "unread", fault, "trainer.train_batch_size=2", ranks=2)
+    assert exit_status == 2 and "era5.nc: t2m cannot be read" in output, output
     status = json.loads((runs / "unread" / "STATUS").read_text())
     assert (status["status"], status["reason"]) == ("failed", "era5.nc: t2m cannot be read")
 
 
 def test_a_jump_of_the_loss_leads_back(runs: Path) -> None:
     spike = "trainer.loss_spike={factor: 20, window: 5}"
-    code, said = train(runs, "spike", {"steps": [6], "factor": 1000}, spike)
-    assert code == 0, said
-    assert "step 7: the loss jumped to" in said and "Back at step 4" in said
-    found, clean = rows(runs / "spike"), rows(runs / "clean")
-    assert found[:6] == clean[:6]
-    assert max(row[2] for row in found) < 20 * clean[0][2]
+    exit_status, output = train(runs, "spike", {"steps": [6], "factor": 1000}, spike)
+    assert exit_status == 0, output
+    assert "step 7: the loss jumped to" in output and "Back at step 4" in output
+    faulty_rows, clean_rows = rows(runs / "spike"), rows(runs / "clean")
+    assert faulty_rows[:6] == clean_rows[:6]
+    assert max(row[2] for row in faulty_rows) < 20 * clean_rows[0][2]
     end = meta(runs, "spike")
     assert (end["left_out"], end["spikes"], end["rollbacks"]) == ([6], 1, 0) and len(end["losses"]) == 5
 
@@ -112,8 +112,10 @@ def test_a_jump_of_the_loss_leads_back(runs: Path) -> None:
 def test_the_folder_of_a_living_job_is_refused(runs: Path) -> None:
     (runs / "held").mkdir()
     with RunLock(runs / "held", "42"):
-        code, said = train(runs, "held", {})
-        assert code == 2 and f"in use by job 42, process {os.getpid()} on {socket.gethostname()}" in said, said
+        exit_status, output = train(runs, "held", {})
+        assert exit_status == 2 and f"in use by job 42, process {os.getpid()} on {socket.gethostname()}" in output, (
+            output
+        )
         assert not (runs / "held" / "checkpoints").exists()
 
 
@@ -123,7 +125,7 @@ def test_an_error_that_repeats_is_not_passing(runs: Path) -> None:
     # on the second rank alone, so that the first only sees that the other is gone
     shape = {"steps": [5], "rank": 1, "shape": True}
     for expected in ("requeue", "failed"):
-        code, said = train(runs, name, shape, batch, ranks=2)
-        assert code == 1, said
+        exit_status, output = train(runs, name, shape, batch, ranks=2)
+        assert exit_status == 1, output
         status = json.loads((runs / name / "STATUS").read_text())
-        assert (status["status"], status["step"]) == (expected, 4) and "must match the size" in status["reason"], said
+        assert (status["status"], status["step"]) == (expected, 4) and "must match the size" in status["reason"], output

@@ -19,28 +19,28 @@ pytestmark = pytest.mark.slow
 
 @pytest.mark.parametrize(("ranks", "kills"), [(1, 5), (2, 3)])
 def test_nothing_is_lost(tmp_path: Path, ranks: int, kills: int) -> None:
-    found = campaign(world(tmp_path), kills, ranks, steps=12, draw=random.Random(7))
-    assert not found.lost
-    assert sum(found.kills.values()) == kills
+    findings = campaign(world(tmp_path), kills, ranks, steps=12, draw=random.Random(7))
+    assert not findings.lost
+    assert sum(findings.kills.values()) == kills
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_loader_processes_end_with_the_run(tmp_path: Path, number: signal.Signals) -> None:
     folder = world(tmp_path)
-    own = f"save_loc={folder / 'run'}"
-    arguments = ["train", str(folder / "config.yml"), own, "data.num_workers=2", "trainer.max_steps=4000",
+    save_loc = f"save_loc={folder / 'run'}"
+    arguments = ["train", str(folder / "config.yml"), save_loc, "data.num_workers=2", "trainer.max_steps=4000",
                  "trainer.log_every=1"]  # fmt: skip
     (process,) = start(arguments, 1, log=folder / "log")
     try:
         wait_for_row(folder / "run", 3, process)
-        assert len(running(own)) == 3
+        assert len(running(save_loc)) == 3
         process.send_signal(number)
         (code,) = wait_for_end([process], 30)
         assert code == (85 if number == signal.SIGTERM else -number)
         deadline = time.monotonic() + 20
-        while running(own) and time.monotonic() < deadline:
+        while running(save_loc) and time.monotonic() < deadline:
             time.sleep(0.2)
-        assert not running(own)
+        assert not running(save_loc)
     finally:
         process.kill()
         process.wait()
@@ -48,11 +48,11 @@ def test_loader_processes_end_with_the_run(tmp_path: Path, number: signal.Signal
 
 def running(argument: str) -> list[int]:
     """Return the processes that were started with `argument`."""
-    found = []
+    process_ids = []
     for path in Path("/proc").glob("[0-9]*"):
         try:
             if argument in (path / "cmdline").read_text().split("\0"):
-                found.append(int(path.name))
+                process_ids.append(int(path.name))
         except OSError:
             continue
-    return found
+    return process_ids

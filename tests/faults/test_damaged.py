@@ -35,18 +35,18 @@ def test_a_run_without_a_whole_checkpoint_stops(tmp_path: Path, ranks: int) -> N
     """The folder stays as it is; with trainer.resume: never a new run begins there, and nothing is removed."""
     folder = world(tmp_path)
     run = folder / "run"
-    code, said = train(folder, "trainer.max_steps=2", "trainer.validate_every=2", ranks=ranks)
-    assert code == 0, said
+    exit_status, output = train(folder, "trainer.max_steps=2", "trainer.validate_every=2", ranks=ranks)
+    assert exit_status == 0, output
     checkpoints = sorted((run / "checkpoints").glob("step_*"))
     assert [path.name for path in checkpoints] == ["step_00000000", "step_00000002"]
     for path in checkpoints:
         damage(path)
     before = rows(run)
-    code, said = train(folder, ranks=ranks)
-    assert code == 2, said
-    assert f"{run / 'checkpoints'}: every checkpoint is damaged, 2 in all" in said
-    assert "step_00000002: " in said and "does not match its checksum" in said
-    assert "trainer.resume: never" in said
+    exit_status, output = train(folder, ranks=ranks)
+    assert exit_status == 2, output
+    assert f"{run / 'checkpoints'}: every checkpoint is damaged, 2 in all" in output
+    assert "step_00000002: " in output and "does not match its checksum" in output
+    assert "trainer.resume: never" in output
     status = json.loads((run / "STATUS").read_text())
     assert (status["status"], status["step"]) == ("failed", 2)
     assert "every checkpoint is damaged, 2 in all" in status["reason"]
@@ -54,10 +54,10 @@ def test_a_run_without_a_whole_checkpoint_stops(tmp_path: Path, ranks: int) -> N
     assert not (run / "heartbeat.json").exists()
 
     checked = ["check", str(folder / "config.yml"), *OPTIONS, "trainer.resume=never"]
-    code, said = finish(checked, 1, timeout=180)
-    assert code == 0 and "it is renamed, and training starts anew" in said, said
-    code, said = train(folder, "trainer.resume=never", ranks=ranks)
-    assert code == 0, said
+    exit_status, output = finish(checked, 1, timeout=180)
+    assert exit_status == 0 and "it is renamed, and training starts anew" in output, output
+    exit_status, output = train(folder, "trainer.resume=never", ranks=ranks)
+    assert exit_status == 0, output
     assert [row[0] for row in rows(run)] == [1, 2, 3, 4]
     assert sorted(path.name for path in (run / "checkpoints").glob("*step_*")) == [
         "damaged_step_00000000", "damaged_step_00000002", "step_00000000", "step_00000002", "step_00000004",
@@ -69,13 +69,13 @@ def test_a_damaged_newest_checkpoint_falls_back_to_the_last_good_one(tmp_path: P
     folder = world(tmp_path)
     assert train(folder, "trainer.max_steps=2", "trainer.validate_every=2")[0] == 0
     damage(folder / "run" / "checkpoints" / "step_00000002")
-    code, said = train(folder)
-    assert code == 0, said
-    assert "step_00000002 is skipped: model" in said
+    exit_status, output = train(folder)
+    assert exit_status == 0, output
+    assert "step_00000002 is skipped: model" in output
     assert [row[0] for row in rows(folder / "run")] == [1, 2, 3, 4]
     # whole checkpoints are never given up
-    code, said = train(folder, "trainer.resume=never")
-    assert code == 2 and "trainer.resume: never, but" in said, said
+    exit_status, output = train(folder, "trainer.resume=never")
+    assert exit_status == 2 and "trainer.resume: never, but" in output, output
 
 
 def test_a_branch_does_not_begin_again_over_its_own_damaged_checkpoints(tmp_path: Path) -> None:
@@ -85,5 +85,5 @@ def test_a_branch_does_not_begin_again_over_its_own_damaged_checkpoints(tmp_path
     assert train(folder, *branch, "trainer.max_steps=4")[0] == 0
     for path in (folder / "branch" / "checkpoints").glob("step_*"):
         damage(path)
-    code, said = train(folder, *branch)
-    assert code == 2 and f"{folder / 'branch' / 'checkpoints'}: every checkpoint is damaged" in said, said
+    exit_status, output = train(folder, *branch)
+    assert exit_status == 2 and f"{folder / 'branch' / 'checkpoints'}: every checkpoint is damaged" in output, output

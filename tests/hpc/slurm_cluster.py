@@ -60,8 +60,8 @@ def slurm(folder: Path) -> Iterator[dict[str, str]]:
         CannotStart: where the programs or the rights are missing, or the node does not come up.
     """
     path = os.pathsep.join([os.environ["PATH"], "/usr/sbin", "/sbin"])
-    found = {name: shutil.which(name, path=path) for name in PROGRAMS}
-    missing = [name for name, where in found.items() if where is None]
+    programs = {name: shutil.which(name, path=path) for name in PROGRAMS}
+    missing = [name for name, where in programs.items() if where is None]
     if missing:
         raise CannotStart(f"not installed: {', '.join(missing)}")
     if os.geteuid() != 0:
@@ -70,21 +70,23 @@ def slurm(folder: Path) -> Iterator[dict[str, str]]:
     environment = {**os.environ, "PATH": path, "SLURM_CONF": str(folder / "slurm.conf")}
     with ExitStack() as daemons:
         socket_file = folder / "munge.socket"
-        munge = [found["munged"], "--foreground", "--force", f"--socket={socket_file}"]
+        munge = [programs["munged"], "--foreground", "--force", f"--socket={socket_file}"]
         munge += [f"--{kind}-file={folder / name}" for kind, name in MUNGE_FILES.items()]
         daemons.enter_context(running(munge, folder, environment))
         wait_until(socket_file.exists, "munged made no socket", folder / "munged.log")
-        daemons.enter_context(running([found["slurmctld"], "-D"], folder, environment))
-        daemons.enter_context(running([found["slurmd"], "-D"], folder, environment))
-        ask = [found["sinfo"], "--noheader", "--format=%t"]
+        daemons.enter_context(running([programs["slurmctld"], "-D"], folder, environment))
+        daemons.enter_context(running([programs["slurmd"], "-D"], folder, environment))
+        ask = [programs["sinfo"], "--noheader", "--format=%t"]
         wait_until(lambda: output_of(ask, environment).strip() == "idle", "no node came up", folder / "slurmctld.log")
         try:
             yield environment
         finally:
             # a daemon that stops leaves its jobs running
-            subprocess.run([found["scancel"], "--full", "--signal=KILL", "--user=root"], env=environment, check=False)
-            subprocess.run([found["scancel"], "--user=root"], env=environment, check=False)
-            ask = [found["squeue"], "--noheader"]
+            subprocess.run(
+                [programs["scancel"], "--full", "--signal=KILL", "--user=root"], env=environment, check=False
+            )
+            subprocess.run([programs["scancel"], "--user=root"], env=environment, check=False)
+            ask = [programs["squeue"], "--noheader"]
             wait_until(lambda: output_of(ask, environment) == "", "jobs are left", folder / "slurmctld.log")
 
 
@@ -107,9 +109,9 @@ def free_ports(count: int) -> list[int]:
     """Return ports that nobody listens on."""
     with ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
+        for listener in sockets:
+            listener.bind(("127.0.0.1", 0))
+        return [listener.getsockname()[1] for listener in sockets]
 
 
 @contextmanager

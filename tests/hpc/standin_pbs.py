@@ -124,19 +124,19 @@ def leave(code: int, why: str) -> None:
 
 def options(words: list[str]) -> dict[str, list[str]]:
     """Return option -> values; the script's place is under the empty name."""
-    found: dict[str, list[str]] = {}
+    job_options: dict[str, list[str]] = {}
     rest = list(words)
     while rest:
         word = rest.pop(0)
         if word == "-h":
-            found["-h"] = [""]
+            job_options["-h"] = [""]
         elif word in WITH_VALUE:
-            found.setdefault(word, []).append(rest.pop(0))
+            job_options.setdefault(word, []).append(rest.pop(0))
         elif word.startswith("-"):
             leave(2, f"illegal option {word}")
         else:
-            found.setdefault("", []).append(word)
-    return found
+            job_options.setdefault("", []).append(word)
+    return job_options
 
 
 def directives(script: Path) -> list[str]:
@@ -155,25 +155,26 @@ def qsub(folder: Path, words: list[str]) -> None:
         leave(1, "qsub: would exceed the queue's limit")
     given = options(words)
     (script,) = given[""]
-    found = {**options(directives(Path(script))), **given}
-    limits = dict(item.split("=", 1) for item in found["-l"])
-    assert re.fullmatch(r"[A-Za-z][\w.-]{0,14}", found["-N"][0]), f"illegal -N value {found['-N']}"
-    assert found["-j"] == ["oe"] and limits["select"]
+    job_options = {**options(directives(Path(script))), **given}
+    limits = dict(item.split("=", 1) for item in job_options["-l"])
+    assert re.fullmatch(r"[A-Za-z][\w.-]{0,14}", job_options["-N"][0]), f"illegal -N value {job_options['-N']}"
+    assert job_options["-j"] == ["oe"] and limits["select"]
     hours, minutes, seconds = map(int, limits["walltime"].split(":"))
     kind, after = "", []
-    for value in found.get("-W", []):
+    for value in job_options.get("-W", []):
         kind, ids = re.fullmatch(r"depend=(afterany|afterok):(.+)", value).groups()
         after = [find(folder, after_id)["number"] for after_id in ids.split(":")]
     number = len(list(folder.glob("*.json"))) + 1
-    first, last = map(int, found["-J"][0].split("-")) if "-J" in found else (0, 0)
+    first, last = map(int, job_options["-J"][0].split("-")) if "-J" in job_options else (0, 0)
     copy = folder / f"{number}.SC"
     copy.write_bytes(Path(script).read_bytes())
+    job_id = f"{number}[].head" if "-J" in job_options else f"{number}.head"
     job = {
-        "number": number, "id": f"{number}[].head" if "-J" in found else f"{number}.head", "name": found["-N"][0],
+        "number": number, "id": job_id, "name": job_options["-N"][0],
         "script": str(copy), "cwd": os.getcwd(), "after": after,
-        "after_ok": kind == "afterok", "held": "-h" in found, "state": "Q",
+        "after_ok": kind == "afterok", "held": "-h" in job_options, "state": "Q",
         "walltime": hours * 3600 + minutes * 60 + seconds,
-        "indices": list(range(first, last + 1)) if "-J" in found else [None],
+        "indices": list(range(first, last + 1)) if "-J" in job_options else [None],
     }  # fmt: skip
     store(folder, job)
     print(job["id"])

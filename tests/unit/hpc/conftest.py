@@ -12,7 +12,7 @@ import pytest
 @pytest.fixture(scope="session")
 def shellcheck() -> str:
     """The linter's program."""
-    found = shutil.which("shellcheck") or shutil.which("shellcheck", path=str(Path(sys.executable).parent))
-    if found is None:
+    program = shutil.which("shellcheck") or shutil.which("shellcheck", path=str(Path(sys.executable).parent))
+    if program is None:
         pytest.skip("shellcheck is not installed; the extra test brings it")
-    return found
+    return program

@@ -126,23 +126,23 @@ def test_a_rollout_is_an_array_of_whole_nodes() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_names_that_schedulers_take(name: str) -> None:
     for scheduler, longest in ((pbs, 15), (slurm, 64)):
-        made = scheduler.make_job_name(name)
-        assert 0 < len(made) <= longest and made[0].isascii() and made[0].isalpha()
-        assert all(c.isascii() and (c.isalnum() or c in "._-") for c in made)
+        job_name = scheduler.make_job_name(name)
+        assert 0 < len(job_name) <= longest and job_name[0].isascii() and job_name[0].isalpha()
+        assert all(c.isascii() and (c.isalnum() or c in "._-") for c in job_name)
 
 
 def test_a_template_of_one_s_own(tmp_path: Path) -> None:
-    own = tmp_path / "mine.j2"
-    own.write_text(
+    user_template = tmp_path / "mine.j2"
+    user_template.write_text(
         '{% extends "slurm.sh.j2" %}\n{% block environment %}{{ super() }}echo {{ job.folder }}\n{% endblock %}'
     )
-    text = render_script(job("slurm", folder=Path("a b"), template=str(own), environment={"A": "x y"}))
+    text = render_script(job("slurm", folder=Path("a b"), template=str(user_template), environment={"A": "x y"}))
     assert f"export OMP_NUM_THREADS=8\nexport A='x y'\necho '{Path.cwd()}/a b'\n" in text
     assert text.startswith("#!/bin/bash\n#SBATCH ")
     for wrong in ("{{ job.nothing }}", "{% if %}", '{% extends "none.j2" %}'):
-        own.write_text(wrong)
+        user_template.write_text(wrong)
         with pytest.raises(ConfigError, match=r"slurm\.template"):
-            render_script(job("slurm", template=str(own)))
+            render_script(job("slurm", template=str(user_template)))
 
 
 def test_a_start_that_cannot_be_filled_in(tmp_path: Path) -> None:

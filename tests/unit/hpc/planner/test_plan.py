@@ -34,14 +34,14 @@ from tests.unit.hpc.measured import small_config, step_builder_of
 H100 = find_gpu("h100")
 
 
-def run_of(*overrides: str, samples: int = 1000) -> PlannedRun:
+def planned_run_of(*overrides: str, samples: int = 1000) -> PlannedRun:
     config = small_config("model.use_spectral_norm=false", *overrides)
     return PlannedRun(config.trainer, {0.0: config.data.forecast_len}, samples, step_builder_of(config))
 
 
 @pytest.fixture(scope="module")
 def plan() -> Plan:
-    return make_plan(run_of(), 16, H100)
+    return make_plan(planned_run_of(), 16, H100)
 
 
 @pytest.mark.parametrize(
@@ -57,8 +57,8 @@ def plan() -> Plan:
 def test_parts_are_those_of_fully_shard(degrees: ParallelDims) -> None:
     step_builder = step_builder_of(small_config())
     with fake_process_group(degrees.world):
-        few = build_mesh(ParallelDims(1, min(2, degrees.world // degrees.tensor), degrees.tensor), 0, "cpu")
-        model, _ = step_builder.build_network(few, True, False)
+        smallest_mesh = build_mesh(ParallelDims(1, min(2, degrees.world // degrees.tensor), degrees.tensor), 0, "cpu")
+        model, _ = step_builder.build_network(smallest_mesh, True, False)
         planned = compute_state_memory(read_units(model, True), degrees, count_buffer_bytes(model), average=True)
         model, _ = step_builder.build_network(build_mesh(degrees, 0, "cpu"), True, False)
         held = [sum(4 * local_shard(t).numel() for t in kind) for kind in (model.parameters(), model.buffers())]
@@ -75,12 +75,12 @@ def test_in_flight_by_hand() -> None:
     )
     degrees = ParallelDims(1, 4, 1)
     # on four ranks 10 rows are padded to 12, and 2 to 4
-    kept, freed = 12 * 3, 8 * 5 + 4
+    gathered_elements, freed_elements = 12 * 3, 8 * 5 + 4
     gathered, reduced = bound_in_flight_memory(units, degrees, Precision(2, 4), Schedule())
-    assert gathered == 2 * (kept + 2 * freed + freed)
+    assert gathered == 2 * (gathered_elements + 2 * freed_elements + freed_elements)
     assert reduced == 2 * 40 + 4 * 40, "the frozen weight has no gradient"
     gathered, reduced = bound_in_flight_memory(units, degrees, Precision(4, 4), Schedule(2, 2, True))
-    assert gathered == 4 * (kept + freed + freed), "a recomputed step keeps all"
+    assert gathered == 4 * (gathered_elements + freed_elements + freed_elements), "a recomputed step keeps all"
     assert reduced == 4 * 40 + 4 * (40 + 30 + 40)
 
 
@@ -116,15 +116,18 @@ def test_meshes_of_a_plan(plan: Plan) -> None:
     shards = [by_degrees[ParallelDims(16 // s, s, 1)].memory.states for s in (1, 2, 4, 8, 16)]
     assert shards == sorted(shards, reverse=True)
     assert set(plan.checkpointing) == set(CHECKPOINTING)
-    kept = [plan.checkpointing[way].memory.activations for way in (False, "selective", True)]
-    assert kept == sorted(kept, reverse=True) and kept[0] > 1.2 * kept[2]
+    gathered_elements = [plan.checkpointing[kind].memory.activations for kind in (False, "selective", True)]
+    assert (
+        gathered_elements == sorted(gathered_elements, reverse=True)
+        and gathered_elements[0] > 1.2 * gathered_elements[2]
+    )
 
 
 def test_tensor_parallelism_where_samples_are_few() -> None:
-    plan = make_plan(run_of("trainer.train_batch_size=600"), 2, H100)
+    plan = make_plan(planned_run_of("trainer.train_batch_size=600"), 2, H100)
     assert plan.best.degrees == ParallelDims(1, 1, 2) and plan.best.steps == 10
     assert plan.configured.degrees == ParallelDims(1, 2, 1) and not plan.configured.steps
-    assert "more samples a step than there are" in format_plan(plan, run_of())
+    assert "more samples a step than there are" in format_plan(plan, planned_run_of())
 
 
 def test_hours_and_energy(plan: Plan) -> None:
@@ -136,7 +139,7 @@ def test_hours_and_energy(plan: Plan) -> None:
 
 
 def test_epochs_and_growing_rollouts() -> None:
-    run = replace(run_of(samples=1000), rollout={0.0: 1, 0.5: 2, 0.75: 4})
+    run = replace(planned_run_of(samples=1000), rollout={0.0: 1, 0.5: 2, 0.75: 4})
     run = replace(run, trainer=run.trainer.model_copy(update={"max_steps": None, "num_epoch": 3}))
     assert run.count_steps(ParallelDims(2, 8, 4)) == 3 * (1000 // 16)
     assert run.count_steps(ParallelDims(1, 1001, 1)) == 0
@@ -144,20 +147,20 @@ def test_epochs_and_growing_rollouts() -> None:
 
 
 def test_report(plan: Plan) -> None:
-    text = format_plan(plan, run_of())
+    text = format_plan(plan, planned_run_of())
     for word in ("recommended", "exact", "upper bound", "assumed", "never measured on a GPU", "MWh"):
         assert word in text
     for line in text.splitlines():
         if re.search(r"\bs a step|samples/s|\bhours|MWh| s = ", line):
             assert "estimate" in line, line
-    facts = json.loads(json.dumps(to_dict(plan, run_of())))
+    facts = json.loads(json.dumps(to_dict(plan, planned_run_of())))
     assert facts["recommended"]["memory"]["device"] == plan.best.memory.device
     assert facts["configured"]["shard"] == 16
     assert len(facts["meshes"]) == len(plan.meshes)
 
 
 def test_what_the_config_asks_for_is_planned() -> None:
-    plan = make_plan(run_of("trainer.parallelism={data: none, tensor: 2}"), 2, H100)
+    plan = make_plan(planned_run_of("trainer.parallelism={data: none, tensor: 2}"), 2, H100)
     assert (plan.configured.data, plan.configured.degrees) == ("none", ParallelDims(1, 1, 2))
     assert plan.configured.memory.gathered == 0 and plan.configured.memory.parameters > 0
     assert all(message.kind == "all-reduce" for message in plan.configured.collectives)
@@ -165,21 +168,21 @@ def test_what_the_config_asks_for_is_planned() -> None:
 
 def test_dropout_and_adapters() -> None:
     changes = ["model.attn_dropout=0.1", "model.ff_dropout=0.1", "trainer.parallelism.tensor=2", "trainer.amp=true"]
-    plan = make_plan(run_of(*changes, 'trainer.lora={targets: ["*.to_qkv", "*.to_out"]}'), 2, H100)
+    plan = make_plan(planned_run_of(*changes, 'trainer.lora={targets: ["*.to_qkv", "*.to_out"]}'), 2, H100)
     memory = plan.configured.memory
     assert memory.gradients < 0.1 * memory.parameters, "the adapters' alone"
     assert memory.optimizer == pytest.approx(2 * memory.gradients, rel=0.1)
 
 
 def test_one_gpu() -> None:
-    plan = make_plan(run_of("trainer.amp=true", "trainer.parallelism.cpu_offload=true"), 1, H100)
+    plan = make_plan(planned_run_of("trainer.amp=true", "trainer.parallelism.cpu_offload=true"), 1, H100)
     assert len(plan.meshes) == 1 and not plan.best.collectives
     assert not plan.best.memory.host, "one process has nothing sharded to offload"
-    assert "one GPU" in format_plan(plan, run_of())
+    assert "one GPU" in format_plan(plan, planned_run_of())
 
 
 def test_offload_leaves_the_states_to_the_host() -> None:
-    memory = make_plan(run_of("trainer.parallelism.cpu_offload=true"), 2, H100).configured.memory
+    memory = make_plan(planned_run_of("trainer.parallelism.cpu_offload=true"), 2, H100).configured.memory
     assert memory.host and memory.device < memory.states + memory.activations + memory.buffers + memory.gathered
 
 
@@ -201,7 +204,7 @@ def small_gpu(gib: float) -> Gpu:
 )
 def test_the_impossible_is_refused(world: int, gpu: Gpu, overrides: list[str], says: list[str]) -> None:
     with pytest.raises(ConfigError) as refused:
-        make_plan(run_of(*overrides), world, gpu)
+        make_plan(planned_run_of(*overrides), world, gpu)
     for words in says:
         assert words in str(refused.value)
 
@@ -242,8 +245,8 @@ def test_command_without_data(tmp_path, capsys: pytest.CaptureFixture, monkeypat
     config = config_file(tmp_path, capsys)
     missing = ["data.sources=[{path: absent.nc}]", *QUICK]
     assert main.main(["plan", config, "--world-size", "2", *missing]) == 2
-    said = capsys.readouterr().err
-    assert "absent.nc" in said and "--grid ROWSxCOLUMNS" in said
+    messages = capsys.readouterr().err
+    assert "absent.nc" in messages and "--grid ROWSxCOLUMNS" in messages
     unset = ["data.sources=[{path: $NOWHERE/a.nc}]", "save_loc=$NOWHERE/run", "data.store=$NOWHERE/store.zarr", *QUICK]
     assert main.main(["plan", config, "--world-size", "2", "--grid", "32x64", *unset]) == 0
     assert "1463 samples" in capsys.readouterr().out

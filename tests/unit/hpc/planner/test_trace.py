@@ -52,12 +52,12 @@ def test_activations_of_a_rollout() -> None:
 @pytest.mark.parametrize("recompute", ["true", "false"])
 def test_long_rollouts_follow_from_short_ones(recompute: str) -> None:
     config = small_config(f"trainer.recompute_steps={recompute}", "model.use_spectral_norm=false")
-    two, three, four = (traced(config, rollout=n) for n in (2, 3, 4))
-    guess = extrapolate_trace(two, three, 1)
-    assert guess.activations == pytest.approx(four.activations, rel=0.02)
-    assert guess.flops == four.flops
-    assert sum(guess.kernels.values()) == sum(four.kernels.values())
-    moved = [sum(kernel.bytes * count for kernel, count in trace.kernels.items()) for trace in (guess, four)]
+    trace_of_two, trace_of_three, four = (traced(config, rollout=n) for n in (2, 3, 4))
+    extrapolated = extrapolate_trace(trace_of_two, trace_of_three, 1)
+    assert extrapolated.activations == pytest.approx(four.activations, rel=0.02)
+    assert extrapolated.flops == four.flops
+    assert sum(extrapolated.kernels.values()) == sum(four.kernels.values())
+    moved = [sum(kernel.bytes * count for kernel, count in trace.kernels.items()) for trace in (extrapolated, four)]
     assert moved[0] == pytest.approx(moved[1], rel=0.01)
 
 
@@ -121,11 +121,11 @@ def test_kernels_by_hand(tf32: bool, rate: str) -> None:
 
 
 def test_micro_steps_add_up() -> None:
-    one, five = (trace_of(Twice, (100, 8), micro_steps=n) for n in (1, 5))
-    assert five.flops == 5 * one.flops
+    trace_of_one, trace_of_five = (trace_of(Twice, (100, 8), micro_steps=n) for n in (1, 5))
+    assert trace_of_five.flops == 5 * trace_of_one.flops
     # the first gradients become the parameters', later ones are added to them
-    assert sum(five.kernels.values()) == 5 * sum(one.kernels.values()) + 4 * 2
-    assert five.activations == one.activations
+    assert sum(trace_of_five.kernels.values()) == 5 * sum(trace_of_one.kernels.values()) + 4 * 2
+    assert trace_of_five.activations == trace_of_one.activations
 
 
 def test_mixed_precision_of_fsdp2() -> None:

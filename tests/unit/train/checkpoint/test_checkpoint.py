@@ -42,15 +42,15 @@ ASSETS = {"mask": torch.tensor([[True, False]]), "turned": torch.arange(6.0).res
 
 def save(folder: Path, *steps: int, **options: object) -> Path:
     """Save these steps one after the other and return the last."""
-    with AsyncCheckpointer(folder) as store:
+    with AsyncCheckpointer(folder) as checkpointer:
         for step in steps:
-            path = store.save(step, tensors(step), ASSETS, {"note": "x"}, **options)
+            path = checkpointer.save(step, tensors(step), ASSETS, {"note": "x"}, **options)
     return path
 
 
-def same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> bool:
-    return found.keys() == expected.keys() and all(
-        torch.equal(found[name], value) and found[name].dtype == value.dtype for name, value in expected.items()
+def same(tensors: dict[str, Tensor], expected: dict[str, Tensor]) -> bool:
+    return tensors.keys() == expected.keys() and all(
+        torch.equal(tensors[name], value) and tensors[name].dtype == value.dtype for name, value in expected.items()
     )
 
 
@@ -95,16 +95,16 @@ def test_what_is_saved_is_what_was_there(tmp_path: Path, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(sharded, "save_file", late)
     live, meta = tensors(1), {"position": 1}
-    with AsyncCheckpointer(tmp_path) as store:
-        path = store.save(1, live, ASSETS, meta)
+    with AsyncCheckpointer(tmp_path) as checkpointer:
+        path = checkpointer.save(1, live, ASSETS, meta)
         for named in live.values():
             for value in named.values():
                 value.zero_()
         meta["position"] = 2
-        assert not path.exists() and store.committed_step is None
+        assert not path.exists() and checkpointer.committed_step is None
         go.set()
-        store.wait()
-        assert store.committed_step == 1 and store.longest_save_seconds > 0
+        checkpointer.wait()
+        assert checkpointer.committed_step == 1 and checkpointer.longest_save_seconds > 0
     assert same(checkpoint.load_tensors(path, "model"), tensors(1)["model"])
     assert same(checkpoint.load_tensors(path, "optimizer"), tensors(1)["optimizer"])
     assert checkpoint.load_meta(path)["position"] == 1
@@ -112,10 +112,10 @@ def test_what_is_saved_is_what_was_there(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_saves_follow_each_other(tmp_path: Path) -> None:
     """The host memory of one save is used again by the next, which may have other tensors."""
-    with AsyncCheckpointer(tmp_path) as store:
+    with AsyncCheckpointer(tmp_path) as checkpointer:
         for step in (1, 2):
-            store.save(step, tensors(step), ASSETS, {})
-        store.save(3, {"model": {"matrix": torch.ones(3, 3), "new": torch.ones(2)}}, {}, {})
+            checkpointer.save(step, tensors(step), ASSETS, {})
+        checkpointer.save(3, {"model": {"matrix": torch.ones(3, 3), "new": torch.ones(2)}}, {}, {})
     for step in (1, 2):
         assert same(checkpoint.load_tensors(tmp_path / f"step_0000000{step}", "model"), tensors(step)["model"])
     assert same(
@@ -166,39 +166,39 @@ def test_every_flipped_byte_is_found(tmp_path: Path) -> None:
     assert checkpoint.verify_checkpoint(path) is None
 
 
-@pytest.mark.parametrize(("what", "limit"), [("weights", 900), ("meta", 5000)])
+@pytest.mark.parametrize(("failing_part", "limit"), [("weights", 900), ("meta", 5000)])
 def test_a_full_disk_leaves_the_old_ones_and_the_run(
-    tmp_path: Path, what: str, limit: int, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, failing_part: str, limit: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     good = save(tmp_path, 1)
-    meta = {"note": "x" * (10 * limit if what == "meta" else 1)}
+    meta = {"note": "x" * (10 * limit if failing_part == "meta" else 1)}
     says = "step_00000002.*File too large.*older checkpoints are untouched"
-    with AsyncCheckpointer(tmp_path) as store:
+    with AsyncCheckpointer(tmp_path) as checkpointer:
         with largest_file(limit):
-            store.save(2, tensors(2), ASSETS, meta)
-            store.move_link("best", 2)
+            checkpointer.save(2, tensors(2), ASSETS, meta)
+            checkpointer.move_link("best", 2)
             assert re.search(says, caplog.text) and "tries again at its next checkpoint" in caplog.text
             assert not (tmp_path / "best").is_symlink()
             with pytest.raises(CheckpointError, match=says):
-                store.save(2, tensors(2), ASSETS, meta, synchronous=True)
+                checkpointer.save(2, tensors(2), ASSETS, meta, synchronous=True)
         assert checkpoint.newest_checkpoint(tmp_path) == good
         assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "step_00000001"]
-        assert store.committed_step is None
-        store.wait()  # an error is told once
-        store.save(3, tensors(3), ASSETS, meta)
+        assert checkpointer.committed_step is None
+        checkpointer.wait()  # an error is told once
+        checkpointer.save(3, tensors(3), ASSETS, meta)
     assert checkpoint.newest_checkpoint(tmp_path) == tmp_path / "step_00000003"
 
 
 def test_the_end_of_a_run_completes_its_save(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with pytest.raises(KeyError, match="why"), AsyncCheckpointer(tmp_path) as store:
-        store.save(1, tensors(1), ASSETS, {})
+    with pytest.raises(KeyError, match="why"), AsyncCheckpointer(tmp_path) as checkpointer:
+        checkpointer.save(1, tensors(1), ASSETS, {})
         raise KeyError("why")
     assert checkpoint.newest_checkpoint(tmp_path) == tmp_path / "step_00000001"
     with largest_file(900):
-        with pytest.raises(CheckpointError, match="step_00000002"), AsyncCheckpointer(tmp_path) as store:
-            store.save(2, tensors(2), ASSETS, {})
-        with pytest.raises(KeyError, match="why"), AsyncCheckpointer(tmp_path) as store:
-            store.save(2, tensors(2), ASSETS, {})
+        with pytest.raises(CheckpointError, match="step_00000002"), AsyncCheckpointer(tmp_path) as checkpointer:
+            checkpointer.save(2, tensors(2), ASSETS, {})
+        with pytest.raises(KeyError, match="why"), AsyncCheckpointer(tmp_path) as checkpointer:
+            checkpointer.save(2, tensors(2), ASSETS, {})
             raise KeyError("why")
     assert "step_00000002: cannot be saved" in caplog.text
 
@@ -221,15 +221,15 @@ def test_a_step_that_is_saved_again_is_replaced(tmp_path: Path) -> None:
 
 def test_links_and_pruning(tmp_path: Path) -> None:
     keep = retention.Retention(last=2)
-    with AsyncCheckpointer(tmp_path) as store:
+    with AsyncCheckpointer(tmp_path) as checkpointer:
         for step in range(1, 6):
             links = ("latest", "best") if step == 2 else ("latest",)
-            store.save(step, tensors(step), ASSETS, {}, links, keep)
-        store.wait()
+            checkpointer.save(step, tensors(step), ASSETS, {}, links, keep)
+        checkpointer.wait()
         assert [path.name[-1] for path in checkpoint.list_checkpoints(tmp_path)] == ["2", "4", "5"]
         assert checkpoint.resolve_checkpoint(tmp_path, "best", "key") == (tmp_path / "step_00000002").resolve()
-        store.save(6, tensors(6), ASSETS, {}, keep=keep)
-        store.move_link("best", 6)  # after the save that is under way
+        checkpointer.save(6, tensors(6), ASSETS, {}, keep=keep)
+        checkpointer.move_link("best", 6)  # after the save that is under way
         assert checkpoint.resolve_checkpoint(tmp_path, "best", "key") == (tmp_path / "step_00000006").resolve()
 
 
@@ -284,15 +284,17 @@ def test_formats(tmp_path: Path) -> None:
 
 
 def test_fingerprint_tells_weights_apart(tmp_path: Path) -> None:
-    found = {checkpoint.weights_fingerprint(save(tmp_path / str(n), step), "model") for n, step in enumerate((1, 1, 2))}
-    assert len(found) == 2 and all(len(value) == 8 for value in found)
+    fingerprints = {
+        checkpoint.weights_fingerprint(save(tmp_path / str(n), step), "model") for n, step in enumerate((1, 1, 2))
+    }
+    assert len(fingerprints) == 2 and all(len(value) == 8 for value in fingerprints)
 
 
 def test_weights_of_another_model(tmp_path: Path) -> None:
     model = nn.Linear(3, 2)
     state = {"weight": torch.zeros(2, 4), "gain": torch.zeros(2)}
-    with AsyncCheckpointer(tmp_path) as store:
-        path = store.save(1, {"model": state}, {}, {})
+    with AsyncCheckpointer(tmp_path) as checkpointer:
+        path = checkpointer.save(1, {"model": state}, {}, {})
     for load in (
         lambda: checkpoint.load_state(model, state, tmp_path),
         lambda: checkpoint.load_into(path, "model", model.state_dict()),

@@ -34,9 +34,9 @@ def test_torch_files(tmp_path: Path, nested: tuple[str, ...], rename) -> None:
     for key in reversed(nested):
         content = {key: content, "epoch": 3, "optimizer_state_dict": {"state": {}}}
     torch.save(content, tmp_path / "file.pt")
-    found = read_state_file(tmp_path / "file.pt")
-    assert found.keys() == STATE.keys()
-    assert all(torch.equal(found[name], value) for name, value in STATE.items())
+    state = read_state_file(tmp_path / "file.pt")
+    assert state.keys() == STATE.keys()
+    assert all(torch.equal(state[name], value) for name, value in STATE.items())
 
 
 def test_wrappers_of_torch_itself(tmp_path: Path) -> None:
@@ -44,8 +44,8 @@ def test_wrappers_of_torch_itself(tmp_path: Path) -> None:
     plain = {name: value.clone() for name, value in model.state_dict().items()}
     model[0] = checkpoint_wrapper(torch.compile(model[0], backend="eager"))
     torch.save(torch.compile(model, backend="eager").state_dict(), tmp_path / "file.pt")
-    found = read_state_file(tmp_path / "file.pt")
-    assert found.keys() == plain.keys() and all(torch.equal(found[name], value) for name, value in plain.items())
+    state = read_state_file(tmp_path / "file.pt")
+    assert state.keys() == plain.keys() and all(torch.equal(state[name], value) for name, value in plain.items())
 
 
 def test_safetensors(tmp_path: Path) -> None:

@@ -31,7 +31,9 @@ def run_checkpoint(tmp_path: Path) -> Path:
         return checkpointer.save(1, {"model": {"x": torch.ones(2)}}, {}, {})
 
 
-def test_what_a_run_began_with_may_be_gone(tmp_path: Path, run_checkpoint: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_a_run_began_with_may_be_gone(
+    tmp_path: Path, run_checkpoint: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     for name in ("weights.pt", "base/checkpoints/step_00000009"):
         with caplog.at_level(logging.WARNING):
             assert find_start(tmp_path / name, tmp_path / "run") == (run_checkpoint, None)

@@ -19,7 +19,7 @@ from tests.unit.hpc.measured import GRID, counted_flops, small_config, traced
 BATCH, CELLS, WIDE, OUT = 2, 48 * 96, 32, 6
 
 
-def cost_of(config: Config) -> FlopCounter:
+def count_operations(config: Config) -> FlopCounter:
     return FlopCounter(config, dummy_assets(config, build_grid(GRID), {}))
 
 
@@ -46,9 +46,9 @@ def test_by_hand(frozen: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     first, further = (1, 2) if frozen else (2, 3)
     # the linear layer: forward, gradient of its weights, and of its input where anything before it wants it
     linear = (2, 3) if frozen else (3, 3)
-    found = cost_of(config)
-    assert found.operations(1) == {"tf32": first * convolution + linear[0] * product}
-    assert found.operations(3) == {"tf32": (first + 2 * further) * convolution + (linear[0] + 2 * linear[1]) * product}
+    counts = count_operations(config)
+    assert counts.operations(1) == {"tf32": first * convolution + linear[0] * product}
+    assert counts.operations(3) == {"tf32": (first + 2 * further) * convolution + (linear[0] + 2 * linear[1]) * product}
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_the_peak_is_that_of_what_the_network_computes_in(
 def test_one_step_is_what_a_real_one_computes() -> None:
     config = small_config()
     with force_gpu_path():  # what a CPU computes again is no operation of the network
-        assert sum(cost_of(config).operations(1).values()) == counted_flops(config)
+        assert sum(count_operations(config).operations(1).values()) == counted_flops(config)
 
 
 @pytest.mark.parametrize("steps", [1, 3])
@@ -83,21 +83,21 @@ def test_the_plan_traces_as_many_without_checkpointing(steps: int) -> None:
     with force_gpu_path():
         wanted = traced(small_config("trainer.recompute_steps=false"), rollout=steps).flops
     config = small_config("trainer.activation_checkpoint=true", f"data.forecast_len={steps}")
-    assert sum(cost_of(config).operations(steps).values()) == wanted
+    assert sum(count_operations(config).operations(steps).values()) == wanted
     if steps == 1:
         assert traced(config).flops > 1.1 * wanted, "what is computed again is not counted"
 
 
 def test_adapters_leave_out_the_gradients_of_frozen_weights() -> None:
-    whole = sum(cost_of(small_config()).operations(1).values())
+    whole = sum(count_operations(small_config()).operations(1).values())
     lora = "trainer.lora={rank: 2, targets: ['*.to_qkv', '*.to_out']}"
-    adapted = sum(cost_of(small_config(lora)).operations(1).values())
+    adapted = sum(count_operations(small_config(lora)).operations(1).values())
     assert 0.4 * whole < adapted < 0.9 * whole
 
 
 def test_counting_draws_no_random_numbers() -> None:
     before = torch.get_rng_state()
-    cost_of(small_config("model.attn_dropout=0.1")).operations(1)
+    count_operations(small_config("model.attn_dropout=0.1")).operations(1)
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -113,5 +113,5 @@ def test_a_network_that_needs_values_is_not_counted(
 ) -> None:
     monkeypatch.setattr(flops, "build_network", lambda config, channels, *_: Peeks(len(channels.input)))
     caplog.set_level(logging.INFO)
-    assert cost_of(small_config()).operations(1) is None
+    assert count_operations(small_config()).operations(1) is None
     assert "operations are not counted" in caplog.text

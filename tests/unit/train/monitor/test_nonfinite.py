@@ -30,10 +30,10 @@ def network(where: int | None, **broken: bool) -> nn.Sequential:
 
 
 def find(model: nn.Module) -> str | None:
-    found = find_nonfinite_layer(model, lambda: model(torch.ones(2, 3)).square().sum())
+    problem = find_nonfinite_layer(model, lambda: model(torch.ones(2, 3)).square().sum())
     assert all(p.grad is None for p in model.parameters())
     assert not any(module._forward_hooks for module in model.modules())
-    return found
+    return problem
 
 
 def test_nothing() -> None:

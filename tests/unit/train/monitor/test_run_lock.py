@@ -29,17 +29,22 @@ with RunLock(Path(sys.argv[1]), "job.1", beat=0.05, silence=0.5):
 """
 
 
-def beat_of(folder: Path) -> dict:
+def read_heartbeat(folder: Path) -> dict:
     return json.loads((folder / "heartbeat.json").read_text())
 
 
 def test_it_beats_and_goes(tmp_path: Path) -> None:
-    with RunLock(tmp_path, "77", **QUICK) as presence:
-        presence.update(12, "step 13")
+    with RunLock(tmp_path, "77", **QUICK) as run_lock:
+        run_lock.update(12, "step 13")
         time.sleep(0.3)
-        said = beat_of(tmp_path)
-        assert (said["pid"], said["job_id"], said["step"], said["doing"]) == (os.getpid(), "77", 12, "step 13")
-        assert said["beat"] >= 2
+        heartbeat = read_heartbeat(tmp_path)
+        assert (heartbeat["pid"], heartbeat["job_id"], heartbeat["step"], heartbeat["doing"]) == (
+            os.getpid(),
+            "77",
+            12,
+            "step 13",
+        )
+        assert heartbeat["beat"] >= 2
     assert not list(tmp_path.iterdir())
 
 
@@ -55,7 +60,7 @@ def test_a_living_process_keeps_its_folder_and_a_killed_one_loses_it(tmp_path: P
         while Path(f"/proc/{holder.pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
             assert time.monotonic() < deadline
         with RunLock(tmp_path, **QUICK):
-            assert beat_of(tmp_path)["pid"] == os.getpid()
+            assert read_heartbeat(tmp_path)["pid"] == os.getpid()
     finally:
         holder.kill()
         holder.wait()
@@ -64,10 +69,10 @@ def test_a_living_process_keeps_its_folder_and_a_killed_one_loses_it(tmp_path: P
 
 def test_a_number_that_is_used_again_is_another_process(tmp_path: Path) -> None:
     with RunLock(tmp_path, **QUICK):
-        left = beat_of(tmp_path) | {"started": "1"}
+        left = read_heartbeat(tmp_path) | {"started": "1"}
     (tmp_path / "heartbeat.json").write_text(json.dumps(left))
     with RunLock(tmp_path, **QUICK):
-        assert beat_of(tmp_path)["started"] != "1"
+        assert read_heartbeat(tmp_path)["started"] != "1"
 
 
 def test_a_job_on_another_host_is_given_time_to_beat(tmp_path: Path) -> None:
@@ -86,17 +91,17 @@ def test_a_job_on_another_host_is_given_time_to_beat(tmp_path: Path) -> None:
         beating.kill()
         beating.wait()
     with RunLock(tmp_path, **QUICK):
-        assert beat_of(tmp_path)["pid"] == os.getpid()
+        assert read_heartbeat(tmp_path)["pid"] == os.getpid()
 
 
 def test_who_has_lost_the_folder_leaves_it_alone(tmp_path: Path) -> None:
-    with RunLock(tmp_path, **QUICK) as presence:
-        presence.require_ownership()
-        (tmp_path / "heartbeat.json").write_text(json.dumps(beat_of(tmp_path) | {"pid": 5}))
+    with RunLock(tmp_path, **QUICK) as run_lock:
+        run_lock.require_ownership()
+        (tmp_path / "heartbeat.json").write_text(json.dumps(read_heartbeat(tmp_path) | {"pid": 5}))
         time.sleep(0.3)
         with pytest.raises(CheckpointError, match="another job has taken this folder"):
-            presence.require_ownership()
-    assert beat_of(tmp_path)["pid"] == 5
+            run_lock.require_ownership()
+    assert read_heartbeat(tmp_path)["pid"] == 5
 
 
 @pytest.mark.parametrize(
@@ -104,13 +109,13 @@ def test_who_has_lost_the_folder_leaves_it_alone(tmp_path: Path) -> None:
 )
 def test_a_folder_that_was_removed_was_not_taken(tmp_path: Path, removed: str, says: str) -> None:
     (tmp_path / "run").mkdir()
-    with RunLock(tmp_path / "run", **QUICK) as presence:
-        presence.require_ownership()
+    with RunLock(tmp_path / "run", **QUICK) as run_lock:
+        run_lock.require_ownership()
         path = tmp_path / removed
         shutil.rmtree(path) if path.is_dir() else path.unlink()
         time.sleep(0.3)
         with pytest.raises(CheckpointError, match=says) as caught:
-            presence.require_ownership()
+            run_lock.require_ownership()
     assert "has taken" not in str(caught.value)
     assert not (tmp_path / "run" / "heartbeat.json").exists()
 
@@ -118,18 +123,18 @@ def test_a_folder_that_was_removed_was_not_taken(tmp_path: Path, removed: str, s
 def test_half_a_file_is_no_sign_of_life(tmp_path: Path) -> None:
     (tmp_path / "heartbeat.json").write_text('{"host": "el')
     with RunLock(tmp_path, **QUICK):
-        assert beat_of(tmp_path)["pid"] == os.getpid()
+        assert read_heartbeat(tmp_path)["pid"] == os.getpid()
 
 
 def test_a_file_system_that_fails_for_a_moment_ends_no_beat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with RunLock(tmp_path, **QUICK) as presence:
+    with RunLock(tmp_path, **QUICK) as run_lock:
         with monkeypatch.context() as failing:
             failing.setattr(Path, "read_bytes", stale)
             time.sleep(0.3)
-        before = beat_of(tmp_path)["beat"]
+        before = read_heartbeat(tmp_path)["beat"]
         time.sleep(0.3)
-        assert beat_of(tmp_path)["beat"] > before, "others would take the folder from a job that lives"
-        presence.require_ownership()
+        assert read_heartbeat(tmp_path)["beat"] > before, "others would take the folder from a job that lives"
+        run_lock.require_ownership()
     with pytest.raises(KeyError), RunLock(tmp_path, **QUICK):
         monkeypatch.setattr(Path, "read_bytes", stale)
         raise KeyError("what ends the run is not hidden")
@@ -140,11 +145,11 @@ def stale(path: Path) -> bytes:
 
 
 def test_what_a_failing_disk_left_of_ones_own_file_is_written_again(tmp_path: Path) -> None:
-    with RunLock(tmp_path, "77", **QUICK) as presence:
+    with RunLock(tmp_path, "77", **QUICK) as run_lock:
         (tmp_path / "heartbeat.json").write_text('{"host": "el')
         deadline = time.monotonic() + 20
         while not (tmp_path / "heartbeat.json").read_text().startswith('{"host": "' + socket.gethostname()):
             assert time.monotonic() < deadline
             time.sleep(0.05)
-        presence.require_ownership()
+        run_lock.require_ownership()
     assert not list(tmp_path.iterdir())

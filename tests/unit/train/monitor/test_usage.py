@@ -39,13 +39,13 @@ def calendar(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     return now
 
 
-def meter_of(device: torch.device = GPU, peaks: dict[str, float] | None = None, cost: Any = None) -> UsageMeter:
+def build_meter(device: torch.device = GPU, peaks: dict[str, float] | None = None, cost: Any = None) -> UsageMeter:
     """Return the meter of 8 processes, 2 of which share a sample; a step is 3 micro-batches."""
     return UsageMeter(device, 8, cost or Cost(), 3 / 2, 24, PEAKS if peaks is None else peaks, None, 1000.0)
 
 
 def test_rates_by_hand(calendar: SimpleNamespace) -> None:
-    meter = meter_of()
+    meter = build_meter()
     calendar.seconds += 3600
     meter.add_energy(7.2e6)
     row = meter.add_steps([1, 1, 4], seconds=10.0, wait=1.0)
@@ -59,7 +59,7 @@ def test_rates_by_hand(calendar: SimpleNamespace) -> None:
 
 
 def test_what_is_not_known_is_left_out(calendar: SimpleNamespace) -> None:
-    meter = meter_of(CPU, peaks={})
+    meter = build_meter(CPU, peaks={})
     calendar.seconds += 36
     meter.add_energy(math.nan)
     row = meter.add_steps([1], seconds=1.0, wait=0.0)
@@ -67,11 +67,11 @@ def test_what_is_not_known_is_left_out(calendar: SimpleNamespace) -> None:
     assert row["process_hours"] == pytest.approx(0.08)
     meter.add_energy(1.0)
     assert "energy_kwh" not in meter.add_steps([1], seconds=1.0, wait=0.0), "a part of it is not all of it"
-    assert "tflops" not in meter_of(cost=Uncounted()).add_steps([1], seconds=1.0, wait=0.0)
+    assert "tflops" not in build_meter(cost=Uncounted()).add_steps([1], seconds=1.0, wait=0.0)
 
 
 def test_a_run_adds_up_over_its_parts(calendar: SimpleNamespace) -> None:
-    first = meter_of()
+    first = build_meter()
     calendar.seconds += 3600
     first.add_energy(3.6e6)
     first.add_steps([1], 10.0, 0.0)
@@ -86,7 +86,7 @@ def test_a_run_adds_up_over_its_parts(calendar: SimpleNamespace) -> None:
     second.add_energy(1.8e6)
     row = second.add_steps([1], 30.0, 0.0)
     # a summary may know more than the last row
-    third = meter_of()
+    third = build_meter()
     third.resume(1, stored, [lost, {"wall_hours": 2.5, "gpu_hours": 20.0, "samples": 48}])
     assert (third.spent.wall_hours, third.spent.gpu_hours, third.spent.energy_kwh) == (2.5, 20.0, 2.0)
     assert (row["wall_hours"], row["gpu_hours"], row["energy_kwh"]) == (2.5, 18.0, 2.5)
@@ -94,29 +94,29 @@ def test_a_run_adds_up_over_its_parts(calendar: SimpleNamespace) -> None:
 
 
 def test_a_checkpoint_of_an_older_version_counts_from_there(calendar: SimpleNamespace) -> None:
-    at = TrainState()
-    at.restore({"step": 500})
-    meter = meter_of()
-    meter.resume(at.step, at.spent, [{"step": 500, "samples_per_s": 3.0}])
+    train_state = TrainState()
+    train_state.restore({"step": 500})
+    meter = build_meter()
+    meter.resume(train_state.step, train_state.spent, [{"step": 500, "samples_per_s": 3.0}])
     calendar.seconds += 3600
     meter.add_energy(3.6e6)
     meter.add_steps([1], 10.0, 0.0)
     meter.to_dict()
-    at.step = 501
-    found = build_summary(meter_on_cpu_name(meter), at, "skill", 1, [2.4], 1.0)
-    assert found["counted_since_step"] == 500 and found["kwh_per_1000_samples"] == pytest.approx(1000 / 24)
-    assert "since step 500" in format_summary(found, Path("run"), 501)
+    train_state.step = 501
+    summary = build_summary(meter_on_cpu_name(meter), train_state, "skill", 1, [2.4], 1.0)
+    assert summary["counted_since_step"] == 500 and summary["kwh_per_1000_samples"] == pytest.approx(1000 / 24)
+    assert "since step 500" in format_summary(summary, Path("run"), 501)
 
 
 def test_a_run_that_fails_before_its_first_step_has_no_energy_a_sample(calendar: SimpleNamespace) -> None:
-    meter = meter_of()
+    meter = build_meter()
     # an earlier part was killed before its first checkpoint
     meter.resume(0, {}, [{"wall_hours": 1.0, "gpu_hours": 8.0, "energy_kwh": 2.0}])
     calendar.seconds += 36
     meter.to_dict()
-    found = build_summary(meter_on_cpu_name(meter), TrainState(), "skill", 1, [], 1.0)
-    assert found["energy_kwh"] == 2.0 and "kwh_per_1000_samples" not in found
-    assert "2 kWh" in format_summary(found, Path("run"), 20)
+    summary = build_summary(meter_on_cpu_name(meter), TrainState(), "skill", 1, [], 1.0)
+    assert summary["energy_kwh"] == 2.0 and "kwh_per_1000_samples" not in summary
+    assert "2 kWh" in format_summary(summary, Path("run"), 20)
 
 
 def meter_on_cpu_name(meter: UsageMeter) -> UsageMeter:
@@ -126,7 +126,7 @@ def meter_on_cpu_name(meter: UsageMeter) -> UsageMeter:
 
 
 def test_the_summary_by_hand(calendar: SimpleNamespace) -> None:
-    meter = meter_of()
+    meter = build_meter()
     with meter.timed("validation_s"):
         calendar.seconds += 20
     with meter.timed("save_s"):
@@ -134,22 +134,22 @@ def test_the_summary_by_hand(calendar: SimpleNamespace) -> None:
     calendar.seconds += 70
     meter.add_energy(3.6e5)
     meter.add_steps([1] * 10, seconds=50.0, wait=5.0)
-    at = TrainState(step=10, best=0.25, best_step=8)
-    found = build_summary(meter_on_cpu_name(meter), at, "skill", 1, [4.0, 5.0, 9.0], 2.5)
+    train_state = TrainState(step=10, best=0.25, best_step=8)
+    summary = build_summary(meter_on_cpu_name(meter), train_state, "skill", 1, [4.0, 5.0, 9.0], 2.5)
     shares = {"steps": 0.5, "data_wait": 0.05, "validation": 0.2, "checkpoints": 0.1, "other": 0.2}
-    assert found["time_shares"] == pytest.approx(shares)
-    assert (found["samples"], found["samples_per_s_mean"], found["samples_per_s_median"]) == (240, 4.8, 5.0)
-    assert found["kwh_per_1000_samples"] == pytest.approx(0.1 / 240 * 1000)
-    assert found["tflop_per_step"] == pytest.approx(3 * 1.5 * 8)
-    assert found["best"] == {"metric": "skill", "value": 0.25, "step": 8}
-    text = format_summary(found, Path("run"), 20)
+    assert summary["time_shares"] == pytest.approx(shares)
+    assert (summary["samples"], summary["samples_per_s_mean"], summary["samples_per_s_median"]) == (240, 4.8, 5.0)
+    assert summary["kwh_per_1000_samples"] == pytest.approx(0.1 / 240 * 1000)
+    assert summary["tflop_per_step"] == pytest.approx(3 * 1.5 * 8)
+    assert summary["best"] == {"metric": "skill", "value": 0.25, "step": 8}
+    text = format_summary(summary, Path("run"), 20)
     for line in ("10 of 20, 240 samples", "waiting for data 5%", "4.8 samples/s, median 5", "MFU 0.7%", "0.1 kWh"):
         assert line in text, text
 
 
 def test_the_path_of_the_best_is_that_of_a_checkpoint(calendar: SimpleNamespace, tmp_path: Path) -> None:
     """A full disk may have kept the best one, or all of them, from being saved."""
-    meter = meter_of()
+    meter = build_meter()
     calendar.seconds += 60
     meter.to_dict()
     summary = build_summary(meter_on_cpu_name(meter), TrainState(10, 0.25, 8), "skill", 1, [], 1.0)
@@ -171,7 +171,7 @@ def test_the_path_of_the_best_is_that_of_a_checkpoint(calendar: SimpleNamespace,
 def test_a_best_that_is_no_better_than_persistence_is_a_warning(
     calendar: SimpleNamespace, skill: float, warns: bool
 ) -> None:
-    meter = meter_of()
+    meter = build_meter()
     calendar.seconds += 60
     meter.to_dict()
     summary = build_summary(meter_on_cpu_name(meter), TrainState(10, skill, 8), "skill", 1, [], 1.0)
