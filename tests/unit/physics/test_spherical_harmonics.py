@@ -18,7 +18,7 @@ def grid() -> LatLonGrid:
 def test_variance_is_one_everywhere(grid: LatLonGrid) -> None:
     fields = CorrelatedNoise(grid, 1500.0).draw(4000, np.random.default_rng(1))
     assert fields.dtype == np.float32
-    # the standard error of a variance of 4000 draws is 0.022
+    # The standard error of a variance of 4000 draws is 0.022.
     np.testing.assert_allclose(fields.var(axis=0), 1.0, atol=5 * 0.022)
 
 
@@ -27,7 +27,8 @@ def test_correlation_is_that_of_the_distance(grid: LatLonGrid, row: int) -> None
     """Against exp(-d^2 / 2 L^2) of great-circle distances d, along a parallel near the pole and near the equator."""
     length = 1000.0
     fields = CorrelatedNoise(grid, length).draw(6000, np.random.default_rng(2))
-    lat, lon = np.deg2rad(grid.lat), np.deg2rad(grid.lon)
+    lat = np.deg2rad(grid.lat)
+    lon = np.deg2rad(grid.lon)
     angle = np.arccos(np.clip(np.sin(lat[row]) ** 2 + np.cos(lat[row]) ** 2 * np.cos(lon - lon[0]), -1.0, 1.0))
     expected = np.exp(-0.5 * (EARTH_RADIUS_KM * angle / length) ** 2)
     correlation = (fields[:, row] * fields[:, row, :1]).mean(axis=0)

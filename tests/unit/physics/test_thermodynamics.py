@@ -23,13 +23,15 @@ def test_geopotential_of_an_isothermal_atmosphere() -> None:
     np.testing.assert_allclose(
         at_levels[40:], ground + R * 250.0 * np.log(SURFACE / hybrid_levels.pressure(SURFACE)[40:]), atol=5.0
     )
-    # at the top the half level is at no pressure, and alpha is ln 2
+    # At the top the half level is at no pressure, and alpha is ln 2.
     np.testing.assert_allclose(at_levels[0], at_edges[0] + R * 250.0 * np.log(2.0), rtol=1e-12)
 
 
 def test_geopotential_of_a_column_by_hand() -> None:
     """Two layers, the sum of the documentation written out."""
-    t, upper, lower = np.array([220.0, 280.0]), np.array([0.0, 5e4]), np.array([5e4, 1e5])
+    t = np.array([220.0, 280.0])
+    upper = np.array([0.0, 5e4])
+    lower = np.array([5e4, 1e5])
     at_levels, at_edges = thermodynamics.geopotential(t[:, None], upper[:, None], lower[:, None], np.array([100.0]))
     lowest_level = 100.0 + R * 280.0 * (1.0 - 5e4 / 5e4 * np.log(2.0))
     edge = 100.0 + R * 280.0 * np.log(2.0)
@@ -40,7 +42,8 @@ def test_geopotential_of_a_column_by_hand() -> None:
 @pytest.mark.parametrize("height", [0.0, 80.0, 400.0, 1200.0])
 def test_below_the_ground_of_the_standard_lapse_rate(height: float) -> None:
     """In a hydrostatic column with the standard lapse rate T ~ p^(R lapse / g); the series are of third order."""
-    sea_level, ground_t = 288.0, 288.0 - LAPSE * height
+    sea_level = 288.0
+    ground_t = 288.0 - LAPSE * height
     surface = 101325.0 * (ground_t / sea_level) ** (1 / ALPHA)
     lowest = 0.998 * surface
     lowest_t = ground_t * (lowest / surface) ** ALPHA
@@ -50,14 +53,15 @@ def test_below_the_ground_of_the_standard_lapse_rate(height: float) -> None:
     np.testing.assert_allclose(thermodynamics.extrapolate_temperature(pressure, *arguments), exact_t, rtol=2e-6)
     exact_z = height * G + (ground_t - exact_t) * G / LAPSE
     computed = thermodynamics.extrapolate_geopotential(pressure, *arguments)
-    # at sea level itself the formula has no lapse rate of its own but the standard one
+    # At sea level itself the formula has no lapse rate of its own but the standard one.
     np.testing.assert_allclose(computed, exact_z, atol=0.3)
-    # Taylor's remainder, and the lapse rate between the lowest level and the ground
+    # Taylor's remainder, and the lapse rate between the lowest level and the ground.
     np.testing.assert_allclose(thermodynamics.sea_level_pressure(*arguments), 101325.0, atol=0.5)
 
 
 def test_temperature_between_the_lowest_level_and_the_ground() -> None:
-    surface, lowest = np.array(1e5), np.array(9.9e4)
+    surface = np.array(1e5)
+    lowest = np.array(9.9e4)
     ground = thermodynamics.surface_temperature(np.array(280.0), lowest, surface)
     assert ground == pytest.approx(280.0 * (1 + ALPHA * (1e5 / 9.9e4 - 1)), rel=1e-9)
     pressure = np.array([9.9e4, 9.95e4, 1e5])
@@ -67,7 +71,8 @@ def test_temperature_between_the_lowest_level_and_the_ground() -> None:
 
 def test_plateaus_and_extremes() -> None:
     """Below high ground it gets no warmer than 298 K at sea level; sea level pressure smooths what is hot or cold."""
-    surface, lowest = np.array(6e4), np.array(5.99e4)
+    surface = np.array(6e4)
+    lowest = np.array(5.99e4)
     at_sea = thermodynamics.extrapolate_temperature(
         np.array(9.5e4), surface, np.array(290.0), lowest, np.array(4000.0 * G)
     )
@@ -87,7 +92,8 @@ def test_saturation_as_tables_have_it() -> None:
 
 
 def test_relative_humidity_of_saturated_air() -> None:
-    saturation, pressure = 2337.3, 9e4
+    saturation = 2337.3
+    pressure = 9e4
     ratio = 0.62198 * saturation / (pressure - saturation)
     computed = thermodynamics.relative_humidity(np.array(ratio / (1 + ratio)), np.array(pressure), np.array(saturation))
     assert computed == pytest.approx(100.0, rel=1e-4)

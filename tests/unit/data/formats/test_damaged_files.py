@@ -39,7 +39,7 @@ def test_a_classic_file_cut_by_one_byte(tmp_path: Path, kind: str, unlimited: li
     write_file(tmp_path / "a.nc", {name: fields[name] for name in names}, hours=[0, 6, 12])
     path = tmp_path / "classic.nc"
     with xr.open_dataset(tmp_path / "a.nc", decode_times=False) as dataset:
-        # odd numbers of bytes show the padding
+        # Odd numbers of bytes show the padding.
         dataset = dataset.assign(mask=dataset["mask"].astype("i1")) if "mask" in names else dataset
         dataset.to_netcdf(path, format=kind, unlimited_dims=unlimited, engine="netcdf4")
     assert count_missing_bytes(path) == 0
@@ -65,6 +65,6 @@ def test_packing_that_is_text_is_no_damage(tmp_path: Path, key: str, name: str) 
         file[name].setncattr(key, "0.1")
     with pytest.raises(DataError, match=rf"a\.nc: the attribute {key} of {name} is '0\.1', but it must be one number"):
         open_sources(make_config(path, p2=["t2m"]))
-    # another variable's packing is nobody's trouble
+    # Wrong packing of a variable that is not read does not matter.
     if name == "t2m":
         assert (open_sources(make_config(path, p2=["u10"])).read(1)[0] == fields["u10"][1]).all()

@@ -20,7 +20,7 @@ from credit.errors import DataError
 from tests.unit.data.files_on_the_fly import make_config, write_file
 from tests.unit.data.formats.grib_on_the_fly import LAT, LON, H, W, field_number, message, write_grib
 
-# 24 bits of a range of 40
+# Step of 24 bits over a range of 40 K.
 PACKING = 40 / 2**23
 PASCALS = 300  # brings `field_number`, about 285, to a pressure near the ground
 
@@ -105,7 +105,7 @@ def test_a_variable_on_levels_of_several_types(tmp_path: Path) -> None:
     path = write_grib(tmp_path / "a.grib", *messages)
     with pytest.raises(DataError, match="with typeOfLevel heightAboveGround, isobaricInhPa; choose with .*select"):
         open_sources(config(path, p2=["t"]))
-    # who does not want it is not troubled
+    # A run that does not read the variable is not affected.
     np.testing.assert_allclose(open_sources(config(path, p2=["z"])).read(0)[0], field_number(3), atol=PACKING)
     with pytest.raises(
         DataError, match=r"levels of the type heightAboveGround \(100, 200\).*\{heightAboveGround: 100\}"
@@ -152,7 +152,7 @@ def test_the_selection_that_is_recommended_works(tmp_path: Path, on_levels: bool
         {"path": str(path), "variables": ["msl"]},
     ]
     reader = open_sources(make_config("", sources=sources, **variables))
-    # pressure levels in hPa and in Pa are one type
+    # Pressure levels in hPa and in Pa are one type.
     numbers = (2, 1, 6) if on_levels else (4, 6)
     expected = [field_number(number) * (PASCALS if number == 6 else 1) for number in numbers]
     np.testing.assert_allclose(reader.read(0), expected, atol=PASCALS * PACKING, rtol=1e-7)
@@ -173,7 +173,7 @@ def test_forecasts_have_their_valid_time(tmp_path: Path) -> None:
     reader = open_sources(config(path, p2=["t"]))
     assert [reader.calendar.format(time)[11:] for time in reader.times] == ["00:00", "06:00", "12:00"]
     np.testing.assert_allclose(reader.read(1)[0], field_number(1), atol=PACKING)
-    # two forecasts for one time
+    # Two forecasts for one time.
     both = write_grib(tmp_path / "b.grib", *first, message(field_number(8), dataTime=600, step=0))
     with pytest.raises(DataError, match=r"with step 0, 6, 12; choose with data.sources.N.select: \{step: 0\}"):
         open_sources(config(both, p2=["t"]))

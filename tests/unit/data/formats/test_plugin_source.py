@@ -112,7 +112,7 @@ def test_any_order_of_rows_columns_levels_and_times(tmp_path: Path) -> None:
     reader = open_memory(memory, static=["ground"])
     assert reader.packing_steps.pop("t") == 0.5
     assert_equal(reader, open_sources(make_config(file, p3=["t"], p2=["u"], static=["ground"], levels=[850, 250])))
-    # two of three levels, in the order of the source
+    # Two of three levels, in the order of the source.
     assert {levels for name, _, levels in memory.asked if name == "t"} == {(85000.0, 25000.0)}
     assert ("ground", None, None) in memory.asked
 
@@ -162,7 +162,7 @@ def test_columns_on_hybrid_levels(tmp_path: Path) -> None:
     memory.asked.clear()
     reader.read(1)
     assert {len(levels) for name, _, levels in memory.asked if name == "t"} == {1, world.K}
-    # the lowest level for the pressure at sea level, else a whole column at once
+    # The lowest level for the pressure at sea level, else a whole column at once.
 
 
 class SimpleReader:

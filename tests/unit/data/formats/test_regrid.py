@@ -28,7 +28,8 @@ each_pair = pytest.mark.parametrize(("source", "target"), PAIRS)
 
 def harmonic(grid: LatLonGrid, degree: int, order: int) -> np.ndarray:
     """A real spherical harmonic at the cells' centres."""
-    colatitude, longitude = np.deg2rad(90.0 - grid.lat)[:, None], np.deg2rad(grid.lon)
+    colatitude = np.deg2rad(90.0 - grid.lat)[:, None]
+    longitude = np.deg2rad(grid.lon)
     return sph_harm_y(degree, order, colatitude, longitude).real
 
 
@@ -64,12 +65,13 @@ def test_conservative_against_areas_counted(source: str, target: str) -> None:
         width = 360.0 / len(grid.lon)
         return rows, np.floor((longitudes - grid.lon[0]) / width + 0.5).astype(int) % len(grid.lon)
 
-    pieces_h, pieces_w = 2_000_000, 1_800_000
+    pieces_h = 2_000_000
+    pieces_w = 1_800_000
     sines = 1.0 - 2.0 * (np.arange(pieces_h) + 0.5) / pieces_h
     longitudes = 360.0 * (np.arange(pieces_w) + 0.5) / pieces_w
     from_rows, from_columns = cells(source, sines, longitudes)
     to_rows, to_columns = cells(target, sines, longitudes)
-    # pieces of (target cell, source cell), first along rows, then along columns
+    # Pieces of (target cell, source cell), first along rows, then along columns.
     by_row = np.zeros((target.shape[0], source.shape[0]))
     np.add.at(by_row, (to_rows, from_rows), 1.0)
     by_column = np.zeros((target.shape[1], source.shape[1]))
@@ -77,7 +79,7 @@ def test_conservative_against_areas_counted(source: str, target: str) -> None:
     pieces = by_row.sum(axis=1)[:, None] * by_column.sum(axis=1)
     expected = by_row @ values @ by_column.T / pieces
     regridded = Regridder(source, target, "conservative").apply(values)
-    # the smallest band of the targets has 1200 pieces, and its shares are known to one of them
+    # The smallest band of a target has 1200 pieces, so shares are known to 1 in 1200.
     np.testing.assert_allclose(regridded, expected, atol=3e-3)
 
 
@@ -114,12 +116,13 @@ def test_bilinear_against_scipy(source: str, target: str) -> None:
 def test_harmonics_within_the_error_of_second_order(source: str, target: str, degree: int, order: int) -> None:
     """Linear interpolation and cell means err by at most h^2/8 and h^2/24 of second derivatives, up to l (l + 1)."""
     source, target = GRIDS[source], GRIDS[target]
-    field, truth = harmonic(source, degree, order), harmonic(target, degree, order)
+    field = harmonic(source, degree, order)
+    truth = harmonic(target, degree, order)
     step = np.deg2rad(max(180.0 / source.shape[0], 360.0 / source.shape[1]))
     coarser = np.deg2rad(max(180.0 / target.shape[0], 360.0 / target.shape[1]))
     curvature = degree * (degree + 1) * np.abs(truth).max()
     regridded = Regridder(source, target, "bilinear").apply(field)
-    # two directions, each h^2/8
+    # The error of each of the two directions is at most h^2/8.
     assert np.abs(regridded - truth).max() <= step**2 / 4 * curvature + 1e-6
     if coarser >= 2 * step:
         regridded = Regridder(source, target, "conservative").apply(field)
@@ -129,13 +132,14 @@ def test_harmonics_within_the_error_of_second_order(source: str, target: str, de
 
 
 def test_a_row_on_the_pole() -> None:
-    gaussian, one_degree = GRIDS["gaussian"], GRIDS["one"]
+    gaussian = GRIDS["gaussian"]
+    one_degree = GRIDS["one"]
     values = np.random.default_rng(2).normal(size=gaussian.shape)
     regridded = Regridder(gaussian, one_degree, "bilinear").apply(values)
     np.testing.assert_allclose(
         regridded[[0, -1]], np.broadcast_to(values[[0, -1]].mean(1)[:, None], (2, 360)), atol=1e-6
     )
-    # rows on the poles are taken as they are
+    # Rows on the poles are taken as they are.
     values = np.random.default_rng(2).normal(size=one_degree.shape).astype(np.float32)
     regridded = Regridder(one_degree, LatLonGrid.equiangular(91, 360, poles=True), "bilinear").apply(values)
     np.testing.assert_array_equal(regridded, values[::2])
@@ -143,7 +147,8 @@ def test_a_row_on_the_pole() -> None:
 
 def test_wind_across_a_pole_keeps_its_direction() -> None:
     """One wind over the pole, (1, 2) in a plane that touches it: along the meridian lambda, u = -sin + 2 cos."""
-    gaussian, one_degree = GRIDS["gaussian"], GRIDS["one"]
+    gaussian = GRIDS["gaussian"]
+    one_degree = GRIDS["one"]
 
     def eastward(grid: LatLonGrid) -> np.ndarray:
         angle = np.deg2rad(grid.lon)
@@ -157,7 +162,8 @@ def test_wind_across_a_pole_keeps_its_direction() -> None:
 
 
 def test_nearest_takes_values_that_are_there() -> None:
-    source, target = GRIDS["gaussian"], GRIDS["odd"]
+    source = GRIDS["gaussian"]
+    target = GRIDS["odd"]
     kinds = np.random.default_rng(4).integers(0, 16, source.shape).astype(np.float32)
     regridded = Regridder(source, target, "nearest").apply(kinds)
     for row, column in ((0, 0), (22, 99), (44, 50), (10, 3)):
@@ -169,15 +175,17 @@ def test_nearest_takes_values_that_are_there() -> None:
 
 @pytest.mark.parametrize("method", ["bilinear", "conservative", "nearest"])
 def test_missing_values_have_no_weight(method: str) -> None:
-    source, target = GRIDS["quarter"], GRIDS["coarse"]
+    source = GRIDS["quarter"]
+    target = GRIDS["coarse"]
     regridder = Regridder(source, target, method)
     values = np.full((2, *source.shape), 5.0, np.float32)
     values[1, 200:400, 300:700] = np.nan
     regridded = regridder.apply(values)
     np.testing.assert_allclose(regridded[0], 5.0, rtol=1e-6)
     np.testing.assert_allclose(regridded[1][np.isfinite(regridded[1])], 5.0, rtol=1e-6)
-    # rows 200 to 399 are latitudes 40 to -9.75, columns 300 to 699 longitudes 75 to 174.75
-    lat, lon = target.lat[:, None], target.lon
+    # Rows 200 to 399 are latitudes 40 to -9.75, columns 300 to 699 longitudes 75 to 174.75.
+    lat = target.lat[:, None]
+    lon = target.lon
     inside = (lat < 40.125) & (lat > -9.875) & (lon > 74.875) & (lon < 174.875)
     assert np.mean(np.isnan(regridded[1]) != inside) < 0.01
 
@@ -188,7 +196,8 @@ def test_missing_values_have_no_weight(method: str) -> None:
 )
 def test_less_than_half_is_missing(columns: int, lost: list[int], missing: bool) -> None:
     """Column 1 of the target, 45 to 135 degrees, is a quarter, a half and a quarter of 8, and five fifths of 20."""
-    source, target = LatLonGrid.equiangular(4, columns, poles=False), LatLonGrid.equiangular(4, 4, poles=False)
+    source = LatLonGrid.equiangular(4, columns, poles=False)
+    target = LatLonGrid.equiangular(4, 4, poles=False)
     values = np.ones(source.shape, np.float32)
     values[:, lost] = np.nan
     regridded = Regridder(source, target, "conservative").apply(values)[:, 1]
@@ -196,7 +205,8 @@ def test_less_than_half_is_missing(columns: int, lost: list[int], missing: bool)
 
 
 def test_values_that_are_infinite_stay_visible() -> None:
-    source, target = GRIDS["coarse"], GRIDS["odd"]
+    source = GRIDS["coarse"]
+    target = GRIDS["odd"]
     values = np.ones(source.shape, np.float32)
     values[3, 3] = np.inf
     for method in ("bilinear", "conservative", "nearest"):
@@ -204,7 +214,8 @@ def test_values_that_are_infinite_stay_visible() -> None:
 
 
 def test_it_goes_to_other_processes() -> None:
-    source, target = GRIDS["gaussian"], GRIDS["odd"]
+    source = GRIDS["gaussian"]
+    target = GRIDS["odd"]
     values = np.random.default_rng(5).normal(size=source.shape)
     regridder = Regridder(source, target, "bilinear")
     again = pickle.loads(pickle.dumps(regridder))

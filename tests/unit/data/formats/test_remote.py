@@ -65,11 +65,12 @@ pytestmark = pytest.mark.filterwarnings("ignore:Consolidated metadata is current
 
 
 def test_over_http(store: Path, server: str) -> None:
-    near, far = open_sources(config(store)), open_sources(config(f"{server}/a.zarr"))
-    np.testing.assert_array_equal(far.times, near.times)
+    local_reader = open_sources(config(store))
+    remote_reader = open_sources(config(f"{server}/a.zarr"))
+    np.testing.assert_array_equal(remote_reader.times, local_reader.times)
     for index in (0, 31):
-        np.testing.assert_array_equal(far.read(index), near.read(index))
-    np.testing.assert_array_equal(pickle.loads(pickle.dumps(far)).read(5), near.read(5))
+        np.testing.assert_array_equal(remote_reader.read(index), local_reader.read(index))
+    np.testing.assert_array_equal(pickle.loads(pickle.dumps(remote_reader)).read(5), local_reader.read(5))
     with pytest.raises(DataError, match="b.zarr: there is no zarr store"):
         open_sources(config(f"{server}/b.zarr"))
 

@@ -58,14 +58,14 @@ def values_around(mean: float) -> list[float]:
         ("u10", "m s-1", -0.3, None, ""),
         ("theta", "K", 1.8e5, None, "air_potential_temperature"),
         ("cape", "J kg-1", 6000.0, None, ""),
-        # fractions, slightly out of range after packing; in other units, without a standard_name
+        # Fractions, slightly out of range after packing; in other units, without a standard_name.
         ("lsm", "1", 1.0, None, "land_binary_mask"),
         ("lsm", "(0 - 1)", 0.5, None, "land_area_fraction"),
         ("ci", "%", 99.0, None, "sea_ice_area_fraction"),
         ("ci", "K", 50.0, None, "sea_ice_area_fraction"),
         ("ci", "", 50.0, None, "sea_ice_area_fraction"),
         ("lsm", "1", 50.0, None, ""),
-        # not known: units, quantity
+        # Not known: units, quantity.
         ("t2m", "furlong", 3.0, None, ""),
         ("tp", "K", 3.0, None, ""),
         ("z", "", 3.0, 500, ""),
@@ -116,7 +116,7 @@ def test_fill_values_stand_apart(fill: float, others: list[float]) -> None:
 @pytest.mark.parametrize(
     "values",
     [
-        # a height near the ground, rates with heavy tails, nearly always zero, counts, a packed field's smallest value
+        # A height near the ground, rates with heavy tails, nearly always zero, counts, a packed field's smallest value
         [-1500.0, -999.0, 2400.0, 30.0],
         [-99.0, 60.0, -20.0, 5.0],
         [0.0, 0.0, 0.0, 0.4],
@@ -141,7 +141,7 @@ def test_a_fill_value_of_packed_integers_stands_apart() -> None:
 @pytest.mark.parametrize(
     "packed",
     [
-        # no rain at all, in one cell, the most of the file in one cell, in two cells
+        # No rain at all, in one cell, the most of the file in one cell, in two cells.
         [0, 0, 0, 0], [0, 0, 0, 900], [0, 0, 0, 65534], [0, 0, 900, 910],
     ],
 )  # fmt: skip

@@ -77,7 +77,7 @@ def test_what_cannot_be_converted(source_units: str, target_units: str, kind: ty
 def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cf_units", None)
     assert find_conversion("K", "K", "t", "a.nc") is None
-    # docs/data.md says which spellings need it
+    # docs/data.md says which spellings need it.
     assert is_same_unit("m2 s-2", "J kg-1") and not is_same_unit("m2 s-2", "N m kg-1")
     with pytest.raises(
         ConfigError, match=r"a.nc: t is in .*data.variable_options.t.units.*cf-units.*pip install .*\[units\]"
@@ -167,7 +167,8 @@ def test_steps_of_packed_values_are_converted(tmp_path: Path) -> None:
 
 
 def test_static_fields_masks_and_plausibility(tmp_path: Path) -> None:
-    t, height = random_fields(4, H, W), random_fields(H, W)
+    t = random_fields(4, H, W)
+    height = random_fields(H, W)
     t[:, 2, 3] = np.nan
     units = {"t2m": {"units": "degC"}, "height": {"units": "km"}}
     path = write_file(tmp_path / "a.nc", {"t2m": t - 273.15, "height": height}, attributes=units)
@@ -176,7 +177,7 @@ def test_static_fields_masks_and_plausibility(tmp_path: Path) -> None:
     np.testing.assert_allclose(reader.static()[0], 1000 * height, rtol=1e-6)
     assert reader.masks["t2m"].sum() == 1
     np.testing.assert_allclose(reader.read(0)[0], t[0], atol=1e-3)
-    # a file that says Celsius and holds Kelvin is far too warm
+    # A file that says Celsius and holds Kelvin is far too warm.
     wrong = write_file(tmp_path / "b.nc", {"t2m": t, "height": height}, attributes=units)
     with pytest.raises(DataError, match="b.nc: t2m at .* 127 of 128 values are outside the limits of temperature"):
         open_sources(make_config(wrong, p2=["t2m"], static=["height"], variable_options=fields))

@@ -11,8 +11,10 @@ from credit.data.sources.source_reader import SourceReader, open_sources
 from credit.errors import DataError
 from tests.unit.data.files_on_the_fly import make_config, write_file
 
-ROWS, COLUMNS, HOURS = 4, 8, 60
-# of each hour, as what ends at hour 1, 2, ... since 2000-01-01
+ROWS = 4
+COLUMNS = 8
+HOURS = 60
+# Sum over each hour; the first hour ends at 2000-01-01T01:00.
 RATES = np.random.default_rng(1).gamma(0.5, 1.0, (HOURS, ROWS, COLUMNS))
 
 

@@ -64,7 +64,7 @@ def test_sea_level_pressure_as_cdo_has_it(cdo_folder: Path) -> None:
     cdo_fields = xr.load_dataset(cdo_folder / "sealevelpressure.nc", decode_times=False).psl.values[1]
     derived_fields = read_derived(cdo_folder, 1, p3=["t"], p2=["msl"], variable_options={"msl": DERIVED["msl"]})[-1]
     _, ground, sea_level = compute_ground(1)
-    # there Trenberth et al. hold the temperature at sea level at 290.5 K, CDO does not
+    # There Trenberth et al. hold the temperature at sea level at 290.5 K, CDO does not.
     is_comparable = (ground > 290.5) | (sea_level <= 290.5)
     assert is_comparable.sum() > 130
     np.testing.assert_allclose(derived_fields[is_comparable], cdo_fields[is_comparable], atol=0.05)
@@ -82,7 +82,7 @@ def test_below_the_ground_as_cdo_extrapolates(cdo_folder: Path) -> None:
     assert is_below_lowest.sum() > 150 and is_under_ground.sum() > 60
     for values, name in zip(derived_fields[1:], "uq", strict=True):
         np.testing.assert_allclose(values[is_below_lowest], cdo_fields[name].values[1][is_below_lowest], rtol=1e-6)
-    # over the sea CDO has no lapse rate; just above the ground it makes hot and cold ground milder
+    # Over the sea CDO has no lapse rate; just above the ground it makes hot and cold ground milder.
     is_comparable = (is_under_ground & (ATMOSPHERE["zs"] > 0)) | (
         is_below_lowest & ~is_under_ground & (ground > 255) & (sea_level < 290.5)
     )

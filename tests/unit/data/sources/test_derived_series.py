@@ -102,7 +102,7 @@ def test_derived_fields_by_hand(all_variables: Path) -> None:
     column = (slice(None), 4, 3)
     expected = np.interp(np.log(np.array(LEVELS) * 100.0), np.log(log_pressure[column]), speed[column])
     np.testing.assert_allclose(ws[column], expected, rtol=1e-5)
-    # the hydrostatic equation between two levels; 24 levels leave it uncertain by some metres
+    # The hydrostatic equation between two levels; 24 levels leave it uncertain by some metres.
     p = np.linspace(2e4, 5e4, 20001)
     virtual = ATMOSPHERE["t"][5][column] * (1 + 0.60777 * ATMOSPHERE["q"][5][column])
     thickness = world.R * np.trapezoid(np.interp(np.log(p), np.log(log_pressure[column]), virtual) / p, p)
@@ -116,7 +116,8 @@ def test_a_store_has_the_same_numbers_and_knows_how_they_were_made(tmp_path: Pat
     store = {"store": str(tmp_path / "store.zarr"), "grid": {"rows": 5, "columns": 8, "poles": True}}
     conf = config(all_variables, **options, **store)
     write_training_store(conf, progress=False)
-    stored, sources = open_reader(conf), open_sources(conf)
+    stored = open_reader(conf)
+    sources = open_sources(conf)
     for index in (0, 11):
         np.testing.assert_array_equal(stored.read(index), sources.read(index))
     assert stored.attributes == sources.attributes
@@ -151,7 +152,7 @@ def test_the_way_back_to_hybrid_levels(tmp_path: Path, all_variables: Path) -> N
     inside = target < 92500
     for values in np.split(fields_read, 2):
         np.testing.assert_allclose(values[inside], (100.0 + 15.0 * np.log(target))[inside], rtol=1e-5)
-    # lower than the lowest pressure level: no wind shear, the standard lapse rate
+    # Lower than the lowest pressure level: no wind shear, the standard lapse rate.
     u, t = (values[~inside] for values in np.split(fields_read, 2))
     assert len(u) > 3
     np.testing.assert_allclose(u, profile[0, -1, 0, 0], rtol=1e-6)
@@ -226,10 +227,8 @@ def test_units_of_the_files(tmp_path: Path, all_variables: Path) -> None:
         for name, units in (("t", "degC"), ("q", "g kg-1"), ("sp", "hPa"), ("zs", "m")):
             file[name].units = units
     options = {"p3": ["t", "z"], "p2": ["msl"], "variable_options": {n: DERIVED[n] for n in ("z", "msl")}}
-    fields_read, expected = (
-        open_sources(config(path, **options)).read(0),
-        open_sources(config(all_variables, **options)).read(0),
-    )
+    fields_read = open_sources(config(path, **options)).read(0)
+    expected = open_sources(config(all_variables, **options)).read(0)
     np.testing.assert_allclose(fields_read[:5] + 273.15, expected[:5], atol=1e-3)
     np.testing.assert_allclose(fields_read[5:], expected[5:], rtol=1e-5, atol=0.5)
     for name, units, message in (

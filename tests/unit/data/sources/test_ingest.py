@@ -47,7 +47,7 @@ def test_era5_with_level_longitude_latitude(ingest: Path) -> None:
         descending = file["latitude"][0] > 0
     expected = values_of(path, "temperature")[rows].swapaxes(1, 2)
     np.testing.assert_array_equal(reader.read(0), expected if descending else expected[:, ::-1])
-    # colder above, warmer at the equator
+    # Colder above, warmer at the equator.
     assert reader.read(0)[0].mean() > reader.read(0)[1].mean()
     assert reader.read(0)[0, 16].mean() > reader.read(0)[0, [0, -1]].mean()
 
@@ -70,7 +70,7 @@ def test_a_climate_model_without_leap_days(ingest: Path) -> None:
         bounds = np.sort(np.unique(np.round(file["lat_bnds"][:], 6)))[::-1]
     np.testing.assert_array_equal(reader.read(0)[0], values_of(path, "ua")[0, row, ::-1])
     np.testing.assert_allclose(reader.grid.lat_bounds, bounds, atol=1e-5)
-    # the file's own cell areas
+    # The file's own cell areas.
     areas = reader.static()[0] / reader.static()[0].sum()
     np.testing.assert_allclose(reader.grid.area_weights(), areas, rtol=2e-3)
 
@@ -103,7 +103,7 @@ def test_celsius_to_kelvin_and_from_gaussian_to_equiangular(ingest: Path) -> Non
 ON_MODEL_LEVELS = {"level_units": "model_level"}
 MEMBER = {"select": {"number": 3}}
 MASKED = {"p2": ["t2m"], "variable_options": {"t2m": {"missing": "fill_mean"}}}
-# file -> variables of it by number of dimensions, and options; each variable is compared at every time
+# File -> variables of it by number of dimensions, and options; each variable is compared at every time.
 READ = [
     ("2t.nc", {"p2": ["t2m"]}),
     ("83.nc", {"p3": ["T", "U"], "p2": ["PS"], "levels": [992.528, 4.8093], **ON_MODEL_LEVELS}),
@@ -154,7 +154,7 @@ def independent(path: Path, name: str, levels: list[float] | None, select: dict)
         dataset = xr.open_dataset(path, engine="netcdf4", decode_times=False)
         array = dataset[name]
     else:
-        # cfgrib knows members of one kind of level, variables by their CF names
+        # The package cfgrib knows members of one kind of level, variables by their CF names.
         keys = {"cfVarName": name, "typeOfLevel": "isobaricInhPa"} if levels else {"cfVarName": name}
         dataset = cfgrib.open_dataset(path, filter_by_keys=keys, indexpath="", time_dims=("valid_time",))
         array = dataset[name].sel(select) if select else dataset[name]
@@ -174,7 +174,8 @@ def independent(path: Path, name: str, levels: list[float] | None, select: dict)
 def test_read_as_others_read_it(ingest: Path, name: str, options: dict) -> None:
     reader = open_sources(config_of(ingest / name, **options))
     fields = np.stack([reader.read(index) for index in range(len(reader.times))])
-    levels, select = options.get("levels"), options.get("select", {})
+    levels = options.get("levels")
+    select = options.get("select", {})
     parts = [independent(ingest / name, variable, levels, select) for variable in options.get("p3", ())]
     parts += [independent(ingest / name, variable, None, select) for variable in options.get("p2", ())]
     np.testing.assert_array_equal(fields, np.concatenate(parts, axis=1))

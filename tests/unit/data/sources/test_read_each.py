@@ -63,7 +63,7 @@ def test_neighbours_are_read_at_once(reader: SourceReader, monkeypatch: pytest.M
     cached_reader = CachedReader(reader)
     for _ in range(2):
         assert len([*cached_reader.read_each(range(7))]) == 7
-    # 6, 12, 18 and 24, 36, 42, 48 h; the windows up to 24 h and from 31 to 48 h; the same times
+    # 6, 12, 18 and 24, 36, 42, 48 h; the windows up to 24 h and from 31 to 48 h; the same times.
     assert lengths == {"t": [3, 4], "tp": [24, 18], "sst": [4, 3]}
 
 
@@ -137,7 +137,8 @@ def on_hybrid_levels(folder: Path, levels_a_chunk: int) -> SourceReader:
         encoding = {name: {"_FillValue": None} for name in data.variables}
         for name in ("t", "u", "v", "q"):
             shape = (12, levels_a_chunk, hybrid_on_the_fly.H, hybrid_on_the_fly.W)
-            low, high = float(data[name].min()), float(data[name].max())
+            low = float(data[name].min())
+            high = float(data[name].max())
             packed = {"scale_factor": (high - low) / 6e4, "add_offset": 0.5 * (low + high), "_FillValue": -32768}
             encoding[name] = {"dtype": "i2", "chunksizes": shape} | packed
         encoding["lnsp"] = {"chunksizes": (12, *shape[2:])}
@@ -171,7 +172,7 @@ def test_what_is_made_is_read_by_chunk(tmp_path: Path, monkeypatch: pytest.Monke
     ):
         np.testing.assert_array_equal(expected_CHW, fields)
     times_of_variable = {name: [times for other, times in reads if other == name] for name, _ in reads}
-    # t: itself, geopotential, pressure at sea level; q: itself, geopotential; lnsp: all five
+    # t: itself, geopotential, pressure at sea level; q: itself, geopotential; lnsp: all five.
     assert {name: sorted(times) for name, times in times_of_variable.items()} == {
         name: [4] * n + [12] * 3 * n for name, n in (("t", 3), ("q", 2), ("u", 1), ("v", 1), ("lnsp", 5))
     }

@@ -23,10 +23,12 @@ from credit.grid import LatLonGrid
 from tests.unit.data.files_on_the_fly import make_config, random_fields, write_file
 
 HOURS = np.arange(40) * 6
-FINE, OTHER = LatLonGrid.equiangular(37, 72, poles=True), LatLonGrid.equiangular(24, 40, poles=False)
+FINE = LatLonGrid.equiangular(37, 72, poles=True)
+OTHER = LatLonGrid.equiangular(24, 40, poles=False)
 RUN = {"rows": 19, "columns": 36, "poles": True}
 TARGET = LatLonGrid.equiangular(**RUN)
-T, WIND = random_fields(40, 2, *FINE.shape), random_fields(40, *OTHER.shape, seed=1) - 280
+T = random_fields(40, 2, *FINE.shape)
+WIND = random_fields(40, *OTHER.shape, seed=1) - 280
 LAND = (random_fields(*OTHER.shape, seed=2) > 280).astype(np.float32)
 
 

@@ -18,7 +18,8 @@ from tests.unit.data import hybrid_on_the_fly as hybrid
 from tests.unit.data.files_on_the_fly import make_config, random_fields, write_file
 
 H, W = 8, 16
-OLD_HOURS, NEW_HOURS = range(0, 24, 6), range(24, 48, 6)
+OLD_HOURS = range(0, 24, 6)
+NEW_HOURS = range(24, 48, 6)
 T = random_fields(8, 2, H, W)
 
 

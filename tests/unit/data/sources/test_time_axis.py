@@ -15,7 +15,8 @@ from credit.data.sources.time_axis import align_times
 from credit.errors import DataError
 from tests.unit.data.files_on_the_fly import SPLITS, write_file
 
-CALENDAR, DAY = Calendar(), 1440
+CALENDAR = Calendar()
+DAY = 1440
 START = CALENDAR.parse("2000-01-01")
 
 
@@ -42,7 +43,7 @@ def test_a_value_is_held_until_the_next() -> None:
     source_times = START + week * np.array([0, 1, 2, 4])
     daily = START + DAY * np.arange(-2, 50)
     times, indices = match_times("persist", source_times, daily)
-    # brute force; the longest distance is two weeks, so the last value counts for two
+    # Brute force; the longest distance is two weeks, so the last value counts for two.
     expected = [
         (int(t), int(np.flatnonzero(source_times <= t)[-1])) for t in daily if START <= t <= source_times[-1] + 2 * week
     ]
