@@ -59,14 +59,14 @@ def build_step(
     """Return what takes a step, its samples, its TFLOP and the seconds of these at the device's peak, where known."""
     from credit.cli.plan import build_grid, load_config_without_paths
     from credit.data.samples.batch import Batch
-    from credit.forecast.objectives.base import ObjectiveContext, build_objective
+    from credit.forecast.objectives.base import build_objective
     from credit.hpc.planner.gpus import find_peak_rates
     from credit.models.initialise import initial_values
     from credit.parallel.mesh import DeviceGrid
     from credit.parallel.state.materialise import fill_
     from credit.train.build.dry_run import dummy_assets
     from credit.train.build.model import build_parallel_model
-    from credit.train.build.stepper import build_run_loss, build_stepper
+    from credit.train.build.stepper import build_objective_context, build_run_loss, build_stepper
     from credit.train.build.training import build_step as build_training_step
     from credit.train.ema import EMA
     from credit.train.monitor.flops import FlopCounter
@@ -82,7 +82,7 @@ def build_step(
     loss, steps = build_run_loss(conf, assets, device), conf.data.forecast_len
     optimizer = build_optimizer(model, conf.trainer)
     average = EMA(model, conf.trainer.ema_decay) if conf.trainer.use_ema else None
-    objective = build_objective(conf.trainer.objective, ObjectiveContext(stepper, loss, conf.trainer.recompute_steps))
+    objective = build_objective(conf.trainer.objective, build_objective_context(conf, assets, stepper, loss))
     step = build_training_step(conf, objective, optimizer, average, lambda _: steps, 0)
     samples, frames, cells = conf.trainer.train_batch_size, conf.data.history_len, assets.grid.shape
     channels = {name: len(assets.channels.group(name)) for name in ("prognostic", "dynamic_forcing")}
@@ -90,7 +90,7 @@ def build_step(
         torch.randn(samples, channels["prognostic"], frames, *cells, device=device),
         torch.randn(samples, channels["dynamic_forcing"], frames + steps - 1, *cells, device=device),
         torch.randn(samples, len(assets.channels.output), steps, *cells, device=device),
-        torch.zeros(samples, dtype=torch.int64, device=device),
+        (0,) * samples,
     )
     micro_steps = conf.trainer.grad_accum_every
     counts = FlopCounter(conf, assets).operations(steps)

@@ -51,6 +51,7 @@ def loop(arguments: list[str], steps: int) -> dict[str, float]:
     """Train in this process; return the share of each part in the time of the counted steps."""
     import torch
 
+    from credit.forecast.objectives.deterministic import DeterministicRollout
     from credit.train import step
     from credit.train.ema import EMA
     from credit.train.prefetch import DevicePrefetcher
@@ -58,7 +59,7 @@ def loop(arguments: list[str], steps: int) -> dict[str, float]:
 
     clock, start_time, shares = Clock(), [0.0], {}
     first, last = max(1, steps // 4), steps - 1
-    clock.watch(step.TrainingStep, "_micro_loss", "forward")
+    clock.watch(DeterministicRollout, "training_loss", "forward")
     clock.watch(torch.Tensor, "backward", "backward")
     clock.watch(torch.optim.AdamW, "step", "optimizer")
     clock.watch(DevicePrefetcher, "__next__", "data")

@@ -21,10 +21,10 @@ napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 napoleon_use_ivar = True
 
-# References to other packages are not resolved, because this would need the network. Config sections are described in
-# config.md. Sphinx takes the text before a colon in the docstring of a property for a type, which it cannot resolve.
+# Names of other packages are not looked up on the network, and config sections are described in config.md.
+# Text before a colon in the docstring of a property is not a type.
 nitpick_ignore_regex = [
     ("py:class", r"(collections|contextlib|numpy|pathlib|torch|xarray)\..*"),
-    ("py:class", r"credit\.config\.sections\.\w+\..*"),
+    ("py:class", r"credit\.config\.sections\..*"),
     ("py:class", r".*\s.*"),
 ]

@@ -242,15 +242,15 @@ class TrainingStepBuilder:
         """
         import torch
 
-        from credit.forecast.objectives.base import ObjectiveContext, build_objective
-        from credit.train.build.stepper import build_stepper
+        from credit.forecast.objectives.base import build_objective
+        from credit.train.build.stepper import build_objective_context, build_stepper
         from credit.train.optim import build_optimizer
         from credit.train.step import StepSettings, TrainingStep
 
         trainer = self._config.trainer
         stepper = build_stepper(self._config, self._assets, model, torch.device("cpu"), autocast)
         optimizer = build_optimizer(model, trainer)
-        context = ObjectiveContext(stepper, self._build_loss(), trainer.recompute_steps)
+        context = build_objective_context(self._config, self._assets, stepper, self._build_loss())
         settings = StepSettings(
             forecast_len=lambda _: rollout, accumulation=micro_steps, grad_max_norm=trainer.grad_max_norm
         )
@@ -297,5 +297,5 @@ class TrainingStepBuilder:
                 history_BCTHW=torch.zeros(batch_size, num_prognostic, history_len, *grid_shape),
                 forcing_BCTHW=torch.zeros(batch_size, num_forcing, history_len + rollout - 1, *grid_shape),
                 target_BCTHW=torch.zeros(batch_size, len(channels.output), rollout, *grid_shape),
-                initial_B=torch.zeros(batch_size, dtype=torch.int64),
+                initial_minutes=(0,) * batch_size,
             )

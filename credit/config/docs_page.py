@@ -40,6 +40,8 @@ _TYPE_NAMES: dict[Any, str] = {
     bool: "`true` or `false`",
     Any: "any value",
 }
+# Lists whose kinds are those of another key: post-processes of the model, and losses.
+_DESCRIBED_ELSEWHERE = ("inference.hyperdiffusion", "inference.postprocess", "loss.terms")
 
 
 def render_config_reference() -> str:
@@ -72,8 +74,7 @@ def _describe_section(path: str, section: type[BaseModel], title: str, heading: 
         _render_table(f"{path}.", section.model_fields),
     ]
     for name, field in section.model_fields.items():
-        # These have the same kinds as below `model`, where they are described.
-        if path == "inference" and name in ("hyperdiffusion", "postprocess"):
+        if f"{path}.{name}" in _DESCRIBED_ELSEWHERE:
             continue
         choices = _describe_registered_sections(field)
         if not choices:

@@ -151,8 +151,11 @@ LOSSES = Registry(
     "loss.kind",
     "loss",
     {
-        name: BuiltInLocation("credit.losses.section:PointwiseSection", "credit.losses.pointwise")
-        for name in ("mse", "mae", "huber")
+        "mse": BuiltInLocation("credit.losses.section:PointwiseSection", "credit.losses.pointwise"),
+        "mae": BuiltInLocation("credit.losses.section:PointwiseSection", "credit.losses.pointwise"),
+        "huber": BuiltInLocation("credit.losses.section:PointwiseSection", "credit.losses.pointwise"),
+        "crps": BuiltInLocation("credit.losses.section:CRPSSection", "credit.losses.crps"),
+        "sum": BuiltInLocation("credit.losses.section:SumSection", "credit.losses.weighted_sum"),
     },
 )
 
@@ -162,8 +165,17 @@ OBJECTIVES = Registry(
     {
         "deterministic": BuiltInLocation(
             "credit.forecast.objectives.section:DeterministicSection", "credit.forecast.objectives.deterministic"
-        )
+        ),
+        "ensemble": BuiltInLocation(
+            "credit.forecast.objectives.section:EnsembleSection", "credit.forecast.objectives.ensemble"
+        ),
     },
+)
+
+NOISES = Registry(
+    "model.noise.kind",
+    "kind of noise",
+    {"global": BuiltInLocation("credit.models.noise.section:GlobalNoiseSection", "credit.models.noise.global_noise")},
 )
 
 POSTPROCESSES = Registry(
@@ -214,6 +226,7 @@ class RegisteredSection:
         default: kind to use if the section names none; None if it must name one.
         base: the class that the sections allowed here derive from.
         only: the kinds that are allowed here; empty for all.
+        excluded: kinds that are not allowed here.
     """
 
     registry: Registry
@@ -221,6 +234,7 @@ class RegisteredSection:
     default: str | None = None
     base: type[StrictModel] = StrictModel
     only: tuple[str, ...] = ()
+    excluded: tuple[str, ...] = ()
 
     def find_section(self, raw: object) -> type[StrictModel] | None:
         """Return the section class of a plain mapping, None where it names no kind that is allowed here."""
@@ -234,7 +248,8 @@ class RegisteredSection:
     def names(self) -> list[str]:
         """Return the kinds that are allowed here, sorted."""
         names = self.only or self.registry.names()
-        return [name for name in names if issubclass(self.registry.find_section(name), self.base)]
+        allowed = [name for name in names if name not in self.excluded]
+        return [name for name in allowed if issubclass(self.registry.find_section(name), self.base)]
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
         """Return the schema that pydantic validates a key of this type with: `_build` comes first."""

@@ -106,6 +106,24 @@ class Config(StrictModel):
             raise ValueError("preprocess.climatology has no effect with verification.climatology.method: file")
         if self.preprocess.climatology and self.data.store is None:
             raise ValueError("preprocess.climatology needs a data.store to write the climatology to")
+        ensemble = self.inference.ensemble
+        if ensemble is not None and not ensemble.has_different_members and not self.model.noise:
+            raise ValueError(
+                "inference.ensemble: the members would be equal; give perturbation, lagged, stochastic, noise or "
+                "dropout, or train a network with model.noise"
+            )
+        if self.trainer.members > 1 and not self.model.noise:
+            raise ValueError(
+                f"trainer.members: {self.trainer.members} members would all be the same forecast; set model.noise, for "
+                "example to global"
+            )
+        if self.trainer.members == 1 and self.loss.needs_members:
+            raise ValueError(
+                f"loss.kind: {self.loss.kind} compares the members of an ensemble; set trainer.members to 2 or more, "
+                "or loss.kind to mae, which is the same for one member"
+            )
+        if self.loss.weight != 1.0:
+            raise ValueError("loss.weight is the weight of a term of a sum; set it under loss.terms, or leave it out")
         if self.loss.level_weights == "pressure" and self.data.level_units == "model_level":
             raise ValueError("loss.level_weights: pressure needs data.level_units hPa or Pa, not model_level")
 

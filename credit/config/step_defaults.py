@@ -1,4 +1,4 @@
-"""Default durations that must be multiples of the time step, whatever the time step is."""
+"""Defaults that depend on other keys: durations that must be multiples of the time step, and the control."""
 
 from __future__ import annotations
 
@@ -51,6 +51,11 @@ def fill_step_defaults(raw: Mapping[str, Any]) -> dict[str, Any]:
             initial_times, {"every": _rounded_default(InitialTimesConfig, "every", step)}
         )
         ensemble = inference.get("ensemble")
+        model = raw.get("model")
+        if isinstance(ensemble, Mapping) and isinstance(model, Mapping) and model.get("noise"):
+            # A network that was trained as an ensemble has no unperturbed member.
+            ensemble = _with_defaults(ensemble, {"control": False})
+            inference["ensemble"] = ensemble
         perturbation = ensemble.get("perturbation") if isinstance(ensemble, Mapping) else None
         if isinstance(perturbation, Mapping) and perturbation.get("kind") == "bred":
             cycle = _rounded_default(PERTURBATIONS.find_section("bred"), "cycle", step)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from credit.data.normalize import Normalizer
 from credit.data.samples.frames import FrameReader
-from credit.forecast.stepper import Stepper
+from credit.forecast.stepper import Condition, Stepper
 from credit.parallel.host_copy import to_device
 
 
@@ -78,6 +78,9 @@ PerturbStates = Callable[[Sequence[ForecastStart], Tensor], Tensor]
 DrawFactors = Callable[[Sequence[ForecastStart], torch.device], Iterator[Tensor]]
 # Starts of a batch -> a function that returns a context for each step, inside which the network adds its noise.
 BuildNoiseContext = Callable[[Sequence[ForecastStart]], Callable[[], AbstractContextManager[None]]]
+
+# Starts of a batch -> for each step the noise inside the network by its kind.
+DrawConditions = Callable[[Sequence[ForecastStart], torch.device], Iterator[Condition | None]]
 
 
 @dataclass(frozen=True)
@@ -192,6 +195,7 @@ def forecast_batch(
     perturb_states: PerturbStates | None = None,
     draw_factors: DrawFactors | None = None,
     build_noise_context: BuildNoiseContext | None = None,
+    draw_conditions: DrawConditions | None = None,
 ) -> Iterator[Tensor]:
     """Yield the output of each step of a batch of forecasts.
 
@@ -208,6 +212,7 @@ def forecast_batch(
         perturb_states: perturbs the initial states; None for unperturbed ones.
         draw_factors: draws the factors that multiply each step's change; None for no factors.
         build_noise_context: makes the contexts in which the network adds noise to its features; None for no noise.
+        draw_conditions: draws the noise that the network was trained with; None for no noise.
 
     Yields:
         (B, C_out, H, W) float32 in physical units, on the device of the network.
@@ -215,21 +220,15 @@ def forecast_batch(
     Raises:
         DataError: if the data do not have a field that a forecast reads.
     """
-    normalizer = stepper.normalizer
-    analysis_times = [start.analysis_minutes for start in starts]
-
-    # Initial states.
-    device = normalizer.tendency_scale_C.device
-    state = to_device(read_initial_states(inputs, analysis_times), device)
-    state = normalizer.encode(state, "prognostic")
+    state = _encode_initial_states(stepper, inputs, starts)
     if perturb_states is not None:
         state = perturb_states(starts, state)
-
-    # The forecast with the longest lag reaches the last lead time in the last step, the others some steps before.
-    lag_steps = [(start.initial_minutes - start.analysis_minutes) // inputs.step_minutes for start in starts]
-    longest_lag = max(lag_steps)
-    last_forcing_steps = [num_steps - 1 - longest_lag + lag for lag in lag_steps]
-    forcing = build_forcing_function(normalizer, inputs, analysis_times, last_forcing_steps)
+    forcing = build_forcing_function(
+        stepper.normalizer,
+        inputs,
+        [start.analysis_minutes for start in starts],
+        _last_forcing_steps(starts, num_steps, inputs.step_minutes),
+    )
 
     # Random numbers of the ensemble.
     factors = None
@@ -238,14 +237,34 @@ def forecast_batch(
     noise_context: Callable[[], AbstractContextManager[None]] = nullcontext
     if build_noise_context is not None:
         noise_context = build_noise_context(starts)
+    conditions = None
+    if draw_conditions is not None:
+        conditions = draw_conditions(starts, state.device)
 
-    outputs = stepper.rollout(state, forcing, num_steps, factors=factors)
+    outputs = stepper.rollout(state, forcing, num_steps, factors=factors, conditions=conditions)
     del state  # or it would stay in memory to the last step
     for _ in range(num_steps):
         # Only the network's step is inside the context, not the work of the caller between two steps.
         with noise_context():
             output = next(outputs)
         yield stepper.decode(output)
+
+
+def _encode_initial_states(stepper: Stepper, inputs: ForecastInputs, starts: Sequence[ForecastStart]) -> Tensor:
+    """Return the normalised states (B, C, T, H, W) that forecasts start from, on the device of the network."""
+    fields_BCTHW = read_initial_states(inputs, [start.analysis_minutes for start in starts])
+    normalizer = stepper.normalizer
+    return normalizer.encode(to_device(fields_BCTHW, normalizer.tendency_scale_C.device), "prognostic")
+
+
+def _last_forcing_steps(starts: Sequence[ForecastStart], num_steps: int, step_minutes: int) -> list[int]:
+    """Return for each forecast of a batch the step number from which on its forcing is constant.
+
+    The forecast with the longest lag reaches the last lead time in the last step, the others some steps before.
+    """
+    lag_steps = [(start.initial_minutes - start.analysis_minutes) // step_minutes for start in starts]
+    longest_lag = max(lag_steps)
+    return [num_steps - 1 - longest_lag + lag for lag in lag_steps]
 
 
 @torch.inference_mode()

@@ -6,7 +6,7 @@ Shape suffixes: B batch, C channels, T time frames, H latitude rows, W longitude
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 
 import torch
@@ -17,6 +17,9 @@ from credit.channels import ChannelMap
 from credit.data.normalize import Normalizer
 from credit.forecast.postprocess.base import PostprocessChain
 from credit.models.kernels.recompute_cache import recompute_contexts
+
+# Noise of each sample, (B, ...), by its kind.
+Condition = Mapping[str, torch.Tensor]
 
 
 class Stepper:
@@ -60,7 +63,11 @@ class Stepper:
         self._postprocess = postprocess
 
     def step(
-        self, state_BCTHW: torch.Tensor, forcing_BCTHW: torch.Tensor, factor_B1HW: torch.Tensor | None = None
+        self,
+        state_BCTHW: torch.Tensor,
+        forcing_BCTHW: torch.Tensor,
+        factor_B1HW: torch.Tensor | None = None,
+        condition: Condition | None = None,
     ) -> torch.Tensor:
         """Return the normalised output (B, C_out, H, W), float32, one step after the last frame of `state_BCTHW`.
 
@@ -71,6 +78,7 @@ class Stepper:
             state_BCTHW: normalised prognostic channels of the input frames.
             forcing_BCTHW: normalised dynamic forcing of the same frames.
             factor_B1HW: multiplies the change of the prognostic channels, before the post-processing; None for 1.
+            condition: noise of each sample by its kind; None for none.
         """
         # The network's input: the three groups of channels, static fields repeated over the frames.
         batch_size, _, num_frames = state_BCTHW.shape[:3]
@@ -81,8 +89,10 @@ class Stepper:
         precision = nullcontext()
         if self._amp:
             precision = torch.autocast(x_BCTHW.device.type, dtype=torch.bfloat16)
+        # Models without noise are called with their input alone, which is all that a plugin's forward may take.
+        arguments = (x_BCTHW,) if condition is None else (x_BCTHW, condition)
         with precision:
-            out_BCHW = self.model(x_BCTHW)[:, :, 0]
+            out_BCHW = self.model(*arguments)[:, :, 0]
         out_BCHW = out_BCHW.float()
 
         # The prognostic channels: with residual prediction, the last frame plus the scaled output.
@@ -108,6 +118,7 @@ class Stepper:
         num_steps: int,
         recompute: bool = False,
         factors: Iterator[torch.Tensor] | None = None,
+        conditions: Iterator[Condition | None] | None = None,
     ) -> Iterator[torch.Tensor]:
         """Yield the normalised output (B, C_out, H, W) of each step; gradients flow through all of them.
 
@@ -119,20 +130,28 @@ class Stepper:
                 `credit.models.kernels.recompute_cache.cache_across_recompute`, and compute each step again in the
                 backward pass; not the last step, where the backward pass begins.
             factors: for each step the argument `factor_B1HW` of `step`; not together with `recompute`.
+            conditions: for each step the argument `condition` of `step`; None for no noise.
         """
         assert factors is None or not recompute, "a recomputed step would draw other factors"
         state = history_BCTHW.float()
         del history_BCTHW  # free it now, not after the last step
         for number in range(num_steps):
+            condition = None if conditions is None else next(conditions)
             if recompute and number + 1 < num_steps and torch.is_grad_enabled():
                 output = checkpoint(
-                    self.step, state, forcing(number), use_reentrant=False, context_fn=recompute_contexts
+                    self.step,
+                    state,
+                    forcing(number),
+                    None,
+                    condition,
+                    use_reentrant=False,
+                    context_fn=recompute_contexts,
                 )
             else:
                 factor_B1HW = None
                 if factors is not None:
                     factor_B1HW = next(factors)
-                output = self.step(state, forcing(number), factor_B1HW)
+                output = self.step(state, forcing(number), factor_B1HW, condition)
             # The previous state is released before the caller works on the output.
             state = self._append_frame(state, output[:, self._prognostic_slice])
             yield output

@@ -81,17 +81,15 @@ class Loss(nn.Module):
         raise NotImplementedError
 
 
-class PointwiseLoss(Loss):
-    """Mean of a function of the error, taken over batch, members, cells (by area) and channels (by weight).
+class WeightedLoss(Loss):
+    """Base class of losses that are a mean over cells (by area) and channels (by weight).
 
     The error of a prognostic channel is measured in standard deviations of its own tendency, the change in one time
-    step (``loss.scaling: tendency``), or else of its state, so that channels of large variance do not dominate. With
-    the tendency, a persistence forecast of one time step scores 1 under `mse`. A subclass defines `cost`.
+    step (``loss.scaling: tendency``), or else of its state, so that channels of large variance do not dominate.
 
     Args:
         context: weights, scales and grid of the run.
-        section: the loss section of the config. If it has the key ``global_mean``, that is the weight of an added term:
-            the squared error of each channel's area mean.
+        section: the loss section of the config.
     """
 
     def __init__(self, context: LossContext, section: LossSection) -> None:
@@ -101,6 +99,33 @@ class PointwiseLoss(Loss):
         self.register_constant("area_CHW", context.area_CHW)
         self.register_constant("channel_weight_C", context.channel_weight_C)
         self.register_constant("scale_C11", context.error_scale_C[:, None, None])
+
+    def scaled_error(self, prediction_BMCHW: Tensor, target_BCHW: Tensor) -> Tensor:
+        """Return forecast minus truth, (B, M, C, H, W) float32, in the unit of ``loss.scaling``."""
+        return (prediction_BMCHW.float() - target_BCHW.float()[:, None]) * self.scale_C11
+
+    def weighted_mean(self, cost_BCHW: Tensor) -> Tensor:
+        """Return the mean over the batch of the weighted sum over cells and channels, a scalar."""
+        return (cost_BCHW * self.weight_CHW).sum() / cost_BCHW.shape[0]
+
+    def global_mean(self, error_BMCHW: Tensor) -> Tensor:
+        """Return the area mean of each field, (B, M, C)."""
+        return (error_BMCHW * self.area_CHW).sum(dim=(3, 4))
+
+
+class PointwiseLoss(WeightedLoss):
+    """Mean of a function of the error over batch, members, cells (by area) and channels (by weight).
+
+    With ``loss.scaling: tendency``, persistence scores 1 under `mse`. A subclass defines `cost`.
+
+    Args:
+        context: weights, scales and grid of the run.
+        section: the loss section of the config. If it has the key ``global_mean``, that is the weight of an added term:
+            the squared error of each channel's area mean.
+    """
+
+    def __init__(self, context: LossContext, section: LossSection) -> None:
+        super().__init__(context, section)
         self._global_mean_weight = getattr(section, "global_mean", 0.0)
 
     def cost(self, error_BMCHW: Tensor) -> Tensor:
@@ -113,13 +138,11 @@ class PointwiseLoss(Loss):
 
     def forward(self, prediction_BMCHW: Tensor, target_BCHW: Tensor) -> Tensor:
         """Return the weighted mean of the cost of the error, a float32 scalar; see the base class."""
-        error_BMCHW = (prediction_BMCHW.float() - target_BCHW.float()[:, None]) * self.scale_C11
-        # The weights sum to 1 over cells and channels, so that only forecasts are left to be averaged over.
-        num_forecasts = prediction_BMCHW.shape[0] * prediction_BMCHW.shape[1]
-        loss = (self.cost(error_BMCHW) * self.weight_CHW).sum() / num_forecasts
+        error_BMCHW = self.scaled_error(prediction_BMCHW, target_BCHW)
+        loss = self.weighted_mean(self.cost(error_BMCHW).flatten(0, 1))
         if self._global_mean_weight:
             # The area mean of each channel is taken before squaring, so only a bias of the whole field counts.
-            mean_error_BMC = (error_BMCHW * self.area_CHW).sum(dim=(3, 4))
+            mean_error_BMC = self.global_mean(error_BMCHW)
             mean_cost = (mean_error_BMC.square() * self.channel_weight_C).sum(dim=2).mean()
             loss = loss + self._global_mean_weight * mean_cost
         return loss

@@ -1,12 +1,12 @@
-"""Config section of the losses that are a function of the error in one cell."""
+"""Config sections of the built-in losses."""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from credit.config.sections.loss import LossSection
+from credit.config.sections.loss import SHARED_KEYS, LossSection, LossTermEntry
 
 
 class PointwiseSection(LossSection):
@@ -23,3 +23,38 @@ class PointwiseSection(LossSection):
         "mean are too small to matter in the pointwise loss, but accumulate in a long rollout. A weight "
         "of 100 makes them visible.",
     )
+
+
+class CRPSSection(LossSection):
+    """The continuous ranked probability score of an ensemble (`trainer.members`), averaged with weights."""
+
+    needs_members: ClassVar[bool] = True
+
+    kind: Literal["crps"] = Field("crps", description="Continuous ranked probability score of the members.")
+    alpha: float = Field(
+        0.95,
+        ge=0,
+        le=1,
+        description="1 for the fair score, 0 for the score of the members as they are. With 1, the last member has no "
+        "gradient when all others equal the truth, so values slightly below 1 train more steadily.",
+    )
+    global_mean: float = Field(
+        0.0, ge=0, description="Weight of the CRPS of each channel's global mean, added to the loss."
+    )
+
+
+class SumSection(LossSection):
+    """Several losses, added up. The keys that all losses share stand here, and are used for every term."""
+
+    kind: Literal["sum"] = Field("sum", description="Weighted sum of the losses in `terms`.")
+    terms: list[LossTermEntry] = Field(min_length=1, description="The losses, each with its `kind` and its `weight`.")
+
+    @model_validator(mode="after")
+    def _require_shared_keys_here(self) -> SumSection:
+        for number, term in enumerate(self.terms):
+            misplaced_keys = sorted(SHARED_KEYS & term.model_fields_set)
+            if misplaced_keys:
+                raise ValueError(
+                    f"loss.terms.{number} sets {', '.join(misplaced_keys)}, which all terms share; set it under loss"
+                )
+        return self

@@ -115,7 +115,8 @@ def metric_class(name: str) -> type[Metric]:
     Raises:
         ConfigError: if no metric has the name; the message gives the most similar one.
     """
-    # The built-in metric registers itself when it is imported.
+    # The built-in metrics register themselves when they are imported.
+    import credit.metrics.crps
     import credit.metrics.rmse  # noqa: F401
 
     if name not in _METRICS:

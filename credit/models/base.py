@@ -128,9 +128,8 @@ class ForecastModel(nn.Module):
             next state into it, which saves the memory of one state.
         casts_weights: True if linear layers and convolutions use their weights in the autocast dtype alone. Forecasts
             under `inference.amp` then cast them once.
-        conditions: names of the conditions that `forward` takes (``noise``, ``lead_time``); empty for a model that
-            depends on its input alone. No objective supplies conditions yet, so `credit.models.registry.build_model`
-            refuses a model that declares some.
+        conditions: names of the conditions that `forward` takes: kinds of noise (``model.noise``); empty for a model
+            that depends on its input alone. `credit.models.registry.build_model` refuses other kinds of noise.
     """
 
     output_is_new: ClassVar[bool] = False
@@ -146,7 +145,8 @@ class ForecastModel(nn.Module):
 
         Args:
             x_BCTHW: (batch, in_channels, input_frames, rows, columns), normalised.
-            condition: name -> tensor, for each of `conditions`; None for a model that declares none.
+            condition: kind of noise -> tensor (batch, ...), for each kind in the config; None for a forecast without
+                noise.
 
         Returns:
             (batch, out_channels, output_frames, rows, columns), normalised.

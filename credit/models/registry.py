@@ -64,15 +64,16 @@ def build_model(spec: ModelSpec, section: ModelSection) -> ForecastModel:
         section: the model's section of the config.
 
     Raises:
-        ConfigError: for an unknown type, a model with parameters that cannot be trained here, or one with conditions,
-            which no objective supplies yet.
+        ConfigError: for an unknown type, noise that the model does not take, or parameters that cannot be trained here.
     """
-    model = model_class(section.type)(spec, section)
-    if model.conditions:
-        raise ConfigError(
-            f"model.type: {section.type} declares the conditions {', '.join(model.conditions)}, and no training "
-            "objective supplies conditions yet; leave them out of the class"
-        )
+    cls = model_class(section.type)
+    for noise in section.noise:
+        if noise.kind not in cls.conditions:
+            accepted = ", ".join(cls.conditions) or "none"
+            raise ConfigError(
+                f"model.noise: {noise.kind} is not a kind that model.type {section.type} takes; it takes {accepted}"
+            )
+    model = cls(spec, section)
     _require_trainable(model)
     return model
 

@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 
-def to_device(array: np.ndarray, device: torch.device) -> Tensor:
-    """Return an array as a tensor on `device`, in its shape and dtype.
+def to_device(values: np.ndarray | Tensor, device: torch.device) -> Tensor:
+    """Return an array or a CPU tensor as a tensor on `device`, in its shape and dtype.
 
-    On a GPU the copy is queued, and the call does not wait for it. On the CPU the tensor shares the array's memory.
+    On a GPU the copy is queued, and the call does not wait for it. On the CPU the result shares the memory of `values`.
     """
-    host_tensor = torch.from_numpy(array)
+    host_tensor = torch.from_numpy(values) if isinstance(values, np.ndarray) else values
     if device.type != "cuda":
         return host_tensor.to(device)
     # torch does not reuse pinned memory before the copy from it has finished.

@@ -7,18 +7,18 @@ non-finite step through its `found_inf`.
 from __future__ import annotations
 
 import functools
-import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
 
 from credit.data.samples.batch import Batch
-from credit.forecast.objectives.base import Objective
+from credit.forecast.objectives.base import MicroStep, Objective
 from credit.models.layers.spectral_norm import advance_power_iterations
 from credit.parallel.reduce import gradient_norm
 from credit.train.ema import EMA
 from credit.train.monitor.nonfinite import find_infinite_channels, find_nonfinite_layer
+from credit.utils.seeds import derive_seed
 
 
 @dataclass(frozen=True)
@@ -96,9 +96,10 @@ class TrainingStep:
         for micro in range(num_micro_steps):
             # Gradients are reduced over the ranks once, after the last micro-step.
             is_last = micro + 1 == num_micro_steps
-            loss = self._micro_loss(next(batches), step, micro, is_last)
-            (loss / num_micro_steps).backward()
-            losses.append(loss.detach() / num_micro_steps)
+            batch = next(batches)
+            self._seed_dropout(step, micro)
+            micro_step = MicroStep(step, self.counted(step), num_micro_steps, reduce_gradients=is_last)
+            losses.append(self._objective.accumulate_gradients(batch, micro_step) / num_micro_steps)
         total_loss = torch.stack(losses).sum()
         gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
         # The loss is checked as well, because it may overflow when its gradient does not.
@@ -147,7 +148,7 @@ class TrainingStep:
         for micro in range(self._settings.accumulation):
             batch = next(batches)
             infinite_channels = find_infinite_channels(batch.history_BCTHW, channel_names)
-            compute_loss = functools.partial(self._micro_loss, batch, step, micro, last=False)
+            compute_loss = functools.partial(self._micro_loss, batch, step, micro)
             # Computed in any case, because the other ranks of a sharded model take part in it.
             bad_layer = find_nonfinite_layer(self._model, compute_loss)
             if explanation is None:
@@ -155,21 +156,11 @@ class TrainingStep:
                 explanation = f"the input channels {', '.join(infinite_channels)}" if infinite_channels else bad_layer
         return explanation
 
-    def _micro_loss(self, batch: Batch, step: int, micro: int, last: bool) -> torch.Tensor:
-        """Return the loss of a micro-batch.
+    def _micro_loss(self, batch: Batch, step: int, micro: int) -> torch.Tensor:
+        """Return the loss of micro-step `micro` of optimizer step `step`, whose gradients are not reduced."""
+        self._seed_dropout(step, micro)
+        return self._objective.training_loss(batch, MicroStep(step, self.counted(step), reduce_gradients=False))
 
-        Args:
-            batch: the micro-batch.
-            step: the optimizer step.
-            micro: the micro-step within it.
-            last: True for the last micro-step, whose backward pass reduces the gradients over the ranks.
-        """
-        # Seeded per micro-step, so that a resumed run draws the same dropout masks.
-        torch.manual_seed(draw_seed(self._settings.seed, step, micro, self._settings.data_rank))
-        return self._objective.training_loss(batch, self.counted(step), reduce_gradients=last)
-
-
-def draw_seed(*parts: int) -> int:
-    """Return a 63-bit seed that depends on every part, so that no random state has to be saved."""
-    digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "little") >> 1
+    def _seed_dropout(self, step: int, micro: int) -> None:
+        """Seed torch's global generator, so that a resumed run draws the same dropout masks."""
+        torch.manual_seed(derive_seed(self._settings.seed, step, micro, self._settings.data_rank))

@@ -16,19 +16,21 @@ import torch.distributed as dist
 
 from credit.data.samples.batch import Batch
 from credit.errors import DataError
-from credit.train.step import TrainingStep
+from credit.forecast.objectives.base import MicroStep
+from credit.forecast.objectives.deterministic import DeterministicRollout
 
 WHAT = json.loads(os.environ.get("CREDIT_TEST_INJECT", "{}"))
 _met: dict[int, tuple[int, ...]] = {}
-_right = TrainingStep._micro_loss
+_right = DeterministicRollout.training_loss
 
 
-def _micro_loss(self: TrainingStep, batch: Batch, step: int, micro: int, last: bool) -> torch.Tensor:
-    loss = _right(self, batch, step, micro, last)
+def _spoiled_loss(self: DeterministicRollout, batch: Batch, micro_step: MicroStep) -> torch.Tensor:
+    loss = _right(self, batch, micro_step)
+    step = micro_step.optimizer_step
     rank = dist.get_rank() if dist.is_initialized() else 0
     if WHAT.get("rank", rank) != rank:
         return loss
-    times = tuple(batch.initial_B.tolist())
+    times = batch.initial_minutes
     if step in WHAT.get("steps", ()):
         _met.setdefault(step, times)
     spoiled = step in WHAT.get("steps", ()) if WHAT.get("always") else times in _met.values()
@@ -39,4 +41,4 @@ def _micro_loss(self: TrainingStep, batch: Batch, step: int, micro: int, last: b
     return loss * WHAT.get("factor", math.nan) if spoiled else loss
 
 
-TrainingStep._micro_loss = _micro_loss
+DeterministicRollout.training_loss = _spoiled_loss

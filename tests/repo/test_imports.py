@@ -97,7 +97,7 @@ def test_parallel_knows_no_model(repository: Path) -> None:
 def test_no_part_but_the_registry_knows_a_model_by_name(repository: Path) -> None:
     """Training, forecasts, plans and commands reach a model through the registry and its base class alone."""
     package = repository / "credit"
-    models = {path.parent.name for path in (package / "models").glob("*/section.py")}
+    models = {path.parent.name for path in (package / "models").glob("*/model.py")}
     assert "wxformer" in models
     for path in package.rglob("*.py"):
         if path.relative_to(package).parts[:2] in {("models", name) for name in models}:

@@ -13,7 +13,7 @@ import pytest
 import xarray as xr
 import yaml
 
-from credit.config.sections import source as schema_source
+from credit.config.sections import source as source_section
 from credit.data.formats.plugin import source as plugin_source
 from tests.smoke.test_train import rows
 
@@ -45,7 +45,7 @@ def own_run(small_run: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     write_archive(small_run)
     monkeypatch.syspath_prepend(small_run)
     monkeypatch.setattr(plugin_source, "_SOURCES", dict(plugin_source._SOURCES))
-    monkeypatch.setattr(schema_source, "_OPTION_SECTIONS", dict(schema_source._OPTION_SECTIONS))
+    monkeypatch.setattr(source_section, "_OPTION_SECTIONS", dict(source_section._OPTION_SECTIONS))
     yield small_run
     sys.modules.pop("lab_archive", None)
 

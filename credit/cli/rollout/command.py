@@ -203,13 +203,17 @@ def build_forecast_function(
         ConfigError: if ``inference.ensemble`` asks for something that the network does not have, such as dropout.
     """
     from credit.forecast.ensemble.feature_noise import build_feature_noise
+    from credit.forecast.ensemble.model_noise import build_model_noise
     from credit.forecast.ensemble.perturbations import build_perturbation
     from credit.forecast.ensemble.sppt import build_tendency_perturbation
     from credit.forecast.rollout import ForecastInputs, forecast_batch
+    from credit.train.build.assets import build_model_spec
 
     ensemble = config.inference.ensemble
     stepper = forecaster.stepper
-    grid = forecaster.assets.grid
+    assets = forecaster.assets
+    grid = assets.grid
+    spec = build_model_spec(config.data, assets.channels, grid, assets.attributes)
     inputs = ForecastInputs(forecaster.frames, config.data.step_minutes, config.data.history_len, file_lock)
     perturb_states = None
     if ensemble is not None:
@@ -221,6 +225,7 @@ def build_forecast_function(
         perturb_states=perturb_states,
         draw_factors=build_tendency_perturbation(ensemble, grid, config.data.step_minutes),
         build_noise_context=build_feature_noise(ensemble, stepper.model),
+        draw_conditions=build_model_noise(ensemble, spec, forecaster.config.model),
     )
 
 

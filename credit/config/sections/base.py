@@ -20,7 +20,7 @@ from credit.errors import ConfigError
 from credit.utils.paths import expand_home
 
 
-def _canonical_duration(value: object) -> object:
+def canonical_duration(value: object) -> object:
     """Return the one spelling of a duration, so that configs that mean the same are equal.
 
     Raises:
@@ -39,7 +39,7 @@ def _canonical_duration(value: object) -> object:
 # A path as text. `~` is expanded here and nowhere else.
 PathText = Annotated[str, AfterValidator(expand_home)]
 # A duration as text, such as "6h"; a number alone means hours.
-Duration = Annotated[str, BeforeValidator(_canonical_duration)]
+Duration = Annotated[str, BeforeValidator(canonical_duration)]
 # An hour of the day, UTC.
 Hour = Annotated[int, Field(ge=0, le=23)]
 

@@ -103,7 +103,9 @@ class EnsembleConfig(StrictModel):
         "with opposite signs.",
     )
     control: bool = Field(
-        True, description="Member 0 is the control: it has no perturbation, no stochastic tendencies and no noise."
+        True,
+        description="Member 0 is the control: it has no perturbation, no stochastic tendencies and no noise. Default: "
+        "true, but false for a network with `model.noise`.",
     )
     lagged: Duration | None = Field(
         None, description="Lagged ensemble: member m starts from the analysis that is m times this interval earlier."
@@ -126,13 +128,11 @@ class EnsembleConfig(StrictModel):
             raise ValueError("an ensemble has at least 2 members; for single forecasts leave inference.ensemble out")
         return members
 
-    @model_validator(mode="after")
-    def _require_different_members(self) -> EnsembleConfig:
-        # Whatever makes members differ.
+    @property
+    def has_different_members(self) -> bool:
+        """True if the members differ without noise that the network was trained with."""
         sources_of_spread = (self.perturbation, self.lagged, self.stochastic, self.noise)
-        if all(source is None for source in sources_of_spread) and not self.dropout:
-            raise ValueError("the members would be equal; give perturbation, lagged, stochastic, noise or dropout")
-        return self
+        return self.dropout or any(source is not None for source in sources_of_spread)
 
 
 class ForecastParallelismConfig(StrictModel):

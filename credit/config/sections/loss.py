@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, SerializeAsAny
 
@@ -15,6 +15,9 @@ Weight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 class LossSection(StrictModel):
     """Keys that every training loss has; they set the weights and scales that a loss is built with."""
 
+    # True for a loss that makes sense for several members only.
+    needs_members: ClassVar[bool] = False
+
     kind: str
     scaling: Literal["tendency", "state"] = Field(
         "tendency",
@@ -26,10 +29,18 @@ class LossSection(StrictModel):
     level_weights: Literal["none", "pressure"] = Field(
         "none", description="`pressure`: weight levels in proportion to pressure. `none`: weight them equally."
     )
+    weight: Weight = Field(1.0, description="Factor on this loss, where it is one of the terms of a sum.")
     weights: dict[str, Weight] = Field({}, description="Weight of a variable (z) or channel (z500). Default: 1.")
 
 
+# Keys whose values hold for a sum of losses as a whole.
+SHARED_KEYS = {"scaling", "latitude_weights", "level_weights", "weights"}
 LossEntry = Annotated[SerializeAsAny[LossSection], RegisteredSection(LOSSES, default="mse", base=LossSection)]
+# A term of a sum, which is not a sum itself.
+LossTermEntry = Annotated[
+    SerializeAsAny[LossSection],
+    RegisteredSection(LOSSES, default="mse", base=LossSection, excluded=("sum",)),
+]
 
 
 def default_loss() -> LossSection:

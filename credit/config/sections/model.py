@@ -6,12 +6,13 @@ The section of a kind of model stands in the model's own folder and is registere
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import Field, SerializeAsAny, model_validator
+from pydantic import BeforeValidator, Field, SerializeAsAny, model_validator
 
-from credit.config.registry import MODELS, POSTPROCESSES, RegisteredSection
-from credit.config.sections.base import StrictModel
+from credit.calendar import parse_duration
+from credit.config.registry import MODELS, NOISES, POSTPROCESSES, RegisteredSection
+from credit.config.sections.base import StrictModel, canonical_duration
 from credit.config.sections.postprocess import PostprocessEntry, PostprocessSection, list_entries_by_key, require_order
 
 # Type of `model.hyperdiffusion` and `inference.hyperdiffusion`, which need not name their kind
@@ -19,6 +20,61 @@ HyperdiffusionEntry = Annotated[
     SerializeAsAny[PostprocessSection],
     RegisteredSection(POSTPROCESSES, default="hyperdiffusion", base=PostprocessSection, only=("hyperdiffusion",)),
 ]
+
+
+def _canonical_memory(value: object) -> object:
+    """Return the one spelling of a memory: ``step``, ``forecast`` or a duration."""
+    if value in ("step", "forecast"):
+        return value
+    if str(value) in ("0", "0h"):
+        return "step"
+    return canonical_duration(value)
+
+
+Memory = Annotated[str, BeforeValidator(_canonical_memory)]
+
+
+class NoiseSection(StrictModel):
+    """Keys that every kind of noise has."""
+
+    kind: str
+    memory: list[Memory] = Field(
+        ["step"],
+        min_length=1,
+        description="How long a draw lasts: `step` (or 0h) draws anew at each step, a duration is the time after which "
+        "the correlation has fallen to 1/e, `forecast` keeps the draw for the whole forecast. With several values, the "
+        "channels of the noise are divided evenly among them.",
+    )
+
+    def memory_minutes(self) -> list[float]:
+        """Return the memories in minutes: 0 for `step`, infinity for `forecast`."""
+        minutes = {"step": 0.0, "forecast": float("inf")}
+        return [minutes[memory] if memory in minutes else float(parse_duration(memory)) for memory in self.memory]
+
+
+NoiseEntry = Annotated[SerializeAsAny[NoiseSection], RegisteredSection(NOISES, base=NoiseSection)]
+
+
+def _as_list(value: Any) -> Any:
+    """Return one kind, by its name or its section, as a list of sections."""
+    entries = value if isinstance(value, list | tuple) else [value]
+    return [{"kind": entry} if isinstance(entry, str) else entry for entry in entries if entry is not None]
+
+
+# A kind, a section, or a list of them.
+NoiseList = Annotated[list[NoiseEntry], BeforeValidator(_as_list)]
+
+
+def require_different_kinds(entries: list[NoiseSection]) -> None:
+    """Refuse a kind of noise that is listed twice.
+
+    Raises:
+        ValueError: naming it.
+    """
+    kinds = [entry.kind for entry in entries]
+    for kind in kinds:
+        if kinds.count(kind) > 1:
+            raise ValueError(f"model.noise: {kind} is listed twice; give it several values of memory instead")
 
 
 class ModelSection(StrictModel):
@@ -29,6 +85,11 @@ class ModelSection(StrictModel):
         True,
         description="The network predicts changes of prognostic channels: y = x_last + sigma_tendency * net. For "
         "diagnostic channels, y = mu + sigma * net.",
+    )
+    noise: NoiseList = Field(
+        [],
+        description="Random numbers inside the network, by which the members of an ensemble differ: a kind, or a list "
+        "of kinds with their keys.",
     )
     hyperdiffusion: HyperdiffusionEntry | None = Field(
         None,
@@ -47,6 +108,15 @@ class ModelSection(StrictModel):
     def _postprocess_in_order(self) -> ModelSection:
         require_order(self.postprocess_entries, "model.postprocess")
         return self
+
+    @model_validator(mode="after")
+    def _noise_of_different_kinds(self) -> ModelSection:
+        require_different_kinds(self.noise)
+        return self
+
+    def find_noise(self, kind: str) -> NoiseSection | None:
+        """Return the entry of `model.noise` of a kind, None if the model has no such noise."""
+        return next((entry for entry in self.noise if entry.kind == kind), None)
 
     @property
     def postprocess_entries(self) -> dict[str, PostprocessSection]:

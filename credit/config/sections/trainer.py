@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, SerializeAsAny, model_validator
 
@@ -140,6 +141,23 @@ class TrainerConfig(StrictModel):
         description="Number of samples in a training batch on each data-parallel rank; see also `grad_accum_every`.",
     )
     valid_batch_size: int = Field(1, ge=1, description="Number of samples in a validation batch.")
+    members: int = Field(
+        1,
+        ge=1,
+        description="Forecasts of each sample in a training step. More than one need a loss for ensembles, such as "
+        "`crps`, and noise inside the network (`model.noise`).",
+    )
+    members_at_once: int = Field(
+        1,
+        ge=1,
+        description="Members that are computed in one batch. With fewer than `members`, memory is that of these "
+        "members, and the network runs once more for each member. The gradients are the same.",
+    )
+    valid_members: int = Field(
+        8,
+        ge=2,
+        description="Forecasts of each sample in the validation of an ensemble; their noise is always the same.",
+    )
     valid_samples: int = Field(
         64, ge=1, description="Number of initial times of a validation, spread over the validation period."
     )
@@ -260,12 +278,29 @@ class TrainerConfig(StrictModel):
         default_factory=default_objective, description="How a training step runs the model and computes the loss."
     )
     metrics: list[str] = Field(
-        ["rmse"], min_length=1, description="Metrics of the validation: `rmse`, and metrics that plugins register."
+        ["rmse"],
+        min_length=1,
+        description="Metrics of the validation: `rmse`, `crps`, and metrics that plugins register. Default: `rmse`, "
+        "and for an ensemble also `crps`.",
     )
     parallelism: ParallelismConfig = Field(ParallelismConfig(), description="Degrees of parallelism.")
 
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_ensemble_defaults(cls, raw: Any) -> Any:
+        """Let several members choose the objective and the metrics of ensembles, unless the config names others."""
+        if not isinstance(raw, Mapping) or raw.get("members", 1) in (1, None):
+            return raw
+        return {"objective": {"kind": "ensemble"}, "metrics": ["rmse", "crps"], **raw}
+
     @model_validator(mode="after")
     def _require_consistent(self) -> TrainerConfig:
+        if self.members > 1 and self.objective.kind == "deterministic":
+            raise ValueError(
+                f"members: {self.members} forecasts of each sample need objective.kind: ensemble; remove objective"
+            )
+        if self.members_at_once > self.members:
+            raise ValueError(f"members_at_once: {self.members_at_once} is more than members {self.members}; lower it")
         if (self.max_steps is None) == (self.num_epoch is None):
             raise ValueError("give exactly one of max_steps and num_epoch")
         if self.lora is not None and self.fsdp2_mp_policy is not None:

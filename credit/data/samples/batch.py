@@ -6,7 +6,7 @@ Shape suffixes: B batch, C channels, T time frames, H latitude rows, W longitude
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 
 import torch
 
@@ -19,17 +19,17 @@ class Batch:
         history_BCTHW: prognostic channels at the input frames, the last of which is the initial time.
         forcing_BCTHW: dynamic forcing at the input frames and at every further input of the rollout.
         target_BCTHW: output channels at every forecast step.
-        initial_B: int64 minutes of the initial times.
+        initial_minutes: initial time of each sample, in minutes of the calendar; always on the host.
     """
 
     history_BCTHW: torch.Tensor
     forcing_BCTHW: torch.Tensor
     target_BCTHW: torch.Tensor
-    initial_B: torch.Tensor
+    initial_minutes: tuple[int, ...]
 
     def __post_init__(self) -> None:
         batch_sizes = {tensor.shape[0] for tensor in self.tensors()}
-        assert len(batch_sizes) == 1, "the tensors have different batch sizes"
+        assert batch_sizes == {len(self.initial_minutes)}, "the tensors have different batch sizes"
         num_frames = self.history_BCTHW.shape[2]
         num_inputs = self.forcing_BCTHW.shape[2]
         assert num_inputs >= num_frames, "a batch needs forcing for its whole history"
@@ -55,7 +55,8 @@ class Batch:
 
     def tensors(self) -> list[torch.Tensor]:
         """Return the tensors in the order of the attributes."""
-        return [getattr(self, field.name) for field in fields(self)]
+        return [self.history_BCTHW, self.forcing_BCTHW, self.target_BCTHW]
 
     def _map(self, function: Callable[[torch.Tensor], torch.Tensor]) -> Batch:
-        return replace(self, **{field.name: function(getattr(self, field.name)) for field in fields(self)})
+        history_BCTHW, forcing_BCTHW, target_BCTHW = map(function, self.tensors())
+        return Batch(history_BCTHW, forcing_BCTHW, target_BCTHW, self.initial_minutes)

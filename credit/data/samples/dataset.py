@@ -62,7 +62,7 @@ class ForecastDataset(Dataset):
     def __getitems__(self, indices: Sequence[int]) -> Batch:
         """Return several samples as one batch."""
         batch_size = len(indices)
-        initial_B = self.initial[list(indices)]
+        initial_minutes = tuple(self.initial[list(indices)].tolist())
         # Each forecast step but the first adds an input frame to those of the history.
         num_inputs = self._history_len + self._forecast_len - 1
         allocate = _meta_tensor if self._placeholder else self._buffers.take
@@ -70,14 +70,14 @@ class ForecastDataset(Dataset):
             history_BCTHW=allocate(batch_size, self._num_prognostic, self._history_len, *self._grid_shape),
             forcing_BCTHW=allocate(batch_size, self._num_forcing, num_inputs, *self._grid_shape),
             target_BCTHW=allocate(batch_size, self._num_output, self._forecast_len, *self._grid_shape),
-            initial_B=torch.from_numpy(initial_B),
+            initial_minutes=initial_minutes,
         )
         if self._placeholder:
             return batch
         history_BCTHW = batch.history_BCTHW.numpy()
         forcing_BCTHW = batch.forcing_BCTHW.numpy()
         target_BCTHW = batch.target_BCTHW.numpy()
-        for row, initial in enumerate(initial_B.tolist()):
+        for row, initial in enumerate(initial_minutes):
             self._frames.read_sample(
                 initial, history_BCTHW[row], forcing_BCTHW[row], target_BCTHW[row], as_forecast=self._as_forecast
             )

@@ -18,6 +18,7 @@ from credit.config.sections.trainer import ObjectiveSection
 from credit.data.samples.batch import Batch
 from credit.forecast.stepper import Stepper, slice_forcing_by_step
 from credit.losses.base import Loss
+from credit.models.noise.base import NoiseGenerator
 
 
 @dataclass(frozen=True)
@@ -28,11 +29,39 @@ class ObjectiveContext:
         stepper: runs the network.
         loss: loss of normalised predictions and targets.
         recompute: True to compute the steps of a rollout again in the backward pass (``trainer.recompute_steps``).
+        noise: draws the noise inside the network; None for a network without noise.
+        seed: seed of the run, on which the noise depends.
+        members: members of the ensemble in training (``trainer.members``).
+        members_at_once: members that are computed in one batch (``trainer.members_at_once``).
+        valid_members: members of the ensemble in validation (``trainer.valid_members``).
     """
 
     stepper: Stepper
     loss: Loss
     recompute: bool = False
+    noise: NoiseGenerator | None = None
+    seed: int = 0
+    members: int = 1
+    members_at_once: int = 1
+    valid_members: int = 1
+
+
+@dataclass(frozen=True)
+class MicroStep:
+    """Number and length of a micro-step, and whether its gradients are reduced.
+
+    Attributes:
+        optimizer_step: number of the optimizer step, from 0.
+        counted_steps: rollout steps (from 1) whose loss counts; the last ends the rollout.
+        num_micro_steps: micro-steps of the optimizer step, by which the gradients are divided.
+        reduce_gradients: whether gradients are reduced over the ranks in this backward pass; with gradient accumulation
+            only the last micro-step's are (`credit.parallel.fsdp2.set_gradient_sync`).
+    """
+
+    optimizer_step: int
+    counted_steps: Sequence[int]
+    num_micro_steps: int = 1
+    reduce_gradients: bool = True
 
 
 @dataclass(frozen=True)
@@ -43,11 +72,13 @@ class EncodedBatch:
         history_BCTHW: prognostic channels of the input frames.
         forcing: step number (from 0) -> dynamic forcing (B, C, T, H, W) of that step's input frames.
         target_BCTHW: output channels at the steps of the rollout.
+        initial_minutes: initial time of each sample in minutes, on which its noise depends.
     """
 
     history_BCTHW: Tensor
     forcing: Callable[[int], Tensor]
     target_BCTHW: Tensor
+    initial_minutes: Sequence[int] = ()
 
 
 class Objective(ABC):
@@ -59,20 +90,31 @@ class Objective(ABC):
     """
 
     def __init__(self, context: ObjectiveContext, section: ObjectiveSection) -> None:
+        self.context = context
         self.stepper = context.stepper
         self.loss = context.loss
         self.recompute = context.recompute
 
     @abstractmethod
-    def training_loss(self, batch: Batch, counted_steps: Sequence[int], reduce_gradients: bool) -> Tensor:
+    def training_loss(self, batch: Batch, micro_step: MicroStep) -> Tensor:
         """Collective: return the loss of a batch, a scalar to be differentiated.
 
         Args:
             batch: samples of this data rank, on its device, in physical units.
-            counted_steps: rollout steps (from 1) whose loss counts; the last ends the rollout.
-            reduce_gradients: True if gradients are reduced over the ranks in this backward pass; with gradient
-                accumulation only those of the last micro-step are (`credit.parallel.fsdp2.set_gradient_sync`).
+            micro_step: number and length of the step, and whether its gradients are reduced.
         """
+
+    def accumulate_gradients(self, batch: Batch, micro_step: MicroStep) -> Tensor:
+        """Collective: add the gradients of the loss of a batch to those of the parameters.
+
+        An objective that does not need the graph of the whole loss at once overrides it.
+
+        Returns:
+            The loss without a gradient. It is not divided by the number of micro-steps; the gradients are.
+        """
+        loss = self.training_loss(batch, micro_step)
+        (loss / micro_step.num_micro_steps).backward()
+        return loss.detach()
 
     @abstractmethod
     def predict(self, batch: EncodedBatch, num_steps: int) -> Iterator[Tensor]:
@@ -89,7 +131,12 @@ class Objective(ABC):
         history_BCTHW = normalizer.encode(batch.history_BCTHW, "prognostic")
         forcing_BCTHW = normalizer.encode(batch.forcing_BCTHW, "dynamic_forcing")
         target_BCTHW = normalizer.encode(batch.target_BCTHW, "output")
-        return EncodedBatch(history_BCTHW, slice_forcing_by_step(forcing_BCTHW, history_BCTHW.shape[2]), target_BCTHW)
+        return EncodedBatch(
+            history_BCTHW,
+            slice_forcing_by_step(forcing_BCTHW, history_BCTHW.shape[2]),
+            target_BCTHW,
+            batch.initial_minutes,
+        )
 
 
 ObjectiveClass = TypeVar("ObjectiveClass", bound=type[Objective])

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
 from credit.data.samples.batch import Batch
-from credit.forecast.objectives.base import EncodedBatch, Objective, register_objective
+from credit.forecast.objectives.base import EncodedBatch, MicroStep, Objective, register_objective
 from credit.forecast.objectives.section import DeterministicSection
 from credit.parallel.fsdp2 import set_gradient_sync
 
@@ -17,9 +17,11 @@ from credit.parallel.fsdp2 import set_gradient_sync
 class DeterministicRollout(Objective):
     """Mean of the loss over the counted steps of one forecast; gradients flow through all steps."""
 
-    def training_loss(self, batch: Batch, counted_steps: Sequence[int], reduce_gradients: bool) -> Tensor:
+    def training_loss(self, batch: Batch, micro_step: MicroStep) -> Tensor:
         """See the base class."""
         encoded = self.encode(batch)
+        counted_steps = micro_step.counted_steps
+        reduce_gradients = micro_step.reduce_gradients
         num_steps = max(counted_steps)
         model = self.stepper.model
         # The backward pass runs from the last step to the first. Gradients of a longer rollout are complete, and are

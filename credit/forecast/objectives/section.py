@@ -13,3 +13,9 @@ class DeterministicSection(ObjectiveSection):
     """A deterministic rollout: one forecast per sample, compared with the truth."""
 
     kind: Literal["deterministic"] = Field("deterministic", description="One forecast per sample.")
+
+
+class EnsembleSection(ObjectiveSection):
+    """A rollout of `trainer.members` forecasts per sample, which differ by the noise of `model.noise`."""
+
+    kind: Literal["ensemble"] = Field("ensemble", description="Several forecasts per sample (`trainer.members`).")

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from credit.models.kernels.mlp import mlp
 from credit.models.kernels.recompute_linear import RecomputedNorm, RecomputeLinear, defer
+from credit.models.layers.norm import LayerNorm
 from credit.models.layers.window_attention import BiasIndex, WindowAttention
 
 
@@ -21,24 +22,33 @@ class FeedForward(nn.Module):
     Args:
         dim: channels of the tokens.
         dropout: probability of dropping a hidden channel in training.
+        condition_dim: length of the condition that the norm depends on; 0 for none.
     """
 
     # As in `WindowAttention`.
     saves_memory = True
 
-    def __init__(self, dim: int, dropout: float = 0.0) -> None:
+    def __init__(self, dim: int, dropout: float = 0.0, condition_dim: int = 0) -> None:
         super().__init__()
-        self.norm = nn.LayerNorm(dim)
+        self.norm = LayerNorm(dim, condition_dim)
         self.expand = RecomputeLinear(dim, 4 * dim)
         self.contract = RecomputeLinear(4 * dim, dim)
         self.dropout = nn.Dropout(dropout)
 
-    def forward(self, x_BHWC: Tensor) -> Tensor:
-        """Return the update of the tokens (..., C), to be added to the input."""
-        normed_BHWC = self.norm(x_BHWC)
+    def forward(self, x_BHWC: Tensor, condition_BK: Tensor | None = None) -> Tensor:
+        """Return the update of the tokens (..., C), to be added to the input.
+
+        Args:
+            x_BHWC: tokens.
+            condition_BK: condition of each sample, None for none.
+        """
+        normed_BHWC = self.norm(x_BHWC, condition_BK)
         if self.dropout.training and self.dropout.p:
             return self.contract(self.dropout(F.gelu(self.expand(normed_BHWC))))
-        norm = RecomputedNorm.if_worthwhile(self.norm, x_BHWC) if self.saves_memory else None
+        norm = None
+        # The kernel computes a norm again that does not depend on a condition.
+        if self.saves_memory and condition_BK is None:
+            norm = RecomputedNorm.if_worthwhile(self.norm, x_BHWC)
         return self.contract(self.expand(normed_BHWC, defer), partial(mlp, norm=norm))
 
 
@@ -56,6 +66,7 @@ class TransformerLayer(nn.Module):
         attn_dropout: probability of dropping an attention weight in training.
         ff_dropout: probability of dropping a hidden channel of the feed-forward layers in training.
         bias_index: lookup of the position bias, see `DynamicPositionBias`.
+        condition_dim: length of the condition that the norms depend on; 0 for none.
     """
 
     _fsdp2_shard = True
@@ -82,20 +93,38 @@ class TransformerLayer(nn.Module):
         attn_dropout: float = 0.0,
         ff_dropout: float = 0.0,
         bias_index: BiasIndex = "exact",
+        condition_dim: int = 0,
     ) -> None:
         super().__init__()
         self.short_attention = WindowAttention(
-            dim, dim_head, local_window, strided=False, dropout=attn_dropout, bias_index=bias_index
+            dim,
+            dim_head,
+            local_window,
+            strided=False,
+            dropout=attn_dropout,
+            bias_index=bias_index,
+            condition_dim=condition_dim,
         )
-        self.short_feed_forward = FeedForward(dim, ff_dropout)
+        self.short_feed_forward = FeedForward(dim, ff_dropout, condition_dim)
         self.long_attention = WindowAttention(
-            dim, dim_head, global_window, strided=True, dropout=attn_dropout, bias_index=bias_index
+            dim,
+            dim_head,
+            global_window,
+            strided=True,
+            dropout=attn_dropout,
+            bias_index=bias_index,
+            condition_dim=condition_dim,
         )
-        self.long_feed_forward = FeedForward(dim, ff_dropout)
+        self.long_feed_forward = FeedForward(dim, ff_dropout, condition_dim)
 
-    def forward(self, x_BHWC: Tensor) -> Tensor:
-        """Return tokens of the same shape (B, H, W, C); both windows must divide H and W."""
-        x_BHWC = x_BHWC + self.short_attention(x_BHWC)
-        x_BHWC = x_BHWC + self.short_feed_forward(x_BHWC)
-        x_BHWC = x_BHWC + self.long_attention(x_BHWC)
-        return x_BHWC + self.long_feed_forward(x_BHWC)
+    def forward(self, x_BHWC: Tensor, condition_BK: Tensor | None = None) -> Tensor:
+        """Return tokens of the same shape (B, H, W, C); both windows must divide H and W.
+
+        Args:
+            x_BHWC: tokens.
+            condition_BK: condition of each sample, None for none.
+        """
+        x_BHWC = x_BHWC + self.short_attention(x_BHWC, condition_BK)
+        x_BHWC = x_BHWC + self.short_feed_forward(x_BHWC, condition_BK)
+        x_BHWC = x_BHWC + self.long_attention(x_BHWC, condition_BK)
+        return x_BHWC + self.long_feed_forward(x_BHWC, condition_BK)

@@ -56,13 +56,21 @@ class Refinement(nn.Sequential):
     Args:
         channels: input and output channels.
         groups: groups of the norm; divides `channels`.
+        condition_dim: length of the condition that the norms depend on; 0 for none.
     """
 
-    def __init__(self, channels: int, groups: int) -> None:
+    def __init__(self, channels: int, groups: int, condition_dim: int = 0) -> None:
         layers: list[nn.Module] = []
         for _ in range(2):
-            layers += [nn.Conv2d(channels, channels, 3, padding=1), GroupNorm(groups, channels), nn.SiLU()]
+            norm = GroupNorm(groups, channels, condition_dim)
+            layers += [nn.Conv2d(channels, channels, 3, padding=1), norm, nn.SiLU()]
         super().__init__(*layers)
+
+    def forward(self, x_BCHW: Tensor, condition_BK: Tensor | None = None) -> Tensor:
+        """Return the update of the field (B, C, H, W), given the condition of each sample (None for none)."""
+        for layer in self:
+            x_BCHW = layer(x_BCHW, condition_BK) if isinstance(layer, GroupNorm) else layer(x_BCHW)
+        return x_BCHW
 
 
 class UpBlockPS(nn.Module):
@@ -72,21 +80,22 @@ class UpBlockPS(nn.Module):
         in_channels: input channels.
         out_channels: output channels.
         groups: groups of the norms; divides `out_channels`.
+        condition_dim: length of the condition that the norms depend on; 0 for none.
     """
 
     _fsdp2_shard = True
 
-    def __init__(self, in_channels: int, out_channels: int, groups: int) -> None:
+    def __init__(self, in_channels: int, out_channels: int, groups: int, condition_dim: int = 0) -> None:
         super().__init__()
         self.up = SubpixelConv(in_channels, out_channels)
         self.sharp = nn.Conv2d(out_channels, out_channels, 3, padding=1)
-        self.refine = Refinement(out_channels, groups)
+        self.refine = Refinement(out_channels, groups, condition_dim)
 
-    def forward(self, x_BCHW: Tensor) -> Tensor:
-        """Return (B, out_channels, 2H, 2W)."""
+    def forward(self, x_BCHW: Tensor, condition_BK: Tensor | None = None) -> Tensor:
+        """Return (B, out_channels, 2H, 2W), given the field and the condition of each sample (None for none)."""
         x_BCHW = self.up(x_BCHW)
         x_BCHW = x_BCHW + self.sharp(x_BCHW)
-        return x_BCHW + self.refine(x_BCHW)
+        return x_BCHW + self.refine(x_BCHW, condition_BK)
 
 
 class UpBlock(nn.Module):
@@ -96,19 +105,20 @@ class UpBlock(nn.Module):
         in_channels: input channels.
         out_channels: output channels.
         groups: groups of the norms; divides `out_channels`.
+        condition_dim: length of the condition that the norms depend on; 0 for none.
     """
 
     _fsdp2_shard = True
 
-    def __init__(self, in_channels: int, out_channels: int, groups: int) -> None:
+    def __init__(self, in_channels: int, out_channels: int, groups: int, condition_dim: int = 0) -> None:
         super().__init__()
         self.up = nn.ConvTranspose2d(in_channels, out_channels, 2, stride=2)
-        self.refine = Refinement(out_channels, groups)
+        self.refine = Refinement(out_channels, groups, condition_dim)
 
-    def forward(self, x_BCHW: Tensor) -> Tensor:
-        """Return (B, out_channels, 2H, 2W)."""
+    def forward(self, x_BCHW: Tensor, condition_BK: Tensor | None = None) -> Tensor:
+        """Return (B, out_channels, 2H, 2W), given the field and the condition of each sample (None for none)."""
         x_BCHW = self.up(x_BCHW)
-        return x_BCHW + self.refine(x_BCHW)
+        return x_BCHW + self.refine(x_BCHW, condition_BK)
 
 
 class TransposedHead(nn.ConvTranspose2d):

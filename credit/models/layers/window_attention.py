@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from credit.models.kernels.attention import attention
 from credit.models.kernels.autocast import without_autocast
 from credit.models.kernels.recompute_linear import RecomputedNorm, RecomputeLinear, norm_linear
+from credit.models.layers.norm import LayerNorm
 
 BiasIndex = Literal["published", "exact"]
 
@@ -112,6 +113,7 @@ class WindowAttention(nn.Module):
         strided: windows of cells that lie far apart instead of neighbours, see `to_windows`.
         dropout: probability of dropping an attention weight in training.
         bias_index: lookup of the position bias, see `DynamicPositionBias`.
+        condition_dim: length of the condition that the norm depends on; 0 for none.
     """
 
     # True while the backward pass computes the norm's result again where that is worthwhile. Activation checkpointing
@@ -127,6 +129,7 @@ class WindowAttention(nn.Module):
         strided: bool = False,
         dropout: float = 0.0,
         bias_index: BiasIndex = "exact",
+        condition_dim: int = 0,
     ) -> None:
         super().__init__()
         self.heads = dim // dim_head
@@ -134,21 +137,29 @@ class WindowAttention(nn.Module):
         self.window = window
         self.strided = strided
         self.dropout = dropout
-        self.norm = nn.LayerNorm(dim)
+        self.norm = LayerNorm(dim, condition_dim)
         self.to_qkv = RecomputeLinear(dim, 3 * dim, bias=False)
         self.to_out = nn.Linear(dim, dim)
         self.position_bias = DynamicPositionBias(dim // 4, window, bias_index)
 
-    def forward(self, x_BHWC: Tensor) -> Tensor:
+    def forward(self, x_BHWC: Tensor, condition_BK: Tensor | None = None) -> Tensor:
         """Return the update of the tokens (B, H, W, C), to be added to the input.
+
+        Args:
+            x_BHWC: tokens.
+            condition_BK: condition of each sample, None for none.
 
         Raises:
             ValueError: if the window does not divide height and width.
         """
         arrange = partial(to_windows, window=self.window, strided=self.strided)
-        norm = RecomputedNorm.if_worthwhile(self.norm, x_BHWC) if self.saves_memory else None
-        product = F.linear if norm is None else partial(norm_linear, norm=norm, arrange=arrange)
-        qkv_NLC = self.to_qkv(arrange(self.norm(x_BHWC)), product)
+        product = F.linear
+        # The kernel computes a norm again that does not depend on a condition.
+        if self.saves_memory and condition_BK is None:
+            norm = RecomputedNorm.if_worthwhile(self.norm, x_BHWC)
+            if norm is not None:
+                product = partial(norm_linear, norm=norm, arrange=arrange)
+        qkv_NLC = self.to_qkv(arrange(self.norm(x_BHWC, condition_BK)), product)
         # The number of heads is -1 because a rank under tensor parallelism holds some of them only.
         qkv_NLh3d = qkv_NLC.unflatten(-1, (-1, 3, self.dim_head))
         qkv_3NhLd = qkv_NLh3d.permute(3, 0, 2, 1, 4)

@@ -68,18 +68,19 @@ class EncoderStage(nn.Module):
         self.embed = embed
         self.layers = nn.ModuleList(layers)
 
-    def forward(self, x_BCHW: Tensor) -> Tensor:
+    def forward(self, x_BCHW: Tensor, noise_BK: Tensor | None = None) -> Tensor:
         """Return the output of the stage.
 
         Args:
             x_BCHW: (B, channels of the stage before, H, W).
+            noise_BK: global noise of each sample; None for a forecast without noise.
 
         Returns:
             (B, dim, H / stride, W / stride) in channels-last memory.
         """
         x_BHWC = self.embed(x_BCHW)
         for layer in self.layers:
-            x_BHWC = layer(x_BHWC)
+            x_BHWC = layer(x_BHWC, noise_BK)
         return x_BHWC.permute(0, 3, 1, 2)
 
 
@@ -90,9 +91,10 @@ class Decoder(nn.Module):
         kind: `pixel_shuffle` or `transposed`.
         dim: number of channels of each of the four encoder stages, twice that of the stage before.
         out_channels: number of channels of the output field, output frames included.
+        noise_channels: length of the global noise that the norms depend on; 0 for none.
     """
 
-    def __init__(self, kind: str, dim: tuple[int, ...], out_channels: int) -> None:
+    def __init__(self, kind: str, dim: tuple[int, ...], out_channels: int, noise_channels: int = 0) -> None:
         super().__init__()
         if kind == "pixel_shuffle":
             block, head = UpBlockPS, SubpixelHead
@@ -104,14 +106,14 @@ class Decoder(nn.Module):
         # connection of the same width.
         self.blocks = nn.ModuleList(
             [
-                block(dim[3], dim[2], groups),
-                block(2 * dim[2], dim[1], groups),
-                block(2 * dim[1], dim[0], groups),
+                block(dim[3], dim[2], groups, noise_channels),
+                block(2 * dim[2], dim[1], groups, noise_channels),
+                block(2 * dim[1], dim[0], groups, noise_channels),
             ]
         )
         self.head = head(2 * dim[0], out_channels)
 
-    def forward(self, stage_outputs: list[Tensor], margins: Margins = WHOLE) -> Tensor:
+    def forward(self, stage_outputs: list[Tensor], margins: Margins = WHOLE, noise_BK: Tensor | None = None) -> Tensor:
         """Return the output field.
 
         Args:
@@ -119,13 +121,14 @@ class Decoder(nn.Module):
                 first stage.
             margins: output rows (north, south) and columns (west, east) that are left out. The head, which has most of
                 the decoder's cells, does not compute them.
+            noise_BK: global noise of each sample; None for a forecast without noise.
 
         Returns:
             (B, out_channels, 2H, 2W), less the margins.
         """
         *skips, x_BCHW = stage_outputs
         for block, skip_BCHW in zip(self.blocks, reversed(skips), strict=True):
-            x_BCHW = torch.cat((block(x_BCHW), skip_BCHW), dim=1)
+            x_BCHW = torch.cat((block(x_BCHW, noise_BK), skip_BCHW), dim=1)
         return self.head(x_BCHW, margins)
 
 
@@ -186,6 +189,7 @@ class WXFormer(ForecastModel):
 
     output_is_new = True
     casts_weights = True
+    conditions = ("global",)
 
     def __init__(self, spec: ModelSpec, section: WXFormerSection) -> None:
         super().__init__(spec, section)
@@ -203,6 +207,8 @@ class WXFormer(ForecastModel):
         self.padding = _build_grid_padding(spec, section, windows)
 
         # The encoder; the first embedding pads the field.
+        noise = section.find_noise("global")
+        noise_channels = noise.channels if noise is not None else 0
         in_widths = (spec.in_channels * spec.input_frames, *dim)
         self.stages = nn.ModuleList()
         for stage in range(NUM_STAGES):
@@ -223,11 +229,12 @@ class WXFormer(ForecastModel):
                     attn_dropout=section.attn_dropout,
                     ff_dropout=section.ff_dropout,
                     bias_index=section.position_bias_index,
+                    condition_dim=noise_channels,
                 )
                 layers.append(layer)
             self.stages.append(EncoderStage(embed, layers))
 
-        self.decoder = Decoder(section.decoder, tuple(dim), spec.out_channels * spec.output_frames)
+        self.decoder = Decoder(section.decoder, tuple(dim), spec.out_channels * spec.output_frames, noise_channels)
         # Spectral norm wraps the weights, so all layers must exist by now.
         if section.use_spectral_norm:
             apply_spectral_norm(self)
@@ -277,7 +284,7 @@ class WXFormer(ForecastModel):
 
         Args:
             x_BCTHW: (batch, in_channels, input_frames, rows, columns), normalised.
-            condition: None, since WXFormer takes no condition.
+            condition: the noise of each sample: ``global`` (batch, channels); None for a forecast without noise.
 
         Returns:
             (batch, out_channels, output_frames, rows, columns), normalised, contiguous.
@@ -290,12 +297,13 @@ class WXFormer(ForecastModel):
         if autocast_dtype(x_BCHW) is None:
             # FSDP2 casts the input with the weights, unless trainer.fsdp2_mp_policy.cast_forward_inputs is false.
             x_BCHW = x_BCHW.to(next(self.parameters()).dtype)
+        noise_BK = condition["global"] if condition else None
         stage_outputs = []
         for stage in self.stages:
-            x_BCHW = stage(x_BCHW)
+            x_BCHW = stage(x_BCHW, noise_BK)
             stage_outputs.append(x_BCHW)
         # The decoder leaves the cells of the padding out.
-        y_BCHW = self.decoder(stage_outputs, margins=(self.padding.lat, self.padding.lon))
+        y_BCHW = self.decoder(stage_outputs, margins=(self.padding.lat, self.padding.lon), noise_BK=noise_BK)
         grid = self.spec.grid.shape
         if y_BCHW.shape[-2:] != grid:
             y_BCHW = F.interpolate(y_BCHW, size=grid, mode="bilinear", align_corners=False)

@@ -19,7 +19,7 @@ from credit.config import Config
 from credit.data.samples.batch import Batch
 from credit.data.store.statistics import Statistics
 from credit.errors import ConfigError, CreditError
-from credit.forecast.objectives.base import ObjectiveContext, build_objective
+from credit.forecast.objectives.base import MicroStep, build_objective
 from credit.grid import LatLonGrid
 from credit.models.layers.spectral_norm import advance_power_iterations
 from credit.models.lora import apply_lora, checkpoint_state_dict
@@ -28,7 +28,7 @@ from credit.parallel.mesh import ParallelDims, build_mesh
 from credit.parallel.process_info import fake_process_group
 from credit.train.build.assets import ModelAssets, build_budget_layers
 from credit.train.build.model import build_network, build_parallel_model
-from credit.train.build.stepper import build_run_loss, build_stepper
+from credit.train.build.stepper import build_objective_context, build_run_loss, build_stepper
 
 _META = torch.device("meta")
 # Errors that torch raises when the values of a tensor without values are needed.
@@ -157,9 +157,9 @@ def try_step(config: Config, assets: ModelAssets) -> DryRunResult:
         with _one_line_errors("model.postprocess: an entry cannot be built"):
             stepper = build_stepper(config, assets, checked_model, _META, amp=False)
         with _one_line_errors(f"trainer.objective.kind: {trainer.objective.kind} cannot be built"):
-            objective = build_objective(trainer.objective, ObjectiveContext(stepper, loss, trainer.recompute_steps))
+            objective = build_objective(trainer.objective, build_objective_context(config, assets, stepper, loss))
         with _step_errors(config):
-            training_loss = objective.training_loss(batch, range(1, num_steps + 1), reduce_gradients=True)
+            training_loss = objective.training_loss(batch, MicroStep(0, range(1, num_steps + 1)))
         with _model_errors(model_type, "fails in the backward pass"):
             training_loss.backward()
     except _NeedsValues as error:
@@ -239,7 +239,7 @@ def _dummy_batch(config: Config, assets: ModelAssets, num_steps: int) -> Batch:
         history_BCTHW=empty_fields("prognostic", history_len),
         forcing_BCTHW=empty_fields("dynamic_forcing", history_len + num_steps - 1),
         target_BCTHW=torch.cat([prognostic_BCTHW, diagnostic_BCTHW], dim=1),
-        initial_B=torch.empty(batch_size, dtype=torch.int64, device=_META),
+        initial_minutes=(0,) * batch_size,
     )
 
 

@@ -15,11 +15,13 @@ from credit.channels import Channel
 from credit.config import Config
 from credit.data.normalize import Normalizer
 from credit.data.samples.forcing import fixed_statistics
+from credit.forecast.objectives.base import ObjectiveContext
 from credit.forecast.postprocess.base import PostprocessContext, build_postprocess
 from credit.forecast.stepper import Stepper
 from credit.losses.base import Loss
 from credit.losses.build import build_loss
-from credit.train.build.assets import ModelAssets
+from credit.models.noise.base import NoiseGenerator
+from credit.train.build.assets import ModelAssets, build_model_spec
 
 
 def build_normalizer(config: Config, assets: ModelAssets) -> Normalizer:
@@ -117,3 +119,19 @@ def compute_cell_weights(assets: ModelAssets, device: torch.device) -> torch.Ten
     """
     is_valid_CHW = find_valid_cells(assets, assets.channels.output)
     return torch.from_numpy(assets.grid.masked_area_weights(is_valid_CHW)).to(device)
+
+
+def build_objective_context(config: Config, assets: ModelAssets, stepper: Stepper, loss: Loss) -> ObjectiveContext:
+    """Return what the run's objective is built from: stepper and loss, noise and numbers of members."""
+    spec = build_model_spec(config.data, assets.channels, assets.grid, assets.attributes)
+    trainer = config.trainer
+    return ObjectiveContext(
+        stepper=stepper,
+        loss=loss,
+        recompute=trainer.recompute_steps,
+        noise=NoiseGenerator(spec, config.model),
+        seed=config.seed,
+        members=trainer.members,
+        members_at_once=trainer.members_at_once,
+        valid_members=trainer.valid_members,
+    )

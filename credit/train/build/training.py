@@ -21,7 +21,7 @@ from credit.data.samples.dataset import ForecastDataset
 from credit.data.samples.frames import FrameReader
 from credit.data.samples.loader import SampleSchedule
 from credit.data.splits import Split, require_samples
-from credit.forecast.objectives.base import Objective, ObjectiveContext, build_objective
+from credit.forecast.objectives.base import Objective, build_objective
 from credit.forecast.stepper import Stepper
 from credit.models.initialise import initial_values
 from credit.parallel.mesh import DeviceGrid, build_mesh, plan_degrees
@@ -34,7 +34,7 @@ from credit.train.build.components import TrainingComponents
 from credit.train.build.fine_tuning import choose_base_checkpoint, describe_base, load_base
 from credit.train.build.model import build_parallel_model, use_deterministic_algorithms
 from credit.train.build.open_data import open_training_fields
-from credit.train.build.stepper import build_run_loss, build_stepper, compute_cell_weights
+from credit.train.build.stepper import build_objective_context, build_run_loss, build_stepper, compute_cell_weights
 from credit.train.build.validation import build_validation, require_measured_monitor
 from credit.train.checkpoint.external_weights import adapt_assets_to_weights, load_weights_file
 from credit.train.checkpoint.resume import choose_start, find_initial_weights, load_run_state, write_config
@@ -284,8 +284,7 @@ def build_components(
 def build_run_objective(config: Config, assets: ModelAssets, stepper: Stepper, device: torch.device) -> Objective:
     """Return the training objective of ``trainer.objective``, with the loss of ``loss`` on `device`."""
     loss = build_run_loss(config, assets, device)
-    context = ObjectiveContext(stepper, loss, config.trainer.recompute_steps)
-    return build_objective(config.trainer.objective, context)
+    return build_objective(config.trainer.objective, build_objective_context(config, assets, stepper, loss))
 
 
 def build_sample_schedule(config: Config, frames: FrameReader, split: Split, mesh: DeviceGrid) -> SampleSchedule:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import product
 from typing import Any
 from unittest import mock
@@ -18,16 +18,20 @@ from credit.config.sections.trainer import ParallelismConfig, TrainerConfig
 from credit.data.normalize import Normalizer
 from credit.data.samples.batch import Batch
 from credit.data.store.statistics import Statistics
-from credit.forecast.objectives.base import ObjectiveContext
+from credit.forecast.objectives.base import Objective, ObjectiveContext
 from credit.forecast.objectives.deterministic import DeterministicRollout
-from credit.forecast.objectives.section import DeterministicSection
+from credit.forecast.objectives.ensemble import EnsembleRollout
+from credit.forecast.objectives.section import DeterministicSection, EnsembleSection
 from credit.forecast.stepper import Stepper
 from credit.grid import LatLonGrid
 from credit.losses.build import build_loss
-from credit.losses.section import PointwiseSection
+from credit.losses.section import CRPSSection, PointwiseSection
+from credit.models.base import ModelSpec
 from credit.models.initialise import initial_values
 from credit.models.layers import spectral_norm, spectral_norm_batched
+from credit.models.noise.base import NoiseGenerator
 from credit.models.wxformer import WXFormer
+from credit.models.wxformer.section import WXFormerSection
 from credit.parallel.blocks.marks import strip_wrapper_prefixes
 from credit.parallel.fsdp2 import _build_mp_policy
 from credit.parallel.mesh import DeviceGrid
@@ -65,6 +69,9 @@ class Case:
     amp: bool = False
     steps: int = 5
     dropout: float = 0.0
+    # More than one member: noise inside the network, and the CRPS.
+    members: int = 1
+    members_at_once: int = 1
     # many ranks normalise weights of one shape together, as they do on GPUs; one process does not
     alike: bool = False
 
@@ -81,9 +88,10 @@ CASES = [
     Case(True, "selective", 2, 1, "transposed", alike=True),
     Case(False, False, 2, 1, "pixel_shuffle"),
     Case(False, True, 2, 2, "transposed", recompute=True, steps=3),
+    Case(True, True, 2, 2, "pixel_shuffle", recompute=True, steps=3, members=3),
 ]
 # all of them sharded, those with most in them also split; on other meshes two that differ in everything
-CASE_NUMBERS = dict.fromkeys(MESHES, (2, 4)) | {"4x1": range(len(CASES)), "2x2": (1, 2, 4)}
+CASE_NUMBERS = dict.fromkeys(MESHES, (2, 4)) | {"4x1": range(len(CASES)), "2x2": (1, 2, 4, 6)}
 if os.environ.get("EQUALITY") == "product":  # of all options, on every mesh: three quarters of an hour
     OPTIONS = *2 * [(True, False)], *2 * [(1, 2)], ("transposed", "pixel_shuffle"), (False, True)
     # without spectral norm there is nothing to do together
@@ -101,6 +109,7 @@ def settings(case: Case) -> dict[str, Any]:
         "padding": {"mode": "earth", "lat": [8, 8], "lon": [4, 4]},
         "decoder": case.decoder, "use_spectral_norm": case.spectral_norm,
         "attn_dropout": case.dropout, "ff_dropout": case.dropout,
+        "noise": [{"kind": "global", "channels": 6, "memory": ["step", "24h"]}] if case.members > 1 else [],
     }  # fmt: skip
 
 
@@ -115,9 +124,18 @@ def build(case: Case, mesh: DeviceGrid, data: str, **changes: Any) -> tuple[nn.M
     allocate_(model, torch.device("cpu"))
     if case.alike and mesh.device_mesh is not None:
         spectral_norm.normalize_together(model, by_unit=sharded or bool(case.checkpoint))
-    fill_(model, initial_values(model, seed=7))
+    fill_(model, trained_values(model))
     require_filled(model)
     return model.train(), case.amp and policy is None
+
+
+def trained_values(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yield initial values, but weights of the noise as after some training: new ones are zeros."""
+    for name, tensor in initial_values(model, seed=7):
+        if name.endswith("scale_shift.weight"):
+            generator = torch.Generator().manual_seed(len(strip_wrapper_prefixes(name)) * 1000 + tensor.shape[0])
+            tensor = 0.2 * torch.randn(tensor.shape, generator=generator)
+        yield name, tensor
 
 
 def build_step(case: Case, model: nn.Module, autocast: bool, mesh: DeviceGrid) -> tuple[TrainingStep, Any, EMA]:
@@ -130,13 +148,27 @@ def build_step(case: Case, model: nn.Module, autocast: bool, mesh: DeviceGrid) -
     static = torch.randn(1, ROWS, COLUMNS, generator=torch.Generator().manual_seed(5))
     stepper = Stepper(model, CHANNELS, normalizer, static, True, None, amp=autocast)
     grid = LatLonGrid.from_coords(np.linspace(84, -84, ROWS), np.arange(COLUMNS) * 360 / COLUMNS)[0]
-    loss = build_loss(PointwiseSection(), CHANNELS, grid, normalizer.tendency_scale_C.numpy(), {})
+    loss_section = PointwiseSection() if case.members == 1 else CRPSSection()
+    loss = build_loss(loss_section, CHANNELS, grid, normalizer.tendency_scale_C.numpy(), {})
     optimizer = build_optimizer(model, TrainerConfig(max_steps=5, learning_rate=1e-3, weight_decay=0.1))
     average = EMA(model, 0.9)
-    objective = DeterministicRollout(ObjectiveContext(stepper, loss, case.recompute), DeterministicSection())
+    objective = build_objective(ObjectiveContext(stepper, loss, case.recompute), case)
     settings = StepSettings(lambda _: case.rollout, 1, case.accumulation, 1.0, data_rank=mesh.data_rank)
     step = TrainingStep(objective, optimizer, average, settings)
     return step, optimizer, average
+
+
+def build_objective(context: ObjectiveContext, case: Case) -> Objective:
+    """Return the objective of a case: one forecast, or an ensemble of them."""
+    if case.members == 1:
+        return DeterministicRollout(context, DeterministicSection())
+    section = WXFormerSection.model_validate({"type": "wxformer", "noise": settings(case)["noise"]})
+    spec = ModelSpec.from_sizes(image_height=ROWS, image_width=COLUMNS, in_channels=4, out_channels=3)
+    noise = NoiseGenerator(spec, section)
+    context = replace(
+        context, noise=noise, seed=3, members=case.members, members_at_once=case.members_at_once, valid_members=4
+    )
+    return EnsembleRollout(context, EnsembleSection())
 
 
 def batches(case: Case, mesh: DeviceGrid, first_batch: int = 0) -> Iterator[Batch]:
@@ -144,10 +176,12 @@ def batches(case: Case, mesh: DeviceGrid, first_batch: int = 0) -> Iterator[Batc
     for number in range(first_batch, first_batch + 1000):
         generator = torch.Generator().manual_seed(number)
         shape = (SAMPLES, 3 + case.rollout, max(3, case.rollout), ROWS, COLUMNS)
-        fields = torch.randn(shape, generator=generator).unflatten(0, (case.accumulation, mesh.num_data_ranks, -1))
-        for share in fields[:, mesh.data_rank]:
+        micro_steps = (case.accumulation, mesh.num_data_ranks, -1)
+        fields = torch.randn(shape, generator=generator).unflatten(0, micro_steps)
+        sample_numbers = (number * SAMPLES + torch.arange(SAMPLES)).unflatten(0, micro_steps)
+        for share, numbers in zip(fields[:, mesh.data_rank], sample_numbers[:, mesh.data_rank], strict=True):
             target = torch.stack([share[:, 3 + n, :3] for n in range(case.rollout)], dim=2)
-            yield Batch(share[:, :2, :1], share[:, 2:3, : case.rollout], target, torch.arange(len(share)))
+            yield Batch(share[:, :2, :1], share[:, 2:3, : case.rollout], target, tuple(numbers.tolist()))
 
 
 def to_full_tensor(tensor: Tensor) -> Tensor:

@@ -12,13 +12,13 @@ import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.collectives import CollectiveCounter
-from credit.forecast.objectives.base import ObjectiveContext, build_objective
+from credit.forecast.objectives.base import build_objective
 from credit.models.initialise import initial_values
 from credit.parallel.dtensor import local_shard
 from credit.parallel.mesh import DeviceGrid, build_mesh, plan_degrees
 from credit.parallel.process_info import process_group, read_process_info
 from credit.parallel.state.materialise import allocate_, fill_
-from credit.train.build.stepper import build_stepper
+from credit.train.build.stepper import build_objective_context, build_stepper
 from credit.train.ema import EMA
 from credit.train.optim import build_optimizer
 from credit.train.step import StepSettings, TrainingStep
@@ -46,7 +46,7 @@ def measure(mesh: DeviceGrid, data: str, overrides: list[str]) -> dict[str, Any]
     optimizer, average = build_optimizer(model, conf), EMA(model, conf.ema_decay)
     gradients: list[int] = []
     optimizer.register_step_pre_hook(lambda *_: gradients.append(held(p.grad for p in model.parameters())))
-    context = ObjectiveContext(stepper, step_builder._build_loss(), conf.recompute_steps)
+    context = build_objective_context(config, step_builder._assets, stepper, step_builder._build_loss())
     settings = StepSettings(lambda _: rollout, 0, conf.grad_accum_every, conf.grad_max_norm, data_rank=mesh.data_rank)
     step = TrainingStep(build_objective(conf.objective, context), optimizer, average, settings)
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from credit.config.sections import source as schema_source
+from credit.config.sections import source as source_section
 from credit.config.sections.base import StrictModel
 from credit.config.sections.source import SourceConfig, register_source_type
 
@@ -19,7 +19,7 @@ class CountedOptions(StrictModel):
 
 @pytest.fixture(autouse=True)
 def registered_types(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(schema_source, "_OPTION_SECTIONS", {})
+    monkeypatch.setattr(source_section, "_OPTION_SECTIONS", {})
     register_source_type("counted", CountedOptions)
     register_source_type("unchecked")
 

@@ -85,13 +85,16 @@ def test_the_table_of_built_in_kinds_agrees_with_the_decorators(kinds: registry.
         assert process.returncode == 0, f"{name}: {process.stderr}"
 
 
-def test_conditions_that_no_objective_supplies_are_refused() -> None:
-    @register_model("conditioned", ScaledSection)
-    class Conditioned(ForecastModel):
-        conditions = ("noise",)
+def test_noise_that_a_model_does_not_take_is_refused() -> None:
+    @register_model("quiet", ScaledSection)
+    class Quiet(ForecastModel):
+        pass
 
-    with pytest.raises(ConfigError, match=r"model\.type: conditioned declares the conditions noise"):
-        build_model(SPEC, ScaledSection(type="conditioned", factor=1))
+    section = ScaledSection(type="quiet", factor=1, noise="global")
+    with pytest.raises(
+        ConfigError, match=r"model\.noise: global is not a kind that model\.type quiet takes; it takes none"
+    ):
+        build_model(SPEC, section)
 
 
 def test_a_section_of_another_kind_is_refused() -> None:

@@ -61,7 +61,7 @@ LOADING_MODES = pytest.mark.parametrize(("threads", "workers"), [(True, 0), (Tru
 def test_order_and_end(threads: bool, workers: int) -> None:
     order = [[3], [11, 4], [0], [18], [7]]
     with DevicePrefetcher(Loader(build_dataset(0.01, threads=threads), order, workers), CPU) as prefetcher:
-        initial_times = [batch.initial_B.tolist() for batch in prefetcher]
+        initial_times = [list(batch.initial_minutes) for batch in prefetcher]
     assert initial_times == [[STEP * index for index in batch] for batch in order]
 
 
@@ -69,7 +69,7 @@ def test_order_and_end(threads: bool, workers: int) -> None:
 def test_an_error_is_raised_at_its_batch(threads: bool, workers: int) -> None:
     loader = Loader(build_dataset(bad=6 * STEP, threads=threads), [[1], [2], [5], [7]], workers)
     with DevicePrefetcher(loader, CPU) as prefetcher:
-        assert [next(prefetcher).initial_B.item() for _ in range(2)] == [STEP, 2 * STEP]
+        assert [next(prefetcher).initial_minutes[0] for _ in range(2)] == [STEP, 2 * STEP]
         with pytest.raises(DataError, match="a is not there"):
             next(prefetcher)
 

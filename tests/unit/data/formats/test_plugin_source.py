@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from credit.config.sections import source as schema_source
+from credit.config.sections import source as source_section
 from credit.data.formats.files import OpenFiles
 from credit.data.formats.plugin import source as plugin_source
 from credit.data.formats.plugin.source import SourceVariable, register_source
@@ -35,7 +35,7 @@ START = datetime(2000, 1, 1)
 def _names(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Registries of the test alone, so that what it registers is forgotten."""
     monkeypatch.setattr(plugin_source, "_SOURCES", {})
-    monkeypatch.setattr(schema_source, "_OPTION_SECTIONS", {})
+    monkeypatch.setattr(source_section, "_OPTION_SECTIONS", {})
     return
 
 

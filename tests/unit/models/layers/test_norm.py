@@ -1,12 +1,13 @@
-"""Norms: precision under autocast, and scale and shift from a condition."""
+"""Norms: precision under autocast, and the scale and shift from a condition."""
 
 from __future__ import annotations
 
+import pytest
 import torch
 import torch.nn.functional as F
 
 from credit.models.initialise import initialise_
-from credit.models.layers.norm import ConditionalLayerNorm, GroupNorm
+from credit.models.layers.norm import ConditionalScaleShift, GroupNorm, LayerNorm
 
 
 def test_group_norm_is_float32_under_autocast() -> None:
@@ -20,26 +21,40 @@ def test_group_norm_is_float32_under_autocast() -> None:
     assert norm(x_BCHW.float()).dtype == torch.float32
 
 
-def test_a_new_conditional_norm_is_a_plain_layer_norm() -> None:
+def test_a_new_scale_and_shift_changes_nothing() -> None:
     torch.manual_seed(0)
-    norm = ConditionalLayerNorm(8, 3)
+    layer = ConditionalScaleShift(8, 3)
     x_BHWC = torch.randn(2, 4, 6, 8)
-    torch.testing.assert_close(norm(x_BHWC, torch.randn(2, 3)), F.layer_norm(x_BHWC, (8,)))
-    torch.nn.init.normal_(norm.weight)
-    initialise_(norm, seed=0)
-    assert not norm.weight.any()
+    assert torch.equal(layer(x_BHWC, torch.randn(2, 3)), x_BHWC)
+    torch.nn.init.normal_(layer.weight)
+    initialise_(layer, seed=0)
+    assert not layer.weight.any()
 
 
-def test_each_sample_has_its_own_scale_and_shift() -> None:
+@pytest.mark.parametrize(("shape", "channel_dim"), [((2, 5, 8), -1), ((2, 4, 6, 8), -1), ((2, 8, 4, 6), 1)])
+def test_each_sample_has_its_own_scale_and_shift(shape: tuple[int, ...], channel_dim: int) -> None:
     torch.manual_seed(0)
-    norm = ConditionalLayerNorm(8, 3)
-    torch.nn.init.normal_(norm.weight)
-    torch.nn.init.normal_(norm.bias)
+    layer = ConditionalScaleShift(8, 3, channel_dim)
+    torch.nn.init.normal_(layer.weight)
     condition_BK = torch.randn(2, 3)
-    for shape in ((2, 5, 8), (2, 4, 6, 8)):
-        x = torch.randn(shape)
-        y = norm(x, condition_BK)
-        for sample in range(2):
-            scale, shift = (norm.weight @ condition_BK[sample] + norm.bias).chunk(2)
-            expected = F.layer_norm(x[sample], (8,)) * (1 + scale) + shift
-            torch.testing.assert_close(y[sample], expected)
+    x = torch.randn(shape)
+    y = layer(x, condition_BK)
+    for sample in range(2):
+        scale, shift = (layer.weight @ condition_BK[sample]).chunk(2)
+        channels_last = x[sample].movedim(channel_dim if channel_dim < 0 else channel_dim - 1, -1)
+        expected = channels_last * (1 + scale) + shift
+        actual = y[sample].movedim(channel_dim if channel_dim < 0 else channel_dim - 1, -1)
+        torch.testing.assert_close(actual, expected)
+
+
+@pytest.mark.parametrize("norm", [LayerNorm(8, 3), GroupNorm(4, 8, 3)])
+def test_norms_with_a_condition(norm: LayerNorm | GroupNorm) -> None:
+    """A new norm ignores its condition bit for bit, and a trained one without a condition is plain."""
+    torch.manual_seed(0)
+    x = torch.randn(2, 8, 4, 8)
+    condition_BK = torch.randn(2, 3)
+    plain = norm(x)
+    assert torch.equal(norm(x, condition_BK), plain)
+    torch.nn.init.normal_(norm.scale_shift.weight)
+    torch.testing.assert_close(norm(x, condition_BK), norm.scale_shift(plain, condition_BK))
+    assert torch.equal(norm(x), plain)

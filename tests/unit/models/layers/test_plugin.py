@@ -20,7 +20,7 @@ class WindowNetwork(nn.Module):
         self.padding = layers.SpherePadding(lat=(4, 4), lon=(8, 8), vector_channels=(0, 1))
         self.embed = layers.CrossScaleEmbedding(3, 16, (2, 4, 8), stride=2, padding=self.padding)
         self.layers = nn.ModuleList(layers.TransformerLayer(16, 8, local_window=4, global_window=2) for _ in range(2))
-        self.norm = layers.ConditionalLayerNorm(16, 4)
+        self.norm = layers.LayerNorm(16, 4)
         self.head = layers.SubpixelHead(16, 3)
         layers.apply_spectral_norm(self)
 

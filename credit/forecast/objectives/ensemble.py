@@ -1,0 +1,191 @@
+"""The ensemble objective: a rollout of several members, whose loss compares all of them with the truth.
+
+The gradient of a loss with respect to one member's output needs the outputs of the other members, but not the way they
+were computed. So the members can be computed one after another, with the activations of one member whatever their
+number (as contrastive losses are, Gao et al. 2021, arXiv:2101.06983):
+
+1. Compute the outputs of all members without a graph.
+2. Compute the gradient of the loss with respect to the outputs.
+3. Compute each member again, with the same noise, and backpropagate its part of that gradient.
+
+The gradients are exact. The first computation adds a third to the operations of a step.
+
+Shape suffixes: B batch, M ensemble members, C channels, T time frames, H latitude rows, W longitude columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from credit.config.sections.trainer import ObjectiveSection
+from credit.data.samples.batch import Batch
+from credit.forecast.objectives.base import EncodedBatch, MicroStep, Objective, ObjectiveContext, register_objective
+from credit.forecast.objectives.section import EnsembleSection
+from credit.models.noise.base import MemberKey
+from credit.parallel.fsdp2 import set_gradient_sync
+from credit.utils.seeds import derive_seed
+
+
+@dataclass(frozen=True)
+class _MemberBatch:
+    """Some members of the forecasts of a batch, which are computed together.
+
+    Attributes:
+        members: their numbers.
+        history_BCTHW: input frames, all samples of the first member, then those of the next.
+        forcing: step number (from 0) -> dynamic forcing of that step's input frames, in the same order.
+        keys: identities of the forecasts, on which their noise depends.
+    """
+
+    members: range
+    history_BCTHW: Tensor
+    forcing: Callable[[int], Tensor]
+    keys: list[MemberKey]
+
+
+@register_objective("ensemble", EnsembleSection)
+class EnsembleRollout(Objective):
+    """Mean of the loss over the counted steps of an ensemble of forecasts; gradients flow through all steps.
+
+    The members of a sample start from the same state and differ by the noise inside the network.
+
+    Args:
+        context: what it runs, with the number of members.
+        section: ``trainer.objective`` of the config.
+    """
+
+    def __init__(self, context: ObjectiveContext, section: ObjectiveSection) -> None:
+        super().__init__(context, section)
+        self._num_members = context.members
+        self._members_at_once = min(context.members_at_once, context.members)
+
+    def training_loss(self, batch: Batch, micro_step: MicroStep) -> Tensor:
+        """Return the loss with the graph of all members; see the base class."""
+        encoded = self.encode(batch)
+        all_members = self._member_batch(encoded, range(self._num_members), micro_step.optimizer_step)
+        self._set_gradient_sync(micro_step, is_last_chunk=True)
+        outputs = []
+        for output_NCHW in self._rollout(all_members, micro_step, is_last_chunk=True):
+            outputs.append(_split_members(output_NCHW, len(encoded.history_BCTHW)))
+        return self._loss_of_outputs(outputs, encoded, micro_step.counted_steps)
+
+    def accumulate_gradients(self, batch: Batch, micro_step: MicroStep) -> Tensor:
+        """See the base class; members are computed ``members_at_once`` at a time."""
+        if self._members_at_once == self._num_members:
+            return super().accumulate_gradients(batch, micro_step)
+        encoded = self.encode(batch)
+        starts = range(0, self._num_members, self._members_at_once)
+        chunks = []
+        for start in starts:
+            members = range(start, min(start + self._members_at_once, self._num_members))
+            chunks.append(self._member_batch(encoded, members, micro_step.optimizer_step))
+
+        # 1. Outputs of all members at the counted steps, without a graph.
+        outputs_of_chunks = []
+        for chunk in chunks:
+            with torch.no_grad():
+                outputs_of_chunks.append(list(self._rollout(chunk, micro_step, is_last_chunk=False)))
+
+        # 2. Gradient of the loss with respect to these outputs.
+        leaves = []
+        for outputs_of_step in zip(*outputs_of_chunks, strict=True):
+            members = [_split_members(output_NCHW, len(encoded.history_BCTHW)) for output_NCHW in outputs_of_step]
+            leaves.append(torch.cat(members, dim=1).requires_grad_())
+        del outputs_of_chunks
+        loss = self._loss_of_outputs(leaves, encoded, micro_step.counted_steps)
+        gradients = torch.autograd.grad(loss / micro_step.num_micro_steps, leaves)
+        del leaves
+
+        # 3. Each chunk again, with a graph; the gradients of the parameters add up.
+        for number, chunk in enumerate(chunks):
+            is_last_chunk = number + 1 == len(chunks)
+            self._set_gradient_sync(micro_step, is_last_chunk)
+            outputs = list(self._rollout(chunk, micro_step, is_last_chunk))
+            output_gradients = []
+            for gradient_BMCHW in gradients:
+                of_chunk = gradient_BMCHW[:, chunk.members.start : chunk.members.stop]
+                output_gradients.append(of_chunk.transpose(0, 1).flatten(0, 1))
+            torch.autograd.backward(outputs, output_gradients)
+            del outputs
+        return loss.detach()
+
+    def predict(self, batch: EncodedBatch, num_steps: int) -> Iterator[Tensor]:
+        """See the base class; the noise does not depend on the optimizer step, so that steps can be compared."""
+        members = range(self.context.valid_members)
+        chunks = [self._member_batch(batch, range(member, member + 1), None) for member in members]
+        rollouts = []
+        for chunk in chunks:
+            rollouts.append(
+                self.stepper.rollout(chunk.history_BCTHW, chunk.forcing, num_steps, conditions=self._conditions(chunk))
+            )
+        for outputs in zip(*rollouts, strict=True):
+            yield torch.stack(outputs, dim=1)
+
+    def _member_batch(self, encoded: EncodedBatch, members: range, optimizer_step: int | None) -> _MemberBatch:
+        """Return some members of the forecasts of a batch."""
+        keys = []
+        for member in members:
+            for initial_minutes in encoded.initial_minutes:
+                keys.append(MemberKey(self.context.seed, initial_minutes, member, optimizer_step))
+
+        def repeat(fields: Tensor) -> Tensor:
+            return fields if len(members) == 1 else fields.repeat(len(members), *[1] * (fields.dim() - 1))
+
+        return _MemberBatch(
+            members=members,
+            history_BCTHW=repeat(encoded.history_BCTHW),
+            forcing=lambda step: repeat(encoded.forcing(step)),
+            keys=keys,
+        )
+
+    def _conditions(self, chunk: _MemberBatch) -> Iterator[dict[str, Tensor] | None] | None:
+        """Return the noise of each step."""
+        if self.context.noise is None:
+            return None
+        return self.context.noise.sequence(chunk.keys, chunk.history_BCTHW.device)
+
+    def _rollout(self, chunk: _MemberBatch, micro_step: MicroStep, is_last_chunk: bool) -> Iterator[Tensor]:
+        """Yield the outputs (members * B, C, H, W) of the counted steps.
+
+        The dropout of the network is seeded by the members, so that computing them again gives the same outputs.
+        """
+        num_steps = max(micro_step.counted_steps)
+        torch.manual_seed(derive_seed(*[part for key in chunk.keys for part in vars(key).values()]))
+        rollout = self.stepper.rollout(
+            chunk.history_BCTHW,
+            chunk.forcing,
+            num_steps,
+            recompute=self.recompute and num_steps > 1,
+            conditions=self._conditions(chunk),
+        )
+        model = self.stepper.model
+        for number, output_NCHW in enumerate(rollout, start=1):
+            reduces_later = micro_step.reduce_gradients and is_last_chunk and number == 1 and num_steps > 1
+            if reduces_later and output_NCHW.requires_grad:
+                # The backward pass comes to the first step last; only then are the gradients complete.
+                output_NCHW.register_hook(lambda gradient: set_gradient_sync(model, True))
+            if number in micro_step.counted_steps:
+                yield output_NCHW
+
+    def _set_gradient_sync(self, micro_step: MicroStep, is_last_chunk: bool) -> None:
+        """Collective: let the next backward pass reduce gradients only if it completes them within one step."""
+        is_single_step = max(micro_step.counted_steps) == 1
+        set_gradient_sync(self.stepper.model, micro_step.reduce_gradients and is_last_chunk and is_single_step)
+
+    def _loss_of_outputs(
+        self, outputs: Sequence[Tensor], encoded: EncodedBatch, counted_steps: Sequence[int]
+    ) -> Tensor:
+        """Return the mean loss over the counted steps, given the outputs (B, M, C, H, W) at each of them."""
+        losses = []
+        for step, output_BMCHW in zip(sorted(counted_steps), outputs, strict=True):
+            losses.append(self.loss(output_BMCHW, encoded.target_BCTHW[:, :, step - 1]))
+        return torch.stack(losses).mean()
+
+
+def _split_members(output_NCHW: Tensor, batch_size: int) -> Tensor:
+    """Return the outputs of members one after another, (members * B, C, H, W), as (B, members, C, H, W)."""
+    return output_NCHW.unflatten(0, (-1, batch_size)).transpose(0, 1)

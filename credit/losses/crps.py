@@ -1,0 +1,104 @@
+"""Continuous ranked probability score (CRPS) of an ensemble as a training loss.
+
+For M members with errors e_j = x_j - y (forecast minus truth) in one cell,
+
+    CRPS = 1/M sum_j |e_j| - c sum_{j<k} |e_j - e_k|,    c = (M - 1 + alpha) / (M^2 (M - 1)).
+
+alpha = 0 is the score of the M members as they are (biased), alpha = 1 estimates the score of an infinite ensemble
+(fair, Ferro 2014, doi:10.1002/qj.2270), and 0 < alpha < 1 is almost fair (Lang et al. 2024, arXiv:2412.15832): with
+alpha = 1 a member has no gradient once all others equal the truth.
+
+Shape suffixes: B batch, M ensemble members, C output channels, H latitude rows, W longitude columns.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.autograd.function import FunctionCtx, once_differentiable
+
+from credit.losses.base import LossContext, WeightedLoss
+from credit.losses.registry import register_loss
+from credit.losses.section import CRPSSection
+
+
+@register_loss("crps", CRPSSection)
+class CRPSLoss(WeightedLoss):
+    """Mean of the CRPS over batch, cells (by area) and channels (by weight); the mean absolute error for one member.
+
+    Args:
+        context: weights, scales and grid of the run.
+        section: the loss section of the config, with `alpha` and `global_mean`.
+    """
+
+    def __init__(self, context: LossContext, section: CRPSSection) -> None:
+        super().__init__(context, section)
+        self._alpha = section.alpha
+        self._global_mean_weight = section.global_mean
+
+    def forward(self, prediction_BMCHW: Tensor, target_BCHW: Tensor) -> Tensor:
+        """See the base class."""
+        # The pair term is of differences between members' states, which equal the differences of their errors.
+        error_BMCHW = self.scaled_error(prediction_BMCHW, target_BCHW)
+        score_BCHW = ensemble_crps(error_BMCHW, self._alpha)
+        # The weight of masked cells is 0, in the pair term as well.
+        loss = self.weighted_mean(score_BCHW)
+        if self._global_mean_weight:
+            mean_score_BC = ensemble_crps(self.global_mean(error_BMCHW), self._alpha)
+            mean_loss = (mean_score_BC * self.channel_weight_C).sum(dim=1).mean()
+            loss = loss + self._global_mean_weight * mean_loss
+        return loss
+
+
+def ensemble_crps(error: Tensor, alpha: float) -> Tensor:
+    """Return the almost fair CRPS of each point, in the unit of the error.
+
+    Args:
+        error: (B, M, ...) forecast minus truth of each member, float32 or float64.
+        alpha: 0 for the biased score, 1 for the fair one.
+
+    Returns:
+        (B, ...), at least 0 for ``alpha`` from 0 to 1.
+    """
+    if error.shape[1] == 1:
+        return error[:, 0].abs()
+    return _EnsembleCRPS.apply(error, alpha)
+
+
+class _EnsembleCRPS(torch.autograd.Function):
+    """The score as a sum of non-negative terms, one for each pair of members, so that nothing cancels:
+
+        CRPS = 1 / (M (M - 1)) sum_{j<k} (|e_j| + |e_k| - (1 - eps) |e_j - e_k|),    eps = (1 - alpha) / M.
+
+    The gradient has a closed form and is computed with the score: autograd would keep several tensors for each pair.
+    Where members tie with each other or with the truth, the derivative of |x| at 0 is taken as 0.
+    """
+
+    @staticmethod
+    def forward(ctx: FunctionCtx, error: Tensor, alpha: float) -> Tensor:
+        num_members = error.shape[1]
+        pair_weight = 1.0 / (num_members * (num_members - 1))
+        difference_weight = 1.0 - (1.0 - alpha) / num_members
+        magnitude = error.abs()
+        score = torch.zeros_like(error[:, 0])
+        # Sum over k of sign(e_j - e_k): the number of smaller errors minus the number of larger ones.
+        rank_balance = torch.zeros_like(error)
+        # All pairs of one member with the members after it at a time: few kernels, and memory of one ensemble.
+        for j in range(num_members - 1):
+            difference = error[:, j + 1 :] - error[:, j : j + 1]
+            terms = magnitude[:, j + 1 :] + magnitude[:, j : j + 1] - difference_weight * difference.abs()
+            score += terms.sum(1)
+            sign = difference.sign_()
+            rank_balance[:, j] -= sign.sum(1)
+            rank_balance[:, j + 1 :] += sign
+        if ctx.needs_input_grad[0]:
+            gradient = error.sign().mul_(1.0 / num_members)
+            gradient.sub_(rank_balance, alpha=pair_weight * difference_weight)
+            ctx.save_for_backward(gradient)
+        return score.mul_(pair_weight)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: FunctionCtx, grad_score: Tensor) -> tuple[Tensor, None]:
+        (gradient,) = ctx.saved_tensors
+        return gradient * grad_score.unsqueeze(1), None

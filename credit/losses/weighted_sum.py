@@ -1,0 +1,37 @@
+"""Weighted sum of several losses.
+
+Shape suffixes: B batch, M ensemble members, C output channels, H latitude rows, W longitude columns.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from credit.config.registry import LOSSES
+from credit.losses.base import Loss, LossContext
+from credit.losses.registry import register_loss
+from credit.losses.section import SumSection
+
+
+@register_loss("sum", SumSection)
+class WeightedSumLoss(Loss):
+    """Sum of the losses in ``loss.terms``, each times its weight; all have the weights and scales of the sum.
+
+    Args:
+        context: weights, scales and grid of the run.
+        section: the loss section of the config, with `terms`.
+    """
+
+    def __init__(self, context: LossContext, section: SumSection) -> None:
+        super().__init__(context, section)
+        losses = [LOSSES.find_class(term.kind)(context, term) for term in section.terms]
+        self.losses = nn.ModuleList(losses)
+        self.weights = [term.weight for term in section.terms]
+
+    def forward(self, prediction_BMCHW: Tensor, target_BCHW: Tensor) -> Tensor:
+        """See the base class."""
+        first_loss, *other_losses = self.losses
+        total = self.weights[0] * first_loss(prediction_BMCHW, target_BCHW)
+        for weight, loss in zip(self.weights[1:], other_losses, strict=True):
+            total = total + weight * loss(prediction_BMCHW, target_BCHW)
+        return total

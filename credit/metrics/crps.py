@@ -1,0 +1,101 @@
+"""Fair CRPS of the validation, and the spread of the ensemble beside the error of its mean.
+
+Shape suffixes: L lead times, B batch, M ensemble members, C output channels, H latitude rows, W longitude columns.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from credit.channels import ChannelMap
+from credit.metrics.base import Metric, MetricContext, register_metric
+
+
+@register_metric("crps")
+class EnsembleScores(Metric):
+    """Area-weighted scores of an ensemble by lead time and channel.
+
+    - ``crps/z500/24h``: fair CRPS, in the unit of the channel. For one member it is the mean absolute error.
+    - ``spread_skill/z500/24h``: spread over error; 1 for a calibrated ensemble. The spread is the root of the mean
+      variance of M members times (M + 1) / M, the error is the RMSE of their mean (Fortin et al. 2014,
+      doi:10.1175/JHM-D-14-0008.1).
+    - ``fair_crps``: the mean over prognostic channels and lead times of the CRPS over persistence's mean absolute
+      error.
+    - ``calibration``: the mean over prognostic channels and lead times of |log(spread / error)|; 0 is perfect.
+
+    Args:
+        context: channels, weights and lead times of the validation.
+    """
+
+    def __init__(self, context: MetricContext) -> None:
+        super().__init__(context)
+        self._weight_CHW = context.weight_CHW.double()
+        shape = len(context.lead_hours), self._weight_CHW.shape[0]
+        zeros_LC = torch.zeros(shape, dtype=torch.float64, device=self._weight_CHW.device)
+        self._sums = {
+            "crps": zeros_LC,
+            "persistence": zeros_LC.clone(),
+            "variance": zeros_LC.clone(),
+            "squared_error": zeros_LC.clone(),
+        }
+
+    @classmethod
+    def names(cls, channels: ChannelMap, lead_hours: Sequence[float]) -> list[str]:
+        """See the base class."""
+        names = ["fair_crps", "calibration"]
+        for score in ("crps", "spread_skill"):
+            for hours in lead_hours:
+                names += [f"{score}/{channel.name}/{hours:g}h" for channel in channels.output]
+        return names
+
+    @property
+    def sums(self) -> Mapping[str, Tensor]:
+        """See the base class."""
+        return self._sums
+
+    def add(self, lead: int, forecast_BMCHW: Tensor, persistence_BCHW: Tensor, truth_BCHW: Tensor) -> None:
+        """See the base class."""
+        truth_BCHW = truth_BCHW.double()
+        error_BMCHW = forecast_BMCHW.double() - truth_BCHW[:, None]
+        num_members = error_BMCHW.shape[1]
+        self._sums["crps"][lead] += self._area_mean_of_batch(_fair_crps(error_BMCHW))
+        self._sums["persistence"][lead] += self._area_mean_of_batch((persistence_BCHW.double() - truth_BCHW).abs())
+        self._sums["squared_error"][lead] += self._area_mean_of_batch(error_BMCHW.mean(dim=1).square())
+        if num_members > 1:
+            variance_BCHW = error_BMCHW.var(dim=1) * (num_members + 1) / num_members
+            self._sums["variance"][lead] += self._area_mean_of_batch(variance_BCHW)
+
+    def summary(self, num_cases: float) -> dict[str, float]:
+        """See the base class."""
+        channels = self.context.channels
+        means = {name: total_LC / num_cases for name, total_LC in self._sums.items()}
+        # A field that never changes has no error; the floor keeps the ratios from becoming 0 / 0.
+        smallest_number = torch.finfo(torch.float64).tiny
+        prognostic = channels.output_slice("prognostic")
+        relative_LC = means["crps"] / means["persistence"].clamp(min=smallest_number)
+        ratio_LC = (means["variance"] / means["squared_error"].clamp(min=smallest_number)).sqrt()
+        distance_LC = ratio_LC.clamp(min=math.sqrt(smallest_number)).log().abs()
+        values = [relative_LC[:, prognostic].mean().item(), distance_LC[:, prognostic].mean().item()]
+        values += means["crps"].flatten().tolist() + ratio_LC.flatten().tolist()
+        return dict(zip(self.names(channels, self.context.lead_hours), values, strict=True))
+
+    def _area_mean_of_batch(self, score_BCHW: Tensor) -> Tensor:
+        """Return the area mean of each channel, summed over the batch, (C,)."""
+        return (score_BCHW * self._weight_CHW).sum(dim=(0, 2, 3))
+
+
+def _fair_crps(error_BMCHW: Tensor) -> Tensor:
+    """Return the fair CRPS of each cell, (B, C, H, W), from the sorted errors of the members."""
+    num_members = error_BMCHW.shape[1]
+    mean_error_BCHW = error_BMCHW.abs().mean(dim=1)
+    if num_members == 1:
+        return mean_error_BCHW
+    # The sum of |e_j - e_k| over all pairs is that of (2 i - M - 1) e_(i) over the sorted errors e_(1) <= ... <= e_(M).
+    ranks_M = torch.arange(1, num_members + 1, dtype=torch.float64, device=error_BMCHW.device)
+    factors_M111 = (2 * ranks_M - num_members - 1)[:, None, None, None]
+    pair_sum_BCHW = (error_BMCHW.sort(dim=1).values * factors_M111).sum(dim=1)
+    return mean_error_BCHW - pair_sum_BCHW / (num_members * (num_members - 1))

@@ -1,0 +1,16 @@
+"""Config sections of the kinds of noise."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from credit.config.sections.model import NoiseSection
+
+
+class GlobalNoiseSection(NoiseSection):
+    """A random vector for each member, which scales and shifts the result of every norm in the network."""
+
+    kind: Literal["global"] = Field("global", description="One random vector for the whole globe.")
+    channels: int = Field(32, ge=1, description="Length of the vector.")

@@ -1,0 +1,78 @@
+"""Noise inside the network in forecasts: members differ, the control has none, batches do not matter."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import pytest
+import torch
+
+from credit.config import build_config, load_config
+from credit.config.sections.inference import EnsembleConfig
+from credit.errors import ConfigError
+from credit.forecast.ensemble.model_noise import build_model_noise
+from credit.forecast.rollout import ForecastStart
+from credit.models.base import ModelSpec
+from credit.models.wxformer.section import WXFormerSection
+
+SPEC = ModelSpec.from_sizes(image_height=8, image_width=16, in_channels=3, out_channels=3)
+SECTION = WXFormerSection.model_validate(
+    {"type": "wxformer", "noise": {"kind": "global", "memory": ["0h", "forecast"]}}
+)
+STARTS = [ForecastStart(minutes, member, minutes) for minutes in (0, 1440) for member in range(3)]
+CPU = torch.device("cpu")
+
+
+def draw(starts: list[ForecastStart], control: bool) -> torch.Tensor:
+    """Return the global noise (steps, B, K) of three steps."""
+    conf = EnsembleConfig(members=3, control=control, seed=5)
+    conditions = build_model_noise(conf, SPEC, SECTION)(starts, CPU)
+    return torch.stack([condition["global"] for condition in itertools.islice(conditions, 3)])
+
+
+@pytest.mark.parametrize("control", [False, True])
+def test_members_differ_and_the_control_has_no_noise(control: bool) -> None:
+    noise_SBK = draw(STARTS, control)
+    for first, second in itertools.combinations(range(len(STARTS)), 2):
+        both_controls = control and STARTS[first].member == STARTS[second].member == 0
+        assert torch.equal(noise_SBK[:, first], noise_SBK[:, second]) == both_controls
+    for index, start in enumerate(STARTS):
+        assert noise_SBK[:, index].any() == (not control or start.member > 0)
+
+
+def test_noise_does_not_depend_on_the_batch() -> None:
+    together = draw(STARTS, control=True)
+    for index, start in enumerate(STARTS):
+        assert torch.equal(draw([start], control=True)[:, 0], together[:, index])
+
+
+def test_single_forecasts_and_plain_networks_have_none() -> None:
+    assert build_model_noise(None, SPEC, SECTION) is None
+    plain = WXFormerSection.model_validate({"type": "wxformer"})
+    assert build_model_noise(EnsembleConfig(members=2), SPEC, plain) is None
+
+
+def test_config_of_an_ensemble(repository: Path) -> None:
+    """Noise in the network is enough for an ensemble of forecasts, which has no control then."""
+    config = load_config(str(repository / "config" / "quickstart.yml"))
+    raw = config.model_dump(mode="json", exclude_unset=True)
+    raw["inference"] = {**raw.get("inference", {}), "ensemble": {"members": 4}}
+    with pytest.raises(ConfigError, match="the members would be equal"):
+        build_config(raw)
+    raw["model"] = {**raw["model"], "noise": "global"}
+    assert build_config(raw).inference.ensemble.control is False
+    raw["inference"]["ensemble"]["control"] = True
+    assert build_config(raw).inference.ensemble.control is True
+    raw["trainer"] = {**raw["trainer"], "members": 2}
+    trainer = build_config(raw).trainer
+    assert trainer.objective.kind == "ensemble" and trainer.metrics == ["rmse", "crps"]
+    raw["loss"] = {"kind": "crps"}
+    raw["trainer"]["members"] = 1
+    with pytest.raises(ConfigError, match="compares the members of an ensemble; set trainer.members"):
+        build_config(raw)
+    raw["trainer"]["members"] = 2
+    raw["model"]["noise"] = []
+    raw["inference"] = {}
+    with pytest.raises(ConfigError, match="members would all be the same forecast"):
+        build_config(raw)
