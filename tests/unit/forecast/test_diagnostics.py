@@ -44,7 +44,7 @@ def hybrid_file(folder: Path) -> Path:
     return path
 
 
-def products(
+def build_test_diagnostics(
     tmp_path: Path, hybrid: bool = False, masks: dict[str, np.ndarray] | None = None, **inference: object
 ) -> OutputDiagnostics:
     levels = {"level_units": "model_level", "levels": [1, 2, 3, 4, 5, 6], "coefficients": str(hybrid_file(tmp_path))}
@@ -61,35 +61,39 @@ def products(
     return OutputDiagnostics(InferenceConfig(**inference), conf, channels, ATTRIBUTES, ground, 1440, masks)
 
 
-def fields_of(made: OutputDiagnostics, **values: object) -> np.ndarray:
+def fields_of(diagnostics: OutputDiagnostics, **values: object) -> np.ndarray:
     """Return fields of the model's channels; values are numbers, or one a level."""
     parts = []
-    for name in dict.fromkeys(channel.variable for channel in made._model.output):
-        rows = [channel for channel in made._model.output if channel.variable == name]
+    for name in dict.fromkeys(channel.variable for channel in diagnostics._model.output):
+        rows = [channel for channel in diagnostics._model.output if channel.variable == name]
         own = np.broadcast_to(np.asarray(values.get(name, 1.0), dtype=float), len(rows))
         parts += [np.full(SHAPE, value) for value in own]
     return np.stack(parts).astype(np.float32)
 
 
-def find(made: OutputDiagnostics, fields: np.ndarray, name: str) -> np.ndarray:
-    return fields[[channel.name for channel in made.channels.output].index(name)]
+def find(diagnostics: OutputDiagnostics, fields: np.ndarray, name: str) -> np.ndarray:
+    return fields[[channel.name for channel in diagnostics.channels.output].index(name)]
 
 
 def test_channel_names_distinguish_levels_from_heights(tmp_path: Path) -> None:
     derive = {"u500": {"kind": "wind_speed", "inputs": {"eastward_wind": "u10", "northward_wind": "v10"}}}
-    made = products(tmp_path, hybrid=True, pressure_levels=[850, 500], derive=derive)
-    names = [channel.name for channel in made.channels.output]
+    diagnostics = build_test_diagnostics(tmp_path, hybrid=True, pressure_levels=[850, 500], derive=derive)
+    names = [channel.name for channel in diagnostics.channels.output]
     assert {"u850", "u500hPa", "v500", "u500"} <= {*names}
 
 
 def test_output_without_diagnostics_is_unchanged(tmp_path: Path) -> None:
-    made = products(tmp_path)
-    fields = fields_of(made)
-    assert made.compute(START, 360, fields) is fields and made.channels is made._model and not made.needs_every_step
+    diagnostics = build_test_diagnostics(tmp_path)
+    fields = fields_of(diagnostics)
+    assert (
+        diagnostics.compute(START, 360, fields) is fields
+        and diagnostics.channels is diagnostics._model
+        and not diagnostics.needs_every_step
+    )
 
 
 def test_wind_speed_and_humidity_on_pressure_levels(tmp_path: Path) -> None:
-    made = products(
+    diagnostics = build_test_diagnostics(
         tmp_path,
         derive={
             "wind": {"kind": "wind_speed"},
@@ -97,10 +101,10 @@ def test_wind_speed_and_humidity_on_pressure_levels(tmp_path: Path) -> None:
             "r": {"kind": "relative_humidity_water"},
         },
     )
-    fields = fields_of(made, u=[3, 5, 8], v=[4, 12, 15], u10=6, v10=8, t=[280, 260, 290], q=[5, 1, 8])
-    out = made.compute(START, 360, fields)
-    assert [find(made, out, f"wind{level:g}")[0, 0] for level in PRESSURES] == [5, 13, 17]
-    assert find(made, out, "wind10")[0, 0] == 10
+    fields = fields_of(diagnostics, u=[3, 5, 8], v=[4, 12, 15], u10=6, v10=8, t=[280, 260, 290], q=[5, 1, 8])
+    out = diagnostics.compute(START, 360, fields)
+    assert [find(diagnostics, out, f"wind{level:g}")[0, 0] for level in PRESSURES] == [5, 13, 17]
+    assert find(diagnostics, out, "wind10")[0, 0] == 10
     for level, t, q in zip(PRESSURES, (280, 260, 290), (5e-3, 1e-3, 8e-3), strict=True):
         vapour = (
             q
@@ -112,13 +116,15 @@ def test_wind_speed_and_humidity_on_pressure_levels(tmp_path: Path) -> None:
             )
         )
         expected = 100 * vapour / thermodynamics.saturation_pressure_water(np.array(float(t)))
-        assert find(made, out, f"r{level:g}")[0, 0] == pytest.approx(expected, rel=1e-4)
+        assert find(diagnostics, out, f"r{level:g}")[0, 0] == pytest.approx(expected, rel=1e-4)
     np.testing.assert_array_equal(out[: len(fields)], fields)
-    assert made.attributes["wind"]["standard_name"] == "wind_speed" and made.attributes["r"]["units"] == "%"
+    assert (
+        diagnostics.attributes["wind"]["standard_name"] == "wind_speed" and diagnostics.attributes["r"]["units"] == "%"
+    )
 
 
 def test_sums_over_hours(tmp_path: Path) -> None:
-    made = products(
+    diagnostics = build_test_diagnostics(
         tmp_path,
         derive={
             "total": {"kind": "accumulation", "of": "tp"},
@@ -126,21 +132,21 @@ def test_sums_over_hours(tmp_path: Path) -> None:
             "wind10": {"kind": "wind_speed", "inputs": {"eastward_wind": "u10", "northward_wind": "v10"}},
         },
     )
-    assert made.needs_every_step
+    assert diagnostics.needs_every_step
     found: dict[tuple[int, str], list[float]] = {}
     for lead in (360, 720, 1080, 1440):
         for member in (0, 1):  # side by side
-            out = made.compute(
-                ForecastStart(0, member, 0), lead, fields_of(made, tp=(member + 1) * lead / 360, u10=3, v10=4)
+            out = diagnostics.compute(
+                ForecastStart(0, member, 0), lead, fields_of(diagnostics, tp=(member + 1) * lead / 360, u10=3, v10=4)
             )
             for name in ("total", "tp12", "wind10"):
-                found.setdefault((member, name), []).append(float(find(made, out, name)[1, 2]))
+                found.setdefault((member, name), []).append(float(find(diagnostics, out, name)[1, 2]))
     assert found[0, "total"] == [1, 3, 6, 10] and found[1, "total"] == [2, 6, 12, 20]
     assert np.isnan(found[0, "tp12"][0]) and found[0, "tp12"][1:] == [3, 5, 7] and found[1, "tp12"][1:] == [6, 10, 14]
     assert found[0, "wind10"] == [5] * 4
-    assert not made._running_sums._earlier_fields, "a forecast that is over is forgotten"
-    assert made.windows == {"total": 0, "tp12": 720}
-    assert made.attributes["tp12"] == {
+    assert not diagnostics._running_sums._earlier_fields, "a forecast that is over is forgotten"
+    assert diagnostics.windows == {"total": 0, "tp12": 720}
+    assert diagnostics.attributes["tp12"] == {
         "units": "mm", "long_name": "tp over the 12h before", "temporal": "accumulate",
         "standard_name": "precipitation_amount",
     }  # fmt: skip
@@ -149,26 +155,28 @@ def test_sums_over_hours(tmp_path: Path) -> None:
 def test_an_isothermal_dry_column(tmp_path: Path) -> None:
     """z = ground + R T ln(p_s / p); what is linear in ln p between full levels is found exactly."""
     surface, temperature = 95000.0, 270.0
-    made = products(
+    diagnostics = build_test_diagnostics(
         tmp_path, hybrid=True, pressure_levels=[500, 800],
         derive={"z": {"kind": "geopotential"}, "msl": {"kind": "mean_sea_level_pressure"}},
     )  # fmt: skip
     half = HALF_A + HALF_B * surface
     full = 0.5 * (half[1:] + half[:-1])
-    out = made.compute(START, 360, fields_of(made, t=temperature, q=0.0, sp=surface / 100, u=np.log(full), v=2.0))
+    out = diagnostics.compute(
+        START, 360, fields_of(diagnostics, t=temperature, q=0.0, sp=surface / 100, u=np.log(full), v=2.0)
+    )
     for pressure in (50000.0, 80000.0):
         name = f"{pressure / 100:g}"
         expected = thermodynamics.GRAVITY * 300.0 + thermodynamics.R_DRY * temperature * np.log(surface / pressure)
-        assert find(made, out, f"z{name}")[0, 0] == pytest.approx(expected, rel=1e-5)
-        assert find(made, out, f"u{name}")[0, 0] == pytest.approx(np.log(pressure), rel=1e-5)
-        assert find(made, out, f"t{name}")[0, 0] == pytest.approx(temperature, rel=1e-6)
-    msl = find(made, out, "msl")[0, 0]
+        assert find(diagnostics, out, f"z{name}")[0, 0] == pytest.approx(expected, rel=1e-5)
+        assert find(diagnostics, out, f"u{name}")[0, 0] == pytest.approx(np.log(pressure), rel=1e-5)
+        assert find(diagnostics, out, f"t{name}")[0, 0] == pytest.approx(temperature, rel=1e-6)
+    msl = find(diagnostics, out, "msl")[0, 0]
     assert msl == pytest.approx(
         surface * np.exp(thermodynamics.GRAVITY * 300.0 / (thermodynamics.R_DRY * 272.0)), rel=2e-3
     )
-    assert made.level_units == "hPa"
-    assert {c.level for c in made.channels.output} == {500.0, 800.0, None}
-    assert find(made, out, "sp")[0, 0] == pytest.approx(950.0)
+    assert diagnostics.level_units == "hPa"
+    assert {c.level for c in diagnostics.channels.output} == {500.0, 800.0, None}
+    assert find(diagnostics, out, "sp")[0, 0] == pytest.approx(950.0)
 
 
 def speed_of(u: str) -> dict:
@@ -210,7 +218,7 @@ def speed_of(u: str) -> dict:
 )
 def test_message_names_what_cannot_be_computed(tmp_path: Path, hybrid: bool, inference: dict, says: str) -> None:
     with pytest.raises((ConfigError, DataError), match=says):
-        products(tmp_path, hybrid, **inference)
+        build_test_diagnostics(tmp_path, hybrid, **inference)
 
 
 def test_variables_derived_from_masked_ones_are_masked(tmp_path: Path) -> None:
@@ -220,10 +228,10 @@ def test_variables_derived_from_masked_ones_are_masked(tmp_path: Path) -> None:
         "ws": {"kind": "wind_speed", "inputs": {"eastward_wind": "u10", "northward_wind": "v10"}},
         "aloft": {"kind": "wind_speed"}, "tp24": {"kind": "accumulation", "of": "tp", "over": "24h"},
     }  # fmt: skip
-    made = products(tmp_path, masks=masks, derive=derive)
-    assert set(made.masks) == {*masks, "ws", "tp24"}
-    np.testing.assert_array_equal(made.masks["ws"], (cells < 3) | (cells > 20))
-    np.testing.assert_array_equal(made.masks["tp24"], cells == 7)
+    diagnostics = build_test_diagnostics(tmp_path, masks=masks, derive=derive)
+    assert set(diagnostics.masks) == {*masks, "ws", "tp24"}
+    np.testing.assert_array_equal(diagnostics.masks["ws"], (cells < 3) | (cells > 20))
+    np.testing.assert_array_equal(diagnostics.masks["tp24"], cells == 7)
 
 
 def test_levels_of_the_files_themselves_need_coefficients_for_products_alone(tmp_path: Path) -> None:

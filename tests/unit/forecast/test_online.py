@@ -59,12 +59,13 @@ def online(
 
 
 def read_all(forecasts: OnlineForecasts, groups: list[list[int]]) -> dict[tuple[int, int], np.ndarray]:
-    return {
-        (initial, lead): forecasts.read_members(initial, number)
-        for own in groups
-        for number, lead in enumerate(forecasts.lead_minutes.tolist())
-        for initial in own
-    }
+    """Return (initial time, lead time) -> fields, read lead time by lead time within each group."""
+    fields = {}
+    for group in groups:
+        for lead_index, lead in enumerate(forecasts.lead_minutes.tolist()):
+            for initial in group:
+                fields[initial, lead] = forecasts.read_members(initial, lead_index)
+    return fields
 
 
 def test_each_batch_runs_once_up_to_the_last_read_lead() -> None:
