@@ -1,4 +1,4 @@
-"""Counts the memory that a piece of code takes, on any device, the meta device included."""
+"""Counter of the memory that a piece of code takes, on any device, the meta device included."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from torch.utils._pytree import tree_leaves
 
 
 class LiveMemory(TorchDispatchMode):
-    """Adds up, while it is entered, the storages that torch's operations make, until they are freed.
+    """Context manager that adds up the storages that torch's operations make, until they are freed.
 
     Args:
         existing_tensors: tensors that exist before and are not counted.
 
     Attributes:
-        part: what storages made now are counted under; to be set by the caller.
-        now: part -> bytes that are there.
-        peak: the most bytes that were there at a time, all parts together.
+        part: name under which new storages are counted; the caller sets it.
+        now: part -> bytes of its storages that are not freed yet.
+        peak: largest number of bytes at a time, all parts together.
     """
 
     def __init__(self, existing_tensors: Iterable[torch.Tensor] = ()) -> None:
@@ -36,7 +36,8 @@ class LiveMemory(TorchDispatchMode):
     def __enter__(self) -> LiveMemory:
         self._resize = torch.UntypedStorage.resize_
 
-        def resize_(storage: torch.UntypedStorage, size: int) -> None:  # how FSDP2 frees whole weights
+        # FSDP2 frees unsharded weights by resizing their storages to 0.
+        def resize_(storage: torch.UntypedStorage, size: int) -> None:
             self._resize(storage, size)
             self._count(storage)
 
@@ -57,6 +58,7 @@ class LiveMemory(TorchDispatchMode):
         return result
 
     def _count(self, storage: torch.UntypedStorage) -> None:
+        """Count a new storage, or the new size of a known one."""
         key = storage._cdata
         if key in self._known:
             return
@@ -69,5 +71,6 @@ class LiveMemory(TorchDispatchMode):
         self.peak = max(self.peak, self.now.total())
 
     def _drop(self, key: int) -> None:
+        """Subtract a storage that is freed."""
         part, size = self._sizes.pop(key)
         self.now[part] -= size

@@ -37,7 +37,7 @@ CONFIG = Path(__file__).parents[1] / "config" / "speedy_5p6deg.yml"
 ROUNDS = 5
 
 
-def configure(folder: Path, name: str, times: int) -> DataConfig:
+def build_data_config(folder: Path, name: str, times: int) -> DataConfig:
     """Return the data section for so many times of 1 degree."""
     split = "splits={{train: [2000-01-01, {}], valid: {}, test: {}}}"
     last = np.datetime64("2000-01-01") + np.timedelta64(max(1, times // 4 - 14), "D")
@@ -62,7 +62,7 @@ def chunk_files(conf: DataConfig, indices: list[int]) -> list[Path]:
     ]
 
 
-def plain(conf: DataConfig, indices: list[int]) -> int:
+def read_plain(conf: DataConfig, indices: list[int]) -> int:
     """Read the bytes of samples into one buffer."""
     files = chunk_files(conf, indices)
     buffer = bytearray(max(file.stat().st_size for file in files))
@@ -73,7 +73,7 @@ def plain(conf: DataConfig, indices: list[int]) -> int:
     return total
 
 
-def ours(dataset: ForecastDataset, indices: list[int], threads: int = 1) -> int:
+def read_dataset(dataset: ForecastDataset, indices: list[int], threads: int = 1) -> int:
     """Read samples through the loader, one a batch."""
     total = 0
     with DevicePrefetcher(Loader(dataset, [[index] for index in indices], threads), torch.device("cpu")) as feed:
@@ -97,7 +97,7 @@ def write_layout(reader: FieldReader, path: Path, count: int) -> None:
     dataset.to_zarr(path, encoding=encoding, consolidated=True)
 
 
-def per_sample(path: Path, indices: list[int]) -> int:
+def read_with_open_zarr(path: Path, indices: list[int]) -> int:
     """Open the dataset anew for each sample, select two times and put the variables together."""
     total = 0
     for index in indices:
@@ -108,7 +108,7 @@ def per_sample(path: Path, indices: list[int]) -> int:
     return total
 
 
-def xbatcher_reads(path: Path) -> Callable[[list[int]], int] | None:
+def build_xbatcher_reader(path: Path) -> Callable[[list[int]], int] | None:
     """Return what reads samples by xbatcher, None where it is not installed."""
     try:
         import xbatcher
@@ -139,13 +139,13 @@ def drop_cache(paths: Iterator[Path]) -> None:
             os.close(handle)
 
 
-def timed(run: Callable[[list[int]], int], indices: list[int]) -> float:
+def time_read(run: Callable[[list[int]], int], indices: list[int]) -> float:
     began = time.perf_counter()
     run(indices)
     return (time.perf_counter() - began) / len(indices)
 
 
-def waiting_share(dataset: ForecastDataset, indices: list[int], threads: int, step: float = 0.2) -> float:
+def measure_waiting_share(dataset: ForecastDataset, indices: list[int], threads: int, step: float = 0.2) -> float:
     """Return the share of the time that a loop with such a step waits for data, the first two samples left out."""
     waited = []
     with DevicePrefetcher(Loader(dataset, [[index] for index in indices], threads), torch.device("cpu")) as feed:
@@ -171,7 +171,7 @@ def main() -> None:
 def measure(folder: Path, times: int, samples: int) -> None:
     confs = {}
     for compression in ("lz4", "none"):
-        confs[compression] = conf = configure(folder, f"{compression}.zarr", times)
+        confs[compression] = conf = build_data_config(folder, f"{compression}.zarr", times)
         began = time.perf_counter()
         write_training_store(conf, PreprocessConfig(compression=compression), progress=False)
         seconds = time.perf_counter() - began
@@ -189,22 +189,22 @@ def measure(folder: Path, times: int, samples: int) -> None:
     reader = readers["lz4"]
     datasets = {}
     for name, conf in confs.items():
-        initial = find_initial_times(readers[name].times, whole(readers[name]), 360, 1, 1)
+        initial = find_initial_times(readers[name].times, whole_period(readers[name]), 360, 1, 1)
         datasets[name] = ForecastDataset(FrameReader(readers[name], conf, None), initial, 360, 1, 1)
-    few = min(96, len(reader.times))
-    write_layout(reader, folder / "layout.zarr", few)
+    num_layout_times = min(96, len(reader.times))
+    write_layout(reader, folder / "layout.zarr", num_layout_times)
     os.sync()
-    chosen = np.random.default_rng(0).permutation(few - 1)[:samples].tolist()
+    chosen = np.random.default_rng(0).permutation(num_layout_times - 1)[:samples].tolist()
     ways: dict[str, Callable[[list[int]], int]] = {
-        "plain read, none": lambda i: plain(confs["none"], i),
-        "plain read, lz4": lambda i: plain(confs["lz4"], i),
-        "ours, none": lambda i: ours(datasets["none"], i),
-        "ours, lz4": lambda i: ours(datasets["lz4"], i),
-        "ours, none, 2 threads": lambda i: ours(datasets["none"], i, 2),
-        "ours, lz4, 2 threads": lambda i: ours(datasets["lz4"], i, 2),
-        "open_zarr + isel a sample": lambda i: per_sample(folder / "layout.zarr", i),
+        "plain read, none": lambda i: read_plain(confs["none"], i),
+        "plain read, lz4": lambda i: read_plain(confs["lz4"], i),
+        "ours, none": lambda i: read_dataset(datasets["none"], i),
+        "ours, lz4": lambda i: read_dataset(datasets["lz4"], i),
+        "ours, none, 2 threads": lambda i: read_dataset(datasets["none"], i, 2),
+        "ours, lz4, 2 threads": lambda i: read_dataset(datasets["lz4"], i, 2),
+        "open_zarr + isel a sample": lambda i: read_with_open_zarr(folder / "layout.zarr", i),
     }
-    other = xbatcher_reads(folder / "layout.zarr")
+    other = build_xbatcher_reader(folder / "layout.zarr")
     if other is not None:
         ways["xbatcher"] = other
     size = 2 * 4 * len(reader.channels.stored) * 181 * 360 / 1e6
@@ -216,20 +216,22 @@ def measure(folder: Path, times: int, samples: int) -> None:
         run(chosen)
     for _ in range(ROUNDS):
         for name, run in ways.items():
-            warm[name].append(timed(run, chosen))
+            warm[name].append(time_read(run, chosen))
     for _ in range(2):
         for name, run in ways.items():
             drop_cache(folder.rglob("*"))
-            cold[name].append(timed(run, chosen))
+            cold[name].append(time_read(run, chosen))
     for name in ways:
         print(f"| {name} | {1e3 * statistics.median(warm[name]):.1f} | {1e3 * statistics.median(cold[name]):.1f} |")
     long = np.random.default_rng(1).permutation(len(datasets["lz4"]))[:60].tolist()
     for name, dataset in datasets.items():
-        shares = ", ".join(f"{threads} threads {waiting_share(dataset, long, threads):.4f}" for threads in (1, 2))
+        shares = ", ".join(
+            f"{threads} threads {measure_waiting_share(dataset, long, threads):.4f}" for threads in (1, 2)
+        )
         print(f"share of the time that steps of 200 ms wait, {name}: {shares}")
 
 
-def whole(reader: FieldReader) -> Split:
+def whole_period(reader: FieldReader) -> Split:
     """Return a split with all times."""
     return Split("train", int(reader.times[0]), int(reader.times[-1]))
 

@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy as np
 import xarray as xr
 import zarr
-from loading import configure, ours, whole
+from loading import build_data_config, read_dataset, whole_period
 
 from credit.config.sections.data import DataConfig, PreprocessConfig
 from credit.data.reader import FieldReader, open_reader
@@ -51,24 +51,24 @@ def pin(count: int) -> None:
 
 def make_dataset(reader: FieldReader, conf: DataConfig) -> ForecastDataset:
     """Return all samples of one step."""
-    initial = find_initial_times(reader.times, whole(reader), STEP, 1, 1)
+    initial = find_initial_times(reader.times, whole_period(reader), STEP, 1, 1)
     return ForecastDataset(FrameReader(reader, conf, None), initial, STEP, 1, 1)
 
 
-def seconds(run: Callable[[], object]) -> float:
+def measure_seconds(run: Callable[[], object]) -> float:
     began = time.perf_counter()
     run()
     return time.perf_counter() - began
 
 
-def medians(ways: dict, rounds: int = ROUNDS) -> dict:
+def measure_medians(ways: dict, rounds: int = ROUNDS) -> dict:
     """Run each way once, then in turns; return its median seconds."""
     for run in ways.values():
         run()
     taken: dict = {name: [] for name in ways}
     for _ in range(rounds):
         for name, run in ways.items():
-            taken[name].append(seconds(run))
+            taken[name].append(measure_seconds(run))
     return {name: statistics.median(durations) for name, durations in taken.items()}
 
 
@@ -99,10 +99,14 @@ def by_files(fields: xr.Dataset, folder: Path) -> list[Panel]:
     """Measure samples from the sources against the number of files that they are in."""
     confs = {count: write_files(fields, folder / f"files{count}", count) for count in FILES}
     # twice, the first time from the disk
-    opening = {count: min(seconds(lambda c=conf: open_reader(c)) for _ in range(2)) for count, conf in confs.items()}
+    opening = {
+        count: min(measure_seconds(lambda c=conf: open_reader(c)) for _ in range(2)) for count, conf in confs.items()
+    }
     datasets = {count: make_dataset(open_reader(conf), conf) for count, conf in confs.items()}
     chosen = np.random.default_rng(0).permutation(len(datasets[FILES[0]]))[:SAMPLES].tolist()
-    taken = medians({count: lambda d=dataset: ours(d, chosen, 0) for count, dataset in datasets.items()})
+    taken = measure_medians(
+        {count: lambda d=dataset: read_dataset(d, chosen, 0) for count, dataset in datasets.items()}
+    )
     each = {count: 1e3 * taken[count] / SAMPLES for count in FILES}
     print("\n| files of the same 1500 times | ms a sample | opening them all, s | ms a file |\n|---|---|---|---|")
     for count in FILES:
@@ -115,7 +119,7 @@ def by_files(fields: xr.Dataset, folder: Path) -> list[Panel]:
     ]
 
 
-def lengthen(source: Path, path: Path, years: int) -> None:
+def write_longer_store(source: Path, path: Path, years: int) -> None:
     """Write a store with the fields of another over and over, at the times that follow."""
     shutil.copytree(source, path, ignore=shutil.ignore_patterns("c"))
     before, group = zarr.open_group(source, mode="r"), zarr.open_group(path, mode="r+")
@@ -135,19 +139,23 @@ def lengthen(source: Path, path: Path, years: int) -> None:
         shutil.copytree(source / "fields" / "c" / str(number % length), chunk_folder, copy_function=shutil.copyfile)
 
 
-def by_years(fields: xr.Dataset, folder: Path) -> list[Panel]:
+def measure_by_years(fields: xr.Dataset, folder: Path) -> list[Panel]:
     """Measure samples from a store against its length."""
     conf = small_config(folder / "year.nc", folder / "year.zarr")
     fields.to_netcdf(folder / "year.nc")
     year_store = write_training_store(conf, progress=False)
     paths = {years: folder / f"{years}years.zarr" for years in YEARS}
     for years, path in paths.items():
-        lengthen(year_store, path, years)
-    opening = medians({years: lambda p=path: make_dataset(open_store(p), conf) for years, path in paths.items()}, 3)
+        write_longer_store(year_store, path, years)
+    opening = measure_medians(
+        {years: lambda p=path: make_dataset(open_store(p), conf) for years, path in paths.items()}, 3
+    )
     datasets = {years: make_dataset(open_store(path), conf) for years, path in paths.items()}
     rng = np.random.default_rng(1)
     chosen = {years: rng.permutation(len(dataset))[: 4 * SAMPLES].tolist() for years, dataset in datasets.items()}
-    taken = medians({years: lambda y=years, d=dataset: ours(d, chosen[y]) for years, dataset in datasets.items()})
+    taken = measure_medians(
+        {years: lambda y=years, d=dataset: read_dataset(d, chosen[y]) for years, dataset in datasets.items()}
+    )
     each = {years: 1e3 * taken[years] / (4 * SAMPLES) for years in YEARS}
     print("\n| years in the store | times | ms a sample | opening it, ms |\n|---|---|---|---|")
     for years in YEARS:
@@ -170,7 +178,9 @@ def by_workers(conf: DataConfig) -> list[Panel]:
     ):
         dataset = make_dataset(reader, conf)
         chosen = np.random.default_rng(2).permutation(len(dataset))[:most].tolist()
-        taken = medians({number: lambda n=number, d=dataset, c=chosen: ours(d, c, n) for number in numbers})
+        taken = measure_medians(
+            {number: lambda n=number, d=dataset, c=chosen: read_dataset(d, c, n) for number in numbers}
+        )
         rates = [len(chosen) / taken[number] for number in numbers]
         for number, rate in zip(numbers, rates, strict=True):
             print(f"| {name}: {number} | {rate:.1f} |", flush=True)
@@ -192,9 +202,11 @@ def by_preprocess_workers(confs: dict[str, DataConfig], rounds: int) -> list[Pan
                 shutil.rmtree(path, ignore_errors=True)
                 pin(workers)
                 settings = PreprocessConfig(workers=workers)
-                taken[workers].append(seconds(lambda c=conf, s=settings: write_training_store(c, s, progress=False)))
+                taken[workers].append(
+                    measure_seconds(lambda c=conf, s=settings: write_training_store(c, s, progress=False))
+                )
             pin(1)
-            taken["copy"].append(seconds(lambda p=path: shutil.copytree(p, p.with_name("copy"))))
+            taken["copy"].append(measure_seconds(lambda p=path: shutil.copytree(p, p.with_name("copy"))))
             shutil.rmtree(path.with_name("copy"))
         size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file()) / 1e6
         middle = {key: statistics.median(each) for key, each in taken.items()}
@@ -241,8 +253,8 @@ def measure(folder: Path, figure: Path | None) -> None:
     for name in fields.variables:
         fields[name].encoding = {}
     panels = by_files(fields, folder)
-    panels += by_years(fields, folder)
-    coarse, fine = configure(folder, "coarse.zarr", 1000), configure(folder, "fine.zarr", 200)
+    panels += measure_by_years(fields, folder)
+    coarse, fine = build_data_config(folder, "coarse.zarr", 1000), build_data_config(folder, "fine.zarr", 200)
     coarse = coarse.model_copy(update={"grid": None})
     last = by_preprocess_workers({"5.6 degrees as it is": coarse, "regridded to 1 degree": fine}, 2)
     pin(2)

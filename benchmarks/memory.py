@@ -36,8 +36,14 @@ MESHES = [
 ]
 
 
-def held_bytes(mesh: DeviceGrid, data: str, decoder: str) -> tuple[int, int]:
-    """Return the parameters of the model and the bytes that this rank holds."""
+def measure_rank_bytes(mesh: DeviceGrid, data: str, decoder: str) -> tuple[int, int]:
+    """Collective: return the number of parameters of the model and the bytes that this rank holds.
+
+    Args:
+        mesh: mesh of the ranks.
+        data: value of ``trainer.parallelism.data``.
+        decoder: value of ``model.decoder``.
+    """
     with torch.device("meta"):
         model = WXFormer.from_kwargs(**PUBLISHED | {"decoder": decoder})
     parameters = sum(p.numel() for p in model.parameters())
@@ -54,6 +60,7 @@ def held_bytes(mesh: DeviceGrid, data: str, decoder: str) -> tuple[int, int]:
 
 
 def main() -> None:
+    """Print a row for each mesh, with the bytes of the rank that holds most."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--decoder", default="transposed", choices=("transposed", "pixel_shuffle"))
     decoder = parser.parse_args().decoder
@@ -62,11 +69,12 @@ def main() -> None:
     if process_info.world < 2:
         parser.error("start it with torchrun on two ranks or more")
     with process_group(process_info, torch.device("cpu"), timeout_minutes=20):
+        # The first mesh is ddp, to which the others are compared.
         ddp_bytes = 0
         for conf in MESHES:
             degrees = plan_degrees(ParallelismConfig(**conf), process_info.world)
             mesh = build_mesh(degrees, process_info.rank, "cpu")
-            parameters, rank_bytes = held_bytes(mesh, conf["data"], decoder)
+            parameters, rank_bytes = measure_rank_bytes(mesh, conf["data"], decoder)
             max_bytes = torch.tensor(rank_bytes)
             dist.all_reduce(max_bytes, dist.ReduceOp.MAX)
             ddp_bytes = ddp_bytes or max_bytes.item()

@@ -158,9 +158,9 @@ def measure(case: str, steps: int, rounds: int, members: int, amp: bool) -> dict
 
         names = list(dict.fromkeys([BARE, ALONE, case]))
         stepper.step(state, torch.zeros(members, 0, 1, *grid.shape))  # warm
-        found = [{name: once(name).tolist() for name in names} for _ in range(rounds)]
+        rounds_times = [{name: once(name).tolist() for name in names} for _ in range(rounds)]
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
-    return {"times": {name: [own[name] for own in found] for name in names}, "peak": peak}
+    return {"times": {name: [round_times[name] for round_times in rounds_times] for name in names}, "peak": peak}
 
 
 def _now() -> np.ndarray:

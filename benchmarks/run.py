@@ -23,12 +23,17 @@ from typing import Any
 
 from options import positive
 
-BESIDES = ("data", "norm", "average", "log")
-CORE = ("forward", "backward", "optimizer")
+# Parts of a step that are not its mathematics, and those that are.
+OVERHEAD_PARTS = ("data", "norm", "average", "log")
+CORE_PARTS = ("forward", "backward", "optimizer")
 
 
 class Clock:
-    """Sums the time inside of functions."""
+    """Sums of the time spent inside functions.
+
+    Attributes:
+        seconds: part -> seconds inside its functions.
+    """
 
     def __init__(self) -> None:
         self.seconds: Counter[str] = Counter()
@@ -47,8 +52,8 @@ class Clock:
         setattr(owner, name, timed)
 
 
-def loop(arguments: list[str], steps: int) -> dict[str, float]:
-    """Train in this process; return the share of each part in the time of the counted steps."""
+def measure_shares(arguments: list[str], steps: int) -> dict[str, float]:
+    """Train in this process; return the share of each part in the time of the counted steps, and seconds of a step."""
     import torch
 
     from credit.forecast.objectives.deterministic import DeterministicRollout
@@ -84,33 +89,35 @@ def loop(arguments: list[str], steps: int) -> dict[str, float]:
     return shares
 
 
-def first_step(arguments: list[str]) -> float:
-    """Return the seconds from the start of Python to the end of the first step."""
-    began = time.time()
+def measure_first_step(arguments: list[str]) -> float:
+    """Return the seconds from the start of Python to the end of the first step, measured in a new process."""
+    start_time = time.time()
     command = [sys.executable, __file__, *arguments, "--steps", "1", "--first"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-        sys.exit(done.stderr[-2000:])
-    return json.loads(done.stdout.splitlines()[-1]) - began
+    process = subprocess.run(command, capture_output=True, text=True)
+    if process.returncode:
+        sys.exit(process.stderr[-2000:])
+    return json.loads(process.stdout.splitlines()[-1]) - start_time
 
 
-def train_and_note(arguments: list[str]) -> float:
-    """Train in this process; return the time at which the first step was taken."""
+def find_first_step_end(arguments: list[str]) -> float:
+    """Train in this process; return the time at which the first step ended, in seconds since 1970."""
     from credit.train.step import TrainingStep
 
-    take, ended = TrainingStep.__call__, []
+    take_step = TrainingStep.__call__
+    end_times = []
 
-    def noted(self: Any, *given: Any) -> Any:
-        result = take(self, *given)
-        ended.append(time.time())
+    def take_timed_step(self: Any, *arguments: Any) -> Any:
+        result = take_step(self, *arguments)
+        end_times.append(time.time())
         return result
 
-    TrainingStep.__call__ = noted
+    TrainingStep.__call__ = take_timed_step
     _train(arguments)
-    return ended[0]
+    return end_times[0]
 
 
 def _train(arguments: list[str]) -> None:
+    """Run ``credit train`` in this process, and end the process if it fails."""
     from credit.cli.main import main as credit
 
     sys.argv = ["credit", "train", *arguments]
@@ -142,12 +149,16 @@ def main() -> None:
             f"trainer.max_steps={args.steps}",
             "trainer.valid_samples=1",
         ]
-        print("\n" + json.dumps(loop(train_arguments, args.steps) if args.loop else train_and_note(train_arguments)))
+        if args.loop:
+            print("\n" + json.dumps(measure_shares(train_arguments, args.steps)))
+        else:
+            print("\n" + json.dumps(find_first_step_end(train_arguments)))
         return
-    starts, loops = [], []
+    starts = []
+    loops = []
     for _ in range(args.rounds):
         with tempfile.TemporaryDirectory() as folder:
-            starts.append(first_step([*arguments, f"save_loc={folder}/one"]))
+            starts.append(measure_first_step([*arguments, f"save_loc={folder}/one"]))
             command = [sys.executable, __file__, *arguments, f"save_loc={folder}/many"]
             done = subprocess.run([*command, "--steps", str(args.steps), "--loop"], capture_output=True, text=True)
             if done.returncode:
@@ -156,8 +167,8 @@ def main() -> None:
     print(f"OMP_NUM_THREADS {os.environ.get('OMP_NUM_THREADS', '-')}, {args.rounds} rounds")
     _print("start to first step, s", starts)
     _print("step, s", [shares["step"] for shares in loops])
-    _print("rest, % of a step", [100 * (1 - sum(shares[part] for part in CORE)) for shares in loops])
-    for part in BESIDES:
+    _print("rest, % of a step", [100 * (1 - sum(shares[part] for part in CORE_PARTS)) for shares in loops])
+    for part in OVERHEAD_PARTS:
         _print(f"  {part}", [100 * shares.get(part, 0.0) for shares in loops])
 
 

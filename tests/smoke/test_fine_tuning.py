@@ -44,26 +44,29 @@ def test_fine_tuning(small_run: Path, capsys: pytest.CaptureFixture) -> None:
     assert fine_tune(config, halves, base) == 85
     assert fine_tune(config, halves, base) == 0
     assert losses(halves) == losses(run) and len(losses(run)) == 4
-    ours, theirs = (checkpoint.load_tensors(latest(folder), "forecast") for folder in (run, halves))
-    assert all(torch.equal(ours[name], theirs[name]) for name in ours | theirs)
+    run_weights, halves_weights = (checkpoint.load_tensors(latest(folder), "forecast") for folder in (run, halves))
+    assert all(torch.equal(run_weights[name], halves_weights[name]) for name in run_weights | halves_weights)
     size = sum(file.stat().st_size for file in latest(run).rglob("*.safetensors") if "assets" not in file.name)
     assert size < 0.3 * sum(file.stat().st_size for file in base.rglob("*.safetensors"))
 
     # what is exported is the base plus alpha / rank * B A, by hand
     out = small_run / "merged.safetensors"
     assert main(["convert", str(config), f"save_loc={run}", "--export", str(out), "--checkpoint", "latest"]) == 0
-    merged, whole = load_file(out), checkpoint.load_tensors(base, "forecast")
-    assert {n: t.shape for n, t in merged.items()} == {n: t.shape for n, t in whole.items()}
+    merged, base_weights = load_file(out), checkpoint.load_tensors(base, "forecast")
+    assert {n: t.shape for n, t in merged.items()} == {n: t.shape for n, t in base_weights.items()}
     checked = 0
     for name, tensor in merged.items():
         path = name.removesuffix("original")
-        if path + "0.b" in ours:
-            expected = whole[name] + 2.0 * (ours[path + "0.b"].double() @ ours[path + "0.a"].double()).float()
+        if path + "0.b" in run_weights:
+            expected = (
+                base_weights[name]
+                + 2.0 * (run_weights[path + "0.b"].double() @ run_weights[path + "0.a"].double()).float()
+            )
             torch.testing.assert_close(tensor, expected, rtol=1e-5, atol=1e-7)
-            assert not torch.equal(tensor, whole[name])
+            assert not torch.equal(tensor, base_weights[name])
             checked += 1
         elif not name.endswith((".u", ".v")):
-            assert torch.equal(tensor, whole[name])
+            assert torch.equal(tensor, base_weights[name])
     assert checked == 4 * 4
 
     # forecasts run on it, and a base that was moved is found by trainer.resume or asked for

@@ -50,7 +50,7 @@ def test_from_gribs_as_from_netcdf(shared_data: Path, tmp_path: Path, monkeypatc
     last.to_netcdf(tmp_path / "new.nc")
     write_grib(tmp_path / "new.grib2", last)
     speed = "{kind: wind_speed, inputs: {eastward_wind: u10, northward_wind: v10}}"
-    made = {}
+    opened_forecasts = {}
     for kind in ("nc", "grib2"):
         sources = f"data.sources=[{{path: {tmp_path / 'new.'}{kind}}}]"
         options = [f"inference.folder={kind}", "inference.lead_time=12h", f"inference.derive={{si10: {speed}}}"]
@@ -58,11 +58,15 @@ def test_from_gribs_as_from_netcdf(shared_data: Path, tmp_path: Path, monkeypatc
         (path,) = (tmp_path / "run" / kind).iterdir()
         assert path.name == "forecast_2026-08-22T12.nc"
         with xr.open_dataset(path) as forecast:
-            made[kind] = forecast.load()
-    np.testing.assert_allclose(made["nc"]["si10"], np.hypot(made["nc"]["u10"], made["nc"]["v10"]), rtol=1e-5)
+            opened_forecasts[kind] = forecast.load()
+    np.testing.assert_allclose(
+        opened_forecasts["nc"]["si10"],
+        np.hypot(opened_forecasts["nc"]["u10"], opened_forecasts["nc"]["v10"]),
+        rtol=1e-5,
+    )
     for name in ("u10", "v10"):
-        np.testing.assert_allclose(made["grib2"][name], made["nc"][name], atol=1e-4)
-        assert made["nc"][name].shape == (2, 181, 360) and 3 < float(made["nc"][name].std()) < 8
+        np.testing.assert_allclose(opened_forecasts["grib2"][name], opened_forecasts["nc"][name], atol=1e-4)
+        assert opened_forecasts["nc"][name].shape == (2, 181, 360) and 3 < float(opened_forecasts["nc"][name].std()) < 8
 
 
 @pytest.mark.slow

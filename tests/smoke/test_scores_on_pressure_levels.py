@@ -38,10 +38,10 @@ def write_scores_config(config: Path) -> Path:
         "sources": [source],
         "levels": [850, 500],
         "variables": {"prognostic": {"vars_3D": ["t", "z", "wind"], "vars_2D": ["msl", "sp"]}},
-        "variable_options": {name: {"derive": own["kind"]} for name, own in DERIVE.items()},
+        "variable_options": {name: {"derive": value["kind"]} for name, value in DERIVE.items()},
     }
     scores = {**{key: document[key] for key in ("save_loc", "model", "trainer", "verification")}, "data": data}
-    scores["model"] = {key: own for key, own in document["model"].items() if key != "postprocess"}
+    scores["model"] = {key: value for key, value in document["model"].items() if key != "postprocess"}
     path = config.with_name("scores.yml")
     path.write_text(yaml.safe_dump(scores))
     return path

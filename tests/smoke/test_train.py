@@ -60,10 +60,10 @@ def test_killed_and_continued_is_the_same_run(small_run: Path, command, extra: t
     assert (small_run / "two" / "checkpoints" / "step_00000020").is_dir()
     done = command("train", small_run / "config.yml", f"save_loc={small_run}/two", *extra)
     assert done.returncode == 0, done.stderr
-    whole, continued = rows(small_run / "one"), rows(small_run / "two")
-    assert [row[0] for row in whole] == list(range(1, 41))
-    assert continued == whole
-    assert whole[-1][2] < whole[0][2]
+    uninterrupted, continued = rows(small_run / "one"), rows(small_run / "two")
+    assert [row[0] for row in uninterrupted] == list(range(1, 41))
+    assert continued == uninterrupted
+    assert uninterrupted[-1][2] < uninterrupted[0][2]
     assert json.loads((small_run / "two" / "STATUS").read_text())["status"] == "done"
 
 
