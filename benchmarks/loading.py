@@ -181,10 +181,8 @@ def measure(folder: Path, times: int, samples: int) -> None:
         shutil.copytree(conf.store, folder / "copy")
         copied = time.perf_counter() - began
         shutil.rmtree(folder / "copy")
-        print(
-            f"preprocessing, {compression}: {seconds:.0f} s, {size / 1e9:.2f} GB; copying them {copied:.0f} s",
-            flush=True,
-        )
+        speeds = f"{seconds:.0f} s, {size / 1e9:.2f} GB; copying them {copied:.0f} s"
+        print(f"preprocessing, {compression}: {speeds}", flush=True)
     readers = {name: open_reader(conf) for name, conf in confs.items()}
     reader = readers["lz4"]
     datasets = {}
