@@ -72,3 +72,31 @@ def test_weights_of_another_model_are_refused(small_run: Path, exported: Path, c
         assert refused.returncode != 0 and words in refused.stderr, refused.stderr
         checked = command("check", *started)
         assert checked.returncode == 2 and words in checked.stdout + checked.stderr, checked.stdout + checked.stderr
+
+
+def test_noise_is_added_to_trained_weights(small_run: Path, exported: Path, command) -> None:
+    """A new ensemble is the deterministic forecast of the weights; the messages count what is added."""
+    start = [small_run / "config.yml", f"trainer.resume={exported}", *STILL]
+    ensemble = ["model.noise=global", "trainer.members=2", "trainer.valid_members=3", "loss.kind=crps"]
+    last_validations = {}
+    for name, changes in (("deterministic", []), ("ensemble", ensemble)):
+        run = [*start, f"save_loc={small_run / name}", *changes]
+        checked = command("check", *run)
+        assert checked.returncode == 0, checked.stdout
+        trained = command("train", *run)
+        assert trained.returncode == 0, trained.stderr
+        for text in (checked.stdout, trained.stderr):
+            assert ("that the model adds start as zeros: decoder.blocks.0" in text) == (name == "ensemble")
+        rows = [json.loads(row) for row in (small_run / name / "metrics.jsonl").read_text().splitlines()]
+        last_validations[name] = [row["valid"] for row in rows if "valid" in row][-1]
+    for key, value in last_validations["deterministic"].items():
+        if key.startswith("rmse/"):
+            assert last_validations["ensemble"][key] == pytest.approx(value, rel=1e-6)
+    spreads = [value for key, value in last_validations["ensemble"].items() if key.startswith("spread_skill/")]
+    assert spreads and max(spreads) < 1e-4
+    # A network without noise cannot take the weights of one with noise.
+    noisy = small_run / "noisy.safetensors"
+    run_folder = f"save_loc={small_run / 'ensemble'}"
+    assert command("convert", small_run / "config.yml", run_folder, *ensemble, "--export", noisy).returncode == 0
+    refused = command("train", small_run / "config.yml", f"save_loc={small_run / 'plain'}", f"trainer.resume={noisy}")
+    assert refused.returncode == 1 and "scale_shift.weight" in refused.stderr

@@ -14,7 +14,12 @@ from credit.train.build.assets import ModelAssets
 from credit.train.build.dry_run import DryRunResult, dummy_assets
 from credit.train.build.fine_tuning import choose_base_checkpoint
 from credit.train.checkpoint import checkpoint
-from credit.train.checkpoint.external_weights import adapt_assets_to_weights, read_state_file
+from credit.train.checkpoint.external_weights import (
+    adapt_assets_to_weights,
+    describe_added_values,
+    find_added_values,
+    read_state_file,
+)
 from credit.train.checkpoint.resume import find_checkpoint, find_initial_weights, load_run_state, require_same_run
 
 
@@ -83,8 +88,12 @@ def _check_initial_weights(
         _require_unseen_test_period(config, data, adapt_assets_to_weights(config, assets, data, path), path, report)
     if dry_run is not None:
         shapes = {name: value.shape for name, value in read_state_file(path).items()}
-        checkpoint.require_same_tensors(dry_run.model.state_dict(), shapes, path)
+        added_values = find_added_values(dry_run.model, shapes.keys(), config.seed)
+        added_shapes = {name: value.shape for name, value in added_values.items()}
+        checkpoint.require_same_tensors(dry_run.model.state_dict(), {**shapes, **added_shapes}, path)
         report.add_note(f"weights: the run begins with those in {path}")
+        if added_values:
+            report.add_note(f"weights: {describe_added_values(shapes.keys(), added_values.keys())}")
 
 
 def _require_unseen_test_period(

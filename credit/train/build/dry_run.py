@@ -258,14 +258,14 @@ class _CheckedModel(nn.Module):
         self._model_type = model_type
         self._out_channels = out_channels
 
-    def forward(self, x_BCTHW: Tensor) -> Tensor:
-        """Return the model's output (B, C_out, 1, H, W).
+    def forward(self, x_BCTHW: Tensor, *condition: Mapping[str, Tensor]) -> Tensor:
+        """Return the model's output (B, C_out, 1, H, W), given the input and, for a model with noise, the noise.
 
         Raises:
             ConfigError: if the model fails, or its output has another shape.
         """
         with _model_errors(self._model_type, "fails in the forward pass"):
-            out_BCTHW = self.model(x_BCTHW)
+            out_BCTHW = self.model(x_BCTHW, *condition)
         expected_shape = (x_BCTHW.shape[0], self._out_channels, 1, *x_BCTHW.shape[3:])
         if out_BCTHW.shape != expected_shape:
             raise ConfigError(

@@ -214,7 +214,7 @@ def fill_model(model: nn.Module, origin: Origin, seed: int) -> None:
         # `Trainer.load` loads all weights.
         pass
     elif origin.weights is not None:
-        load_weights_file(model, origin.weights)
+        load_weights_file(model, origin.weights, seed)
     else:
         fill_(model, initial_values(model, seed))
 

@@ -8,7 +8,7 @@ import pickle
 import re
 import warnings
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,8 @@ from credit.data.reader import FieldReader
 from credit.data.store.statistics import Statistics
 from credit.errors import CheckpointError
 from credit.grid import LatLonGrid
+from credit.models.initialise import initial_values
+from credit.parallel.blocks.marks import strip_wrapper_prefixes
 from credit.parallel.object_collectives import run_on_all_ranks, run_on_rank0
 from credit.train.build.assets import ModelAssets, read_trained_periods, require_same_fields
 from credit.train.checkpoint import checkpoint
@@ -37,6 +39,10 @@ _STATE_KEYS = ("model_state_dict", "model", "state_dict")
 _WRAPPER_PREFIXES = ("_fsdp_wrapped_module.", "_orig_mod.", "_checkpoint_wrapped_module.")
 # DDP and DataParallel put this at the beginning of every name.
 _PARALLEL_PREFIX = "module."
+# Names of added tensors that a message lists.
+_MAX_NAMES_SHOWN = 4
+# Keys that a run may change when it starts with weights of another one; the parameters of new noise start as zeros.
+_EXTENDABLE_KEYS = ("model.noise",)
 
 
 def read_state_file(path: Path) -> dict[str, Tensor]:
@@ -99,17 +105,58 @@ def _load_torch_file(path: Path) -> Any:
 
 
 @torch.no_grad()
-def load_weights_file(model: nn.Module, path: Path) -> None:
+def load_weights_file(model: nn.Module, path: Path, seed: int) -> None:
     """Collective: fill a model, sharded or not, with the weights in a file; every rank reads it.
+
+    The model may have parameters that the file lacks, such as those of noise, if they start as zeros: the model then
+    computes what the weights were trained to compute.
 
     Args:
         model: the model, with memory.
         path: torch or safetensors file that `read_state_file` can read.
+        seed: the seed of the initial values, which is without effect on zeros.
 
     Raises:
         CheckpointError: on every rank, if any rank cannot read the file, or the weights are of another model.
     """
-    run_on_all_ranks(lambda: checkpoint.load_state(model, read_state_file(path), path))
+
+    def load() -> None:
+        state = read_state_file(path)
+        added_values = find_added_values(model, state.keys(), seed)
+        if added_values:
+            logger.info("%s: %s", path, describe_added_values(state.keys(), added_values.keys()))
+        checkpoint.load_state(model, {**state, **added_values}, path)
+
+    run_on_all_ranks(load)
+
+
+def find_added_values(model: nn.Module, stored_names: Collection[str], seed: int) -> dict[str, Tensor]:
+    """Return name -> whole initial value of the tensors that a model adds to stored ones and that start as zeros.
+
+    Args:
+        model: the model, on any device.
+        stored_names: the names of the stored tensors.
+        seed: the seed of the initial values.
+    """
+    missing_names = model.state_dict().keys() - stored_names
+    if not missing_names:
+        return {}
+    added_values = {}
+    for name, value in initial_values(model, seed):
+        if strip_wrapper_prefixes(name) in missing_names and not value.any():
+            added_values[strip_wrapper_prefixes(name)] = value
+    return added_values
+
+
+def describe_added_values(stored_names: Collection[str], added_names: Collection[str]) -> str:
+    """Return a text that counts the tensors that are loaded, and those that the model adds."""
+    shown_names = sorted(added_names)
+    if len(shown_names) > _MAX_NAMES_SHOWN:
+        shown_names = [*shown_names[:_MAX_NAMES_SHOWN], "..."]
+    return (
+        f"{len(stored_names)} tensors are loaded; {len(added_names)} that the model adds start as zeros: "
+        f"{', '.join(shown_names)}"
+    )
 
 
 def adapt_assets_to_weights(config: Config, assets: ModelAssets, reader: FieldReader, path: Path) -> ModelAssets:
@@ -133,7 +180,7 @@ def adapt_assets_to_weights(config: Config, assets: ModelAssets, reader: FieldRe
         logger.warning("%s does not tell the statistics that its weights were trained with; those of this run's "
                        "training period are taken", path)  # fmt: skip
         return assets
-    require_same_function(config, meta["config"], path)
+    require_same_function(config, meta["config"], path, extendable_keys=_EXTENDABLE_KEYS)
     trained = replace(
         assets,
         channels=ChannelMap.from_dict(meta["channels"]),

@@ -247,7 +247,11 @@ def require_same_run(config: Config, trained: Mapping[str, Any], path: Path) -> 
 
 
 def require_same_function(
-    config: Config, trained: Mapping[str, Any], path: Path, fixed_keys: tuple[str, ...] = _FUNCTION_KEYS
+    config: Config,
+    trained: Mapping[str, Any],
+    path: Path,
+    fixed_keys: tuple[str, ...] = _FUNCTION_KEYS,
+    extendable_keys: tuple[str, ...] = (),
 ) -> None:
     """Raise if a network of this config would compute something else with the weights than when they were trained.
 
@@ -256,13 +260,14 @@ def require_same_function(
         trained: the config in the checkpoint, as plain values.
         path: the checkpoint, for messages.
         fixed_keys: keys that must not have changed, nor any key below them.
+        extendable_keys: exceptions from `fixed_keys`, whose changes only add parameters.
 
     Raises:
         CheckpointError: naming the keys that have changed.
     """
     changes = []
     for key, trained_value, value in _list_changes(config, trained):
-        if _is_below(key, fixed_keys) and not _is_below(key, _CHANGEABLE_KEYS):
+        if _is_below(key, fixed_keys) and not _is_below(key, (*_CHANGEABLE_KEYS, *extendable_keys)):
             changes.append(f"{key}: {trained_value} in the checkpoint, {value} in the config")
     if changes:
         raise CheckpointError(

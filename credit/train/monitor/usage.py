@@ -241,7 +241,8 @@ def build_usage_meter(
     """
     degrees = mesh.degrees
     # Tensor-parallel ranks share the operations of each micro-batch.
-    micro_batches = config.trainer.grad_accum_every / degrees.tensor
+    # Each member of an ensemble is a batch of its own; that members are computed twice is not counted as work.
+    micro_batches = config.trainer.grad_accum_every * config.trainer.members / degrees.tensor
     sharded = mesh.device_mesh is not None and config.trainer.parallelism.data != "none"
     flop_counter = FlopCounter(config, assets, sharded)
     energy_meter = EnergyMeter(device)
