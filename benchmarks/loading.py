@@ -86,8 +86,8 @@ def write_layout(reader: FieldReader, path: Path, count: int) -> None:
     """Write the first times as other packages keep them: a zarr with an array a variable, a chunk a time."""
     fields = np.stack([reader.read(index) for index in range(count)])
     variables, row = {}, 0
-    for name in dict.fromkeys(channel.variable for channel in reader.channels.stored):
-        levels = [channel.level for channel in reader.channels.stored if channel.variable == name]
+    for name in dict.fromkeys(channel.variable for channel in reader.channels.time_varying_stored):
+        levels = [channel.level for channel in reader.channels.time_varying_stored if channel.variable == name]
         block = fields[:, row : row + len(levels)]
         row += len(levels)
         dims = ("time", "level", "latitude", "longitude")
@@ -205,7 +205,7 @@ def measure(folder: Path, times: int, samples: int) -> None:
     other = build_xbatcher_reader(folder / "layout.zarr")
     if other is not None:
         ways["xbatcher"] = other
-    size = 2 * 4 * len(reader.channels.stored) * 181 * 360 / 1e6
+    size = 2 * 4 * len(reader.channels.time_varying_stored) * 181 * 360 / 1e6
     print(f"\n{len(chosen)} samples of {size:.1f} MB, ms a sample, median of {ROUNDS}")
     print("| | warm | from the disk |\n|---|---|---|")
     warm: dict[str, list[float]] = {name: [] for name in ways}

@@ -93,7 +93,7 @@ class RandomReader:
         self.times = np.concatenate([past, first + STEP * np.arange(steps + 1)])
         winds = {"u": "eastward_wind", "v": "northward_wind"}
         self.attributes = {c.variable: {"standard_name": winds.get(c.variable, "")} for c in channels.output}
-        shape = 4, len(channels.stored), *grid.shape
+        shape = 4, len(channels.time_varying_stored), *grid.shape
         self._fields = np.random.default_rng(1).standard_normal(shape, dtype=np.float32)
 
     def read(self, index: int) -> np.ndarray:

@@ -163,7 +163,7 @@ class ChannelMap:
         return slices[group]
 
     @property
-    def stored(self) -> tuple[Channel, ...]:
+    def time_varying_stored(self) -> tuple[Channel, ...]:
         """Time-varying channels that are read from data: prognostic, diagnostic, then dynamic forcing."""
         return self.output + self._read_from_data("dynamic_forcing")
 

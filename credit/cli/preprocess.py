@@ -56,7 +56,7 @@ def run_command(arguments: argparse.Namespace) -> int:
         preprocess_climatology(config.data, config.preprocess, config.verification.climatology, deep=arguments.deep)
     print(f"complete: {path}")
     if arguments.report:
-        from credit.verify.report.data_report import write_data_report
+        from credit.verify.report.store_report import write_data_report
 
         print(f"report: {write_data_report(config.data)}")
     return 0

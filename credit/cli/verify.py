@@ -361,7 +361,7 @@ def _open_online(
     if has_other_truth:
         diagnostics = build_output_diagnostics(forecaster, lead_minutes[-1])
         fields = diagnostics.output_fields(forecaster.assets.grid, reader.calendar)
-        run_attributes |= diagnostics.description
+        run_attributes |= diagnostics.global_attributes
     else:
         fields = _describe_model_output(config.data, forecaster.assets, reader.calendar)
     # Scoring reads files in this thread only, so no lock is needed.

@@ -167,7 +167,7 @@ OBJECTIVES = Registry(
             "credit.forecast.objectives.section:DeterministicSection", "credit.forecast.objectives.deterministic"
         ),
         "ensemble": BuiltInLocation(
-            "credit.forecast.objectives.section:EnsembleSection", "credit.forecast.objectives.ensemble"
+            "credit.forecast.objectives.section:EnsembleObjectiveSection", "credit.forecast.objectives.ensemble"
         ),
     },
 )

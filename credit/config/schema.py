@@ -107,7 +107,7 @@ class Config(StrictModel):
         if self.preprocess.climatology and self.data.store is None:
             raise ValueError("preprocess.climatology needs a data.store to write the climatology to")
         ensemble = self.inference.ensemble
-        if ensemble is not None and not ensemble.has_different_members and not self.model.noise:
+        if ensemble is not None and not ensemble.has_added_spread and not self.model.noise:
             raise ValueError(
                 "inference.ensemble: the members would be equal; give perturbation, lagged, stochastic, noise or "
                 "dropout, or train a network with model.noise"

@@ -21,7 +21,7 @@ class FieldReader(Protocol):
     Attributes:
         grid: rows from north to south, columns eastward.
         calendar: calendar of the times.
-        channels: the channels, of which ``stored`` and ``static_stored`` are read.
+        channels: the channels, of which ``time_varying_stored`` and ``static_stored`` are read.
         times: (N,) int64 minutes, increasing; there may be gaps.
         attributes: variable -> units, standard_name, long_name and, unless instantaneous, temporal.
         masks: variable with declared missing values -> (H, W) bool, True where it is always missing.
@@ -37,7 +37,9 @@ class FieldReader(Protocol):
     is_thread_safe: bool
 
     def read(self, index: int) -> np.ndarray:
-        """Return the fields of one time, (C, H, W) float32 in the order of ``channels.stored``; NaN where masked.
+        """Return the fields of one time, NaN where masked.
+
+        They are (C, H, W) float32, in the order of ``channels.time_varying_stored``.
 
         Args:
             index: index of the time in `times`.
@@ -60,7 +62,8 @@ class FieldReader(Protocol):
 
         Args:
             index: index of the time.
-            targets: for each of ``channels.stored`` a contiguous array (H, W) float32, or None to leave it out.
+            targets: for each of ``channels.time_varying_stored`` a contiguous array (H, W) float32, or None to leave it
+                out.
         """
         ...
 

@@ -92,7 +92,7 @@ class Trainer:
         earlier_records = []
         if parts.launch.is_main:
             earlier_records = [*read_last_metrics(self._folder), read_summary(self._folder)]
-        parts.meter.resume(state.step, state.spent, earlier_records)
+        parts.meter.resume(state.step, state.usage, earlier_records)
         log = MetricsLog(self._folder, state.step, parts.launch.is_main, self._conf.tensorboard)
         bar = Progress(state.step, parts.total_steps, parts.launch.is_main)
         self._status_before = run_on_rank0(lambda: read_status(self._folder))
@@ -200,7 +200,7 @@ class Trainer:
         parts, state = self._parts, self._state
         initial_times: set[int] = set()
         for step in divergence.steps:
-            initial_times.update(parts.order.initial_times(step, state.left_out))
+            initial_times.update(parts.order.initial_times(step, state.skipped_blocks))
         times = ", ".join(parts.calendar.format(minutes) for minutes in sorted(initial_times))
         problem = f"step {divergence.steps[-1] + 1}: {divergence.problem}"
         if not divergence.finite and state.rollbacks:
@@ -219,14 +219,14 @@ class Trainer:
             raise CreditError(
                 f"{problem}, and there is no checkpoint to go back to. Initial times of the batches: {times}"
             )
-        blocks = [block_of_step(step, state.left_out) for step in divergence.steps]
+        blocks = [block_of_step(step, state.skipped_blocks) for step in divergence.steps]
         history = {
-            "left_out": sorted({*state.left_out, *blocks}),
+            "skipped_blocks": sorted({*state.skipped_blocks, *blocks}),
             "rollbacks": state.rollbacks + (not divergence.finite),
             "spikes": state.spikes + divergence.finite,
         }
         self.load(start)
-        vars(state).update(history, streak=[])
+        vars(state).update(history, nonfinite_steps=[])
         state.saved = state.step
         run_on_all_ranks(
             lambda: (
@@ -243,7 +243,7 @@ class Trainer:
 
     def _open_batches(self, first: int, last: int) -> DevicePrefetcher:
         parts = self._parts
-        loader = parts.order.loader(first, last, self._state.left_out)
+        loader = parts.order.loader(first, last, self._state.skipped_blocks)
         return DevicePrefetcher(loader, parts.device, parts.mesh.tensor_group)
 
     def _save_seconds(self) -> float:
@@ -266,7 +266,7 @@ class Trainer:
 
     def _is_exhausted(self) -> bool:
         """Return whether ``trainer.patience`` validations in a row have brought no improvement."""
-        return self._conf.patience is not None and self._state.worse >= self._conf.patience
+        return self._conf.patience is not None and self._state.validations_since_best >= self._conf.patience
 
     def _write_rows(self, log: MetricsLog, bar: Progress, source: DevicePrefetcher, start_time: float) -> None:
         """Collective: fetch the results of all steps since `start_time` from the device and write a row for each."""
@@ -287,7 +287,7 @@ class Trainer:
         shared = parts.meter.add_steps(lengths, seconds, source.take_wait())
         shared["peak_memory_gb"] = peak_memory_gb(parts.device)
         for (step, _, rate), loss, norm, is_bad in zip(self._unlogged_steps, losses, norms, bad_flags, strict=True):
-            row = {"step": step + 1, "epoch": parts.order.epoch(step, self._state.left_out)}
+            row = {"step": step + 1, "epoch": parts.order.epoch(step, self._state.skipped_blocks)}
             log.write({**row, "loss": loss, "grad_norm": norm, "lr": rate, **shared})
             self._guard.check_step(step, loss, bool(is_bad))
         bar.show_values(loss=f"{losses[-1]:.4f}")
@@ -327,10 +327,11 @@ class Trainer:
         if not_finite:
             logger.warning("step %d: not finite in validation: %s", state.step, ", ".join(not_finite))
         if value < state.best:
-            state.best, state.best_step, state.worse = value, state.step, 0
+            state.best, state.best_step = value, state.step
+            state.validations_since_best = 0
             self._save("latest", "best")
         else:
-            state.worse += 1
+            state.validations_since_best += 1
             if [value, state.step] in state.best_saved:
                 self._save()
         if self._is_exhausted():
@@ -361,7 +362,7 @@ class Trainer:
             "forecast": self._forecast_state(),
             "optimizer": optimizer_tensors(parts.model, parts.optimizer),
         }
-        state.spent = parts.meter.to_dict()
+        state.usage = parts.meter.to_dict()
         meta = build_checkpoint_meta(
             parts.config, parts.assets, state, parts.calendar.name, parts.mesh.num_data_ranks, parts.base
         )

@@ -99,7 +99,7 @@ class CaseScorer:
         # Only to refuse names that are not scored.
         select_figure_channels(verification.animate, channels, "verification.animate")
         names = [channel.name for channel in channels]
-        stored_names = [channel.name for channel in reader.channels.stored]
+        stored_names = [channel.name for channel in reader.channels.time_varying_stored]
         self._stored_index = [stored_names.index(name) for name in names]
 
         # Regions, winds, and the forecasts with the channels that they have.

@@ -61,13 +61,13 @@ class RegriddedReader:
         if score_grid is not None:
             self.grid = score_grid
             self.masks = _regrid_masks(reader.masks, Regridder(reader.grid, score_grid, "conservative"))
-            regrid = self.regridder_from(reader.channels.stored, reader.grid)
+            regrid = self.regridder_from(reader.channels.time_varying_stored, reader.grid)
 
             def read(index: int) -> np.ndarray:
                 return regrid(reader.read(index))
 
         # Fields are float32, of 4 bytes.
-        field_bytes = 4 * len(reader.channels.stored) * self.grid.shape[0] * self.grid.shape[1]
+        field_bytes = 4 * len(reader.channels.time_varying_stored) * self.grid.shape[0] * self.grid.shape[1]
         self.read = lru_cache(maxsize=max(min_cached_times, _CACHE_BYTES // field_bytes))(read)
 
     def read_each(self, indices: Sequence[int]) -> Iterator[np.ndarray]:

@@ -32,7 +32,7 @@ def write_weather(folder: Path) -> None:
     It falls where the 500 hPa surface sinks, the more the warmer the air, in amounts that vary at random; two cells in
     three are dry.
     """
-    sample = resources.files("credit.data") / "sample" / "speedy" / "speedy_2000q1.nc"
+    sample = resources.files("credit.data") / "bundled" / "speedy" / "speedy_2000q1.nc"
     with xr.open_dataset(str(sample)) as data, xr.set_options(keep_attrs=True):
         coarse = data[["z", "t2m"]].coarsen(latitude=2, longitude=2).mean().load()
     coarse.drop_encoding().to_netcdf(folder / "air.nc")

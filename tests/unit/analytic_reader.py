@@ -48,7 +48,8 @@ class AnalyticReader:
         self.channels, self.grid, self.calendar = channels, grid, calendar
         self.times = np.asarray(times, dtype=np.int64)
         self.attributes = {
-            c.variable: ATTRIBUTES.get(c.variable, {"units": "1"}) for c in channels.stored + channels.static_stored
+            c.variable: ATTRIBUTES.get(c.variable, {"units": "1"})
+            for c in channels.time_varying_stored + channels.static_stored
         }
         self.masks = masks or {}
         self.is_thread_safe = False
@@ -58,9 +59,9 @@ class AnalyticReader:
     def read(self, index: int) -> np.ndarray:
         """Return the fields of one time, (C, H, W) float32, NaN where masked."""
         self.reads += 1
-        fields = [self._function(int(self.times[index]), c) for c in range(len(self.channels.stored))]
+        fields = [self._function(int(self.times[index]), c) for c in range(len(self.channels.time_varying_stored))]
         stack = np.stack([np.broadcast_to(field, self.grid.shape) for field in fields]).astype(np.float32)
-        for number, channel in enumerate(self.channels.stored):
+        for number, channel in enumerate(self.channels.time_varying_stored):
             if channel.variable in self.masks:
                 stack[number][self.masks[channel.variable]] = np.nan
         return stack

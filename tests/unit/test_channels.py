@@ -60,7 +60,7 @@ def test_the_outputs_slices_lie_end_to_end() -> None:
 
 def test_what_is_read_and_what_is_computed() -> None:
     channels = _map()
-    assert _names(channels.stored) == [*_names(channels.output), "sic"]
+    assert _names(channels.time_varying_stored) == [*_names(channels.output), "sic"]
     assert _names(channels.static_stored) == ["lsm"]
     sources = {channel.name: channel.source for channel in channels.input}
     assert sources["sin_year"] == sources["sin_latitude"] == "computed"

@@ -106,7 +106,7 @@ def _check_level_units(conf: DataConfig, report: CheckReport) -> None:
     if conf.level_units != "hPa":
         return
     channels = conf.channel_map()
-    for channel in channels.stored + channels.static_stored:
+    for channel in channels.time_varying_stored + channels.static_stored:
         if (channel.level or 0.0) > _HIGHEST_HPA:
             report.add(
                 f"data.levels: {channel.level:g} hPa is more than any pressure on Earth; set data.level_units: Pa, or "
@@ -142,7 +142,8 @@ def _open_reader(conf: DataConfig, report: CheckReport, deep: bool) -> FieldRead
                 f"units: the files state none for {', '.join(without_units)}, so no unit limits their values"
             )
         height, width = reader.grid.shape
-        names = ", ".join(channel.name for channel in reader.channels.stored + reader.channels.static_stored)
+        channels = reader.channels.time_varying_stored + reader.channels.static_stored
+        names = ", ".join(channel.name for channel in channels)
         report.add_note(
             f"data: {len(reader.times)} times, calendar {reader.calendar.name}, {height} x {width} cells; {names}"
         )

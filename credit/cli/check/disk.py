@@ -191,7 +191,7 @@ def _climatology_bytes(config: Config, data: DataSummary, report: CheckReport) -
     # Nothing is to be written if the store has this climatology already.
     store = config.data.store
     train = data.splits["train"]
-    num_channels = len(data.channels.stored)
+    num_channels = len(data.channels.time_varying_stored)
     if store is not None and describe_mismatch(Path(store), climatology, train) is None:
         return 0
     try:

@@ -20,7 +20,7 @@ from credit.train.checkpoint.external_weights import (
     find_added_values,
     read_state_file,
 )
-from credit.train.checkpoint.resume import find_checkpoint, find_initial_weights, load_run_state, require_same_run
+from credit.train.checkpoint.resume import choose_checkpoint, find_initial_weights, load_run_state, require_same_run
 
 
 def check_resume(
@@ -46,7 +46,7 @@ def check_resume(
     first_step = 0
     with report.collect():
         # Find what the run would start from: a checkpoint, or weights of another run or program, or nothing.
-        path = find_checkpoint(config, folder)
+        path = choose_checkpoint(config, folder)
         starts_anew = config.trainer.resume == "never"
         _report_damaged_checkpoints(folder / "checkpoints", path, starts_anew, report)
         base = choose_base_checkpoint(config, path)

@@ -321,6 +321,6 @@ def _open_writer(
         initial_times,
         options,
         members=None if inference.ensemble is None else inference.ensemble.members,
-        global_attributes=describe_run(forecaster) | diagnostics.description,
+        global_attributes=describe_run(forecaster) | diagnostics.global_attributes,
         initial_state_checksum=build_initial_state_checksum(inputs, lags),
     )

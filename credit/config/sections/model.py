@@ -34,7 +34,7 @@ def _canonical_memory(value: object) -> object:
 Memory = Annotated[str, BeforeValidator(_canonical_memory)]
 
 
-class NoiseSection(StrictModel):
+class ModelNoiseSection(StrictModel):
     """Keys that every kind of noise has."""
 
     kind: str
@@ -52,7 +52,7 @@ class NoiseSection(StrictModel):
         return [minutes[memory] if memory in minutes else float(parse_duration(memory)) for memory in self.memory]
 
 
-NoiseEntry = Annotated[SerializeAsAny[NoiseSection], RegisteredSection(NOISES, base=NoiseSection)]
+ModelNoiseEntry = Annotated[SerializeAsAny[ModelNoiseSection], RegisteredSection(NOISES, base=ModelNoiseSection)]
 
 
 def _as_list(value: Any) -> Any:
@@ -62,10 +62,10 @@ def _as_list(value: Any) -> Any:
 
 
 # A kind, a section, or a list of them.
-NoiseList = Annotated[list[NoiseEntry], BeforeValidator(_as_list)]
+ModelNoiseList = Annotated[list[ModelNoiseEntry], BeforeValidator(_as_list)]
 
 
-def require_different_kinds(entries: list[NoiseSection]) -> None:
+def require_different_kinds(entries: list[ModelNoiseSection]) -> None:
     """Refuse a kind of noise that is listed twice.
 
     Raises:
@@ -86,7 +86,7 @@ class ModelSection(StrictModel):
         description="The network predicts changes of prognostic channels: y = x_last + sigma_tendency * net. For "
         "diagnostic channels, y = mu + sigma * net.",
     )
-    noise: NoiseList = Field(
+    noise: ModelNoiseList = Field(
         [],
         description="Random numbers inside the network, by which the members of an ensemble differ: a kind, or a list "
         "of kinds with their keys.",
@@ -114,7 +114,7 @@ class ModelSection(StrictModel):
         require_different_kinds(self.noise)
         return self
 
-    def find_noise(self, kind: str) -> NoiseSection | None:
+    def find_noise(self, kind: str) -> ModelNoiseSection | None:
         """Return the entry of `model.noise` of a kind, None if the model has no such noise."""
         return next((entry for entry in self.noise if entry.kind == kind), None)
 

@@ -197,7 +197,7 @@ def fit_fields(
         (T, K, C, H, W) float32.
     """
     assert plan.kind == "table" or parts == _ALL
-    stored_names = [channel.name for channel in reader.channels.stored]
+    stored_names = [channel.name for channel in reader.channels.time_varying_stored]
     day_times = np.arange(plan.shape[0])[times_of_day]
     # Only the times with a weight in one of the sums are read.
     rows = np.flatnonzero(np.isin(plan.day_time_index, day_times))

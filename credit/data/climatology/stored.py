@@ -1,7 +1,8 @@
 """The climatology that a training store keeps, so that no verification and no new run has to fit it again.
 
 It is the array ``fields`` of the zarr group ``climatology`` in the store: (time_of_day, part, channel, latitude,
-longitude) float32, with the channels ``channels.stored``; see `Climatology` for times of the day and parts.
+longitude) float32, with the channels ``channels.time_varying_stored``. See `Climatology` for times of the day and
+parts.
 
 A chunk is one part of the year and at most 4 MiB of channels. It ends with a CRC32C that zarr verifies at every read.
 The array is written block by block (see `credit.data.climatology.blocks`), each under a lock file beside the store.
@@ -120,7 +121,7 @@ def preprocess_climatology(
     plan = task.plan_fit(reader)
     with explain_disk_errors(path):
         if not _is_begun(task):
-            disk_bytes, _ = estimate_bytes(plan, len(reader.channels.stored), reader.grid.shape)
+            disk_bytes, _ = estimate_bytes(plan, len(reader.channels.time_varying_stored), reader.grid.shape)
             require_disk_space(path, disk_bytes)
         with file_lock(lock_folder / "create.lock"):
             if not _is_begun(task):
@@ -321,7 +322,7 @@ def _discard_blocks(path: Path, numbers: Sequence[int]) -> None:
 
 def _create_group(task: FitTask, plan: ClimatologyPlan, reader: StoreReader) -> None:
     """Create the group without fields; it replaces one that is there."""
-    names = [channel.name for channel in reader.channels.stored]
+    names = [channel.name for channel in reader.channels.time_varying_stored]
     grid_shape = reader.grid.shape
     cells = math.prod(grid_shape)
     with atomic_folder(task.path / "climatology", _lock_folder(task.path)) as folder:

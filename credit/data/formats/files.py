@@ -125,7 +125,7 @@ def _find_sample_files(name: str, key: str) -> list[Path]:
     Raises:
         DataError: if it has no sample of this name.
     """
-    root = Path(str(resources.files("credit.data.sample")))
+    root = Path(str(resources.files("credit.data.bundled")))
     names = [item.name for item in root.iterdir() if item.is_dir() and any(item.glob("*.nc"))]
     if name not in names:
         raise DataError(f'{key}: the package has no sample "{name}"{did_you_mean(name, names)}')

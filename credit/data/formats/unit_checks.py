@@ -311,7 +311,7 @@ def find_implausible_units(fields_CHW: np.ndarray, reader: FieldReader, conf: Da
     """
     # Variable -> message about its units, or about the first of its levels with implausible values.
     messages: dict[str, str] = {}
-    for field, channel in zip(fields_CHW, reader.channels.stored, strict=True):
+    for field, channel in zip(fields_CHW, reader.channels.time_varying_stored, strict=True):
         if channel.variable in messages:
             continue
         attributes = reader.attributes.get(channel.variable, {})

@@ -48,7 +48,7 @@ class FrameReader:
         self._conf = conf
         self._climatology = climatology
         self._step = conf.step_minutes
-        stored = reader.channels.stored
+        stored = reader.channels.time_varying_stored
         stored_names = [channel.name for channel in stored]
         self._num_stored = len(stored)
         self._grid_shape = reader.grid.shape

@@ -49,7 +49,7 @@ class VariableRequest:
 def find_required_levels(channels: ChannelMap) -> dict[str, Levels]:
     """Return variable -> its levels (None for a 2-D variable), for everything that is read from data."""
     levels: dict[str, Levels] = {}
-    for channel in channels.stored + channels.static_stored:
+    for channel in channels.time_varying_stored + channels.static_stored:
         if channel.level is None:
             levels[channel.variable] = None
         else:

@@ -105,15 +105,17 @@ class SourceReader:
         for name, variable_series in series.items():
             times_read = max(len(aggregations[name].terms), _count_file_times_per_time(variable_series, self.times))
             largest_variable_bytes = max(largest_variable_bytes, _count_read_bytes(variable_series) * times_read)
-        fields_bytes = len(channels.stored) * math.prod(self.grid.shape) * 4
+        fields_bytes = len(channels.time_varying_stored) * math.prod(self.grid.shape) * 4
         self.bytes_per_time = fields_bytes + largest_variable_bytes
         # Cells are always missing if they are missing at the first time.
-        masked_channels = [channel for channel in channels.stored if channel.variable in fillable]
+        masked_channels = [channel for channel in channels.time_varying_stored if channel.variable in fillable]
         first_fields = self._read_unchecked([0], fillable)[0]
         self.masks |= find_masks(first_fields, masked_channels, fillable)
 
     def read(self, index: int) -> np.ndarray:
-        """Return the fields of one time, (C, H, W) float32 in the order of ``channels.stored``; NaN where masked.
+        """Return the fields of one time, NaN where masked.
+
+        They are (C, H, W) float32, in the order of ``channels.time_varying_stored``.
 
         Raises:
             DataError: for a value that is missing where it must not be, infinite, or cannot be read.
@@ -151,12 +153,12 @@ class SourceReader:
 
         Args:
             index: index of the time.
-            targets: for each of ``channels.stored`` an array (H, W) float32, or None to skip the channel.
+            targets: for each of ``channels.time_varying_stored`` an array (H, W) float32, or None to skip the channel.
 
         Raises:
             DataError: if a file cannot be read, or its values are impossible.
         """
-        channels = self.channels.stored
+        channels = self.channels.time_varying_stored
         variables = set()
         for channel, target in zip(channels, targets, strict=True):
             if target is not None:
@@ -242,7 +244,7 @@ class SourceReader:
 
     def _read_variables(self, indices: Sequence[int], names: Collection[str]) -> list[np.ndarray]:
         """Return the stored channels of some variables at some times, checked; see `_read_unchecked`."""
-        channels = [channel for channel in self.channels.stored if channel.variable in names]
+        channels = [channel for channel in self.channels.time_varying_stored if channel.variable in names]
         fields = self._read_unchecked(indices, names)
         for index, fields_CHW in zip(indices, fields, strict=True):
             time = self.calendar.format(self.times[index])
@@ -257,9 +259,9 @@ class SourceReader:
             names: the variables.
 
         Returns:
-            For each time, (C, H, W) float32 in the order of ``channels.stored``.
+            For each time, (C, H, W) float32 in the order of ``channels.time_varying_stored``.
         """
-        num_channels = sum(channel.variable in names for channel in self.channels.stored)
+        num_channels = sum(channel.variable in names for channel in self.channels.time_varying_stored)
         fields = [np.empty((num_channels, *self.grid.shape), dtype=np.float32) for _ in indices]
         row = 0
         for name, series in self._series.items():
@@ -368,7 +370,7 @@ def open_sources(conf: DataConfig) -> SourceReader:
     # End of the message -> variables with this overlap, because mostly many variables have the same one.
     overlaps: dict[str, list[str]] = {}
     predicted_variables = {channel.variable for channel in channels.output}
-    for name in dict.fromkeys(channel.variable for channel in channels.stored):
+    for name in dict.fromkeys(channel.variable for channel in channels.time_varying_stored):
         with problems.collect():
             try:
                 series[name] = build_variable_series(name, source_index, conf, files)

@@ -49,7 +49,7 @@ def check_sampled_values(reader: SourceReader, first_minutes: int, last_minutes:
     period_indices = np.flatnonzero((reader.times >= first_minutes) & (reader.times <= last_minutes))
     # Every file is read, however many there are, because each may have other units.
     file_indices = np.intersect1d(reader.times_of_files(), period_indices)
-    bytes_per_time = 4 * len(reader.channels.stored) * math.prod(reader.grid.shape)
+    bytes_per_time = 4 * len(reader.channels.time_varying_stored) * math.prod(reader.grid.shape)
     max_times = max(_MIN_CHECKED_TIMES, _CHECKED_BYTES // bytes_per_time)
     remaining_indices = np.setdiff1d(period_indices, file_indices)
     other_indices = _select_evenly(remaining_indices, max_times - len(file_indices))

@@ -238,7 +238,7 @@ def _fit_statistics(
     # With other transforms every field is read and transformed anew.
     if meta.get("moments_transforms") != describe_transforms(conf):
         # Outliers were searched when the fields were written, so every variable is accepted here.
-        variables = {channel.variable for channel in reader.channels.stored}
+        variables = {channel.variable for channel in reader.channels.time_varying_stored}
         return fit_statistics(reader, *period, step, packing, progress, conf.transforms, accepted=variables)
     moments = store_writer.merge_moments(group["moments"], group["time"][:], group["done"][:], *period)
     return statistics_from_moments(reader, *moments, period, step, packing, conf.transforms)

@@ -243,7 +243,7 @@ def mark_outliers(path: Path, group: zarr.Group, meta: Mapping[str, Any], conf: 
     moments_T5C[marks != WRITTEN, 0] = 0
     accepted = [name for name, field in conf.variable_options.items() if field.valid_range is not None]
     transforms = {name: TransformConfig(**transform) for name, transform in meta.get("moments_transforms", {}).items()}
-    channels = ChannelMap.from_dict(meta["channels"]).stored
+    channels = ChannelMap.from_dict(meta["channels"]).time_varying_stored
     for index, outlier in find_outliers(moments_T5C, channels, accepted, transforms).items():
         if not is_judged[index]:
             continue

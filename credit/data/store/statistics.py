@@ -186,7 +186,7 @@ def fit_statistics(
             thousand standard deviations from the others (see `credit.data.store.outliers`).
     """
     transforms = transforms or {}
-    channels = reader.channels.stored
+    channels = reader.channels.time_varying_stored
     time_indices = np.flatnonzero((reader.times >= first_minutes) & (reader.times <= last_minutes))
     valid_CHW = valid_cells(reader, channels)
     state = tendency = Moments.empty(len(valid_CHW))
@@ -267,7 +267,7 @@ def statistics_from_moments(
     _refuse_constant_channels(reader, state)
     # Transformed values are not packed with a constant step.
     steps = {name: step for name, step in (packing_steps or {}).items() if name not in transforms}
-    for warning in find_coarse_packing(reader.channels.stored, tendency.std(), steps):
+    for warning in find_coarse_packing(reader.channels.time_varying_stored, tendency.std(), steps):
         logger.warning(warning)
     return _join_moments(reader, state, tendency, static)
 
@@ -298,7 +298,7 @@ def _refuse_constant_channels(reader: FieldReader, state: Moments) -> None:
 
 def _join_moments(reader: FieldReader, state: Moments, tendency: Moments, static: Moments) -> Statistics:
     """Return the statistics of the channels that vary in time, followed by those of static channels."""
-    names = [channel.name for channel in reader.channels.stored]
+    names = [channel.name for channel in reader.channels.time_varying_stored]
     static_names = [channel.name for channel in reader.channels.static_stored]
     std = state.std()
     tendency_std = tendency.std()

@@ -78,7 +78,7 @@ def estimate_store_bytes(sources: SourceReader, num_times: int) -> int:
     """
     height, width = sources.grid.shape
     bytes_per_field = 4 * height * width + 8 * store_writer.NUM_MOMENTS
-    return num_times * len(sources.channels.stored) * bytes_per_field + _SPARE_BYTES
+    return num_times * len(sources.channels.time_varying_stored) * bytes_per_field + _SPARE_BYTES
 
 
 def require_disk_space(path: Path, needed_bytes: int) -> None:
@@ -143,7 +143,7 @@ def _add_small_arrays(group: zarr.Group, sources: SourceReader, times: np.ndarra
     _add_array(group, "masks", masks_VHW, ("masked_variable", *cell_dims))
     _add_array(group, "static_fields", sources.static(), ("static_channel", *cell_dims))
     # Names of channels as coordinates, by which xarray and other tools select.
-    for dim, dim_channels in (("channel", channels.stored), ("static_channel", channels.static_stored)):
+    for dim, dim_channels in (("channel", channels.time_varying_stored), ("static_channel", channels.static_stored)):
         names = np.array([channel.name for channel in dim_channels], dtype=np.dtypes.StringDType())
         _add_array(group, dim, names, (dim,))
 
@@ -161,7 +161,7 @@ def _create_arrays_along_time(
         settings: compression, and memory for a chunk of the sources.
     """
     grid_shape = sources.grid.shape
-    channels = sources.channels.stored
+    channels = sources.channels.time_varying_stored
     num_channels = len(channels)
     bytes_per_time = 4 * num_channels * grid_shape[0] * grid_shape[1]
     part_length = store_writer.choose_part_length(

@@ -4,7 +4,7 @@ Format 2, a zarr 3 group that xarray and other tools open as well:
 
 | array | shape | content |
 |---|---|---|
-| ``fields`` | (time, channel, latitude, longitude) float32 | ``channels.stored``, physical units; NaN where masked |
+| ``fields`` | (time, channel, latitude, longitude) float32 | ``channels.time_varying_stored``, NaN where masked |
 | ``static_fields`` | (static_channel, latitude, longitude) float32 | ``channels.static_stored`` |
 | ``masks`` | (masked_variable, latitude, longitude) uint8 | 1 where a declared variable is always missing |
 | ``channel``, ``static_channel`` | strings | their names; stores of versions up to 0.14 have none |
@@ -78,7 +78,8 @@ class StoreReader:
 
     Attributes:
         path: the store.
-        channels: the channels; `read` returns ``channels.stored``, `static` returns ``channels.static_stored``.
+        channels: the channels; `read` returns ``channels.time_varying_stored``, `static` returns
+            ``channels.static_stored``.
         grid: the grid, H rows and W columns.
         calendar: the calendar of the times.
         times: (N,) int64 minutes, ascending, without the bad times.
@@ -146,12 +147,14 @@ class StoreReader:
         self._fields.cache = ChunkCache(Path(conf.cache_folder or tempfile.gettempdir()) / name)
 
     def read(self, index: int) -> np.ndarray:
-        """Return the fields of one time, (C, H, W) float32 in the order of ``channels.stored``; NaN where masked.
+        """Return the fields of one time, NaN where masked.
+
+        They are (C, H, W) float32, in the order of ``channels.time_varying_stored``.
 
         Raises:
             DataError: if the chunk is lost or damaged.
         """
-        fields_CHW = np.empty((len(self.channels.stored), *self.grid.shape), dtype=np.float32)
+        fields_CHW = np.empty((len(self.channels.time_varying_stored), *self.grid.shape), dtype=np.float32)
         self.read_into(index, fields_CHW)
         return fields_CHW
 

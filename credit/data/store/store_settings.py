@@ -31,7 +31,7 @@ def config_identity(conf: DataConfig) -> dict[str, Any]:
     A key that earlier versions did not have is left out where it has its default, so that their stores stay valid.
     """
     channels = conf.channel_map()
-    names = sorted({channel.variable for channel in channels.stored + channels.static_stored})
+    names = sorted({channel.variable for channel in channels.time_varying_stored + channels.static_stored})
     options_by_name = {name: conf.options_of(name) for name in names}
     identity = {
         "data.timestep": f"{conf.step_minutes} min",
@@ -90,7 +90,8 @@ def require_same_identity(path: Path, meta: Mapping[str, Any], conf: DataConfig)
     stored_channels = ChannelMap.from_dict(meta["channels"])
     channels = conf.channel_map()
     has_same_channels = (
-        stored_channels.stored == channels.stored and stored_channels.static_stored == channels.static_stored
+        stored_channels.time_varying_stored == channels.time_varying_stored
+        and stored_channels.static_stored == channels.static_stored
     )
     # Earlier versions had other names for some of the keys.
     renamed_identity = {rename_dotted_key(key): value for key, value in meta["identity"].items()}

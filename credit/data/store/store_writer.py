@@ -203,7 +203,7 @@ class _PartReader:
         self._task = task
         self._group = group
         self._times = times
-        self._channels = task.sources.channels.stored
+        self._channels = task.sources.channels.time_varying_stored
         # True in the cells that count in the moments.
         self._valid_CHW = valid_cells(task.sources, self._channels)
         # Minutes -> transformed fields, for the times that a following change begins at.

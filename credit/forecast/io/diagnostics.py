@@ -151,12 +151,15 @@ class OutputDiagnostics:
         )
 
     @property
-    def description(self) -> dict[str, str]:
-        """Global attributes that describe the diagnostics; they distinguish files with other diagnostics."""
-        description = {}
+    def global_attributes(self) -> dict[str, str]:
+        """Global attributes of a forecast file that name its pressure levels and derived variables, empty without them.
+
+        They tell the files apart from those with other diagnostics.
+        """
+        attributes = {}
         if self._conf.pressure_levels is not None:
             levels = ", ".join(f"{level:g}" for level in self._conf.pressure_levels)
-            description["pressure_levels"] = f"{levels} hPa"
+            attributes["pressure_levels"] = f"{levels} hPa"
         variables = []
         for name, derived_config in self._conf.derive.items():
             text = f"{name}: {derived_config.kind} of {', '.join(derived_config.input_variables.values())}"
@@ -164,8 +167,8 @@ class OutputDiagnostics:
                 text += f" over {derived_config.over}"
             variables.append(text)
         if variables:
-            description["derived"] = "; ".join(variables)
-        return description
+            attributes["derived"] = "; ".join(variables)
+        return attributes
 
     @property
     def needs_every_step(self) -> bool:

@@ -24,7 +24,7 @@ from torch import Tensor
 from credit.config.sections.trainer import ObjectiveSection
 from credit.data.samples.batch import Batch
 from credit.forecast.objectives.base import EncodedBatch, MicroStep, Objective, ObjectiveContext, register_objective
-from credit.forecast.objectives.section import EnsembleSection
+from credit.forecast.objectives.section import EnsembleObjectiveSection
 from credit.models.noise.base import MemberKey
 from credit.parallel.fsdp2 import set_gradient_sync
 from credit.utils.seeds import derive_seed
@@ -47,7 +47,7 @@ class _MemberBatch:
     keys: list[MemberKey]
 
 
-@register_objective("ensemble", EnsembleSection)
+@register_objective("ensemble", EnsembleObjectiveSection)
 class EnsembleRollout(Objective):
     """Mean of the loss over the counted steps of an ensemble of forecasts; gradients flow through all steps.
 

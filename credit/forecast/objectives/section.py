@@ -15,7 +15,7 @@ class DeterministicSection(ObjectiveSection):
     kind: Literal["deterministic"] = Field("deterministic", description="One forecast per sample.")
 
 
-class EnsembleSection(ObjectiveSection):
+class EnsembleObjectiveSection(ObjectiveSection):
     """A rollout of `trainer.members` forecasts per sample, which differ by the noise of `model.noise`."""
 
     kind: Literal["ensemble"] = Field("ensemble", description="Several forecasts per sample (`trainer.members`).")

@@ -92,8 +92,8 @@ class PlannedRun:
         return Schedule(self.trainer.grad_accum_every, longest_rollout, self.trainer.recompute_steps)
 
     @property
-    def mean_rollout(self) -> float:
-        """Mean number of rollout steps over the run, as a share of the longest rollout."""
+    def mean_rollout_fraction(self) -> float:
+        """Mean length of the rollout over the run, as a fraction of the longest, in (0, 1]."""
         starts = sorted(self.rollout)
         ends = [*starts[1:], 1.0]
         mean_steps = 0.0
@@ -301,7 +301,7 @@ class Planner:
             fits=memory.device <= gpu.usable_bytes,
         )
         # Shorter rollouts are taken to need proportionally less time.
-        hours = plan.steps * plan.step_seconds * run.mean_rollout / 3600
+        hours = plan.steps * plan.step_seconds * run.mean_rollout_fraction / 3600
         return replace(plan, hours=hours, megawatt_hours=hours * degrees.world * gpu.watts / 1e6)
 
     def _describe_network(self, sharded: bool, tensor: int) -> _Network:

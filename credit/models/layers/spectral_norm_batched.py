@@ -97,11 +97,11 @@ def normalize_batched(weights: Sequence[Tensor], us: Sequence[Tensor], vs: Seque
         us: float32 (R,).
         vs: float32 (C,), C the product of the weights' other dimensions.
     """
-    matrices_NRC = _Normalise.apply(torch.stack(list(us)), torch.stack(list(vs)), *weights)
+    matrices_NRC = _NormalizeBatched.apply(torch.stack(list(us)), torch.stack(list(vs)), *weights)
     return matrices_NRC.to(weights[0].dtype).unflatten(2, weights[0].shape[1:]).unbind()
 
 
-class _Normalise(torch.autograd.Function):
+class _NormalizeBatched(torch.autograd.Function):
     @staticmethod
     def forward(ctx: FunctionCtx, u_NR: Tensor, v_NC: Tensor, *weights: Tensor) -> Tensor:
         weights_NRC = _stacked(weights)

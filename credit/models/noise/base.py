@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from credit.config.registry import NOISES
-from credit.config.sections.model import ModelSection, NoiseSection
+from credit.config.sections.model import ModelNoiseSection, ModelSection
 from credit.models.base import ModelSpec
 from credit.parallel.host_copy import to_device
 from credit.utils.seeds import derive_seed
@@ -51,7 +51,7 @@ class Noise(ABC):
         section: the entry of ``model.noise``.
     """
 
-    def __init__(self, spec: ModelSpec, section: NoiseSection) -> None:
+    def __init__(self, spec: ModelSpec, section: ModelNoiseSection) -> None:
         self.kind = section.kind
         self._memory_minutes = section.memory_minutes()
         self._step_minutes = spec.timestep_minutes
@@ -98,7 +98,7 @@ class Noise(ABC):
 NoiseClass = TypeVar("NoiseClass", bound=type[Noise])
 
 
-def register_noise(name: str, section: type[NoiseSection]) -> Callable[[NoiseClass], NoiseClass]:
+def register_noise(name: str, section: type[ModelNoiseSection]) -> Callable[[NoiseClass], NoiseClass]:
     """Class decorator that makes a kind of noise available in ``model.noise``.
 
     A model takes the noise in the `condition` argument of its forward under the same name, and declares the name in
@@ -107,7 +107,7 @@ def register_noise(name: str, section: type[NoiseSection]) -> Callable[[NoiseCla
     Raises:
         ConfigError: if another class has the name, or the class or its section does not derive from its base.
     """
-    return NOISES.register(name, section, Noise, NoiseSection)
+    return NOISES.register(name, section, Noise, ModelNoiseSection)
 
 
 class NoiseGenerator:

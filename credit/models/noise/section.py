@@ -6,10 +6,10 @@ from typing import Literal
 
 from pydantic import Field
 
-from credit.config.sections.model import NoiseSection
+from credit.config.sections.model import ModelNoiseSection
 
 
-class GlobalNoiseSection(NoiseSection):
+class GlobalNoiseSection(ModelNoiseSection):
     """A random vector for each member, which scales and shifts the result of every norm in the network."""
 
     kind: Literal["global"] = Field("global", description="One random vector for the whole globe.")

@@ -254,7 +254,7 @@ def zero_vector_means(statistics: Statistics, conf: DataConfig, reader: FieldRea
         reader: channels and attributes of the data.
     """
     component_names = set()
-    for channel in reader.channels.stored:
+    for channel in reader.channels.time_varying_stored:
         if is_vector_component(conf, channel, reader.attributes):
             component_names.add(channel.name)
     mean_C = np.array(statistics.mean, dtype=np.float64)

@@ -88,7 +88,7 @@ def dummy_assets(
         masks: variable -> (H, W) bool, True where missing; None if the data are unknown.
     """
     channels = config.data.channel_map()
-    names = tuple(channel.name for channel in channels.stored + channels.static_stored)
+    names = tuple(channel.name for channel in channels.time_varying_stored + channels.static_stored)
     zeros_C = np.zeros(len(names))
     ones_C = np.ones(len(names))
     statistics = Statistics(

@@ -33,7 +33,7 @@ def choose_base_checkpoint(config: Config, origin: Path | None) -> Path | None:
 
     Args:
         config: the config of the run.
-        origin: the checkpoint that the run starts from, see `credit.train.checkpoint.resume.find_checkpoint`: either
+        origin: the checkpoint that the run starts from, see `credit.train.checkpoint.resume.choose_checkpoint`: either
             adapters of this run, whose meta.json names their base, or the base itself.
 
     Raises:

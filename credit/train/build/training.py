@@ -37,7 +37,7 @@ from credit.train.build.open_data import open_training_fields
 from credit.train.build.stepper import build_objective_context, build_run_loss, build_stepper, compute_cell_weights
 from credit.train.build.validation import build_validation, require_measured_monitor
 from credit.train.checkpoint.external_weights import adapt_assets_to_weights, load_weights_file
-from credit.train.checkpoint.resume import choose_start, find_initial_weights, load_run_state, write_config
+from credit.train.checkpoint.resume import find_initial_weights, load_run_state, prepare_start, write_config
 from credit.train.ema import EMA
 from credit.train.monitor.preview import DrawPreview, build_preview
 from credit.train.monitor.usage import build_usage_meter
@@ -161,7 +161,7 @@ def choose_origin(config: Config, process_info: ProcessInfo) -> Origin:
         ConfigError: if ``trainer.resume`` or ``trainer.lora`` asks for a checkpoint that does not exist.
         CheckpointError: if the checkpoint or the base of its adapters is damaged.
     """
-    checkpoint = choose_start(config, process_info)
+    checkpoint = prepare_start(config, process_info)
     base = choose_base_checkpoint(config, checkpoint)
     # New adapters start from their base, but at step 0 of a run of their own.
     starts_adapters = base is not None and checkpoint.resolve() == base

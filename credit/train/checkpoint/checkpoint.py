@@ -110,8 +110,10 @@ def newest_checkpoint(folder: Path, at_most: int | None = None) -> Path | None:
     return None
 
 
-def require_intact_checkpoint(folder: Path) -> None:
-    """Collective: raise if the run has checkpoints; called where `newest_checkpoint` has found no intact one.
+def raise_if_checkpoints_exist(folder: Path) -> None:
+    """Collective: raise if the folder has checkpoints.
+
+    Call it only after `newest_checkpoint` has returned None: then all of them are damaged.
 
     Args:
         folder: the run's ``checkpoints`` folder.
@@ -195,7 +197,7 @@ def resolve_checkpoint(folder: Path, name_or_path: str, key: str) -> Path:
     if name_or_path == "latest":
         newest = newest_checkpoint(folder)
         if newest is None:
-            require_intact_checkpoint(folder)
+            raise_if_checkpoints_exist(folder)
             raise CheckpointError(f"{folder}: no checkpoint here; train first, or give a path")
         return newest
     is_best = name_or_path == "best"

@@ -170,7 +170,7 @@ def read_statistics(channels: ChannelMap, files: PublishedFiles) -> Statistics:
         DataError: if a file lacks a variable or a level, or does not have one number for each channel.
     """
     # Computed forcing is in the files too: published models normalise it like any other channel.
-    required_channels = [*channels.stored, *channels.group("static")]
+    required_channels = [*channels.time_varying_stored, *channels.group("static")]
     for channel in channels.group("dynamic_forcing"):
         if channel.source == "computed":
             required_channels.append(channel)

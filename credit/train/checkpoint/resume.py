@@ -65,7 +65,7 @@ def write_config(config: Config, folder: Path) -> None:
     atomic_write_text(folder / "config.yml", dump_config(config))
 
 
-def find_checkpoint(config: Config, folder: Path) -> Path | None:
+def choose_checkpoint(config: Config, folder: Path) -> Path | None:
     """Collective: return the checkpoint to start from, None for a run that starts without one.
 
     If ``trainer.resume`` is a path, a new run starts from there. A checkpoint is returned by this function, a file of
@@ -93,7 +93,7 @@ def find_checkpoint(config: Config, folder: Path) -> Path | None:
             )
         return None
     if newest is None:
-        checkpoint.require_intact_checkpoint(checkpoints)
+        checkpoint.raise_if_checkpoints_exist(checkpoints)
     if resume == "auto":
         return newest
     if resume not in _RESUME_MODES:
@@ -119,30 +119,30 @@ def find_checkpoint(config: Config, folder: Path) -> Path | None:
     return newest or path
 
 
-def choose_start(config: Config, launch: ProcessInfo) -> Path | None:
-    """Collective: return the checkpoint that training starts from, None for none; see `find_checkpoint`.
+def prepare_start(config: Config, launch: ProcessInfo) -> Path | None:
+    """Collective: prepare the run's folder for training, and return the checkpoint to start from, None for none.
 
-    If every checkpoint is damaged, STATUS says that the run has failed, because the next job of a chain would fail in
-    the same way. With ``trainer.resume: never`` damaged checkpoints are renamed, so that the new run does not take them
-    for its own.
+    `choose_checkpoint` chooses it. If every checkpoint is damaged, STATUS says that the run has failed, because the
+    next job of a chain would fail in the same way. With ``trainer.resume: never`` damaged checkpoints are renamed, so
+    that the new run does not take them for its own.
 
     Args:
         config: the config of the run.
         launch: rank and job of this process.
 
     Raises:
-        NoIntactCheckpointError: as in `find_checkpoint`.
-        ConfigError: as in `find_checkpoint`.
+        NoIntactCheckpointError: as in `choose_checkpoint`.
+        ConfigError: as in `choose_checkpoint`.
     """
     folder = Path(config.save_loc)
     try:
-        origin = find_checkpoint(config, folder)
+        origin = choose_checkpoint(config, folder)
     except checkpoint.NoIntactCheckpointError as error:
         if launch.is_main:
             write_status(folder, "failed", read_status(folder).get("step", 0), str(error), launch.job_id)
         raise
     if config.trainer.resume == "never":
-        run_on_rank0(lambda: retention.rename_damaged_checkpoints(folder / "checkpoints"))
+        run_on_rank0(lambda: retention.set_checkpoints_aside(folder / "checkpoints"))
     return origin
 
 
@@ -151,7 +151,7 @@ def find_initial_weights(config: Config, origin: Path | None) -> Path | None:
 
     Args:
         config: the config of the run.
-        origin: checkpoint from `find_checkpoint`, which is None for a new run if ``trainer.resume`` is a file.
+        origin: checkpoint from `choose_checkpoint`, which is None for a new run if ``trainer.resume`` is a file.
     """
     resume = config.trainer.resume
     if origin is None and resume not in _RESUME_MODES:

@@ -53,8 +53,8 @@ def remove_checkpoints_after(folder: Path, step: int) -> None:
     _remove_dangling_links(folder)
 
 
-def rename_damaged_checkpoints(folder: Path) -> None:
-    """Rename every checkpoint, so that a new run in the same folder does not take them for its own.
+def set_checkpoints_aside(folder: Path) -> None:
+    """Rename every checkpoint of a run in which all are damaged, so that a new run does not take them for its own.
 
     ``step_00000002`` becomes ``damaged_step_00000002``, with a number appended if that name exists already. The links
     ``latest`` and ``best`` are removed.

@@ -11,52 +11,64 @@ from credit.config import Config
 from credit.errors import CreditError
 from credit.train.build.assets import ModelAssets
 
+# Attribute of `TrainState` -> its key in meta.json, where the two differ.
+_META_KEYS = {
+    "validations_since_best": "worse",
+    "nonfinite_steps": "streak",
+    "skipped_blocks": "left_out",
+    "usage": "spent",
+}
+
 
 @dataclass
 class TrainState:
-    """State of a run that is not a tensor; the names of its attributes are keys in meta.json.
+    """State of a run that is not a tensor.
+
+    The attributes are saved in meta.json under their names; `_META_KEYS` lists the exceptions.
 
     Attributes:
         step: number of optimizer steps taken.
         best: best value of ``trainer.monitor`` so far.
         best_step: step of the validation with that value.
-        worse: number of validations since then.
+        validations_since_best: number of validations since then.
         best_saved: [value, step] of the best validations whose checkpoints are retained, best first.
-        streak: consecutive steps (from 0) without a finite loss or gradient, up to the latest step.
-        left_out: blocks of samples that the run skips, because their steps diverged; a block has the samples of a step.
-        rollbacks: number of rollbacks because of such a streak.
+        nonfinite_steps: consecutive steps (from 0) without a finite loss or gradient, up to the latest step.
+        skipped_blocks: indices of the blocks of samples that the run skips, because their steps diverged; a block has
+            the samples of an optimizer step.
+        rollbacks: number of rollbacks because of steps that were not finite.
         spikes: number of rollbacks because of a jump of the loss.
         losses: losses of the latest steps, as many as ``trainer.loss_spike`` needs.
         saved: step of the newest checkpoint.
         validated: step of the newest validation.
-        spent: resources that the run has used, see `credit.train.monitor.usage.Usage`.
+        usage: resources that the run has used, see `credit.train.monitor.usage.Usage`.
     """
 
     step: int = 0
     best: float = float("inf")
     best_step: int = 0
-    worse: int = 0
+    validations_since_best: int = 0
     best_saved: list[list[float]] = field(default_factory=list)
-    streak: list[int] = field(default_factory=list)
-    left_out: list[int] = field(default_factory=list)
+    nonfinite_steps: list[int] = field(default_factory=list)
+    skipped_blocks: list[int] = field(default_factory=list)
     rollbacks: int = 0
     spikes: int = 0
     losses: list[float] = field(default_factory=list)
     saved: int = -1
     validated: int = -1
-    spent: dict[str, Any] = field(default_factory=dict)
+    usage: dict[str, Any] = field(default_factory=dict)
 
     def restore(self, stored: Mapping[str, Any]) -> None:
         """Set the values from those of a checkpoint; values that an older version did not store get their defaults."""
         initial_state = TrainState()
         for attribute in fields(self):
-            value = stored.get(attribute.name, getattr(initial_state, attribute.name))
+            key = _META_KEYS.get(attribute.name, attribute.name)
+            value = stored.get(key, getattr(initial_state, attribute.name))
             setattr(self, attribute.name, value)
 
     def forget_checkpoints(self) -> None:
         """Reset the values about checkpoints and usage, for a new run that starts from another run's checkpoint."""
         initial_state = TrainState()
-        for name in ("best", "best_step", "worse", "best_saved", "saved", "spent"):
+        for name in ("best", "best_step", "validations_since_best", "best_saved", "saved", "usage"):
             setattr(self, name, getattr(initial_state, name))
 
     def require_best(self, monitor: str) -> None:
@@ -65,17 +77,17 @@ class TrainState:
         Raises:
             CreditError: with advice on the cause.
         """
-        if self.worse and math.isinf(self.best):
+        if self.validations_since_best and math.isinf(self.best):
             raise CreditError(
-                f"trainer.monitor: {monitor} was finite in none of {self.worse} validations, so no checkpoint is the "
-                "best; values that were not finite are null in metrics.jsonl. Look at the fields of data.splits.valid "
-                "(credit check, the report beside data.store): skill is infinite if a field never changes there. If "
-                "only the forecasts grow without bounds, lower trainer.learning_rate"
+                f"trainer.monitor: {monitor} was finite in none of {self.validations_since_best} validations, so no "
+                "checkpoint is the best; values that were not finite are null in metrics.jsonl. Look at the fields of "
+                "data.splits.valid (credit check, the report beside data.store): skill is infinite if a field never "
+                "changes there. If only the forecasts grow without bounds, lower trainer.learning_rate"
             )
 
     def to_meta(self) -> dict[str, Any]:
         """Return the values for a checkpoint, ready for JSON."""
-        return asdict(self)
+        return {_META_KEYS.get(name, name): value for name, value in asdict(self).items()}
 
 
 def build_checkpoint_meta(

@@ -34,8 +34,8 @@ class DivergenceGuard:
 
     Args:
         conf: the section trainer of the config.
-        train_state: state of the run. It stores `streak` and `losses`, so that a run that was interrupted decides as
-            it would have without the interruption.
+        train_state: state of the run. It stores `nonfinite_steps` and `losses`, so that a run that was interrupted
+            decides as it would have without the interruption.
     """
 
     def __init__(self, conf: TrainerConfig, train_state: TrainState) -> None:
@@ -57,12 +57,13 @@ class DivergenceGuard:
         state = self._train_state
         if is_skipped:
             logger.warning("step %d: loss or gradient is not finite; the step was skipped", step + 1)
-            state.streak.append(step)
-            if len(state.streak) >= self._max_bad_steps:
-                problem = f"loss or gradient was not finite {len(state.streak)} times in a row (trainer.max_bad_steps)"
-                raise RollbackRequired(list(state.streak), False, problem)
+            state.nonfinite_steps.append(step)
+            num_nonfinite = len(state.nonfinite_steps)
+            if num_nonfinite >= self._max_bad_steps:
+                problem = f"loss or gradient was not finite {num_nonfinite} times in a row (trainer.max_bad_steps)"
+                raise RollbackRequired(list(state.nonfinite_steps), False, problem)
             return
-        state.streak.clear()
+        state.nonfinite_steps.clear()
 
         # A jump is measured against the median of the last losses, which one bad step does not change.
         spike_config = self._spike_config

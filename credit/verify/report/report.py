@@ -13,8 +13,8 @@ from credit.config.sections.verification import BEST_BASELINE
 from credit.forecast.forecast_source import ForecastSource
 from credit.verify.report.html import embed_figures, render_template, write_page
 from credit.verify.report.metadata import TrainingLog, describe_data, describe_truth
+from credit.verify.report.page_scores import build_page_scores, encode_page_scores, superscript_units
 from credit.verify.report.reference_scores import compare_with_published, select_comparable_scores
-from credit.verify.report.report_data import build_page_scores, encode_page_scores, superscript_units
 from credit.verify.report.score_descriptions import BASELINE_DESCRIPTIONS, TERMS
 from credit.verify.scorer import Verification
 from credit.verify.table.spectra_rows import is_among_shortest_third

@@ -56,7 +56,7 @@ def build_climatology(
     # A fitted climatology is on the grid of the data.
     if config.climatology.method != "file":
         return load_or_fit_climatology(reader, names, train, config.climatology), reader.grid
-    channels_by_name = {channel.name: channel for channel in reader.channels.stored}
+    channels_by_name = {channel.name: channel for channel in reader.channels.time_varying_stored}
     channels = [channels_by_name[name] for name in names]
     grid = reader.grid if config.grid is None else None
     return load_climatology(config.climatology, data, channels, reader.calendar, reader.attributes, grid)

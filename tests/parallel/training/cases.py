@@ -21,7 +21,7 @@ from credit.data.store.statistics import Statistics
 from credit.forecast.objectives.base import Objective, ObjectiveContext
 from credit.forecast.objectives.deterministic import DeterministicRollout
 from credit.forecast.objectives.ensemble import EnsembleRollout
-from credit.forecast.objectives.section import DeterministicSection, EnsembleSection
+from credit.forecast.objectives.section import DeterministicSection, EnsembleObjectiveSection
 from credit.forecast.stepper import Stepper
 from credit.grid import LatLonGrid
 from credit.losses.build import build_loss
@@ -168,7 +168,7 @@ def build_objective(context: ObjectiveContext, case: Case) -> Objective:
     context = replace(
         context, noise=noise, seed=3, members=case.members, members_at_once=case.members_at_once, valid_members=4
     )
-    return EnsembleRollout(context, EnsembleSection())
+    return EnsembleRollout(context, EnsembleObjectiveSection())
 
 
 def batches(case: Case, mesh: DeviceGrid, first_batch: int = 0) -> Iterator[Batch]:

@@ -26,7 +26,7 @@ from credit.errors import CheckpointError
 from credit.train.checkpoint import checkpoint, retention, sharded
 from credit.train.checkpoint.async_writer import AsyncCheckpointer
 from credit.train.checkpoint.external_weights import adapt_assets_to_weights, load_weights_file
-from credit.train.checkpoint.resume import find_checkpoint, find_initial_weights
+from credit.train.checkpoint.resume import choose_checkpoint, find_initial_weights
 
 RANKS = 4
 
@@ -221,7 +221,7 @@ def check_weights_file(folder: Path) -> None:
     if has_file:
         save_file(values(build_unsharded()), path)
     config = SimpleNamespace(trainer=SimpleNamespace(resume=str(path)))
-    assert find_checkpoint(config, folder / "new") is None
+    assert choose_checkpoint(config, folder / "new") is None
     assert find_initial_weights(config, None) == path
     assert "absent.pt: cannot be read" in error_of(lambda: load_weights_file(model, path, seed=0))
     if has_file:

@@ -32,7 +32,7 @@ def test_can_be_undone(transform: TransformConfig) -> None:
 
 def test_only_named_variables_change() -> None:
     variables = {"prognostic": {"vars_3D": ["q"], "vars_2D": ["t2m"]}, "diagnostic": {"vars_3D": [], "vars_2D": ["tp"]}}
-    channels = ChannelMap.build(variables, [850, 500]).stored
+    channels = ChannelMap.build(variables, [850, 500]).time_varying_stored
     fields = np.random.default_rng(0).gamma(1.0, 1.0, (4, 3, 5)).astype(np.float32)
     before = fields.copy()
     changed = transform_channels(fields, channels, {"q": ROOT, "tp": LOG})

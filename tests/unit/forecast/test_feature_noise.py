@@ -8,7 +8,7 @@ import torch
 from scipy import stats
 from torch import nn
 
-from credit.config.sections.inference import EnsembleConfig, NoiseConfig
+from credit.config.sections.inference import EnsembleConfig, FeatureNoiseConfig
 from credit.errors import ConfigError
 from credit.forecast.ensemble.feature_noise import build_feature_noise, find_blocks
 from credit.forecast.ensemble.perturbations import build_perturbation
@@ -44,7 +44,7 @@ class TwoBlocks(nn.Module):
 
 
 def build_test_noise(model: nn.Module, control: bool = True, seed: int = 0, **options: object):
-    conf = EnsembleConfig(members=50, noise=NoiseConfig(**options), control=control, seed=seed)
+    conf = EnsembleConfig(members=50, noise=FeatureNoiseConfig(**options), control=control, seed=seed)
     return build_feature_noise(conf, model)
 
 

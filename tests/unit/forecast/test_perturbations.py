@@ -177,7 +177,7 @@ def test_dropout_draws_in_evaluation_and_nothing_else_changes(rates: dict[str, f
 
 
 def test_messages() -> None:
-    assert not EnsembleConfig(members=3).has_different_members
+    assert not EnsembleConfig(members=3).has_added_spread
     section = GaussianOrBredSection(kind="bred", cycle="8h")
     conf = EnsembleConfig(members=3, perturbation=section, dropout=True, stochastic=SPPTSection())
     assert describe_ensemble(conf) == (

@@ -30,7 +30,7 @@ def test_fields_and_masks() -> None:
     columns = native[:, :, ::2] / 2 + np.roll(native, 1, axis=2)[:, :, ::2] / 4 + native[:, :, 1::2] / 4
     rows = area[:, :1].reshape(6, 2, 1)
     expected = (columns.reshape(-1, 6, 2, 12) * rows).sum(axis=2) / rows.sum(axis=1)
-    stored = [channel.variable for channel in reader.channels.stored]
+    stored = [channel.variable for channel in reader.channels.time_varying_stored]
     plain = [number for number, name in enumerate(stored) if name != "sst"]
     np.testing.assert_allclose(brought[plain], expected[plain], rtol=1e-5)
     assert (np.isnan(brought[stored.index("sst")]) == fields.masks["sst"]).all() and fields.masks["sst"].any()

@@ -57,7 +57,7 @@ def write_climatology(path: Path, reader: StoreReader) -> xr.Dataset:
     grid, rng = reader.grid, np.random.default_rng(0)
     first = np.stack([reader.read(number) for number in range(4)]).astype(np.float64)
     drift = np.cos(2 * np.pi * np.arange(366) / 366) + 0.3 * rng.standard_normal(366)
-    stored = {channel.name: number for number, channel in enumerate(reader.channels.stored)}
+    stored = {channel.name: number for number, channel in enumerate(reader.channels.time_varying_stored)}
     coords = {
         "hour": [0, 6, 12, 18], "dayofyear": np.arange(1, 367), "level": [500, 850], "longitude": grid.lon,
         "latitude": grid.lat[::-1],

@@ -124,7 +124,7 @@ def test_events_of_members_and_of_a_single_forecast(ensemble: tuple[ScoreTable, 
     """Members are wrong in cells that lie less than their error from 290; the single forecast, too warm by 3, too."""
     table, _ = ensemble
     reader, area = make_reader(), make_reader().grid.area_weights()
-    number = [channel.name for channel in reader.channels.stored].index("t2m")
+    number = [channel.name for channel in reader.channels.time_varying_stored].index("t2m")
     members, single = [], []
     for text in INITIAL:
         truth = reader.read(reader.index_of(reader.calendar.parse(text) + 720))[number]

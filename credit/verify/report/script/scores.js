@@ -1,4 +1,4 @@
-// The scores in the page, as credit/verify/report/report_data.py packs them: reading single curves, and writing values.
+// The scores in the page, as credit.verify.report.page_scores.py packs them: reading single curves, and writing values.
 
 /** Return the scores of an element that holds base64 of deflated JSON. */
 async function readScores(element) {

@@ -14,7 +14,7 @@ from credit.errors import ConfigError, DataError
 from tests.unit.analytic_reader import AnalyticReader, make_grid
 
 CHANNELS = ChannelMap.build({"prognostic": {"vars_3D": ["z"], "vars_2D": ["t2m", "sst"]}}, [850.0, 500.0])
-NAMES = [channel.name for channel in CHANNELS.stored]
+NAMES = [channel.name for channel in CHANNELS.time_varying_stored]
 GRID = make_grid(6, 8)
 PHASE = np.linspace(0.0, 0.5, GRID.shape[0])[:, None]
 

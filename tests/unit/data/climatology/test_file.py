@@ -22,7 +22,7 @@ from credit.grid import LatLonGrid
 from tests.unit.analytic_reader import ATTRIBUTES, make_grid
 
 VARIABLES = {"prognostic": {"vars_3D": ["z", "t"], "vars_2D": ["t2m"]}}
-CHANNELS = ChannelMap.build(VARIABLES, [850.0, 500.0]).stored
+CHANNELS = ChannelMap.build(VARIABLES, [850.0, 500.0]).time_varying_stored
 NAMES = {"z": "geopotential", "t": "temperature", "t2m": "2m_temperature"}
 GRID = make_grid(6, 8)
 ORDERS = [
@@ -216,7 +216,7 @@ def test_what_cannot_be_used(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="has no level 300"):
         load(
             path,
-            channels=ChannelMap.build({"prognostic": {"vars_3D": ["z"], "vars_2D": []}}, [300.0]).stored,
+            channels=ChannelMap.build({"prognostic": {"vars_3D": ["z"], "vars_2D": []}}, [300.0]).time_varying_stored,
             rename=NAMES,
         )
     with pytest.raises(DataError, match="geopotential lies on levels, but t2m has none"):

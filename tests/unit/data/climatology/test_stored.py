@@ -103,7 +103,7 @@ def keep(conf: DataConfig, climatology_config: ClimatologyConfig, **settings: ob
 
 def opened(conf: DataConfig) -> tuple[StoreReader, Split, list[str]]:
     reader = open_reader(conf)
-    return reader, build_splits(conf, reader.calendar)["train"], [c.name for c in reader.channels.stored]
+    return reader, build_splits(conf, reader.calendar)["train"], [c.name for c in reader.channels.time_varying_stored]
 
 
 def forbid_reading(monkeypatch: pytest.MonkeyPatch) -> None:

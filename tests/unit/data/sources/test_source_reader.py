@@ -34,7 +34,7 @@ def test_channels_come_in_the_order_of_the_config(tmp_path: Path) -> None:
     fields = {"t2m": t2m, "z": z, "t": t, "ground": np.full((H, W), ground, np.float32)}
     path = write_file(tmp_path / "a.nc", fields, levels=[250, 500, 850])
     reader = open_sources(make_config(path, p3=["t", "z"], p2=["t2m"], static=["ground"], levels=[850, 250]))
-    assert [channel.name for channel in reader.channels.stored] == ["t850", "t250", "z850", "z250", "t2m"]
+    assert [channel.name for channel in reader.channels.time_varying_stored] == ["t850", "t250", "z850", "z250", "t2m"]
     expected = np.stack([t[2, 2], t[2, 0], z[2, 2], z[2, 0], t2m[2]])
     np.testing.assert_array_equal(reader.read(2), expected)
     assert reader.read(2).dtype == np.float32

@@ -107,7 +107,7 @@ def test_small_changes_are_raised_with_a_word(fields: np.ndarray, caplog: pytest
 
 
 def test_coarse_packing_is_told(fields: np.ndarray, caplog: pytest.LogCaptureFixture) -> None:
-    channels = make_reader(fields, np.arange(40)).channels.stored
+    channels = make_reader(fields, np.arange(40)).channels.time_varying_stored
     std = np.array([50.0, 120.0, 0.5, 0.1])
     # 0.3 x 0.5 x sqrt(6) = 0.3674
     assert find_coarse_packing(channels, std, {"z": 20.0, "t2m": 0.367}) == []

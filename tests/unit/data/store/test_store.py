@@ -204,7 +204,7 @@ def test_a_transform_needs_new_statistics_only(
     monkeypatch.setattr(SourceReader, "read", None)
     write_training_store(other)
     reader = open_reader(other)
-    row = [channel.name for channel in reader.channels.stored].index("t2m")
+    row = [channel.name for channel in reader.channels.time_varying_stored].index("t2m")
     np.testing.assert_array_equal(reader.read(0), before.read(0))
     values = np.sqrt(np.stack([reader.read(index)[row] for index in range(16)]).astype(np.float64))
     statistics = reader.statistics.select(["t2m"])

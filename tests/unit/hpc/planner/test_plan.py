@@ -143,7 +143,7 @@ def test_epochs_and_growing_rollouts() -> None:
     run = replace(run, trainer=run.trainer.model_copy(update={"max_steps": None, "num_epoch": 3}))
     assert run.count_steps(ParallelDims(2, 8, 4)) == 3 * (1000 // 16)
     assert run.count_steps(ParallelDims(1, 1001, 1)) == 0
-    assert run.mean_rollout == pytest.approx((0.5 * 1 + 0.25 * 2 + 0.25 * 4) / 4)
+    assert run.mean_rollout_fraction == pytest.approx((0.5 * 1 + 0.25 * 2 + 0.25 * 4) / 4)
 
 
 def test_report(plan: Plan) -> None:

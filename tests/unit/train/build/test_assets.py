@@ -115,7 +115,7 @@ def test_masked_cells_are_hidden(fitted: tuple[AnalyticReader, ModelAssets]) -> 
     frames = FrameReader(reader, build_config(RAW).data, None, hidden_cells)
     state_CHW = frames.state(int(reader.times[0]))
     stored_CHW = reader.read(0)
-    names = [channel.name for channel in reader.channels.stored]
+    names = [channel.name for channel in reader.channels.time_varying_stored]
     for channel_index, field_HW in enumerate(state_CHW):
         mask_HW = trained_masks.get(names[channel_index], False)
         np.testing.assert_array_equal(field_HW, np.where(mask_HW, np.nan, stored_CHW[channel_index]))

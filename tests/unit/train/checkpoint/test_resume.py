@@ -14,14 +14,14 @@ import torch
 from credit.config import build_config
 from credit.errors import CheckpointError, ConfigError
 from credit.train.checkpoint.async_writer import AsyncCheckpointer
-from credit.train.checkpoint.resume import find_checkpoint, find_initial_weights, prepare_folder, require_same_run
+from credit.train.checkpoint.resume import choose_checkpoint, find_initial_weights, prepare_folder, require_same_run
 from tests.unit.config.test_load import MINIMAL, with_key
 
 
 def find_start(resume: str | Path, folder: Path) -> tuple[Path | None, Path | None]:
     """Return the checkpoint and the file of weights that a run begins with."""
     config = SimpleNamespace(trainer=SimpleNamespace(resume=str(resume)))
-    origin = find_checkpoint(config, folder)
+    origin = choose_checkpoint(config, folder)
     return origin, find_initial_weights(config, origin)
 
 

@@ -56,8 +56,8 @@ def test_a_jump_of_the_loss() -> None:
 
 
 def test_a_checkpoint_of_an_older_version() -> None:
-    train_state = TrainState(step=3, left_out=[4], losses=[1.0])
+    train_state = TrainState(step=3, skipped_blocks=[4], losses=[1.0])
     train_state.restore(
         {"step": 12, "best": 0.5, "best_step": 10, "worse": 1, "bad_steps": 2, "saved": 12, "validated": 10}
     )
-    assert train_state == TrainState(step=12, best=0.5, best_step=10, worse=1, saved=12, validated=10)
+    assert train_state == TrainState(step=12, best=0.5, best_step=10, validations_since_best=1, saved=12, validated=10)

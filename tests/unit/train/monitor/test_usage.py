@@ -97,7 +97,7 @@ def test_a_checkpoint_of_an_older_version_counts_from_there(calendar: SimpleName
     train_state = TrainState()
     train_state.restore({"step": 500})
     meter = build_meter()
-    meter.resume(train_state.step, train_state.spent, [{"step": 500, "samples_per_s": 3.0}])
+    meter.resume(train_state.step, train_state.usage, [{"step": 500, "samples_per_s": 3.0}])
     calendar.seconds += 3600
     meter.add_energy(3.6e6)
     meter.add_steps([1], 10.0, 0.0)

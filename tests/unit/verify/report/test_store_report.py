@@ -13,7 +13,7 @@ import xarray as xr
 from credit.config.sections.data import DataConfig
 from credit.data.store.preprocess import write_training_store
 from credit.errors import DataError
-from credit.verify.report.data_report import write_data_report
+from credit.verify.report.store_report import write_data_report
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
 """Script that extracts the sample of the package from the full simulation.
 
-Usage: ``python -m credit.data.sample.cut_sample SOURCE_FOLDER``.
+Usage: ``python -m credit.data.bundled.cut_sample SOURCE_FOLDER``.
 
 Packed integers are copied without repacking. A chunk contains one latitude row of all times of a file: adjacent times
 of a cell are then next to each other, and the compressed size is 13 to 20 % smaller than with chunks of whole maps.

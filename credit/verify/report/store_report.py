@@ -95,7 +95,8 @@ def _statistics_rows(reader: StoreReader, config: DataConfig) -> list[list[str]]
     """Return the cells of the table of statistics, one row for each channel."""
     statistics = reader.statistics
     rows = []
-    channels = {channel.name: channel for channel in (*reader.channels.stored, *reader.channels.static_stored)}
+    stored_channels = reader.channels.time_varying_stored + reader.channels.static_stored
+    channels = {channel.name: channel for channel in stored_channels}
     for index, name in enumerate(statistics.names):
         channel = channels[name]
         transform_text = ""
@@ -128,7 +129,7 @@ def _draw_figures(
     background = MapBackground.build(reader)
     # Each panel is a channel, its mapped field, the counted values and the time of the map.
     panels = []
-    for row, channel in enumerate(reader.channels.stored):
+    for row, channel in enumerate(reader.channels.time_varying_stored):
         panels.append((channel, field_CHW[row], values_TCHW[:, row], map_time))
     for channel, field in zip(reader.channels.static_stored, reader.static(), strict=True):
         panels.append((channel, field, field, "constant"))

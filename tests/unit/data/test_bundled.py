@@ -7,13 +7,13 @@ from pathlib import Path
 
 import numpy as np
 
-from credit.data.sample import cut_sample
+from credit.data.bundled import cut_sample
 from credit.data.sources.source_reader import open_sources
 from tests.unit.data.files_on_the_fly import make_config
 
 
 def test_it_is_small_and_says_where_it_is_from() -> None:
-    folder = Path(str(resources.files("credit.data.sample"))) / "speedy"
+    folder = Path(str(resources.files("credit.data.bundled"))) / "speedy"
     assert sorted(path.name for path in folder.glob("*.nc")) == sorted(cut_sample.FILES)
     assert sum(path.stat().st_size for path in folder.iterdir()) <= cut_sample.LIMIT_BYTES
     text = (folder / "README.md").read_text(encoding="utf-8")
@@ -32,4 +32,4 @@ def test_every_field_of_it_can_be_read() -> None:
     assert reader.grid.shape == (32, 64)
     assert set(np.diff(reader.times)[:1463]) == {360}
     for index in (0, 1463, len(reader.times) - 1):
-        assert reader.read(index).shape[0] == len(reader.channels.stored)
+        assert reader.read(index).shape[0] == len(reader.channels.time_varying_stored)

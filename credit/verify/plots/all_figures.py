@@ -1,0 +1,81 @@
+"""All figures of a verification, with their captions, in the order of the report."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from credit.verify.plots import ensemble, events, scores, spectra, style
+from credit.verify.plots.example import draw_example
+from credit.verify.report.metadata import TrainingLog
+from credit.verify.scorer import Verification
+from credit.verify.significance.bootstrap import MIN_BLOCKS_FOR_INTERVALS
+
+if TYPE_CHECKING:
+    from credit.data.reader import FieldReader
+
+
+def draw_all_figures(
+    verification: Verification, reader: FieldReader, log: TrainingLog | None, folder: Path
+) -> list[tuple[str, Path]]:  # fmt: skip
+    """Draw every figure of a verification.
+
+    Args:
+        verification: the scores and the example forecast.
+        reader: reader of the truth.
+        log: training log of the run, None if the figure of the loss is left out.
+        folder: folder that the figures are written into; it must exist.
+
+    Returns:
+        (caption, path) of each figure, in the order of the report.
+    """
+    table = verification.table
+    channels = verification.figure_channels
+    lead_hours = [lead / 60 for lead in verification.figure_leads]
+
+    # Scores by lead time.
+    caption = (
+        "Root-mean-square error and anomaly correlation by lead time. Shaded: 95 % intervals, by resampling of blocks "
+        f"of days; a lead time with fewer than {MIN_BLOCKS_FOR_INTERVALS} blocks has none."
+    )
+    figures = [(caption, style.save_figure(folder / "skill.png", scores.plot_skill, table, channels))]
+    if "crps" in table.dataset:
+        caption = (
+            "Continuous ranked probability score by lead time, of single forecasts the mean absolute error; and spread "
+            "over the error of the mean, corrected for the number of members: below 1 the ensemble is overconfident."
+        )
+        figures.append(
+            (caption, style.save_figure(folder / "spread.png", ensemble.plot_spread_and_skill, table, channels))
+        )
+    # Rank histograms and reliability diagrams are drawn of the model alone, and only if it is an ensemble.
+    if "ranks" in table.dataset and np.isfinite(table.dataset["ranks"].sel(forecast="model")).any():
+        caption = "Rank of the truth among the members. A U shape: too little spread; a slope: a bias."
+        path = style.save_figure(folder / "ranks.png", ensemble.plot_rank_histograms, table, channels, lead_hours)
+        figures.append((caption, path))
+        if table.events:
+            caption = (
+                "Observed frequency of an event by forecast probability, and how often each probability was forecast. "
+                "On the diagonal the probabilities are reliable; a flatter curve is overconfident. A consistent "
+                "ensemble of few members is a little flatter. Bars: 95 % intervals of the observed frequency, by "
+                f"resampling of blocks of days; a lead time with fewer than {MIN_BLOCKS_FOR_INTERVALS} blocks has "
+                "none, nor has a probability that was forecast on few days."
+            )
+            path = style.save_figure(folder / "reliability.png", events.plot_reliability_diagrams, table, lead_hours)
+            figures.append((caption, path))
+
+    # Comparison with other forecasts, the example, spectra and training.
+    figures += scores.draw_scorecards(table, folder)
+    figures += draw_example(verification, reader, folder)
+    if verification.spectra:
+        caption = (
+            f"Power by total wavenumber, up to {int(table.dataset['wavenumber'][-1])}, the largest that the grids of "
+            "the scores, the truth and all forecasts resolve, and over the truth's; of an ensemble its first member. A "
+            "ratio below 1: the forecast is too smooth."
+        )
+        figures.append((caption, style.save_figure(folder / "spectra.png", spectra.plot_spectra, table, channels)))
+    if log is not None:
+        path = style.save_figure(folder / "loss.png", style.plot_loss, log.train, log.valid)
+        figures.append(("Training and validation loss.", path))
+    return figures
