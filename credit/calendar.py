@@ -95,7 +95,7 @@ class Calendar:
         return int(cftime.date2num(date, TIME_UNITS, self.name))
 
     def parse_period_end(self, text: str, key: str = "time") -> int:
-        """Return the minutes of a text as `parse`, but of a date without a time the last minute of that day.
+        """Return the minutes of the end of a period: as `parse`, but a date without a time means its last minute.
 
         Raises:
             ConfigError: as `parse`.

@@ -33,7 +33,10 @@ class MetricContext:
 
 
 class Metric(ABC):
-    """Base class of metrics: sums over the cases of batches and ranks, and a function of their means.
+    """Base class of metrics: sums over cases, and the metric's values as a function of these sums.
+
+    Each rank sums over its own cases. `credit.train.validate.validate` then replaces each sum, in place, by its mean over
+    the ranks, and calls `summary` with the mean number of cases of a rank.
 
     Args:
         context: channels, weights and lead times of the validation.
@@ -55,7 +58,10 @@ class Metric(ABC):
     @property
     @abstractmethod
     def sums(self) -> Mapping[str, Tensor]:
-        """Sums over the cases so far by name, float64 tensors of any shape, averaged over the ranks in place."""
+        """Sums over the cases of this rank so far by name, float64 tensors of any shape.
+
+        They must be the metric's own tensors, because their values are replaced by the means over the ranks.
+        """
 
     @abstractmethod
     def add(self, lead: int, forecast_BMCHW: Tensor, persistence_BCHW: Tensor, truth_BCHW: Tensor) -> None:

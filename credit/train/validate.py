@@ -117,6 +117,7 @@ def validate(
     if is_stopped:
         return None
     # Tensor-parallel peers have the same cases, so the means are those over the data ranks.
+    # Each sum over the cases of this rank is replaced, in place, by its mean over the ranks.
     totals = [loss_sum]
     for metric in metrics:
         totals += metric.sums.values()
@@ -135,8 +136,8 @@ def _add_summary(values: dict[str, float], metric: Metric, num_cases: float) -> 
 
     Args:
         values: name -> value of the metrics before it, which is extended in place.
-        metric: the metric, with the sums of all ranks.
-        num_cases: number of cases that its sums are divided by.
+        metric: the metric, whose sums are means over the ranks by now.
+        num_cases: mean number of cases of a rank, which the metric divides its sums by.
 
     Raises:
         ConfigError: if it returns other names than it announces, or one that another metric has.

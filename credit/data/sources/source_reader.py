@@ -137,10 +137,12 @@ class SourceReader:
             yield from self._read_variables(indices[start : start + times_at_once], set(self._series))
 
     def count_times_at_once(self, held_bytes: int) -> int:
-        """Return how many times `read_each` reads at once: a few, or as many of a chunk as fit into the memory.
+        """Return the number of time steps that `read_each` reads together, at least 1.
+
+        They are about 32 MiB, or those of one chunk of the files that fit into `held_bytes`, if these are more.
 
         Args:
-            held_bytes: memory for reading a chunk of the files at once.
+            held_bytes: memory in bytes for the fields of one chunk of the files.
         """
         return max(1, _BYTES_AT_ONCE // self.bytes_per_time, self.count_chunk_times_in_memory(held_bytes))
 

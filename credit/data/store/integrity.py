@@ -141,13 +141,14 @@ def find_damage(path: Path, deep: bool = False, progress: bool = False) -> Damag
 
 
 def find_damage_to_repair(path: Path, deep: bool, progress: bool) -> Damage:
-    """Find what of a store is to be written again, as `find_damage`, with fields read only from a complete store.
+    """Return the damage that ``credit preprocess`` has to repair.
 
-    A store that is not complete is being repaired, and the damage that a deep check found is marked already.
+    This is `find_damage`, but `deep` is ignored for an incomplete store: such a store is being repaired, and the damage
+    that a deep check found is marked already.
 
     Args:
         path: the store.
-        deep: whether to read every field of a complete store and to compare checksums.
+        deep: whether to read every field and to compare checksums.
         progress: whether to show a progress bar on a terminal if it takes long.
 
     Raises:

@@ -57,12 +57,15 @@ def find_outliers(
     accepted: Collection[str],
     transforms: Mapping[str, TransformConfig],
 ) -> dict[int, Outlier]:
-    """Return index of a time -> its first outlier, for times with a value far from all others of its variable.
+    """Return index of a time -> its first outlier, for times with a value far from all others of its channel.
 
-    The distance is that from the median of the fields' means. The scale is the root mean square distance at the 95 % of
-    the times where it is smallest, so that spoilt times do not hide themselves; of a variable on levels it is that of
-    the level with the greatest, as clouds and tracers are almost always 0 on some levels. A variable that is 0 at most
-    times has no scale and is not judged.
+    The usual value of a channel is the median over the times of the means of its fields. Its scale is the root mean
+    square distance from the usual value, over the cells and over the 95 % of the times that are closest to it, so that
+    spoilt times do not hide themselves. All levels of a variable use the largest scale of any level, because clouds and
+    tracers are almost always 0 on some levels.
+
+    An outlier is more than 1000 times the scale from the usual value. A variable that is 0 at most times has no scale
+    and is not judged. With fewer than 10 times, nothing is judged.
 
     Args:
         moments_T5C: (T, 5, C) float64: count, mean, sum of squared deviations, minimum and maximum of each field (see

@@ -152,10 +152,7 @@ class OutputDiagnostics:
 
     @property
     def global_attributes(self) -> dict[str, str]:
-        """Global attributes of a forecast file that name its pressure levels and derived variables, empty without them.
-
-        They tell the files apart from those with other diagnostics.
-        """
+        """Attributes of the forecast files that describe the diagnostics, so that files with others can be told apart."""
         attributes = {}
         if self._conf.pressure_levels is not None:
             levels = ", ".join(f"{level:g}" for level in self._conf.pressure_levels)

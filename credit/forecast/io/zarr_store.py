@@ -177,7 +177,10 @@ class ZarrStore:
         self._last_chunks = chunks
 
     def discard(self, initial_minutes: int) -> None:
-        """Forget an incomplete forecast (initial time in minutes); without a mark it does not count."""
+        """Forget an incomplete forecast (initial time in minutes).
+
+        Its chunks stay in the store, but its entry of ``written`` stays 0, so readers and later runs treat it as missing.
+        """
         self._num_missing.pop(self._find_index(initial_minutes), None)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Peak rates of GPUs and of the links between them, from data sheets, and the share of them that is assumed reached.
+"""Peak rates of GPUs and of the links between them, and the share of each peak that kernels are assumed to reach.
 
 Sources: NVIDIA's data sheets of A100 (2021), H100, H200 and HGX B200 (2023 to 2025), dense rates of the SXM modules;
 memory is what `torch.cuda.get_device_properties` reports as total. Nodes: A100 as in NSF NCAR's Derecho and NERSC's
@@ -31,12 +31,12 @@ class Gpu:
     Attributes:
         name: name on the command line.
         memory_gib: memory in GiB.
-        bfloat16: peak of bfloat16 matrix products, TFLOP/s.
-        tf32: the same of float32 products in TF32 (trainer.tf32), TFLOP/s.
-        float32: the same of float32 products without, TFLOP/s.
-        memory_gbs: memory bandwidth, GB/s.
-        node_gbs: bandwidth to the node's other GPUs in one direction, GB/s.
-        network_gbs: bandwidth to other nodes in one direction, a GPU's share of the node's ports, GB/s.
+        bfloat16: peak rate of bfloat16 matrix products in TFLOP/s.
+        tf32: peak rate of float32 matrix products in TF32 (``trainer.tf32``) in TFLOP/s.
+        float32: peak rate of float32 matrix products without TF32 in TFLOP/s.
+        memory_gbs: memory bandwidth in GB/s.
+        node_gbs: bandwidth to the node's other GPUs in one direction, in GB/s.
+        network_gbs: bandwidth to other nodes in one direction, a GPU's share of the node's ports, in GB/s.
         per_node: number of GPUs in a node.
         watts: highest power of the board in watts.
     """

@@ -103,9 +103,16 @@ BuildStep = Callable[[int], tuple[torch.optim.Optimizer, Callable[[Callable[[], 
 
 
 def extrapolate_trace(shorter: Trace, longer: Trace, num_further: int) -> Trace:
-    """Return `longer + num_further * (longer - shorter)`, count by count: the trace of a step with a longer rollout.
+    """Return the trace of a step with a longer rollout, from those of two shorter rollouts.
 
-    Counts of a single kernel whose size grows with the step may be negative; totals are correct.
+    `activations` and each count of `kernels` and `pass_collectives` are extrapolated linearly: ``longer + num_further *
+    (longer - shorter)``. `constants` are the larger ones of the two, and `norm_collective` is that of `longer`. A kernel
+    whose size differs between the two may get a negative count; totals over all kernels are correct.
+
+    Args:
+        shorter: trace of a rollout of n steps.
+        longer: trace of a rollout of n + 1 steps.
+        num_further: number of steps that the rollout has beyond n + 1.
     """
 
     def extrapolate_value(short_value: int, long_value: int) -> int:

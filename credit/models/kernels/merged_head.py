@@ -31,10 +31,14 @@ HALO = 2
 
 
 def crop_input(x_BCHW: Tensor, margins: Margins) -> tuple[Tensor, slice, slice]:
-    """Crop the input of a head that doubles height and width to what the output less the margins needs.
+    """Crop the input of a head that doubles height and width, for an output without its margins.
+
+    Args:
+        x_BCHW: (B, C, H, W) input of the head.
+        margins: output rows at (north, south) and columns at (west, east) that are not needed.
 
     Returns:
-        The cropped input, and the rows and columns of the head's output to keep.
+        The cropped input, and the slices of rows and of columns that are to be kept of the head's output from it.
     """
     input_slices = []
     output_slices = []

@@ -58,7 +58,11 @@ class SpherePadding:
         return x[..., north : x.shape[-2] - south, west : x.shape[-1] - east]
 
     def rows_across_pole(self, height: int) -> tuple[range, ...]:
-        """Return the rows of a padded field of `height` rows in which vectors point the other way."""
+        """Return the rows of a padded field in which vectors point the other way, because they are across a pole.
+
+        Args:
+            height: number of rows of the field before padding.
+        """
         if not self.vector_channels:
             return ()
         north, south = self.lat

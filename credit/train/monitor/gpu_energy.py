@@ -104,7 +104,9 @@ class EnergyMeter:
 
 
 def open_gpu(nvml: ModuleType, uuid: str) -> tuple[str, GpuEnergy]:
-    """Return UUID and energy meter of the GPU of a CUDA device; a MIG instance is a part of a GPU, which is metered.
+    """Return UUID and energy meter of the GPU of a CUDA device.
+
+    If the device is a MIG instance, which is a part of a GPU, the meter measures the whole GPU.
 
     Args:
         nvml: the module `pynvml`.

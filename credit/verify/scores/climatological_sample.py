@@ -1,7 +1,8 @@
 """A sample of the climate of each cell at a time of the year, from times spread evenly over the training period.
 
-The sample of a season has the times within 30 days of that time of the year, of all years of the period. Over the whole
-year the event "warmer than usual" would be summer, and skill the knowledge of the season.
+A season is a stretch of five days. Its sample has the times of all years of the period that are within 30 days of its
+middle. With one sample for the whole year, the event "warmer than usual" would mean summer, and a forecast that only
+knows the season would have skill.
 
 Shapes: C channels, K times, P cells.
 """

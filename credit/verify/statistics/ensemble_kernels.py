@@ -183,15 +183,16 @@ def vector_member_sums(
 
 
 def crps_from_sums(sums: np.ndarray, num_members: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the standard and the fair CRPS, or of vectors the energy scores, of the first two sums or their means.
+    """Return the standard and the fair CRPS, for vectors the standard and the fair energy score.
 
     Args:
-        sums: (2 or more, ...) from `member_sums` or `vector_member_sums`.
-        num_members: M; of one member the fair score is NaN.
+        sums: (2 or more, ...) from `member_sums` or `vector_member_sums`, or means of these. Only the first two are used:
+            the distances of the members from the truth, and those of all pairs of members.
+        num_members: number of members M.
 
     Returns:
-        The standard and the fair score, each of the shape of one sum and in the units of the field if the sums are
-        means over cells.
+        The standard and the fair score, (...) each. The fair score of one member is NaN. Both are in the units of the
+        field if `sums` are means over cells.
     """
     error = sums[0] / num_members
     distances = sums[1]

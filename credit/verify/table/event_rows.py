@@ -75,9 +75,11 @@ class EventResults:
     ) -> dict[str, tuple[str, dict[str, np.ndarray]]]:
         """Return score -> dimension and results of `credit.verify.significance.comparison.compare_with_references`.
 
-        Of events the Brier score is compared. Their skill is measured against one climatology, so where one differs the
-        other does. SEEPS is the mean penalty over the mean area, which depends on the climate alone and is the same for
-        all forecasts; so differences of the penalties of single cases are those of the score.
+        For events, the Brier score is compared. The Brier skill score needs no comparison of its own: it is measured
+        against the same climatology for all forecasts, so its differences have the same significance.
+
+        SEEPS is the mean penalty divided by the mean area. The area depends only on the climate and is the same for all
+        forecasts, so the penalties of single cases can be compared instead of the scores.
         """
         comparisons = {}
         if self.events:

@@ -18,10 +18,13 @@ from credit.verify.table.table import SHORT_WAVES, ScoreTable
 def add_spectra(table: ScoreTable, spectra: FieldsByChannelAndLead, forecasts: Sequence[str]) -> None:
     """Add power spectra to a table; without spectra it stays unchanged.
 
-    ``power`` and ``power_ratio`` (over the truth's) are over (forecast, spectrum_channel, spectrum_lead, wavenumber),
-    ``power_truth`` lacks forecast; powers are in ``spectrum_units``. `SHORT_WAVES`, the power of the shortest third of
-    the wavenumbers over the truth's, is over the dimensions of other scores, NaN where there is no spectrum; its
-    attribute ``wavenumbers`` names them.
+    New variables of the dataset:
+
+    - ``power``: power in ``spectrum_units``, dimensions (forecast, spectrum_channel, spectrum_lead, wavenumber);
+    - ``power_truth``: power of the truth in the same units and dimensions, without forecast;
+    - ``power_ratio``: ``power`` divided by ``power_truth``, with the dimensions of ``power``;
+    - `SHORT_WAVES`: power of the shortest third of the waves divided by that of the truth. It has the dimensions of the
+      other scores, and is NaN where there is no spectrum. Its attribute ``wavenumbers`` states the range.
 
     Args:
         table: the scores.
@@ -43,7 +46,7 @@ def add_spectra(table: ScoreTable, spectra: FieldsByChannelAndLead, forecasts: S
     power_FCLK = np.full((len(table.forecasts), *truth_CLK.shape), np.nan)
     forecast_index = [table.forecasts.index(name) for name in forecasts]
     power_FCLK[forecast_index] = np.moveaxis(spectra_CLFK[:, :, 1:], 2, 0)
-    # Power over the truth's, by wavenumber and of all short waves.
+    # Power divided by that of the truth, by wavenumber and of all short waves together.
     is_short = is_among_shortest_third(wavenumbers)
     with np.errstate(divide="ignore", invalid="ignore"):
         ratio_FCLK = power_FCLK / truth_CLK
