@@ -35,8 +35,8 @@ class MetricContext:
 class Metric(ABC):
     """Base class of metrics: sums over cases, and the metric's values as a function of these sums.
 
-    Each rank sums over its own cases. `credit.train.validate.validate` then replaces each sum, in place, by its mean over
-    the ranks, and calls `summary` with the mean number of cases of a rank.
+    Each rank sums over its own cases. `credit.train.validate.validate` then replaces each sum, in place, by its mean
+    over the ranks, and calls `summary` with the mean number of cases of a rank.
 
     Args:
         context: channels, weights and lead times of the validation.

@@ -164,7 +164,7 @@ class VerificationConfig(StrictModel):
     allow_seen: bool = Field(
         False,
         description="Also score forecasts in periods on which the weights were trained or selected. Use it to measure "
-        "overfitting, or if simulated years have the numbers of real years.",
+        "overfitting, or for years of a simulation that only look like real years.",
     )
     figure_channels: list[str] | None = Field(
         None,

@@ -4,7 +4,7 @@ Format 2, a zarr 3 group that xarray and other tools open as well:
 
 | array | shape | content |
 |---|---|---|
-| ``fields`` | (time, channel, latitude, longitude) float32 | time-varying channels in physical units, NaN where masked |
+| ``fields`` | (time, channel, latitude, longitude) float32 | time-varying channels, physical units; NaN where masked |
 | ``static_fields`` | (static_channel, latitude, longitude) float32 | ``channels.static_stored`` |
 | ``masks`` | (masked_variable, latitude, longitude) uint8 | 1 where a declared variable is always missing |
 | ``channel``, ``static_channel`` | strings | their names; stores of versions up to 0.14 have none |

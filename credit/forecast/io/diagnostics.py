@@ -152,7 +152,7 @@ class OutputDiagnostics:
 
     @property
     def global_attributes(self) -> dict[str, str]:
-        """Attributes of the forecast files that describe the diagnostics, so that files with others can be told apart."""
+        """Global attributes that describe the diagnostics, so that files with other diagnostics can be told apart."""
         attributes = {}
         if self._conf.pressure_levels is not None:
             levels = ", ".join(f"{level:g}" for level in self._conf.pressure_levels)

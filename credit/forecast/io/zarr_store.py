@@ -179,7 +179,7 @@ class ZarrStore:
     def discard(self, initial_minutes: int) -> None:
         """Forget an incomplete forecast (initial time in minutes).
 
-        Its chunks stay in the store, but its entry of ``written`` stays 0, so readers and later runs treat it as missing.
+        Its chunks stay in the store, but ``written`` stays 0 there, so readers and later runs treat it as missing.
         """
         self._num_missing.pop(self._find_index(initial_minutes), None)
 

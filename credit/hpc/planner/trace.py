@@ -105,9 +105,10 @@ BuildStep = Callable[[int], tuple[torch.optim.Optimizer, Callable[[Callable[[], 
 def extrapolate_trace(shorter: Trace, longer: Trace, num_further: int) -> Trace:
     """Return the trace of a step with a longer rollout, from those of two shorter rollouts.
 
-    `activations` and each count of `kernels` and `pass_collectives` are extrapolated linearly: ``longer + num_further *
-    (longer - shorter)``. `constants` are the larger ones of the two, and `norm_collective` is that of `longer`. A kernel
-    whose size differs between the two may get a negative count; totals over all kernels are correct.
+    `activations` and each count of `kernels` and `pass_collectives` are extrapolated linearly:
+    ``longer + num_further * (longer - shorter)``. `constants` are the larger ones of the two, and `norm_collective` is
+    that of `longer`. A kernel whose size differs between the two may get a negative count; totals over all kernels are
+    correct.
 
     Args:
         shorter: trace of a rollout of n steps.

@@ -32,9 +32,9 @@ def count_sharding_collectives(
 ) -> Counter[Collective]:
     """Return the number of each collective of FSDP2 in an optimizer step.
 
-    In each forward and backward pass, a unit that frees its weights after the forward pass is gathered twice, and a unit
-    that keeps them once. Weights that are gathered to recompute a rollout step are kept for its backward pass. Gradients
-    are reduced once: over the shards, then over the replicas.
+    In each pass forward and back, a unit that frees its weights after the forward is gathered twice, and a unit that
+    keeps them once. Weights that are gathered to recompute a rollout step are kept for its backward pass. Gradients are
+    reduced once per optimizer step: over the shards, then over the replicas.
 
     Args:
         units: sharding units of the model.

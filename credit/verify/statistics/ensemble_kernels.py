@@ -186,8 +186,8 @@ def crps_from_sums(sums: np.ndarray, num_members: int) -> tuple[np.ndarray, np.n
     """Return the standard and the fair CRPS, for vectors the standard and the fair energy score.
 
     Args:
-        sums: (2 or more, ...) from `member_sums` or `vector_member_sums`, or means of these. Only the first two are used:
-            the distances of the members from the truth, and those of all pairs of members.
+        sums: (2 or more, ...) from `member_sums` or `vector_member_sums`, or means of these. Only the first two are
+            used: the distances of the members from the truth, and D of this module's docstring.
         num_members: number of members M.
 
     Returns:
