@@ -12,6 +12,7 @@ from credit.verify.plots.example import draw_example
 from credit.verify.report.metadata import TrainingLog
 from credit.verify.scorer import Verification
 from credit.verify.significance.bootstrap import MIN_BLOCKS_FOR_INTERVALS
+from credit.verify.table.table import ScoreTable
 
 if TYPE_CHECKING:
     from credit.data.reader import FieldReader
@@ -49,21 +50,8 @@ def draw_all_figures(
         figures.append(
             (caption, style.save_figure(folder / "spread.png", ensemble.plot_spread_and_skill, table, channels))
         )
-    # Rank histograms and reliability diagrams are drawn of the model alone, and only if it is an ensemble.
     if "ranks" in table.dataset and np.isfinite(table.dataset["ranks"].sel(forecast="model")).any():
-        caption = "Rank of the truth among the members. A U shape: too little spread; a slope: a bias."
-        path = style.save_figure(folder / "ranks.png", ensemble.plot_rank_histograms, table, channels, lead_hours)
-        figures.append((caption, path))
-        if table.events:
-            caption = (
-                "Observed frequency of an event by forecast probability, and how often each probability was forecast. "
-                "On the diagonal the probabilities are reliable; a flatter curve is overconfident. A consistent "
-                "ensemble of few members is a little flatter. Bars: 95 % intervals of the observed frequency, by "
-                f"resampling of blocks of days; a lead time with fewer than {MIN_BLOCKS_FOR_INTERVALS} blocks has "
-                "none, nor has a probability that was forecast on few days."
-            )
-            path = style.save_figure(folder / "reliability.png", events.plot_reliability_diagrams, table, lead_hours)
-            figures.append((caption, path))
+        figures += _draw_calibration(table, channels, lead_hours, folder)
 
     # Comparison with other forecasts, the example, spectra and training.
     figures += scores.draw_scorecards(table, folder)
@@ -78,4 +66,24 @@ def draw_all_figures(
     if log is not None:
         path = style.save_figure(folder / "loss.png", style.plot_loss, log.train, log.valid)
         figures.append(("Training and validation loss.", path))
+    return figures
+
+
+def _draw_calibration(
+    table: ScoreTable, channels: list[str], lead_hours: list[float], folder: Path
+) -> list[tuple[str, Path]]:  # fmt: skip
+    """Draw rank histograms and reliability diagrams of the model, which must be an ensemble; return (caption, path)."""
+    caption = "Rank of the truth among the members. A U shape: too little spread; a slope: a bias."
+    path = style.save_figure(folder / "ranks.png", ensemble.plot_rank_histograms, table, channels, lead_hours)
+    figures = [(caption, path)]
+    if table.events:
+        caption = (
+            "Observed frequency of an event by forecast probability, and how often each probability was forecast. "
+            "On the diagonal the probabilities are reliable; a flatter curve is overconfident. A consistent "
+            "ensemble of few members is a little flatter. Bars: 95 % intervals of the observed frequency, by "
+            f"resampling of blocks of days; a lead time with fewer than {MIN_BLOCKS_FOR_INTERVALS} blocks has "
+            "none, nor has a probability that was forecast on few days."
+        )
+        path = style.save_figure(folder / "reliability.png", events.plot_reliability_diagrams, table, lead_hours)
+        figures.append((caption, path))
     return figures

@@ -16,9 +16,7 @@ from credit.verify.table.table import SHORT_WAVES, ScoreTable
 
 
 def add_spectra(table: ScoreTable, spectra: FieldsByChannelAndLead, forecasts: Sequence[str]) -> None:
-    """Add power spectra to a table; without spectra it stays unchanged.
-
-    New variables of the dataset:
+    """Add these variables to a table if there are spectra:
 
     - ``power``: power in ``spectrum_units``, dimensions (forecast, spectrum_channel, spectrum_lead, wavenumber);
     - ``power_truth``: power of the truth in the same units and dimensions, without forecast;
