@@ -117,6 +117,16 @@ class Config(StrictModel):
                 f"trainer.members: {self.trainer.members} members would all be the same forecast; set model.noise, for "
                 "example to global"
             )
+        if self.trainer.members > 1 and not self.loss.needs_members:
+            raise ValueError(
+                f"trainer.members: {self.trainer.members} members need a loss that compares them; loss.kind "
+                f"{self.loss.kind} would train all members to be equal; set it to crps"
+            )
+        if self.trainer.members == 1 and self.model.noise:
+            raise ValueError(
+                "model.noise has no effect with trainer.members: 1, because one forecast is trained without noise; set "
+                "trainer.members to 2 or more, or remove model.noise"
+            )
         if self.trainer.members == 1 and self.loss.needs_members:
             raise ValueError(
                 f"loss.kind: {self.loss.kind} compares the members of an ensemble; set trainer.members to 2 or more, "

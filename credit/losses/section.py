@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 from pydantic import Field, model_validator
 
@@ -28,8 +28,6 @@ class PointwiseSection(LossSection):
 class CRPSSection(LossSection):
     """The continuous ranked probability score of an ensemble (`trainer.members`), averaged with weights."""
 
-    needs_members: ClassVar[bool] = True
-
     kind: Literal["crps"] = Field("crps", description="Continuous ranked probability score of the members.")
     alpha: float = Field(
         0.95,
@@ -42,6 +40,11 @@ class CRPSSection(LossSection):
         0.0, ge=0, description="Weight of the CRPS of each channel's global mean, added to the loss."
     )
 
+    @property
+    def needs_members(self) -> bool:
+        """True: the score compares the members of an ensemble."""
+        return True
+
 
 class SumSection(LossSection):
     """Several losses, added up. The keys that all losses share stand here, and are used for every term."""
@@ -52,9 +55,19 @@ class SumSection(LossSection):
     @model_validator(mode="after")
     def _require_shared_keys_here(self) -> SumSection:
         for number, term in enumerate(self.terms):
-            misplaced_keys = sorted(SHARED_KEYS & term.model_fields_set)
+            misplaced_keys = []
+            for key in sorted(SHARED_KEYS):
+                # A saved config has every key of a term, most of them with their defaults.
+                default = type(term).model_fields[key].get_default(call_default_factory=True)
+                if getattr(term, key) not in (default, getattr(self, key)):
+                    misplaced_keys.append(key)
             if misplaced_keys:
                 raise ValueError(
                     f"loss.terms.{number} sets {', '.join(misplaced_keys)}, which all terms share; set it under loss"
                 )
         return self
+
+    @property
+    def needs_members(self) -> bool:
+        """True if one of the terms compares the members of an ensemble."""
+        return any(term.needs_members for term in self.terms)

@@ -79,6 +79,8 @@ class EnsembleScores(Metric):
         relative_LC = means["crps"] / means["persistence"].clamp(min=smallest_number)
         ratio_LC = (means["variance"] / means["squared_error"].clamp(min=smallest_number)).sqrt()
         distance_LC = ratio_LC.clamp(min=math.sqrt(smallest_number)).log().abs()
+        # A field that never changes is forecast without error, and needs no spread.
+        distance_LC[means["squared_error"] == 0] = 0.0
         values = [relative_LC[:, prognostic].mean().item(), distance_LC[:, prognostic].mean().item()]
         values += means["crps"].flatten().tolist() + ratio_LC.flatten().tolist()
         return dict(zip(self.names(channels, self.context.lead_hours), values, strict=True))

@@ -21,9 +21,13 @@ def build_optimizer(model: nn.Module, conf: TrainerConfig) -> torch.optim.AdamW:
     """
     # Keyed by whether weights decay, and by the mesh: a fused kernel takes only parameters of the same mesh.
     groups: dict[tuple[bool, object], list[nn.Parameter]] = {}
+    without_decay = set()
+    for module in model.modules():
+        if not getattr(module, "has_weight_decay", True):
+            without_decay |= {id(parameter) for parameter in module.parameters(recurse=False)}
     for parameter in model.parameters():
         if parameter.requires_grad:
-            decays = parameter.dim() > 1
+            decays = parameter.dim() > 1 and id(parameter) not in without_decay
             device_mesh = getattr(parameter, "device_mesh", None)
             groups.setdefault((decays, device_mesh), []).append(parameter)
     param_groups = []

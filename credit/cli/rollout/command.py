@@ -202,6 +202,7 @@ def build_forecast_function(
     Raises:
         ConfigError: if ``inference.ensemble`` asks for something that the network does not have, such as dropout.
     """
+    from credit.errors import ConfigError
     from credit.forecast.ensemble.feature_noise import build_feature_noise
     from credit.forecast.ensemble.model_noise import build_model_noise
     from credit.forecast.ensemble.perturbations import build_perturbation
@@ -217,6 +218,11 @@ def build_forecast_function(
     inputs = ForecastInputs(forecaster.frames, config.data.step_minutes, config.data.history_len, file_lock)
     perturb_states = None
     if ensemble is not None:
+        if not ensemble.has_added_spread and not forecaster.config.model.noise:
+            raise ConfigError(
+                f"inference.ensemble: the members would be equal, because {forecaster.path} was trained without "
+                "model.noise; give perturbation, lagged, stochastic, noise or dropout"
+            )
         perturb_states = build_perturbation(ensemble, stepper, inputs, grid)
     return functools.partial(
         forecast_batch,

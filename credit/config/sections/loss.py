@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, SerializeAsAny
 
@@ -14,9 +14,6 @@ Weight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 class LossSection(StrictModel):
     """Keys that every training loss has; they set the weights and scales that a loss is built with."""
-
-    # True for a loss that makes sense for several members only.
-    needs_members: ClassVar[bool] = False
 
     kind: str
     scaling: Literal["tendency", "state"] = Field(
@@ -31,6 +28,11 @@ class LossSection(StrictModel):
     )
     weight: Weight = Field(1.0, description="Factor on this loss, where it is one of the terms of a sum.")
     weights: dict[str, Weight] = Field({}, description="Weight of a variable (z) or channel (z500). Default: 1.")
+
+    @property
+    def needs_members(self) -> bool:
+        """True for a loss that compares the members of an ensemble, and needs several of them."""
+        return False
 
 
 # Keys whose values hold for a sum of losses as a whole.

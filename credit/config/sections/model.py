@@ -6,6 +6,7 @@ The section of a kind of model stands in the model's own folder and is registere
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, SerializeAsAny, model_validator
@@ -26,9 +27,14 @@ def _canonical_memory(value: object) -> object:
     """Return the one spelling of a memory: ``step``, ``forecast`` or a duration."""
     if value in ("step", "forecast"):
         return value
-    if str(value) in ("0", "0h"):
+    if not isinstance(value, bool) and re.fullmatch(r"0+(\.0*)?\s*[a-z]*", str(value)):
         return "step"
     return canonical_duration(value)
+
+
+def _as_list_of_values(value: Any) -> Any:
+    """Return a single value as a list."""
+    return list(value) if isinstance(value, list | tuple) else [value]
 
 
 Memory = Annotated[str, BeforeValidator(_canonical_memory)]
@@ -38,7 +44,7 @@ class ModelNoiseSection(StrictModel):
     """Keys that every kind of noise has."""
 
     kind: str
-    memory: list[Memory] = Field(
+    memory: Annotated[list[Memory], BeforeValidator(_as_list_of_values)] = Field(
         ["step"],
         min_length=1,
         description="How long a draw lasts: `step` (or 0h) draws anew at each step, a duration is the time after which "

@@ -13,6 +13,7 @@ from credit.forecast.rollout import ForecastStart
 from credit.forecast.stepper import Condition
 from credit.models.base import ModelSpec
 from credit.models.noise.base import MemberKey, NoiseGenerator
+from credit.parallel.host_copy import to_device
 
 if TYPE_CHECKING:
     from credit.config.sections.inference import EnsembleConfig
@@ -38,7 +39,7 @@ class ModelNoise:
         """Yield the noise of each step of these forecasts, by kind."""
         keys = [MemberKey(self._seed, start.initial_minutes, start.member) for start in starts]
         is_noisy = [start.member >= self._first_noisy_member for start in starts]
-        is_noisy_B = torch.tensor(is_noisy, dtype=torch.float32).to(device)
+        is_noisy_B = to_device(torch.tensor(is_noisy, dtype=torch.float32), device)
         for condition in self._noise.sequence(keys, device):
             yield {kind: _scale_samples(noise, is_noisy_B) for kind, noise in condition.items()}
 

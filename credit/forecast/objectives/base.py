@@ -29,7 +29,7 @@ class ObjectiveContext:
         stepper: runs the network.
         loss: loss of normalised predictions and targets.
         recompute: True to compute the steps of a rollout again in the backward pass (``trainer.recompute_steps``).
-        noise: draws the noise inside the network; None for a network without noise.
+        noise: draws the noise inside the network; None if no objective needs it.
         seed: seed of the run, on which the noise depends.
         members: members of the ensemble in training (``trainer.members``).
         members_at_once: members that are computed in one batch (``trainer.members_at_once``).
@@ -78,7 +78,7 @@ class EncodedBatch:
     history_BCTHW: Tensor
     forcing: Callable[[int], Tensor]
     target_BCTHW: Tensor
-    initial_minutes: Sequence[int] = ()
+    initial_minutes: Sequence[int]
 
 
 class Objective(ABC):

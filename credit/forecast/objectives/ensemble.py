@@ -91,13 +91,12 @@ class EnsembleRollout(Objective):
                 outputs_of_chunks.append(list(self._rollout(chunk, micro_step, is_last_chunk=False)))
 
         # 2. Gradient of the loss with respect to these outputs.
-        leaves = []
-        for outputs_of_step in zip(*outputs_of_chunks, strict=True):
-            members = [_split_members(output_NCHW, len(encoded.history_BCTHW)) for output_NCHW in outputs_of_step]
-            leaves.append(torch.cat(members, dim=1).requires_grad_())
+        leaves = _gather_members(outputs_of_chunks, len(encoded.history_BCTHW))
         del outputs_of_chunks
         loss = self._loss_of_outputs(leaves, encoded, micro_step.counted_steps)
         gradients = torch.autograd.grad(loss / micro_step.num_micro_steps, leaves)
+        # Its graph would keep the outputs of all members.
+        loss = loss.detach()
         del leaves
 
         # 3. Each chunk again, with a graph; the gradients of the parameters add up.
@@ -111,7 +110,7 @@ class EnsembleRollout(Objective):
                 output_gradients.append(of_chunk.transpose(0, 1).flatten(0, 1))
             torch.autograd.backward(outputs, output_gradients)
             del outputs
-        return loss.detach()
+        return loss
 
     def predict(self, batch: EncodedBatch, num_steps: int) -> Iterator[Tensor]:
         """See the base class; the noise does not depend on the optimizer step, so that steps can be compared."""
@@ -184,6 +183,20 @@ class EnsembleRollout(Objective):
         for step, output_BMCHW in zip(sorted(counted_steps), outputs, strict=True):
             losses.append(self.loss(output_BMCHW, encoded.target_BCTHW[:, :, step - 1]))
         return torch.stack(losses).mean()
+
+
+def _gather_members(outputs_of_chunks: Sequence[Sequence[Tensor]], batch_size: int) -> list[Tensor]:
+    """Return the outputs of all members at each counted step, (B, M, C, H, W), as leaves of a new graph.
+
+    Args:
+        outputs_of_chunks: for each chunk of members its outputs (members * B, C, H, W) at the counted steps.
+        batch_size: number of samples B.
+    """
+    leaves = []
+    for outputs_of_step in zip(*outputs_of_chunks, strict=True):
+        members = [_split_members(output_NCHW, batch_size) for output_NCHW in outputs_of_step]
+        leaves.append(torch.cat(members, dim=1).requires_grad_())
+    return leaves
 
 
 def _split_members(output_NCHW: Tensor, batch_size: int) -> Tensor:

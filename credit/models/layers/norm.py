@@ -25,6 +25,11 @@ class ConditionalScaleShift(nn.Module):
         channel_dim: dimension of the channels: -1 for tokens (B, ..., C), 1 for fields (B, C, H, W).
     """
 
+    # A file of weights may lack the weight, which then starts as zeros.
+    may_be_added = True
+    # Decay of the weight would pull the spread of an ensemble towards zero.
+    has_weight_decay = False
+
     def __init__(self, dim: int, condition_dim: int, channel_dim: int = -1) -> None:
         super().__init__()
         self.dim = dim
@@ -38,7 +43,7 @@ class ConditionalScaleShift(nn.Module):
             x: normalised tokens or fields.
             condition_BK: condition of each sample.
         """
-        scale_BC, shift_BC = F.linear(condition_BK, self.weight).chunk(2, dim=-1)
+        scale_BC, shift_BC = F.linear(condition_BK.to(self.weight.dtype), self.weight).chunk(2, dim=-1)
         shape = [len(x)] + [1] * (x.dim() - 1)
         shape[self.channel_dim] = self.dim
         return torch.addcmul(shift_BC.view(shape), x, 1 + scale_BC.view(shape))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from credit.config.sections.model import ModelNoiseSection
 
@@ -14,3 +14,11 @@ class GlobalNoiseSection(ModelNoiseSection):
 
     kind: Literal["global"] = Field("global", description="One random vector for the whole globe.")
     channels: int = Field(32, ge=1, description="Length of the vector.")
+
+    @model_validator(mode="after")
+    def _require_channel_for_each_memory(self) -> GlobalNoiseSection:
+        if len(self.memory) > self.channels:
+            raise ValueError(
+                f"model.noise: {len(self.memory)} values of memory share {self.channels} channels; give more channels"
+            )
+        return self

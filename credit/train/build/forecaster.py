@@ -209,6 +209,8 @@ def describe_run(forecaster: Forecaster) -> dict[str, str | int]:
         attributes["ensemble"] = describe_ensemble(config.inference.ensemble)
         for noise in config.model.noise:
             attributes["ensemble"] += f"; {noise.kind} noise inside the network, memory {', '.join(noise.memory)}"
+            if config.inference.ensemble.control:
+                attributes["ensemble"] += ", member 0 without it"
     if config.inference.amp:
         attributes["precision"] = "bfloat16"
     if other_kinds:

@@ -108,8 +108,8 @@ def _load_torch_file(path: Path) -> Any:
 def load_weights_file(model: nn.Module, path: Path, seed: int) -> None:
     """Collective: fill a model, sharded or not, with the weights in a file; every rank reads it.
 
-    The model may have parameters that the file lacks, such as those of noise, if they start as zeros: the model then
-    computes what the weights were trained to compute.
+    The model may have parameters that the file lacks, if they belong to modules that declare ``may_be_added`` (those of
+    noise) and start as zeros: the model then computes what the weights were trained to compute.
 
     Args:
         model: the model, with memory.
@@ -138,7 +138,12 @@ def find_added_values(model: nn.Module, stored_names: Collection[str], seed: int
         stored_names: the names of the stored tensors.
         seed: the seed of the initial values.
     """
-    missing_names = model.state_dict().keys() - stored_names
+    missing_names = set()
+    for path, module in model.named_modules():
+        if getattr(module, "may_be_added", False):
+            for name, _ in module.named_parameters(path, recurse=False):
+                missing_names.add(strip_wrapper_prefixes(name))
+    missing_names -= set(stored_names)
     if not missing_names:
         return {}
     added_values = {}

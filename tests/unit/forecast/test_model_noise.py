@@ -61,18 +61,25 @@ def test_config_of_an_ensemble(repository: Path) -> None:
     with pytest.raises(ConfigError, match="the members would be equal"):
         build_config(raw)
     raw["model"] = {**raw["model"], "noise": "global"}
-    assert build_config(raw).inference.ensemble.control is False
+    raw["trainer"] = {**raw["trainer"], "members": 2}
+    with pytest.raises(ConfigError, match="loss.kind mse would train all members to be equal"):
+        build_config(raw)
+    raw["loss"] = {"kind": "crps"}
+    config = build_config(raw)
+    assert config.inference.ensemble.control is False
+    assert config.trainer.objective.kind == "ensemble" and config.trainer.metrics == ["rmse", "crps"]
+    assert build_config(config.model_dump(mode="json")) == config
     raw["inference"]["ensemble"]["control"] = True
     assert build_config(raw).inference.ensemble.control is True
-    raw["trainer"] = {**raw["trainer"], "members": 2}
-    trainer = build_config(raw).trainer
-    assert trainer.objective.kind == "ensemble" and trainer.metrics == ["rmse", "crps"]
-    raw["loss"] = {"kind": "crps"}
     raw["trainer"]["members"] = 1
-    with pytest.raises(ConfigError, match="compares the members of an ensemble; set trainer.members"):
+    with pytest.raises(ConfigError, match="model.noise has no effect with trainer.members: 1"):
         build_config(raw)
-    raw["trainer"]["members"] = 2
     raw["model"]["noise"] = []
     raw["inference"] = {}
+    for loss in ({"kind": "crps"}, {"kind": "sum", "terms": [{"kind": "mse"}, {"kind": "crps"}]}):
+        raw["loss"] = loss
+        with pytest.raises(ConfigError, match="compares the members of an ensemble; set trainer.members"):
+            build_config(raw)
+    raw["trainer"]["members"] = 2
     with pytest.raises(ConfigError, match="members would all be the same forecast"):
         build_config(raw)

@@ -164,6 +164,15 @@ def test_sum_of_losses() -> None:
     assert total.item() == pytest.approx(0.5 * crps.item() + 2.0 * mse.item(), rel=1e-6)
 
 
+def test_a_saved_sum_is_read_again() -> None:
+    """A saved config has every key of every term."""
+    section = LOSSES.find_section("sum")
+    terms = [{"kind": "crps", "weight": 0.5}, {"kind": "crps", "alpha": 1.0}]
+    loss = section.model_validate({"kind": "sum", "terms": terms, "weights": {"t": 3.0}, "scaling": "state"})
+    assert loss.needs_members
+    assert section.model_validate(loss.model_dump(mode="json")) == loss
+
+
 @pytest.mark.parametrize(
     ("terms", "message"),
     [

@@ -60,11 +60,20 @@ def test_a_model_without_noise_gets_no_condition() -> None:
 
 
 @pytest.mark.parametrize(
+    ("memory", "minutes"), [("24h", [1440.0]), (0, [0.0]), (["0min", "forecast"], [0.0, math.inf])]
+)
+def test_spellings_of_memory(memory: object, minutes: list[float]) -> None:
+    section = WXFormerSection.model_validate({"type": "wxformer", "noise": {"kind": "global", "memory": memory}})
+    assert section.noise[0].memory_minutes() == minutes
+
+
+@pytest.mark.parametrize(
     ("noise", "message"),
     [
         ("globl", "globl"),
         (["global", {"kind": "global", "memory": ["24h"]}], "model.noise: global is listed twice"),
         ({"kind": "global", "memory": []}, "memory"),
+        ({"kind": "global", "channels": 2, "memory": ["0h", "24h", "5d"]}, "3 values of memory share 2 channels"),
         ({"kind": "global", "memory": ["soon"]}, "soon"),
         ({"kind": "global", "chanels": 3}, "chanels"),
     ],
