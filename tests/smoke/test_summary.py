@@ -81,7 +81,7 @@ def test_what_a_summary_fails_of_does_not_hide_why_the_run_failed(
         raise second_error
 
     monkeypatch.setattr(trainer.Trainer, "_take_steps", fail)
-    monkeypatch.setattr(trainer, "record", fail_too)
+    monkeypatch.setattr(trainer, "write_partial_summary", fail_too)
     failed = command("train", small_run / "config.yml", *SHORT)
     assert failed.returncode == 2 and "the field is gone" in failed.stderr.splitlines()[-1], failed.stderr
     assert json.loads((small_run / "run" / "STATUS").read_text())["reason"] == "the field is gone"

@@ -41,7 +41,7 @@ setattr(owner, function_name, interrupt)
 sys.argv = ["credit", *arguments]
 sys.exit(main())
 """
-WRITE = "credit.data.store.store_writer:digest"
+WRITE = "credit.data.store.store_writer:hash_fields"
 READ = "credit.data.sources.source_reader:SourceReader.read"
 MOMENTS = [
     ("pipe", "", "credit.config.load:read_config", 1, ["check", "config.yml"]),
