@@ -24,8 +24,8 @@ class Split:
 
     Attributes:
         name: one of `SPLITS`.
-        first: minutes of the first time.
-        last: minutes of the last time.
+        first: the first time, in minutes since 1900 in the calendar of the data.
+        last: the last time, likewise.
     """
 
     name: str

@@ -12,15 +12,16 @@ T = TypeVar("T")
 
 
 def group_initial_times(initial_times: Sequence[int], members: int, batch_size: int) -> list[list[int]]:
-    """Return groups of initial times: a group fills one batch of forecasts, or is one time with several batches.
+    """Return groups of initial times whose forecasts are made by one rank.
 
-    Ranks and jobs share groups, so that the batches, and with them the rounding of every forecast, do not depend on
-    the number of ranks and jobs.
+    A group has as many times as fit into one batch with all their members, or a single time if its members need several
+    batches. A rank or job takes whole groups. So the batches, and with them the rounding of every forecast, do not
+    depend on the number of ranks and jobs.
 
     Args:
         initial_times: initial times in minutes.
         members: number of ensemble members, 1 for single forecasts.
-        batch_size: number of forecasts in a batch.
+        batch_size: largest number of forecasts in a batch.
     """
     times_per_group = max(1, batch_size // members)
     groups = []

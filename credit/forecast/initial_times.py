@@ -32,9 +32,9 @@ class InitialTimes:
 
     Attributes:
         minutes: initial times in minutes, increasing.
-        left_out: message with the number of times of the range that are left out and the reasons, or with the reason
-            why `latest` is not the last time of the data; empty if there is nothing to report.
-        data_lack: True if missing data are among the reasons, not only the end of the test period.
+        left_out: message for the log; empty if there is nothing to report. For a range, it says how many of its times
+            are left out, and why; for ``initial_times: latest``, why that is not the last time of the data.
+        data_lack: True if missing data are among the reasons, False if the end of the test period is the only one.
     """
 
     minutes: list[int]

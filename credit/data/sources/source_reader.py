@@ -200,8 +200,8 @@ class SourceReader:
             indices.update(np.minimum(index, len(self.times) - 1).tolist())
         return np.array(sorted(indices))
 
-    def describe_files(self) -> dict[str, list[int]]:
-        """Return path -> fingerprint (size and time of change) of every source file."""
+    def fingerprint_files(self) -> dict[str, list[int]]:
+        """Return file key -> two numbers that change with the file, for every source file."""
         fingerprints = {}
         for path, number in self._paths.items():
             fingerprints[file_key(path)] = self._files.fingerprint(path, number)
@@ -211,7 +211,7 @@ class SourceReader:
         """Return whether a static field comes from one of the given files.
 
         Args:
-            keys: keys of the files, as in `describe_files`.
+            keys: keys of the files, as in `fingerprint_files`.
         """
         static_variables = {channel.variable for channel in self.channels.static_stored}
         for name in static_variables:
@@ -224,7 +224,7 @@ class SourceReader:
         """Return those of `times` with time-varying fields that come from one of the given files, (M,) int64 minutes.
 
         Args:
-            keys: keys of the files, as in `describe_files`.
+            keys: keys of the files, as in `fingerprint_files`.
         """
         # Coefficients of levels affect all interpolated fields.
         if not keys.isdisjoint(map(file_key, self._source_index.coefficient_files)):

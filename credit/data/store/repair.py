@@ -67,7 +67,7 @@ def compare_sources(before: Mapping[str, list[int]], now: Mapping[str, list[int]
     A file with the same name, size and time of change in another folder is the same file, which was moved.
 
     Args:
-        before: file -> its size in bytes and time of change, as `SourceReader.describe_files` returned them when the
+        before: file -> its size in bytes and time of change, as `SourceReader.fingerprint_files` returned them when the
             store was written.
         now: the same today.
     """
@@ -131,14 +131,14 @@ def find_times_to_redo(
     Raises:
         DataError: if there are such fields, and they may not or cannot be written again.
     """
-    changes = compare_sources(meta["sources"], sources.describe_files())
+    changes = compare_sources(meta["sources"], sources.fingerprint_files())
     keys = {*changes.changed, *changes.new}
     if not keys:
         return None
     affected = np.intersect1d(sources.find_times_from(keys), times)
     if len(affected) == 0 and not sources.has_static_from(keys):
         group = zarr.open_group(path, mode="r+")
-        group.attrs["credit"] = {**meta, "sources": sources.describe_files()}
+        group.attrs["credit"] = {**meta, "sources": sources.fingerprint_files()}
         logger.info("%s: none of its fields come from %s, which are new or changed", path, _count_files(sorted(keys)))
         return None
     is_in_parts = meta["format"] == FORMAT
@@ -201,7 +201,7 @@ def mark_for_writing(
     for name, values in arrays.items():
         logger.warning("%s: %s is written again", path, name)
         group[name][...] = values
-    description = {**meta, "complete": False, "sources": sources.describe_files()}
+    description = {**meta, "complete": False, "sources": sources.fingerprint_files()}
     parts_to_judge = sorted(changed_parts.union(meta.get("parts_to_judge", [])))
     if parts_to_judge:
         description["parts_to_judge"] = parts_to_judge

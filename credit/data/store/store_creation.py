@@ -56,7 +56,7 @@ def create_store(
             "masked_variables": sorted(sources.masks),
             "packing_steps": sources.packing_steps,
             "identity": config_identity(conf),
-            "sources": sources.describe_files(),
+            "sources": sources.fingerprint_files(),
             "period": list(store_reader.splits_span(splits)),
             "statistics": None,
             "statistics_period": None,

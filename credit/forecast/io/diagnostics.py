@@ -223,7 +223,7 @@ class OutputDiagnostics:
             The channels that are written.
         """
         key = "inference.pressure_levels"
-        channel_index = self._inputs.channel_index(name, key)
+        channel_index = self._inputs.channel_indices(name, key)
         channels = [self._model.output[index] for index in channel_index]
         pressures = self._conf.pressure_levels
         if pressures is None or channels[0].level is None:
@@ -305,7 +305,7 @@ class OutputDiagnostics:
     def _add_mask(self, key: str, name: str, variables: Sequence[str]) -> None:
         """Mask a derived variable where one of its inputs is always missing; refuse inputs that are not outputs."""
         for variable in variables:
-            self._inputs.channel_index(variable, key)
+            self._inputs.channel_indices(variable, key)
         input_masks = [self.masks[variable] for variable in variables if variable in self.masks]
         if input_masks:
             self.masks[name] = np.logical_or.reduce(input_masks)
@@ -325,7 +325,7 @@ class OutputDiagnostics:
         levels = self._inputs.levels_of(first_variable, key)
         inputs: dict[str, RecipeInput] = {}
         for role, variable in roles.items():
-            channel_index = self._inputs.channel_index(variable, key)
+            channel_index = self._inputs.channel_indices(variable, key)
             if self._inputs.levels_of(variable, key) != levels:
                 raise ConfigError(f"{key}: {variable} and {first_variable} are not on the same levels")
             input_role = role
@@ -346,7 +346,7 @@ class OutputDiagnostics:
         """
         variable = derived_config.of
         over = derived_config.over
-        channel_index = self._inputs.channel_index(variable, key)
+        channel_index = self._inputs.channel_indices(variable, key)
         attributes = self._inputs.attributes_of(variable)
         if attributes.get("temporal") != "accumulate":
             raise ConfigError(

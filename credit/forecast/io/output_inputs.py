@@ -85,20 +85,24 @@ class OutputInputs:
         """Return the attributes of a variable, an empty mapping for a variable without any."""
         return self._attributes.get(name, {})
 
-    def channel_index(self, name: str, key: str) -> list[int]:
-        """Return the indices of a variable's output channels.
+    def channel_indices(self, name: str, key: str) -> list[int]:
+        """Return the indices of a variable's output channels, one for each of its levels.
+
+        Args:
+            name: the variable.
+            key: config key that names the variable, for the message.
 
         Raises:
             ConfigError: if the variable is not an output.
         """
         output = self._channels.output
-        channel_index = [index for index, channel in enumerate(output) if channel.variable == name]
-        if not channel_index:
+        indices = [index for index, channel in enumerate(output) if channel.variable == name]
+        if not indices:
             outputs = sorted({channel.variable for channel in output})
             raise ConfigError(
                 f"{key}: {name} is not an output{did_you_mean(name, outputs)}; name other variables in inputs"
             )
-        return channel_index
+        return indices
 
     def levels_of(self, name: str, key: str) -> list[float | None]:
         """Return the levels of a variable's output channels; ``[None]`` for a variable without levels.
@@ -106,7 +110,7 @@ class OutputInputs:
         Raises:
             ConfigError: if the variable is not an output.
         """
-        return [self._channels.output[index].level for index in self.channel_index(name, key)]
+        return [self._channels.output[index].level for index in self.channel_indices(name, key)]
 
     def si_conversion(self, key: str, role: str, name: str) -> Conversion | None:
         """Return the conversion of a variable to SI units, None where none is needed.
@@ -172,7 +176,7 @@ class OutputInputs:
         without_levels = [channel.variable for channel in self._channels.output if channel.level is None]
         candidates = list(dict.fromkeys(without_levels))
         name = self._find_variable(key, SURFACE_PRESSURE, self._conf.surface_pressure, candidates, "an output")
-        return RecipeInput(self.channel_index(name, key), self.si_conversion(key, SURFACE_PRESSURE, name))
+        return RecipeInput(self.channel_indices(name, key), self.si_conversion(key, SURFACE_PRESSURE, name))
 
     def ground_geopotential(self, key: str, required: bool) -> np.ndarray | None:
         """Return the geopotential of the ground, (H, W) in m2 s-2; None if it is missing and not required.

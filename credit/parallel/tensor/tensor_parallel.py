@@ -51,18 +51,18 @@ from credit.parallel.tensor.plan import PlannedLayer, read_plan, require_splitta
 
 
 def apply_tensor_parallel(model: nn.Module, mesh: DeviceMesh) -> list[str]:
-    """Split every layer of every ``_tp_plan`` over `mesh`, in place, and return the paths that were split.
+    """Split the layers of every ``_tp_plan`` over `mesh`, in place, and return the paths of the split layers.
 
-    A plan's attention whose number of heads is no multiple of the number of ranks stays whole, and so do other layers
-    whose width is not.
+    Layers that belong together (those of an attention, those of an MLP) stay whole if their number of heads or hidden
+    units is not a multiple of the number of ranks.
 
     Args:
         model: on any device, the meta device included; on a real one all ranks hold the same values.
         mesh: one-dimensional.
 
     Raises:
-        ConfigError: if a plan's name matches no module, a layer cannot be split, or no layer can. The model is as it
-            was.
+        ConfigError: if a plan's name matches no module, every layer would stay whole, or a layer's weight or forward
+            does not allow splitting, such as a weight that two layers share. The model is then unchanged.
     """
     # All checks come before the first layer is split.
     for path, module in model.named_modules():

@@ -155,7 +155,10 @@ def open_training_reader(config: Config) -> tuple[FieldReader, dict[str, Split]]
 
 
 def choose_origin(config: Config, process_info: ProcessInfo) -> Origin:
-    """Collective: return what the run begins with.
+    """Collective: return the weights and state that the run begins with.
+
+    With ``trainer.resume: never``, damaged checkpoints are renamed. If every checkpoint is damaged, STATUS becomes
+    ``failed``.
 
     Raises:
         ConfigError: if ``trainer.resume`` or ``trainer.lora`` asks for a checkpoint that does not exist.

@@ -99,7 +99,7 @@ class PluginFields(BackendArray):
         """
         call = f"read({self._name!r}, {time}, {levels})"
         source = self._factory.get()
-        with self._factory.calling(call):
+        with self._factory.translating_errors(call):
             result = source.read(self._name, time, levels)
             if isinstance(result, xr.DataArray):
                 # A DataArray may carry its time, which reveals a field of another time.

@@ -261,7 +261,7 @@ class SourceFactory:
             # After a fork the source of the parent stays referenced, so that its connections are not closed here.
             self._source_of_parent = self._source
             arguments = ", ".join(f"{name}=..." for name in self._options)
-            with self.calling(f"{self._class.__name__}({arguments})"):
+            with self.translating_errors(f"{self._class.__name__}({arguments})"):
                 self._source = self._class(**self._options)
             self._owner = os.getpid()
         return self._source
@@ -278,14 +278,14 @@ class SourceFactory:
             if name in _OPTIONAL_ATTRIBUTES and not hasattr(source, name):
                 continue
             # A missing attribute is reported as an error of the plugin.
-            with self.calling(name):
+            with self.translating_errors(name):
                 given[name] = getattr(source, name)
         self._require_variables(given["variables"])
         latitude = self._check_numbers("latitude", given["latitude"])
         longitude = self._check_numbers("longitude", given["longitude"])
         bounds = given.get("latitude_bounds")
         if bounds is not None:
-            with self.calling("latitude_bounds"):
+            with self.translating_errors("latitude_bounds"):
                 bounds = np.asarray(bounds, dtype=np.float64)
             if bounds.shape != (len(latitude), 2):
                 raise self.error(f"latitude_bounds must be ({len(latitude)}, 2) numbers; has the shape {bounds.shape}")
@@ -295,7 +295,7 @@ class SourceFactory:
             raise self.error(f"version must be a text or a number; is {version!r}")
         if not isinstance(attributes, Mapping):
             raise self.error(f"attributes must map names to texts; is {attributes!r}")
-        with self.calling("times"):
+        with self.translating_errors("times"):
             times = np.asarray(given["times"])
             minutes, calendar = encode_times(times)
         # A missing date is NaN, which differs from its rounded value as well.
@@ -337,7 +337,7 @@ class SourceFactory:
         Raises:
             DataError: if it is no such list, or is empty.
         """
-        with self.calling(name):
+        with self.translating_errors(name):
             numbers = np.asarray(values, dtype=np.float64)
         if numbers.ndim != 1 or not numbers.size or not np.isfinite(numbers).all():
             raise self.error(f"{name} must be a list of finite numbers; is {values!r}")
@@ -352,7 +352,7 @@ class SourceFactory:
         return DataError(f"{self.origin}: {message}; correct {self._class.__qualname__} in {self._class.__module__}")
 
     @contextmanager
-    def calling(self, call: str) -> Iterator[None]:
+    def translating_errors(self, call: str) -> Iterator[None]:
         """Context in which any exception of the plugin becomes a `DataError` with the call and the line that raised it.
 
         Args:

@@ -243,7 +243,7 @@ def test_a_kill_while_marking_forgets_nothing_that_a_deep_look_found(
     conf: DataConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = write_training_store(conf)
-    meta, describe = read_description(path), SourceReader.describe_files
+    meta, describe = read_description(path), SourceReader.fingerprint_files
     flip_a_bit(chunk_path(conf, 9))
     calls: list[int] = []
 
@@ -254,7 +254,7 @@ def test_a_kill_while_marking_forgets_nothing_that_a_deep_look_found(
         return describe(self)
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(SourceReader, "describe_files", die_at_the_second_call)
+        patch.setattr(SourceReader, "fingerprint_files", die_at_the_second_call)
         write_training_store(conf, deep=True)
     with pytest.raises(DataError, match="8 of its times have lost their marks"):
         open_reader(conf)
