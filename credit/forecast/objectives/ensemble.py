@@ -106,8 +106,9 @@ class EnsembleRollout(Objective):
             outputs = list(self._rollout(chunk, micro_step, is_last_chunk))
             output_gradients = []
             for gradient_BMCHW in gradients:
-                of_chunk = gradient_BMCHW[:, chunk.members.start : chunk.members.stop]
-                output_gradients.append(of_chunk.transpose(0, 1).flatten(0, 1))
+                chunk_gradient_BMCHW = gradient_BMCHW[:, chunk.members.start : chunk.members.stop]
+                # In the order of the outputs: all samples of a member, then those of the next.
+                output_gradients.append(chunk_gradient_BMCHW.transpose(0, 1).flatten(0, 1))
             torch.autograd.backward(outputs, output_gradients)
             del outputs
         return loss
@@ -115,6 +116,7 @@ class EnsembleRollout(Objective):
     def predict(self, batch: EncodedBatch, num_steps: int) -> Iterator[Tensor]:
         """See the base class; the noise does not depend on the optimizer step, so that steps can be compared."""
         members = range(self.context.valid_members)
+        # Members advance together step by step, one at a time, so that only their states are in memory.
         chunks = [self._member_batch(batch, range(member, member + 1), None) for member in members]
         rollouts = []
         for chunk in chunks:
@@ -132,7 +134,11 @@ class EnsembleRollout(Objective):
                 keys.append(MemberKey(self.context.seed, initial_minutes, member, optimizer_step))
 
         def repeat(fields: Tensor) -> Tensor:
-            return fields if len(members) == 1 else fields.repeat(len(members), *[1] * (fields.dim() - 1))
+            """Return fields (B, ...) once for each member, (members * B, ...)."""
+            if len(members) == 1:
+                return fields
+            other_dims = [1] * (fields.dim() - 1)
+            return fields.repeat(len(members), *other_dims)
 
         return _MemberBatch(
             members=members,
@@ -142,7 +148,7 @@ class EnsembleRollout(Objective):
         )
 
     def _conditions(self, chunk: _MemberBatch) -> Iterator[dict[str, Tensor] | None] | None:
-        """Return the noise of each step."""
+        """Return the noise of each step of these forecasts, None for a network without noise."""
         if self.context.noise is None:
             return None
         return self.context.noise.sequence(chunk.keys, chunk.history_BCTHW.device)
@@ -153,7 +159,10 @@ class EnsembleRollout(Objective):
         The dropout of the network is seeded by the members, so that computing them again gives the same outputs.
         """
         num_steps = max(micro_step.counted_steps)
-        torch.manual_seed(derive_seed(*[part for key in chunk.keys for part in vars(key).values()]))
+        seed_parts: list[int | None] = []
+        for key in chunk.keys:
+            seed_parts += vars(key).values()
+        torch.manual_seed(derive_seed(*seed_parts))
         rollout = self.stepper.rollout(
             chunk.history_BCTHW,
             chunk.forcing,

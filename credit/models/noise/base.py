@@ -76,7 +76,8 @@ class Noise(ABC):
         A channel with memory is a first-order autoregression, z' = phi z + sqrt(1 - phi^2) n with
         phi = exp(-time step / memory), whose variance is 1 at every step.
         """
-        correlation = self._correlation_K().view(-1, *[1] * (len(self.shape) - 1))
+        other_dims = [1] * (len(self.shape) - 1)
+        correlation = self._correlation_K().view(-1, *other_dims)
         innovation_weight = (1.0 - correlation.square()).sqrt()
         noise = torch.stack([self.draw_at(key, 0) for key in keys])
         for step in itertools.count(1):
@@ -126,6 +127,7 @@ class NoiseGenerator:
     def sequence(self, keys: Sequence[MemberKey], device: torch.device) -> Iterator[Mapping[str, Tensor] | None]:
         """Yield the condition of each step of a forecast: kind -> noise (B, K, ...); None for a model without noise."""
         if not self.kinds:
+            # This never ends, as a forecast may have any number of steps.
             yield from itertools.repeat(None)
         sequences = {kind: noise.sequence(keys, device) for kind, noise in self.kinds.items()}
         while True:
