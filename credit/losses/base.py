@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
@@ -16,6 +17,8 @@ from torch import Tensor, nn
 from credit.channels import ChannelMap
 from credit.config.sections.loss import LossSection
 from credit.grid import LatLonGrid
+
+CoupledDim = Literal["cells", "channels"]
 
 
 @dataclass(frozen=True)
@@ -55,7 +58,16 @@ class Loss(nn.Module):
     Args:
         context: weights, scales and grid of the run.
         section: the loss section of the config.
+
+    Attributes:
+        coupled_dims: the dimensions that one term of the loss needs whole. With "cells", a term compares sums over all
+            rows and columns of a field (a global mean, a spherical-harmonic coefficient); with "channels", a term
+            compares all channels of a cell. Of dimensions that are not listed, a part can be computed without the rest:
+            the loss is the sum of those of the parts. The members are always needed together, and samples never are.
+            A class that derives from this one directly couples both, unless it sets the attribute.
     """
+
+    coupled_dims: frozenset[CoupledDim] = frozenset({"cells", "channels"})
 
     def __init__(self, context: LossContext, section: LossSection) -> None:
         super().__init__()
@@ -127,6 +139,7 @@ class PointwiseLoss(WeightedLoss):
     def __init__(self, context: LossContext, section: LossSection) -> None:
         super().__init__(context, section)
         self._global_mean_weight = getattr(section, "global_mean", 0.0)
+        self.coupled_dims = frozenset({"cells"}) if self._global_mean_weight else frozenset()
 
     def cost(self, error_BMCHW: Tensor) -> Tensor:
         """Return the cost of the error in each cell, in the same shape.

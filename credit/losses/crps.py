@@ -35,6 +35,7 @@ class CRPSLoss(WeightedLoss):
         super().__init__(context, section)
         self._alpha = section.alpha
         self._global_mean_weight = section.global_mean
+        self.coupled_dims = frozenset({"cells"}) if self._global_mean_weight else frozenset()
 
     def forward(self, prediction_BMCHW: Tensor, target_BCHW: Tensor) -> Tensor:
         """See the base class."""

@@ -27,6 +27,8 @@ class WeightedSumLoss(Loss):
         losses = [LOSSES.find_class(term.kind)(context, term) for term in section.terms]
         self.losses = nn.ModuleList(losses)
         self.weights = [term.weight for term in section.terms]
+        # A dimension that one term needs whole, the sum needs whole.
+        self.coupled_dims = frozenset().union(*(loss.coupled_dims for loss in losses))
 
     def forward(self, prediction_BMCHW: Tensor, target_BCHW: Tensor) -> Tensor:
         """See the base class."""

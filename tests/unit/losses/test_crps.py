@@ -164,6 +164,25 @@ def test_sum_of_losses() -> None:
     assert total.item() == pytest.approx(0.5 * crps.item() + 2.0 * mse.item(), rel=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("conf", "coupled_dims"),
+    [
+        ({"kind": "mse"}, set()),
+        ({"kind": "mae", "global_mean": 1.0}, {"cells"}),
+        ({"kind": "crps"}, set()),
+        ({"kind": "crps", "global_mean": 1.0}, {"cells"}),
+        ({"kind": "sum", "terms": [{"kind": "crps"}, {"kind": "mse"}]}, set()),
+        ({"kind": "sum", "terms": [{"kind": "crps"}, {"kind": "huber", "global_mean": 1.0}]}, {"cells"}),
+    ],
+)
+def test_coupled_dimensions(conf: dict, coupled_dims: set[str]) -> None:
+    assert build_ensemble_loss(conf).coupled_dims == coupled_dims
+
+
+def test_a_loss_that_says_nothing_couples_everything() -> None:
+    assert Loss.coupled_dims == {"cells", "channels"}
+
+
 def test_a_saved_sum_is_read_again() -> None:
     """A saved config has every key of every term."""
     section = LOSSES.find_section("sum")
