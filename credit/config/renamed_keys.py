@@ -13,13 +13,15 @@ from typing import Any
 from credit.config.registry import LOSSES
 from credit.errors import ConfigError
 
-# Dotted old key -> dotted new key. Both lie in the same section, at any depth.
+# Dotted old key -> dotted new key. Both lie in the same section, at any depth. A key below a renamed section precedes
+# that section; its old name begins with the section's old name, its new name with the new one.
 RENAMED_KEYS = {
     "data.bad_times": "data.on_bad_time",
     "data.fields": "data.variable_options",
     "model.post": "model.postprocess",
     "trainer.early_view": "trainer.preview",
-    "inference.ensemble.noise.where": "inference.ensemble.noise.blocks",
+    "inference.ensemble.noise.where": "inference.ensemble.feature_noise.blocks",
+    "inference.ensemble.noise": "inference.ensemble.feature_noise",
 }
 # Until 0.15 every loss had these keys; now each kind has its own. At these defaults they had no effect.
 _FORMER_LOSS_DEFAULTS = {"huber_delta": 1.0, "global_mean": 0.0}

@@ -109,8 +109,8 @@ class Config(StrictModel):
         ensemble = self.inference.ensemble
         if ensemble is not None and not ensemble.has_added_spread and not self.model.noise:
             raise ValueError(
-                "inference.ensemble: the members would be equal; give perturbation, lagged, stochastic, noise or "
-                "dropout, or train a network with model.noise"
+                "inference.ensemble: the members would be equal; give perturbation, lagged, stochastic, "
+                "feature_noise or dropout, or train a network with model.noise"
             )
         if self.trainer.members > 1 and not self.model.noise:
             raise ValueError(

@@ -113,7 +113,7 @@ class ForecastModel(nn.Module):
     A model may also declare:
 
     - ``_fsdp2_shard = True`` in the class of a block: the block is a unit of sharding, activation checkpointing and
-      compilation, and its output may get noise in an ensemble (`inference.ensemble.noise`).
+      compilation, and its output may get noise in an ensemble (`inference.ensemble.feature_noise`).
     - ``_tp_plan = {"attention.to_qkv": "colwise", ...}`` in the class of a block: its linear layers may be split over
       tensor-parallel ranks (docs/parallelism.md).
     - ``_fsdp2_forward_methods = ("encode",)``: entry points beside `forward` that are sharded as `forward` is.

@@ -51,7 +51,7 @@ GRID = "32x64"
 CPU, META = torch.device("cpu"), torch.device("meta")
 ALONE = DeviceGrid()
 PERTURBED = {"kind": "bred", "amplitude": 0.2, "cycles": 1, "cycle": "6h"}
-ENSEMBLE = {"members": 3, "perturbation": PERTURBED, "stochastic": {}, "noise": {"std": 0.1}}
+ENSEMBLE = {"members": 3, "perturbation": PERTURBED, "stochastic": {}, "feature_noise": {"std": 0.1}}
 # name -> overrides of the quickstart with a small network; a rollout has as many steps as data.forecast_len says
 TRAINING = {
     "step": [],

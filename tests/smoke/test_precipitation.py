@@ -73,7 +73,7 @@ def write_config(folder: Path) -> Path:
         "trainer": CONFIG["trainer"] | {"max_steps": 12, "validate_every": 12, "checkpoint_every": 12},
         "inference": {
             "lead_time": "24h", "initial_times": {"every": "72h"}, "batch_size": 8,
-            "ensemble": {"members": MEMBERS, "noise": {"std": 1.0}, "control": False},
+            "ensemble": {"members": MEMBERS, "feature_noise": {"std": 1.0}, "control": False},
         },
         "verification": CONFIG["verification"] | {"figure_leads": ["24h"], "figure_channels": ["tp"], "events": EVENTS},
     }  # fmt: skip

@@ -191,10 +191,10 @@ def check_ensemble(config: Config, model: nn.Module, report: CheckReport) -> Non
     if conf.dropout:
         with report.collect():
             enable_dropout(model)
-    if conf.noise is not None:
+    if conf.feature_noise is not None:
         with report.collect():
-            names = find_blocks(model, conf.noise.blocks)
-            report.add_note(f"inference.ensemble.noise: after {', '.join(names)}")
+            names = find_blocks(model, conf.feature_noise.blocks)
+            report.add_note(f"inference.ensemble.feature_noise: after {', '.join(names)}")
 
 
 def _check_checkpoint(config: Config, report: CheckReport) -> None:

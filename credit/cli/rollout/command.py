@@ -221,7 +221,7 @@ def build_forecast_function(
         if not ensemble.has_added_spread and not forecaster.config.model.noise:
             raise ConfigError(
                 f"inference.ensemble: the members would be equal, because {forecaster.path} was trained without "
-                "model.noise; give perturbation, lagged, stochastic, noise or dropout"
+                "model.noise; give perturbation, lagged, stochastic, feature_noise or dropout"
             )
         perturb_states = build_perturbation(ensemble, stepper, inputs, grid)
     return functools.partial(

@@ -116,7 +116,7 @@ class EnsembleConfig(StrictModel):
     stochastic: TendencyPerturbationEntry | None = Field(
         None, description="Perturbations of the tendencies (the changes over a step). `{}` uses the defaults of `sppt`."
     )
-    noise: FeatureNoiseConfig | None = Field(
+    feature_noise: FeatureNoiseConfig | None = Field(
         None, description="Noise on the outputs of blocks of the network. `{}` uses the defaults."
     )
     seed: int = Field(0, ge=0, description="Seed of all random numbers of the ensemble.")
@@ -131,7 +131,7 @@ class EnsembleConfig(StrictModel):
     @property
     def has_added_spread(self) -> bool:
         """True if the members differ by more than the noise that the network was trained with (`model.noise`)."""
-        sources_of_spread = (self.perturbation, self.lagged, self.stochastic, self.noise)
+        sources_of_spread = (self.perturbation, self.lagged, self.stochastic, self.feature_noise)
         return self.dropout or any(source is not None for source in sources_of_spread)
 
 

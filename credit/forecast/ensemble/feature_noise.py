@@ -29,15 +29,15 @@ class FeatureNoise:
     """Noise on the outputs of a network's blocks, during the steps of the forecasts that use it.
 
     Args:
-        conf: the ensemble section of the config, with `noise`.
+        conf: the ensemble section of the config, with `feature_noise`.
         model: the network; a forward hook is registered on each of the blocks.
 
     Raises:
-        ConfigError: if the network does not have the blocks of ``noise.blocks``.
+        ConfigError: if the network does not have the blocks of ``feature_noise.blocks``.
     """
 
     def __init__(self, conf: EnsembleConfig, model: nn.Module) -> None:
-        noise_config = conf.noise
+        noise_config = conf.feature_noise
         assert noise_config is not None
         self._std = noise_config.std
         self._seed = conf.seed
@@ -95,9 +95,9 @@ class FeatureNoise:
             if isinstance(output, Tensor):
                 description = f"a tensor {tuple(output.shape)}"
             raise ConfigError(
-                f"inference.ensemble.noise: {name} ({type(block).__name__}) returns {description} for a batch of "
-                f"{len(self._generators)}; noise needs one tensor with a row for each forecast: name other blocks in "
-                "noise.blocks"
+                f"inference.ensemble.feature_noise: {name} ({type(block).__name__}) returns {description} for a batch "
+                f"of {len(self._generators)}; noise needs one tensor with a row for each forecast: name other blocks "
+                "in feature_noise.blocks"
             )
         noise = np.zeros(output.shape, dtype=np.float32)
         for forecast_noise, generator in zip(noise, self._generators, strict=True):
@@ -113,7 +113,7 @@ def find_blocks(model: nn.Module, prefixes: Sequence[str] | None) -> dict[str, n
 
     Args:
         model: the network, whose blocks are marked with ``_fsdp2_shard``.
-        prefixes: ``noise.blocks``: names of blocks, or of modules that contain blocks; None for all blocks.
+        prefixes: ``feature_noise.blocks``: names of blocks, or of modules that contain blocks; None for all blocks.
 
     Raises:
         ConfigError: if the network has no blocks, or a prefix matches none.
@@ -124,8 +124,8 @@ def find_blocks(model: nn.Module, prefixes: Sequence[str] | None) -> dict[str, n
             blocks[strip_wrapper_prefixes(name)] = module
     if not blocks:
         raise ConfigError(
-            f"inference.ensemble.noise: {type(model).__name__} marks no block with _fsdp2_shard; mark those whose "
-            "outputs may get noise (docs/add_a_model.md), or use inference.ensemble.stochastic"
+            f"inference.ensemble.feature_noise: {type(model).__name__} marks no block with _fsdp2_shard; mark those "
+            "whose outputs may get noise (docs/add_a_model.md), or use inference.ensemble.stochastic"
         )
     if prefixes is None:
         return blocks
@@ -138,7 +138,7 @@ def find_blocks(model: nn.Module, prefixes: Sequence[str] | None) -> dict[str, n
                 matches[name] = block
         if not matches:
             raise ConfigError(
-                f'inference.ensemble.noise.blocks: no block of {type(model).__name__} matches "{prefix}"'
+                f'inference.ensemble.feature_noise.blocks: no block of {type(model).__name__} matches "{prefix}"'
                 f"{did_you_mean(prefix, blocks)}; give the name of a block, or its beginning up to a dot for all "
                 "blocks with that beginning"
             )
@@ -147,7 +147,7 @@ def find_blocks(model: nn.Module, prefixes: Sequence[str] | None) -> dict[str, n
 
 
 def build_feature_noise(conf: EnsembleConfig | None, model: nn.Module) -> FeatureNoise | None:
-    """Return the noise of ``inference.ensemble.noise``, None if the config has none."""
-    if conf is None or conf.noise is None:
+    """Return the noise of ``inference.ensemble.feature_noise``, None if the config has none."""
+    if conf is None or conf.feature_noise is None:
         return None
     return FeatureNoise(conf, model)

@@ -134,11 +134,11 @@ def describe_ensemble(conf: EnsembleConfig) -> str:
         parts.append("dropout")
     if conf.stochastic is not None:
         parts.append(conf.stochastic.describe())
-    if conf.noise is not None:
-        blocks = "all blocks" if conf.noise.blocks is None else ", ".join(conf.noise.blocks)
-        parts.append(f"noise of {conf.noise.std:g} deviations after {blocks}")
-    has_perturbation = conf.perturbation is not None or conf.stochastic is not None or conf.noise is not None
-    if conf.control and has_perturbation:
+    if conf.feature_noise is not None:
+        blocks = "all blocks" if conf.feature_noise.blocks is None else ", ".join(conf.feature_noise.blocks)
+        parts.append(f"noise of {conf.feature_noise.std:g} deviations after {blocks}")
+    perturbations = (conf.perturbation, conf.stochastic, conf.feature_noise)
+    if conf.control and any(perturbation is not None for perturbation in perturbations):
         parts.append("member 0 unperturbed")
     return "; ".join(parts)
 

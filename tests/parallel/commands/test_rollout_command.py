@@ -25,7 +25,8 @@ pytestmark = pytest.mark.slow
 # three initial times, so that two ranks have unequal shares, and batches that cut through ensembles
 FORECASTS = (
     "inference.initial_times=[2000-02-09T00:00, 2000-02-10T06:00, 2000-02-12T00:00]", "inference.lead_time=36h",
-    "inference.batch_size=2", "inference.ensemble={members: 3, perturbation: {kind: correlated}, noise: {std: 0.3}}",
+    "inference.batch_size=2",
+    "inference.ensemble={members: 3, perturbation: {kind: correlated}, feature_noise: {std: 0.3}}",
     "verification.events={warm: {channel: t2m, above_quantile: 0.8}}",
 )  # fmt: skip
 

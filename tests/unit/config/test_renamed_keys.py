@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 import yaml
 
 from credit.config import Config, build_config, dump_config, load_config
-from credit.config.renamed_keys import REMOVED_IN, RENAMED_KEYS, rename_dotted_key
+from credit.config.renamed_keys import REMOVED_IN, RENAMED_KEYS, rename_dotted_key, rename_keys
 from credit.config.sections.loss import LossSection
 from credit.errors import ConfigError
 from credit.losses import register_loss
@@ -23,6 +24,7 @@ VALUES = {
     "data.fields": {"t2m": {"units": "K"}},
     "model.post": [{"kind": "clamp", "variable": "t2m", "minimum": 150.0}],
     "trainer.early_view": {"cases": 2},
+    "inference.ensemble.noise": {"std": 0.3},
     "inference.ensemble.noise.where": ["decoder"],
 }
 
@@ -35,8 +37,8 @@ def raw_with(keys: dict[str, object], **sections: dict) -> dict:
         section = raw
         for section_name in section_path:
             section = section.setdefault(section_name, {})
-        section[name] = value
-        if dotted.startswith("inference.ensemble.noise"):
+        section[name] = copy.deepcopy(value)
+        if dotted.startswith("inference.ensemble"):
             # This key needs a complete section above it.
             raw["inference"]["ensemble"]["members"] = 2
     return raw
@@ -68,25 +70,35 @@ def test_old_keys_of_a_user_are_read_with_one_warning_each(
     messages = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert len(messages) == len(RENAMED_KEYS)
     for old_key, new_key in RENAMED_KEYS.items():
-        (message,) = [text for text in messages if old_key in text]
-        assert f"{path}: the key {old_key} is now called {new_key}" in message and REMOVED_IN in message
+        (message,) = [text for text in messages if f"the key {old_key} is now called {new_key};" in text]
+        assert message.startswith(f"{path}: ") and REMOVED_IN in message
 
 
 @pytest.mark.parametrize(
-    ("override", "warning"),
+    ("override", "old_key", "origin"),
     [
-        ("data.bad_times=skip", 'override "data.bad_times=skip": the key data.bad_times is now called'),
-        ("trainer.early_view.cases=2", "the key trainer.early_view is now called trainer.preview"),
-        ("trainer={max_steps: 10, early_view: {cases: 2}}", "overrides: the key trainer.early_view is now called"),
+        ("data.bad_times=skip", "data.bad_times", 'override "data.bad_times=skip"'),
+        ("trainer.early_view.cases=2", "trainer.early_view", 'override "trainer.early_view.cases=2"'),
+        ("trainer={max_steps: 10, early_view: {cases: 2}}", "trainer.early_view", "overrides"),
+        ("inference.ensemble.noise.std=0.3", "inference.ensemble.noise", 'override "inference.ensemble.noise.std=0.3"'),
+        (
+            "inference.ensemble.noise.where=[decoder]",
+            "inference.ensemble.noise.where",
+            'override "inference.ensemble.noise.where=[decoder]"',
+        ),
     ],
 )
-def test_old_keys_in_overrides(tmp_path: Path, override: str, warning: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_old_keys_in_overrides(
+    tmp_path: Path, override: str, old_key: str, origin: str, caplog: pytest.LogCaptureFixture
+) -> None:
     keys = {RENAMED_KEYS[key]: value for key, value in VALUES.items()}
     expected = build_config(raw_with(keys))
-    del keys[rename_dotted_key("data.bad_times" if override.startswith("data") else "trainer.early_view")]
+    # What the override sets is left out of the file.
+    del keys[RENAMED_KEYS[old_key]]
     path = write(tmp_path / "mine.yml", raw_with(keys))
     assert load_config(path, [override]) == expected
-    assert len(caplog.records) == 1 and warning in caplog.text
+    assert len(caplog.records) == 1
+    assert f"{origin}: the key {old_key} is now called {RENAMED_KEYS[old_key]};" in caplog.text
 
 
 def test_an_override_under_the_new_name_changes_a_file_with_the_old_one(tmp_path: Path) -> None:
@@ -103,7 +115,7 @@ def test_saved_files_are_read_silently(tmp_path: Path, expected: Config, caplog:
     assert build_config(raw_with(VALUES), origin="meta.json") == expected
     assert caplog.records == []
     # What is saved from now on has the new names only.
-    assert not any(key.rpartition(".")[2] + ":" in dump_config(expected).split() for key in RENAMED_KEYS)
+    assert rename_keys(yaml.safe_load(dump_config(expected)), origin="dump")[1] == []
     # An override of a saved file is written by a user.
     assert load_config(path, ["data.bad_times=skip"]) == expected
     assert "data.bad_times is now called data.on_bad_time" in caplog.text
@@ -113,6 +125,9 @@ def test_saved_files_are_read_silently(tmp_path: Path, expected: Config, caplog:
 def test_both_names_at_once_are_an_error(tmp_path: Path, old_key: str) -> None:
     new_key = RENAMED_KEYS[old_key]
     raw = raw_with({old_key: VALUES[old_key], new_key: VALUES[old_key]})
+    if old_key.startswith("inference.ensemble.noise"):
+        # The whole section is then given under both names.
+        old_key, new_key = "inference.ensemble.noise", "inference.ensemble.feature_noise"
     message = f"{old_key} is the old name of {new_key}, and both are given; remove {old_key}"
     with pytest.raises(ConfigError, match=f"mine.yml: {message}"):
         load_config(write(tmp_path / "mine.yml", raw))

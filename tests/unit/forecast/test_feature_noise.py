@@ -44,7 +44,7 @@ class TwoBlocks(nn.Module):
 
 
 def build_test_noise(model: nn.Module, control: bool = True, seed: int = 0, **options: object):
-    conf = EnsembleConfig(members=50, noise=FeatureNoiseConfig(**options), control=control, seed=seed)
+    conf = EnsembleConfig(members=50, feature_noise=FeatureNoiseConfig(**options), control=control, seed=seed)
     return build_feature_noise(conf, model)
 
 
@@ -140,7 +140,9 @@ def test_blocks_are_found_by_name() -> None:
         "decoder.blocks.1", BLOCKS[3], "decoder.blocks.0", "decoder.blocks.2",
     ]  # fmt: skip
     for prefix in ("stage", "stages.3.layers.0.norm", "decoders", ""):
-        with pytest.raises(ConfigError, match=rf'ensemble.noise.blocks: no block of WXFormer matches "{prefix}"'):
+        with pytest.raises(
+            ConfigError, match=rf'ensemble.feature_noise.blocks: no block of WXFormer matches "{prefix}"'
+        ):
             find_blocks(model, ["decoder", prefix])
     with pytest.raises(ConfigError, match=r"Linear marks no block with _fsdp2_shard.*inference.ensemble.stochastic"):
         find_blocks(nn.Linear(1, 1), None)
@@ -172,8 +174,8 @@ def test_unsuitable_block_outputs_are_refused(block: nn.Module, output: str) -> 
 def test_wrong_options_are_refused() -> None:
     for options in ({"std": 0}, {"blocks": []}, {"blokcs": ["decoder"]}):
         with pytest.raises(ValueError, match=next(iter(options))):
-            EnsembleConfig(members=3, noise=options)
+            EnsembleConfig(members=3, feature_noise=options)
     assert build_feature_noise(None, nn.Linear(1, 1)) is None
     for options in [{}, *({"blocks": [name]} for name in BLOCKS)]:
-        conf = EnsembleConfig(members=2, lagged="6h", noise=options)
+        conf = EnsembleConfig(members=2, lagged="6h", feature_noise=options)
         assert build_feature_noise(conf, wxformer()) is not None
