@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from statistics import NormalDist
+from typing import NamedTuple
 
 import numpy as np
 import scipy.stats
@@ -189,7 +190,21 @@ def _tail_probability(num_blocks: int) -> float:
     return NormalDist().cdf(-distance)
 
 
-def paired_test(difference: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
+class PairedTest(NamedTuple):
+    """Result of `paired_test`; arrays of the shape (...), NaN where there are fewer than 6 blocks.
+
+    Attributes:
+        p_value: two-sided p-value of the mean difference.
+        n_eff: number of independent cases whose mean would be as uncertain, at most N.
+        half_width: half of the width of the 95 % interval of the mean difference, in its units.
+    """
+
+    p_value: np.ndarray
+    n_eff: np.ndarray
+    half_width: np.ndarray
+
+
+def paired_test(difference: np.ndarray, length: int) -> PairedTest:
     """Test whether a mean difference is 0, from the means over blocks.
 
     Student's t of the block means. Their variance is inflated by the remaining correlation r of neighbouring blocks,
@@ -198,16 +213,12 @@ def paired_test(difference: np.ndarray, length: int) -> tuple[np.ndarray, np.nda
     Args:
         difference: (N, ...) of one case each, in the order of their times.
         length: from `cases_per_block`.
-
-    Returns:
-        The two-sided p-value and n_eff, the number of independent cases whose mean would be as uncertain, at most N;
-        both (...), NaN where there are fewer than 6 blocks.
     """
     num_cases = len(difference)
     num_blocks = num_cases // length
     if num_blocks < MIN_BLOCKS_FOR_INTERVALS:
         missing = np.full(difference.shape[1:], np.nan)
-        return missing, missing
+        return PairedTest(missing, missing, missing)
     block_means = _block_means(difference, num_blocks)
     mean = block_means.mean(axis=0)
     variance = block_means.var(axis=0, ddof=1)
@@ -216,7 +227,12 @@ def paired_test(difference: np.ndarray, length: int) -> tuple[np.ndarray, np.nda
         # Equal forecasts do not differ, although their variance is zero.
         t = np.where(mean == 0, 0.0, mean / np.sqrt(variance_of_mean))
         n_eff = np.minimum(difference.var(axis=0, ddof=1) / variance_of_mean, num_cases)
-    return 2 * scipy.stats.t.sf(np.abs(t), num_blocks - 1), n_eff
+    quantile = scipy.stats.t.ppf((1 + CONFIDENCE_LEVEL) / 2, num_blocks - 1)
+    return PairedTest(
+        p_value=2 * scipy.stats.t.sf(np.abs(t), num_blocks - 1),
+        n_eff=n_eff,
+        half_width=quantile * np.sqrt(variance_of_mean),
+    )
 
 
 def _block_means(values: np.ndarray, num_blocks: int) -> np.ndarray:

@@ -22,7 +22,7 @@ FALSE_DISCOVERY_RATE = 0.05
 # With fewer blocks no difference is called significant.
 MIN_BLOCKS_FOR_SIGNIFICANCE = 20
 # Names of the results of `compare_with_best_opponent`, and of those of `adjust_scorecard`.
-COMPARISON_NAMES = ("difference", "p_value", "n_eff")
+COMPARISON_NAMES = ("difference", "difference_low", "difference_high", "p_value", "n_eff")
 SIGNIFICANCE_NAMES = ("p_adjusted", "significant")
 
 Statistics = TypeVar("Statistics", bound=CaseStatistics)
@@ -31,13 +31,14 @@ Statistics = TypeVar("Statistics", bound=CaseStatistics)
 def comparison_name(score: str, result: str) -> str:
     """Return the name in scores.nc of a result of the comparison by a score.
 
-    Of RMSE only ``rmse_difference`` names the score; the others are ``p_value``, ``n_eff``, ...
+    Of RMSE only ``rmse_difference`` and the ends of its interval name the score; the others are ``p_value``,
+    ``n_eff``, ...
 
     Args:
         score: name of the score, as ``rmse`` or ``brier``.
         result: one of `COMPARISON_NAMES` or `SIGNIFICANCE_NAMES`.
     """
-    if score == "rmse" and result != "difference":
+    if score == "rmse" and not result.startswith("difference"):
         return result
     return f"{score}_{result}"
 
@@ -69,7 +70,8 @@ def compare_with_best_opponent(
 
     Returns:
         `COMPARISON_NAMES`, arrays of the shape (X, L, R), NaN where no opponent has a row. ``difference`` is the
-        model's score over the opponent's, less 1; ``p_value`` and ``n_eff`` are those of
+        model's score over the opponent's, less 1, and ``difference_low`` and ``difference_high`` are the ends of its
+        95 % interval, in which the opponent's score is taken as exact; ``p_value`` and ``n_eff`` are those of
         `credit.verify.significance.bootstrap.paired_test`.
     """
     num_cases, _, num_rows, num_regions = model.shape
@@ -85,12 +87,19 @@ def compare_with_best_opponent(
         # Where no opponent has a row, there is nothing to compare with.
         opponent[np.isinf(opponent)] = np.nan
         model_at_lead = model[:, lead]
-        p_value, n_eff = paired_test(model_at_lead - opponent, cases_per_block(initial_times, minutes))
-        with np.errstate(invalid="ignore", divide="ignore"):
-            ratio = (model_at_lead.mean(axis=0) / opponent.mean(axis=0)) ** power
-        results["difference"][:, lead] = np.where(np.isfinite(ratio), ratio - 1.0, np.nan)
-        results["p_value"][:, lead] = p_value
-        results["n_eff"][:, lead] = n_eff
+        opponent_mean = opponent.mean(axis=0)
+        mean_difference = (model_at_lead - opponent).mean(axis=0)
+        test = paired_test(model_at_lead - opponent, cases_per_block(initial_times, minutes))
+        ends = {"": 0.0, "_low": -test.half_width, "_high": test.half_width}
+        for suffix, distance in ends.items():
+            with np.errstate(invalid="ignore", divide="ignore"):
+                ratio = 1.0 + (mean_difference + distance) / opponent_mean
+                if power != 1.0:
+                    # The lower end of a wide interval may be negative, and would have no root.
+                    ratio = np.maximum(ratio, 0.0) ** power
+            results[f"difference{suffix}"][:, lead] = np.where(np.isfinite(ratio), ratio - 1.0, np.nan)
+        results["p_value"][:, lead] = test.p_value
+        results["n_eff"][:, lead] = test.n_eff
     return results
 
 

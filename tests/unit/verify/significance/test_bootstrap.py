@@ -120,12 +120,16 @@ def test_too_few_blocks_have_no_interval_and_no_test() -> None:
 
 def test_the_paired_test_is_scipys_where_blocks_are_independent() -> None:
     difference = np.random.default_rng(4).standard_normal((40, 50)) + 0.2
-    p, n_eff = paired_test(difference, 1)
+    p, n_eff, half_width = paired_test(difference, 1)
     r = [np.corrcoef(d[1:], d[:-1])[0, 1] for d in difference.T]
     alone = np.array(r) < -0.05
     expected = scipy.stats.ttest_1samp(difference, 0.0).pvalue
     np.testing.assert_allclose(p[alone], expected[alone], rtol=1e-9)
     np.testing.assert_allclose(n_eff[alone], 40)
+    interval = scipy.stats.ttest_1samp(difference, 0.0).confidence_interval(0.95)
+    np.testing.assert_allclose(2 * half_width[alone], (interval.high - interval.low)[alone], rtol=1e-9)
+    # The interval excludes 0 exactly where the p-value is below 5 %.
+    np.testing.assert_array_equal(np.abs(difference.mean(axis=0)) > half_width, p < 0.05)
     assert alone.sum() > 10 and (p >= expected - 1e-12).all()
     means = difference.reshape(8, 5, 50).mean(axis=1)
     p = paired_test(difference, 5)[0]
@@ -137,14 +141,15 @@ def test_the_paired_test_is_scipys_where_blocks_are_independent() -> None:
 def test_the_paired_test_keeps_its_level(cases: int, length: int, phi: float) -> None:
     """Of differences that are 0 about 5 % are found to differ; taken as independent, 30 % would be at phi 0.6."""
     difference = correlated(cases, 2000, phi, seed=5)
-    p, n_eff = paired_test(difference, length)
+    p, n_eff, half_width = paired_test(difference, length)
     assert 0.03 <= (p < 0.05).mean() <= 0.08
+    assert 0.92 <= (np.abs(difference.mean(axis=0)) < half_width).mean() <= 0.97
     assert np.median(n_eff) == pytest.approx(cases * (1 - phi) / (1 + phi), rel=0.15)
     if phi:
         assert (scipy.stats.ttest_1samp(difference, 0.0).pvalue < 0.05).mean() > 0.25
 
 
 def test_equal_forecasts_do_not_differ() -> None:
-    p, _ = paired_test(np.zeros((40, 3)), 5)
-    assert (p == 1).all()
+    test = paired_test(np.zeros((40, 3)), 5)
+    assert (test.p_value == 1).all() and (test.half_width == 0).all()
     assert (paired_test(np.full((40, 3), 2.0), 5)[0] == 0).all()

@@ -56,6 +56,27 @@ def test_the_best_opponent_is_chosen_score_by_score() -> None:
     assert (results["p_value"][:, 1] < 0.01).all() and np.isnan(results["p_adjusted"][:, 1]).all()
 
 
+def test_the_interval_of_a_difference_is_relative_to_the_opponent() -> None:
+    """On 40 blocks of 5 days, against Student's t of the block means, of a mean and of a root of a mean."""
+    model, rival = squares(np.array([0.9])), squares(np.array([1.0]), seed=1)
+    block_means = (model - rival)[:, 0, 0, 0].reshape(40, 5).mean(axis=1)
+    r = max(np.corrcoef(block_means[1:], block_means[:-1])[0, 1], 0.0)
+    half_width = stats.t.ppf(0.975, 39) * stats.sem(block_means) * np.sqrt((1 + r) / (1 - r))
+    for power in (1.0, 0.5):
+        results = compare_with_best_opponent(DAILY, model, [(rival, [0])], LEADS[:1], power)
+        for name, distance in (("difference_low", -half_width), ("difference", 0.0), ("difference_high", half_width)):
+            expected = (1 + (block_means.mean() + distance) / rival[:, 0].mean()) ** power - 1
+            assert results[name].item() == pytest.approx(expected, abs=2e-3)
+
+
+def test_an_interval_that_reaches_below_a_score_of_0_has_an_end() -> None:
+    model, rival = squares(np.array([1.0])), squares(np.array([1.0]), seed=1)
+    model[0] = 1e3
+    results = compare_with_best_opponent(DAILY, model, [(rival, [0])], LEADS[:1], power=0.5)
+    assert results["difference_low"].item() == -1.0
+    assert results["difference_high"].item() > results["difference"].item()
+
+
 def test_pairing_sees_what_is_common_to_both() -> None:
     """Weather makes both errors large or small; a difference of 2 % shows all the same."""
     weather = np.exp(np.random.default_rng(7).standard_normal((200, 2, 1, 1)))

@@ -7,6 +7,7 @@ import pytest
 from scipy import stats
 
 from credit.channels import ChannelMap
+from credit.verify.significance.comparison import COMPARISON_NAMES, SIGNIFICANCE_NAMES
 from credit.verify.statistics.case_statistics import DeterministicStatistics, EnsembleStatistics
 from credit.verify.table.scorecard import scorecard_rows, scorecard_values
 from credit.verify.table.table import COMMON_ATTRIBUTES, ScoreTable
@@ -54,7 +55,7 @@ def table(planes: Planes) -> ScoreTable:
 def found_of(table: ScoreTable, score: str, reference: str, row: int) -> dict[str, np.ndarray]:
     """Return what was found of a channel or, behind them, of the wind, (L, R) each."""
     comparison = table.dataset.sel(reference=reference, season="all")
-    names = ("difference", "p_value", "n_eff", "p_adjusted", "significant")
+    names = (*COMPARISON_NAMES, *SIGNIFICANCE_NAMES)
     if row < len(CHANNELS):
         return {name: comparison[f"{score}_{name}"].values[row] for name in names}
     return {name: comparison[f"wind_{score}_{name}"].values[row - len(CHANNELS)] for name in names}
@@ -87,9 +88,12 @@ def test_a_fair_score_is_compared_with_a_fair_score(table: ScoreTable, planes: P
     results = found_of(table, "crps_fair", "old", row)
     assert results["p_value"][lead, 0] == pytest.approx(expected_p(model, opponent, lead), rel=1e-6)
     assert results["difference"][lead, 0] == pytest.approx(model.mean() / opponent.mean() - 1, rel=1e-9)
+    # The interval excludes 0 where the p-value is below 5 %.
+    excludes_0 = (results["difference_low"] > 0) | (results["difference_high"] < 0)
+    np.testing.assert_array_equal(excludes_0, results["p_value"] < 0.05)
     for single in ("best_baseline", "single"):
         none = found_of(table, "crps_fair", single, row)
-        assert all(np.isnan(none[name]).all() for name in ("difference", "p_value", "n_eff", "p_adjusted"))
+        assert all(np.isnan(none[name]).all() for name in (*COMPARISON_NAMES, "p_adjusted"))
         assert not none["significant"].any()
 
 
