@@ -155,6 +155,9 @@ LOSSES = Registry(
         "mae": BuiltInLocation("credit.losses.section:PointwiseSection", "credit.losses.pointwise"),
         "huber": BuiltInLocation("credit.losses.section:PointwiseSection", "credit.losses.pointwise"),
         "crps": BuiltInLocation("credit.losses.section:CRPSSection", "credit.losses.crps"),
+        "spectral_crps": BuiltInLocation("credit.losses.section:SpectralCRPSSection", "credit.losses.spectral"),
+        "multiscale_crps": BuiltInLocation("credit.losses.section:MultiscaleCRPSSection", "credit.losses.multiscale"),
+        "amse": BuiltInLocation("credit.losses.section:AMSESection", "credit.losses.spectral"),
         "sum": BuiltInLocation("credit.losses.section:SumSection", "credit.losses.weighted_sum"),
     },
 )

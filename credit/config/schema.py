@@ -130,7 +130,7 @@ class Config(StrictModel):
         if self.trainer.members == 1 and self.loss.needs_members:
             raise ValueError(
                 f"loss.kind: {self.loss.kind} compares the members of an ensemble; set trainer.members to 2 or more, "
-                "or loss.kind to mae, which is the same for one member"
+                "or loss.kind to mae, which crps is for one member"
             )
         if self.loss.weight != 1.0:
             raise ValueError("loss.weight is the weight of a term of a sum; set it under loss.terms, or leave it out")

@@ -116,6 +116,11 @@ class WeightedLoss(Loss):
         """Return forecast minus truth, (B, M, C, H, W) float32, in the unit of ``loss.scaling``."""
         return (prediction_BMCHW.float() - target_BCHW.float()[:, None]) * self.scale_C11
 
+    def masked_error(self, prediction_BMCHW: Tensor, target_BCHW: Tensor) -> Tensor:
+        """Return `scaled_error` with 0 in the cells where a variable is missing, for losses that combine cells."""
+        error_BMCHW = self.scaled_error(prediction_BMCHW, target_BCHW)
+        return error_BMCHW.masked_fill(self.area_CHW == 0, 0.0)
+
     def weighted_mean(self, cost_BCHW: Tensor) -> Tensor:
         """Return the mean over the batch of the weighted sum over cells and channels, a scalar."""
         return (cost_BCHW * self.weight_CHW).sum() / cost_BCHW.shape[0]

@@ -54,12 +54,15 @@ class CRPSLoss(WeightedLoss):
 def ensemble_crps(error: Tensor, alpha: float) -> Tensor:
     """Return the almost fair CRPS of each point, in the unit of the error.
 
+    The magnitude of a complex error is its absolute value. The score is then the energy score of its real and
+    imaginary part, which is proper (Gneiting and Raftery 2007, doi:10.1198/016214506000001437).
+
     Args:
-        error: (B, M, ...) forecast minus truth of each member, float32 or float64.
+        error: (B, M, ...) forecast minus truth of each member, real or complex, of single or double precision.
         alpha: 0 for the biased score, 1 for the fair one.
 
     Returns:
-        (B, ...), at least 0 for ``alpha`` from 0 to 1.
+        (B, ...) real, at least 0 for ``alpha`` from 0 to 1.
     """
     if error.shape[1] == 1:
         return error[:, 0].abs()
@@ -81,19 +84,20 @@ class _EnsembleCRPS(torch.autograd.Function):
         pair_weight = 1.0 / (num_members * (num_members - 1))
         difference_weight = 1.0 - (1.0 - alpha) / num_members
         magnitude = error.abs()
-        score = torch.zeros_like(error[:, 0])
-        # Sum over k of sign(e_j - e_k): the number of smaller errors minus the number of larger ones.
+        score = torch.zeros_like(magnitude[:, 0])
+        # Sum over k of sign(e_j - e_k): the number of smaller errors minus the number of larger ones. The sign of a
+        # complex number is the number divided by its magnitude, which is the gradient of the magnitude.
         rank_balance = torch.zeros_like(error)
         # All pairs of one member with the members after it at a time: few kernels, and memory of one ensemble.
         for j in range(num_members - 1):
             difference = error[:, j + 1 :] - error[:, j : j + 1]
             terms = magnitude[:, j + 1 :] + magnitude[:, j : j + 1] - difference_weight * difference.abs()
             score += terms.sum(1)
-            sign = difference.sign_()
+            sign = difference.sgn_()
             rank_balance[:, j] -= sign.sum(1)
             rank_balance[:, j + 1 :] += sign
         if ctx.needs_input_grad[0]:
-            gradient = error.sign().mul_(1.0 / num_members)
+            gradient = error.sgn().mul_(1.0 / num_members)
             gradient.sub_(rank_balance, alpha=pair_weight * difference_weight)
             ctx.save_for_backward(gradient)
         return score.mul_(pair_weight)

@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Literal
+import itertools
+from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
-from credit.config.sections.loss import SHARED_KEYS, LossSection, LossTermEntry
+from credit.config.sections.loss import SHARED_KEYS, LossSection, LossTermEntry, Weight
+
+
+def parse_length(value: object) -> object:
+    """Return the number of km of text such as ``800km``; anything else is left to pydantic."""
+    if isinstance(value, str):
+        return value.strip().removesuffix("km")
+    return value
+
+
+# A length in km, as a number or as text such as "800km".
+Length = Annotated[float, Field(ge=0, allow_inf_nan=False), BeforeValidator(parse_length)]
 
 
 class PointwiseSection(LossSection):
@@ -25,10 +37,9 @@ class PointwiseSection(LossSection):
     )
 
 
-class CRPSSection(LossSection):
-    """The continuous ranked probability score of an ensemble (`trainer.members`), averaged with weights."""
+class EnsembleScoreSection(LossSection):
+    """Base of the losses that compare the members of an ensemble (`trainer.members`) with the truth and each other."""
 
-    kind: Literal["crps"] = Field("crps", description="Continuous ranked probability score of the members.")
     alpha: float = Field(
         0.95,
         ge=0,
@@ -36,14 +47,75 @@ class CRPSSection(LossSection):
         description="1 for the fair score, 0 for the score of the members as they are. With 1, the last member has no "
         "gradient when all others equal the truth, so values slightly below 1 train more steadily.",
     )
-    global_mean: float = Field(
-        0.0, ge=0, description="Weight of the CRPS of each channel's global mean, added to the loss."
-    )
 
     @property
     def needs_members(self) -> bool:
         """True: the score compares the members of an ensemble."""
         return True
+
+
+class CRPSSection(EnsembleScoreSection):
+    """The continuous ranked probability score of an ensemble (`trainer.members`), averaged with weights."""
+
+    kind: Literal["crps"] = Field("crps", description="Continuous ranked probability score of the members.")
+    global_mean: float = Field(
+        0.0, ge=0, description="Weight of the CRPS of each channel's global mean, added to the loss."
+    )
+
+
+class SpectralCRPSSection(EnsembleScoreSection):
+    """The CRPS of spherical-harmonic coefficients. Use it as a term of a `sum`, beside `crps`.
+
+    Degrees that the grid does not resolve have no influence. Missing cells of a variable count as cells without error.
+    """
+
+    kind: Literal["spectral_crps"] = Field(
+        "spectral_crps", description="CRPS of the members' spherical-harmonic coefficients."
+    )
+
+
+class MultiscaleCRPSSection(EnsembleScoreSection):
+    """The CRPS of the field smoothed over the longest length, and of what each shorter length adds.
+
+    Missing cells of a variable count as cells without error when the errors are smoothed, and have no weight.
+    """
+
+    kind: Literal["multiscale_crps"] = Field("multiscale_crps", description="CRPS of each range of scales.")
+    scales: list[Length] = Field(
+        min_length=2,
+        description="Lengths of the smoothing in km, the longest first, such as `[800km, 400km, 0km]`. They are "
+        "standard deviations of Gaussians. The last is `0km`, the field itself.",
+    )
+    scale_weights: list[Weight] | None = Field(
+        None, description="Weight of the score of each of the `scales`, in their order. Default: 1 each."
+    )
+
+    @model_validator(mode="after")
+    def _require_descending_scales(self) -> MultiscaleCRPSSection:
+        shown_scales = ", ".join(f"{length:g}km" for length in self.scales)
+        is_descending = all(longer > shorter for longer, shorter in itertools.pairwise(self.scales))
+        if not is_descending or self.scales[-1] != 0:
+            raise ValueError(
+                f"loss.scales: [{shown_scales}] must descend and end with 0km, the field itself, so that no scale is "
+                "left out"
+            )
+        weights = self.scale_weights
+        if weights is not None and (len(weights) != len(self.scales) or not any(weights)):
+            raise ValueError(
+                f"loss.scale_weights: {weights} must have one weight for each of the {len(self.scales)} loss.scales, "
+                "and one above 0"
+            )
+        return self
+
+
+class AMSESection(LossSection):
+    """The adjusted mean squared error (arXiv:2501.19374), for fine-tuning a deterministic network against blur.
+
+    It compares the amplitude of each spherical-harmonic degree apart from its phases, so that a forecast that is
+    uncertain of a wave's position does not gain from a smaller amplitude.
+    """
+
+    kind: Literal["amse"] = Field("amse", description="Adjusted mean squared error.")
 
 
 class SumSection(LossSection):

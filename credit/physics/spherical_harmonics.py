@@ -1,5 +1,7 @@
 """Spherical harmonics on the rows of a latitude-longitude grid, and random fields that are made of them.
 
+`credit.physics.spherical_transform` has the transform of fields in torch.
+
 They are normalised so that the mean of their square over the sphere is 1.
 """
 
@@ -49,11 +51,58 @@ def compute_legendre(max_degree: int, m: int, sine: np.ndarray) -> np.ndarray:
     return table
 
 
+def latitude_quadrature(grid: LatLonGrid) -> np.ndarray:
+    """Return (H,) weights that integrate polynomials of the sine of latitude up to degree H - 1 exactly; they sum to 2.
+
+    They are the interpolatory weights of the grid's own rows, which are Clenshaw and Curtis's on an equiangular grid
+    with poles, Fejer's on one without, and Gauss's on a Gaussian grid.
+    """
+    colatitude = np.deg2rad(90.0 - grid.lat)
+    order = np.arange(len(colatitude))
+    integrals = np.zeros(len(order))
+    # Integrals of cos(k theta) sin(theta) over 0..pi; those of odd k are zero.
+    integrals[::2] = 2.0 / (1.0 - order[::2].astype(np.float64) ** 2)
+    return np.linalg.solve(np.cos(order[:, None] * colatitude), integrals)
+
+
+def build_analysis_matrices(grid: LatLonGrid, max_degree: int) -> list[np.ndarray]:
+    """Return, for each order m, the matrix (max_degree - m + 1, H) from values on the rows to coefficients, float64.
+
+    The coefficients are the quadrature-weighted least-squares fit. It is exact on any rows for a field that is made of
+    harmonics up to `max_degree`; the quadrature alone is not, unless the rows are Gaussian.
+
+    Args:
+        grid: grid of the fields.
+        max_degree: largest degree, at most `max_wavenumber` of the grid.
+    """
+    sine = np.sin(np.deg2rad(grid.lat))
+    # Very uneven rows can have negative weights.
+    weights = np.maximum(latitude_quadrature(grid), 1e-12)
+    matrices = []
+    for m in range(max_degree + 1):
+        functions = compute_legendre(max_degree, m, sine)
+        weighted = functions * weights
+        matrices.append(np.linalg.solve(weighted @ functions.T, weighted))
+    return matrices
+
+
+def gaussian_response(degree: np.ndarray, length_km: float) -> np.ndarray:
+    """Return exp(-l (l + 1) length^2 / (2 R^2)) of each degree l, the factor by which a Gaussian damps it.
+
+    On the sphere this solves the heat equation. It is the Gaussian exp(-d^2 / (2 length^2)) of the distance d if the
+    length is small against the radius R of the Earth.
+
+    Args:
+        degree: degrees, any shape.
+        length_km: standard deviation of the Gaussian in km.
+    """
+    return np.exp(-degree * (degree + 1) * (length_km / EARTH_RADIUS_KM) ** 2 / 2)
+
+
 class CorrelatedNoise:
     """Generator of random fields of variance 1 whose correlation falls off with distance d as exp(-d^2 / (2 length^2)).
 
-    The power of a harmonic of degree l is proportional to exp(-l (l + 1) length^2 / (2 R^2)), which on the sphere
-    solves the heat equation and so approaches that Gaussian if the length is small against the radius R of the Earth.
+    The power of a harmonic is proportional to the `gaussian_response` of its degree.
 
     Args:
         grid: grid of the fields.
@@ -62,7 +111,7 @@ class CorrelatedNoise:
 
     def __init__(self, grid: LatLonGrid, length_km: float) -> None:
         degree = np.arange(max_wavenumber(grid) + 1)
-        power = np.exp(-degree * (degree + 1) * (length_km / EARTH_RADIUS_KM) ** 2 / 2)
+        power = gaussian_response(degree, length_km)
         # Harmonics with hardly any power would cost time and change nothing.
         power = power[power > 1e-8]
         self._num_columns = grid.shape[1]

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from credit.grid import LatLonGrid
-from credit.physics.spherical_harmonics import compute_legendre, max_wavenumber
-from credit.verify.scores.spectra import SphericalSpectrum, latitude_quadrature
+from credit.physics.spherical_harmonics import compute_legendre, latitude_quadrature, max_wavenumber
+from credit.verify.scores.spectra import SphericalSpectrum
 from tests.unit.analytic_reader import make_grid
 
 

@@ -1,0 +1,86 @@
+"""CRPS by scale: of a smoothed ensemble, and of what each shorter length adds.
+
+Shape suffixes: B batch, M ensemble members, C output channels, H latitude rows, W longitude columns, N coefficients.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+from torch import Tensor
+
+from credit.errors import ConfigError
+from credit.losses.base import CoupledDim, LossContext, WeightedLoss
+from credit.losses.crps import ensemble_crps
+from credit.losses.registry import register_loss
+from credit.losses.section import MultiscaleCRPSSection
+from credit.physics.spherical_harmonics import EARTH_RADIUS_KM, gaussian_response
+from credit.physics.spherical_transform import SphericalTransform
+
+# Largest factor that a smoothing may leave to the shortest wave that the grid resolves. A shorter smoothing would
+# mainly cut the waves beyond it.
+_LARGEST_RESPONSE = 0.5
+
+
+@register_loss("multiscale_crps", MultiscaleCRPSSection)
+class MultiscaleCRPSLoss(WeightedLoss):
+    """Sum over scales of the CRPS in cells (Lang et al. 2025, arXiv:2506.10868).
+
+    The first scale is the ensemble, smoothed by a Gaussian of the longest length. Each further one is the difference of
+    the ensembles that are smoothed by a length and by the next longer one, which contains the waves between the two
+    lengths. The score of such a difference in one cell depends on neighbouring cells, so unlike the CRPS of the field
+    itself it sees whether a member's waves have the right amplitude.
+
+    Members and truth are smoothed in spherical-harmonic space. Smoothing is linear, so the errors are smoothed instead.
+    Cells in which a variable is missing count as cells without error there, and have no weight.
+
+    Args:
+        context: weights, scales and grid of the run.
+        section: the loss section of the config, with `scales`, `scale_weights` and `alpha`.
+
+    Raises:
+        ConfigError: for a length that the grid does not resolve.
+    """
+
+    coupled_dims: frozenset[CoupledDim] = frozenset({"cells"})
+
+    def __init__(self, context: LossContext, section: MultiscaleCRPSSection) -> None:
+        super().__init__(context, section)
+        self._alpha = section.alpha
+        self.scale_weights = section.scale_weights or [1.0] * len(section.scales)
+        self.transform = SphericalTransform(context.grid)
+        _require_resolved(section.scales, self.transform.max_degree)
+        # The last length is 0: the field itself, without a transform.
+        degree_N = self.transform.degree_N.numpy()
+        for number, length in enumerate(section.scales[:-1]):
+            self.register_constant(f"response_{number}_N", gaussian_response(degree_N, length))
+
+    def forward(self, prediction_BMCHW: Tensor, target_BCHW: Tensor) -> Tensor:
+        """See the base class."""
+        error_BMCHW = self.masked_error(prediction_BMCHW, target_BCHW)
+        scores = []
+        for error_of_scale_BMCHW in self.split_by_scale(error_BMCHW):
+            scores.append(self.weighted_mean(ensemble_crps(error_of_scale_BMCHW, self._alpha)))
+        return sum(weight * score for weight, score in zip(self.scale_weights, scores, strict=True))
+
+    def split_by_scale(self, field_HW: Tensor) -> list[Tensor]:
+        """Return the part of fields (..., H, W) in each of the scales; the parts add up to the fields."""
+        coefficient_N = self.transform.analyse(field_HW)
+        responses = [getattr(self, f"response_{number}_N") for number in range(len(self.scale_weights) - 1)]
+        parts = [self.transform.synthesise(responses[0] * coefficient_N)]
+        for longer_N, shorter_N in itertools.pairwise(responses):
+            parts.append(self.transform.synthesise((shorter_N - longer_N) * coefficient_N))
+        parts.append(field_HW - self.transform.synthesise(responses[-1] * coefficient_N))
+        return parts
+
+
+def _require_resolved(scales: list[float], max_degree: int) -> None:
+    """Refuse a smoothing that leaves more than half of the shortest wave that the grid resolves."""
+    shortest_length = scales[-2]
+    if gaussian_response(max_degree, shortest_length) > _LARGEST_RESPONSE:
+        allowed_length = EARTH_RADIUS_KM * math.sqrt(-2 * math.log(_LARGEST_RESPONSE) / (max_degree * (max_degree + 1)))
+        raise ConfigError(
+            f"loss.scales: {shortest_length:g}km is too short for this grid, which resolves waves up to degree "
+            f"{max_degree}; the shortest length before 0km must be at least {math.ceil(allowed_length)}km"
+        )

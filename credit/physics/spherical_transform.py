@@ -1,0 +1,124 @@
+"""Spherical-harmonic transform of fields on a latitude-longitude grid, in torch.
+
+A real field is the sum over degrees l and orders m of
+
+    f = sum_l a_l0 P_l0(sin lat) + 2 Re sum_{m > 0} sum_{l >= m} a_lm P_lm(sin lat) exp(i m lon),
+
+with the Legendre functions of `credit.physics.spherical_harmonics`. The mean of the square of f over the sphere is the
+sum of abs(a)^2, in which orders above 0 count twice. The coefficients are those of orthonormal harmonics divided by
+sqrt(4 pi). Longitudes count from the first column of the grid.
+
+Shape suffixes: H latitude rows, W longitude columns, N coefficients; leading dimensions are any.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from credit.grid import LatLonGrid
+from credit.physics.spherical_harmonics import build_analysis_matrices, compute_legendre, max_wavenumber
+
+
+class SphericalTransform(nn.Module):
+    """Analysis of fields into coefficients, and synthesis of fields from them; both are linear and differentiable.
+
+    The analysis is exact for fields whose degrees are at most `max_degree`, up to rounding. Of other fields it returns
+    the coefficients of the nearest such field.
+
+    Its tables are computed in float64. Each has N x H numbers: in float32 5 MB on 181 x 360 cells and 334 MB on
+    721 x 1440, where building them takes ten seconds and 2.3 GB of host memory. They are not part of checkpoints.
+
+    Args:
+        grid: grid of the fields.
+        can_synthesise: whether the table for `synthesise` is built as well.
+        dtype: float32 or float64; fields are converted to it, under autocast as well.
+
+    Attributes:
+        max_degree: largest degree, `max_wavenumber` of the grid.
+        degree_N: (N,) degree l of each coefficient, int64. The coefficients of an order stand together: order 0 with
+            its degrees 0 to `max_degree`, then order 1 from degree 1, and so on.
+        multiplicity_N: (N,) 1 for order 0 and 2 for the others: a real field has each of these with -m, too.
+    """
+
+    def __init__(self, grid: LatLonGrid, can_synthesise: bool = True, dtype: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        self.max_degree = max_wavenumber(grid)
+        self._grid_shape = grid.shape
+        self._num_degrees = [self.max_degree + 1 - m for m in range(self.max_degree + 1)]
+        degrees = [np.arange(m, self.max_degree + 1) for m in range(self.max_degree + 1)]
+        multiplicity_N = np.full(sum(self._num_degrees), 2.0)
+        multiplicity_N[: self.max_degree + 1] = 1.0
+        analysis_NH = np.concatenate(build_analysis_matrices(grid, self.max_degree))
+        self._register_table("_analysis_NH", analysis_NH, dtype)
+        del analysis_NH
+        if can_synthesise:
+            sine = np.sin(np.deg2rad(grid.lat))
+            functions = [compute_legendre(self.max_degree, m, sine) for m in range(self.max_degree + 1)]
+            self._register_table("_functions_NH", np.concatenate(functions), dtype)
+        self._register_table("multiplicity_N", multiplicity_N, dtype)
+        self._register_table("degree_N", np.concatenate(degrees), torch.int64)
+
+    def _register_table(self, name: str, values: np.ndarray, dtype: torch.dtype) -> None:
+        """Keep constants in a buffer, so that they move with the module; checkpoints do not contain them."""
+        self.register_buffer(name, torch.from_numpy(values).to(dtype), persistent=False)
+
+    def analyse(self, field_HW: Tensor) -> Tensor:
+        """Return the coefficients of real fields.
+
+        Args:
+            field_HW: (..., H, W) of any real dtype.
+
+        Returns:
+            (..., N) complex, in the unit of the field.
+        """
+        num_columns = self._grid_shape[1]
+        leading_shape = field_HW.shape[:-2]
+        with torch.autocast(field_HW.device.type, enabled=False):
+            field_KHW = field_HW.to(self._analysis_NH.dtype).reshape(-1, *self._grid_shape)
+            waves_KHm = torch.fft.rfft(field_KHW)[..., : self.max_degree + 1] / num_columns
+            # Real and imaginary parts are rows of one matrix for each order, (2 K, H).
+            waves_m2KH = torch.view_as_real(waves_KHm).permute(2, 3, 0, 1).flatten(1, 2)
+            coefficients = []
+            for waves_2KH, table_lH in zip(waves_m2KH.unbind(), self._tables("_analysis_NH"), strict=True):
+                coefficients.append(waves_2KH @ table_lH.T)
+            coefficient_2KN = torch.cat(coefficients, dim=1).unflatten(0, (2, -1))
+            coefficient_KN = torch.complex(*coefficient_2KN.unbind())
+        return coefficient_KN.reshape(*leading_shape, -1)
+
+    def synthesise(self, coefficient_N: Tensor) -> Tensor:
+        """Return the real fields (..., H, W) of coefficients (..., N), in their unit; inverse of `analyse`."""
+        num_columns = self._grid_shape[1]
+        leading_shape = coefficient_N.shape[:-1]
+        with torch.autocast(coefficient_N.device.type, enabled=False):
+            coefficient_KN = coefficient_N.reshape(-1, coefficient_N.shape[-1])
+            coefficient_2KN = torch.cat([coefficient_KN.real, coefficient_KN.imag])
+            waves = []
+            orders = coefficient_2KN.split(self._num_degrees, dim=1)
+            for coefficient_2Kl, table_lH in zip(orders, self._tables("_functions_NH"), strict=True):
+                waves.append(coefficient_2Kl @ table_lH)
+            waves_2KHm = torch.stack(waves, dim=-1).unflatten(0, (2, -1))
+            waves_KHm = torch.complex(*waves_2KHm.unbind())
+            # The inverse transform adds the conjugate of each order above 0, and divides by W.
+            field_KHW = torch.fft.irfft(waves_KHm * num_columns, n=num_columns)
+        return field_KHW.reshape(*leading_shape, *self._grid_shape)
+
+    def sum_by_degree(self, values_N: Tensor) -> Tensor:
+        """Return the sum over the orders of each degree, counted with their multiplicity.
+
+        Args:
+            values_N: (..., N) real, one for each coefficient.
+
+        Returns:
+            (..., max_degree + 1).
+        """
+        counted_N = values_N * self.multiplicity_N
+        # Not `index_add`, whose order of operations differs from call to call on a GPU.
+        orders = counted_N.split(self._num_degrees, dim=-1)
+        return torch.stack([functional.pad(part, (m, 0)) for m, part in enumerate(orders)]).sum(0)
+
+    def _tables(self, name: str) -> tuple[Tensor, ...]:
+        """Return the part (degrees, H) of a table for each order."""
+        return getattr(self, name).split(self._num_degrees)
