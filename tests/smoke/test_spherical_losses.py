@@ -1,0 +1,63 @@
+"""The losses of spherical harmonics train networks through the command, and what they cannot do is refused there."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+SCALES = "scales: [3000km, 1500km, 0km]"
+LOSSES = {
+    "spectral_crps": "{kind: spectral_crps, alpha: 0.9}",
+    "multiscale_crps": f"{{kind: multiscale_crps, {SCALES}, scale_weights: [1, 0.5, 0.5]}}",
+    "sum": f"{{kind: sum, weights: {{t2m: 2}}, terms: [{{kind: crps}}, {{kind: spectral_crps, weight: 0.5}}, "
+    f"{{kind: multiscale_crps, weight: 0.5, {SCALES}}}]}}",
+    "amse": "{kind: amse}",
+}
+ENSEMBLE = ("trainer.members=2", "trainer.valid_members=2", "model.noise={kind: global}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", LOSSES)
+def test_training(small_run: Path, command: Callable[..., subprocess.CompletedProcess], kind: str) -> None:
+    """The loss falls in a few steps, and the checkpoint continues with the loss of the saved config."""
+    config = small_run / "config.yml"
+    options = [f"loss={LOSSES[kind]}", *(() if kind == "amse" else ENSEMBLE)]
+    steps = ("trainer.log_every=1", "trainer.validate_every=12", "trainer.checkpoint_every=12")
+    done = command("check", config, *options)
+    assert done.returncode == 0, done.stdout + done.stderr
+    done = command("train", config, *options, *steps, "trainer.max_steps=12")
+    assert done.returncode == 0, done.stderr
+    # The run folder's own config, in which every key of every term is written out.
+    done = command("train", small_run / "run" / "config.yml", "trainer.max_steps=14")
+    assert done.returncode == 0, done.stderr
+    rows = [json.loads(line) for line in (small_run / "run" / "metrics.jsonl").read_text().splitlines()]
+    losses = {row["step"]: row["loss"] for row in rows if "grad_norm" in row}
+    assert sorted(losses) == list(range(1, 15))
+    assert all(math.isfinite(loss) and loss > 0 for loss in losses.values())
+    first, last = (sum(losses[step] for step in steps) / 3 for steps in ((1, 2, 3), (10, 11, 12)))
+    assert last < 0.97 * first
+    assert losses[14] < first
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("loss={kind: spectral_crps}",), "loss.kind: spectral_crps compares the members"),
+        (("loss={kind: amse, latitude_weights: false}",), "loss.latitude_weights: false does not fit"),
+        ((f"loss={{kind: multiscale_crps, {SCALES}, alpha: 2}}", *ENSEMBLE), "loss.alpha"),
+        (("loss={kind: multiscale_crps, scales: [800km, 400km]}", *ENSEMBLE), "must descend and end with 0km"),
+        (("loss={kind: multiscale_crps, scales: [800km, 300km, 0km]}", *ENSEMBLE), "300km is too short"),
+        (("loss={kind: amse}", *ENSEMBLE), "loss.kind amse would train all members to be equal"),
+    ],
+)
+def test_refusals(
+    small_run: Path, command: Callable[..., subprocess.CompletedProcess], options: tuple[str, ...], message: str
+) -> None:
+    done = command("train", small_run / "config.yml", *options)
+    assert done.returncode == 2
+    assert message in done.stdout + done.stderr
