@@ -178,7 +178,16 @@ OBJECTIVES = Registry(
 NOISES = Registry(
     "model.noise.kind",
     "kind of noise",
-    {"global": BuiltInLocation("credit.models.noise.section:GlobalNoiseSection", "credit.models.noise.global_noise")},
+    {
+        "global": BuiltInLocation("credit.models.noise.section:GlobalNoiseSection", "credit.models.noise.global_noise"),
+        "cell": BuiltInLocation("credit.models.noise.section:CellNoiseSection", "credit.models.noise.cell_noise"),
+        "spherical": BuiltInLocation(
+            "credit.models.noise.section:SphericalNoiseSection", "credit.models.noise.spherical_noise"
+        ),
+        "dropout": BuiltInLocation(
+            "credit.models.noise.section:DropoutNoiseSection", "credit.models.noise.dropout_noise"
+        ),
+    },
 )
 
 POSTPROCESSES = Registry(

@@ -51,6 +51,7 @@ class Config(StrictModel):
     def _require_consistent(self) -> Config:
         self._require_multiples_of_step()
         self._require_effects()
+        self._require_ensemble()
         self._require_rollout()
         return self
 
@@ -106,11 +107,23 @@ class Config(StrictModel):
             raise ValueError("preprocess.climatology has no effect with verification.climatology.method: file")
         if self.preprocess.climatology and self.data.store is None:
             raise ValueError("preprocess.climatology needs a data.store to write the climatology to")
+        if self.loss.weight != 1.0:
+            raise ValueError("loss.weight is the weight of a term of a sum; set it under loss.terms, or leave it out")
+        if self.loss.level_weights == "pressure" and self.data.level_units == "model_level":
+            raise ValueError("loss.level_weights: pressure needs data.level_units hPa or Pa, not model_level")
+
+    def _require_ensemble(self) -> None:
+        """Refuse keys of ensembles, in training and in forecasts, that contradict each other."""
         ensemble = self.inference.ensemble
         if ensemble is not None and not ensemble.has_added_spread and not self.model.noise:
             raise ValueError(
                 "inference.ensemble: the members would be equal; give perturbation, lagged, stochastic, "
                 "feature_noise or dropout, or train a network with model.noise"
+            )
+        if ensemble is not None and ensemble.dropout and self.model.find_noise("dropout") is not None:
+            raise ValueError(
+                "inference.ensemble.dropout has no effect on a network with model.noise of kind dropout, whose dropout "
+                "is always active in ensembles; remove inference.ensemble.dropout"
             )
         if self.trainer.members > 1 and not self.model.noise:
             raise ValueError(
@@ -132,10 +145,6 @@ class Config(StrictModel):
                 f"loss.kind: {self.loss.kind} compares the members of an ensemble; set trainer.members to 2 or more, "
                 "or loss.kind to mae, which crps is for one member"
             )
-        if self.loss.weight != 1.0:
-            raise ValueError("loss.weight is the weight of a term of a sum; set it under loss.terms, or leave it out")
-        if self.loss.level_weights == "pressure" and self.data.level_units == "model_level":
-            raise ValueError("loss.level_weights: pressure needs data.level_units hPa or Pa, not model_level")
 
     def _require_rollout(self) -> None:
         """Refuse keys of the training rollout that do not fit its number of steps."""

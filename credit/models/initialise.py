@@ -216,6 +216,20 @@ def _build_unset_tensor(tensor: Tensor, high: bool) -> Tensor:
     return value
 
 
+def find_addable_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Return name -> parameter of the modules that declare ``may_be_added``, those of noise.
+
+    With the initial values of such a module, the model computes what it would compute without the module. So weights
+    that were trained without it can be loaded.
+    """
+    parameters = {}
+    for path, module in model.named_modules():
+        if getattr(module, "may_be_added", False):
+            for name, parameter in module.named_parameters(path, recurse=False):
+                parameters[strip_wrapper_prefixes(name)] = parameter
+    return parameters
+
+
 def initial_values(model: nn.Module, seed: int) -> Iterator[tuple[str, Tensor]]:
     """Yield (state-dict name, whole CPU tensor) for every parameter and buffer in the state dict of `model`.
 

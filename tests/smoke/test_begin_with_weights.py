@@ -77,7 +77,12 @@ def test_weights_of_another_model_are_refused(small_run: Path, exported: Path, c
 def test_noise_is_added_to_trained_weights(small_run: Path, exported: Path, command) -> None:
     """A new ensemble is the deterministic forecast of the weights; the messages count what is added."""
     start = [small_run / "config.yml", f"trainer.resume={exported}", *STILL]
-    ensemble = ["model.noise=global", "trainer.members=2", "trainer.valid_members=3", "loss.kind=crps"]
+    ensemble = [
+        "model.noise=[global, cell, spherical]",
+        "trainer.members=2",
+        "trainer.valid_members=3",
+        "loss.kind=crps",
+    ]
     last_validations = {}
     for name, changes in (("deterministic", []), ("ensemble", ensemble)):
         run = [*start, f"save_loc={small_run / name}", *changes]
@@ -86,7 +91,9 @@ def test_noise_is_added_to_trained_weights(small_run: Path, exported: Path, comm
         trained = command("train", *run)
         assert trained.returncode == 0, trained.stderr
         for text in (checked.stdout, trained.stderr):
-            assert ("that the model adds start as zeros: decoder.blocks.0" in text) == (name == "ensemble")
+            assert (
+                "that the model adds for its noise leave its function unchanged at first: decoder.blocks.0" in text
+            ) == (name == "ensemble")
         rows = [json.loads(row) for row in (small_run / name / "metrics.jsonl").read_text().splitlines()]
         last_validations[name] = [row["valid"] for row in rows if "valid" in row][-1]
     for key, value in last_validations["deterministic"].items():

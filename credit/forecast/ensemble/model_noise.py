@@ -39,14 +39,14 @@ class ModelNoise:
         """Yield the noise of each step of these forecasts, by kind."""
         keys = [MemberKey(self._seed, start.initial_minutes, start.member) for start in starts]
         is_noisy = [start.member >= self._first_noisy_member for start in starts]
-        is_noisy_B = to_device(torch.tensor(is_noisy, dtype=torch.float32), device)
+        is_noisy_B = to_device(torch.tensor(is_noisy), device)
         for condition in self._noise.sequence(keys, device):
-            yield {kind: _scale_samples(noise, is_noisy_B) for kind, noise in condition.items()}
+            yield {kind: _select_samples(noise, is_noisy_B) for kind, noise in condition.items()}
 
 
-def _scale_samples(noise: Tensor, factor_B: Tensor) -> Tensor:
-    """Return noise (B, ...) times a factor for each sample."""
-    return noise * factor_B.view(-1, *[1] * (noise.dim() - 1))
+def _select_samples(noise: Tensor, is_noisy_B: Tensor) -> Tensor:
+    """Return noise (B, ...) with zeros, which are no noise, for the samples that have none."""
+    return noise * is_noisy_B.view(-1, *[1] * (noise.dim() - 1))
 
 
 def build_model_noise(conf: EnsembleConfig | None, spec: ModelSpec, section: ModelSection) -> ModelNoise | None:

@@ -5,6 +5,8 @@ Shape suffixes: N windows of the whole batch, h heads, L positions in a window, 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -37,6 +39,25 @@ def sdpa(qkv_3NhLd: Tensor, bias_LL: Tensor, dropout: float = 0.0) -> Tensor:
     """Plain formulation of `attention`, by the kernel that torch has for the device."""
     q_NhLd, k_NhLd, v_NhLd = qkv_3NhLd.unbind(0)
     return F.scaled_dot_product_attention(q_NhLd, k_NhLd, v_NhLd, attn_mask=bias_LL.to(q_NhLd.dtype), dropout_p=dropout)
+
+
+def attention_with_changed_weights(
+    qkv_3NhLd: Tensor, bias_LL: Tensor, change_weights: Callable[[Tensor], Tensor]
+) -> Tensor:
+    """Return change_weights(softmax(q k^T / sqrt(d) + bias)) v, by torch's elementary operators.
+
+    Args:
+        qkv_3NhLd: queries, keys and values.
+        bias_LL: additive bias of query i and key j, shared by windows and heads.
+        change_weights: function of the attention weights (N, h, L, L), such as dropout.
+
+    Returns:
+        (N, h, L, d), in the dtype of `qkv_3NhLd`.
+    """
+    q_NhLd, k_NhLd, v_NhLd = qkv_3NhLd.unbind(0)
+    scores_NhLL = (q_NhLd * q_NhLd.shape[-1] ** -0.5) @ k_NhLd.mT + bias_LL
+    weights_NhLL = torch.softmax(scores_NhLL, dim=-1).to(qkv_3NhLd.dtype)
+    return change_weights(weights_NhLL) @ v_NhLd
 
 
 def sdpa_cpu(qkv_3NhLd: Tensor, bias_LL: Tensor) -> Tensor:

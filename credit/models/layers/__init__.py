@@ -7,7 +7,8 @@ Everything that a network needs from this package to run on the sphere can be im
 - `WindowAttention`, `FeedForward` and `TransformerLayer` take and return (B, H, W, C) tokens.
 - `UpBlock`, `UpBlockPS`, `SubpixelConv`, `SubpixelHead` and `TransposedHead` double the resolution of (B, C, H, W)
   fields.
-- `LayerNorm` and `GroupNorm` may depend on a condition, such as noise; `ConditionalScaleShift` is that dependence.
+- `LayerNorm` and `GroupNorm` may depend on `Conditions`, such as noise, of the lengths `ConditionDims`;
+  `ConditionalScaleShift` is that dependence.
 - `apply_spectral_norm` normalises the weights of a finished network; `advance_power_iterations` is called once per
   optimizer step, which the trainer does.
 
@@ -16,7 +17,7 @@ Layers know nothing of ranks, configs or a particular network. Those that are wo
 """
 
 from credit.models.layers.cross_scale_embedding import CrossScaleEmbedding
-from credit.models.layers.norm import ConditionalScaleShift, GroupNorm, LayerNorm
+from credit.models.layers.norm import ConditionalScaleShift, ConditionDims, Conditions, GroupNorm, LayerNorm
 from credit.models.layers.padding import NO_PADDING, SpherePadding, auto_padding, window_multiple
 from credit.models.layers.spectral_norm import advance_power_iterations, apply_spectral_norm
 from credit.models.layers.transformer_layer import FeedForward, TransformerLayer
@@ -32,7 +33,9 @@ from credit.models.layers.window_attention import WindowAttention
 
 __all__ = [
     "NO_PADDING",
+    "ConditionDims",
     "ConditionalScaleShift",
+    "Conditions",
     "CrossScaleEmbedding",
     "FeedForward",
     "GroupNorm",

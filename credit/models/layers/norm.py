@@ -1,9 +1,12 @@
-"""Norms of convolutional blocks and norms that depend on a condition.
+"""Norms of convolutional blocks, and norms that depend on conditions such as noise.
 
-Shape suffixes: B batch, C channels, H and W rows and columns, K channels of the condition.
+Shape suffixes: B batch, C channels, H and W rows and columns, K channels of a condition.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -12,12 +15,55 @@ from torch import Tensor, nn
 from credit.models.kernels.autocast import autocast_dtype
 
 
+class Conditions(NamedTuple):
+    """What a block of a network depends on beside its input.
+
+    It is a named tuple, because the wrappers of blocks (sharding, checkpointing) look for tensors inside tuples.
+
+    Attributes:
+        vector_BK: a vector for each sample, such as global noise or lead time; None for none.
+        cells_BHWK: a vector for each cell of the block's resolution, such as noise that is drawn cell by cell; None for
+            none.
+        dropout_seeds_BM: int64 seeds of the dropout masks of each sample, one for each memory M, see
+            `credit.models.layers.seeded_dropout`; None for no such dropout.
+    """
+
+    vector_BK: Tensor | None = None
+    cells_BHWK: Tensor | None = None
+    dropout_seeds_BM: Tensor | None = None
+
+    @property
+    def changes_norms(self) -> bool:
+        """True if norms depend on the conditions."""
+        return self.vector_BK is not None or self.cells_BHWK is not None
+
+
+NO_CONDITIONS = Conditions()
+
+
+@dataclass(frozen=True)
+class ConditionDims:
+    """Lengths of the conditions that norms depend on; 0 for none.
+
+    Attributes:
+        vector: length of the vector of each sample.
+        cells: length of the vector of each cell.
+    """
+
+    vector: int = 0
+    cells: int = 0
+
+
+NO_CONDITION_DIMS = ConditionDims()
+
+
 class ConditionalScaleShift(nn.Module):
     """Scale and shift of channels that are linear in a condition (FiLM, Perez et al. 2018, arXiv 1709.07871).
 
-    Placed after a norm, it makes the norm depend on a vector for each sample, such as noise or lead time. The weight
-    starts as zeros, so adding the layer to a trained network leaves its function unchanged. The weight is a parameter
-    of this module, not of a linear layer, because spectral norm would divide the zeros by their largest singular value.
+    Placed after a norm, it makes the norm depend on a vector for each sample, such as noise or lead time, or on a
+    vector for each cell. The weight starts as zeros, so adding the layer to a trained network leaves its function
+    unchanged. The weight is a parameter of this module, not of a linear layer, because spectral norm would divide the
+    zeros by their largest singular value.
 
     Args:
         dim: channels that are scaled and shifted.
@@ -36,68 +82,84 @@ class ConditionalScaleShift(nn.Module):
         self.channel_dim = channel_dim
         self.weight = nn.Parameter(torch.zeros(2 * dim, condition_dim))
 
-    def forward(self, x: Tensor, condition_BK: Tensor) -> Tensor:
-        """Return x * (1 + scale) + shift, in the shape of `x`, with a scale and a shift for each sample and channel.
+    def forward(self, x: Tensor, condition: Tensor) -> Tensor:
+        """Return x * (1 + scale) + shift, in the shape of `x`.
 
         Args:
             x: normalised tokens or fields.
-            condition_BK: condition of each sample.
+            condition: (B, K), a condition of each sample, or (B, H, W, K), a condition of each cell.
         """
-        scale_BC, shift_BC = F.linear(condition_BK.to(self.weight.dtype), self.weight).chunk(2, dim=-1)
-        shape = [len(x)] + [1] * (x.dim() - 1)
-        shape[self.channel_dim] = self.dim
-        return torch.addcmul(shift_BC.view(shape), x, 1 + scale_BC.view(shape))
+        scale_shift = F.linear(condition.to(self.weight.dtype), self.weight)
+        if condition.dim() == 2:
+            # One scale and one shift for all cells of a sample.
+            shape = [len(x)] + [1] * (x.dim() - 1)
+            shape[self.channel_dim] = 2 * self.dim
+            scale_shift = scale_shift.view(shape)
+        else:
+            scale_shift = scale_shift.movedim(-1, self.channel_dim)
+        scale, shift = scale_shift.chunk(2, dim=self.channel_dim)
+        return torch.addcmul(shift, x, 1 + scale)
 
     def initial_value(self, key: str, shape: torch.Size, generator: torch.Generator) -> Tensor:
         """Return zeros of `shape`, on the CPU."""
         return torch.zeros(shape, device="cpu")
 
 
+def _build_scale_shift(dim: int, condition_dim: int, channel_dim: int) -> ConditionalScaleShift | None:
+    """Return the layer by which a norm depends on a condition, None for a condition of length 0."""
+    return ConditionalScaleShift(dim, condition_dim, channel_dim) if condition_dim else None
+
+
+def _apply_conditions(norm: LayerNorm | GroupNorm, normed: Tensor, conditions: Conditions) -> Tensor:
+    """Return the result of a norm, scaled and shifted by the conditions that the norm depends on."""
+    if conditions.vector_BK is not None and norm.scale_shift is not None:
+        normed = norm.scale_shift(normed, conditions.vector_BK)
+    if conditions.cells_BHWK is not None and norm.cell_scale_shift is not None:
+        normed = norm.cell_scale_shift(normed, conditions.cells_BHWK)
+    return normed
+
+
 class LayerNorm(nn.LayerNorm):
-    """Layer norm over the last dimension that may depend on a condition.
+    """Layer norm over the last dimension that may depend on conditions.
 
     Args:
         dim: channels.
-        condition_dim: length of the condition; 0 for none.
+        condition_dims: lengths of the conditions.
     """
 
-    def __init__(self, dim: int, condition_dim: int = 0) -> None:
+    def __init__(self, dim: int, condition_dims: ConditionDims = NO_CONDITION_DIMS) -> None:
         super().__init__(dim)
-        self.scale_shift = ConditionalScaleShift(dim, condition_dim) if condition_dim else None
+        self.scale_shift = _build_scale_shift(dim, condition_dims.vector, channel_dim=-1)
+        self.cell_scale_shift = _build_scale_shift(dim, condition_dims.cells, channel_dim=-1)
 
-    def forward(self, x: Tensor, condition_BK: Tensor | None = None) -> Tensor:
-        """Return the normalised tokens (B, ..., C), given the condition of each sample (None for none)."""
-        normed = super().forward(x)
-        if condition_BK is None or self.scale_shift is None:
-            return normed
-        return self.scale_shift(normed, condition_BK)
+    def forward(self, x: Tensor, conditions: Conditions = NO_CONDITIONS) -> Tensor:
+        """Return the normalised tokens (B, ..., C); with a condition of each cell they are (B, H, W, C)."""
+        return _apply_conditions(self, super().forward(x), conditions)
 
 
 class GroupNorm(nn.GroupNorm):
-    """Group norm that may depend on a condition, and that computes in float32 under autocast on every device.
+    """Group norm that may depend on conditions, and that computes in float32 under autocast on every device.
 
     torch does so on GPUs. On a CPU it takes bfloat16, and several times as long (torch 2.13).
 
     Args:
         groups: number of groups; divides `channels`.
         channels: channels.
-        condition_dim: length of the condition; 0 for none.
+        condition_dims: lengths of the conditions.
     """
 
-    def __init__(self, groups: int, channels: int, condition_dim: int = 0) -> None:
+    def __init__(self, groups: int, channels: int, condition_dims: ConditionDims = NO_CONDITION_DIMS) -> None:
         super().__init__(groups, channels)
-        self.scale_shift = ConditionalScaleShift(channels, condition_dim, channel_dim=1) if condition_dim else None
+        self.scale_shift = _build_scale_shift(channels, condition_dims.vector, channel_dim=1)
+        self.cell_scale_shift = _build_scale_shift(channels, condition_dims.cells, channel_dim=1)
 
-    def forward(self, x_BCHW: Tensor, condition_BK: Tensor | None = None) -> Tensor:
+    def forward(self, x_BCHW: Tensor, conditions: Conditions = NO_CONDITIONS) -> Tensor:
         """Return the normalised field (B, C, H, W), in float32 under autocast.
 
         Args:
             x_BCHW: field.
-            condition_BK: condition of each sample, None for none.
+            conditions: conditions of each sample and cell.
         """
         if autocast_dtype(x_BCHW) is not None:
             x_BCHW = x_BCHW.float()
-        normed_BCHW = super().forward(x_BCHW)
-        if condition_BK is None or self.scale_shift is None:
-            return normed_BCHW
-        return self.scale_shift(normed_BCHW, condition_BK)
+        return _apply_conditions(self, super().forward(x_BCHW), conditions)

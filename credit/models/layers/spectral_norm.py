@@ -130,11 +130,11 @@ _normalized_together: ContextVar[Mapping[SpectralNorm, Tensor]] = ContextVar(
 def apply_spectral_norm(model: nn.Module) -> nn.Module:
     """Normalise every Conv2d, ConvTranspose2d and Linear weight of `model` in place, and return the model.
 
-    Call `advance_power_iterations` once per optimizer step when you train it.
+    Call `advance_power_iterations` once per optimizer step. Layers with ``is_normalized = False`` are left out.
     """
     classes: dict[type, type] = {}
     for module in list(model.modules()):
-        if isinstance(module, (nn.Conv2d, nn.ConvTranspose2d, nn.Linear)):
+        if isinstance(module, (nn.Conv2d, nn.ConvTranspose2d, nn.Linear)) and getattr(module, "is_normalized", True):
             plain = type(module)
             out_dim = 1 if isinstance(module, nn.ConvTranspose2d) else 0
             # unsafe skips a trial evaluation, which is wasted work here: shape and dtype are kept by construction.

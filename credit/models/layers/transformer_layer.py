@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from credit.models.kernels.mlp import mlp
 from credit.models.kernels.recompute_linear import RecomputedNorm, RecomputeLinear, defer
-from credit.models.layers.norm import LayerNorm
+from credit.models.layers.norm import NO_CONDITION_DIMS, NO_CONDITIONS, ConditionDims, Conditions, LayerNorm
+from credit.models.layers.seeded_dropout import SeededDropout
 from credit.models.layers.window_attention import BiasIndex, WindowAttention
 
 
@@ -22,32 +23,37 @@ class FeedForward(nn.Module):
     Args:
         dim: channels of the tokens.
         dropout: probability of dropping a hidden channel in training.
-        condition_dim: length of the condition that the norm depends on; 0 for none.
+        condition_dims: lengths of the conditions that the norm depends on.
     """
 
     # As in `WindowAttention`.
     saves_memory = True
 
-    def __init__(self, dim: int, dropout: float = 0.0, condition_dim: int = 0) -> None:
+    def __init__(self, dim: int, dropout: float = 0.0, condition_dims: ConditionDims = NO_CONDITION_DIMS) -> None:
         super().__init__()
-        self.norm = LayerNorm(dim, condition_dim)
+        self.norm = LayerNorm(dim, condition_dims)
         self.expand = RecomputeLinear(dim, 4 * dim)
         self.contract = RecomputeLinear(4 * dim, dim)
         self.dropout = nn.Dropout(dropout)
+        # Dropout as noise, which `use_seeded_dropout` puts here.
+        self.seeded_dropout: SeededDropout | None = None
 
-    def forward(self, x_BHWC: Tensor, condition_BK: Tensor | None = None) -> Tensor:
+    def forward(self, x_BHWC: Tensor, conditions: Conditions = NO_CONDITIONS) -> Tensor:
         """Return the update of the tokens (..., C), to be added to the input.
 
         Args:
             x_BHWC: tokens.
-            condition_BK: condition of each sample, None for none.
+            conditions: conditions of each sample and cell.
         """
-        normed_BHWC = self.norm(x_BHWC, condition_BK)
+        normed_BHWC = self.norm(x_BHWC, conditions)
+        if self.seeded_dropout is not None and conditions.dropout_seeds_BM is not None:
+            hidden_BHWC = F.gelu(self.expand(normed_BHWC))
+            return self.contract(self.seeded_dropout.drop_channels(hidden_BHWC, conditions.dropout_seeds_BM))
         if self.dropout.training and self.dropout.p:
             return self.contract(self.dropout(F.gelu(self.expand(normed_BHWC))))
         norm = None
         # The kernel computes a norm again that does not depend on a condition.
-        if self.saves_memory and condition_BK is None:
+        if self.saves_memory and not conditions.changes_norms:
             norm = RecomputedNorm.if_worthwhile(self.norm, x_BHWC)
         return self.contract(self.expand(normed_BHWC, defer), partial(mlp, norm=norm))
 
@@ -66,7 +72,7 @@ class TransformerLayer(nn.Module):
         attn_dropout: probability of dropping an attention weight in training.
         ff_dropout: probability of dropping a hidden channel of the feed-forward layers in training.
         bias_index: lookup of the position bias, see `DynamicPositionBias`.
-        condition_dim: length of the condition that the norms depend on; 0 for none.
+        condition_dims: lengths of the conditions that the norms depend on.
     """
 
     _fsdp2_shard = True
@@ -93,7 +99,7 @@ class TransformerLayer(nn.Module):
         attn_dropout: float = 0.0,
         ff_dropout: float = 0.0,
         bias_index: BiasIndex = "exact",
-        condition_dim: int = 0,
+        condition_dims: ConditionDims = NO_CONDITION_DIMS,
     ) -> None:
         super().__init__()
         self.short_attention = WindowAttention(
@@ -103,9 +109,9 @@ class TransformerLayer(nn.Module):
             strided=False,
             dropout=attn_dropout,
             bias_index=bias_index,
-            condition_dim=condition_dim,
+            condition_dims=condition_dims,
         )
-        self.short_feed_forward = FeedForward(dim, ff_dropout, condition_dim)
+        self.short_feed_forward = FeedForward(dim, ff_dropout, condition_dims)
         self.long_attention = WindowAttention(
             dim,
             dim_head,
@@ -113,18 +119,18 @@ class TransformerLayer(nn.Module):
             strided=True,
             dropout=attn_dropout,
             bias_index=bias_index,
-            condition_dim=condition_dim,
+            condition_dims=condition_dims,
         )
-        self.long_feed_forward = FeedForward(dim, ff_dropout, condition_dim)
+        self.long_feed_forward = FeedForward(dim, ff_dropout, condition_dims)
 
-    def forward(self, x_BHWC: Tensor, condition_BK: Tensor | None = None) -> Tensor:
+    def forward(self, x_BHWC: Tensor, conditions: Conditions = NO_CONDITIONS) -> Tensor:
         """Return tokens of the same shape (B, H, W, C); both windows must divide H and W.
 
         Args:
             x_BHWC: tokens.
-            condition_BK: condition of each sample, None for none.
+            conditions: conditions of each sample and cell.
         """
-        x_BHWC = x_BHWC + self.short_attention(x_BHWC, condition_BK)
-        x_BHWC = x_BHWC + self.short_feed_forward(x_BHWC, condition_BK)
-        x_BHWC = x_BHWC + self.long_attention(x_BHWC, condition_BK)
-        return x_BHWC + self.long_feed_forward(x_BHWC, condition_BK)
+        x_BHWC = x_BHWC + self.short_attention(x_BHWC, conditions)
+        x_BHWC = x_BHWC + self.short_feed_forward(x_BHWC, conditions)
+        x_BHWC = x_BHWC + self.long_attention(x_BHWC, conditions)
+        return x_BHWC + self.long_feed_forward(x_BHWC, conditions)

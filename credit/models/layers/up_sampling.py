@@ -19,7 +19,7 @@ from credit.models.kernels.merged_head import (
     merge_kernels,
     merged_head,
 )
-from credit.models.layers.norm import GroupNorm
+from credit.models.layers.norm import NO_CONDITION_DIMS, NO_CONDITIONS, ConditionDims, Conditions, GroupNorm
 
 
 def pixel_shuffle(x_BCHW: Tensor) -> Tensor:
@@ -56,20 +56,20 @@ class Refinement(nn.Sequential):
     Args:
         channels: input and output channels.
         groups: groups of the norm; divides `channels`.
-        condition_dim: length of the condition that the norms depend on; 0 for none.
+        condition_dims: lengths of the conditions that the norms depend on.
     """
 
-    def __init__(self, channels: int, groups: int, condition_dim: int = 0) -> None:
+    def __init__(self, channels: int, groups: int, condition_dims: ConditionDims = NO_CONDITION_DIMS) -> None:
         layers: list[nn.Module] = []
         for _ in range(2):
-            norm = GroupNorm(groups, channels, condition_dim)
+            norm = GroupNorm(groups, channels, condition_dims)
             layers += [nn.Conv2d(channels, channels, 3, padding=1), norm, nn.SiLU()]
         super().__init__(*layers)
 
-    def forward(self, x_BCHW: Tensor, condition_BK: Tensor | None = None) -> Tensor:
-        """Return the update of the field (B, C, H, W), given the condition of each sample (None for none)."""
+    def forward(self, x_BCHW: Tensor, conditions: Conditions = NO_CONDITIONS) -> Tensor:
+        """Return the update of the field (B, C, H, W), given the conditions at this resolution."""
         for layer in self:
-            x_BCHW = layer(x_BCHW, condition_BK) if isinstance(layer, GroupNorm) else layer(x_BCHW)
+            x_BCHW = layer(x_BCHW, conditions) if isinstance(layer, GroupNorm) else layer(x_BCHW)
         return x_BCHW
 
 
@@ -80,22 +80,24 @@ class UpBlockPS(nn.Module):
         in_channels: input channels.
         out_channels: output channels.
         groups: groups of the norms; divides `out_channels`.
-        condition_dim: length of the condition that the norms depend on; 0 for none.
+        condition_dims: lengths of the conditions that the norms depend on.
     """
 
     _fsdp2_shard = True
 
-    def __init__(self, in_channels: int, out_channels: int, groups: int, condition_dim: int = 0) -> None:
+    def __init__(
+        self, in_channels: int, out_channels: int, groups: int, condition_dims: ConditionDims = NO_CONDITION_DIMS
+    ) -> None:
         super().__init__()
         self.up = SubpixelConv(in_channels, out_channels)
         self.sharp = nn.Conv2d(out_channels, out_channels, 3, padding=1)
-        self.refine = Refinement(out_channels, groups, condition_dim)
+        self.refine = Refinement(out_channels, groups, condition_dims)
 
-    def forward(self, x_BCHW: Tensor, condition_BK: Tensor | None = None) -> Tensor:
-        """Return (B, out_channels, 2H, 2W), given the field and the condition of each sample (None for none)."""
+    def forward(self, x_BCHW: Tensor, conditions: Conditions = NO_CONDITIONS) -> Tensor:
+        """Return (B, out_channels, 2H, 2W), given the field and the conditions at that resolution."""
         x_BCHW = self.up(x_BCHW)
         x_BCHW = x_BCHW + self.sharp(x_BCHW)
-        return x_BCHW + self.refine(x_BCHW, condition_BK)
+        return x_BCHW + self.refine(x_BCHW, conditions)
 
 
 class UpBlock(nn.Module):
@@ -105,20 +107,22 @@ class UpBlock(nn.Module):
         in_channels: input channels.
         out_channels: output channels.
         groups: groups of the norms; divides `out_channels`.
-        condition_dim: length of the condition that the norms depend on; 0 for none.
+        condition_dims: lengths of the conditions that the norms depend on.
     """
 
     _fsdp2_shard = True
 
-    def __init__(self, in_channels: int, out_channels: int, groups: int, condition_dim: int = 0) -> None:
+    def __init__(
+        self, in_channels: int, out_channels: int, groups: int, condition_dims: ConditionDims = NO_CONDITION_DIMS
+    ) -> None:
         super().__init__()
         self.up = nn.ConvTranspose2d(in_channels, out_channels, 2, stride=2)
-        self.refine = Refinement(out_channels, groups, condition_dim)
+        self.refine = Refinement(out_channels, groups, condition_dims)
 
-    def forward(self, x_BCHW: Tensor, condition_BK: Tensor | None = None) -> Tensor:
-        """Return (B, out_channels, 2H, 2W), given the field and the condition of each sample (None for none)."""
+    def forward(self, x_BCHW: Tensor, conditions: Conditions = NO_CONDITIONS) -> Tensor:
+        """Return (B, out_channels, 2H, 2W), given the field and the conditions at that resolution."""
         x_BCHW = self.up(x_BCHW)
-        return x_BCHW + self.refine(x_BCHW, condition_BK)
+        return x_BCHW + self.refine(x_BCHW, conditions)
 
 
 class TransposedHead(nn.ConvTranspose2d):

@@ -13,10 +13,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from credit.models.kernels.attention import attention
+from credit.models.kernels.attention import attention, attention_with_changed_weights
 from credit.models.kernels.autocast import without_autocast
 from credit.models.kernels.recompute_linear import RecomputedNorm, RecomputeLinear, norm_linear
-from credit.models.layers.norm import LayerNorm
+from credit.models.layers.norm import NO_CONDITION_DIMS, NO_CONDITIONS, ConditionDims, Conditions, LayerNorm
+from credit.models.layers.seeded_dropout import SeededDropout
 
 BiasIndex = Literal["published", "exact"]
 
@@ -113,7 +114,7 @@ class WindowAttention(nn.Module):
         strided: windows of cells that lie far apart instead of neighbours, see `to_windows`.
         dropout: probability of dropping an attention weight in training.
         bias_index: lookup of the position bias, see `DynamicPositionBias`.
-        condition_dim: length of the condition that the norm depends on; 0 for none.
+        condition_dims: lengths of the conditions that the norm depends on.
     """
 
     # True while the backward pass computes the norm's result again where that is worthwhile. Activation checkpointing
@@ -129,7 +130,7 @@ class WindowAttention(nn.Module):
         strided: bool = False,
         dropout: float = 0.0,
         bias_index: BiasIndex = "exact",
-        condition_dim: int = 0,
+        condition_dims: ConditionDims = NO_CONDITION_DIMS,
     ) -> None:
         super().__init__()
         self.heads = dim // dim_head
@@ -137,17 +138,19 @@ class WindowAttention(nn.Module):
         self.window = window
         self.strided = strided
         self.dropout = dropout
-        self.norm = LayerNorm(dim, condition_dim)
+        # Dropout as noise, which `use_seeded_dropout` puts here.
+        self.seeded_dropout: SeededDropout | None = None
+        self.norm = LayerNorm(dim, condition_dims)
         self.to_qkv = RecomputeLinear(dim, 3 * dim, bias=False)
         self.to_out = nn.Linear(dim, dim)
         self.position_bias = DynamicPositionBias(dim // 4, window, bias_index)
 
-    def forward(self, x_BHWC: Tensor, condition_BK: Tensor | None = None) -> Tensor:
+    def forward(self, x_BHWC: Tensor, conditions: Conditions = NO_CONDITIONS) -> Tensor:
         """Return the update of the tokens (B, H, W, C), to be added to the input.
 
         Args:
             x_BHWC: tokens.
-            condition_BK: condition of each sample, None for none.
+            conditions: conditions of each sample and cell.
 
         Raises:
             ValueError: if the window does not divide height and width.
@@ -155,17 +158,20 @@ class WindowAttention(nn.Module):
         arrange = partial(to_windows, window=self.window, strided=self.strided)
         product = F.linear
         # The kernel computes a norm again that does not depend on a condition.
-        if self.saves_memory and condition_BK is None:
+        if self.saves_memory and not conditions.changes_norms:
             norm = RecomputedNorm.if_worthwhile(self.norm, x_BHWC)
             if norm is not None:
                 product = partial(norm_linear, norm=norm, arrange=arrange)
-        qkv_NLC = self.to_qkv(arrange(self.norm(x_BHWC, condition_BK)), product)
+        qkv_NLC = self.to_qkv(arrange(self.norm(x_BHWC, conditions)), product)
         # The number of heads is -1 because a rank under tensor parallelism holds some of them only.
         qkv_NLh3d = qkv_NLC.unflatten(-1, (-1, 3, self.dim_head))
         qkv_3NhLd = qkv_NLh3d.permute(3, 0, 2, 1, 4)
         bias_LL = self.position_bias()
         dropout = self.dropout if self.training else 0.0
-        if self.window == 1 and dropout == 0.0:
+        if self.seeded_dropout is not None and conditions.dropout_seeds_BM is not None:
+            drop = partial(self.seeded_dropout.drop_weights, seeds_BM=conditions.dropout_seeds_BM, heads=self.heads)
+            y_NhLd = attention_with_changed_weights(qkv_3NhLd, bias_LL, drop)
+        elif self.window == 1 and dropout == 0.0:
             # A cell that sees itself alone gets its own value. The bias takes part so that it has a gradient, of zeros.
             y_NhLd = torch.add(qkv_3NhLd[2], bias_LL.to(qkv_NLC.dtype), alpha=0)
         else:

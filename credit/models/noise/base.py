@@ -1,4 +1,4 @@
-"""Base class of the kinds of noise, and the sequences of draws that forecasts are made with.
+"""Base classes of the kinds of noise, and the sequences of draws that forecasts are made with.
 
 A draw depends on the seed of the run, the sample, the member, the step of the forecast and the kind, and in training on
 the optimizer step. It does not depend on the batch or the rank that a sample is computed in, so an ensemble is the same
@@ -53,8 +53,25 @@ class Noise(ABC):
 
     def __init__(self, spec: ModelSpec, section: ModelNoiseSection) -> None:
         self.kind = section.kind
-        self._memory_minutes = section.memory_minutes()
-        self._step_minutes = spec.timestep_minutes
+        self.memory_minutes = section.memory_minutes()
+        self.step_minutes = spec.timestep_minutes
+
+    @abstractmethod
+    def sequence(self, keys: Sequence[MemberKey], device: torch.device) -> Iterator[Tensor]:
+        """Yield the noise (B, ...) of each step of a forecast, one row for each key; a row of zeros is no noise."""
+
+    def seed_at(self, key: MemberKey, step: int) -> int:
+        """Return the seed of the independent noise of a member at a step of its forecast (from 0)."""
+        return derive_seed(key.seed, key.optimizer_step, key.initial_minutes, key.member, step, self.kind)
+
+
+class GaussianNoise(Noise):
+    """Base class of noise that consists of channels of Gaussian numbers.
+
+    Args:
+        spec: what the model is built from: grid, time step, channels.
+        section: the entry of ``model.noise``.
+    """
 
     @property
     @abstractmethod
@@ -67,8 +84,7 @@ class Noise(ABC):
 
     def draw_at(self, key: MemberKey, step: int) -> Tensor:
         """Return the independent noise of a member at a step of its forecast (from 0)."""
-        seed = derive_seed(key.seed, key.optimizer_step, key.initial_minutes, key.member, step, self.kind)
-        return self.draw(torch.Generator().manual_seed(seed))
+        return self.draw(torch.Generator().manual_seed(self.seed_at(key, step)))
 
     def sequence(self, keys: Sequence[MemberKey], device: torch.device) -> Iterator[Tensor]:
         """Yield the noise (B, K, ...) of each step of a forecast, one row for each key.
@@ -87,13 +103,15 @@ class Noise(ABC):
 
     def _correlation_K(self) -> Tensor:
         """Return the correlation of each channel with itself one step later, float32 (K,)."""
-        channels = self.shape[0]
         correlations = []
-        for channel in range(channels):
-            # The channels are divided into equal parts, one for each memory.
-            memory = self._memory_minutes[channel * len(self._memory_minutes) // channels]
-            correlations.append(math.exp(-self._step_minutes / memory) if memory else 0.0)
+        for memory in split_evenly(self.memory_minutes, self.shape[0]):
+            correlations.append(math.exp(-self.step_minutes / memory) if memory else 0.0)
         return torch.tensor(correlations)
+
+
+def split_evenly(values: Sequence[float], count: int) -> list[float]:
+    """Return the value of each of `count` items that are divided into equal parts, one for each value."""
+    return [values[item * len(values) // count] for item in range(count)]
 
 
 NoiseClass = TypeVar("NoiseClass", bound=type[Noise])

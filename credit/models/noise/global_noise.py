@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from credit.models.base import ModelSpec
-from credit.models.noise.base import Noise, register_noise
+from credit.models.noise.base import GaussianNoise, register_noise
 from credit.models.noise.section import GlobalNoiseSection
 
 
 @register_noise("global", GlobalNoiseSection)
-class GlobalNoise(Noise):
+class GlobalNoise(GaussianNoise):
     """A vector of independent Gaussian numbers.
 
     Args:

@@ -2,23 +2,74 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
 from credit.config.sections.model import ModelNoiseSection
 
+Length = Annotated[float, Field(gt=0)]
 
-class GlobalNoiseSection(ModelNoiseSection):
-    """A random vector for each member, which scales and shifts the result of every norm in the network."""
 
-    kind: Literal["global"] = Field("global", description="One random vector for the whole globe.")
-    channels: int = Field(32, ge=1, description="Length of the vector.")
+class GaussianNoiseSection(ModelNoiseSection):
+    """Keys of kinds of noise that have channels of Gaussian numbers."""
+
+    channels: int
 
     @model_validator(mode="after")
-    def _require_channel_for_each_memory(self) -> GlobalNoiseSection:
+    def _require_channel_for_each_memory(self) -> GaussianNoiseSection:
         if len(self.memory) > self.channels:
             raise ValueError(
                 f"model.noise: {len(self.memory)} values of memory share {self.channels} channels; give more channels"
             )
         return self
+
+
+class GlobalNoiseSection(GaussianNoiseSection):
+    """A random vector for each member, which scales and shifts the result of every norm in the network."""
+
+    kind: Literal["global"] = Field("global", description="One random vector for the whole globe.")
+    channels: int = Field(32, ge=1, description="Length of the vector.")
+
+
+class CellNoiseSection(GaussianNoiseSection):
+    """Random numbers for each cell of the grid, which scale and shift the result of every norm in the network."""
+
+    kind: Literal["cell"] = Field("cell", description="Random numbers that are independent from cell to cell.")
+    channels: int = Field(4, ge=2, description="Number of random numbers for each cell.")
+
+
+class SphericalNoiseSection(GaussianNoiseSection):
+    """Random fields that are correlated over a distance; they are an additional input of the network."""
+
+    kind: Literal["spherical"] = Field("spherical", description="Random fields that are correlated over a distance.")
+    channels: int = Field(8, ge=1, description="Number of random fields.")
+    lengths: list[Length] = Field(
+        [500.0, 1000.0, 2000.0, 4000.0],
+        min_length=1,
+        description="Lengths of the correlation in km. The fields are divided evenly among them, as among the values "
+        "of `memory`, so that the first fields have the first length and the first memory.",
+    )
+
+    @model_validator(mode="after")
+    def _require_channel_for_each_length(self) -> SphericalNoiseSection:
+        if len(set(self.lengths)) < len(self.lengths):
+            raise ValueError(f"model.noise: lengths {self.lengths} must differ; leave out those that are listed twice")
+        if len(self.lengths) > self.channels:
+            raise ValueError(
+                f"model.noise: {len(self.lengths)} lengths share {self.channels} channels; give more channels"
+            )
+        return self
+
+
+class DropoutNoiseSection(ModelNoiseSection):
+    """Dropout that stays active in forecasts. With several values of memory, the layers take turns with them."""
+
+    kind: Literal["dropout"] = Field("dropout", description="Dropout that stays active in forecasts.")
+    rate: float | None = Field(
+        None,
+        gt=0,
+        lt=1,
+        description="Probability of dropping a hidden channel of a feed-forward layer. Default: `model.ff_dropout`, or "
+        "0.1 if the model has no dropout. Attention has `model.attn_dropout`.",
+    )

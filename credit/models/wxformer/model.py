@@ -23,12 +23,21 @@ from credit.models.initialise import initialise_
 from credit.models.kernels.autocast import autocast_dtype
 from credit.models.kernels.merged_head import WHOLE, Margins
 from credit.models.layers.cross_scale_embedding import CrossScaleEmbedding
+from credit.models.layers.noise_embedding import NoiseFieldEmbedding
+from credit.models.layers.norm import NO_CONDITION_DIMS, NO_CONDITIONS, ConditionDims, Conditions
 from credit.models.layers.padding import NO_PADDING, SpherePadding
 from credit.models.layers.spectral_norm import apply_spectral_norm
 from credit.models.layers.transformer_layer import TransformerLayer
 from credit.models.layers.up_sampling import SubpixelHead, TransposedHead, UpBlock, UpBlockPS
 from credit.models.registry import register_model
 from credit.models.wxformer.checks import check_output_size, check_section, check_vector_channels
+from credit.models.wxformer.noise import (
+    NOISE_KINDS,
+    NoiseInput,
+    add_dropout_noise,
+    build_condition_dims,
+    count_noise_channels,
+)
 from credit.models.wxformer.padding import build_padding, check_windows
 from credit.models.wxformer.section import WXFormerSection
 
@@ -61,26 +70,38 @@ class EncoderStage(nn.Module):
     Args:
         embed: embedding that gives the channels of the stage.
         layers: transformer layers of the same width.
+        noise_embed: embedding of fields of noise; None for a stage without them.
     """
 
-    def __init__(self, embed: CrossScaleEmbedding, layers: Sequence[TransformerLayer]) -> None:
+    def __init__(
+        self,
+        embed: CrossScaleEmbedding,
+        layers: Sequence[TransformerLayer],
+        noise_embed: NoiseFieldEmbedding | None = None,
+    ) -> None:
         super().__init__()
         self.embed = embed
         self.layers = nn.ModuleList(layers)
+        self.noise_embed = noise_embed
 
-    def forward(self, x_BCHW: Tensor, noise_BK: Tensor | None = None) -> Tensor:
+    def forward(
+        self, x_BCHW: Tensor, conditions: Conditions = NO_CONDITIONS, noise_BKHW: Tensor | None = None
+    ) -> Tensor:
         """Return the output of the stage.
 
         Args:
             x_BCHW: (B, channels of the stage before, H, W).
-            noise_BK: global noise of each sample; None for a forecast without noise.
+            conditions: noise that the layers depend on.
+            noise_BKHW: padded fields of noise, which are added to the embedding; None for none.
 
         Returns:
             (B, dim, H / stride, W / stride) in channels-last memory.
         """
         x_BHWC = self.embed(x_BCHW)
+        if noise_BKHW is not None:
+            x_BHWC = x_BHWC + self.noise_embed(noise_BKHW).permute(0, 2, 3, 1)
         for layer in self.layers:
-            x_BHWC = layer(x_BHWC, noise_BK)
+            x_BHWC = layer(x_BHWC, conditions)
         return x_BHWC.permute(0, 3, 1, 2)
 
 
@@ -91,10 +112,16 @@ class Decoder(nn.Module):
         kind: `pixel_shuffle` or `transposed`.
         dim: number of channels of each of the four encoder stages, twice that of the stage before.
         out_channels: number of channels of the output field, output frames included.
-        noise_channels: length of the global noise that the norms depend on; 0 for none.
+        condition_dims: lengths of the noise that the norms depend on.
     """
 
-    def __init__(self, kind: str, dim: tuple[int, ...], out_channels: int, noise_channels: int = 0) -> None:
+    def __init__(
+        self,
+        kind: str,
+        dim: tuple[int, ...],
+        out_channels: int,
+        condition_dims: ConditionDims = NO_CONDITION_DIMS,
+    ) -> None:
         super().__init__()
         if kind == "pixel_shuffle":
             block, head = UpBlockPS, SubpixelHead
@@ -106,29 +133,33 @@ class Decoder(nn.Module):
         # connection of the same width.
         self.blocks = nn.ModuleList(
             [
-                block(dim[3], dim[2], groups, noise_channels),
-                block(2 * dim[2], dim[1], groups, noise_channels),
-                block(2 * dim[1], dim[0], groups, noise_channels),
+                block(dim[3], dim[2], groups, condition_dims),
+                block(2 * dim[2], dim[1], groups, condition_dims),
+                block(2 * dim[1], dim[0], groups, condition_dims),
             ]
         )
         self.head = head(2 * dim[0], out_channels)
 
-    def forward(self, stage_outputs: list[Tensor], margins: Margins = WHOLE, noise_BK: Tensor | None = None) -> Tensor:
+    def forward(
+        self, stage_outputs: list[Tensor], stage_conditions: list[Conditions], margins: Margins = WHOLE
+    ) -> Tensor:
         """Return the output field.
 
         Args:
             stage_outputs: (B, dim[i], H / 2^i, W / 2^i) for each of the four stages, where H and W are those of the
                 first stage.
+            stage_conditions: noise at the resolution of each of the stages.
             margins: output rows (north, south) and columns (west, east) that are left out. The head, which has most of
                 the decoder's cells, does not compute them.
-            noise_BK: global noise of each sample; None for a forecast without noise.
 
         Returns:
             (B, out_channels, 2H, 2W), less the margins.
         """
         *skips, x_BCHW = stage_outputs
-        for block, skip_BCHW in zip(self.blocks, reversed(skips), strict=True):
-            x_BCHW = torch.cat((block(x_BCHW, noise_BK), skip_BCHW), dim=1)
+        # The output of a block has the resolution of the skip connection, which is that of its stage.
+        conditions_of_skips = reversed(stage_conditions[:-1])
+        for block, skip_BCHW, conditions in zip(self.blocks, reversed(skips), conditions_of_skips, strict=True):
+            x_BCHW = torch.cat((block(x_BCHW, conditions), skip_BCHW), dim=1)
         return self.head(x_BCHW, margins)
 
 
@@ -189,7 +220,7 @@ class WXFormer(ForecastModel):
 
     output_is_new = True
     casts_weights = True
-    conditions = ("global",)
+    conditions = NOISE_KINDS
 
     def __init__(self, spec: ModelSpec, section: WXFormerSection) -> None:
         super().__init__(spec, section)
@@ -207,8 +238,8 @@ class WXFormer(ForecastModel):
         self.padding = _build_grid_padding(spec, section, windows)
 
         # The encoder; the first embedding pads the field.
-        noise = section.find_noise("global")
-        noise_channels = noise.channels if noise is not None else 0
+        self.noise = NoiseInput(section, self.padding)
+        condition_dims = build_condition_dims(section)
         in_widths = (spec.in_channels * spec.input_frames, *dim)
         self.stages = nn.ModuleList()
         for stage in range(NUM_STAGES):
@@ -229,12 +260,16 @@ class WXFormer(ForecastModel):
                     attn_dropout=section.attn_dropout,
                     ff_dropout=section.ff_dropout,
                     bias_index=section.position_bias_index,
-                    condition_dim=noise_channels,
+                    condition_dims=condition_dims,
                 )
                 layers.append(layer)
-            self.stages.append(EncoderStage(embed, layers))
+            # Fields of noise are a further input of the first stage.
+            field_channels = count_noise_channels(section, "spherical") if stage == 0 else 0
+            noise_embed = NoiseFieldEmbedding(field_channels, dim[0], strides[0]) if field_channels else None
+            self.stages.append(EncoderStage(embed, layers, noise_embed))
 
-        self.decoder = Decoder(section.decoder, tuple(dim), spec.out_channels * spec.output_frames, noise_channels)
+        self.decoder = Decoder(section.decoder, tuple(dim), spec.out_channels * spec.output_frames, condition_dims)
+        add_dropout_noise(self, section)
         # Spectral norm wraps the weights, so all layers must exist by now.
         if section.use_spectral_norm:
             apply_spectral_norm(self)
@@ -284,7 +319,9 @@ class WXFormer(ForecastModel):
 
         Args:
             x_BCTHW: (batch, in_channels, input_frames, rows, columns), normalised.
-            condition: the noise of each sample: ``global`` (batch, channels); None for a forecast without noise.
+            condition: the noise of each sample by its kind: ``global`` (batch, channels), ``cell`` and ``spherical``
+                (batch, channels, rows, columns), ``dropout`` (batch, memories) seeds; None for a forecast without
+                noise.
 
         Returns:
             (batch, out_channels, output_frames, rows, columns), normalised, contiguous.
@@ -297,13 +334,16 @@ class WXFormer(ForecastModel):
         if autocast_dtype(x_BCHW) is None:
             # FSDP2 casts the input with the weights, unless trainer.fsdp2_mp_policy.cast_forward_inputs is false.
             x_BCHW = x_BCHW.to(next(self.parameters()).dtype)
-        noise_BK = condition["global"] if condition else None
+        stage_conditions = self.noise(condition, x_BCHW.dtype)
+        noise_BKHW = self.noise.pad_fields(condition, x_BCHW.dtype)
         stage_outputs = []
-        for stage in self.stages:
-            x_BCHW = stage(x_BCHW, noise_BK)
+        for stage, conditions in zip(self.stages, stage_conditions, strict=True):
+            x_BCHW = stage(x_BCHW, conditions, noise_BKHW)
             stage_outputs.append(x_BCHW)
+            # Only the first stage takes fields of noise.
+            noise_BKHW = None
         # The decoder leaves the cells of the padding out.
-        y_BCHW = self.decoder(stage_outputs, margins=(self.padding.lat, self.padding.lon), noise_BK=noise_BK)
+        y_BCHW = self.decoder(stage_outputs, stage_conditions, margins=(self.padding.lat, self.padding.lon))
         grid = self.spec.grid.shape
         if y_BCHW.shape[-2:] != grid:
             y_BCHW = F.interpolate(y_BCHW, size=grid, mode="bilinear", align_corners=False)

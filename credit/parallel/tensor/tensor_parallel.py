@@ -107,6 +107,12 @@ def _split_group(group: list[PlannedLayer], mesh: DeviceMesh) -> None:
     random_state = None
     if has_dropout(parent):
         random_state = RankRandomState(mesh.get_local_rank(), parent)
+    # Dropout that is a function of the unit (`credit.models.layers.seeded_dropout`) needs the number of this rank's
+    # first head or hidden unit.
+    num_units = max(layer.num_units for layer in group)
+    for module in parent.modules():
+        if hasattr(module, "first_unit"):
+            module.first_unit = mesh.get_local_rank() * num_units // mesh.size()
     for layer in group:
         module = layer.module
         if layer.kind == "replicated":

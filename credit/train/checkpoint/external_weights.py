@@ -24,8 +24,7 @@ from credit.data.reader import FieldReader
 from credit.data.store.statistics import Statistics
 from credit.errors import CheckpointError
 from credit.grid import LatLonGrid
-from credit.models.initialise import initial_values
-from credit.parallel.blocks.marks import strip_wrapper_prefixes
+from credit.models.initialise import find_addable_parameters, initial_values
 from credit.parallel.object_collectives import run_on_all_ranks, run_on_rank0
 from credit.train.build.assets import ModelAssets, read_trained_periods, require_same_fields
 from credit.train.checkpoint import checkpoint
@@ -109,12 +108,12 @@ def load_weights_file(model: nn.Module, path: Path, seed: int) -> None:
     """Collective: fill a model, sharded or not, with the weights in a file; every rank reads it.
 
     The model may have parameters that the file lacks, if they belong to modules that declare ``may_be_added`` (those of
-    noise) and start as zeros: the model then computes what the weights were trained to compute.
+    noise): with their initial values, the model computes what the weights were trained to compute.
 
     Args:
         model: the model, with memory.
         path: torch or safetensors file that `read_state_file` can read.
-        seed: the seed of the initial values, which is without effect on zeros.
+        seed: the seed of the initial values.
 
     Raises:
         CheckpointError: on every rank, if any rank cannot read the file, or the weights are of another model.
@@ -131,25 +130,20 @@ def load_weights_file(model: nn.Module, path: Path, seed: int) -> None:
 
 
 def find_added_values(model: nn.Module, stored_names: Collection[str], seed: int) -> dict[str, Tensor]:
-    """Return name -> whole initial value of the tensors that a model adds to stored ones and that start as zeros.
+    """Return name -> whole initial value of the tensors that a model adds to stored ones without changing its function.
 
     Args:
         model: the model, on any device.
         stored_names: the names of the stored tensors.
         seed: the seed of the initial values.
     """
-    missing_names = set()
-    for path, module in model.named_modules():
-        if getattr(module, "may_be_added", False):
-            for name, _ in module.named_parameters(path, recurse=False):
-                missing_names.add(strip_wrapper_prefixes(name))
-    missing_names -= set(stored_names)
+    missing_names = find_addable_parameters(model).keys() - set(stored_names)
     if not missing_names:
         return {}
     added_values = {}
     for name, value in initial_values(model, seed):
-        if strip_wrapper_prefixes(name) in missing_names and not value.any():
-            added_values[strip_wrapper_prefixes(name)] = value
+        if name in missing_names:
+            added_values[name] = value
     return added_values
 
 
@@ -159,7 +153,8 @@ def describe_added_values(stored_names: Collection[str], added_names: Collection
     if len(shown_names) > _MAX_NAMES_SHOWN:
         shown_names = [*shown_names[:_MAX_NAMES_SHOWN], "..."]
     return (
-        f"{len(stored_names)} tensors are loaded; {len(added_names)} that the model adds start as zeros: "
+        f"{len(stored_names)} tensors are loaded; {len(added_names)} that the model adds for its noise leave its "
+        "function unchanged at first: "
         f"{', '.join(shown_names)}"
     )
 

@@ -43,6 +43,12 @@ from credit.train.optim import build_optimizer
 from credit.train.step import StepSettings, TrainingStep
 
 ROWS, COLUMNS, SAMPLES = 16, 24, 8
+NOISES: dict[str, dict[str, Any]] = {
+    "global": {"kind": "global", "channels": 6, "memory": ["step", "24h"]},
+    "cell": {"kind": "cell", "channels": 3, "memory": ["step", "24h"]},
+    "dropout": {"kind": "dropout", "rate": 0.2, "memory": ["step", "forecast"]},
+    "spherical": {"kind": "spherical", "channels": 2, "lengths": [1000, 3000], "memory": ["24h"]},
+}
 GROUPS = {"prognostic": ["a", "b"], "diagnostic": ["rain"], "dynamic_forcing": ["sun"], "static": ["land"]}
 CHANNELS = ChannelMap.build({name: {"vars_3D": [], "vars_2D": members} for name, members in GROUPS.items()}, [])
 MESHES: dict[str, dict[str, Any]] = {
@@ -74,6 +80,8 @@ class Case:
     members_at_once: int = 1
     # many ranks normalise weights of one shape together, as they do on GPUs; one process does not
     alike: bool = False
+    # Kinds of noise of an ensemble.
+    noise: tuple[str, ...] = ("global", "cell", "spherical", "dropout")
 
     @property
     def name(self) -> str:
@@ -109,7 +117,7 @@ def settings(case: Case) -> dict[str, Any]:
         "padding": {"mode": "earth", "lat": [8, 8], "lon": [4, 4]},
         "decoder": case.decoder, "use_spectral_norm": case.spectral_norm,
         "attn_dropout": case.dropout, "ff_dropout": case.dropout,
-        "noise": [{"kind": "global", "channels": 6, "memory": ["step", "24h"]}] if case.members > 1 else [],
+        "noise": [NOISES[kind] for kind in case.noise] if case.members > 1 else [],
     }  # fmt: skip
 
 
@@ -132,7 +140,7 @@ def build(case: Case, mesh: DeviceGrid, data: str, **changes: Any) -> tuple[nn.M
 def trained_values(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Yield initial values, but weights of the noise as after some training: new ones are zeros."""
     for name, tensor in initial_values(model, seed=7):
-        if name.endswith("scale_shift.weight"):
+        if name.endswith(("scale_shift.weight", "noise_embed.weight")):
             generator = torch.Generator().manual_seed(len(strip_wrapper_prefixes(name)) * 1000 + tensor.shape[0])
             tensor = 0.2 * torch.randn(tensor.shape, generator=generator)
         yield name, tensor

@@ -25,6 +25,11 @@ def build_ensemble(case: cases.Case) -> tuple[EnsembleRollout, Batch]:
     return step._objective, select_samples(batch, [0, 1, 2, 3])
 
 
+def is_noise(name: str) -> bool:
+    """Return whether a parameter belongs to a layer of noise."""
+    return any(part in name for part in ("scale_shift", "noise"))
+
+
 def select_samples(batch: Batch, rows: list[int]) -> Batch:
     history, forcing, target = (tensor[rows] for tensor in batch.tensors())
     return Batch(history, forcing, target, tuple(batch.initial_minutes[row] for row in rows))
@@ -36,6 +41,23 @@ def compute_gradients(objective: EnsembleRollout, batch: Batch, micro_step: Micr
     model.zero_grad()
     loss = objective.accumulate_gradients(batch, micro_step)
     return loss, [parameter.grad.clone() for parameter in model.parameters()]
+
+
+@pytest.mark.parametrize("checkpoint", [True, "selective"])
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_checkpointed_blocks_have_the_same_noise_when_they_are_computed_again(
+    checkpoint: bool | str, dropout: float
+) -> None:
+    """With and without dropout of attention weights, which is dropout of the noise here."""
+    case = replace(CASE, rollout=2, recompute=True, members=2, members_at_once=1, dropout=dropout)
+    micro_step = MicroStep(2, [1, 2])
+    plain, batch = build_ensemble(case)
+    expected_loss, expected = compute_gradients(plain, batch, micro_step)
+    checkpointed, _ = build_ensemble(replace(case, checkpoint=checkpoint))
+    loss, gradients = compute_gradients(checkpointed, batch, micro_step)
+    torch.testing.assert_close(loss, expected_loss, rtol=1e-6, atol=0)
+    for gradient, expected_gradient in zip(gradients, expected, strict=True):
+        torch.testing.assert_close(gradient, expected_gradient, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize(("rollout", "counted_steps"), [(1, [1]), (3, [1, 2, 3]), (3, [2, 3])])
@@ -56,14 +78,14 @@ def test_members_one_by_one_equal_all_at_once(
         torch.testing.assert_close(gradient, expected_gradient, rtol=0, atol=1e-6 * max(largest, 1.0))
     names = [name for name, _ in in_turn.stepper.model.named_parameters()]
     has_noise_gradient = [
-        gradient.abs().max() > 0 for name, gradient in zip(names, gradients, strict=True) if "scale_shift" in name
+        gradient.abs().max() > 0 for name, gradient in zip(names, gradients, strict=True) if is_noise(name)
     ]
     assert has_noise_gradient and all(has_noise_gradient)
 
 
 def test_dropout_masks_are_those_of_the_first_pass() -> None:
     """With dropout in training, the loss of the first pass is that of the graphs that gradients flow through."""
-    objective, batch = build_ensemble(replace(CASE, rollout=2, dropout=0.3))
+    objective, batch = build_ensemble(replace(CASE, rollout=2, dropout=0.3, noise=("global",)))
     micro_step = MicroStep(0, [1, 2])
     outputs: list[list[Tensor]] = []
     rollout = objective.stepper.rollout
@@ -113,17 +135,21 @@ def test_validation_noise_is_fixed_and_training_noise_is_not() -> None:
 @pytest.mark.parametrize("decoder", ["pixel_shuffle", "transposed"])
 def test_new_noise_leaves_the_network_unchanged(decoder: str) -> None:
     """Bit for bit: the members of a network that has just got noise are its deterministic forecast."""
-    case = replace(CASE, decoder=decoder)
+    # Dropout is the kind that changes the function.
+    case = replace(CASE, decoder=decoder, noise=("global", "cell", "spherical"))
     objective, batch = build_ensemble(case)
     model = objective.stepper.model.eval()
     for name, parameter in model.named_parameters():
-        if name.endswith("scale_shift.weight"):
+        if name.endswith(("scale_shift.weight", "noise_embed.weight")):
             parameter.zero_()
     quiet_model, _ = cases.build(replace(case, members=1), DeviceGrid(), "none")
-    weights = {name: tensor for name, tensor in model.state_dict().items() if "scale_shift" not in name}
+    weights = {name: tensor for name, tensor in model.state_dict().items() if not is_noise(name)}
     quiet_model.load_state_dict(weights)
     quiet_model.eval()
     x = torch.randn(2, 4, 1, cases.ROWS, cases.COLUMNS)
-    condition = {"global": torch.randn(2, 6)}
+    grid = (cases.ROWS, cases.COLUMNS)
+    condition = {
+        "global": torch.randn(2, 6), "cell": torch.randn(2, 3, *grid), "spherical": torch.randn(2, 2, *grid),
+    }  # fmt: skip
     assert torch.equal(model(x, condition), quiet_model(x))
     assert torch.equal(model(x), quiet_model(x))

@@ -18,17 +18,25 @@ from credit.models.wxformer.section import WXFormerSection
 
 SPEC = ModelSpec.from_sizes(image_height=8, image_width=16, in_channels=3, out_channels=3)
 SECTION = WXFormerSection.model_validate(
-    {"type": "wxformer", "noise": {"kind": "global", "memory": ["0h", "forecast"]}}
+    {
+        "type": "wxformer",
+        "noise": [{"kind": "global", "memory": ["0h", "forecast"]}, "cell", "spherical", "dropout"],
+    }
 )
 STARTS = [ForecastStart(minutes, member, minutes) for minutes in (0, 1440) for member in range(3)]
 CPU = torch.device("cpu")
 
 
 def draw(starts: list[ForecastStart], control: bool) -> torch.Tensor:
-    """Return the global noise (steps, B, K) of three steps."""
+    """Return the noise of three steps, (steps, B, K): global noise, a cell of noise of the cells, and the seeds."""
     conf = EnsembleConfig(members=3, control=control, seed=5)
     conditions = build_model_noise(conf, SPEC, SECTION)(starts, CPU)
-    return torch.stack([condition["global"] for condition in itertools.islice(conditions, 3)])
+    steps = []
+    for condition in itertools.islice(conditions, 3):
+        assert condition["dropout"].dtype == torch.int64
+        kinds = (condition["global"], condition["cell"][..., 2, 5], condition["spherical"][..., 2, 5])
+        steps.append(torch.cat([*kinds, condition["dropout"]], dim=1))
+    return torch.stack(steps)
 
 
 @pytest.mark.parametrize("control", [False, True])
@@ -69,6 +77,9 @@ def test_config_of_an_ensemble(repository: Path) -> None:
     assert config.inference.ensemble.control is False
     assert config.trainer.objective.kind == "ensemble" and config.trainer.metrics == ["rmse", "crps"]
     assert build_config(config.model_dump(mode="json")) == config
+    with pytest.raises(ConfigError, match="inference.ensemble.dropout has no effect on a network with model.noise"):
+        ensemble = {"members": 4, "dropout": True}
+        build_config({**raw, "model": {**raw["model"], "noise": "dropout"}, "inference": {"ensemble": ensemble}})
     raw["inference"]["ensemble"]["control"] = True
     assert build_config(raw).inference.ensemble.control is True
     raw["trainer"]["members"] = 1

@@ -7,7 +7,9 @@ import torch
 import torch.nn.functional as F
 
 from credit.models.initialise import initialise_
-from credit.models.layers.norm import ConditionalScaleShift, GroupNorm, LayerNorm
+from credit.models.layers.norm import ConditionalScaleShift, ConditionDims, Conditions, GroupNorm, LayerNorm
+
+DIMS = ConditionDims(vector=3, cells=2)
 
 
 def test_group_norm_is_float32_under_autocast() -> None:
@@ -47,14 +49,32 @@ def test_each_sample_has_its_own_scale_and_shift(shape: tuple[int, ...], channel
         torch.testing.assert_close(actual, expected)
 
 
-@pytest.mark.parametrize("norm", [LayerNorm(8, 3), GroupNorm(4, 8, 3)])
+@pytest.mark.parametrize(("shape", "channel_dim"), [((2, 4, 6, 8), -1), ((2, 8, 4, 6), 1)])
+def test_each_cell_has_its_own_scale_and_shift(shape: tuple[int, ...], channel_dim: int) -> None:
+    torch.manual_seed(0)
+    layer = ConditionalScaleShift(8, 3, channel_dim)
+    torch.nn.init.normal_(layer.weight)
+    condition_BHWK = torch.randn(2, 4, 6, 3)
+    x = torch.randn(shape)
+    y_BHWC = layer(x, condition_BHWK).movedim(channel_dim, -1)
+    scale, shift = (layer.weight @ condition_BHWK[1, 2, 5]).chunk(2)
+    torch.testing.assert_close(y_BHWC[1, 2, 5], x.movedim(channel_dim, -1)[1, 2, 5] * (1 + scale) + shift)
+
+
+@pytest.mark.parametrize("norm", [LayerNorm(8, DIMS), GroupNorm(4, 8, DIMS)])
 def test_norms_with_a_condition(norm: LayerNorm | GroupNorm) -> None:
     """A new norm ignores its condition bit for bit, and a trained one without a condition is plain."""
     torch.manual_seed(0)
     x = torch.randn(2, 8, 4, 8)
-    condition_BK = torch.randn(2, 3)
+    vector_BK, cells_BHWK = torch.randn(2, 3), torch.randn(2, 4, 8, 2)
+    if isinstance(norm, LayerNorm):
+        cells_BHWK = torch.randn(2, 8, 4, 2)
+    conditions = Conditions(vector_BK, cells_BHWK)
     plain = norm(x)
-    assert torch.equal(norm(x, condition_BK), plain)
+    assert torch.equal(norm(x, conditions), plain)
     torch.nn.init.normal_(norm.scale_shift.weight)
-    torch.testing.assert_close(norm(x, condition_BK), norm.scale_shift(plain, condition_BK))
+    torch.nn.init.normal_(norm.cell_scale_shift.weight)
+    expected = norm.cell_scale_shift(norm.scale_shift(plain, vector_BK), cells_BHWK)
+    torch.testing.assert_close(norm(x, conditions), expected)
+    torch.testing.assert_close(norm(x, Conditions(vector_BK)), norm.scale_shift(plain, vector_BK))
     assert torch.equal(norm(x), plain)

@@ -20,7 +20,7 @@ class WindowNetwork(nn.Module):
         self.padding = layers.SpherePadding(lat=(4, 4), lon=(8, 8), vector_channels=(0, 1))
         self.embed = layers.CrossScaleEmbedding(3, 16, (2, 4, 8), stride=2, padding=self.padding)
         self.layers = nn.ModuleList(layers.TransformerLayer(16, 8, local_window=4, global_window=2) for _ in range(2))
-        self.norm = layers.LayerNorm(16, 4)
+        self.norm = layers.LayerNorm(16, layers.ConditionDims(vector=4))
         self.head = layers.SubpixelHead(16, 3)
         layers.apply_spectral_norm(self)
 
@@ -28,14 +28,14 @@ class WindowNetwork(nn.Module):
         x_BHWC = self.embed(x_BCHW)
         for layer in self.layers:
             x_BHWC = layer(x_BHWC)
-        x_BHWC = self.norm(x_BHWC, noise_BK)
+        x_BHWC = self.norm(x_BHWC, layers.Conditions(noise_BK))
         return self.padding.crop(self.head(x_BHWC.permute(0, 3, 1, 2)))
 
 
 class KeepTokens(nn.Module):
     """Stands for an attention layer, and returns the tokens as its update."""
 
-    def forward(self, x_BHWC: Tensor, condition_BK: Tensor | None = None) -> Tensor:
+    def forward(self, x_BHWC: Tensor, conditions: layers.Conditions) -> Tensor:
         return x_BHWC
 
 

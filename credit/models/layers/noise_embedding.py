@@ -1,0 +1,87 @@
+"""Layers through which fields of noise enter a network. A network without noise computes what it would without them.
+
+Shape suffixes: B batch, C channels, H and W rows and columns, K channels of the noise.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+# Hidden channels of the MLP of `CellNoiseEmbedding`.
+HIDDEN_CHANNELS = 32
+
+
+class NoiseLinear(nn.Linear):
+    """Linear layer for noise, without bias: the result for no noise, which is zeros, is zeros."""
+
+    # A file of weights may lack the weight; see `ConditionalScaleShift`.
+    may_be_added = True
+    has_weight_decay = False
+    # `apply_spectral_norm` leaves the layer out.
+    is_normalized = False
+
+    def __init__(self, in_features: int, out_features: int) -> None:
+        super().__init__(in_features, out_features, bias=False)
+
+
+class CellNoiseEmbedding(nn.Module):
+    """Two-layer MLP and norm over the noise channels of each cell (AIFS-CRPS, Lang et al. 2024, arXiv 2412.15832).
+
+    Without biases, no noise stays no noise. The norm gives the conditions of all layers the same size.
+
+    Args:
+        channels: channels of the noise.
+    """
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.expand = NoiseLinear(channels, HIDDEN_CHANNELS)
+        self.contract = NoiseLinear(HIDDEN_CHANNELS, channels)
+
+    def forward(self, noise_BHWK: Tensor) -> Tensor:
+        """Return the embedded noise, in the shape of `noise_BHWK`."""
+        y_BHWK = self.contract(F.gelu(self.expand(noise_BHWK)))
+        return F.layer_norm(y_BHWK, y_BHWK.shape[-1:])
+
+
+class NoiseFieldEmbedding(nn.Conv2d):
+    """Patch embedding of fields of noise, to be added to an embedding of the input of the same stride.
+
+    The weight starts as zeros, so adding the layer to a trained network leaves its function unchanged. There is no
+    bias: no noise adds nothing.
+
+    Args:
+        channels: number of fields.
+        dim: channels of the embedding.
+        stride: edge of a patch in cells.
+    """
+
+    may_be_added = True
+    has_weight_decay = False
+    # Spectral norm would divide the zeros by their largest singular value.
+    is_normalized = False
+
+    def __init__(self, channels: int, dim: int, stride: int) -> None:
+        super().__init__(channels, dim, stride, stride=stride, bias=False)
+
+    def initial_value(self, key: str, shape: torch.Size, generator: torch.Generator) -> Tensor:
+        """Return zeros of `shape`, on the CPU."""
+        return torch.zeros(shape, device="cpu")
+
+
+def average_noise(noise_BKHW: Tensor, stride: int) -> Tensor:
+    """Return noise that is independent from cell to cell at a coarser resolution, with the same variance.
+
+    Each coarse cell has the mean of its stride^2 fine cells, times `stride`. Cells that the stride does not cover are
+    left out.
+
+    Args:
+        noise_BKHW: fields of noise.
+        stride: edge of a coarse cell in fine cells.
+
+    Returns:
+        (B, K, H / stride, W / stride), rounded down.
+    """
+    return F.avg_pool2d(noise_BKHW, stride) * stride

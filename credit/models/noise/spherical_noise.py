@@ -1,0 +1,45 @@
+"""Noise that is correlated on the sphere (FourCastNet 3, Bonev et al. 2025, arXiv 2507.12144).
+
+Shape suffixes: K fields, H and W rows and columns.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from credit.models.base import ModelSpec
+from credit.models.noise.base import GaussianNoise, register_noise, split_evenly
+from credit.models.noise.section import SphericalNoiseSection
+from credit.physics.spherical_harmonics import CorrelatedNoise
+
+
+@register_noise("spherical", SphericalNoiseSection)
+class SphericalNoise(GaussianNoise):
+    """Random fields of several lengths of correlation.
+
+    Args:
+        spec: what the model is built from.
+        section: the entry of ``model.noise``.
+    """
+
+    def __init__(self, spec: ModelSpec, section: SphericalNoiseSection) -> None:
+        super().__init__(spec, section)
+        self._shape = (section.channels, *spec.grid.shape)
+        # A source of fields of one length, and the number of fields that it draws.
+        self._sources: list[tuple[CorrelatedNoise, int]] = []
+        length_of_channel = split_evenly(section.lengths, section.channels)
+        for length in section.lengths:
+            self._sources.append((CorrelatedNoise(spec.grid, length), length_of_channel.count(length)))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """See the base class."""
+        return self._shape
+
+    def draw(self, generator: torch.Generator) -> Tensor:
+        """See the base class."""
+        numpy_generator = np.random.default_rng(int(torch.randint(2**62, (), generator=generator)))
+        fields = [source.draw(count, numpy_generator) for source, count in self._sources]
+        return torch.from_numpy(np.concatenate(fields))

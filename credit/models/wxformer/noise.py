@@ -1,0 +1,104 @@
+"""Entry of the noise of `model.noise` into WXFormer.
+
+`global` and `cell` noise change the norms, `spherical` noise is added to the first embedding, and `dropout` takes the
+place of torch's dropout.
+
+Shape suffixes: B batch, H and W rows and columns, K channels of the noise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from credit.errors import ConfigError
+from credit.models.layers.noise_embedding import CellNoiseEmbedding, average_noise
+from credit.models.layers.norm import NO_CONDITIONS, ConditionDims, Conditions
+from credit.models.layers.padding import SpherePadding
+from credit.models.layers.seeded_dropout import use_seeded_dropout
+from credit.models.wxformer.section import WXFormerSection
+
+# Kinds of noise that WXFormer takes.
+NOISE_KINDS = ("dropout", "global", "cell", "spherical")
+# Rate of the feed-forward layers in a model without dropout (U-Cast, arXiv 2604.09041).
+DEFAULT_DROPOUT_RATE = 0.1
+
+
+def count_noise_channels(section: WXFormerSection, kind: str) -> int:
+    """Return the channels of a kind of noise, 0 for a network without it."""
+    entry = section.find_noise(kind)
+    return 0 if entry is None else entry.channels
+
+
+def build_condition_dims(section: WXFormerSection) -> ConditionDims:
+    """Return the lengths of the conditions that the norms of a network depend on."""
+    return ConditionDims(count_noise_channels(section, "global"), count_noise_channels(section, "cell"))
+
+
+def add_dropout_noise(model: nn.Module, section: WXFormerSection) -> None:
+    """Replace torch's dropout in a network by dropout that is noise, if the section has such noise.
+
+    Raises:
+        ConfigError: if there are more values of memory than layers with dropout.
+    """
+    entry = section.find_noise("dropout")
+    if entry is None:
+        return
+    rate = entry.rate or section.ff_dropout
+    if not rate and not section.attn_dropout:
+        rate = DEFAULT_DROPOUT_RATE
+    num_layers = use_seeded_dropout(model, section.attn_dropout, rate)
+    if len(entry.memory) > num_layers:
+        raise ConfigError(
+            f"model.noise: {len(entry.memory)} values of memory share {num_layers} layers with dropout; give fewer "
+            "values"
+        )
+
+
+class NoiseInput(nn.Module):
+    """Noise of a sample in the form in which the stages take it.
+
+    Args:
+        section: the model's section of the config.
+        padding: padding of the input of the network.
+    """
+
+    def __init__(self, section: WXFormerSection, padding: SpherePadding) -> None:
+        super().__init__()
+        self._strides = section.cross_embed_strides
+        # Noise is a scalar, which keeps its sign across a pole.
+        self._padding = replace(padding, vector_channels=())
+        cell_channels = count_noise_channels(section, "cell")
+        self.cell_embedding = CellNoiseEmbedding(cell_channels) if cell_channels else None
+
+    def forward(self, condition: Mapping[str, Tensor] | None, dtype: torch.dtype) -> list[Conditions]:
+        """Return the conditions of the layers of each stage.
+
+        Noise of the cells is brought to the resolution of each stage by averages over its cells, which are scaled to
+        variance 1, and then embedded.
+
+        Args:
+            condition: noise of each sample by its kind; None for a forecast without noise.
+            dtype: dtype in which the network computes without autocast.
+        """
+        if not condition:
+            return [NO_CONDITIONS] * len(self._strides)
+        conditions = Conditions(condition.get("global"), dropout_seeds_BM=condition.get("dropout"))
+        if "cell" not in condition:
+            return [conditions] * len(self._strides)
+        stage_conditions = []
+        noise_BKHW = self._padding.pad(condition["cell"].to(dtype))
+        for stride in self._strides:
+            noise_BKHW = average_noise(noise_BKHW, stride)
+            cells_BHWK = self.cell_embedding(noise_BKHW.permute(0, 2, 3, 1))
+            stage_conditions.append(conditions._replace(cells_BHWK=cells_BHWK))
+        return stage_conditions
+
+    def pad_fields(self, condition: Mapping[str, Tensor] | None, dtype: torch.dtype) -> Tensor | None:
+        """Return the padded fields (B, K, H, W) of spherical noise; None without it. See `forward`."""
+        if not condition or "spherical" not in condition:
+            return None
+        return self._padding.pad(condition["spherical"].to(dtype))
