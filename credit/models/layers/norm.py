@@ -133,7 +133,12 @@ class LayerNorm(nn.LayerNorm):
         self.cell_scale_shift = _build_scale_shift(dim, condition_dims.cells, channel_dim=-1)
 
     def forward(self, x: Tensor, conditions: Conditions = NO_CONDITIONS) -> Tensor:
-        """Return the normalised tokens (B, ..., C); with a condition of each cell they are (B, H, W, C)."""
+        """Return the normalised tokens (B, ..., C).
+
+        Args:
+            x: tokens; with a condition of each cell they are (B, H, W, C).
+            conditions: conditions of each sample and cell.
+        """
         return _apply_conditions(self, super().forward(x), conditions)
 
 
