@@ -16,7 +16,7 @@ from credit.models.kernels.autocast import autocast_dtype
 
 
 class Conditions(NamedTuple):
-    """What a block of a network depends on beside its input.
+    """Conditions that a block of a network depends on, beside its input.
 
     It is a named tuple, because the wrappers of blocks (sharding, checkpointing) look for tensors inside tuples.
 
