@@ -28,14 +28,14 @@ _ISO_8601 = re.compile(r"^(\d{4})-(\d{2})-(\d{2})(?:[T ](\d{2})(?::?(\d{2})(?::?
 
 
 def parse_duration(text: str | int | float, key: str = "duration") -> int:
-    """Return minutes of a duration such as ``"6h"``, ``"30min"`` or ``"10d"``; a bare number means hours.
+    """Return the minutes of a duration such as ``"6h"``, ``"30min"`` or ``"10d"``; a bare number means hours.
 
     Args:
         text: the duration.
-        key: config key that it belongs to, for the message.
+        key: config key of the duration, for the message.
 
     Raises:
-        ConfigError: if it is not a positive whole number of minutes.
+        ConfigError: if the text is not a duration, or not a positive whole number of minutes.
     """
     match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*(min|h|d)?\s*", str(text))
     if match is None:
@@ -78,7 +78,7 @@ class Calendar:
 
         Args:
             text: the time, for example ``2000-01-01`` or ``2000-01-01T06:00``.
-            key: config key that it belongs to, for the message.
+            key: config key of the time, for the message.
 
         Raises:
             ConfigError: if the text is not a date of this calendar.
@@ -86,8 +86,8 @@ class Calendar:
         match = _ISO_8601.match(str(text).strip())
         if match is None:
             raise ConfigError(f'{key}: "{text}" is not a time; write 2000-01-01 or 2000-01-01T06:00 (UTC)')
-        # Year, month, day, and hour, minute, second where they are given.
-        numbers = [int(number) if number else 0 for number in match.groups()]
+        # Year, month, day, hour, minute and second; parts of the time of the day that are not given are 0.
+        numbers = [int(number or 0) for number in match.groups()]
         try:
             date = cftime.datetime(*numbers, calendar=self.name)
         except ValueError as error:
@@ -96,6 +96,8 @@ class Calendar:
 
     def parse_period_end(self, text: str, key: str = "time") -> int:
         """Return the minutes of the end of a period: as `parse`, but a date without a time means its last minute.
+
+        So ``2000-12-31`` includes the whole day, and ``2000-12-31T00:00`` only its first minute.
 
         Raises:
             ConfigError: as `parse`.
@@ -107,15 +109,15 @@ class Calendar:
         return minutes + _UNIT_MINUTES["d"] - 1
 
     def datetime(self, minutes: int) -> cftime.datetime:
-        """Return the calendar date of `minutes`."""
+        """Return the calendar date and time of `minutes` since 1900-01-01 00:00 UTC."""
         return cftime.num2date(int(minutes), TIME_UNITS, self.name)
 
     def format(self, minutes: int) -> str:
-        """Return the time of `minutes` as text, ``YYYY-MM-DDTHH:MM``."""
+        """Return the time of `minutes` since 1900-01-01 00:00 UTC as text, ``YYYY-MM-DDTHH:MM``."""
         return self.datetime(minutes).strftime("%Y-%m-%dT%H:%M")
 
     def minutes_from_cf(self, values: np.ndarray, units: str) -> np.ndarray:
-        """Return int64 minutes of CF-encoded times, rounded to the minute.
+        """Return the int64 minutes since 1900-01-01 00:00 UTC of CF-encoded times, rounded to the minute.
 
         Args:
             values: times of any shape, in `units` of this calendar.
@@ -133,6 +135,7 @@ class Calendar:
 
     def year_fraction(self, minutes: np.ndarray) -> np.ndarray:
         """Return the fraction of the calendar year elapsed at `minutes` of any shape: in [0, 1), float64."""
+        # The length of each year is taken from the calendar, as leap years are longer.
         flat = np.atleast_1d(minutes).ravel()
         years = [_find_year(self.name, int(value)) for value in flat]
         begin = np.array([_first_minute_of_year(self.name, year) for year in years], dtype=np.float64)
@@ -141,7 +144,7 @@ class Calendar:
 
     @property
     def days_per_year(self) -> int:
-        """Number of days of a year that is not a leap year."""
+        """Number of days of a year that is not a leap year; 366 in ``all_leap``, in which every year is one."""
         # 2001 is a leap year in no calendar but all_leap.
         return (_first_minute_of_year(self.name, 2002) - _first_minute_of_year(self.name, 2001)) // 1440
 
@@ -152,13 +155,16 @@ class Calendar:
 
 @lru_cache(maxsize=1024)
 def _first_minute_of_year(calendar: str, year: int) -> int:
-    """Return the first minute of a year."""
+    """Return the first minute of a year of a CF calendar, in minutes since 1900-01-01 00:00 UTC."""
     return int(cftime.date2num(cftime.datetime(year, 1, 1, calendar=calendar), TIME_UNITS, calendar))
 
 
 def _find_year(calendar: str, minutes: int) -> int:
-    """Return the year that contains a minute; a hundred times as fast as the date of cftime."""
-    # An estimate that is right to a year or so, then corrected year by year.
+    """Return the year that contains a minute.
+
+    This takes a hundredth of the time of a conversion by cftime, because `_first_minute_of_year` is cached.
+    """
+    # The estimate is right to a year or so and is then corrected year by year.
     year = 1900 + minutes // _MINUTES_PER_JULIAN_YEAR
     while _first_minute_of_year(calendar, year + 1) <= minutes:
         year += 1

@@ -135,15 +135,16 @@ class ChannelMap:
         return cls(channels, input_order)
 
     def group(self, group: str) -> tuple[Channel, ...]:
-        """Return the channels of one group in order."""
+        """Return the channels of one of `GROUPS`, in order; other names raise KeyError."""
         return self._by_group[group]
 
     def input_slice(self, group: str) -> slice:
         """Return the slice of a group in the input channels.
 
         Raises:
-            KeyError: for ``diagnostic``, which is not an input.
+            KeyError: for ``diagnostic``, which is not an input, and for unknown groups.
         """
+        # The groups follow each other in `input_order`.
         start = 0
         for name in self.input_order:
             length = len(self._by_group[name])
@@ -177,7 +178,10 @@ class ChannelMap:
         return tuple(channel for channel in self._by_group[group] if channel.source == "data")
 
     def to_dict(self) -> dict[str, object]:
-        """Return a JSON-ready description, for checkpoints and stores."""
+        """Return a JSON-ready description, for checkpoints and stores.
+
+        ``channels`` is a list of the attributes of each `Channel`, and ``input_order`` a list of groups.
+        """
         channels = []
         for group in GROUPS:
             channels += [asdict(channel) for channel in self._by_group[group]]
@@ -185,7 +189,7 @@ class ChannelMap:
 
     @classmethod
     def from_dict(cls, data: Mapping) -> ChannelMap:
-        """Return the channels of a description; inverse of `to_dict`."""
+        """Return the channels of a description by `to_dict`."""
         channels = [Channel(**attributes) for attributes in data["channels"]]
         return cls(channels, data["input_order"])
 
@@ -206,16 +210,18 @@ class ChannelMap:
                 mismatches.append(f"{group}: without {removed or 'none'}, with {added or 'none'}")
             elif names != other_names:
                 mismatches.append(f"{group}: in another order ({', '.join(other_names)})")
+        # Maps with equal groups that are not equal differ in the order of the groups.
         if not mismatches:
             return f"input order {list(other.input_order)} against {list(self.input_order)}"
         return "; ".join(mismatches)
 
 
 def select_figure_channels(requested: Sequence[str] | None, channels: Sequence[Channel], key: str) -> list[str]:
-    """Return the names of the channels that figures show, at most four by default.
+    """Return the names of the channels that figures show.
 
     Args:
-        requested: names from the config; None selects well-known channels.
+        requested: names from the config. None selects at most four channels: well-known ones such as ``z500`` if any
+            of them is scored, otherwise the first ones.
         channels: the channels that are scored.
         key: config key of `requested`, for the error.
 
@@ -233,14 +239,14 @@ def select_figure_channels(requested: Sequence[str] | None, channels: Sequence[C
 
 
 def take_channels(fields: np.ndarray, channels: list[int]) -> np.ndarray:
-    """Return some channels of fields, a view where they are adjacent.
+    """Return some channels of fields.
 
     Args:
-        fields: (..., C, H, W).
-        channels: indices of K channels.
+        fields: (..., C, H, W); also a lazy sum of fields, (C, H, W).
+        channels: indices of K channels, at least one.
 
     Returns:
-        (..., K, H, W).
+        (..., K, H, W): a view if the channels are adjacent and ascending, else a copy.
     """
     first = channels[0]
     stop = channels[-1] + 1

@@ -41,15 +41,15 @@ class CheckpointError(CreditError):
 
 
 def find_nearest(name: str, choices: Iterable[str]) -> str | None:
-    """Return the choice nearest to `name`, None where none is near."""
+    """Return the choice that shares most letters with `name`, None where none shares about two thirds of them."""
     names = sorted({str(choice) for choice in choices})
     candidates = difflib.get_close_matches(str(name), names, n=max(len(names), 1), cutoff=_MIN_LIKENESS)
     if not candidates:
         return None
-    # Of candidates with equally many letters in common, such as z850 and z500 for z501, take the one whose beginning
-    # agrees for longest.
 
     def sort_key(candidate: str) -> tuple[float, int]:
+        # Of candidates with equally many letters in common, such as z850 and z500 for z501, the one whose beginning
+        # agrees for longest is taken.
         likeness = difflib.SequenceMatcher(None, candidate, str(name)).ratio()
         common_beginning = os.path.commonprefix([candidate, str(name)])
         return likeness, len(common_beginning)

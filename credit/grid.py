@@ -56,24 +56,26 @@ class LatLonGrid:
         Args:
             lat: (H,) degrees north, ascending or descending.
             lon: (W,) degrees east, in -180..180 or 0..360, ascending from any start.
-            lat_bounds: (H, 2) cell edges, if the file has them.
+            lat_bounds: (H, 2) cell edges of the file in degrees north; None puts the edges half way between the rows.
             origin: name of the grid in messages, for example that of the file.
 
         Returns:
             The grid, and the indices that bring the file's fields to its order.
 
         Raises:
-            DataError: if the coordinates are not those of a global grid.
+            DataError: if coordinates are not finite, repeat or leave a part of the globe out, longitudes are not equally
+                spaced, or `lat_bounds` do not fit the rows.
         """
         lat = _finite_vector(lat, "latitude", origin)
         lon = _finite_vector(lon, "longitude", origin)
+        # Rows from north to south.
         if np.abs(lat).max() > 90 + _TOLERANCE_DEGREES:
             raise DataError(f"{origin}: latitude {lat[np.abs(lat).argmax()]:g} is outside -90..90 degrees")
         rows = np.argsort(-lat, kind="stable")
         southward = np.clip(lat[rows], -90.0, 90.0)
         if np.diff(southward).max() > -1e-6:
             raise DataError(f"{origin}: latitudes repeat; every row must have its own")
-        # A float32 longitude of 0 that was shifted by 360 may lie just below 360.
+        # Columns eastward from 0. A float32 longitude of 0 that was shifted by 360 may lie just below 360.
         is_zero = np.mod(lon, 360.0) > 360.0 - _TOLERANCE_DEGREES
         wrapped = np.mod(np.where(is_zero, 0.0, lon), 360.0)
         columns = np.argsort(wrapped, kind="stable")
@@ -93,7 +95,7 @@ class LatLonGrid:
         Args:
             rows: number of rows.
             columns: number of columns.
-            poles: whether the outermost rows lie on the poles, instead of half a cell away from them.
+            poles: True if the outermost rows lie on the poles, False if they lie half a cell away from them.
         """
         northernmost = 90.0 if poles else 90.0 - 90.0 / rows
         lat = np.linspace(northernmost, -northernmost, rows)
@@ -131,7 +133,7 @@ class LatLonGrid:
         return area_CHW / area_CHW.sum(axis=(1, 2), keepdims=True)
 
     def describe_mismatch(self, other: LatLonGrid) -> str | None:
-        """Return a description of how `other` differs from this grid, None if they are the same."""
+        """Return a description of how `other` differs from this grid, None if they agree within 0.001 degrees."""
         if self.shape != other.shape:
             return f"{self.shape[0]} x {self.shape[1]} cells against {other.shape[0]} x {other.shape[1]}"
         axes = (("latitude", self.lat, other.lat), ("longitude", self.lon, other.lon))
@@ -143,12 +145,12 @@ class LatLonGrid:
         return None
 
     def to_dict(self) -> dict[str, list[float]]:
-        """Return the coordinates as plain lists, for checkpoints and stores."""
+        """Return ``lat``, ``lon`` and ``lat_bounds`` in degrees as plain lists, for checkpoints and stores."""
         return {"lat": self.lat.tolist(), "lon": self.lon.tolist(), "lat_bounds": self.lat_bounds.tolist()}
 
     @classmethod
     def from_dict(cls, data: dict[str, list[float]]) -> LatLonGrid:
-        """Return the grid of plain lists; inverse of `to_dict`."""
+        """Return the grid of the lists by `to_dict`; they are not checked again."""
         return cls(
             lat=np.asarray(data["lat"], dtype=np.float64),
             lon=np.asarray(data["lon"], dtype=np.float64),
@@ -157,7 +159,11 @@ class LatLonGrid:
 
 
 def _finite_vector(values: np.ndarray, name: str, origin: str) -> np.ndarray:
-    """Return a coordinate as a float64 vector, and refuse any other shape and values that are not finite."""
+    """Return a coordinate as a float64 vector.
+
+    Raises:
+        DataError: if it is not 1-D, or has fewer than two values or one that is not finite.
+    """
     vector = np.asarray(values, dtype=np.float64)
     if vector.ndim != 1 or len(vector) < 2 or not np.isfinite(vector).all():
         raise DataError(f"{origin}: {name} must be a 1-D coordinate with at least two finite values")
@@ -165,7 +171,14 @@ def _finite_vector(values: np.ndarray, name: str, origin: str) -> np.ndarray:
 
 
 def _refuse_repeated_columns(eastward: np.ndarray, columns: np.ndarray, lon: np.ndarray, origin: str) -> None:
-    """Refuse two columns at one longitude, such as 0 and 360 of a cyclic point that was added for plotting."""
+    """Raise DataError if two columns are at one longitude, such as 0 and 360 after adding a cyclic point for a plot.
+
+    Args:
+        eastward: (W,) longitudes in [0, 360), ascending.
+        columns: (W,) indices of these longitudes in the file.
+        lon: (W,) longitudes in the order of the file.
+        origin: name of the grid in messages.
+    """
     repeated = np.flatnonzero(np.diff(eastward) < _TOLERANCE_DEGREES)
     if len(repeated):
         first, second = sorted(columns[repeated[0] : repeated[0] + 2])
@@ -176,7 +189,7 @@ def _refuse_repeated_columns(eastward: np.ndarray, columns: np.ndarray, lon: np.
 
 
 def _require_global_longitudes(eastward: np.ndarray, origin: str) -> None:
-    """Refuse longitudes that are not equally spaced round the globe, within 1 % of the spacing."""
+    """Raise DataError unless (W,) ascending longitudes are equally spaced round the globe, within 1 % of the spacing."""
     # The last spacing is that from the last column to the first one.
     spacing = np.diff(np.append(eastward, eastward[0] + 360.0))
     equal_spacing = 360.0 / len(eastward)
@@ -190,7 +203,15 @@ def _require_global_longitudes(eastward: np.ndarray, origin: str) -> None:
 
 
 def _bounds_from_centres(lat: np.ndarray, origin: str) -> np.ndarray:
-    """Return (H + 1,) edges half way between the rows, the outermost at the poles (the rule of WeatherBench 2)."""
+    """Return (H + 1,) edges half way between the rows, the outermost at the poles (the rule of WeatherBench 2).
+
+    Args:
+        lat: (H,) degrees north, descending.
+        origin: name of the grid in messages.
+
+    Raises:
+        DataError: if the rows do not reach the poles.
+    """
     inner_edges = 0.5 * (lat[:-1] + lat[1:])
     # The outermost row may lie up to one spacing from the pole; if it is further away, the grid is regional.
     is_north_missing = 90.0 - lat[0] > lat[0] - lat[1]
@@ -213,7 +234,7 @@ def _bounds_from_file(bounds: np.ndarray, rows: np.ndarray, lat: np.ndarray, ori
         origin: name of the grid in messages.
 
     Raises:
-        DataError: if the bounds leave gaps, do not enclose their rows, or do not reach the poles.
+        DataError: if the bounds have another shape, leave gaps, do not enclose their rows, or do not reach the poles.
     """
     if bounds.shape != (len(lat), 2):
         raise DataError(f"{origin}: latitude bounds have shape {bounds.shape}, expected ({len(lat)}, 2)")

@@ -36,7 +36,11 @@ def open_analyses(conf: DataConfig, needs_truth: bool) -> FieldReader:
 
     Args:
         conf: the data section of the run that forecasts.
-        needs_truth: all variables are needed, also those that a forecast does not read, because it will be scored.
+        needs_truth: True if the forecast will be scored, which needs all variables; False opens only the variables
+            that a forecast reads, unless the store is read.
+
+    Returns:
+        A reader of the store or of the sources.
 
     Raises:
         DataError: if the store is incomplete, or the sources do not have what a forecast needs.
@@ -55,8 +59,8 @@ def select_forecast_inputs(conf: DataConfig, with_static: bool = False) -> DataC
     """Return the data section with only the variables that a forecast reads.
 
     Args:
-        conf: the data section.
-        with_static: keep the static variables, too.
+        conf: the data section, which is not changed.
+        with_static: True keeps all static variables, False only those that are computed.
     """
     static = conf.variables.static
     if not with_static:
@@ -69,7 +73,7 @@ def select_forecast_inputs(conf: DataConfig, with_static: bool = False) -> DataC
 
 
 def read_static_fields(conf: DataConfig, channels: Sequence[Channel], grid: LatLonGrid) -> np.ndarray:
-    """Return the static fields of the sources, (C, H, W) float32 in physical units; NaN for fields that they lack.
+    """Return the static fields of the sources, (C, H, W) float32 in physical units; NaN where a field is not there.
 
     Args:
         conf: the data section.
@@ -82,6 +86,7 @@ def read_static_fields(conf: DataConfig, channels: Sequence[Channel], grid: LatL
     source_index = scan_sources(select_forecast_inputs(conf, with_static=True), files, ErrorCollector())
     if source_index is None:
         return fields_CHW
+    # A variable is read once with all its levels, which may be several channels.
     for name in dict.fromkeys(channel.variable for channel in channels):
         rows = [row for row, channel in enumerate(channels) if channel.variable == name]
         file_variables = source_index.file_variables[name]

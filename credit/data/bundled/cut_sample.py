@@ -35,6 +35,7 @@ FILES = {
     "speedy_2001q1.nc": ("speedy_t31_5.625deg_6h_2001Q1.nc", (2001, 2, 15), (2001, 3, 10)),
     "speedy_2001q2.nc": ("speedy_t31_5.625deg_6h_2001Q2.nc", (2001, 4, 1), (2001, 5, 20)),
 }
+# Largest size of all files together, because every installation of the package contains them.
 LIMIT_BYTES = 20_000_000
 
 
@@ -61,6 +62,7 @@ def cut_sample(source_folder: Path, target_folder: Path) -> Counter[str]:
 
 
 def _times_within(source: netCDF4.Dataset, first: tuple[int, int, int], last: tuple[int, int, int]) -> np.ndarray:
+    """Return the indices of the times from 0 h of the first day to 23 h of the last, both (year, month, day)."""
     time = source["time"]
     begin = cftime.date2num(cftime.datetime(*first, calendar=time.calendar), time.units, time.calendar)
     end = cftime.date2num(cftime.datetime(*last, 23, calendar=time.calendar), time.units, time.calendar)
@@ -68,11 +70,14 @@ def _times_within(source: netCDF4.Dataset, first: tuple[int, int, int], last: tu
 
 
 def _copy(source: netCDF4.Dataset, target: netCDF4.Dataset, times: np.ndarray) -> None:
+    """Copy attributes, coordinates, `FIELDS` at some times (indices), and `STATIC`, into an empty file."""
     target.setncatts({name: source.getncattr(name) for name in source.ncattrs()})
     target.comment = f"{source.comment} Cut to some of the fields, levels and times; packed values unchanged."
     for name in ("time", "latitude", "longitude"):
-        target.createDimension(name, len(times) if name == "time" else len(source[name]))
-        values = source[name][times] if name == "time" else source[name][:]
+        values = source[name][:]
+        if name == "time":
+            values = values[times]
+        target.createDimension(name, len(values))
         _create(target, source[name], name, (name,))[:] = values
     columns = len(source["longitude"])
     for name, levels in FIELDS.items():
@@ -100,6 +105,18 @@ def _create(
     dimensions: tuple[str, ...],
     chunks: tuple[int, ...] | None = None,
 ) -> netCDF4.Variable:
+    """Create a compressed variable with the type and attributes of another one.
+
+    Args:
+        target: file for the variable.
+        like: variable of the source with the type and the attributes.
+        name: name of the new variable.
+        dimensions: names of its dimensions.
+        chunks: its chunk shape; None leaves the choice to the library.
+
+    Returns:
+        The new variable, which takes packed values.
+    """
     attributes = {key: like.getncattr(key) for key in like.ncattrs()}
     variable = target.createVariable(
         name,
@@ -118,7 +135,7 @@ def _create(
 
 
 def _bytes_by_field(path: Path) -> dict[str, int]:
-    """Return the compressed size of the values of each field, which are compressed as in the file."""
+    """Return field (variable and level) -> bytes of its values, compressed row by row as in the file."""
     sizes = {}
     with netCDF4.Dataset(path) as file:
         file.set_auto_maskandscale(False)
@@ -131,13 +148,14 @@ def _bytes_by_field(path: Path) -> dict[str, int]:
 
 
 def _compressed_bytes(values: np.ndarray) -> int:
+    """Return the number of bytes of an array after the shuffle filter of HDF5 and zlib at level 9."""
     # The shuffle filter of HDF5 stores the first bytes of all values, then the second bytes, and so on.
     shuffled = np.ascontiguousarray(values).view(np.uint8).reshape(-1, values.itemsize).T
     return len(zlib.compress(shuffled.tobytes(), 9))
 
 
 def main() -> int:
-    """Cut and print the bytes of each field."""
+    """Write the sample, print the bytes of each field, and return the exit status: 1 if the sample is too large."""
     if len(sys.argv) != 2:
         print(__doc__, file=sys.stderr)
         return 2

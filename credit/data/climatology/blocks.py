@@ -19,7 +19,7 @@ BLOCK_BYTES = 4 * 2**30
 CHUNK_BYTES = 4 * 2**20
 # A float64 sum and the float32 field that it becomes.
 _BYTES_PER_VALUE = 8 + 4
-# Times of the day, parts of the year and channels.
+# Indices of the times of the day, of the parts of the year and of the channels.
 Block = tuple[slice, slice, slice]
 
 
@@ -68,7 +68,13 @@ def estimate_bytes(plan: ClimatologyPlan, num_channels: int, grid_shape: tuple[i
 
 
 def list_chunk_files(path: Path, fields: zarr.Array, block: Block) -> Iterator[Path]:
-    """Yield the paths of the chunk files of a block."""
+    """Yield the paths of the chunk files of a block.
+
+    Args:
+        path: folder of the training store.
+        fields: the array ``climatology/fields`` of the store, (T, K, C, H, W).
+        block: the block, which consists of whole chunks.
+    """
     indices_of_axis = []
     for span, length in zip(block, fields.chunks[:3], strict=True):
         indices_of_axis.append(range(span.start // length, math.ceil(span.stop / length)))
@@ -77,12 +83,12 @@ def list_chunk_files(path: Path, fields: zarr.Array, block: Block) -> Iterator[P
 
 
 def is_block_written(path: Path, fields: zarr.Array, block: Block) -> bool:
-    """Return whether all chunk files of a block are there in full size; their values are not read."""
+    """Return True if all chunk files of a block are there in full size; their values are not read."""
     return all(find_size_fault(str(file), None, True) is None for file in list_chunk_files(path, fields, block))
 
 
 def is_block_readable(fields: zarr.Array, block: Block) -> bool:
-    """Return whether the fields of a block can be read, which verifies the checksum of every chunk."""
+    """Return True if the fields of a block can be read, which verifies the checksum of every chunk."""
     try:
         fields[block]
     except READ_ERRORS:

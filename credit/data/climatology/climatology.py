@@ -73,6 +73,7 @@ class LazyWeightedSum:
 
     def __getitem__(self, key: int | slice | list[int]) -> np.ndarray | LazyWeightedSum:
         """Return the values of one channel, (H, W) float32, or the weighted sum of several, not yet evaluated."""
+        # Selecting channels costs nothing, as the sum of each is evaluated only when it is accessed.
         if isinstance(key, slice | list):
             return LazyWeightedSum(self.weights, [part[key] for part in self.parts])
         total = self.weights[0] * self.parts[0][key]
@@ -136,7 +137,7 @@ class Climatology:
         object.__setattr__(self, "_calendar", Calendar(self.calendar))
 
     def evaluate(self, minutes: int) -> np.ndarray:
-        """Return the expected fields at `minutes`, (C, H, W) float32.
+        """Return the expected fields at a time in minutes, (C, H, W) float32 in physical units.
 
         Raises:
             DataError: as `evaluate_lazily`.
@@ -144,7 +145,7 @@ class Climatology:
         return np.asarray(self.evaluate_lazily(minutes))
 
     def evaluate_lazily(self, minutes: int) -> Fields:
-        """Return the expected fields at `minutes`, (C, H, W) float32, which may be evaluated channel by channel.
+        """Return the expected fields at a time in minutes, (C, H, W) float32, evaluated when a channel is accessed.
 
         Raises:
             DataError: if the climatology depends on the time of the day and does not have this one.
@@ -165,7 +166,11 @@ class Climatology:
         return LazyWeightedSum(np.array([1 - weight, weight]), neighbours)
 
     def _find_time_of_day(self, minutes: int) -> int:
-        """Return the index of the time of the day of `minutes`; 0 if the climatology does not depend on it."""
+        """Return the index of the time of the day of `minutes`; 0 if the climatology does not depend on it.
+
+        Raises:
+            DataError: if the climatology does not have this time of the day.
+        """
         if not len(self.day_minutes):
             return 0
         matches = np.flatnonzero(self.day_minutes == int(minutes) % 1440)
@@ -190,9 +195,9 @@ class Climatology:
         return None
 
     def to_dict(self) -> dict[str, np.ndarray]:
-        """Return numeric arrays only, for checkpoints; ``attributes`` is JSON as bytes.
+        """Return the climatology as arrays, for checkpoints: ``fields``, ``day_minutes`` and ``attributes``.
 
-        Fields that are read lazily stay so.
+        ``attributes`` is JSON as (bytes,) uint8. Fields that are read when accessed stay so.
         """
         attributes = {key: getattr(self, key) for key in ("names", "calendar", "kind", "description", "years")}
         if self.centres is not None:
@@ -202,7 +207,7 @@ class Climatology:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, np.ndarray]) -> Climatology:
-        """Return the climatology of such arrays; inverse of `to_dict`."""
+        """Return the climatology of the arrays by `to_dict`."""
         attributes = json.loads(np.asarray(data["attributes"]).tobytes())
         # JSON has lists instead of tuples.
         for key in {"names", "centres"} & set(attributes):

@@ -76,6 +76,7 @@ def load_climatology(
     file = _ClimatologyFile(dataset, str(path), conf, data, attributes)
     num_days = file.count_days(calendar.name)
     day_minutes = file.read_day_minutes()
+    # Each variable is found once, with the levels of all its channels.
     rows_of_variable: dict[str, list[int]] = {}
     for row, channel in enumerate(channels):
         rows_of_variable.setdefault(channel.variable, []).append(row)
@@ -86,7 +87,9 @@ def load_climatology(
         mismatch = file_grid.describe_mismatch(variable.grid)
         if mismatch:
             raise DataError(f"{path}: its variables are on different grids: {mismatch}")
-    mismatch = grid.describe_mismatch(file_grid) if grid is not None else None
+    mismatch = None
+    if grid is not None:
+        mismatch = grid.describe_mismatch(file_grid)
     if mismatch:
         raise DataError(
             f"{path}: its grid is not that of the data: {mismatch}; verification.grid brings both to one, or take a "
@@ -134,6 +137,7 @@ class _FileVariable:
             hour: index of the hour in the file.
             day: index, or slice of indices, of the day of the year.
         """
+        # xarray selects along all dimensions at once, so only the wanted chunks are read.
         index: dict[str, object] = {_DAY: day}
         if _HOUR in self.variable.dims:
             index[_HOUR] = hour
@@ -151,7 +155,15 @@ class _FileVariable:
 
 
 class _ClimatologyFile:
-    """Access to the days, hours and variables of the file."""
+    """Access to the days, hours and variables of the file.
+
+    Args:
+        dataset: the open file, not read yet.
+        path: its path, for messages.
+        conf: names in the file if they differ from those of the data.
+        data: names in the sources; units of levels.
+        attributes: variable -> attributes of the data, with the units to convert to.
+    """
 
     def __init__(
         self,
@@ -172,7 +184,7 @@ class _ClimatologyFile:
         """Return the number of days of the year in the file.
 
         Raises:
-            DataError: if they do not cover the longest year of the calendar.
+            DataError: if there is no coordinate with days 1, 2, ..., or if it ends before the calendar's longest year.
         """
         longest = _DAYS_IN_LONGEST_YEAR.get(calendar_name, 366)
         values = self._read_coordinate(_DAY)
@@ -283,7 +295,11 @@ class _ClimatologyFile:
         return np.asarray(variable.values, dtype=np.float64)
 
     def _name_in_file(self, name: str) -> str:
-        """Return the name of a variable in the file: that of the config, of the data, or of one of their sources."""
+        """Return the name of a variable in the file: that of the config, of the data, or of one of their sources.
+
+        Raises:
+            DataError: if the file has no variable of these names.
+        """
         if name in self._conf.rename:
             candidates = [self._conf.rename[name]]
         else:
@@ -301,7 +317,13 @@ class _ClimatologyFile:
         )
 
     def _find_conversion(self, name: str, name_in_file: str) -> Conversion | None:
-        """Return the conversion of a variable from the units of the file to those of the data, None for none."""
+        """Return the conversion of a variable from the units of the file to those of the data.
+
+        None means that they are the same, or that one of them is not known.
+
+        Raises:
+            DataError: if the units cannot be converted.
+        """
         file_units = str(self._dataset.variables[name_in_file].attrs.get("units", ""))
         data_units = str(self._attributes.get(name, {}).get("units", ""))
         if not file_units.strip():
@@ -335,7 +357,7 @@ def _lazy_fields(shape: tuple[int, int, int, int, int], variables: Sequence[_Fil
         return fields
 
     if 4 * math.prod(shape) <= CACHE_BYTES:
-
+        # One read of all days of an hour reads each chunk once, however many days it has.
         @cache
         def read_hour(hour: int) -> np.ndarray:
             return read(hour, slice(None))

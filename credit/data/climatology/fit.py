@@ -89,8 +89,8 @@ def fit_climatology(
     Args:
         reader: the data.
         channel_names: (C,) stored channels to fit.
-        first_minutes: first time of the period.
-        last_minutes: last time of the period.
+        first_minutes: first time of the period in minutes.
+        last_minutes: last time of the period in minutes, included.
         conf: ``harmonic``, a least-squares fit of the mean and a few waves of the year in every cell; or ``window``,
             means over several days around each part of the year; by default one harmonic.
 
@@ -122,8 +122,8 @@ def plan_fit(
     Args:
         times: (N,) minutes of the data, ascending.
         calendar: their calendar.
-        first_minutes: first time of the period.
-        last_minutes: last time of the period, included.
+        first_minutes: first time of the period in minutes.
+        last_minutes: last time of the period in minutes, included.
         conf: the climatology; its method is ``harmonic`` or ``window``.
 
     Raises:
@@ -144,6 +144,7 @@ def plan_fit(
         day_time_index = np.zeros(len(times), dtype=np.int64)
     num_day_times = max(1, len(day_minutes))
     fractions_by_day_time = [fractions[day_time_index == number] for number in range(num_day_times)]
+    # Parts of the year have a centre and a width in a table only.
     centres = None
     width = float("nan")
     period = f"{calendar.format(times[0])[:10]} to {calendar.format(times[-1])[:10]}"
@@ -191,10 +192,10 @@ def fit_fields(
         channel_names: (C,) stored channels.
         times_of_day: selection of T times of the day.
         parts: selection of K parts of the year; harmonics need all of them.
-        progress: whether to show a progress bar on a terminal.
+        progress: True shows a progress bar on a terminal.
 
     Returns:
-        (T, K, C, H, W) float32.
+        (T, K, C, H, W) float32 in physical units.
     """
     assert plan.kind == "table" or parts == _ALL
     stored_names = [channel.name for channel in reader.channels.time_varying_stored]
@@ -215,6 +216,7 @@ def fit_fields(
     for row, weights_K in zip(bar, weights_NK, strict=True):
         reader.read_into(int(plan.positions[row]), targets)
         _add_weighted(sums_TKCHW[plan.day_time_index[row] - day_times[0]], weights_K, values_CHW)
+    # Sums become fields: means of a table, and solutions of the normal equations of harmonics.
     divisors = plan.divisors[day_times]
     fields_TKCHW = np.empty(sums_TKCHW.shape, dtype=np.float32)
     for number, part in np.ndindex(*sums_TKCHW.shape[:2]):
@@ -256,7 +258,9 @@ def _add_weighted(sums_KCHW: np.ndarray, weights_K: np.ndarray, values_CHW: np.n
 
 def _count_years(times: np.ndarray, calendar: Calendar) -> float:
     """Return the length in years from the first time to a step after the last; every calendar year counts as one."""
-    step = np.diff(times).min() if len(times) > 1 else 0
+    step = 0
+    if len(times) > 1:
+        step = np.diff(times).min()
     ends = np.array([times[0], times[-1] + step])
     first_year = calendar.datetime(ends[0]).year
     last_year = calendar.datetime(ends[1]).year
@@ -264,7 +268,7 @@ def _count_years(times: np.ndarray, calendar: Calendar) -> float:
 
 
 def _require_years(window_days: int, years: float) -> None:
-    """Refuse an unsmoothed climatology of few years."""
+    """Raise ConfigError for an unsmoothed climatology (a window of one day) of fewer than about ten years."""
     if window_days == 1 and years < _MIN_UNSMOOTHED_YEARS - 0.1:
         raise ConfigError(
             f"verification.climatology.window_days: 1 (unsmoothed) needs at least {_MIN_UNSMOOTHED_YEARS:g} years of "
