@@ -63,7 +63,7 @@ class LatLonGrid:
             The grid, and the indices that bring the file's fields to its order.
 
         Raises:
-            DataError: if coordinates are not finite, repeat or leave a part of the globe out, longitudes are not equally
+            DataError: if coordinates are not finite, repeat or do not cover the globe, longitudes are not equally
                 spaced, or `lat_bounds` do not fit the rows.
         """
         lat = _finite_vector(lat, "latitude", origin)
@@ -189,7 +189,7 @@ def _refuse_repeated_columns(eastward: np.ndarray, columns: np.ndarray, lon: np.
 
 
 def _require_global_longitudes(eastward: np.ndarray, origin: str) -> None:
-    """Raise DataError unless (W,) ascending longitudes are equally spaced round the globe, within 1 % of the spacing."""
+    """Raise DataError unless (W,) ascending longitudes are equally spaced round the globe, to 1 % of the spacing."""
     # The last spacing is that from the last column to the first one.
     spacing = np.diff(np.append(eastward, eastward[0] + 360.0))
     equal_spacing = 360.0 / len(eastward)

@@ -38,7 +38,7 @@ class ErrorCollector:
         self.messages: list[str] = []
 
     def add(self, message: str) -> None:
-        """Add the message of a problem."""
+        """Add the message of a problem, unless it is there already."""
         if message not in self.messages:
             self.messages.append(message)
 
@@ -47,7 +47,7 @@ class ErrorCollector:
         """Context that catches an error for the user (`ConfigError`, `DataError`) and adds its message."""
         try:
             yield
-        # An error of several problems is taken apart, so that each is listed once.
+        # An error of several problems is added problem by problem, so that each is listed once.
         except MultipleErrors as error:
             for message in error.problems:
                 self.add(message)
@@ -58,7 +58,7 @@ class ErrorCollector:
         """Raise one error with all messages.
 
         Raises:
-            MultipleErrors: if there are any messages.
+            MultipleErrors: if there are any messages. The text shows at most 20; `MultipleErrors.problems` has all.
         """
         if not self.messages:
             return

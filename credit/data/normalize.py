@@ -21,13 +21,14 @@ class Normalizer(nn.Module):
     declared missing values have NaN there, which is filled with the mean, that is 0.
 
     Args:
-        channels: the channels.
+        channels: the channels of the model.
         statistics: statistics of every channel that is read from data.
-        fixed: mean and standard deviation of channels that `statistics` does not have, by name.
-        transforms: variable -> its transform, where it has one.
+        fixed: name -> (mean, standard deviation) of the channels that `statistics` does not have.
+        transforms: variable -> its transform, for the variables that have one.
 
     Attributes:
-        tendency_scale_C: (C_prognostic,) float32 standard deviation of a step's change over that of the state.
+        tendency_scale_C: (C,) float32, for the C prognostic channels: the standard deviation of the change in a step
+            divided by the standard deviation of the state.
 
     Raises:
         KeyError: for a channel that is neither in `statistics` nor in `fixed`.
@@ -60,18 +61,19 @@ class Normalizer(nn.Module):
         """Return normalised values (B, C, ...) float32 of the channels of a group; missing values become 0.
 
         Args:
-            x: (B, C, ...) in physical units.
+            x: (B, C, ...) in physical units, missing values as NaN.
             group: a group of channels, or ``output`` for prognostic and diagnostic channels together.
         """
         mean, std = self._mean_and_std(group, x.dim())
         deviation = self._transform(apply_transform, x.float(), group) - mean
+        # Only missing values are replaced; infinite ones stay, so that an error of the data is noticed.
         return torch.nan_to_num(deviation.div_(std), nan=0.0, posinf=torch.inf, neginf=-torch.inf)
 
     def decode(self, x: torch.Tensor, group: str) -> torch.Tensor:
-        """Return physical values (B, C, ...) float32 of normalised `x` (B, C, ...).
+        """Return physical values (B, C, ...) float32 of the channels of a group.
 
         Args:
-            x: normalised values.
+            x: (B, C, ...) normalised values.
             group: as in `encode`.
         """
         mean, std = self._mean_and_std(group, x.dim())
@@ -81,7 +83,8 @@ class Normalizer(nn.Module):
     def decode_differences(self, x: torch.Tensor, group: str) -> torch.Tensor:
         """Return values (B, C, ...) float32 whose differences are those of physical values.
 
-        The mean is left out, because adding it would cost digits of the differences. Transformed variables need it.
+        They are physical values without the mean, because adding it would cost digits of the differences. Variables
+        with a transform include the mean, because the transform is not linear.
 
         Args:
             x: (B, C, ...) normalised values.
@@ -107,7 +110,7 @@ class Normalizer(nn.Module):
         return ((self._transform_rows(apply_transform, x.double(), group, rows) - mean) / std).float()
 
     def decode_rows(self, x: torch.Tensor, group: str, rows: Sequence[int]) -> torch.Tensor:
-        """Return physical values of some channels of normalised `x`, (B, R, H, W) float64.
+        """Return physical values of some channels of a group, (B, R, H, W) float64.
 
         Args:
             x: (B, C, H, W) normalised values of all channels of the group.
@@ -181,6 +184,9 @@ def _mean_and_std(
         channels: (C,) the channels.
         statistics: statistics of the channels that are read from data.
         fixed: name of any other channel -> its mean and standard deviation.
+
+    Raises:
+        KeyError: for a channel that is in neither of them.
     """
     pairs = []
     for channel in channels:

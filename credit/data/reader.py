@@ -23,9 +23,10 @@ class FieldReader(Protocol):
         calendar: calendar of the times.
         channels: the channels, of which ``time_varying_stored`` and ``static_stored`` are read.
         times: (N,) int64 minutes, increasing; there may be gaps.
-        attributes: variable -> units, standard_name, long_name and, unless instantaneous, temporal.
+        attributes: variable -> its attributes units, standard_name and long_name, and ``temporal`` if it is not
+            instantaneous.
         masks: variable with declared missing values -> (H, W) bool, True where it is always missing.
-        is_thread_safe: whether several threads may read at once.
+        is_thread_safe: True if several threads may read at once.
     """
 
     grid: LatLonGrid
@@ -54,6 +55,9 @@ class FieldReader(Protocol):
 
         Args:
             indices: indices of the times in `times`.
+
+        Raises:
+            DataError: as `read`.
         """
         ...
 
@@ -61,14 +65,17 @@ class FieldReader(Protocol):
         """Read the fields of one time into given arrays.
 
         Args:
-            index: index of the time.
+            index: index of the time in `times`.
             targets: for each of ``channels.time_varying_stored`` a contiguous array (H, W) float32, or None to leave it
                 out.
+
+        Raises:
+            DataError: as `read`.
         """
         ...
 
     def static(self) -> np.ndarray:
-        """Return the static fields, (C, H, W) float32 in the order of ``channels.static_stored``."""
+        """Return the static fields in physical units, (C, H, W) float32 in the order of ``channels.static_stored``."""
         ...
 
     def index_of(self, minutes: int) -> int | None:
@@ -78,6 +85,9 @@ class FieldReader(Protocol):
 
 def open_reader(conf: DataConfig) -> FieldReader:
     """Open the training store if the config names one, else the sources.
+
+    Args:
+        conf: the data section.
 
     Raises:
         DataError: if the store does not exist, is incomplete or of another config, or the sources do not match the

@@ -24,8 +24,8 @@ class Split:
 
     Attributes:
         name: one of `SPLITS`.
-        first: the first time, in minutes since 1900 in the calendar of the data.
-        last: the last time, likewise.
+        first: first time in minutes since 1900, in the calendar of the data.
+        last: last time in minutes since 1900, in the calendar of the data.
     """
 
     name: str
@@ -33,7 +33,7 @@ class Split:
     last: int
 
     def describe(self, calendar: Calendar) -> str:
-        """Return the split's name and period for messages."""
+        """Return key and period of the split for messages, for example ``data.splits.test 2020-01-01T00:00..``."""
         return f"data.splits.{self.name} {calendar.format(self.first)}..{calendar.format(self.last)}"
 
 
@@ -60,6 +60,7 @@ def build_splits(conf: DataConfig, calendar: Calendar) -> dict[str, Split]:
                 "[first, last], where a last without a time of day means the whole day"
             )
         splits[name] = split
+    # Fields that are close in time are alike, so adjacent splits need a gap between them.
     gap = parse_duration(conf.split_gap, "data.split_gap")
     ordered = sorted(splits.values(), key=lambda split: split.first)
     for earlier, later in zip(ordered, ordered[1:], strict=False):
@@ -81,16 +82,16 @@ def build_splits(conf: DataConfig, calendar: Calendar) -> dict[str, Split]:
 def require_no_leakage(
     test: Split, training_periods: Iterable[tuple[str, str]], forecast: str, calendar: Calendar
 ) -> None:
-    """Refuse to score weights in a period that they were trained or selected on.
+    """Require that weights are not scored in a period that they were trained or selected on.
 
     Args:
         test: the period that is scored.
-        training_periods: (first, last) of the periods that the weights were trained or selected on.
-        forecast: name of the forecast or the weights in the error.
-        calendar: calendar of the data.
+        training_periods: (first, last) dates of the periods that the weights were trained or selected on.
+        forecast: name of the forecast or the weights, for the error.
+        calendar: calendar of `test`.
 
     Raises:
-        ConfigError: naming both periods.
+        ConfigError: naming both periods, if they overlap.
     """
     period = find_overlap(test, training_periods, calendar)
     if period is not None:
@@ -104,7 +105,7 @@ def require_no_leakage(
 def find_overlap(
     test: Split, training_periods: Iterable[tuple[str, str]], calendar: Calendar
 ) -> tuple[str, str] | None:
-    """Return the first of the training periods that overlaps `test`, None where none does.
+    """Return the first of the training periods that overlaps `test`, None if none does.
 
     Periods are compared as texts, because the weights may have been trained on data of another calendar, which has
     days that this one does not have.
@@ -125,17 +126,20 @@ def find_overlap(
 
 
 def find_initial_times(times: np.ndarray, split: Split, step: int, history_len: int, forecast_len: int) -> np.ndarray:
-    """Return the initial times of which the whole sample (history and every target) is in `split` and in `times`.
+    """Return the initial times of the complete samples of a split.
+
+    All frames of a complete sample (history and every target) are in `split` and in `times`, so no sample crosses a gap
+    in the data.
 
     Args:
         times: (N,) int64 minutes that the data have, increasing.
         split: the period.
-        step: the time step in minutes.
-        history_len: input frames, the last of which is the initial time.
-        forecast_len: forecast steps.
+        step: time step in minutes.
+        history_len: number of input frames, the last of which is the initial time.
+        forecast_len: number of forecast steps.
 
     Returns:
-        (M,) int64 minutes; a gap in the data is never crossed.
+        (M,) int64 minutes, increasing; M may be 0.
     """
     inside = times[(times >= split.first) & (times <= split.last)]
     # Offsets of the frames of a sample from its initial time, in minutes.
@@ -151,22 +155,22 @@ def require_samples(
 ) -> np.ndarray:
     """Return the initial times of the samples of a split.
 
-    Of the training and validation samples, ``data.sample_every`` and ``data.init_hours`` select some. The initial
-    times of a test period are selected by ``inference.initial_times`` instead.
+    Of the training and validation samples, ``data.sample_every`` and ``data.init_hours`` select some. They do not apply
+    to the test period, whose initial times ``inference.initial_times`` selects elsewhere.
 
     Args:
         times: (N,) int64 minutes that the data have, increasing.
         split: the period.
         calendar: calendar of the times.
         conf: the data section.
-        forecast_len: forecast steps of a sample.
+        forecast_len: number of forecast steps of a sample.
 
     Returns:
         (M,) int64 minutes, increasing; at least one.
 
     Raises:
-        DataError: if there is none; the message says what the data have in the split, the gaps, and what a sample
-            needs.
+        DataError: if there is none. The message says which times the data have in the split, their gaps, and which
+            times a sample needs.
     """
     step = conf.step_minutes
     history_len = conf.history_len
@@ -199,7 +203,12 @@ def require_samples(
 
 
 def _advice_without_samples(times: np.ndarray, step: int) -> str:
-    """Return what to do where `times` contain no sample, which mostly is another time step."""
+    """Return the advice for a period in which `times` make up no sample: mostly another ``data.timestep``.
+
+    Args:
+        times: (N,) int64 minutes of the data in the period.
+        step: time step in minutes.
+    """
     intervals = np.diff(times)
     if len(intervals) == 0:
         return "name more files in data.sources, or a longer period"
@@ -228,7 +237,7 @@ def _select_initial_times(initial: np.ndarray, split: Split, conf: DataConfig) -
 
 
 def describe_span(times: np.ndarray, calendar: Calendar) -> str:
-    """Return a description of the first and the last of the data's `times`, (N,) int64 minutes."""
+    """Return a description of the period of the data, from the first to the last of `times`, (N,) int64 minutes."""
     if len(times) == 0:
         return "there are no data"
     if len(times) == 1:
@@ -237,7 +246,7 @@ def describe_span(times: np.ndarray, calendar: Calendar) -> str:
 
 
 def describe_coverage(times: np.ndarray, split: Split, calendar: Calendar, step: int) -> str:
-    """Return a description of how much of a period the data cover, empty where no step is missing at its ends.
+    """Return a description of the part of a period that the data cover; empty if no step is missing at its ends.
 
     Args:
         times: (N,) int64 minutes that the data have, increasing.

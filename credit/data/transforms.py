@@ -20,22 +20,31 @@ Values = TypeVar("Values", np.ndarray, torch.Tensor)
 
 
 def apply_transform(values: Values, transform: TransformConfig) -> Values:
-    """Return the transformed values; `log1p` is sign(x) ln(1 + |x| / unit), `sqrt` sign(x) sqrt(|x| / unit).
+    """Return the transformed values; `log1p` is sign(x) ln(1 + |x| / unit), `sqrt` is sign(x) sqrt(|x| / unit).
 
     Args:
         values: array or tensor of any shape, in physical units.
         transform: kind and unit, ``data.transforms.NAME``.
+
+    Returns:
+        Array or tensor of the same shape and type.
     """
     library = _library_of(values)
     magnitude = abs(values) / transform.unit
-    transformed = library.log1p(magnitude) if transform.kind == "log1p" else library.sqrt(magnitude)
+    if transform.kind == "log1p":
+        transformed = library.log1p(magnitude)
+    else:
+        transformed = library.sqrt(magnitude)
     return library.sign(values) * transformed
 
 
 def invert_transform(values: Values, transform: TransformConfig) -> Values:
     """Return the physical values that `apply_transform` transforms to `values`, of any shape."""
     library = _library_of(values)
-    magnitude = library.expm1(abs(values)) if transform.kind == "log1p" else values * values
+    if transform.kind == "log1p":
+        magnitude = library.expm1(abs(values))
+    else:
+        magnitude = values * values
     return library.sign(values) * magnitude * transform.unit
 
 

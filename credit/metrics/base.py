@@ -58,9 +58,10 @@ class Metric(ABC):
     @property
     @abstractmethod
     def sums(self) -> Mapping[str, Tensor]:
-        """Sums over the cases of this rank so far by name, float64 tensors of any shape.
+        """Name -> sum over the cases of this rank so far, a float64 tensor of any shape.
 
-        They must be the metric's own tensors, because their values are replaced by the means over the ranks.
+        The tensors must be those that the metric itself uses, because their values are replaced in place by the means
+        over the ranks.
         """
 
     @abstractmethod
@@ -79,10 +80,10 @@ class Metric(ABC):
 
     @abstractmethod
     def summary(self, num_cases: float) -> dict[str, float]:
-        """Return the metric's values by name, those of `names`.
+        """Return name -> value of the metric, for each of `names` and in their order.
 
         Args:
-            num_cases: number of cases in the sums. It is a fraction where the sums are averages over the ranks.
+            num_cases: number of cases in the sums; a fraction if the sums are averages over the ranks.
         """
 
 
@@ -97,7 +98,7 @@ def register_metric(name: str) -> Callable[[MetricClass], MetricClass]:
         name: entry of ``trainer.metrics`` in a config.
 
     Raises:
-        ConfigError: if another class has the name, or the class does not derive from `Metric`.
+        ConfigError: if another class has the name, or if the decorated class does not derive from `Metric`.
     """
 
     def register(cls: MetricClass) -> MetricClass:
@@ -116,7 +117,7 @@ def register_metric(name: str) -> Callable[[MetricClass], MetricClass]:
 
 
 def metric_class(name: str) -> type[Metric]:
-    """Return the class registered as `name`.
+    """Return the class of the metric with a name, an entry of ``trainer.metrics``.
 
     Raises:
         ConfigError: if no metric has the name; the message gives the most similar one.

@@ -23,9 +23,9 @@ class EnsembleScores(Metric):
     - ``spread_skill/z500/24h``: spread over error; 1 for a calibrated ensemble. The spread is the root of the mean
       variance of M members times (M + 1) / M, the error is the RMSE of their mean (Fortin et al. 2014,
       doi:10.1175/JHM-D-14-0008.1).
-    - ``fair_crps``: the mean over prognostic channels and lead times of the CRPS over persistence's mean absolute
-      error.
-    - ``calibration``: the mean over prognostic channels and lead times of |log(spread / error)|; 0 is perfect.
+    - ``fair_crps``: the mean over prognostic channels and lead times of the CRPS divided by the mean absolute error of
+      persistence; lower is better.
+    - ``calibration``: the mean over prognostic channels and lead times of |ln(spread / error)|; 0 is perfect.
 
     Args:
         context: channels, weights and lead times of the validation.
@@ -45,20 +45,21 @@ class EnsembleScores(Metric):
 
     @classmethod
     def names(cls, channels: ChannelMap, lead_hours: Sequence[float]) -> list[str]:
-        """See the base class."""
+        """Return the names of the scores in the description of this class; see the base class."""
         names = ["fair_crps", "calibration"]
         for score in ("crps", "spread_skill"):
             for hours in lead_hours:
-                names += [f"{score}/{channel.name}/{hours:g}h" for channel in channels.output]
+                for channel in channels.output:
+                    names.append(f"{score}/{channel.name}/{hours:g}h")
         return names
 
     @property
     def sums(self) -> Mapping[str, Tensor]:
-        """See the base class."""
+        """Sums of CRPS, persistence's absolute error, variance and squared error, each (L, C); see the base class."""
         return self._sums
 
     def add(self, lead: int, forecast_BMCHW: Tensor, persistence_BCHW: Tensor, truth_BCHW: Tensor) -> None:
-        """See the base class."""
+        """Add CRPS, variance and errors of one lead time of a batch; see the base class."""
         truth_BCHW = truth_BCHW.double()
         error_BMCHW = forecast_BMCHW.double() - truth_BCHW[:, None]
         num_members = error_BMCHW.shape[1]
@@ -70,7 +71,7 @@ class EnsembleScores(Metric):
             self._sums["variance"][lead] += self._area_mean_of_batch(variance_BCHW)
 
     def summary(self, num_cases: float) -> dict[str, float]:
-        """See the base class."""
+        """Return the scores in the description of this class; see the base class."""
         channels = self.context.channels
         means = {name: total_LC / num_cases for name, total_LC in self._sums.items()}
         # A field that never changes has no error; the floor keeps the ratios from becoming 0 / 0.
@@ -86,12 +87,16 @@ class EnsembleScores(Metric):
         return dict(zip(self.names(channels, self.context.lead_hours), values, strict=True))
 
     def _area_mean_of_batch(self, score_BCHW: Tensor) -> Tensor:
-        """Return the area mean of each channel, summed over the batch, (C,)."""
+        """Return the area mean of each channel, summed over the batch, (C,) float64."""
         return (score_BCHW * self._weight_CHW).sum(dim=(0, 2, 3))
 
 
 def _fair_crps(error_BMCHW: Tensor) -> Tensor:
-    """Return the fair CRPS of each cell, (B, C, H, W), from the sorted errors of the members."""
+    """Return the fair CRPS of each cell, (B, C, H, W), from the errors of the members.
+
+    It is mean |e_j| - sum over all pairs of |e_j - e_k| / (M (M - 1)), with each pair counted once (Ferro 2014,
+    doi:10.1002/qj.2270). For one member it is the absolute error.
+    """
     num_members = error_BMCHW.shape[1]
     mean_error_BCHW = error_BMCHW.abs().mean(dim=1)
     if num_members == 1:

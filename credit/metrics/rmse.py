@@ -39,7 +39,8 @@ class RootMeanSquareError(Metric):
         """Return ``skill`` and one name for each lead time and channel; see the base class."""
         names = ["skill"]
         for hours in lead_hours:
-            names += [f"rmse/{channel.name}/{hours:g}h" for channel in channels.output]
+            for channel in channels.output:
+                names.append(f"rmse/{channel.name}/{hours:g}h")
         return names
 
     @property
@@ -50,7 +51,10 @@ class RootMeanSquareError(Metric):
     def add(self, lead: int, forecast_BMCHW: Tensor, persistence_BCHW: Tensor, truth_BCHW: Tensor) -> None:
         """Add the squared errors of one lead time of a batch; see the base class."""
         # A single member needs no mean, which would copy the field.
-        ensemble_mean_BCHW = forecast_BMCHW[:, 0] if forecast_BMCHW.shape[1] == 1 else forecast_BMCHW.mean(dim=1)
+        if forecast_BMCHW.shape[1] == 1:
+            ensemble_mean_BCHW = forecast_BMCHW[:, 0]
+        else:
+            ensemble_mean_BCHW = forecast_BMCHW.mean(dim=1)
         self.forecast_LC[lead] += self._squared_error(ensemble_mean_BCHW, truth_BCHW)
         self.persistence_LC[lead] += self._squared_error(persistence_BCHW, truth_BCHW)
 

@@ -49,9 +49,9 @@ class CaseScorer:
     Args:
         config: config of the run.
         data_reader: reader of the data, on their own grid.
-        archives: name -> forecasts; those of the run as ``model``.
+        archives: name -> source of the forecasts; ``model`` for those of the run.
         channels: the C scored channels.
-        train: the training period.
+        train: the training period, to which climatology and damping are fitted.
         sample: cases and lead times of all processes.
         figure_leads: lead times of maps and spectra in minutes.
 
@@ -60,8 +60,8 @@ class CaseScorer:
         channels: the C scored channels.
         forecasts: name -> forecast under evaluation.
         figure_channels: names of the channels of the figures.
-        winds: the wind vectors among the channels.
-        regions: name -> boxes.
+        winds: (index of u, index of v, name) of the wind vectors among the channels.
+        regions: name -> boxes of latitudes and longitudes that make up the region.
         climatology: climatology of the baselines.
         damping: (L, C) factor of damped persistence, without unit.
         events: scorer of events and precipitation.
@@ -114,7 +114,9 @@ class CaseScorer:
 
         self.events = EventScorer(verification, reader, channels, self._area_mean, self._read_truth, train, sample)
         # The climatology of a training store is on the grid of the data.
-        climatology_reader = reader if score_grid is None else data_reader
+        climatology_reader = data_reader
+        if score_grid is None:
+            climatology_reader = reader
         self.climatology, climatology_grid = build_climatology(
             verification, config.data, climatology_reader, names, train
         )
@@ -139,7 +141,11 @@ class CaseScorer:
             archive: source of the forecasts.
             data_reader: reader of the data, for their units.
         """
-        channels = [index for index, channel in enumerate(self.channels) if channel.name in archive.channel_names]
+        # Indices of its channels among the scored ones.
+        channels = []
+        for index, channel in enumerate(self.channels):
+            if channel.name in archive.channel_names:
+                channels.append(index)
         # The rows of the table are the channels, then the winds of which the forecast has both components.
         forecast_winds = []
         rows = list(channels)
@@ -166,18 +172,18 @@ class CaseScorer:
         )
 
     def _read_truth(self, minutes: int) -> np.ndarray:
-        """Return the truth's scored channels, (C, H, W)."""
+        """Return the scored channels of the truth at a time in minutes, (C, H, W)."""
         index = self.reader.index_of(minutes)
         # Cases without truth were left out when the common cases were selected.
         assert index is not None, minutes
         return take_channels(self.reader.read(index), self._stored_index)
 
     def _evaluate_climatology(self, minutes: int) -> Fields:
-        """Return the climatology at a time, (C, H, W) on the grid of the scores."""
+        """Return the climatology at a time in minutes, (C, H, W) on the grid of the scores."""
         return self._regrid_climatology(self.climatology.evaluate_lazily(minutes))
 
     def _read_reference(self, minutes: int) -> ReferenceFields:
-        """Return truth and climatology at a time."""
+        """Return truth and climatology at a time in minutes."""
         time = self.reader.calendar.format(minutes)
         return ReferenceFields(
             self._read_truth(minutes), self._evaluate_climatology(minutes), f"truth at {time}", f"climatology at {time}"
@@ -187,7 +193,8 @@ class CaseScorer:
         """Score the cases of `groups` and collect the fields of the figures.
 
         Args:
-            groups: initial times in minutes; the cases of a group are scored side by side.
+            groups: groups of initial times in minutes. The cases of a group are scored side by side, lead time by lead
+                time, because their forecasts may be made as one batch.
             example: initial time of the maps in minutes.
 
         Returns:
@@ -219,7 +226,7 @@ class CaseScorer:
         return scores
 
     def _score_group(self, group: Sequence[int], scores: PartialScores, example: int) -> None:
-        """Score the cases of a group side by side, lead time after lead time."""
+        """Score the cases of a group (initial times in minutes) side by side, lead time after lead time."""
         cases = np.searchsorted(scores.cases, group).tolist()
         # The truth at the initial time is read once for all lead times of a case.
         states = [BaselineState.build(self._area_mean, self._read_reference(initial)) for initial in group]
@@ -266,7 +273,7 @@ class CaseScorer:
         self, scores: PartialScores, index: tuple[int, int], valid_time: int, state: BaselineState,
         reference: ReferenceFields,
     ) -> None:  # fmt: skip
-        """Add the events and SEEPS of the baselines to the partial scores."""
+        """Add the events and SEEPS of the baselines to the partial scores; arguments as of `_score_with_baselines`."""
         channels = self.events.channels
         if not channels:
             return
@@ -300,6 +307,7 @@ class CaseScorer:
         statistics = scores.statistics[name]
         truth_CHW = take_channels(reference.truth, forecast.channels)
         description = forecast.describe(initial_time, lead)
+        # The errors of other forecasts were added together with those of the baselines.
         if not forecast.shares_baseline_channels:
             # A single forecast stays in its own precision.
             mean_CHW = members_MCHW[0]
@@ -313,6 +321,7 @@ class CaseScorer:
             )
             statistics.add(*index, forecast.area_mean, mean_CHW, forecast_reference, description)
         self.events.add(scores, name, index, initial_time + lead, members_MCHW, reference.truth, forecast.channels)
+        # Scores of the members, cell by cell.
         if isinstance(statistics, EnsembleStatistics):
             members_MCP = members_MCHW.reshape(*members_MCHW.shape[:-2], -1)
             truth_CP = truth_CHW.reshape(*truth_CHW.shape[:-2], -1)
@@ -345,7 +354,8 @@ class CaseScorer:
                 fields.append(members_MHW.std(axis=0, ddof=1))
             # Masked cells may hold any value; on maps they are missing.
             mask = self.reader.masks.get(channel.variable, False)
-            scores.maps[channel.name, lead] = tuple(np.where(mask, np.nan, field) for field in fields)
+            masked_fields = [np.where(mask, np.nan, field) for field in fields]
+            scores.maps[channel.name, lead] = tuple(masked_fields)
 
     def _add_spectra(
         self, scores: PartialScores, name: str, case: int, lead: int, truth_CHW: np.ndarray, members_MCHW: np.ndarray

@@ -36,7 +36,10 @@ def describe_origin(name: str, archive: ForecastSource) -> str:
 
 
 def seen_periods(archive: ForecastSource) -> list[tuple[str, str]]:
-    """Return (first, last) of the periods on which a forecast's weights were trained or selected, if it has them."""
+    """Return (first, last) dates of the periods on which the weights of a forecast were trained or selected.
+
+    The list is empty for forecasts whose files do not name these periods.
+    """
     periods = []
     # The attribute is written as 2000-01-01/2009-12-31, 2010-01-01/2010-12-31.
     for text in str(archive.attributes.get(SEEN, "")).split(", "):
@@ -47,7 +50,16 @@ def seen_periods(archive: ForecastSource) -> list[tuple[str, str]]:
 
 
 def describe_seen_periods(archives: Mapping[str, ForecastSource], test: Split, calendar: Calendar) -> str:
-    """Return a sentence on forecasts whose weights have seen a part of the test period; "" if there are none."""
+    """Return a sentence on forecasts whose weights were trained or selected on a part of the test period.
+
+    Args:
+        archives: name -> source of the forecasts.
+        test: the test period.
+        calendar: calendar of the test period.
+
+    Returns:
+        The sentence; empty if there is no such forecast.
+    """
     overlaps = []
     for name, archive in archives.items():
         period = find_overlap(test, seen_periods(archive), calendar)
@@ -65,20 +77,20 @@ def select_common_cases(
     test: Split,
     allow_seen: bool = False,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the lead times and the initial times that are scored, and log how many each other forecast shares.
+    """Return the lead times and the initial times that are scored: those that all forecasts have.
 
     Args:
-        archives: name -> forecasts; those of the run as ``model``.
+        archives: name -> source of the forecasts; ``model`` for those of the run.
         reader: reader of the data.
-        is_regridded: True if all are brought to one grid.
+        is_regridded: True if all forecasts and the truth are regridded to one grid.
         test: the test period.
-        allow_seen: True if the weights of a forecast may have seen a part of the test period.
+        allow_seen: True if the weights of a forecast may have been trained or selected on a part of the test period.
 
     Returns:
         Lead times (L,) and initial times (N,), both in minutes and increasing.
 
     Raises:
-        DataError: with everything that keeps the forecasts from being scored together.
+        DataError: with all problems that keep the forecasts from being scored together.
     """
     errors = ErrorCollector()
     missing = {}
@@ -89,8 +101,8 @@ def select_common_cases(
         with errors.collect():
             require_comparable(name, archive, reader, is_regridded)
         with errors.collect():
-            periods = [] if allow_seen else seen_periods(archive)
-            require_no_leakage(test, periods, describe_origin(name, archive), reader.calendar)
+            if not allow_seen:
+                require_no_leakage(test, seen_periods(archive), describe_origin(name, archive), reader.calendar)
         with errors.collect():
             missing[name] = missing_channels(name, archive, reader, archives["model"].channel_names)
     with errors.collect():
@@ -98,6 +110,7 @@ def select_common_cases(
     with errors.collect():
         cases = common_cases(archives, reader, leads, test)
     errors.raise_any()
+    # Tell the user how many of the run's forecasts each other forecast leaves.
     if current_rank() == 0:
         model = archives["model"]
         for name in archives:
@@ -118,18 +131,19 @@ def select_common_cases(
 def describe_unscored(
     config: Config, archive: ForecastSource, reader: FieldReader, leads: np.ndarray, test: Split
 ) -> tuple[str, list[str]]:
-    """Return sentences on what was requested and has no scores.
+    """Return sentences on requested lead times and periods that have no scores.
 
     Args:
         config: config of the run.
         archive: forecasts of the run, of which some may not have been made yet.
         reader: reader of the data.
-        leads: lead times that are scored, minutes.
+        leads: (L,) scored lead times in minutes.
         test: the test period.
 
     Returns:
-        A sentence on the lead times of ``inference`` that the forecasts lack, "" if they have all. And one for each gap
-        in the data: a part of the test period, or truth for some of the forecasts.
+        Two items. The first is a sentence on the lead times of ``inference`` that the forecasts lack; empty if they
+        lack none. The second is a list with a sentence for each gap in the data: a part of the test period without
+        data, or forecasts without truth.
     """
     # Gaps of the data in the test period, and forecasts without truth.
     gaps = []
@@ -159,10 +173,16 @@ def describe_unscored(
 def missing_channels(
     name: str, archive: ForecastSource, reader: FieldReader, run_channels: Sequence[str]
 ) -> list[str]:  # fmt: skip
-    """Return the channels that the run has written and a forecast lacks.
+    """Return the names of the channels that the run has written and a forecast lacks.
+
+    Args:
+        name: name of the forecast.
+        archive: source of the forecasts.
+        reader: reader of the data.
+        run_channels: names of the channels that the run has written.
 
     Raises:
-        DataError: if it lacks all of them although it has other output channels.
+        DataError: if the forecast lacks all of them although it has other output channels.
     """
     outputs = [channel.name for channel in reader.channels.output]
     scored = [channel for channel in outputs if channel in run_channels]
@@ -176,7 +196,13 @@ def missing_channels(
 
 
 def require_comparable(name: str, archive: ForecastSource, reader: FieldReader, is_regridded: bool) -> None:
-    """Require forecasts of the data's variables, calendar, units and, unless they are regridded, grid.
+    """Require that a forecast has variables, calendar, units and, unless it is regridded, the grid of the data.
+
+    Args:
+        name: name of the forecast.
+        archive: source of the forecasts.
+        reader: reader of the data.
+        is_regridded: True if forecasts and truth are regridded to one grid.
 
     Raises:
         DataError: with all differences that forbid scoring.
@@ -198,10 +224,8 @@ def require_comparable(name: str, archive: ForecastSource, reader: FieldReader, 
         errors.add(
             f"{forecast}: its grid is not that of the data: {difference}; verification.grid brings both to one grid"
         )
-    if (
-        archive.calendar != reader.calendar
-        and not {archive.calendar.name, reader.calendar.name} <= _GREGORIAN_CALENDARS
-    ):
+    are_both_gregorian = {archive.calendar.name, reader.calendar.name} <= _GREGORIAN_CALENDARS
+    if archive.calendar != reader.calendar and not are_both_gregorian:
         errors.add(
             f"{forecast}: calendar {archive.calendar.name}, the data have {reader.calendar.name}; only forecasts in "
             "the data's calendar can be scored"
@@ -234,7 +258,13 @@ def require_comparable(name: str, archive: ForecastSource, reader: FieldReader, 
 
 
 def unit_conversion(name: str, archive: ForecastSource, reader: FieldReader, variable: str) -> Conversion | None:
-    """Return the conversion of a forecast's variable to the units of the data, None if they are equal or unknown.
+    """Return the conversion of a forecast's variable to the units of the data, None if units are equal or unknown.
+
+    Args:
+        name: name of the forecast, for messages.
+        archive: source of the forecasts.
+        reader: reader of the data.
+        variable: name of the variable in the data.
 
     Raises:
         DataError: if the units measure different quantities.
@@ -254,7 +284,8 @@ def common_leads(archives: Mapping[str, ForecastSource]) -> np.ndarray:
     Raises:
         DataError: if there is none.
     """
-    common = set.intersection(*(set(archive.lead_minutes.tolist()) for archive in archives.values()))
+    all_leads = [set(archive.lead_minutes.tolist()) for archive in archives.values()]
+    common = set.intersection(*all_leads)
     # Lead time 0 is the analysis itself.
     leads = np.array(sorted(lead for lead in common if lead > 0), dtype=np.int64)
     if not len(leads):
@@ -271,14 +302,24 @@ def common_leads(archives: Mapping[str, ForecastSource]) -> np.ndarray:
 def common_cases(
     archives: Mapping[str, ForecastSource], reader: FieldReader, leads: np.ndarray, test: Split
 ) -> np.ndarray:
-    """Return the initial times (N,) that all archives have and whose truth is in the test period, increasing minutes.
+    """Return the initial times that all forecasts have and for which the test period has truth.
 
     A case needs truth at its initial time and at every lead time.
+
+    Args:
+        archives: name -> source of the forecasts.
+        reader: reader of the truth.
+        leads: (L,) lead times in minutes.
+        test: the test period.
+
+    Returns:
+        (N,) int64 minutes, increasing; at least one.
 
     Raises:
         DataError: if there is none.
     """
-    common = set.intersection(*(set(archive.initial_minutes.tolist()) for archive in archives.values()))
+    all_initial_times = [set(archive.initial_minutes.tolist()) for archive in archives.values()]
+    common = set.intersection(*all_initial_times)
     if not common:
         available = []
         for name, archive in archives.items():
@@ -317,7 +358,7 @@ def cases_with_truth(initial_times: set[int], reader: FieldReader, leads: np.nda
 
 
 def _describe_hours(minutes: np.ndarray) -> str:
-    """Return lead times in hours, of many the first few and the last."""
+    """Return lead times in hours as text; of six or more the first three and the last."""
     hours = [f"{lead / 60:g}" for lead in minutes.tolist()]
     if len(hours) >= 6:
         hours = [*hours[:3], "...", hours[-1]]
@@ -325,7 +366,7 @@ def _describe_hours(minutes: np.ndarray) -> str:
 
 
 def _describe_times(archive: ForecastSource) -> str:
-    """Return number, first and last of the initial times."""
+    """Return number, first and last of the initial times of forecasts as text."""
     first = archive.calendar.format(archive.initial_minutes[0])
     last = archive.calendar.format(archive.initial_minutes[-1])
     return f"{len(archive.initial_minutes)}, {first} to {last}"

@@ -19,6 +19,7 @@ from credit.data.formats.regrid import Regridder
 from credit.grid import LatLonGrid
 from credit.verify.partial_scores import FieldsByChannelAndLead, PartialScores
 
+# An animation of more frames would take too long to watch and too much space on the disk.
 _MAX_FRAMES = 60
 # The pixels of an animation cannot show more columns.
 _MAX_COLUMNS = 360
@@ -31,11 +32,11 @@ class ExampleEvolution:
     Values are in the units of the data, NaN where they are masked.
 
     Attributes:
-        band_means: (figure channel, lead) -> (truth, forecast), each (W,): means over the band.
-        band: south and north of the band in degrees.
+        band_means: (figure channel, lead) -> (truth, forecast), each (W,): means over the band of latitudes.
+        band: southern and northern edge of the band in degrees north.
         zonal_means: (figure channel, lead) -> (truth, forecast), each (H,): means over the longitudes.
-        animation_frames: (animated channel, lead) -> (truth, forecast), each on `frame_grid`.
-        frame_grid: the grid of the frames.
+        animation_frames: (animated channel, lead) -> (truth, forecast), each (H', W') on `frame_grid`.
+        frame_grid: grid of the frames of animations, of one degree or coarser.
         is_ensemble: True if the forecast is the mean of an ensemble.
     """
 
@@ -54,9 +55,9 @@ class ExampleCollector:
         config: config section with the animated channels and the band of latitudes.
         grid: grid of the fields.
         channels: the C channels of the fields.
-        masks: variable -> (H, W) bool, True where missing.
+        masks: variable -> (H, W) bool, True where its values are missing.
         leads: (L,) lead times in minutes.
-        figure_channels: channels whose means are kept.
+        figure_channels: names of the channels whose means are kept.
     """
 
     def __init__(
@@ -80,7 +81,7 @@ class ExampleCollector:
             self._frame_regridder = Regridder(grid, self._frame_grid, "conservative")
 
     def add(self, scores: PartialScores, lead: int, truth_CHW: np.ndarray, members_MCHW: np.ndarray) -> None:
-        """Add truth (C, H, W) and forecast (M, C, H, W) at one lead time, in minutes, to the partial scores."""
+        """Add truth (C, H, W) and members of the forecast (M, C, H, W) at a lead time in minutes to partial scores."""
         collected_channels = self._figure_channels | self._animated_channels
         for index, channel in enumerate(self._channels):
             if channel.name not in collected_channels:
@@ -114,14 +115,14 @@ class ExampleCollector:
         return self._frame_regridder.apply(field_HW)
 
     def _band_mean(self, field_HW: np.ndarray) -> np.ndarray:
-        """Return the area mean over the band's valid cells, (W,), NaN where there are none."""
+        """Return the area mean over the valid cells of the band, (W,), NaN where a column has none."""
         is_valid = np.isfinite(field_HW)
         total = self._row_weights @ np.where(is_valid, field_HW, 0.0)
         return _divide(total, self._row_weights @ is_valid)
 
 
 def zonal_mean(field_HW: np.ndarray) -> np.ndarray:
-    """Return the mean over the valid cells of each row, (H,), NaN where there are none."""
+    """Return the mean over the valid (finite) cells of each row, (H,) float64, NaN where a row has none."""
     is_valid = np.isfinite(field_HW)
     total = np.where(is_valid, field_HW, 0.0).sum(axis=1, dtype=np.float64)
     return _divide(total, is_valid.sum(axis=1))
@@ -133,7 +134,12 @@ def _divide(total: np.ndarray, weight: np.ndarray) -> np.ndarray:
 
 
 def band_weights(grid: LatLonGrid, band: tuple[float, float]) -> np.ndarray:
-    """Return (H,) the area of each row's cells between two latitudes in degrees, as fractions of the sphere."""
+    """Return the area of a cell of each row between two latitudes, (H,) float64 fractions of the sphere.
+
+    Args:
+        grid: grid with H rows.
+        band: southern and northern latitude in degrees north.
+    """
     # The area between two latitudes is proportional to the difference of their sines; rows run southward.
     sines = np.sin(np.deg2rad(np.clip(grid.lat_bounds, *band)))
     return -np.diff(sines) / 2.0 / len(grid.lon)

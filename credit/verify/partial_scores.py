@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -30,8 +30,8 @@ class WorkShare:
     """Share of the cases that this process scores.
 
     Attributes:
-        index: index of this process among those that share the cases.
-        num_shares: number of processes that share them.
+        index: index of the share among all shares of the cases, from 0.
+        num_shares: number of shares.
         is_counted: False for a process that makes the same forecasts as another one, whose scores count.
         is_sharded: True if several ranks make each forecast together and meet at every step.
     """
@@ -49,10 +49,11 @@ class PartialScores:
     Attributes:
         cases: (N,) initial times in minutes, increasing.
         statistics: name of every forecast and baseline -> its deterministic and ensemble statistics.
-        events: name -> statistics of events; the climatology has none, as its probability is in those of all others.
+        events: name of a forecast or baseline -> statistics of events. The climatology has none, because the statistics
+            of all others contain its probabilities.
         seeps: name of every forecast and baseline -> statistics of SEEPS.
         histograms: name of every ensemble -> its rank histograms.
-        maps: maps of the example, see `credit.verify.scorer.Verification`; empty if it is not among the cases.
+        maps: maps of the example, see `credit.verify.scorer.Verification`; empty if the example is not among the cases.
         spectra: (figure channel, lead) -> (N, 1 + F, K) power of the truth and of every forecast, NaN of a forecast
             that lacks the channel.
         band_means: band means of the example's evolution, see `credit.verify.example`.
@@ -80,9 +81,11 @@ class PartialScores:
         """
         cases = np.concatenate([part.cases for part in parts])
         order = np.argsort(cases)
+        # Histograms are counts over all cases, which are added; other statistics are joined case by case.
         histograms = {}
         for name in parts[0].histograms:
-            histograms[name] = functools.reduce(operator.add, [part.histograms[name] for part in parts])
+            part_histograms = [part.histograms[name] for part in parts]
+            histograms[name] = functools.reduce(operator.add, part_histograms)
         # A process without cases has not seen which channels and lead times have spectra.
         parts_with_cases = [part for part in parts if len(part.cases)]
         spectra = {}
@@ -90,31 +93,32 @@ class PartialScores:
             spectra[key] = np.concatenate([part.spectra[key] for part in parts_with_cases])[order]
         return cls(
             cases=cases[order],
-            statistics=_join_statistics([part.statistics for part in parts]),
-            events=_join_statistics([part.events for part in parts]),
-            seeps=_join_statistics([part.seeps for part in parts]),
+            statistics=_join_statistics(parts, "statistics"),
+            events=_join_statistics(parts, "events"),
+            seeps=_join_statistics(parts, "seeps"),
             histograms=histograms,
-            maps=_merge_fields(part.maps for part in parts),
+            maps=_merge_fields(parts, "maps"),
             spectra=spectra,
-            band_means=_merge_fields(part.band_means for part in parts),
-            zonal_means=_merge_fields(part.zonal_means for part in parts),
-            animation_frames=_merge_fields(part.animation_frames for part in parts),
+            band_means=_merge_fields(parts, "band_means"),
+            zonal_means=_merge_fields(parts, "zonal_means"),
+            animation_frames=_merge_fields(parts, "animation_frames"),
         )
 
 
-def _join_statistics(parts: Sequence[dict[str, Statistics]]) -> dict[str, Statistics]:
-    """Return name -> statistics of the cases of all parts."""
+def _join_statistics(parts: Sequence[PartialScores], attribute: str) -> dict[str, Statistics]:
+    """Return name -> statistics of the cases of all parts, for one of the attributes of `PartialScores`."""
     joined = {}
-    for name, statistics in parts[0].items():
-        joined[name] = type(statistics).join([part[name] for part in parts])
+    for name, statistics in getattr(parts[0], attribute).items():
+        part_statistics = [getattr(part, attribute)[name] for part in parts]
+        joined[name] = type(statistics).join(part_statistics)
     return joined
 
 
-def _merge_fields(parts: Iterable[FieldsByChannelAndLead]) -> FieldsByChannelAndLead:
-    """Return the fields of all parts; only the part with the example has any."""
+def _merge_fields(parts: Sequence[PartialScores], attribute: str) -> FieldsByChannelAndLead:
+    """Return the fields of all parts, for one of the attributes; only the part with the example has any."""
     merged = {}
     for part in parts:
-        merged |= part
+        merged |= getattr(part, attribute)
     return merged
 
 
@@ -122,12 +126,12 @@ def gather_scores(score_share: Callable[[], PartialScores | None], is_sharded: b
     """Collective: run `score_share` on all ranks and return the joined scores on rank 0, None on the others.
 
     Args:
-        score_share: function that scores the share of this rank; None where it is not counted.
+        score_share: function that scores the share of this rank, and returns None if the share is not counted.
         is_sharded: True if several ranks make each forecast together.
 
     Raises:
-        CreditError: on every rank, if scoring failed on any. With sharded forecasts it is raised on the failing rank
-            alone, and the others see its end in the collectives of the next step.
+        CreditError: on every rank, if scoring failed on any. With sharded forecasts only the failing rank raises it.
+            The other ranks fail in the collectives of the next step.
     """
     if not dist.is_initialized():
         return score_share()

@@ -65,10 +65,10 @@ class FitTask:
     """Input of the processes that fit blocks; may be sent to another machine that sees the same files.
 
     Attributes:
-        path: the store.
-        conf: the climatology.
-        period: first and last minute.
-        progress: whether to show a progress bar on a terminal.
+        path: folder of the store.
+        conf: settings of the climatology.
+        period: first and last time of the training period in minutes, both included.
+        progress: True shows a progress bar on a terminal.
     """
 
     path: Path
@@ -77,7 +77,7 @@ class FitTask:
     progress: bool
 
     def plan_fit(self, reader: StoreReader) -> ClimatologyPlan:
-        """Return the plan of the fit to the times of the store."""
+        """Return the plan of the fit to the times of the store; errors are those of `credit.data.climatology.fit`."""
         return plan_fit(reader.times, reader.calendar, *self.period, self.conf)
 
 
@@ -97,13 +97,14 @@ def preprocess_climatology(
         conf: the data section.
         settings: how the blocks are distributed among processes.
         climatology: the climatology to fit.
-        progress: whether to show a progress bar on a terminal.
-        deep: whether to read the fields of a complete climatology and to compare their checksums.
+        progress: True shows a progress bar on a terminal.
+        deep: True reads the fields of a complete climatology and compares their checksums.
 
     Raises:
         ConfigError: if the training period is too short for the method.
         DataError: if the store is not what the config describes, or the disk is full.
     """
+    # A climatology that is complete is kept, apart from its damaged blocks.
     path = Path(conf.store)
     lock_folder = _lock_folder(path)
     reader = open_configured_store(conf)
@@ -123,6 +124,7 @@ def preprocess_climatology(
         if not _is_begun(task):
             disk_bytes, _ = estimate_bytes(plan, len(reader.channels.time_varying_stored), reader.grid.shape)
             require_disk_space(path, disk_bytes)
+        # Another process may have created the group before this one got the lock.
         with file_lock(lock_folder / "create.lock"):
             if not _is_begun(task):
                 _create_group(task, plan, reader)
@@ -138,7 +140,7 @@ def preprocess_climatology(
 def load_or_fit_climatology(
     reader: FieldReader, channel_names: Sequence[str], train: Split, climatology: ClimatologyConfig
 ) -> Climatology:
-    """Return the climatology of the training period that the store has, or fit it if the store's is a different one.
+    """Return the climatology that the store has for the training period, or fit one if the store does not have it.
 
     Args:
         reader: the fields; a store may hold a climatology, other readers have none.
@@ -148,7 +150,7 @@ def load_or_fit_climatology(
 
     Raises:
         ConfigError: if the training period is too short for the method.
-        DataError: if the store's is damaged.
+        DataError: if the climatology of the store is damaged.
     """
     path = getattr(reader, "path", None)
     reason = "there is no store" if path is None else describe_mismatch(path, climatology, train)
@@ -203,7 +205,10 @@ def find_damaged_blocks(path: Path, deep: bool = False) -> list[int]:
 
     Args:
         path: the store.
-        deep: whether to read the fields, which verifies their checksums; else only the sizes of the files are checked.
+        deep: True reads the fields, which verifies their checksums; False only checks the sizes of the files.
+
+    Returns:
+        Numbers of blocks, ascending; empty if the store has no climatology or an incomplete one.
     """
     description = _read_description(path)
     if description is None or not description["complete"]:
@@ -268,14 +273,14 @@ def _update_description(path: Path, complete: bool) -> None:
 
 
 def _is_current(description: dict[str, Any]) -> bool:
-    """Return whether a fit gives the numbers of the stored climatology today."""
+    """Return True if this version of the package would fit the same numbers as those of the stored climatology."""
     if description["format"] == _FORMAT_OF_OTHER_WINDOWS:
         return description["kind"] == "harmonic"
     return description["format"] == FORMAT
 
 
 def _relevant_settings(conf: ClimatologyConfig) -> dict[str, Any]:
-    """Return the settings that the numbers depend on."""
+    """Return the settings of a climatology that change its numbers, as they are stored."""
     settings: dict[str, Any] = {"method": conf.method}
     if conf.method == "harmonic":
         settings["harmonics"] = conf.harmonics
@@ -286,7 +291,7 @@ def _relevant_settings(conf: ClimatologyConfig) -> dict[str, Any]:
 
 
 def _is_begun(task: FitTask) -> bool:
-    """Return whether the store has the climatology of a task, complete or not."""
+    """Return True if the store has the climatology of a task, complete or not."""
     description = _read_description(task.path)
     if description is None or not _is_current(description):
         return False
@@ -296,7 +301,6 @@ def _is_begun(task: FitTask) -> bool:
 
 def _list_blocks(path: Path) -> list[Block]:
     """Return the blocks of a store's climatology as slices of the first three axes of its fields."""
-    # For each axis its slices; a block is one slice of each.
     slices_of_axis = []
     for size, length in zip(_open_fields(path).shape[:3], _read_description(path)["block"], strict=True):
         starts = range(0, size, length)
@@ -354,7 +358,7 @@ def _create_group(task: FitTask, plan: ClimatologyPlan, reader: StoreReader) -> 
 
 
 def _open_climatology(path: Path, channel_names: Sequence[str], calendar_name: str) -> Climatology:
-    """Return some channels of a store's climatology; anything larger than plain harmonics is read when needed."""
+    """Return some channels of a store's climatology; fields other than harmonics for all hours are read lazily."""
     description = _read_description(path)
     channel_index = [description["channels"].index(name) for name in channel_names]
     fields: np.ndarray | LazyFields = _lazy_fields(path, channel_index)
@@ -375,7 +379,7 @@ def _open_climatology(path: Path, channel_names: Sequence[str], calendar_name: s
 
 
 def _lazy_fields(path: Path, channel_index: list[int]) -> LazyFields:
-    """Return the fields of some channels, which are read when they are accessed."""
+    """Return the fields (T, K, C, H, W) of C channels; accessing them raises DataError if a chunk is damaged."""
     array = _open_fields(path)
     times_of_day, num_parts, _, *grid_shape = array.shape
 

@@ -55,13 +55,13 @@ _VALID_TIME = "valid_time"
 
 
 class Coordinates:
-    """Coordinates of a file by role.
+    """Coordinates of a file by role (``time``, ``level``, ``lat`` or ``lon``).
 
     Args:
         dataset: the file, with times not decoded.
 
     Attributes:
-        of_dim: dimension -> (role, name of the coordinate).
+        of_dim: dimension -> (role, name of the 1-D coordinate along it), for dimensions whose coordinate has a role.
         scalar: role -> name of a scalar coordinate.
     """
 
@@ -76,6 +76,7 @@ class Coordinates:
                 role = find_role(name, variable)
             if role is None:
                 continue
+            # Of several coordinates with one role, the valid time is taken before the initial time.
             if variable.ndim == 0:
                 if role not in self.scalar or name == _VALID_TIME:
                     self.scalar[role] = name
@@ -85,7 +86,7 @@ class Coordinates:
                 self.of_dim[dim] = (role, name)
 
     def _is_better(self, name: str, dim: str) -> bool:
-        """Return whether coordinate `name` replaces the one that `dim` has so far.
+        """Return True if coordinate `name` replaces the one that `dim` has so far.
 
         The valid time comes before the initial time, and a coordinate with the name of its dimension before others.
         """
@@ -102,7 +103,8 @@ class Coordinates:
             level_units: ``data.level_units`` for a variable on levels, else None.
 
         Raises:
-            DataError: if a dimension is not time, level, latitude or longitude, or one of the last two is missing.
+            DataError: if a dimension longer than 1 has no role, two have the same one, latitude or longitude is
+                missing, or packing attributes are not numbers.
         """
         # A variable that GRIB cannot give, or a coordinate with wrong packing, has a message of its own.
         variable = self._dataset.variables[name]
@@ -140,6 +142,9 @@ class Coordinates:
 
         If there are several, all but one must have length 1, for example the initial time of a forecast, which is a
         dimension besides its valid times.
+
+        Raises:
+            DataError: if several are longer.
         """
         sizes = self._dataset.variables[name].sizes
         longer_dims = [dim for dim in dims if sizes[dim] > 1]
@@ -193,7 +198,7 @@ class Coordinates:
             origin: the file, for messages.
 
         Raises:
-            DataError: if the coordinates are not those of a global grid.
+            DataError: as `LatLonGrid.from_coords`.
         """
         bounds = self.find_bounds(self.of_dim[lat][1])
         return LatLonGrid.from_coords(self.read_values(lat), self.read_values(lon), bounds, origin)
@@ -209,17 +214,21 @@ class Coordinates:
 def find_role(name: str, variable: xr.Variable) -> str | None:
     """Return the role of a coordinate, None if it has none.
 
-    The standard_name decides; without one the units, the attributes axis and positive, and last the name.
+    The standard_name decides. Without one, the units decide, then the attributes axis and positive, and last the name.
 
     Args:
-        name: the coordinate.
+        name: name of the coordinate.
         variable: its values and attributes.
+
+    Returns:
+        ``time``, ``level``, ``lat``, ``lon`` or None.
     """
     attributes = variable.attrs
     standard_name = attributes.get("standard_name")
     if standard_name in _STANDARD_NAMES:
         return _STANDARD_NAMES[standard_name]
-    if standard_name in _OTHER_STANDARD_NAMES or variable.dtype.kind not in "iuf":
+    is_numeric = variable.dtype.kind in "iuf"
+    if standard_name in _OTHER_STANDARD_NAMES or not is_numeric:
         return None
     units = str(attributes.get("units", "")).lower()
     singular_units = units.replace("degrees", "degree")
@@ -241,7 +250,7 @@ def find_role(name: str, variable: xr.Variable) -> str | None:
 
 
 def is_vector_component(choice: str, standard_name: str) -> bool:
-    """Return whether a variable is a component of a vector.
+    """Return True if a variable is a component of a vector, such as the eastward wind.
 
     Args:
         choice: ``data.variable_options.NAME.vector``: ``yes``, ``no``, or ``auto`` for the standard name to decide.
@@ -253,14 +262,14 @@ def is_vector_component(choice: str, standard_name: str) -> bool:
 
 
 def read_level_values(coordinate: xr.Variable, name: str, level_units: str, origin: str) -> np.ndarray:
-    """Return a level coordinate in the units of the config, (K,) float64.
+    """Return the K values of a level coordinate in the units of the config, (K,) float64.
 
-    Without units, values are taken as hPa if none is greater than 1100, else as Pa.
+    Pressures without units are taken as hPa if none is greater than 1100, else as Pa.
 
     Args:
-        coordinate: the coordinate.
+        coordinate: the coordinate, 1-D or a scalar.
         name: its name, for messages.
-        level_units: ``data.level_units``.
+        level_units: ``data.level_units``: ``hPa``, ``Pa`` or ``model_level``.
         origin: the file, for messages.
 
     Raises:
@@ -287,11 +296,11 @@ def read_level_values(coordinate: xr.Variable, name: str, level_units: str, orig
 def match_levels(
     available: np.ndarray, requested: Sequence[float], variable: str, units: str, origin: str
 ) -> tuple[int, ...]:
-    """Return the row of each requested level; levels must be equal within rounding, and are never the nearest.
+    """Return the index in the file of each requested level; a level that is only near is not taken.
 
     Args:
-        available: (K,) levels of the file.
-        requested: levels to find.
+        available: (K,) levels of the file, in the units of `requested`.
+        requested: levels to find; they must agree within a relative difference of 1e-5.
         variable: the variable, for messages.
         units: units of the levels, for messages.
         origin: the file, for messages.

@@ -39,11 +39,11 @@ _KINDS = {"netcdf": "netCDF file", "zarr": "zarr store"}
 def expand_paths(source: SourceConfig, key: str) -> list[Path | str]:
     """Return the files and zarr stores of a source, each once; those that match a pattern are sorted by name.
 
-    Remote stores are URLs, as text. A source of a plugin is one file, whose name is its key in the config.
+    A remote store is returned as its URL. A source of a plugin counts as one file, named by its key in the config.
 
     Args:
-        source: the source.
-        key: its key in the config, such as ``data.sources.0``.
+        source: section of the source in the config.
+        key: key of this section, such as ``data.sources.0``.
 
     Raises:
         ConfigError: for a date code that is not supported.
@@ -70,7 +70,7 @@ def expand_path(pattern: str, key: str) -> list[Path | str]:
 
     Raises:
         ConfigError: for a date code that is not supported.
-        DataError: if no file is found.
+        DataError: if no file is found, a folder is not a zarr store, or a URL has a wildcard.
     """
     if is_remote(pattern):
         if "*" in pattern:
@@ -95,7 +95,15 @@ def expand_path(pattern: str, key: str) -> list[Path | str]:
 
 
 def _build_regex(pattern: str, key: str) -> str:
-    """Return the regular expression of a glob with date codes, in which %Y stands for four digits."""
+    """Return the regular expression of a glob with date codes, in which %Y stands for four digits.
+
+    Args:
+        pattern: the glob.
+        key: its key in the config, for messages.
+
+    Raises:
+        ConfigError: for a date code that is not supported.
+    """
     pieces = []
     end = 0
     for token in _TOKEN.finditer(pattern):
@@ -112,7 +120,7 @@ def _build_regex(pattern: str, key: str) -> str:
 
 
 def _escape(text: str) -> str:
-    """Escape everything but the character sets of a glob, such as [0-9]."""
+    """Return a regular expression for literal text, in which character sets of a glob such as [0-9] keep a meaning."""
     pieces = []
     for piece in re.split(r"(\[[^\]]+\])", text):
         pieces.append(piece if piece.startswith("[") else re.escape(piece))
@@ -133,7 +141,7 @@ def _find_sample_files(name: str, key: str) -> list[Path]:
 
 
 def _describe_nearest_folder(path: Path) -> str:
-    """Return the contents of the nearest existing folder, as the end of a message."""
+    """Return the end of a message about a missing file: names in its folder, or that the folder does not exist."""
     folder = path.parent
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
@@ -149,8 +157,10 @@ def _describe_nearest_folder(path: Path) -> str:
 
 
 def is_zarr(path: Path) -> bool:
-    """Return whether `path` is a zarr store, by its name or by the files in it."""
-    return path.suffix == ".zarr" or any((path / name).exists() for name in _ZARR_DESCRIPTIONS)
+    """Return True if `path` is a zarr store, by its name or by the files in it."""
+    if path.suffix == ".zarr":
+        return True
+    return any((path / name).exists() for name in _ZARR_DESCRIPTIONS)
 
 
 def detect_format(path: Path, configured: str) -> str:
@@ -158,7 +168,8 @@ def detect_format(path: Path, configured: str) -> str:
 
     Args:
         path: the file, not remote.
-        configured: ``data.sources.N.format``; with ``auto`` the name and the first bytes of the file decide.
+        configured: ``data.sources.N.format``. It is returned, unless it is ``auto``: then the name and the first bytes
+            of the file decide.
     """
     if configured != "auto":
         return configured
@@ -180,8 +191,8 @@ def open_file(path: Path | str, source: SourceConfig) -> xr.Dataset:
     Times stay encoded, and packed values are unpacked when they are read.
 
     Args:
-        path: the file, one of `expand_paths`.
-        source: its source.
+        path: the file, one of those of `expand_paths`.
+        source: section of its source in the config.
 
     Raises:
         DataError: if it is missing or unreadable, or does not have the selected positions.
@@ -217,7 +228,7 @@ def open_file(path: Path | str, source: SourceConfig) -> xr.Dataset:
 
 
 def _is_consolidated(path: Path) -> bool:
-    """Return whether a zarr store has consolidated metadata; xarray warns if it is told to use them and has none."""
+    """Return True if a zarr store has consolidated metadata; xarray warns if it shall use them and there are none."""
     description = path / "zarr.json"
     if description.exists():
         return json.loads(description.read_text()).get("consolidated_metadata") is not None
@@ -245,7 +256,13 @@ def _build_unreadable_error(path: Path, file_format: str, error: Exception) -> D
 
 
 def read_file_fingerprint(path: Path) -> list[int]:
-    """Return size and time of change of a file; for a zarr store, of the file that describes it."""
+    """Return the size in bytes and the time of change in nanoseconds of a file.
+
+    For a zarr store these are of the file that describes it, as the time of a folder does not change with its chunks.
+
+    Raises:
+        OSError: if the file does not exist or cannot be accessed.
+    """
     for name in _ZARR_DESCRIPTIONS:
         if (path / name).exists():
             path = path / name
@@ -285,10 +302,15 @@ class OpenFiles:
         self._permanent_datasets: dict[tuple[Path | str, int], xr.Dataset] = {}
 
     def get(self, path: Path | str, number: int) -> xr.Dataset:
-        """Return the dataset of a file of source `number`, which is opened if it is not open.
+        """Return the dataset of a file, which is opened if it is not open.
+
+        Args:
+            path: the file, one of those of `expand_paths`.
+            number: index of its source in the config.
 
         Raises:
-            DataError: see `open_file`.
+            DataError: as `open_file`.
+            ConfigError: as `open_file`.
         """
         if self._owner != os.getpid():
             # After a fork the datasets of the parent stay referenced, so that its connections are not closed here.
@@ -316,17 +338,18 @@ class OpenFiles:
         return dataset
 
     def fingerprint(self, path: Path | str, number: int) -> list[int]:
-        """Return two numbers that change with a file.
+        """Return two numbers that change when a file changes.
 
-        For a file these are its size and time of change, for a remote store or a plugin size and checksum of its
-        description.
+        For a file on a disk these are its size and time of change. For a remote store or a plugin they are size and
+        checksum of its description.
 
         Args:
-            path: the file.
-            number: number of its source.
+            path: the file, one of those of `expand_paths`.
+            number: index of its source in the config.
 
         Raises:
             DataError: if a remote store or a plugin cannot be read.
+            OSError: if a file does not exist.
         """
         if self._sources[number].type is not None:
             return self.get(path, number).encoding["fingerprint"]
@@ -335,4 +358,5 @@ class OpenFiles:
         return read_file_fingerprint(path)
 
     def __getstate__(self) -> dict[str, object]:
+        # No process has the number -1, so the process that unpickles this opens its files itself.
         return self.__dict__ | {"_owner": -1, "_datasets": OrderedDict(), "_datasets_of_parent": OrderedDict()}

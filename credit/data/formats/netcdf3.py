@@ -20,6 +20,9 @@ def count_missing_bytes(path: Path) -> int:
 
     Raises:
         EOFError: if the header itself is truncated.
+        KeyError: if the header is damaged: it has a type that does not exist.
+        IndexError: if the header is damaged: a variable has a dimension that does not exist.
+        OSError: if the file cannot be read.
     """
     with open(path, "rb") as file:
         magic = file.read(4)
@@ -48,8 +51,8 @@ class _Header:
         if num_records == 256**self._count_bytes - 1:
             # The file is still being written, and the number of records is not known.
             num_records = 0
+        # The header lists the dimensions, the attributes of the file, and the variables.
         dimensions = [self._read_dimension() for _ in range(self._read_list_length())]
-        # Attributes of the file.
         self._skip_attributes()
         # Variables along the record dimension are stored record by record behind all others.
         ends = [0]

@@ -78,8 +78,8 @@ class Regridder:
     Args:
         source: grid of the fields.
         target: grid to interpolate to.
-        method: see the module.
-        vector: the fields are a component of a vector, which changes sign across a pole.
+        method: ``bilinear``, ``conservative`` or ``nearest``, see the module.
+        vector: True if the fields are a component of a vector, which changes sign across a pole.
     """
 
     def __init__(
@@ -89,13 +89,16 @@ class Regridder:
         method: Literal["bilinear", "conservative", "nearest"],
         vector: bool = False,
     ) -> None:
+        # Dense matrices of the weights, (H, h) for rows and (W, w) for columns. Only `bilinear` adds rows on the poles.
         self._add_north = False
         self._add_south = False
         if method == "conservative":
             # The area between two latitudes is proportional to the difference of their sines.
             rows = _overlaps(-np.sin(np.deg2rad(target.lat_bounds)), -np.sin(np.deg2rad(source.lat_bounds)))
             # A target cell can overlap source cells one turn further west or east.
-            columns = sum(_overlaps(_edges(target.lon), _edges(source.lon) + turn) for turn in (-360.0, 0.0, 360.0))
+            columns = np.zeros((len(target.lon), len(source.lon)))
+            for turn in (-360.0, 0.0, 360.0):
+                columns += _overlaps(_edges(target.lon), _edges(source.lon) + turn)
         elif method == "bilinear":
             self._add_north = bool(90.0 - abs(source.lat[0]) > _AT_POLE_DEGREES)
             self._add_south = bool(90.0 - abs(source.lat[-1]) > _AT_POLE_DEGREES)
@@ -104,6 +107,7 @@ class Regridder:
             rows = _linear_matrix(-target.lat, -lat)
             columns = _periodic_matrix(target.lon, source.lon)
         else:
+            # Distances in longitude are measured along the shorter way round the globe.
             distance = np.abs(target.lon[:, None] - source.lon)
             columns = _nearest_matrix(np.minimum(distance, 360.0 - distance))
             rows = _nearest_matrix(np.abs(target.lat[:, None] - source.lat))
@@ -158,7 +162,7 @@ def _overlaps(target: np.ndarray, source: np.ndarray) -> np.ndarray:
 
 
 def _edges(lon: np.ndarray) -> np.ndarray:
-    """Return the W + 1 edges of columns, half way between their centres, ascending over 360 degrees."""
+    """Return (W + 1,) edges of columns in degrees, half way between their centres (W,), ascending over 360 degrees."""
     inner = 0.5 * (lon[1:] + lon[:-1])
     west = 0.5 * (lon[0] + lon[-1] - 360.0)
     return np.concatenate([[west], inner, [west + 360.0]])
@@ -190,7 +194,11 @@ def _periodic_matrix(target: np.ndarray, source: np.ndarray) -> np.ndarray:
 
 
 def _nearest_matrix(distance: np.ndarray) -> np.ndarray:
-    """Return the matrix that takes the nearest source row or column, from distances (targets, sources)."""
+    """Return the matrix (targets, sources) with 1 at the nearest source row or column of each target, else 0.
+
+    Args:
+        distance: (targets, sources) distances in degrees.
+    """
     matrix = np.zeros_like(distance)
     # Rounded distances make equally near ones equal, of which argmin takes the first.
     matrix[np.arange(len(distance)), np.round(distance, 6).argmin(axis=1)] = 1.0

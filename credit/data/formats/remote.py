@@ -21,7 +21,7 @@ _DESCRIPTION_NAMES = ("zarr.json", ".zmetadata", ".zgroup")
 
 
 def is_remote(path: Path | str) -> bool:
-    """Return whether the path of a source is a URL."""
+    """Return True if the path of a source is a URL, such as ``s3://bucket/store.zarr``."""
     return isinstance(path, str) and _URL.match(path) is not None
 
 
@@ -74,7 +74,7 @@ def read_description(url: str, storage_options: Mapping[str, object]) -> tuple[s
 
 
 def read_remote_fingerprint(url: str, storage_options: Mapping[str, object]) -> list[int]:
-    """Return size and checksum of the file that describes a remote store; both are likely to differ if it changes.
+    """Return size in bytes and CRC32 of the file that describes a remote store; they change when that file changes.
 
     Arguments and errors are those of `read_description`.
     """

@@ -13,14 +13,15 @@ def load_grid(conf: GridConfig, key: str = "data.grid") -> LatLonGrid:
     """Return the grid that `key` of the config describes.
 
     Args:
-        conf: the section.
-        key: its key, for messages.
+        conf: section with either ``like`` (a file on the grid) or ``rows``, ``columns`` and ``poles``.
+        key: key of the section, for messages.
 
     Raises:
         DataError: if the file of ``like`` does not have one latitude and one longitude of a global grid.
     """
     if conf.like is None:
         return LatLonGrid.equiangular(conf.rows, conf.columns, conf.poles)
+    # All files of a pattern are taken to be on one grid, so the first one is read.
     path = expand_path(conf.like, f"{key}.like")[0]
     with open_file(path, SourceConfig(path=str(path))) as dataset:
         coordinates = Coordinates(dataset)

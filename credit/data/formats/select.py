@@ -20,7 +20,7 @@ def select_positions(dataset: xr.Dataset, select: Mapping[str, Value], origin: s
 
     Args:
         dataset: the file, opened lazily.
-        select: coordinate -> value.
+        select: coordinate -> value to select (``data.sources.N.select``).
         origin: the file, for messages.
 
     Raises:
@@ -34,6 +34,7 @@ def select_positions(dataset: xr.Dataset, select: Mapping[str, Value], origin: s
                 problem = "its dimension has no coordinate"
             names = [str(key) for key, variable in dataset.variables.items() if variable.ndim <= 1]
             raise DataError(f"{origin}: data.sources.N.select names {name}, but {problem}{did_you_mean(name, names)}")
+        # A value that occurs twice does not say which position is meant.
         values = np.atleast_1d(coordinate.values)
         positions = [position for position, value in enumerate(values) if is_same_value(value, selected)]
         if len(positions) != 1:
@@ -48,7 +49,7 @@ def select_positions(dataset: xr.Dataset, select: Mapping[str, Value], origin: s
 
 
 def is_same_value(value: object, selected: Value) -> bool:
-    """Return whether two values are equal: as numbers if both are numbers, else as text.
+    """Return True if two values are equal: as numbers (relative difference of 1e-6) if both are numbers, else as text.
 
     Args:
         value: value of a coordinate or a key in the file.
@@ -64,7 +65,7 @@ def is_same_value(value: object, selected: Value) -> bool:
 
 
 def format_values(values: Iterable[object]) -> str:
-    """Return values as text for a message; of many values those in the middle are left out."""
+    """Return values as text for a message; of more than 40 values those in the middle are left out."""
     texts = []
     for value in values:
         if isinstance(value, float | np.floating):

@@ -57,17 +57,17 @@ class ValueRules:
     """Rules for the values of one variable in one file.
 
     Attributes:
-        levels: (L,) levels of the run, or None alone.
+        levels: (L,) levels of the run in ``data.level_units``; (None,) for a variable without levels.
         limits: (L, 2) float64 least and greatest value on each of these levels, or (1, 2) on all; in the units of the
             file.
         description: quantity and units that have these limits, for messages.
         fill_values: (F,) float64 values that are not data if they are isolated from all others.
         tolerances: (F,) float64 greatest difference of a value from each fill value.
-        num_unpacked: number of fill values, from the first, that can fill a whole field; those after them, of packed
-            integers, must be isolated from at least two different values.
-        valid_range: least and greatest value that the config declares, in the units of the file; then all values in
-            this range are accepted, and all others are missing.
-        name: the variable, if the config can have options for it in ``data.variable_options``; else empty.
+        num_unpacked: number of leading fill values that can fill a whole field. The fill values after them are of
+            packed integers, and must be isolated from at least two different values.
+        valid_range: least and greatest value that the config declares, in the units of the file. Values in this range
+            are accepted and all others are missing. None if the config declares no range; then the limits apply.
+        name: name of the variable, if the config can have options for it in ``data.variable_options``; else empty.
     """
 
     levels: tuple[float | None, ...]
@@ -84,7 +84,7 @@ class ValueRules:
 
         Args:
             values: (..., L, h, w) in the units of the file; they are not changed.
-            levels: the levels of the variable that they are on.
+            levels: slice of the levels of the variable that the values are on.
         """
         lowest, highest = _find_extremes(values)
         # A range that the config declares replaces all other rules.
@@ -145,12 +145,17 @@ class ValueRules:
         return f"{problem}; {advice}"
 
     def _match_fill(self, values: np.ndarray) -> np.ndarray:
-        """Return for each value and each fill value whether they agree, (..., F) bool."""
+        """Return (..., F) bool for values (...): True where a value agrees with a fill value within its tolerance."""
         distance = np.abs(np.asarray(values, dtype=np.float64)[..., None] - self.fill_values)
         return distance <= self.tolerances
 
     def _find_implausible_cells(self, field: np.ndarray, limits: np.ndarray) -> tuple[np.ndarray, bool]:
-        """Return the implausible cells (h, w) of a field, and whether their values are a fill value."""
+        """Return the implausible cells of a field, (h, w) bool, and True if their value is a fill value.
+
+        Args:
+            field: (h, w) values of one level.
+            limits: (2,) least and greatest plausible value.
+        """
         # Infinite values are reported elsewhere, with a message of their own.
         is_finite = np.isfinite(field)
         is_fill = is_finite & (np.abs(field) >= _MAX_MAGNITUDE)
@@ -201,19 +206,20 @@ def build_value_rules(
     Args:
         name: the variable.
         attributes: its units and standard_name in the file.
-        levels: levels of the values; None alone if they have none, or are on other levels than the run.
-        level_units: units of the levels.
+        levels: levels of the values; (None,) if they have none, or are on other levels than the run.
+        level_units: ``data.level_units``.
         packing: scale and offset of packed integers in a file that declares no fill value; else None.
         file_range: range that the file declares, see `read_file_range`.
         valid_range: range that the config declares, in the units of the file, see `convert_range_to_file_units`.
-        has_options: the config can have options for the variable in ``data.variable_options``.
+        has_options: True if the config can have options for the variable in ``data.variable_options``.
     """
     # Limits of the quantity, or of its units, which the range in the file narrows.
     units = normalise_units(attributes.get("units", ""))
     quantity = find_quantity(name, attributes)
     limits = np.array([find_limits(quantity, units, _convert_to_hpa(level, level_units)) for level in levels])
-    limited = quantity if has_limits(quantity, units) else "values"
-    description = f"{limited} in {units}"
+    description = f"values in {units}"
+    if has_limits(quantity, units):
+        description = f"{quantity} in {units}"
     if file_range is not None:
         limits = np.stack([np.maximum(limits[:, 0], file_range[0]), np.minimum(limits[:, 1], file_range[1])], axis=1)
         description += " and of the valid range that the file declares"
@@ -228,6 +234,8 @@ def build_value_rules(
         unpacked = unpacked[np.abs(unpacked) > 1.5 * abs(scale)]
         fill_values.append(unpacked)
         tolerances.append(np.full(len(unpacked), 0.25 * abs(scale)))
+    if valid_range is not None:
+        valid_range = tuple(valid_range)
     return ValueRules(
         levels=tuple(levels),
         limits=limits,
@@ -235,7 +243,7 @@ def build_value_rules(
         fill_values=np.concatenate(fill_values),
         tolerances=np.concatenate(tolerances),
         num_unpacked=len(_FILL_VALUES),
-        valid_range=tuple(valid_range) if valid_range is not None else None,
+        valid_range=valid_range,
         name=name if has_options else "",
     )
 
@@ -243,7 +251,7 @@ def build_value_rules(
 def read_file_range(
     attributes: Mapping[str, object], packing: tuple[float, float] | None
 ) -> tuple[float, float] | None:
-    """Return the range of values that a file declares (CF: valid_range, or valid_min and valid_max), None for none.
+    """Return the range of values that a file declares (CF: valid_range, or valid_min and valid_max).
 
     Integers that declare the range of a packed variable are packed as well, real numbers are not (netCDF User Guide).
     With the attribute _Unsigned the bounds are signed numbers that stand for unsigned ones, and are not used.
@@ -251,12 +259,16 @@ def read_file_range(
     Args:
         attributes: attributes of the variable in the file.
         packing: scale and offset of packed integers; None for a variable that is not packed.
+
+    Returns:
+        Least and greatest unpacked value, infinite for a bound that is not declared; None if no range is declared.
     """
     if "_Unsigned" in attributes:
         return None
     separate_bounds = [attributes.get("valid_min", np.nan), attributes.get("valid_max", np.nan)]
     bounds = np.atleast_1d(attributes.get("valid_range", separate_bounds))
-    if bounds.shape != (2,) or bounds.dtype.kind not in "iuf" or np.isnan(bounds.astype(np.float64)).all():
+    is_pair_of_numbers = bounds.shape == (2,) and bounds.dtype.kind in "iuf"
+    if not is_pair_of_numbers or np.isnan(bounds.astype(np.float64)).all():
         return None
     values = bounds.astype(np.float64)
     if packing is not None and bounds.dtype.kind in "iu":
@@ -272,7 +284,7 @@ def read_file_range(
 def convert_range_to_file_units(
     valid_range: Sequence[float] | None, conversion: Conversion | None
 ) -> Sequence[float] | None:
-    """Return ``data.variable_options.NAME.valid_range`` in the units of the file.
+    """Return ``data.variable_options.NAME.valid_range`` in the units of the file; None if the config has no range.
 
     Args:
         valid_range: least and greatest value in the units of the run; None if the config has no range.
@@ -285,7 +297,7 @@ def convert_range_to_file_units(
 
 
 def require_plausible_units(name: str, attributes: Mapping[str, str], origin: str) -> None:
-    """Raise an error if a variable has the units of another quantity.
+    """Require that a variable does not have the units of another quantity, such as a temperature in Pa.
 
     Args:
         name: the variable.
@@ -293,7 +305,7 @@ def require_plausible_units(name: str, attributes: Mapping[str, str], origin: st
         origin: the file, for messages.
 
     Raises:
-        DataError: if it does; the message lists the units that the variable can have.
+        DataError: if it has them; the message lists the units that the variable can have.
     """
     message = describe_wrong_units(name, attributes)
     if message is not None:
@@ -349,7 +361,7 @@ def _convert_to_hpa(level: float | None, level_units: str) -> float | None:
 
 
 def _find_extremes(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the least and the greatest value of each field (..., h, w), NaN if all values are missing."""
+    """Return the least and the greatest value, (...) each, of fields (..., h, w); NaN if all values are missing."""
     lowest = values.min(axis=(-2, -1))
     highest = values.max(axis=(-2, -1))
     if np.isnan(lowest).any():

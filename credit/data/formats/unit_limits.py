@@ -76,14 +76,14 @@ def find_quantity(name: str, attributes: Mapping[str, str]) -> str:
     """Return the quantity that a variable measures; empty if it is not known.
 
     Args:
-        name: the variable, whose name decides if it has no standard name.
+        name: name of the variable, which decides if it has no standard name.
         attributes: its attributes, of which ``standard_name`` is used.
     """
     return _QUANTITY_OF.get(attributes.get("standard_name") or name, "")
 
 
 def has_limits(quantity: str, units: str) -> bool:
-    """Return whether the quantity itself has limits in these units, not only any quantity with these units.
+    """Return True if there are limits for this quantity in these units, not only for any quantity in these units.
 
     Args:
         quantity: the quantity, from `find_quantity`.
@@ -93,7 +93,7 @@ def has_limits(quantity: str, units: str) -> bool:
 
 
 def describe_wrong_units(name: str, attributes: Mapping[str, str]) -> str | None:
-    """Return the problem with the units of a variable; None if they are right or unknown, or the quantity is.
+    """Return the message about wrong units of a variable; None if they are right, or units or quantity are unknown.
 
     Args:
         name: the variable.
@@ -101,7 +101,9 @@ def describe_wrong_units(name: str, attributes: Mapping[str, str]) -> str | None
     """
     quantity = find_quantity(name, attributes)
     units = normalise_units(attributes.get("units", ""))
-    if quantity not in _QUANTITY_LIMITS or units not in _UNITS_OF_QUANTITIES or units in _QUANTITY_LIMITS[quantity]:
+    # Only units of another known quantity are an error; unusual units may be right.
+    is_known = quantity in _QUANTITY_LIMITS and units in _UNITS_OF_QUANTITIES
+    if not is_known or units in _QUANTITY_LIMITS[quantity]:
         return None
     quantity_name = attributes.get("standard_name") or name
     allowed_units = " or ".join(_QUANTITY_LIMITS[quantity])
@@ -118,8 +120,8 @@ def find_limits(quantity: str, units: str, pressure: float | None) -> tuple[floa
     The height of a pressure level is about 7.5 km times ln(1013 hPa / p), in a standard atmosphere of about 256 K.
 
     Args:
-        quantity: the quantity; empty if it is not known.
-        units: units of the values.
+        quantity: the quantity, from `find_quantity`; empty if it is not known.
+        units: units of the values, from `normalise_units`.
         pressure: pressure of the level in hPa; NaN if it is not known, None without a level.
     """
     # A comparison with NaN is false, so model levels have the limits of the thermosphere.
@@ -134,5 +136,6 @@ def find_limits(quantity: str, units: str, pressure: float | None) -> tuple[floa
         if pressure <= _UNCERTAIN_HEIGHT_HPA:
             return 0.5 * height * gravity, 2.0 * height * gravity
         return (height - _HEIGHT_TOLERANCE) * gravity, (height + _HEIGHT_TOLERANCE) * gravity
+    # Limits of the quantity come before those of any quantity with these units.
     limits = (_QUANTITY_LIMITS | _FRACTION_LIMITS).get(quantity, {}).get(units)
     return limits or _UNIT_LIMITS.get(units) or (-np.inf, np.inf)

@@ -42,6 +42,7 @@ def normalise_units(units: str) -> str:
     parts = [_PRODUCT_SIGN.sub(" ", part).split() for part in text.split("/")]
     powers = []
     for number, part in enumerate(parts):
+        # Text that is not a product of plain powers is returned as it is.
         if not part:
             return text
         for position, factor in enumerate(part):
@@ -52,15 +53,17 @@ def normalise_units(units: str) -> str:
             if name is None:
                 continue
             # Only the factor that follows a solidus directly is in the denominator.
-            divides = number > 0 and position == 0
-            exponent = int(power or 1) * (-1 if divides else 1)
+            exponent = int(power or 1)
+            is_divisor = number > 0 and position == 0
+            if is_divisor:
+                exponent = -exponent
             powers.append(name if exponent == 1 else f"{name}{exponent}")
     text = " ".join(powers) or "1"
     return _SPELLINGS.get(text.lower(), text)
 
 
 def is_same_unit(first: str, second: str) -> bool:
-    """Return whether two spellings, such as ``m2 s-2`` and ``m^2/s^2``, are one unit.
+    """Return True if two spellings, such as ``m2 s-2`` and ``m^2/s^2``, are one unit.
 
     UDUNITS, if installed, decides about unusual spellings; without it these are different units.
     """
@@ -73,9 +76,9 @@ def is_same_unit(first: str, second: str) -> bool:
 
 
 def is_convertible(first: str, second: str) -> bool:
-    """Return whether a unit, such as ``degC``, can be converted to another, such as ``K``.
+    """Return True if a unit, such as ``degC``, can be converted to another, such as ``K``.
 
-    Without UDUNITS the answer is yes, because it is not known.
+    Without UDUNITS this is not known, and the result is True.
     """
     try:
         find_conversion(first, second, "", "")
@@ -99,7 +102,7 @@ class Conversion:
     offset: float
 
     def apply(self, fields: np.ndarray) -> np.ndarray:
-        """Return converted fields of any shape, computed in float64 and rounded to float32."""
+        """Return fields of any shape in the target units, computed in float64 and rounded to float32."""
         return (np.asarray(fields, dtype=np.float64) * self.scale + self.offset).astype(np.float32)
 
 
@@ -107,7 +110,7 @@ class ExpConversion:
     """Conversion from the natural logarithm of pressure in Pa to pressure in Pa."""
 
     def apply(self, fields: np.ndarray) -> np.ndarray:
-        """Return pressure in Pa, float64, of fields of any shape."""
+        """Return the pressure in Pa, float64, of fields of ln(p / Pa) of any shape."""
         return np.exp(np.asarray(fields, dtype=np.float64))
 
 
@@ -123,7 +126,7 @@ def find_conversion(source_units: str, target_units: str, name: str, origin: str
 
     Raises:
         ConfigError: if `target_units` is not a unit, or cf-units is needed and not installed.
-        DataError: if the file has no units, or units that cannot be converted.
+        DataError: if the file has no units, or units that cannot be converted or not by a linear formula.
     """
     key = key or f"data.variable_options.{name}.units"
     if not source_units.strip():
@@ -186,7 +189,7 @@ def _parse_units(units: str, purpose: str) -> Any | None:
 
 
 def require_packing(name: str, attributes: Mapping[str, Any], origin: str) -> None:
-    """Refuse packed values that cannot be unpacked.
+    """Require that the packing attributes of a variable are numbers, so that its values can be unpacked.
 
     Args:
         name: the variable.

@@ -31,17 +31,18 @@ class VariableLayout:
     Attributes:
         name: the variable's name in the file.
         dims: role (``time``, ``level``, ``lat``, ``lon``) -> dimension; other dimensions have length 1.
-        level_rows: (L,) row in the file of each level that is read; None for a 2-D variable.
-        level_mapping: mapping from these rows to the levels of the run; None if they are those of the run.
+        level_rows: (L,) index in the file of each level that is read; None for a 2-D variable.
+        level_mapping: mapping from these levels to those of the run; None if they are those of the run.
         grid: grid of the file.
-        orientation: brings the fields of the file into the order of the grid.
-        regridder: brings them to the grid of the run; None if the file is on it.
-        conversion: to the units of the config; None if the fields have them.
-        to_si: from the units of the file to those of formulas; None if the file has them, or no formula needs it.
+        orientation: indices that bring the fields of the file into the order of the grid.
+        regridder: interpolation to the grid of the run; None if the file is on that grid.
+        conversion: conversion to the units of the config; None if the fields have these units.
+        to_si: conversion from the units of the file to the SI units of formulas; None if the file has these units, or
+            if no formula needs the variable.
         times: (N,) int64 minutes along the time dimension; None if the file has no time.
         window_bounds: (N, 2) int64 minutes of the time bounds; None if the file has none.
-        attributes: units (converted), standard_name, long_name and cell_methods, if the file has them.
-        packing_step: step of packed integers in these units, 0 if the variable is not packed.
+        attributes: units (after the conversion), standard_name, long_name and cell_methods, if the file has them.
+        packing_step: step of packed integers in units of `attributes`, 0 if the variable is not packed.
         times_per_chunk: number of times in a chunk of the file, which are unpacked together; 1 without chunks.
         rules: checks of the values.
         origin: file and variable, for messages.
@@ -68,18 +69,21 @@ class VariableLayout:
 
     @property
     def values_per_time(self) -> int:
-        """Number of values that are read of the file at one time."""
+        """Number of values that are read from the file for one time, L * h * w."""
         return len(self.level_rows or (0,)) * math.prod(self.grid.shape)
 
     def count_times_in_chunk(self, times: np.ndarray) -> int:
-        """Return the largest number of some times that one chunk of the file spans.
+        """Return the largest number of the given times that lie in one chunk of the file, at least 1.
 
         Args:
             times: (M,) int64 minutes, increasing.
         """
-        if self.times_per_chunk == 1 or self.times is None or len(times) < 2 or len(self.times) < 2:
+        if self.times_per_chunk == 1 or self.times is None:
             return 1
         num_times = len(self.times)
+        if num_times < 2 or len(times) < 2:
+            return 1
+        # Chunks may begin at any time of the file, so each time is taken as the first of a chunk.
         last_in_chunk = np.minimum(np.arange(num_times) + self.times_per_chunk, num_times) - 1
         stop = np.searchsorted(times, self.times[last_in_chunk], "right")
         start = np.searchsorted(times, self.times)
@@ -93,7 +97,7 @@ class VariableLayout:
             position: index of one time, for (L, H, W), or a slice of T times, for (T, L, H, W).
 
         Raises:
-            DataError: for values that cannot be right, see `credit.data.formats.unit_checks`.
+            DataError: for a value that is implausible, see `credit.data.formats.unit_checks`.
         """
         return self.convert_to_run(self.orientation.apply(self._read_checked(dataset, position)))
 
@@ -139,7 +143,7 @@ class VariableLayout:
         return values
 
     def _describe(self, implausible: ImplausibleValues, position: int | slice) -> str:
-        """Return the problem with some values, with their level and time and the location of the first."""
+        """Return a message about implausible values, with their level and time and the location of the first one."""
         levels = self.rules.levels
         level_and_time = ""
         if levels[0] is not None or len(levels) > 1:

@@ -13,13 +13,13 @@ import torch
 
 @dataclass(frozen=True)
 class Batch:
-    """Samples that have the same lengths of history and forecast.
+    """Samples that have the same lengths of history and forecast; all fields are float32 in physical units.
 
     Attributes:
         history_BCTHW: prognostic channels at the input frames, the last of which is the initial time.
         forcing_BCTHW: dynamic forcing at the input frames and at every further input of the rollout.
         target_BCTHW: output channels at every forecast step.
-        initial_minutes: initial time of each sample, in minutes of the calendar; always on the host.
+        initial_minutes: (B,) initial time of each sample in minutes since 1900.
     """
 
     history_BCTHW: torch.Tensor
@@ -58,5 +58,6 @@ class Batch:
         return [self.history_BCTHW, self.forcing_BCTHW, self.target_BCTHW]
 
     def _map(self, function: Callable[[torch.Tensor], torch.Tensor]) -> Batch:
+        """Return a batch with `function` applied to each tensor."""
         history_BCTHW, forcing_BCTHW, target_BCTHW = map(function, self.tensors())
         return Batch(history_BCTHW, forcing_BCTHW, target_BCTHW, self.initial_minutes)

@@ -27,7 +27,10 @@ class BufferPool:
         return BufferPool, ()
 
     def take(self, *shape: int) -> torch.Tensor:
-        """Return an uninitialised tensor; in a loader process its memory is shared with the training process."""
+        """Return an uninitialised float32 tensor of this shape.
+
+        In a loader process its memory is shared with the training process. Where torch uses a GPU it is pinned.
+        """
         size = math.prod(shape)
         if get_worker_info() is not None:
             # torch's collation allocates the same way. `share_memory_()` would copy the uninitialised values.

@@ -27,7 +27,7 @@ class CachedReader:
         self._cache: dict[int, np.ndarray] = {}
 
     def read(self, index: int) -> np.ndarray:
-        """Return the fields of one time, (C, H, W) float32, read-only."""
+        """Return the fields of one time, (C, H, W) float32, read-only; see `credit.data.reader.FieldReader.read`."""
         if index not in self._cache:
             self._cache[index] = _read_only(self._reader.read(index))
         return self._cache[index]

@@ -14,17 +14,20 @@ from credit.data.samples.frames import FrameReader
 
 
 class ForecastDataset(Dataset):
-    """Samples of given initial times, in physical units and ChannelMap order.
+    """Samples of given initial times, in physical units and in the order of `ChannelMap`.
 
     Args:
-        frames: reads the fields.
-        initial: (N,) int64 minutes; every frame that a sample needs must exist.
+        frames: reader of the frames.
+        initial: (N,) int64 initial times in minutes; the data must have every frame that a sample needs.
         step: time step in minutes.
-        history_len: input frames.
-        forecast_len: forecast steps.
-        as_forecast: use only forcing that a real forecast would have after its initial time (for validation).
-        placeholder: read nothing and return tensors on the meta device, for a process that receives the fields from
-            another one.
+        history_len: number of input frames of a sample.
+        forecast_len: number of forecast steps of a sample.
+        as_forecast: True uses only forcing that a real forecast would have after its initial time (for validation).
+        placeholder: True reads nothing and returns tensors on the meta device, for a process that receives the fields
+            from another one.
+
+    Attributes:
+        initial: (N,) int64 initial times in minutes.
     """
 
     def __init__(
@@ -53,14 +56,18 @@ class ForecastDataset(Dataset):
 
     @property
     def is_thread_safe(self) -> bool:
-        """Return whether several threads may take samples at once."""
+        """True if several threads may take samples at once."""
         return self._placeholder or self._frames.reader.is_thread_safe
 
     def __len__(self) -> int:
         return len(self.initial)
 
     def __getitems__(self, indices: Sequence[int]) -> Batch:
-        """Return several samples as one batch."""
+        """Return the samples at some indices of `initial` as one batch; torch calls this instead of `__getitem__`.
+
+        Raises:
+            DataError: if a field cannot be read.
+        """
         batch_size = len(indices)
         initial_minutes = tuple(self.initial[list(indices)].tolist())
         # Each forecast step but the first adds an input frame to those of the history.
@@ -85,4 +92,5 @@ class ForecastDataset(Dataset):
 
 
 def _meta_tensor(*shape: int) -> torch.Tensor:
+    """Return a tensor of this shape without values, on the meta device."""
     return torch.empty(shape, device="meta")

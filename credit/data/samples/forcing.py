@@ -63,9 +63,9 @@ def toa_radiation(
     Args:
         lat_deg: (H,) degrees north.
         lon_deg: (W,) degrees east.
-        minutes: the time t at which the step starts.
-        calendar: the calendar; without leap days, the position of the Sun depends on the fraction of the year.
-        step_minutes: length dt of the step.
+        minutes: the time t at which the step starts, in minutes since 1900 UTC.
+        calendar: calendar of `minutes`; without leap days, the position of the Sun depends on the fraction of the year.
+        step_minutes: length dt of the step in minutes.
         window: ``past`` integrates over (t - dt, t], as ERA5 labels its accumulations; ``next`` over (t, t + dt].
         tsi: ``constant`` (1361 W m-2) or ``era5`` (yearly, linear between mid-years, held before 1940).
         mean: ``step``, or ``daily``: the mean flux of the day at the middle of the window, times the step's length.
@@ -73,7 +73,9 @@ def toa_radiation(
     Returns:
         (H, W) J m-2, float32.
     """
-    assert window in ("past", "next") and mean in ("step", "daily") and tsi in ("constant", "era5")
+    assert window in ("past", "next")
+    assert mean in ("step", "daily")
+    assert tsi in ("constant", "era5")
     start = float(minutes - step_minutes if window == "past" else minutes)
     lat = np.deg2rad(np.asarray(lat_deg, dtype=np.float64))[:, None]
     lon = np.deg2rad(np.asarray(lon_deg, dtype=np.float64))[None, :]
@@ -81,6 +83,7 @@ def toa_radiation(
         mean_cosine = _daily_mean(lat, start + step_minutes / 2.0, calendar)
         total = np.repeat(mean_cosine * step_minutes * 60.0, lon.shape[1], axis=1)
     else:
+        # The Sun moves little within an interval, so its position in the middle holds for all of it.
         num_intervals = max(1, int(np.ceil(step_minutes / _MAX_INTERVAL_MINUTES)))
         edges = start + np.linspace(0.0, step_minutes, num_intervals + 1)
         total = np.zeros((lat.shape[0], lon.shape[1]))
@@ -93,7 +96,12 @@ def toa_radiation(
 
 
 def era5_irradiance(minutes: float, calendar: Calendar) -> float:
-    """Return the total solar irradiance of ERA5 in W m-2 at 1 au (the CMIP5 series times 0.9965)."""
+    """Return the total solar irradiance of ERA5 in W m-2 at 1 au (the CMIP5 series times 0.9965).
+
+    Args:
+        minutes: the time in minutes since 1900; yearly means are interpolated to it.
+        calendar: its calendar.
+    """
     # Yearly means are valid in the middle of the year.
     year = calendar.datetime(int(minutes)).year + float(calendar.year_fraction(np.array(int(minutes)))) - 0.5
     earlier_year = int(np.floor(year))
@@ -104,17 +112,25 @@ def era5_irradiance(minutes: float, calendar: Calendar) -> float:
 
 
 def _cmip5_irradiance(year: int) -> float:
-    """Return the yearly mean; the last solar cycle repeats after the series, and the first year is used before it."""
+    """Return the mean irradiance of a year in W m-2.
+
+    After the series its last solar cycle repeats; before the series the value of its first year is used.
+    """
     if year > _CMIP5_LAST_YEAR:
         year = _CMIP5_LAST_YEAR - _CYCLE_YEARS + 1 + (year - _CMIP5_LAST_YEAR - 1) % _CYCLE_YEARS
     return _CMIP5_TSI[max(year, _CMIP5_FIRST_YEAR) - _CMIP5_FIRST_YEAR]
 
 
 def sun_position(minutes: float, calendar: Calendar) -> tuple[float, float, float]:
-    """Return declination (rad), equation of time (rad of hour angle) and squared inverse distance (au-2).
+    """Return declination (rad), equation of time (rad of hour angle) and squared inverse distance (au-2) of the Sun.
 
     Source: "Approximate Solar Coordinates", The Astronomical Almanac, section C (also aa.usno.navy.mil/faq/sun_approx).
+
+    Args:
+        minutes: the time in minutes since 1900 UTC.
+        calendar: its calendar.
     """
+    # Days since J2000, from which all angles are linear in time.
     if calendar.name in ("standard", "proleptic_gregorian"):
         days = minutes / 1440.0 - _DAYS_1900_TO_J2000
     else:
@@ -133,7 +149,10 @@ def sun_position(minutes: float, calendar: Calendar) -> tuple[float, float, floa
 
 
 def _daylight(lat: np.ndarray, declination: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return a and b of the cosine of the zenith angle, a + b cos(hour angle), and the hour angle of sunset, (H, 1)."""
+    """Return a and b of the cosine of the zenith angle, a + b cos(hour angle), and the hour angle of sunset; (H, 1).
+
+    All angles, also the latitudes (H, 1) and the declination, are in radians.
+    """
     a = np.sin(lat) * np.sin(declination)
     b = np.cos(lat) * np.cos(declination)
     # Clipping gives 0 in polar night and pi in polar day; b is 0 at the poles.
@@ -142,7 +161,13 @@ def _daylight(lat: np.ndarray, declination: float) -> tuple[np.ndarray, np.ndarr
 
 
 def _daily_mean(lat: np.ndarray, minutes: float, calendar: Calendar) -> np.ndarray:
-    """Return the daily mean of the positive cosine of the zenith angle, divided by distance squared, (H, 1)."""
+    """Return the daily mean of the positive cosine of the zenith angle, divided by distance squared, (H, 1) in au-2.
+
+    Args:
+        lat: (H, 1) latitude in radians.
+        minutes: a time of the day in minutes since 1900, for which the position of the Sun is computed.
+        calendar: calendar of `minutes`.
+    """
     declination, _, inverse_square = sun_position(minutes, calendar)
     a, b, sunset = _daylight(lat, declination)
     return inverse_square / np.pi * np.maximum(a * sunset + b * np.sin(sunset), 0.0)
@@ -181,10 +206,17 @@ def _integrate_interval(lat: np.ndarray, lon: np.ndarray, start: float, end: flo
 def compute_dynamic_forcing(
     name: str, minutes: int, calendar: Calendar, grid: LatLonGrid, step_minutes: int, solar: SolarConfig
 ) -> np.ndarray:
-    """Return one computed dynamic forcing of the step that starts at `minutes`, (H, W) float32.
+    """Return one computed dynamic forcing of a step, (H, W) float32.
 
-    ``sin_year`` and ``cos_year`` depend on the fraction of the calendar year, ``sin_day`` and ``cos_day`` on local mean
-    solar time (UTC plus one hour for 15 degrees east).
+    Args:
+        name: one of `credit.channels.COMPUTED_DYNAMIC`. ``sin_year`` and ``cos_year`` depend on the fraction of the
+            calendar year, ``sin_day`` and ``cos_day`` on local mean solar time (UTC plus one hour for 15 degrees east).
+            ``toa_incident_solar_radiation`` is in J m-2, see `toa_radiation`.
+        minutes: start of the step in minutes since 1900 UTC.
+        calendar: calendar of `minutes`.
+        grid: grid of the field.
+        step_minutes: length of the step in minutes.
+        solar: window, irradiance and averaging of the solar radiation.
     """
     if name == "toa_incident_solar_radiation":
         return toa_radiation(grid.lat, grid.lon, minutes, calendar, step_minutes, solar.window, solar.tsi, solar.mean)
@@ -208,7 +240,12 @@ def fixed_statistics(name: str, step_minutes: int, solar: SolarConfig) -> tuple[
     """Return the mean and standard deviation that normalise a computed channel; they do not depend on the data.
 
     Encodings, which are of order 1, have (0, 1). Solar radiation has the statistics of the flux over a year on a
-    latitude-longitude grid, times the length of the step in seconds.
+    latitude-longitude grid, times the length of the step in seconds, in J m-2.
+
+    Args:
+        name: name of a computed channel.
+        step_minutes: length of the step in minutes.
+        solar: ``mean`` decides between the flux of each step and its daily mean.
     """
     if name != "toa_incident_solar_radiation":
         return 0.0, 1.0

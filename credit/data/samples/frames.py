@@ -28,13 +28,17 @@ _CACHE_BYTES = 2**30
 
 
 class FrameReader:
-    """Frames of one reader in ChannelMap order.
+    """Input and target frames from one reader of fields, in the order of `ChannelMap`.
 
     Args:
-        reader: the fields.
+        reader: reader of the fields.
         conf: the data section.
-        climatology: of the dynamic forcing that is read from data; None persists its value instead of its anomaly.
+        climatology: climatology of the dynamic forcing that is read from data; None persists the value of this forcing
+            instead of its anomaly.
         hidden: variable -> (H, W) bool, True where a forecast must treat the values as missing.
+
+    Attributes:
+        reader: reader of the fields.
     """
 
     def __init__(
@@ -52,7 +56,7 @@ class FrameReader:
         stored_names = [channel.name for channel in stored]
         self._num_stored = len(stored)
         self._grid_shape = reader.grid.shape
-        # Looked up once, because reading a sample asks for them for every channel and time.
+        # These are looked up once, because reading a sample needs them for every channel and time.
         self._forcing_channels = list(reader.channels.group("dynamic_forcing"))
         self._data_forcing = [channel for channel in self._forcing_channels if channel.source == "data"]
         self._stored_index = {channel.name: stored_names.index(channel.name) for channel in self._data_forcing}
@@ -61,6 +65,7 @@ class FrameReader:
         for index, channel in enumerate(stored):
             if hidden and channel.variable in hidden:
                 self._hidden_cells[index] = hidden[channel.variable]
+        # The cache of fields has a limited size. Forcing is computed for the same times of the day again and again.
         bytes_per_time = 4 * self._num_stored * math.prod(self._grid_shape)
         cached_times = min(_MAX_CACHED_TIMES, max(_MIN_CACHED_TIMES, _CACHE_BYTES // bytes_per_time))
         read = self._read_masked if self._hidden_cells else reader.read
@@ -69,19 +74,27 @@ class FrameReader:
         self._computed = lru_cache(maxsize=cached_forcings)(self._compute)
 
     def state(self, minutes: int) -> np.ndarray:
-        """Return the output channels (C, H, W) valid at `minutes`."""
+        """Return the output channels valid at `minutes`, (C, H, W) float32 in physical units.
+
+        Raises:
+            DataError: if the data do not have this time, or it cannot be read.
+        """
         return self._stored(minutes)[: len(self.reader.channels.output)]
 
     def prognostic(self, minutes: int) -> np.ndarray:
-        """Return the prognostic channels (C, H, W) valid at `minutes`."""
+        """Return the prognostic channels valid at `minutes`, (C, H, W) float32; units and errors as of `state`."""
         return self._stored(minutes)[: len(self.reader.channels.group("prognostic"))]
 
     def forcing(self, minutes: int, initial: int | None = None) -> np.ndarray:
-        """Return the dynamic forcing (C, H, W) for an input frame valid at `minutes`.
+        """Return the dynamic forcing for an input frame valid at `minutes`, (C, H, W) float32 in physical units.
 
         Args:
-            minutes: time of the frame.
-            initial: the initial time of a forecast; None in training, where the values of the data are used.
+            minutes: time of the frame in minutes.
+            initial: initial time of a forecast in minutes, after which forcing is extrapolated unless it is observed;
+                None in training, where the values of the data are used.
+
+        Raises:
+            DataError: if the data do not have a time that is needed, or it cannot be read.
         """
         fields = []
         for channel in self._forcing_channels:
@@ -108,11 +121,14 @@ class FrameReader:
         """Fill the arrays of one sample; each time is read once, and each field is read straight into its array.
 
         Args:
-            initial: minutes of the initial time.
+            initial: initial time in minutes.
             history_CTHW: prognostic channels at the input frames, the last of which is the initial time.
             forcing_CTHW: dynamic forcing at the input frames and at every further input of the rollout.
             target_CTHW: output channels at every forecast step.
-            as_forecast: after the initial time, use only forcing that a real forecast would have.
+            as_forecast: True uses, after the initial time, only forcing that a real forecast would have.
+
+        Raises:
+            DataError: as `forcing`.
         """
         num_inputs = forcing_CTHW.shape[1]
         history_len = history_CTHW.shape[1]
@@ -126,6 +142,7 @@ class FrameReader:
             fields_CHW = history_CTHW[:, number] if is_history else target_CTHW[:, number - history_len]
             targets: list[np.ndarray | None] = [None] * self._num_stored
             targets[: len(fields_CHW)] = fields_CHW
+            # The value at this time is the forcing of this frame or, for windows that follow, of the frame before.
             for row, channel in enumerate(self._forcing_channels):
                 frame = number - self._label_offsets[channel.name] // self._step
                 if not 0 <= frame < num_inputs or channel.source != "data":
@@ -149,7 +166,7 @@ class FrameReader:
                     forcing_CTHW[row, frame] = self._extrapolate(channel, label, initial)
 
     def static(self) -> np.ndarray:
-        """Return the static channels (C, H, W): those that are read or computed, and masks."""
+        """Return the static channels, (C, H, W) float32: fields in physical units, computed fields, and masks."""
         stored_fields = iter(self.reader.static())
         fields = []
         for channel in self.reader.channels.group("static"):
@@ -164,31 +181,35 @@ class FrameReader:
         return np.stack(fields)
 
     def has(self, minutes: int) -> bool:
-        """Return whether the data have this time."""
+        """Return True if the data have the time `minutes`."""
         return self.reader.index_of(minutes) is not None
 
     def _index(self, minutes: int) -> int:
+        """Return the index of a time in the reader; raise DataError if the data do not have it."""
         index = self.reader.index_of(minutes)
         if index is None:
             raise DataError(f"the data have no fields at {self.reader.calendar.format(minutes)}")
         return index
 
     def _read_masked(self, index: int) -> np.ndarray:
+        """Return the stored fields at an index, (C, H, W), with hidden cells missing."""
         fields_CHW = self.reader.read(index).copy()
         for row, hidden_cells in self._hidden_cells.items():
             fields_CHW[row, hidden_cells] = np.nan
         return fields_CHW
 
     def _stored(self, minutes: int) -> np.ndarray:
+        """Return the stored fields at a time, (C, H, W) in the order of ``time_varying_stored``; they are cached."""
         return self._read(self._index(minutes))
 
     def _compute(self, name: str, minutes: int) -> np.ndarray:
+        """Return one computed forcing of the step that starts at `minutes`, (H, W)."""
         return compute_dynamic_forcing(
             name, minutes, self.reader.calendar, self.reader.grid, self._step, self._conf.solar
         )
 
     def _is_available(self, channel: Channel, label: int, initial: int | None) -> bool:
-        """Return whether a forecast from `initial` (None in training) may use the value of the data at `label`."""
+        """Return True if a forecast from `initial` (None in training) may use the value of the data at `label`."""
         if initial is None or label <= initial:
             return True
         return self._conf.options_of(channel.variable).in_forecast == "observed"
@@ -204,7 +225,16 @@ class FrameReader:
         return 0
 
     def _extrapolate(self, channel: Channel, label: int, initial: int) -> np.ndarray:
-        """Return the forcing at `label` that a forecast from `initial` uses: persisted, or the climatology."""
+        """Return the forcing at `label` that a forecast from `initial` uses, (H, W): persisted, or the climatology.
+
+        Args:
+            channel: channel of the forcing.
+            label: time in minutes that the values would have in the data.
+            initial: initial time in minutes.
+
+        Raises:
+            DataError: if the config asks for the climatology and there is none.
+        """
         row = self._data_forcing.index(channel)
         options = self._conf.options_of(channel.variable)
         if options.in_forecast == "climatology":

@@ -18,12 +18,15 @@ from credit.errors import ConfigError
 
 
 def epoch_order(num_samples: int, seed: int, epoch: int) -> np.ndarray:
-    """Return the permutation of the samples in `epoch` (from 0)."""
+    """Return the order of the samples in an epoch (from 0), (num_samples,) indices; equal seeds give equal orders."""
     return np.random.default_rng([seed, epoch]).permutation(num_samples)
 
 
 def block_of_step(step: int, skipped_blocks: Collection[int]) -> int:
-    """Return the block of samples of an optimizer step (from 0): the step-th of those that are not skipped."""
+    """Return the number of the block of samples that an optimizer step (from 0) takes.
+
+    Step s takes the s-th of the blocks that are not in `skipped_blocks`; see `ResumableSampler`.
+    """
     block = step
     for skipped_block in sorted(skipped_blocks):
         if skipped_block <= block:
@@ -32,13 +35,30 @@ def block_of_step(step: int, skipped_blocks: Collection[int]) -> int:
 
 
 class ResumableSampler(Sampler[list[int]]):
-    """Iterator over the micro-batches of this rank from optimizer step `first_step` to `last_step`.
+    """Iterator over the micro-batches of this rank, each a list of sample indices.
 
-    The epochs are laid end to end and divided into blocks of ``batch_size * num_data_ranks * accumulation`` samples. A
-    block never spans two epochs; the rest of an epoch is dropped. Optimizer step s (from 0) takes the s-th block that
+    The epochs follow each other and are divided into blocks of ``batch_size * num_data_ranks * accumulation`` samples.
+    A block never spans two epochs; the rest of an epoch is dropped. Optimizer step s (from 0) takes the s-th block that
     is not skipped. In a block, micro-step m gives data rank r the `batch_size` samples from
-    ``(m * num_data_ranks + r) * batch_size`` on, so the union over ranks and micro-steps is the same for every number
-    of ranks with the same global batch.
+    ``(m * num_data_ranks + r) * batch_size`` on. So the samples of a step are the same for every number of ranks with
+    the same global batch.
+
+    Args:
+        num_samples: number of samples of the dataset.
+        batch_size: number of samples for each rank and micro-step.
+        accumulation: number of micro-steps of an optimizer step.
+        seed: seed of the order.
+        first_step: first optimizer step, from 0.
+        last_step: optimizer step before which the iterator ends.
+        data_rank: data-parallel rank of this process.
+        num_data_ranks: number of data-parallel ranks.
+        skipped_blocks: numbers of blocks that no step takes.
+
+    Attributes:
+        block_size: number of samples of an optimizer step over all ranks.
+
+    Raises:
+        ConfigError: if a step needs more samples than there are.
     """
 
     def __init__(
@@ -73,7 +93,7 @@ class ResumableSampler(Sampler[list[int]]):
 
     @property
     def steps_per_epoch(self) -> int:
-        """Return the optimizer steps of one pass over the samples."""
+        """Number of optimizer steps of one pass over the samples."""
         return self._num_samples // self.block_size
 
     def __len__(self) -> int:
@@ -86,13 +106,14 @@ class ResumableSampler(Sampler[list[int]]):
                 yield samples_RB[self._data_rank].tolist()
 
     def samples(self, step: int) -> np.ndarray:
-        """Return the samples of optimizer step `step` over all ranks and micro-steps."""
+        """Return the indices of the samples of an optimizer step over all ranks and micro-steps, (block_size,)."""
         block = block_of_step(step, self._skipped_blocks)
         epoch, block_in_epoch = divmod(block, self.steps_per_epoch)
         start = block_in_epoch * self.block_size
         return self._order(epoch)[start : start + self.block_size]
 
     def _order(self, epoch: int) -> np.ndarray:
+        """Return the order of the samples in an epoch, which is kept for the next steps of the same epoch."""
         if self._cached_order is None or self._cached_order[0] != epoch:
             self._cached_order = epoch, epoch_order(self._num_samples, self._seed, epoch)
         return self._cached_order[1]
@@ -103,12 +124,19 @@ class SampleSchedule:
 
     Args:
         dataset: the samples.
-        batch_size: samples for each rank and micro-step.
-        accumulation: micro-steps of an optimizer step.
+        batch_size: number of samples for each rank and micro-step.
+        accumulation: number of micro-steps of an optimizer step.
         seed: seed of the run.
-        workers: threads or processes of a loader.
+        workers: number of threads or processes of a loader.
         data_rank: data-parallel rank of this process.
         num_data_ranks: number of data-parallel ranks.
+
+    Attributes:
+        steps_per_epoch: number of optimizer steps of one pass over the samples.
+        samples_a_step: number of samples of an optimizer step over all ranks.
+
+    Raises:
+        ConfigError: if a step needs more samples than there are.
     """
 
     def __init__(
@@ -137,12 +165,12 @@ class SampleSchedule:
         self.samples_a_step = sampler.block_size
 
     def loader(self, first_step: int, last_step: int, skipped_blocks: Collection[int] = ()) -> Loader:
-        """Return the loader of this rank for the optimizer steps from `first_step` to `last_step`."""
+        """Return the loader of this rank for the optimizer steps from `first_step` to `last_step` - 1."""
         sampler = self._build_sampler(first_step=first_step, last_step=last_step, skipped_blocks=skipped_blocks)
         return Loader(self._dataset, sampler, self._workers)
 
     def epoch(self, step: int, skipped_blocks: Collection[int] = ()) -> int:
-        """Return the epoch (from 0) of optimizer step `step`."""
+        """Return the epoch (from 0) of optimizer step `step` (from 0)."""
         return block_of_step(step, skipped_blocks) // self.steps_per_epoch
 
     def initial_times(self, step: int, skipped_blocks: Collection[int] = ()) -> list[int]:
@@ -159,8 +187,8 @@ class Loader:
 
     Args:
         dataset: the samples.
-        order: the samples of each batch.
-        workers: threads or processes; a store has at least one thread.
+        order: indices of the samples of each batch.
+        workers: number of threads or processes; a store is read by at least one thread.
     """
 
     def __init__(self, dataset: ForecastDataset, order: Sampler[list[int]] | list[list[int]], workers: int) -> None:
@@ -169,10 +197,10 @@ class Loader:
         self._workers = workers
 
     def jobs(self) -> tuple[Iterator[Callable[[], Batch]], int, Callable[[], None]]:
-        """Return the calls that load each batch, the number of threads for them, and a function that ends them.
+        """Return functions that load the batches, the number of threads to call them in, and a function that ends them.
 
-        With 0 threads each call is made when its batch is needed. The function must be called in any case: worker
-        processes ignore signals, and would keep the interpreter from ending.
+        With 0 threads the caller loads each batch when it needs it. The last function must be called in any case:
+        worker processes ignore signals, and would keep the interpreter from ending.
         """
         calls = (functools.partial(self._dataset.__getitems__, indices) for indices in self._order)
         if self._dataset.is_thread_safe:
@@ -198,6 +226,9 @@ def _keep_batch(batch: Batch) -> Batch:
 
 
 def _ignore_signals(worker: int) -> None:
-    """Leave the decision to stop to the training process, because its last checkpoint needs the workers."""
+    """Ignore SIGTERM and SIGINT in a worker process.
+
+    The training process decides when to stop, because it needs the workers until its last checkpoint.
+    """
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)

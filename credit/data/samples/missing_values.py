@@ -12,7 +12,7 @@ from credit.grid import LatLonGrid
 
 
 def find_masks(fields: np.ndarray, channels: Sequence[Channel], declared: Sequence[str]) -> dict[str, np.ndarray]:
-    """Return variable -> (H, W) bool of the cells missing in these fields, for the declared variables.
+    """Return declared variable -> (H, W) bool, True in the cells that are missing in these fields.
 
     Args:
         fields: (C, H, W) of one time, missing values as NaN.
@@ -20,7 +20,7 @@ def find_masks(fields: np.ndarray, channels: Sequence[Channel], declared: Sequen
         declared: variables whose values may be missing.
 
     Raises:
-        DataError: if a variable lacks other cells on one level than on another.
+        DataError: if different cells are missing on two levels of a variable, or all cells of a level.
     """
     masks: dict[str, np.ndarray] = {}
     for field, channel in zip(fields, channels, strict=True):
@@ -44,17 +44,17 @@ def find_masks(fields: np.ndarray, channels: Sequence[Channel], declared: Sequen
 def check_values(
     fields: np.ndarray, channels: Sequence[Channel], masks: Mapping[str, np.ndarray], grid: LatLonGrid, when: str
 ) -> None:
-    """Refuse values that are infinite, or missing outside of the mask.
+    """Require that all values are finite, except those of masked cells, which must be missing.
 
     Args:
-        fields: (C, H, W) float32 of one time.
+        fields: (C, H, W) float32 of one time, missing values as NaN.
         channels: the C channels.
-        masks: variable -> cells that are always missing.
-        grid: for the location in the message.
+        masks: variable -> (H, W) bool, True in cells that are always missing.
+        grid: grid of the fields, for the location in the message.
         when: time and file, for the message.
 
     Raises:
-        DataError: naming the first channel with such values, their number and the location of the first one.
+        DataError: naming the first channel with wrong values, their number and the location of the first one.
     """
     finite = np.isfinite(fields)
     # Nearly always all values are finite, and this single check suffices.
@@ -68,6 +68,7 @@ def check_values(
                 "such times out (data.on_bad_time: skip with a data.store, or other data.splits), or take the variable "
                 "out of data.variables"
             )
+        # The cells that are missing must be those of the mask, no more and no fewer.
         mask = masks.get(channel.variable)
         if mask is not None and not np.array_equal(np.isnan(field), mask):
             raise DataError(
@@ -81,20 +82,34 @@ def check_values(
 
 
 def _describe(field: np.ndarray, wrong: np.ndarray, channel: Channel, grid: LatLonGrid, when: str, nans: int) -> str:
+    """Return the message about wrong values of a field.
+
+    Args:
+        field: (H, W) values.
+        wrong: (H, W) bool, True for the wrong values.
+        channel: channel of the field.
+        grid: grid of the field.
+        when: time and file.
+        nans: number of missing values; 0 if the wrong ones are infinite.
+    """
     row, column = np.argwhere(wrong)[0]
     kind = "missing (NaN)" if np.isnan(field[row, column]) else "infinite"
-    declare = (
-        "; if it is always missing in the same cells (over land), declare "
-        f"data.variable_options.{channel.variable}.missing: "
-        "fill_mean, else correct the file or leave these times out (data.on_bad_time: skip with a data.store, or other "
-        "data.splits)"
-    )
+    advice = "correct the file"
+    if nans:
+        advice = (
+            "if it is always missing in the same cells (over land), declare "
+            f"data.variable_options.{channel.variable}.missing: "
+            "fill_mean, else correct the file or leave these times out (data.on_bad_time: skip with a data.store, or "
+            "other data.splits)"
+        )
     return (
         f"{_describe_channel(channel)} at {when}: {int(wrong.sum())} of {field.size} values are {kind}, the first at "
-        f"latitude {grid.lat[row]:g}, longitude {grid.lon[column]:g}{declare if nans else '; correct the file'}"
+        f"latitude {grid.lat[row]:g}, longitude {grid.lon[column]:g}; {advice}"
     )
 
 
 def _describe_channel(channel: Channel) -> str:
-    """Return a variable and its level as text."""
-    return channel.variable if channel.level is None else f"{channel.variable}, level {channel.level:g}"
+    """Return the variable of a channel as text, followed by the level if it has one."""
+    if channel.level is None:
+        return channel.variable
+    return f"{channel.variable}, level {channel.level:g}"

@@ -27,19 +27,23 @@ _NEVER = -(10**12)
 
 @dataclass(frozen=True)
 class TimeAggregation:
-    """Values of one variable as weighted sums of the values in its files.
+    """Values of one variable over the time step, as weighted sums of the values in its files.
 
     Attributes:
         times: (M,) int64 minutes, increasing, at which there is a value.
-        terms: terms of the sums, each as (M,) float64 weights and (M,) indices in the times of the series; values of
-            weight 0 are not read.
+        terms: terms of the sums. Each term is a pair: (M,) float64 weights, and (M,) int64 indices in the times of the
+            series. Values of weight 0 are not read.
     """
 
     times: np.ndarray
     terms: Sequence[tuple[np.ndarray, np.ndarray]]
 
     def terms_at(self, index: int) -> tuple[list[float], list[int]]:
-        """Return the weights and the indices in the series of the values that are added up at one time."""
+        """Return the weights, and the indices in the series, of the values that are added up at one time.
+
+        Args:
+            index: index of the time in `times`.
+        """
         term_weights = []
         term_indices = []
         for weights, indices in self.terms:
@@ -50,7 +54,7 @@ class TimeAggregation:
 
 
 def build_time_aggregation(name: str, series: VariableSeries, conf: DataConfig, calendar: Calendar) -> TimeAggregation:
-    """Return how the values of a variable over ``data.timestep`` are computed from those in its files.
+    """Return the weighted sums that give the values of a variable over ``data.timestep`` from those in its files.
 
     Args:
         name: the variable.
@@ -153,17 +157,22 @@ def _build_sums(
     if num_intervals > 1:
         operation = "averages" if temporal == "mean" else "sums"
         logger.info("%s: %s of %d intervals of %s", name, operation, num_intervals, format_duration(interval_length))
-    weights = np.full(len(times), 1.0 / num_intervals if temporal == "mean" else 1.0)
+    weight = 1.0
+    if temporal == "mean":
+        weight = 1.0 / num_intervals
+    weights = np.full(len(times), weight)
     # The intervals of a window, from its end backwards.
     terms = [(weights, times - number * interval_length) for number in range(num_intervals)]
     return _select_complete_windows(name, series, terms)
 
 
 def _require_one_spacing(name: str, series: VariableSeries) -> None:
-    """Refuse sources whose values cover intervals of different lengths, if only the spacing of the times tells them.
+    """Require that the times of all sources have the same spacing, for values without time bounds.
+
+    The spacing is then the only hint at the interval that a value covers.
 
     Raises:
-        DataError: naming two sources.
+        DataError: naming the sources and their spacings.
     """
     source_of_file = np.array([file_variable.source_number for file_variable in series.file_variables])
     source_of_time = source_of_file[series.file_index]
@@ -174,7 +183,8 @@ def _require_one_spacing(name: str, series: VariableSeries) -> None:
         if len(times) > 1:
             spacings[number] = int(np.diff(times).min())
     if len(set(spacings.values())) > 1:
-        described = ", ".join(f"data.sources.{number}: {format_duration(each)}" for number, each in spacings.items())
+        descriptions = [f"data.sources.{number}: {format_duration(spacing)}" for number, spacing in spacings.items()]
+        described = ", ".join(descriptions)
         raise DataError(
             f"{name}: its sources give values at different distances ({described}) and have no time bounds, so what "
             "each value covers is not known; write time bounds into the files, or bring all to one interval"
@@ -193,7 +203,7 @@ def _build_differences(
         interval_begins: (N,) minutes at which the accumulations begin; None if the files do not tell.
 
     Raises:
-        DataError: if neither the files nor the config tell where an accumulation begins.
+        DataError: if neither the files nor the config tell where an accumulation begins, or no window is complete.
     """
     times = series.times
     restarts = conf.options_of(name).restarts
@@ -252,7 +262,7 @@ def _find_last_restarts(times: np.ndarray, hours: Sequence[int]) -> np.ndarray:
 def _select_complete_windows(
     name: str, series: VariableSeries, terms: Sequence[tuple[np.ndarray, np.ndarray]]
 ) -> TimeAggregation:
-    """Return the windows of which every term exists.
+    """Return the windows for which the files have the value of every term.
 
     Args:
         name: the variable.

@@ -29,8 +29,9 @@ class _VariableLabel:
     """Label of a variable in the description of a source.
 
     Attributes:
-        name: the variable.
-        purpose: what it is derived by, or needed for; empty for a variable that is read as it is.
+        name: name of the variable.
+        purpose: text such as ``derived (wind_speed)`` or ``for relative_humidity``; empty for a variable that is read
+            as it is.
     """
 
     name: str
@@ -42,11 +43,11 @@ class Contribution:
     """Contribution of one source.
 
     Attributes:
-        source: its number in the config.
+        source: index of the source in ``data.sources``.
         num_files: number of its files.
-        variables: description of each variable that it gives, with the names in the files if they differ.
+        variables: description of each variable that the source gives, with its name in the files if that differs.
         times: (N,) int64 distinct minutes of its time-varying variables, increasing.
-        unused_files: file -> why nothing is read from it.
+        unused_files: file -> reason why nothing is read from it.
     """
 
     source: int
@@ -91,6 +92,9 @@ def list_contributions(
         source_index: contents of the files.
         series: variable -> its times and files, for time-varying variables; None if the sources have problems, so that
             it is not known which of two files with the same fields is read.
+
+    Returns:
+        One contribution for each source, in the order of the config.
     """
     static_variables = {channel.variable for channel in conf.channel_map().static_stored}
     used_paths = None
@@ -135,11 +139,13 @@ def warn_of_unused_files(contributions: Sequence[Contribution]) -> None:
 
 
 def _label_variables(conf: DataConfig, source_index: SourceIndex) -> list[tuple[_VariableLabel, list[FileVariable]]]:
-    """Return the files of every variable that is read, with its label."""
+    """Return (label, files) of every variable that is read, also of those from which others are derived."""
     labelled_variables = []
     for name, file_variables in source_index.file_variables.items():
         kind = conf.options_of(name).derive
-        purpose = f"derived ({kind})" if kind is not None else ""
+        purpose = ""
+        if kind is not None:
+            purpose = f"derived ({kind})"
         labelled_variables.append((_VariableLabel(name, purpose), file_variables))
     for (target_variable, name), file_variables in source_index.inputs.items():
         purpose = f"for {target_variable}" if target_variable else "of the ground, for levels"

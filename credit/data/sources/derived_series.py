@@ -28,11 +28,11 @@ class DerivedSeries(VariableSeries):
     """Variable whose fields are computed when they are read.
 
     Attributes:
-        name: the variable.
-        kind: the derived quantity; None for an interpolated variable.
-        inputs: role -> series of another input, and (N,) index in it of each time.
-        ground: geopotential of the ground (h, w), m2 s-2, float64; None if it is not known.
-        ground_file: the file that it is read from; None if it is not known.
+        name: name of the variable.
+        kind: the derived quantity (``data.variable_options.NAME.derive``); None for an interpolated variable.
+        inputs: role -> pair of the series of another input, and the (N,) index in that series of each time.
+        ground: (h, w) float64 geopotential of the ground in m2 s-2; None if it is not known.
+        ground_file: file from which `ground` is read; None if `ground` is None.
     """
 
     name: str
@@ -42,7 +42,7 @@ class DerivedSeries(VariableSeries):
     ground_file: FileVariable | None
 
     def is_from_files(self, keys: Collection[str]) -> np.ndarray:
-        """Return whether an input comes from one of the given files at each time, (N,) bool.
+        """Return (N,) bool, True at the times at which an input comes from one of the given files.
 
         Args:
             keys: keys of the files, see `credit.data.formats.files.file_key`.
@@ -78,7 +78,7 @@ class DerivedSeries(VariableSeries):
 
         Args:
             file_variable: the main input in its file.
-            fields: role -> fields (K, h, w) of this input.
+            fields: role -> fields (K, h, w) of this input in SI units on the grid of the file.
         """
         layout = file_variable.layout
         if SURFACE_PRESSURE in fields:
@@ -98,7 +98,7 @@ class DerivedSeries(VariableSeries):
 
 
 def is_derived(name: str, file_variables: list[FileVariable], conf: DataConfig) -> bool:
-    """Return whether a variable is derived or interpolated, not read as it is in the files.
+    """Return True if a variable is derived or interpolated, False if it is read as it is in the files.
 
     Args:
         name: the variable.

@@ -84,12 +84,12 @@ def find_extrapolated_quantity(name: str, standard_name: str) -> str:
 def find_si_conversion(
     role: str, name: str, attributes: Mapping[str, str], origin: str
 ) -> Conversion | ExpConversion | None:
-    """Return the conversion of an input of a formula to SI units; None if it has them.
+    """Return the conversion of an input of a formula to SI units; None if the input is in SI units.
 
     Args:
-        role: its role in the formula.
-        name: its name in the file.
-        attributes: its attributes in the file.
+        role: role of the input in the formula, such as ``temperature`` or ``surface_pressure``.
+        name: name of the input in the file.
+        attributes: attributes of the input in the file; ``units`` and ``long_name`` are used.
         origin: the file, for messages.
 
     Raises:
@@ -124,9 +124,11 @@ def compute_derived(
     It is computed in blocks of rows, which stay in the processor's cache.
 
     Args:
-        kind: the derived quantity; None for a variable that is interpolated.
-        quantity: for an interpolated variable, see `find_extrapolated_quantity`.
-        level_mapping: from the levels of the file to those of the run; None if they are the same, or there are none.
+        kind: the derived quantity (``data.variable_options.NAME.derive``); None for a variable that is interpolated.
+        quantity: quantity by which an interpolated variable is extrapolated below the ground, see
+            `find_extrapolated_quantity`.
+        level_mapping: mapping from the levels of the file to those of the run; None if these are the same, or if there
+            are no levels.
         inputs: role -> (K, h, w) or, for the ground, (h, w); in SI units if a formula uses them.
         si_conversion: conversion to SI units that was applied to an interpolated variable and is inverted here.
 
@@ -135,11 +137,15 @@ def compute_derived(
     """
     num_levels, height, width = inputs[FIELD].shape
     pressure = inputs.get(SURFACE_PRESSURE)
-    if pressure is not None and not (np.nanmin(pressure) > _MIN_SURFACE_PA and np.nanmax(pressure) < _MAX_SURFACE_PA):
-        raise DataError(
-            f"surface pressure runs from {np.nanmin(pressure):g} to {np.nanmax(pressure):g} Pa; look at the units of "
-            "what data.sources.N.vertical.surface_pressure names, in a forecast inference.surface_pressure"
-        )
+    if pressure is not None:
+        lowest = np.nanmin(pressure)
+        highest = np.nanmax(pressure)
+        # A comparison with NaN is false, so a field without values is refused as well.
+        if not (lowest > _MIN_SURFACE_PA and highest < _MAX_SURFACE_PA):
+            raise DataError(
+                f"surface pressure runs from {lowest:g} to {highest:g} Pa; look at the units of "
+                "what data.sources.N.vertical.surface_pressure names, in a forecast inference.surface_pressure"
+            )
     rows_at_once = max(1, _BLOCK_VALUES // (num_levels * width))
     blocks = []
     for start in range(0, height, rows_at_once):
@@ -159,9 +165,12 @@ def _interpolate_block(quantity: str, level_mapping: LevelMapping, block: Mappin
     """Return a variable of the source on the levels of the run, (L, N...).
 
     Args:
-        quantity: see `find_extrapolated_quantity`.
-        level_mapping: from the levels of the file to those of the run.
-        block: role -> field of the input in a block of cells.
+        quantity: quantity by which it is extrapolated below the ground, see `find_extrapolated_quantity`.
+        level_mapping: mapping from the levels of the file to those of the run.
+        block: role -> field of the input in a block of cells, (K, N...) or (N...).
+
+    Raises:
+        DataError: if an extrapolation below the ground needs an input that is not there.
     """
     interpolator = build_interpolator(level_mapping.levels, level_mapping.target_levels, _surface_pressure_or_0(block))
     if not quantity or not interpolator.is_below_source.any():
@@ -249,9 +258,12 @@ def _interpolate_temperature(
     """Return temperature (K) on the levels of the run, (L, N...), extrapolated below the lowest level of the source.
 
     Args:
-        level_mapping: from the levels of the file to those of the run.
-        interpolator: its interpolator for the surface pressure of the block.
+        level_mapping: mapping from the levels of the file to those of the run.
+        interpolator: interpolator of this mapping for the surface pressure of the block.
         block: role -> field of temperature and, on hybrid levels, of surface pressure and surface geopotential.
+
+    Raises:
+        DataError: if a level lies below the ground and the surface geopotential is not there.
     """
     temperature = interpolator.interpolate_constant(block[FIELD])
     surface_pressure = _surface_pressure_or_0(block)
@@ -285,7 +297,7 @@ def _surface_pressure_or_0(block: Mapping[str, np.ndarray]) -> np.ndarray:
 
 
 def _describe_levels(level_mapping: LevelMapping, mask_LN: np.ndarray) -> str:
-    """Return the values of the levels of the run for which a mask is true in some cell."""
+    """Return the text ``level 1000, 925``: the levels of the run for which a mask (L, N...) is true in some cell."""
     rows = np.flatnonzero(mask_LN.reshape(len(mask_LN), -1).any(axis=1))
     values = level_mapping.target_levels.values[rows]
     return f"level {', '.join(f'{value:g}' for value in values)}"

@@ -42,8 +42,8 @@ class FileVariable:
     """One variable in one file.
 
     Attributes:
-        path: the file; a URL as text.
-        source_number: number of its source in the config.
+        path: path of the file, or URL.
+        source_number: index of its source in ``data.sources``.
         layout: layout of the variable in the file.
         positions: (M,) int64 indices in the file of the times in the period of the source; None if the file has no
             time.
@@ -57,22 +57,24 @@ class FileVariable:
     @property
     def times(self) -> np.ndarray | None:
         """Minutes (M,) int64 of the times in the period of the source; None if the file has no time."""
-        return None if self.positions is None else self.layout.times[self.positions]
+        if self.positions is None:
+            return None
+        return self.layout.times[self.positions]
 
 
 class FileScanner:
-    """Inspection of one file.
+    """Inspection of one file, which finds out how each variable is to be read; no field is read.
 
     Args:
-        path: the file; a URL as text.
+        path: path of the file, or URL.
         dataset: the opened file.
-        number: number of its source in the config.
+        number: index of its source in ``data.sources``.
         conf: the data section.
-        shared: grid and calendar that all files share, which this file may decide.
-        level_resolver: mapping of levels.
+        shared: grid and calendar that all files share; the first file that is inspected decides them.
+        level_resolver: mapping from the levels of files to those of the run.
 
     Attributes:
-        names: names in the file of its variables of at least two dimensions.
+        names: names in the file of the variables of at least two dimensions.
         unusable: variable -> why it cannot be read, for variables that cannot be read.
     """
 
@@ -102,11 +104,11 @@ class FileScanner:
         """Return a variable of the file, with its times in the period of the source at which it has all levels.
 
         Args:
-            request: the variable that is looked for.
+            request: the variable that the run needs.
             name_in_file: its name in the file.
 
         Raises:
-            DataError: see `build_layout`.
+            DataError: as `build_layout`.
             ConfigError: for a period that ends before it begins.
         """
         layout = self.build_layout(request, name_in_file)
@@ -139,12 +141,13 @@ class FileScanner:
         """Return the layout of a variable in the file.
 
         Args:
-            request: the variable that is looked for.
+            request: the variable that the run needs.
             name_in_file: its name in the file.
 
         Raises:
-            DataError: for a missing level; a grid, a calendar or units that do not fit; unknown dimensions; levels
-                without coefficients.
+            DataError: for values that are not numbers; unknown dimensions; missing levels, or levels without
+                coefficients; a grid, a calendar or units that do not fit.
+            ConfigError: for ``units`` in the config that are not known, or if cf-units is needed and not installed.
         """
         variable = self._dataset.variables[name_in_file]
         self._require_numbers(request, name_in_file)
@@ -168,6 +171,7 @@ class FileScanner:
             self._coordinates, dims, method, vector, self._origin
         )
         times, window_bounds = self._read_times(dims)
+        # Conversion to the units of the config, in which the step of packed integers is then given, too.
         conversion = None
         if options.units is not None:
             source_units = attributes.get("units", "")
@@ -205,7 +209,7 @@ class FileScanner:
             )
 
     def _options_of(self, request: VariableRequest) -> VariableOptions:
-        """Return the options of a variable in the config; they do not apply to its further inputs."""
+        """Return the options of the requested variable; further inputs of a derived variable have the defaults."""
         if request.role == FIELD:
             return self._conf.options_of(request.target_variable)
         return VariableOptions()
@@ -217,7 +221,13 @@ class FileScanner:
         attributes: dict[str, str],
         level_mapping: LevelMapping | None,
     ) -> Conversion | ExpConversion | None:
-        """Return the conversion of a variable to the units of formulas; None if it has them, or no formula needs it."""
+        """Return the conversion of a variable to the SI units of formulas.
+
+        None means that the variable is in SI units, or that no formula needs it.
+
+        Raises:
+            DataError: for units that a formula needs and that are missing or not known.
+        """
         is_main_input = request.role == FIELD
         role: str | None = request.role
         if is_main_input:
@@ -239,11 +249,17 @@ class FileScanner:
         level_mapping: LevelMapping | None,
         conversion: Conversion | None,
     ) -> ValueRules:
-        """Return the checks of the values of a variable, in the units of the file."""
+        """Return the checks of the values of a variable, in the units of the file.
+
+        Raises:
+            DataError: if the variable has the units of another quantity.
+        """
         options = self._options_of(request)
-        # The range that the config declares is one of a variable that is read as it is.
+        # A range that the config declares applies to a variable that is read as it is, not to inputs of formulas.
         is_read = request.role == FIELD and options.derive is None
-        valid_range = options.valid_range if is_read else None
+        valid_range = None
+        if is_read:
+            valid_range = options.valid_range
         # A declared range means that the units are to be accepted as they are.
         if is_read and valid_range is None:
             require_plausible_units(request.target_variable, attributes, self._origin)
@@ -254,15 +270,20 @@ class FileScanner:
         # xarray moves attributes that it has decoded to the encoding.
         declared = variable.encoding | variable.attrs
         has_fill_value = not declared.keys().isdisjoint(("_FillValue", "missing_value"))
+        file_range = read_file_range(declared, packing)
+        if has_fill_value:
+            packing = None
         # Levels that are mapped are not those of the run, whose limits would not apply to them.
-        has_levels_of_run = request.levels is not None and level_mapping is None
+        levels: tuple[float | None, ...] = (None,)
+        if request.levels is not None and level_mapping is None:
+            levels = request.levels
         return build_value_rules(
             request.name,
             attributes,
-            levels=request.levels if has_levels_of_run else (None,),
+            levels=levels,
             level_units=self._conf.level_units,
-            packing=None if has_fill_value else packing,
-            file_range=read_file_range(declared, packing),
+            packing=packing,
+            file_range=file_range,
             valid_range=convert_range_to_file_units(valid_range, conversion),
             has_options=is_read,
         )
@@ -270,7 +291,13 @@ class FileScanner:
     def _find_rows(
         self, request: VariableRequest, dims: dict[str, str]
     ) -> tuple[tuple[int, ...] | None, LevelMapping | None]:
-        """Return the rows of the levels to read, and their mapping to the levels of the run (None if not needed)."""
+        """Return the indices in the file of the levels to read, and their mapping to the levels of the run.
+
+        The indices are None for a variable without levels, and the mapping is None if the levels are those of the run.
+
+        Raises:
+            DataError: if levels are missing, or a variable has levels and should not, or the reverse.
+        """
         kind = self._conf.options_of(request.target_variable).derive
         # Mean sea level pressure has no levels itself, but its input is on levels.
         if request.levels is None and kind != "mean_sea_level_pressure":
@@ -293,7 +320,11 @@ class FileScanner:
         return rows, level_mapping
 
     def _find_single_row(self, name: str, dims: dict[str, str], is_field: bool) -> tuple[int, ...] | None:
-        """Return the row of a 2-D variable on a level dimension of length 1; None without such a dimension."""
+        """Return (0,), the index on a level dimension of length 1; None if the 2-D variable has no such dimension.
+
+        Raises:
+            DataError: if the variable has several levels; `is_field` chooses the advice of the message.
+        """
         if "level" not in dims:
             return None
         num_levels = self._dataset.sizes[dims["level"]]
@@ -306,9 +337,12 @@ class FileScanner:
         return (0,) if num_levels else None
 
     def _read_times(self, dims: dict[str, str]) -> tuple[np.ndarray | None, np.ndarray | None]:
-        """Return the minutes of the times (N,) and of their bounds (N, 2), None where the file has none.
+        """Return the times (N,) and their bounds (N, 2) in int64 minutes; None for what the file does not have.
 
         A scalar time is the time of a single field.
+
+        Raises:
+            DataError: if the times cannot be decoded, or the calendar is another one than that of the other files.
         """
         coordinates = self._coordinates
         if "time" in dims:
@@ -331,4 +365,6 @@ class FileScanner:
 def _read_packing_step(variable: xr.Variable) -> float:
     """Return the step of packed integers in the units of the file, 0 if the variable is not packed."""
     is_packed = np.dtype(variable.encoding.get("dtype", float)).kind in "iu"
-    return abs(float(variable.encoding.get("scale_factor", 0.0))) if is_packed else 0.0
+    if not is_packed:
+        return 0.0
+    return abs(float(variable.encoding.get("scale_factor", 0.0)))

@@ -31,12 +31,13 @@ class VariableRequest:
     """A variable to be found in the files.
 
     Attributes:
-        name: its name in the run.
-        role: `FIELD` for the variable that decides the files and times of a channel's variable: itself or, if that is
-            derived, the first of its inputs; else the role of another input, or of a field of the ground.
-        target_variable: the variable of the channels; empty for a field of the ground.
+        name: name of the variable in the run.
+        role: `FIELD` for a variable that is read as it is, and for the first input of a derived variable, which decides
+            files and times. Other inputs have their role in the formula, such as ``northward_wind``. Fields of the
+            ground have `SURFACE_PRESSURE` or `SURFACE_GEOPOTENTIAL`.
+        target_variable: the variable of the channels that needs this one; empty for a field of the ground.
         levels: levels of the run, in ``data.level_units``; None without levels.
-        key: config key that requires it.
+        key: config key that requires the variable, for messages.
     """
 
     name: str
@@ -58,14 +59,19 @@ def find_required_levels(channels: ChannelMap) -> dict[str, Levels]:
 
 
 def list_variable_requests(conf: DataConfig) -> list[VariableRequest]:
-    """Return everything that the files must have."""
+    """Return the variables that the files must have, in the order of the channels, then the fields of the ground."""
     requests = []
     for variable, levels in find_required_levels(conf.channel_map()).items():
-        inputs = conf.options_of(variable).derived_from or {FIELD: variable}
-        key = f"data.variable_options.{variable}.inputs" if conf.options_of(variable).derive else "data.variables"
+        options = conf.options_of(variable)
+        inputs = options.derived_from or {FIELD: variable}
+        key = "data.variables"
+        if options.derive:
+            key = f"data.variable_options.{variable}.inputs"
         for number, (role, name) in enumerate(inputs.items()):
             # The first input decides the files and times of a derived variable.
-            requests.append(VariableRequest(name, role if number else FIELD, variable, levels, key))
+            if number == 0:
+                role = FIELD
+            requests.append(VariableRequest(name, role, variable, levels, key))
     # Several sources may name the same field of the ground, which is requested once.
     for number, source in enumerate(conf.sources):
         for role, name in _find_ground_variables(source).items():
@@ -78,15 +84,17 @@ def list_variable_requests(conf: DataConfig) -> list[VariableRequest]:
 def find_source_requests(
     source: SourceConfig, requests: Sequence[VariableRequest]
 ) -> Iterator[tuple[VariableRequest, list[str]]]:
-    """Yield each variable that a source has to give, with the names that it may have in the files.
+    """Yield each variable that a source may give, with the names that the variable may have in the files.
 
     Args:
-        source: the source.
-        requests: everything that the files must have.
+        source: section of the source in the config.
+        requests: all variables that the files must have.
     """
+    ground_names = _find_ground_variables(source).values()
     for request in requests:
-        is_ground = not request.target_variable and request.name in _find_ground_variables(source).values()
-        if source.variables is None or request.name in source.variables or is_ground:
+        is_ground = not request.target_variable and request.name in ground_names
+        is_listed = source.variables is None or request.name in source.variables
+        if is_listed or is_ground:
             yield request, source.names_in_files(request.name)
 
 
@@ -108,7 +116,10 @@ def match_requests(
 
 
 def describe_no_match(source_requests: Sequence[tuple[VariableRequest, list[str]]], names: set[str]) -> str:
-    """Return why a file gives nothing; arguments as of `match_requests`."""
+    """Return a message on a file that serves no request: the names that it should and does have.
+
+    Arguments are those of `match_requests`.
+    """
     requested_names = []
     for _, names_in_file in source_requests:
         requested_names += names_in_file
@@ -123,7 +134,7 @@ def find_unusable_variables(dataset: xr.Dataset, number: int) -> dict[str, str]:
 
     Args:
         dataset: the file.
-        number: number of its source.
+        number: index of its source in ``data.sources``.
     """
     left_out_reason = f"data.sources.{number}.select leaves it out: read it from another entry with the same path"
     unusable = dict.fromkeys(dataset.encoding.get(LEFT_OUT, ()), left_out_reason)
@@ -155,10 +166,10 @@ def report_missing_variables(
 
     Args:
         conf: the data section.
-        requests: what the files must have.
+        requests: the variables that the files must have.
         present: for each source, the names in its files of the variables that can be read.
         unusable: for each source, variable -> why it cannot be read.
-        problems: receives the missing variables.
+        problems: collector, to which a message for each missing variable is added.
     """
     reported_or_present: set[str] = set()
     for number, source in enumerate(conf.sources):
@@ -188,7 +199,7 @@ def _describe_lack_in_source(
 def _describe_missing(
     conf: DataConfig, request: VariableRequest, present: Sequence[set[str]], unusable: Sequence[Mapping[str, str]]
 ) -> str:
-    """Return why no source gives a variable, and what to do."""
+    """Return the reason why no source gives a variable, and what to do; arguments as of `report_missing_variables`."""
     # The files may have the variable, although it is not read from them.
     for number, source in enumerate(conf.sources):
         for name in source.names_in_files(request.name):

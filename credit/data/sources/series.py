@@ -27,8 +27,8 @@ class SourceOverlapError(DataError):
     """Error for times that two sources have, mostly of many variables at once.
 
     Attributes:
-        names: the variables.
-        message_end: the message after the names.
+        names: names of the variables.
+        message_end: text of the message that follows the names and "is" or "are".
     """
 
     def __init__(self, names: list[str], message_end: str) -> None:
@@ -43,10 +43,10 @@ class VariableSeries:
     """One variable along time, over all its files.
 
     Attributes:
-        file_variables: its files.
+        file_variables: the variable in each of its files.
         times: (N,) int64 minutes, increasing.
-        file_index: (N,) int64 index in `file_variables` of each time.
-        position: (N,) int64 index in that file of each time.
+        file_index: (N,) int64 index in `file_variables` of the file that has each time.
+        position: (N,) int64 index of each time along the time axis of that file.
     """
 
     file_variables: list[FileVariable]
@@ -55,7 +55,7 @@ class VariableSeries:
     position: np.ndarray
 
     def is_from_files(self, keys: Collection[str]) -> np.ndarray:
-        """Return whether each time comes from one of the given files, (N,) bool.
+        """Return (N,) bool, True at the times that come from one of the given files.
 
         Args:
             keys: keys of the files, see `credit.data.formats.files.file_key`.
@@ -71,7 +71,7 @@ class VariableSeries:
             indices: increasing indices in `times`.
 
         Raises:
-            DataError: if a file cannot be read, or its values cannot be right.
+            DataError: if a file cannot be read, or its values are implausible.
         """
         return self._read(files, indices, on_file_grid=False)
 
@@ -83,7 +83,7 @@ class VariableSeries:
         return self._read(files, indices, on_file_grid=True)
 
     def _read(self, files: OpenFiles, indices: np.ndarray, on_file_grid: bool) -> Iterator[np.ndarray]:
-        """Yield the fields at each index.
+        """Yield the fields at each index of `times`, on the grid of the file and in SI units if `on_file_grid`.
 
         Adjacent times are read at once. So are times in one chunk of a file, together with the times between them,
         because the library decompresses the whole chunk anyway.
@@ -121,7 +121,7 @@ class JoinedSeries(VariableSeries):
     index_in_part: np.ndarray
 
     def is_from_files(self, keys: Collection[str]) -> np.ndarray:
-        """Return whether each time comes from one of the given files; see `VariableSeries.is_from_files`."""
+        """Return (N,) bool, True at the times that come from one of the given files, as `VariableSeries` does."""
         is_from_files = np.zeros(len(self.times), dtype=bool)
         for number, series in enumerate(self.parts):
             is_in_series = self.part_index == number
@@ -151,11 +151,11 @@ def group_by_source(file_variables: list[FileVariable]) -> list[list[FileVariabl
 
 
 def join_series(name: str, parts: list[VariableSeries], calendar: Calendar) -> VariableSeries:
-    """Join the series of a variable from several sources along time; a single one is returned as it is.
+    """Join the series of a variable from several sources along time; a single series is returned as it is.
 
     Args:
-        name: the variable.
-        parts: its series, one of each source.
+        name: name of the variable, for messages.
+        parts: the series of the variable, one for each source.
         calendar: calendar of the times, for messages.
 
     Raises:
@@ -166,7 +166,8 @@ def join_series(name: str, parts: list[VariableSeries], calendar: Calendar) -> V
     # All times one after the other, and for each the series that it comes from; then sorted by time.
     times = np.concatenate([series.times for series in parts])
     order = np.argsort(times, kind="stable")
-    part_index = np.concatenate([np.full(len(series.times), number) for number, series in enumerate(parts)])[order]
+    lengths = [len(series.times) for series in parts]
+    part_index = np.repeat(np.arange(len(parts)), lengths)[order]
     index_in_part = np.concatenate([np.arange(len(series.times)) for series in parts])[order]
     times = times[order]
     repeated = np.flatnonzero(np.diff(times) == 0)
@@ -218,11 +219,11 @@ def read_file_variable(
         files: opens the file.
         file_variable: the variable in its file.
         position: index of the time in the file, or a slice of T times.
-        on_file_grid: return fields (..., h, w) on the grid of the file and in SI units, as inputs of formulas; else
-            fields on the grid and in the units of the run.
+        on_file_grid: True returns fields (..., h, w) on the grid of the file and in SI units, as inputs of formulas;
+            False returns fields on the grid and in the units of the run.
 
     Raises:
-        DataError: if the file cannot be read there.
+        DataError: if the file cannot be read, or its values are implausible.
     """
     layout = file_variable.layout
     try:
@@ -234,7 +235,9 @@ def read_file_variable(
         raise
     except Exception as error:
         # netCDF, HDF5 and zarr raise a dozen kinds of errors for damaged data.
-        time_range = f"{position.start} to {position.stop - 1}" if isinstance(position, slice) else position
+        time_range = position
+        if isinstance(position, slice):
+            time_range = f"{position.start} to {position.stop - 1}"
         raise DataError(
             f"{file_variable.path}: {layout.name} cannot be read at position {time_range} in time "
             f"({error}); the file is damaged or truncated: copy it again"
@@ -271,15 +274,16 @@ def build_series(
     """Order the files of a variable in one source by time; a time in two files must have equal fields in both.
 
     Args:
-        name: the variable.
-        file_variables: its files.
-        files: opens them.
+        name: name of the variable, for messages.
+        file_variables: the variable in each of its files.
+        files: opens the files.
         calendar: calendar of the times, for messages.
-        on_file_grid: compare fields on the grid of the files.
+        on_file_grid: True compares fields on the grid of the files, False on that of the run.
 
     Raises:
         DataError: for files without time, a time twice in a file, or fields that differ.
     """
+    # Concatenate the times of all files, then sort them.
     for file_variable in file_variables:
         if file_variable.layout.times is None:
             raise DataError(f"{file_variable.path}: {name} has no time axis there; add one, or list it as static")
@@ -343,12 +347,15 @@ def _require_equal_fields(
 
 
 def merge_attributes(name: str, file_variables: list[FileVariable], temporal: str) -> dict[str, str]:
-    """Return units, standard_name, long_name and, unless instantaneous, temporal; all files must have one unit.
+    """Return the attributes of a variable that the run uses: those of its first file.
 
     Args:
-        name: the variable.
-        file_variables: its files, of which the first one's attributes are returned.
+        name: name of the variable, for messages.
+        file_variables: the variable in each of its files, which must have the same units.
         temporal: ``data.variable_options.NAME.temporal``.
+
+    Returns:
+        ``units``, ``standard_name``, ``long_name`` and, unless the variable is instantaneous, ``temporal``.
 
     Raises:
         DataError: naming two files whose units differ.

@@ -21,10 +21,12 @@ _FIRST_GREGORIAN_YEAR = 1583
 
 
 class SharedCoordinates:
-    """Grid and calendar of all files, which the first file decides (the grid only if none is given).
+    """Grid and calendar that all files share.
+
+    The first file with a time decides the calendar. The first file also decides the grid, unless `grid` is given.
 
     Args:
-        grid: grid to which all files are regridded; None if they must share one.
+        grid: grid to which all files are regridded; None if all files must be on one grid.
 
     Attributes:
         grid: grid of the run; None before the first file if none is given.
@@ -46,15 +48,15 @@ class SharedCoordinates:
     def find_regridder(
         self, coordinates: Coordinates, dims: dict[str, str], method: str, vector: bool, origin: str
     ) -> tuple[LatLonGrid, AxisOrder, Regridder | None]:
-        """Return the grid of a file, its axis order, and the regridder to the grid of the run (None if it is on it).
+        """Return the grid of a file, its axis order, and the regridder to the grid of the run (None if not needed).
 
         Equal coordinates of several files are processed once.
 
         Args:
             coordinates: coordinates of the file.
-            dims: role -> dimension of the variable.
+            dims: role (``lat``, ``lon``) -> dimension of the variable.
             method: method of `Regridder`.
-            vector: the variable is a component of a vector.
+            vector: True if the variable is a component of a vector.
             origin: the file, for messages.
 
         Raises:
@@ -79,7 +81,7 @@ class SharedCoordinates:
         return grid, orientation, self._regridders[key, method, vector]
 
     def _is_grid_of_run(self, grid: LatLonGrid, origin: str) -> bool:
-        """Return whether a grid is that of the run; the first grid becomes it if none is given.
+        """Return True if a grid is that of the run; the first grid becomes that of the run if none is given.
 
         Raises:
             DataError: if the grid differs and none is given.

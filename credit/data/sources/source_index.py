@@ -37,12 +37,13 @@ class SourceIndex:
     Attributes:
         grid: grid of the run.
         calendar: calendar that all files share.
-        file_variables: variable -> its files, in the order of the config; for a derived variable, those of its first
-            input.
+        file_variables: variable -> the variable in each of its files, in the order of the config; for a derived
+            variable, the files of its first input.
         inputs: (variable, input) -> files of the other inputs; the variable is empty for fields of the ground.
         files: for each source, its files.
-        coefficient_files: files with coefficients of levels.
-        unused_files: (number of the source, file) -> why the file gives nothing, for files with none of the variables.
+        coefficient_files: files with the coefficients of hybrid levels.
+        unused_files: (index of the source, file) -> reason why the file gives nothing, for files that have none of the
+            required variables.
     """
 
     grid: LatLonGrid
@@ -55,7 +56,7 @@ class SourceIndex:
 
     @property
     def paths(self) -> dict[Path | str, int]:
-        """All files, each with the number of the first source that has it."""
+        """All files, each with the index of the first source that has it."""
         first_source: dict[Path | str, int] = {}
         for number, files in enumerate(self.files):
             for path in files:
@@ -68,12 +69,13 @@ def scan_sources(conf: DataConfig, files: OpenFiles, problems: ErrorCollector) -
 
     Args:
         conf: the data section.
-        files: opens them.
-        problems: receives the problems of each file; no error is raised.
+        files: opens the files.
+        problems: collector of the problems of each file; none of them is raised as an error here.
 
     Returns:
-        The index, which may be incomplete if there are problems; None without a grid or a time.
+        The index, which may be incomplete if there are problems; None if no file has a grid or a time.
     """
+    # Without the levels of the run, no file can be inspected.
     grid = None
     level_resolver = None
     with problems.collect():
@@ -95,9 +97,9 @@ class _SourceScanner:
     Args:
         conf: the data section.
         files: opens the files.
-        problems: receives the problems of each file.
+        problems: collector of the problems of each file.
         shared: grid and calendar that all files share.
-        level_resolver: mapping of levels.
+        level_resolver: mapping from the levels of files to those of the run.
     """
 
     def __init__(
@@ -131,7 +133,7 @@ class _SourceScanner:
         self._num_unread = 0
 
     def scan_source(self, number: int) -> None:
-        """Inspect the files of one source."""
+        """Inspect the files of the source with an index; errors are collected."""
         source = self._conf.sources[number]
         with self._problems.collect():
             self._files[number] = expand_paths(source, f"data.sources.{number}")
@@ -145,7 +147,13 @@ class _SourceScanner:
     def _scan_file(
         self, path: Path | str, number: int, source_requests: Sequence[tuple[VariableRequest, list[str]]]
     ) -> None:
-        """Inspect one file of source `number`, from which its requests are to be served."""
+        """Inspect one file of a source; errors are collected.
+
+        Args:
+            path: the file.
+            number: index of its source.
+            source_requests: variables that the source may give, with their names in the files.
+        """
         scanner = None
         with self._problems.collect():
             dataset = self._open_files.get(path, number)

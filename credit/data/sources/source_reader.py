@@ -44,19 +44,19 @@ class SourceReader:
     """Reader of fields from source files; see `credit.data.reader.FieldReader`.
 
     Args:
-        channels: the channels.
+        channels: the channels of the run.
         source_index: contents of the files.
         series: variable -> its times and files, for every time-varying variable in the order of the channels.
-        aggregations: variable -> sums of the values in its files that are its values.
-        policies: variable -> at which times its values count, see `credit.data.sources.time_axis`.
-        attributes: variable -> its attributes.
+        aggregations: variable -> sums of the values in its files that give its values over a time step.
+        policies: variable -> ``exact``, ``persist`` or ``cyclic``, see `credit.data.sources.time_axis`.
+        attributes: variable -> its attributes, see `FieldReader`.
         files: opens the files.
         fillable: variables that may have missing values (``data.variable_options.NAME.missing: fill_mean``).
 
     Attributes:
-        packing_steps: variable -> step of its packed integers in its units, if it is packed.
-        times_per_chunk: largest number of `times` that a chunk of any variable spans; 1 without chunks.
-        bytes_per_time: memory for each time, if several times are read at once.
+        packing_steps: variable -> step of its packed integers in units of the variable, for packed variables.
+        times_per_chunk: largest number of `times` that lie in one chunk of a file; 1 without chunks.
+        bytes_per_time: memory in bytes for each time, if several times are read at once.
 
     Raises:
         DataError: for missing values in the static fields, or no time that all variables have.
@@ -147,18 +147,18 @@ class SourceReader:
         return max(1, _BYTES_AT_ONCE // self.bytes_per_time, self.count_chunk_times_in_memory(held_bytes))
 
     def count_chunk_times_in_memory(self, held_bytes: int) -> int:
-        """Return how many times of the longest chunk fit into a memory of `held_bytes`."""
+        """Return the number of time steps of the longest chunk of the files that fit into `held_bytes` of memory."""
         return min(self.times_per_chunk, held_bytes // self.bytes_per_time)
 
     def read_into(self, index: int, targets: Sequence[np.ndarray | None]) -> None:
         """Read the fields of one time into given arrays.
 
         Args:
-            index: index of the time.
+            index: index of the time in `times`.
             targets: for each of ``channels.time_varying_stored`` an array (H, W) float32, or None to skip the channel.
 
         Raises:
-            DataError: if a file cannot be read, or its values are impossible.
+            DataError: as `read`.
         """
         channels = self.channels.time_varying_stored
         variables = set()
@@ -173,7 +173,7 @@ class SourceReader:
         scatter_fields(self._read_variables([index], variables)[0], read_targets)
 
     def static(self) -> np.ndarray:
-        """Return the static fields, (C, H, W) float32 in the order of ``channels.static_stored``."""
+        """Return the static fields in physical units, (C, H, W) float32 in the order of ``channels.static_stored``."""
         return self._static.copy()
 
     def index_of(self, minutes: int) -> int | None:
@@ -201,14 +201,14 @@ class SourceReader:
         return np.array(sorted(indices))
 
     def fingerprint_files(self) -> dict[str, list[int]]:
-        """Return file key -> two numbers that change with the file, for every source file."""
+        """Return file key -> two numbers that change with the file (see `OpenFiles.fingerprint`), for every file."""
         fingerprints = {}
         for path, number in self._paths.items():
             fingerprints[file_key(path)] = self._files.fingerprint(path, number)
         return fingerprints
 
     def has_static_from(self, keys: set[str]) -> bool:
-        """Return whether a static field comes from one of the given files.
+        """Return True if a static field comes from one of the given files.
 
         Args:
             keys: keys of the files, as in `fingerprint_files`.
@@ -245,7 +245,7 @@ class SourceReader:
         return list_contributions(conf, self._source_index, self._series)
 
     def _read_variables(self, indices: Sequence[int], names: Collection[str]) -> list[np.ndarray]:
-        """Return the stored channels of some variables at some times, checked; see `_read_unchecked`."""
+        """Return what `_read_unchecked` returns; raises DataError for values that are wrongly missing or infinite."""
         channels = [channel for channel in self.channels.time_varying_stored if channel.variable in names]
         fields = self._read_unchecked(indices, names)
         for index, fields_CHW in zip(indices, fields, strict=True):
@@ -292,7 +292,7 @@ class SourceReader:
         return fields
 
     def _read_static(self, source_index: SourceIndex) -> np.ndarray:
-        """Return the static fields, (C, H, W) float32 in the order of ``channels.static_stored``."""
+        """Read the static fields, (C, H, W) float32 in the order of ``channels.static_stored``."""
         names = dict.fromkeys(channel.variable for channel in self.channels.static_stored)
         if not names:
             return np.zeros((0, *self.grid.shape), dtype=np.float32)
@@ -314,17 +314,17 @@ class SourceReader:
 
 
 def _count_read_bytes(series: VariableSeries) -> int:
-    """Return the memory that a time of a variable takes while it is read, as float64 if it is packed."""
+    """Return the memory in bytes that one time of a variable takes while it is read."""
     if isinstance(series, JoinedSeries):
         return max(_count_read_bytes(part) for part in series.parts)
-    # All inputs of a derived variable are held at once, as float32.
+    # Packed values are unpacked as float64. All inputs of a derived variable are held at once, as float32.
     num_input_values = sum(inputs.file_variables[0].layout.values_per_time for inputs in _list_inputs(series))
     num_values = series.file_variables[0].layout.values_per_time
     return 8 * _COPIES * num_values + 4 * num_input_values
 
 
 def _count_file_times_per_time(series: VariableSeries, times: np.ndarray) -> int:
-    """Return how many times of a file are read for each of `times`, because a chunk is read as a whole."""
+    """Return the number of times of a file that are read for each of `times`, because a chunk is read as a whole."""
     if isinstance(series, JoinedSeries):
         return max(_count_file_times_per_time(part, times) for part in series.parts)
     max_file_times = 1
@@ -348,7 +348,7 @@ def _list_inputs(series: VariableSeries) -> list[VariableSeries]:
 
 
 def open_sources(conf: DataConfig) -> SourceReader:
-    """Open the sources of a config.
+    """Open the sources of the data section of a config.
 
     Raises:
         DataError: naming every problem with files, variables, levels, grids, units, calendars and times.

@@ -2,9 +2,10 @@
 
 The policy of a source (``data.sources.N.times``) decides:
 
-- ``exact``: its values count at their own times;
+- ``exact``: a value counts at its own time only;
 - ``persist``: a value counts until the next one, and the last value as long as the longest interval between two;
-- ``cyclic``: a representative year. On every date the value of this date in it counts, or the last one before.
+- ``cyclic``: the source has one representative year. On every date the value of this date counts, or the last value
+  before it.
 """
 
 from __future__ import annotations
@@ -33,12 +34,12 @@ def align_times(
     """Return the times at which every variable has a value, and the value of each variable that counts there.
 
     Args:
-        aggregations: variable -> its own times.
-        policies: variable -> exact, persist or cyclic; at least one is exact.
+        aggregations: variable -> its values over time; the attribute ``times`` is used.
+        policies: variable -> ``exact``, ``persist`` or ``cyclic``; at least one is ``exact``.
         calendar: calendar of the times.
 
     Returns:
-        The times, (N,) int64 minutes, and variable -> (N,) indices in its own times.
+        The times, (N,) int64 minutes, and variable -> (N,) indices in the times of its aggregation.
 
     Raises:
         DataError: if there is no such time, or a representative year is longer than a year.
@@ -76,7 +77,7 @@ def align_times(
 
 
 def find_policy(name: str, source_index: SourceIndex, conf: DataConfig) -> tuple[int, str]:
-    """Return the number of the first source of a variable and the policy ``times`` of all its sources.
+    """Return the index of the first source of a variable, and the policy (``times``) that all its sources have.
 
     Args:
         name: the variable.
@@ -101,8 +102,11 @@ def _find_persisting_values(source_times: np.ndarray, times: np.ndarray) -> np.n
     """Return the index of the last value before or at each time, -1 if it is older than the longest interval.
 
     Args:
-        source_times: (M,) minutes of the values.
+        source_times: (M,) minutes of the values, increasing.
         times: (N,) minutes of the run.
+
+    Returns:
+        (N,) indices in `source_times`.
     """
     index = np.searchsorted(source_times, times, side="right") - 1
     longest_interval = 0
@@ -113,7 +117,7 @@ def _find_persisting_values(source_times: np.ndarray, times: np.ndarray) -> np.n
 
 
 def _find_values_of_year(name: str, source_times: np.ndarray, times: np.ndarray, calendar: Calendar) -> np.ndarray:
-    """Return the index of the value for each date in a representative year.
+    """Return the index of the value that a representative year has for each time of the run, (N,) int64.
 
     Args:
         name: the variable, for messages.
@@ -134,7 +138,7 @@ def _find_values_of_year(name: str, source_times: np.ndarray, times: np.ndarray,
     dates = np.array([_encode_date(calendar, minutes) for minutes in times])
     order = np.argsort(source_dates, kind="stable")
     rank = np.searchsorted(source_dates[order], dates, side="right") - 1
-    # A date before the first one of the year has rank -1, which is the last value of the year.
+    # A date before the first one of the year has rank -1, which selects the last value of the year.
     return order[rank]
 
 

@@ -30,7 +30,7 @@ class ValueCheckResult:
     Attributes:
         num_checked: number of times that were read, at least one of each file.
         num_times: number of times of the period.
-        problems: message for each time with bad fields.
+        problems: one message for each time with wrong or unreadable fields.
     """
 
     num_checked: int
@@ -39,12 +39,14 @@ class ValueCheckResult:
 
 
 def check_sampled_values(reader: SourceReader, first_minutes: int, last_minutes: int) -> ValueCheckResult:
-    """Read one time of each file in a period, and others for a few seconds, and return what is wrong.
+    """Read at least one time of each file in a period, and collect the problems with their values.
+
+    Other times are read as well, evenly distributed over the period and few enough to take seconds.
 
     Args:
         reader: reader of the sources.
-        first_minutes: first time of the period.
-        last_minutes: last time of the period; it belongs to the period.
+        first_minutes: first time of the period in minutes.
+        last_minutes: last time of the period in minutes, included.
     """
     period_indices = np.flatnonzero((reader.times >= first_minutes) & (reader.times <= last_minutes))
     # Every file is read, however many there are, because each may have other units.
@@ -93,7 +95,7 @@ def _select_evenly(time_indices: np.ndarray, max_count: int) -> np.ndarray:
 
 
 def _read_problem(reader: SourceReader, time_index: int) -> str | None:
-    """Return what is wrong with the fields of a time, None if nothing is."""
+    """Return the message of the error that reading the fields of a time raises, None if it raises none."""
     try:
         reader.read(time_index)
     except DataError as error:

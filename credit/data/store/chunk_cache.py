@@ -25,7 +25,7 @@ class ChunkCache:
         folder: folder for the copies of one store, which no other store may use.
 
     Attributes:
-        folder: the same.
+        folder: folder for the copies.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -33,15 +33,15 @@ class ChunkCache:
         self._accepts_copies = True
 
     def read_cached(self, name: str, origin: str, read_file: Callable[[str], None]) -> None:
-        """Call `read_file` with the path of a copy, or of the original if there is no valid copy.
+        """Call `read_file` with the path of a copy, or with that of the original if there is no valid copy.
 
         The original is copied after it was read, unless the disk has no space for more copies.
 
         Args:
-            name: name of the copy.
+            name: file name of the copy in `folder`.
             origin: path of the original.
-            read_file: reads the file at a path. It must raise `FileNotFoundError` if the file does not exist, and
-                `OSError`, `ValueError` or `RuntimeError` if it is damaged.
+            read_file: function that reads the file at a path. It must raise `FileNotFoundError` if the file does not
+                exist, and `OSError`, `ValueError` or `RuntimeError` if it is damaged.
 
         Raises:
             OSError, ValueError, RuntimeError: from `read_file`, if the original is lost or damaged.

@@ -39,8 +39,8 @@ class ChunkReader:
         folder: folder of the array.
 
     Attributes:
-        folder: the same; may be set to where another host has the same chunks.
-        has_checksums: whether the chunks end with a checksum, which is verified.
+        folder: folder of the array; it may be changed to the folder in which another host has the same chunks.
+        has_checksums: True if the chunks end with a checksum, which is then verified.
         cache: node-local copies through which the chunks are read; None reads the files themselves.
     """
 
@@ -57,8 +57,8 @@ class ChunkReader:
         """Read the fields of one time.
 
         Args:
-            number: number of the chunk.
-            targets: for each channel a contiguous array (H, W) float32, or None to leave it out.
+            number: number of the chunk, which is the index of its time in the store.
+            targets: for each channel a contiguous array (H, W) float32, or None to leave the channel out.
 
         Raises:
             OSError: if there is no such chunk, or it cannot be read.
@@ -72,7 +72,7 @@ class ChunkReader:
             self.cache.read_cached(str(number), path, lambda cached_path: self._read_file(cached_path, targets))
 
     def find_fault(self, number: int) -> str | None:
-        """Return what is wrong with the file of a chunk, None if its size is right; its fields are not read."""
+        """Return a description of the fault in the file of a chunk, None if it exists in full size; reads no field."""
         plain_bytes = None
         if not self._is_compressed:
             plain_bytes = 4 * self._num_channels * math.prod(self._grid_shape)
@@ -90,7 +90,7 @@ class ChunkReader:
             os.close(descriptor)
 
     def _read_plain(self, descriptor: int, targets: Sequence[np.ndarray | None]) -> None:
-        """Read the fields of an uncompressed chunk straight into their targets."""
+        """Read the fields of an uncompressed chunk straight into their targets; errors as `read`."""
         # The checksum covers all fields, so those that are left out are read as well.
         arrays = []
         for target in targets:
@@ -113,7 +113,7 @@ class ChunkReader:
             _require_same_checksum(checksum, int(stored_checksum[0]))
 
     def _read_compressed(self, descriptor: int, targets: Sequence[np.ndarray | None]) -> None:
-        """Read a chunk that Blosc compressed, decompress all its fields, and copy them to their targets."""
+        """Read a chunk that Blosc compressed, and copy its fields to their targets; errors as `read`."""
         checksum_bytes = 0
         if self.has_checksums:
             checksum_bytes = _CHECKSUM.itemsize
@@ -139,15 +139,15 @@ class ChunkReader:
 
 
 def find_size_fault(path: str, plain_bytes: int | None, has_checksum: bool) -> str | None:
-    """Return a description of what is wrong with the file of a chunk, None if it exists in full size.
+    """Return a description of the fault in the file of a chunk, None if the file exists in full size.
 
-    Its values are not read.
+    The values are not read.
 
     Args:
-        path: the file.
-        plain_bytes: size of uncompressed values in bytes; None if Blosc compresses them, whose header has the
+        path: path of the file.
+        plain_bytes: size of uncompressed values in bytes; None for values that Blosc compressed, whose header has the
             compressed size.
-        has_checksum: whether a CRC32C follows the values.
+        has_checksum: True if a CRC32C follows the values.
     """
     try:
         if plain_bytes is not None:

@@ -18,7 +18,7 @@ from credit.utils.progress import ProgressBar
 
 # Value of `preprocess.cluster` -> class of dask_jobqueue.
 _CLUSTER_CLASSES = {"pbs": "PBSCluster", "slurm": "SLURMCluster"}
-# Interval at which the parts of other processes are looked at.
+# Interval at which this process checks if the parts of other processes are done.
 _POLL_SECONDS = 2.0
 _WORKER_KILLED = (
     "a process that was writing the store has been killed, perhaps for lack of memory; run the same command again (it "
@@ -34,10 +34,10 @@ def run_until_done(
     """Write the parts that are pending, then wait for those that other processes are writing.
 
     Args:
-        write_part: writes a part, unless another process is writing it.
-        list_pending: returns the numbers of the parts that are not written yet.
-        conf: where the parts are run.
-        bar: progress bar, advanced by what `write_part` returns.
+        write_part: function that writes the part with a given number, unless another process is writing it.
+        list_pending: function that returns the numbers of the parts that are not written yet.
+        conf: ``workers`` and ``cluster`` decide where the parts are written.
+        bar: progress bar, advanced by the number that `write_part` returns.
 
     Raises:
         ConfigError, DataError: as `run_parts`.
@@ -53,10 +53,10 @@ def run_until_done(
 
 
 def run_parts(write_part: WritePart, numbers: Sequence[int], conf: PreprocessConfig) -> Iterator[int]:
-    """Write parts and yield the result of `write_part` for each as it is done.
+    """Write parts and yield the result of `write_part` for each part as it is done, in any order.
 
     Args:
-        write_part: writes the part with a given number.
+        write_part: function that writes the part with a given number.
         numbers: numbers of the parts.
         conf: ``workers`` and ``cluster`` decide where the parts are written.
 
@@ -94,6 +94,7 @@ def _run_in_processes(write_part: WritePart, numbers: Sequence[int], num_workers
             processes.append(process)
             start_without_interrupts(process)
             worker_pipe.close()
+        # Give each worker the function and its first number.
         for pipe, number in zip(pipes, remaining, strict=False):
             # `write_part` is not an argument of the process, because passing it to a process that has died would hang.
             pipe.send(write_part)
@@ -177,7 +178,7 @@ def run_on_dask(client: Any, write_part: WritePart, numbers: Sequence[int]) -> I
 
     Args:
         client: the client; its workers must see the same files.
-        write_part: writes the part with a given number.
+        write_part: function that writes the part with a given number.
         numbers: numbers of the parts.
     """
     distributed = importlib.import_module("distributed")

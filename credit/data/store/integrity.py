@@ -45,12 +45,12 @@ class Damage:
     """Lost or damaged contents of a store.
 
     Attributes:
-        times: index of a time -> what is wrong with its fields, marks or moments.
+        times: index of a time -> description of the fault in its fields, mark or moments.
         parts: numbers of the parts that contain these times.
-        arrays: name of an array that has no parts -> what is wrong with it, or may be.
-        unchecked: sentences about what cannot be checked in this store.
+        arrays: name of an array that has no parts -> description of its fault, or possible fault.
+        unchecked: sentences about contents that cannot be checked in this store.
         num_chunks: number of chunks of fields that were checked.
-        is_deep: whether checksums were compared.
+        is_deep: True if checksums were compared.
     """
 
     times: dict[int, str] = field(default_factory=dict)
@@ -67,10 +67,10 @@ class Damage:
         """Return a description of the damage and of the parts that are to be written again.
 
         Args:
-            path: the store.
-            meta: its description.
-            minutes: (N,) its times.
-            part_length: times in a part.
+            path: folder of the store.
+            meta: description of the store.
+            minutes: (N,) times of the store in minutes.
+            part_length: number of times in a part.
         """
         # Arrays with the same damage are named together.
         names_by_reason: dict[str, list[str]] = {}
@@ -89,12 +89,12 @@ class Damage:
 
 
 def find_damage(path: Path, deep: bool = False, progress: bool = False) -> Damage:
-    """Find what is lost or damaged in a store, complete or not.
+    """Return the lost or damaged contents of a store, complete or not.
 
     Args:
-        path: the store.
-        deep: read every field and compare checksums.
-        progress: show a progress bar on a terminal if it takes long.
+        path: folder of the store.
+        deep: True reads every field and compares checksums; False only checks the sizes of the chunks of fields.
+        progress: True shows a progress bar on a terminal if it takes long.
 
     Raises:
         DataError: if the description of an array is lost, without which nothing can be read.
@@ -147,9 +147,9 @@ def find_damage_to_repair(path: Path, deep: bool, progress: bool) -> Damage:
     that a deep check found is marked already.
 
     Args:
-        path: the store.
-        deep: whether to read every field and to compare checksums.
-        progress: whether to show a progress bar on a terminal if it takes long.
+        path: folder of the store.
+        deep: as in `find_damage`.
+        progress: as in `find_damage`.
 
     Raises:
         DataError: as `find_damage`.
@@ -158,15 +158,15 @@ def find_damage_to_repair(path: Path, deep: bool, progress: bool) -> Damage:
 
 
 def require_undamaged(path: Path, deep: bool = False, progress: bool = True) -> Damage:
-    """Return the result of `find_damage` for a store where nothing is lost or damaged.
+    """Require that nothing in a store is lost or damaged, and return the result of `find_damage`.
 
     Args:
-        path: the store.
-        deep: whether to read every field and to compare checksums.
-        progress: whether to show a progress bar on a terminal if it takes long.
+        path: folder of the store.
+        deep: as in `find_damage`.
+        progress: as in `find_damage`.
 
     Raises:
-        DataError: naming what is lost or damaged, and the command that writes it again.
+        DataError: naming the lost or damaged contents, and the command that writes them again.
     """
     damage = find_damage(path, deep, progress)
     if damage:
@@ -185,7 +185,7 @@ def require_undamaged(path: Path, deep: bool = False, progress: bool = True) -> 
 
 
 def read_by_part(array: zarr.Array) -> tuple[np.ndarray, list[int]]:
-    """Return an array along time, 0 where it cannot be read, and the indices where that is so.
+    """Return the values of an array along time, and the indices of the times that cannot be read, where values are 0.
 
     Args:
         array: (N, ...) with one chunk for each part of a store.
@@ -234,13 +234,13 @@ def _find_lost_moments(path: Path, group: zarr.Group, marks: np.ndarray, deep: b
 def _build_deep_check(
     chunks: ChunkReader, shape: tuple[int, ...], digests: np.ndarray | None
 ) -> Callable[[int], str | None]:
-    """Return a function that reads the fields of a time and describes what is wrong with them.
+    """Return a function that reads the fields of a time and returns a description of their fault.
 
-    The function takes the index of a time, and returns None if nothing is wrong. Several threads may call it at once.
+    The function takes the index of a time, and returns None if there is no fault. Several threads may call it at once.
 
     Args:
-        chunks: reads the fields.
-        shape: (C, H, W).
+        chunks: reader of the fields.
+        shape: shape (C, H, W) of the fields of a time.
         digests: (N,) checksums of the fields; None in a store of format 1.
     """
 
@@ -262,13 +262,13 @@ def _build_deep_check(
 def _check_chunks(
     find_fault: Callable[[int], str | None], indices: Sequence[int], num_threads: int, progress: bool
 ) -> dict[int, str]:
-    """Return index -> what is wrong, for the chunks where `find_fault` finds something.
+    """Return number of a chunk -> description of its fault, for the chunks with a fault.
 
     Args:
-        find_fault: returns what is wrong with the chunk of a number, None if nothing is.
-        indices: the numbers of the chunks, which are the indices of their times.
-        num_threads: number of threads that call it.
-        progress: whether to show a progress bar on a terminal if it takes long.
+        find_fault: function that returns the fault of the chunk with a number, None if it has none.
+        indices: numbers of the chunks, which are the indices of their times.
+        num_threads: number of threads that call `find_fault`.
+        progress: as in `find_damage`.
     """
 
     def find_faults(task_indices: Sequence[int]) -> list[str | None]:
@@ -302,18 +302,18 @@ def _find_damaged_arrays(
     has_lost_times: bool,
     unchecked: list[str],
 ) -> dict[str, str]:
-    """Return name -> what is wrong, for the arrays that have no parts.
+    """Return name -> description of the fault, for the damaged ones of the arrays that have no parts.
 
     zarr does not write a chunk whose values are all the fill value, so a chunk may be absent without being lost. The
     checksum of the whole store decides.
 
     Args:
-        path: the store.
-        arrays: name -> array, open.
-        values: ``done`` and ``digest`` -> their values, which the checksum of the store covers.
+        path: folder of the store.
+        arrays: name -> open array.
+        values: the values of ``done`` and ``digest``, which the checksum of the store covers as well.
         meta: description of the store.
-        has_lost_times: whether marks, checksums, moments or fields are lost.
-        unchecked: gets a sentence about what cannot be checked.
+        has_lost_times: True if marks, checksums, moments or fields are lost.
+        unchecked: list to which a sentence is added about contents that cannot be checked.
     """
     values = dict(values)
     damaged: dict[str, str] = {}
@@ -361,7 +361,12 @@ def _format_ranges(numbers: Iterable[int]) -> str:
             spans[-1][1] = number
         else:
             spans.append([number, number])
-    texts = [str(first) if first == last else f"{first} to {last}" for first, last in spans]
+    texts = []
+    for first, last in spans:
+        if first == last:
+            texts.append(str(first))
+        else:
+            texts.append(f"{first} to {last}")
     if len(texts) > _MAX_LISTED_RANGES:
         texts = [*texts[:_MAX_LISTED_RANGES], "..."]
     return ", ".join(texts)

@@ -12,6 +12,7 @@ from credit.channels import Channel
 from credit.config.sections.data import TransformConfig
 from credit.data.transforms import invert_transform
 
+# A value farther from the usual one than this number of standard deviations is an outlier.
 _MAX_DEVIATIONS = 1000.0
 # Outliers must be rare: the scale is computed without this fraction of the times, which is also the fraction of bad
 # times that may be skipped.
@@ -25,12 +26,12 @@ class Outlier:
     """Value far from all others of its channel.
 
     Attributes:
-        channel: the channel's name.
-        variable: the channel's variable.
+        channel: name of the channel.
+        variable: variable of the channel.
         value: the outlier, in physical units.
         usual: median of the means of the channel's fields, in physical units.
-        deviations: distance of `value` from `usual` in standard deviations, which are those of transformed values
-            where the variable has a transform.
+        deviations: distance of `value` from `usual` in standard deviations; for a variable with a transform, that of
+            the transformed values.
         is_transformed: True if the variable has a transform.
     """
 
@@ -72,7 +73,7 @@ def find_outliers(
             `credit.data.store.statistics.Moments.to_rows`); a count of 0 where there is none.
         channels: the C channels.
         accepted: variables that are not judged, because the config declares their range.
-        transforms: variable -> the transform that the moments are of, where it has one.
+        transforms: variable -> its transform, for variables that have one; the moments are of transformed values.
     """
     # Bad times have no values.
     present = np.flatnonzero(moments_T5C[:, 0].min(axis=1) > 0)
@@ -97,7 +98,9 @@ def find_outliers(
     outliers: dict[int, Outlier] = {}
     is_far_TC = np.maximum(below_TC, above_TC) > _MAX_DEVIATIONS * scale_C
     for time, row in np.argwhere(is_far_TC & (scale_C > 0) & is_judged_C):
-        value = minimum[time, row] if below_TC[time, row] > above_TC[time, row] else maximum[time, row]
+        value = maximum[time, row]
+        if below_TC[time, row] > above_TC[time, row]:
+            value = minimum[time, row]
         usual = center_C[row]
         channel = channels[row]
         deviations = abs(value - usual) / scale_C[row]

@@ -74,17 +74,17 @@ def write_training_store(
 
     Args:
         conf: the data section; `store` must be set.
-        settings: how the parts are distributed among processes; by default this process writes them.
-        progress: whether to show progress bars on a terminal.
-        deep: whether to read every field of a complete store, and to write parts again that do not match their
-            checksums.
-        redo_changed: whether to write parts again whose source files have changed; else they are an error.
+        settings: distribution of the parts among processes; None lets this process write all of them.
+        progress: True shows progress bars on a terminal.
+        deep: True reads every field of a complete store, and writes parts again that do not match their checksums.
+        redo_changed: True writes parts again whose source files have changed; False treats such parts as an error.
 
     Returns:
-        The store's path.
+        Path of the store.
 
     Raises:
-        DataError: for bad sources, a store of another config, or a full disk; the next call continues.
+        DataError: for bad sources, a store of another config, or a full disk; the next call continues where this one
+            stopped.
     """
     if conf.store is None:
         raise DataError("data.store: not set; name the store to write, for example data.store=runs/my_run/store.zarr")
@@ -97,7 +97,9 @@ def write_training_store(
     splits = build_splits(conf, sources.calendar)
     with explain_disk_errors(path):
         # Several processes may check the store at once, because this only reads.
-        damage = find_damage_to_repair(path, deep, progress) if path.exists() else Damage()
+        damage = Damage()
+        if path.exists():
+            damage = find_damage_to_repair(path, deep, progress)
         with _remove_unused_locks(path), file_lock(store_writer.lock_folder(path) / "create.lock"):
             if not path.exists():
                 group = create_store(path, conf, sources, splits, settings)
@@ -117,15 +119,18 @@ def _reopen_store(
     """Open a store that was begun or finished, and mark damaged parts and those of changed files to be written again.
 
     Args:
-        path: the store.
-        sources: the sources, which its grid must be that of.
-        splits: the splits, which its times must be those of.
-        damage: the damage that was found in it.
-        redo_changed: whether parts of changed source files may be written again.
+        path: folder of the store.
+        sources: the sources; their grid must be that of the store.
+        splits: the splits; their times must be those of the store.
+        damage: damage that was found in the store.
+        redo_changed: True if parts of changed source files may be written again.
+
+    Returns:
+        The store, open for writing.
 
     Raises:
-        DataError: if its grid or its times are not those of the sources and splits, or source files have changed and
-            `redo_changed` is False.
+        DataError: if the store does not have the grid of the sources or the times of the splits, or if source files
+            have changed and `redo_changed` is False.
     """
     meta = store_reader.read_description(path)
     if meta["format"] != store_reader.FORMAT and not meta["complete"]:
@@ -225,12 +230,15 @@ def _fit_statistics(
     """Return the statistics of the training period, from the moments in the store if their transforms are the same.
 
     Args:
-        group: the store, open.
-        reader: the same, as a reader.
-        meta: its description.
-        conf: the data section; its transforms count.
+        group: the open store.
+        reader: reader of the store.
+        meta: description of the store.
+        conf: the data section, whose time step and transforms are used.
         train: the training period.
-        progress: whether to show a progress bar on a terminal.
+        progress: True shows a progress bar on a terminal.
+
+    Raises:
+        DataError: as `fit_statistics`.
     """
     period = (train.first, train.last)
     step = conf.step_minutes
@@ -245,7 +253,11 @@ def _fit_statistics(
 
 
 def _summarize_fields(path: Path, group: zarr.Group, meta: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the entries of the description that need all fields: bad times, gaps, checksum, versions."""
+    """Return the entries of the description that need all fields.
+
+    ``bad_times`` is time -> reason, ``gaps`` a list of [last time before, first time after], ``content`` the checksum
+    of the store, and ``versions`` library -> version. Times are texts.
+    """
     times = group["time"][:]
     marks = group["done"][:]
     calendar = Calendar(meta["calendar"])
@@ -253,6 +265,7 @@ def _summarize_fields(path: Path, group: zarr.Group, meta: Mapping[str, Any]) ->
     reasons = dict(meta.get("bad_times", {}))
     for minutes, reason in store_writer.read_skipped_times(path).items():
         reasons[calendar.format(minutes)] = reason
+    # Times that were bad and have been written since are dropped.
     bad_times = {calendar.format(minutes) for minutes in times[marks == store_writer.BAD]}
     reasons = {time_text: reason for time_text, reason in sorted(reasons.items()) if time_text in bad_times}
     for time_text, reason in reasons.items():
@@ -278,7 +291,7 @@ def _summarize_fields(path: Path, group: zarr.Group, meta: Mapping[str, Any]) ->
 
 @contextmanager
 def _remove_unused_locks(path: Path) -> Iterator[None]:
-    """Remove the folder of locks if the store cannot be created or is refused, and no part was written."""
+    """Context that, if its block fails, removes the folder of locks unless a part has been written."""
     try:
         yield
     except BaseException:

@@ -57,19 +57,19 @@ class SourceChanges:
     gone: list[str]
 
     def describe_changed(self) -> str:
-        """Return a description of the files that changed."""
+        """Return the text ``since it was written, 2 source files (...) changed`` about the files in `changed`."""
         return f"since it was written, {_count_files(self.changed)} changed"
 
 
 def compare_sources(before: Mapping[str, list[int]], now: Mapping[str, list[int]]) -> SourceChanges:
-    """Return how source files differ from those that a store was written from.
+    """Return the differences between source files of today and those that a store was written from.
 
     A file with the same name, size and time of change in another folder is the same file, which was moved.
 
     Args:
-        before: file -> its size in bytes and time of change, as `SourceReader.fingerprint_files` returned them when the
-            store was written.
-        now: the same today.
+        before: file -> two numbers that change with the file, as `SourceReader.fingerprint_files` returned them when
+            the store was written.
+        now: file -> these numbers today.
     """
     states_before = {(Path(key).name, *state) for key, state in before.items()}
     states_now = {(Path(key).name, *state) for key, state in now.items()}
@@ -87,10 +87,12 @@ def compare_sources(before: Mapping[str, list[int]], now: Mapping[str, list[int]
 
 
 def find_source_changes(conf: DataConfig, meta: Mapping[str, Any]) -> SourceChanges:
-    """Return how the source files of a store differ from those it was written from, without opening them.
+    """Return the differences between the source files of today and those that a store was written from.
+
+    No field is read. Sources that cannot be found are left out.
 
     Args:
-        conf: the data section, whose sources are looked at.
+        conf: the data section with the sources of today.
         meta: description of the store.
     """
     files = OpenFiles(conf.sources)
@@ -113,20 +115,21 @@ def find_source_changes(conf: DataConfig, meta: Mapping[str, Any]) -> SourceChan
 def find_times_to_redo(
     path: Path, meta: Mapping[str, Any], sources: SourceReader, times: np.ndarray, redo_changed: bool
 ) -> np.ndarray | None:
-    """Return the minutes of the times of a store that come from files which are new or changed.
+    """Return the times of a store whose fields come from source files that are new or changed.
 
-    If no such file gives a field of the store, static ones included, return None and update the list of files in the
-    store's description.
+    If none of these files gives a field of the store, static fields included, the list of files in the description of
+    the store is updated.
 
     Args:
-        path: the store.
-        meta: its description.
+        path: folder of the store.
+        meta: description of the store.
         sources: the sources of the store.
-        times: (N,) its times.
-        redo_changed: whether such times may be written again.
+        times: (N,) times of the store in minutes.
+        redo_changed: True if such times may be written again.
 
     Returns:
-        (K,) int64 minutes, a part of `times`; None if no file has changed that gives a field.
+        (K,) int64 minutes, some of `times`, empty if only static fields are affected; None if no new or changed file
+        gives a field.
 
     Raises:
         DataError: if there are such fields, and they may not or cannot be written again.
@@ -143,7 +146,9 @@ def find_times_to_redo(
         return None
     is_in_parts = meta["format"] == FORMAT
     if not (redo_changed and is_in_parts):
-        advice = REDO_CHANGED_ADVICE if is_in_parts else _advice_without_parts(meta)
+        advice = REDO_CHANGED_ADVICE
+        if not is_in_parts:
+            advice = _advice_without_parts(meta)
         raise DataError(
             f"data.store: {path} was written before its sources changed: new or changed since are "
             f"{_count_files(sorted(keys))}; {advice}"
@@ -165,11 +170,11 @@ def mark_for_writing(
     """Mark the parts that are damaged, or contain times of changed files, to be written again; the others stay.
 
     Args:
-        path: the store.
+        path: folder of the store.
         sources: the sources of the store.
-        times: (N,) minutes of the store.
-        damage: the damage that was found in it.
-        changed_times: minutes of the times that come from changed files; None if no file has changed.
+        times: (N,) times of the store in minutes.
+        damage: damage that was found in the store.
+        changed_times: (K,) times in minutes whose fields come from changed files; None if no file has changed.
 
     Raises:
         DataError: for a store of format 1, which has no parts.
@@ -217,9 +222,9 @@ def mark_outliers(path: Path, group: zarr.Group, meta: Mapping[str, Any], conf: 
     that were bad before are judged; the others stay as they were when models were trained on them.
 
     Args:
-        path: the store, with all fields written.
-        group: the same, open.
-        meta: its description.
+        path: folder of the store, in which all fields are written.
+        group: the open store.
+        meta: description of the store.
         conf: the data section.
 
     Raises:
@@ -238,6 +243,7 @@ def mark_outliers(path: Path, group: zarr.Group, meta: Mapping[str, Any], conf: 
     is_judged &= marks == WRITTEN
     if not is_judged.any():
         return
+    # The first half of the moments is that of the fields, the other half that of their changes.
     moments_T5C = group["moments"][:, : NUM_MOMENTS // 2]
     # A time that this function marked as bad before still has moments; a count of 0 excludes them.
     moments_T5C[marks != WRITTEN, 0] = 0
@@ -288,7 +294,7 @@ def _find_outdated_arrays(
 
 
 def _advice_without_parts(meta: Mapping[str, Any]) -> str:
-    """Return what to do about a store of an earlier format that has to be written again."""
+    """Return the advice about a store of an earlier format that has to be written again."""
     return f"a store of format {meta['format']} cannot be written in parts: {OTHER_STORE_ADVICE}"
 
 
@@ -305,14 +311,14 @@ def _count_files(files: Iterable[str]) -> str:
 
 
 def require_few_bad_times(path: Path, marks: np.ndarray) -> None:
-    """Stop if more times are bad than may be skipped.
+    """Require that at most 5 % of the times of a store are bad.
 
     Args:
-        path: the store.
+        path: folder of the store.
         marks: (N,) marks of its times, see `credit.data.store.store_writer`.
 
     Raises:
-        DataError: naming the first of them.
+        DataError: naming the first of the bad times.
     """
     num_bad = int((marks == BAD).sum())
     if num_bad > MAX_BAD_FRACTION * len(marks):

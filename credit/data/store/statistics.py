@@ -36,17 +36,17 @@ _MAX_ROUNDING_FRACTION = 0.3
 
 @dataclass(frozen=True)
 class Statistics:
-    """Statistics of channels over a period, in physical units; of transformed values where a variable has a transform.
+    """Statistics of channels over a period: of physical values or, for variables with a transform, transformed values.
 
     Attributes:
-        names: (C,) the channels: those that vary in time, then static ones.
-        mean: (C,) float64, over cells and times.
-        std: (C,) float64, standard deviation of the population.
-        minimum: (C,) float64.
-        maximum: (C,) float64.
-        tendency_mean: (C,) float64, of the change over one time step; 0 for static channels.
-        tendency_std: (C,) float64, at least 0.01 of `std`; 0 for static channels.
-        count: (C,) int64, number of values.
+        names: (C,) names of the channels: those that vary in time, then static ones.
+        mean: (C,) float64 mean over cells and times; all cells count equally.
+        std: (C,) float64 standard deviation of the population.
+        minimum: (C,) float64 least value.
+        maximum: (C,) float64 greatest value.
+        tendency_mean: (C,) float64 mean of the change over one time step; 0 for static channels.
+        tendency_std: (C,) float64 standard deviation of this change, at least 0.01 of `std`; 0 for static channels.
+        count: (C,) int64 number of values.
     """
 
     names: tuple[str, ...]
@@ -59,20 +59,20 @@ class Statistics:
     count: np.ndarray
 
     def to_dict(self) -> dict[str, list]:
-        """Return plain lists, ready for JSON."""
+        """Return name of an attribute -> list of its values, ready for JSON."""
         return {field.name: np.asarray(getattr(self, field.name)).tolist() for field in fields(self)}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, list]) -> Statistics:
-        """Inverse of `to_dict`."""
+        """Return the statistics of the lists by `to_dict`."""
         arrays = {name: np.asarray(values) for name, values in data.items() if name != "names"}
         return cls(names=tuple(data["names"]), **arrays)
 
     def select(self, names: Iterable[str]) -> Statistics:
-        """Return the statistics of some channels, in the given order.
+        """Return the statistics of the channels with these names, in this order.
 
         Raises:
-            ValueError: if there are no statistics of one of them.
+            ValueError: if there are no statistics of one of the channels.
         """
         names = tuple(names)
         rows = [self.names.index(name) for name in names]
@@ -82,14 +82,16 @@ class Statistics:
 
 @dataclass(frozen=True)
 class Moments:
-    """Sums over the values of channels from which `Statistics` are computed; those of two sets of values can be merged.
+    """Moments of the values of channels, from which `Statistics` are computed.
+
+    The moments of two sets of values can be merged to those of all values.
 
     Attributes:
-        count: (C,) int64, number of values.
-        mean: (C,) float64, in units of the channel; 0 without values.
-        squares: (C,) float64, sum of squared deviations from the mean.
-        minimum: (C,) float64; infinite without values.
-        maximum: (C,) float64; minus infinity without values.
+        count: (C,) int64 number of values.
+        mean: (C,) float64 mean in units of the channel; 0 without values.
+        squares: (C,) float64 sum of squared deviations from the mean, in squared units of the channel.
+        minimum: (C,) float64 least value; infinity without values.
+        maximum: (C,) float64 greatest value; minus infinity without values.
     """
 
     count: np.ndarray
@@ -112,7 +114,7 @@ class Moments:
         Args:
             fields_CHW: (C, H, W) float32.
             valid_CHW: (C, H, W) bool, False in cells that do not count.
-            before_CHW: (C, H, W) float32, the fields of an earlier time.
+            before_CHW: (C, H, W) float32, the fields of an earlier time; None for the moments of the fields themselves.
         """
         rows = np.zeros((5, len(fields_CHW)))
         # One channel at a time, because it stays in the processor's cache.
@@ -131,12 +133,12 @@ class Moments:
         return cls.from_rows(rows)
 
     def to_rows(self) -> np.ndarray:
-        """Return everything as one array (5, C) float64."""
+        """Return count, mean, squares, minimum and maximum as one array (5, C) float64."""
         return np.stack([self.count.astype(np.float64), self.mean, self.squares, self.minimum, self.maximum])
 
     @classmethod
     def from_rows(cls, rows: np.ndarray) -> Moments:
-        """Inverse of `to_rows`."""
+        """Return the moments of the array (5, C) by `to_rows`."""
         return cls(rows[0].astype(np.int64), *rows[1:])
 
     def merge(self, other: Moments) -> Moments:
@@ -168,17 +170,17 @@ def fit_statistics(
     transforms: Mapping[str, TransformConfig] | None = None,
     accepted: Collection[str] = (),
 ) -> Statistics:
-    """Estimate the statistics of a period.
+    """Estimate the statistics of a period in one pass over its fields.
 
     Args:
-        reader: the fields.
-        first_minutes: the period's first time.
-        last_minutes: its last time, included.
-        step_minutes: the time step; changes are taken over pairs of times exactly so far apart.
-        packing_steps: variable -> step of its packed integers, in its units. A warning is logged if rounding is a large
-            part of a change.
-        progress: show a progress bar on a terminal.
-        transforms: variable -> its transform, where it has one.
+        reader: reader of the fields.
+        first_minutes: first time of the period in minutes.
+        last_minutes: last time of the period in minutes, included.
+        step_minutes: time step in minutes; changes are taken over pairs of times that are exactly one step apart.
+        packing_steps: variable -> step of its packed integers in units of the variable. A warning is logged if rounding
+            is a large part of a change. None if no variable is packed.
+        progress: True shows a progress bar on a terminal.
+        transforms: variable -> its transform, for variables that have one; None if none has.
         accepted: variables in which no outliers are searched, for example those whose range the config declares.
 
     Raises:
@@ -201,6 +203,7 @@ def fit_statistics(
         moments = Moments.of_fields(transformed_CHW, valid_CHW)
         rows_of_times.append(moments.to_rows())
         state = state.merge(moments)
+        # Times that are too early for this change are too early for all later ones.
         begin_of_change = minutes - step_minutes
         while recent and recent[0][0] < begin_of_change:
             recent.popleft()
@@ -243,13 +246,13 @@ def statistics_from_moments(
     """Return the statistics of a period from its moments; see `fit_statistics`.
 
     Args:
-        reader: reads static fields, masks and names.
-        state: moments of the fields.
+        reader: reader of the static fields, masks and channels.
+        state: moments of the time-varying fields.
         tendency: moments of their changes over one time step.
-        period: first and last minutes.
-        step_minutes: the time step.
-        packing_steps: see `fit_statistics`.
-        transforms: see `fit_statistics`.
+        period: first and last time in minutes.
+        step_minutes: time step in minutes.
+        packing_steps: as in `fit_statistics`.
+        transforms: as in `fit_statistics`.
 
     Raises:
         DataError: if the period has no pair of times one step apart, or an output channel is constant.
@@ -282,7 +285,7 @@ def valid_cells(reader: FieldReader, channels: tuple[Channel, ...]) -> np.ndarra
 
 
 def _refuse_constant_channels(reader: FieldReader, state: Moments) -> None:
-    """Refuse output channels that have one value everywhere: their standard deviation is 0."""
+    """Raise DataError if an output channel has one value everywhere: its standard deviation is 0."""
     names = []
     # The output channels are the first of those that vary in time; a forcing may be constant.
     is_constant_C = state.minimum == state.maximum
@@ -322,17 +325,18 @@ def _join_moments(reader: FieldReader, state: Moments, tendency: Moments, static
 
 
 def find_coarse_packing(channels: Sequence[Channel], tendency_std: np.ndarray, steps: Mapping[str, float]) -> list[str]:
-    """Return a warning for each prognostic channel for which rounding is a large part of its change over a time step.
+    """Return a warning for each prognostic channel whose change over a time step is to a large part rounding.
 
     Only prognostic variables are predicted as a change; a forcing or a diagnostic variable may be rounded.
 
-    A change is the difference of two rounded values, so rounding adds step / sqrt(6) to it (two uniform errors). Above
-    0.3 of the standard deviation of the change a model would train on rounding.
+    A change is the difference of two rounded values. Each has a uniform error with the standard deviation step /
+    sqrt(12), so the difference has an error of step / sqrt(6). A warning is due if this exceeds 0.3 of the standard
+    deviation of the change.
 
     Args:
-        channels: (C,) those that vary in time.
-        tendency_std: (C,) standard deviation of their change, before the floor.
-        steps: variable -> step of its packed integers.
+        channels: (C,) the channels that vary in time.
+        tendency_std: (C,) standard deviation of their change, before it is raised to 0.01 of that of the channel.
+        steps: variable -> step of its packed integers in units of the variable.
     """
     warnings = []
     for channel, change in zip(channels, tendency_std, strict=True):

@@ -33,6 +33,13 @@ def create_store(
 ) -> zarr.Group:
     """Create the store without fields, with its description, and return it open for writing.
 
+    Args:
+        path: folder of the store, which must not exist.
+        conf: the data section.
+        sources: the sources, which decide channels, grid, times and static fields.
+        splits: the splits, which decide the period.
+        settings: compression, and memory for a chunk of the sources.
+
     Raises:
         DataError: if no time of the sources lies in the splits, or the disk is too small.
     """
@@ -66,7 +73,7 @@ def create_store(
 
 
 def select_times_in_splits(sources: SourceReader, splits: Mapping[str, Split]) -> np.ndarray:
-    """Return the times from the start of the first split to the end of the last, (N,) int64 minutes."""
+    """Return the times of the sources from the start of the first split to the end of the last, (N,) int64 minutes."""
     first, last = store_reader.splits_span(splits)
     return sources.times[(sources.times >= first) & (sources.times <= last)]
 
@@ -82,11 +89,11 @@ def estimate_store_bytes(sources: SourceReader, num_times: int) -> int:
 
 
 def require_disk_space(path: Path, needed_bytes: int) -> None:
-    """Stop if the disk does not have enough free space.
+    """Require enough free space on the disk of a store.
 
     Args:
-        path: the store, which need not exist.
-        needed_bytes: the most bytes that will be added to it.
+        path: folder of the store, which need not exist.
+        needed_bytes: the most bytes that will be added to the store.
 
     Raises:
         DataError: naming the store, the space that is needed and the space that is free.
@@ -105,10 +112,10 @@ def require_disk_space(path: Path, needed_bytes: int) -> None:
 
 @contextmanager
 def explain_disk_errors(path: Path) -> Iterator[None]:
-    """Turn errors of a full or read-only disk in the block into messages with what to do.
+    """Context in which errors of a full or read-only disk become messages with advice.
 
     Args:
-        path: the store that the block writes.
+        path: folder of the store that the block writes.
 
     Raises:
         DataError: instead of every `OSError` of the block.
@@ -154,10 +161,10 @@ def _create_arrays_along_time(
     """Create the arrays that `credit.data.store.store_writer` fills part by part.
 
     Args:
-        group: the store.
-        sources: gives grid and channels, and the chunks in which it is read.
-        num_times: number of times.
-        step_minutes: the time step.
+        group: the store, open for writing.
+        sources: the sources, which decide grid, channels and the length of a part.
+        num_times: number of times of the store.
+        step_minutes: time step in minutes.
         settings: compression, and memory for a chunk of the sources.
     """
     grid_shape = sources.grid.shape
@@ -174,7 +181,9 @@ def _create_arrays_along_time(
         ("moments", (store_writer.NUM_MOMENTS, num_channels), np.float64, ("moment", "channel")),
     )
     for name, shape_per_time, dtype, dims in small_arrays:
-        attributes = {"step_minutes": step_minutes} if name == "moments" else None
+        attributes = None
+        if name == "moments":
+            attributes = {"step_minutes": step_minutes}
         # A chunk is one part, so no two processes write the same chunk.
         group.create_array(
             name,
@@ -203,7 +212,7 @@ def _create_arrays_along_time(
 def _add_array(
     group: zarr.Group, name: str, values: np.ndarray, dims: tuple[str, ...], attributes: Mapping[str, Any] | None = None
 ) -> None:
-    """Add a small array in one chunk."""
+    """Add a small array to a store in one chunk, with names of its dimensions and attributes."""
     # zarr does not allow chunks of length 0.
     chunks = tuple(max(1, length) for length in values.shape)
     array = group.create_array(

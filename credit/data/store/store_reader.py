@@ -7,7 +7,7 @@ Format 2, a zarr 3 group that xarray and other tools open as well:
 | ``fields`` | (time, channel, latitude, longitude) float32 | time-varying channels, physical units; NaN where masked |
 | ``static_fields`` | (static_channel, latitude, longitude) float32 | ``channels.static_stored`` |
 | ``masks`` | (masked_variable, latitude, longitude) uint8 | 1 where a declared variable is always missing |
-| ``channel``, ``static_channel`` | strings | their names; stores of versions up to 0.14 have none |
+| ``channel``, ``static_channel`` | strings | names of the channels; stores of versions up to 0.14 lack these two |
 | ``time`` | (time,) int64 | minutes since 1900-01-01 in the calendar of its attributes |
 | ``latitude``, ``longitude`` | float64 | north to south, eastward from the smallest in [0, 360) |
 | ``done`` | (time,) uint8 | 1 where the fields of that time are written, 2 where they are bad and left out |
@@ -71,21 +71,21 @@ class StoreReader:
     """Reader of a complete training store; see `credit.data.reader.FieldReader`.
 
     Args:
-        path: the store.
-        meta: its description, from `read_description`.
-        channels: the channels of the config, whose stored and static ones must be those of the store; by default those
-            of the store.
+        path: folder of the store.
+        meta: description of the store, from `read_description`.
+        channels: channels of the config, of which those that are read from data must be those of the store; None takes
+            the channels of the store.
 
     Attributes:
-        path: the store.
+        path: folder of the store.
         channels: the channels; `read` returns ``channels.time_varying_stored``, `static` returns
             ``channels.static_stored``.
-        grid: the grid, H rows and W columns.
-        calendar: the calendar of the times.
+        grid: grid of the fields, H rows and W columns.
+        calendar: calendar of the times.
         times: (N,) int64 minutes, ascending, without the bad times.
         masks: variable with declared missing values -> (H, W) bool, True where it is always missing.
         attributes: variable -> its CF attributes, among them ``units``.
-        statistics: of the training period; None in a store that is not complete.
+        statistics: statistics of the training period; None in a store that is not complete.
 
     Raises:
         DataError: if one of the small arrays is lost or damaged.
@@ -121,13 +121,13 @@ class StoreReader:
         self._static = _read_small_array(path, group, "static_fields")
 
     def use_local_config(self, conf: DataConfig) -> None:
-        """Read the store, and node-local copies of its chunks, where the config of this process has them.
+        """Read the store and node-local copies of its chunks from the folders in the config of this process.
 
         Args:
             conf: the data section of the config; ``store``, ``cache`` and ``cache_folder`` may differ between hosts.
 
         Raises:
-            DataError: if the store is not there, or, for copies, has no checksum of its content.
+            DataError: if the store does not exist, or, for copies, has no checksum of its content.
         """
         self.path = Path(conf.store)
         if not self.path.is_dir():
@@ -147,7 +147,7 @@ class StoreReader:
         self._fields.cache = ChunkCache(Path(conf.cache_folder or tempfile.gettempdir()) / name)
 
     def read(self, index: int) -> np.ndarray:
-        """Return the fields of one time, NaN where masked.
+        """Return the fields at an index of `times` in physical units, NaN where masked.
 
         They are (C, H, W) float32, in the order of ``channels.time_varying_stored``.
 
@@ -189,7 +189,7 @@ class StoreReader:
             ) from error
 
     def static(self) -> np.ndarray:
-        """Return the static fields, (C, H, W) float32 in the order of ``channels.static_stored``."""
+        """Return the static fields in physical units, (C, H, W) float32 in the order of ``channels.static_stored``."""
         return self._static.copy()
 
     def index_of(self, minutes: int) -> int | None:
@@ -201,10 +201,10 @@ class StoreReader:
 
 
 def read_description(path: Path) -> dict[str, Any]:
-    """Return the description of a store, complete or not.
+    """Return the description of a store, complete or not; see the module for its entries.
 
     Raises:
-        DataError: if it does not exist, is not a training store, or is of another format.
+        DataError: if the store does not exist, is not a training store, or is of an unknown format.
     """
     if not path.exists():
         raise DataError(f"data.store: {path} does not exist; run credit_preprocess CONFIG to write it")
@@ -221,10 +221,15 @@ def read_description(path: Path) -> dict[str, Any]:
 
 
 def open_array(path: Path, group: zarr.Group, name: str) -> zarr.Array:
-    """Return an array of a store.
+    """Return an array of a store, not read yet.
+
+    Args:
+        path: folder of the store, for the message.
+        group: the open store.
+        name: name of the array.
 
     Raises:
-        DataError: if its description is lost or damaged.
+        DataError: if the description of the array is lost or damaged.
     """
     try:
         return group[name]
@@ -236,7 +241,7 @@ def open_array(path: Path, group: zarr.Group, name: str) -> zarr.Array:
 
 
 def _read_small_array(path: Path, group: zarr.Group, name: str) -> np.ndarray:
-    """Return all values of an array of a store, for arrays that fit into memory."""
+    """Return all values of an array of a store that fits into memory; arguments and errors as of `open_array`."""
     try:
         return open_array(path, group, name)[...]
     except READ_ERRORS as error:
@@ -301,14 +306,14 @@ def open_configured_store(conf: DataConfig) -> StoreReader:
 
 
 def splits_span(splits: Mapping[str, Split]) -> tuple[int, int]:
-    """Return the first and the last minute of all splits together."""
+    """Return the first and the last time of all splits together, in minutes."""
     first = min(split.first for split in splits.values())
     last = max(split.last for split in splits.values())
     return first, last
 
 
 def is_store_from_sources(conf: DataConfig) -> bool:
-    """Return whether the store of the config exists and was written from the sources of the config."""
+    """Return True if the store of the config exists and was written from the sources of the config."""
     if not Path(conf.store).exists():
         return False
     key = "data.sources"
@@ -317,6 +322,6 @@ def is_store_from_sources(conf: DataConfig) -> bool:
 
 
 def _require_complete(path: Path, meta: Mapping[str, Any]) -> None:
-    """Refuse a store whose fields or statistics are not all written."""
+    """Raise DataError for a store whose fields or statistics are not all written."""
     if not meta["complete"]:
         raise DataError(f"data.store: {path} is not complete; run credit_preprocess CONFIG to finish it")

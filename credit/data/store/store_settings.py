@@ -77,15 +77,15 @@ def _source_identity(source: SourceConfig) -> dict[str, Any]:
 
 
 def require_same_identity(path: Path, meta: Mapping[str, Any], conf: DataConfig) -> None:
-    """Refuse a store that was written from other channels, levels, sources, time step or treatment of values.
+    """Require that a store was written from the channels, levels, sources, time step and value options of a config.
 
     Args:
-        path: the store, for the message.
-        meta: its description.
+        path: folder of the store, for the message.
+        meta: description of the store.
         conf: the data section of the config.
 
     Raises:
-        DataError: naming the differences.
+        DataError: naming the differences, if there are any.
     """
     stored_channels = ChannelMap.from_dict(meta["channels"])
     channels = conf.channel_map()
@@ -118,9 +118,9 @@ def require_same_identity(path: Path, meta: Mapping[str, Any], conf: DataConfig)
 
 
 def expand_homes(value: Any) -> Any:
-    """Return a value of the identity with ``~`` at the beginning of every text expanded.
+    """Return a value of the identity with ``~`` at the beginning of every text replaced by the home folder.
 
-    Earlier versions stored the paths of the config as they were written there.
+    Earlier versions stored paths as they were written in the config.
     """
     if isinstance(value, Mapping):
         return {key: expand_homes(item) for key, item in value.items()}
@@ -140,16 +140,19 @@ def describe_statistics(conf: DataConfig, train: Split) -> dict[str, Any]:
 
 
 def describe_transforms(conf: DataConfig) -> dict[str, Any]:
-    """Return variable -> its transform, as the description of a store holds them."""
+    """Return variable -> kind and unit of its transform (``data.transforms``), ready for JSON."""
     return {name: transform.model_dump(mode="json") for name, transform in sorted(conf.transforms.items())}
 
 
 def describe_statistics_changes(meta: Mapping[str, Any], required: Mapping[str, Any]) -> list[str]:
-    """Return in which respects the statistics of a store are not the required ones; empty if they are.
+    """Return descriptions of the differences between the statistics of a store and the required ones.
 
     Args:
         meta: description of the store.
-        required: from `describe_statistics`.
+        required: period and transforms of the required statistics, from `describe_statistics`.
+
+    Returns:
+        One text for each difference; empty if there is none.
     """
     changes = []
     stored_period = meta["statistics_period"]
@@ -171,14 +174,20 @@ def describe_statistics_changes(meta: Mapping[str, Any], required: Mapping[str, 
 
 
 def format_period(meta: Mapping[str, Any], period: Sequence[int]) -> str:
-    """Return a period, first and last minute, as text in the calendar of a store."""
+    """Return a period (first and last time in minutes) as text ``FIRST..LAST``.
+
+    Args:
+        meta: description of a store, with the calendar of the times.
+        period: first and last time in minutes.
+    """
     calendar = Calendar(meta["calendar"])
     return f"{calendar.format(period[0])}..{calendar.format(period[1])}"
 
 
 def _format_value(value: object) -> str:
     """Return a value of the identity as text; of sources, only the settings that are not the default."""
-    if not isinstance(value, list) or not all(isinstance(source, dict) for source in value):
+    is_list_of_sources = isinstance(value, list) and all(isinstance(source, dict) for source in value)
+    if not is_list_of_sources:
         return str(value)
     texts = []
     for source in value:

@@ -39,11 +39,12 @@ class WriteTask:
     """Input of the processes that write parts; may be sent to another machine that sees the same files.
 
     Attributes:
-        path: the store.
-        sources: reads the fields.
-        step_minutes: the time step in minutes, over which changes are taken.
-        transforms: variable -> its transform, where it has one; used for the moments only.
-        skip_bad: whether to mark a time whose fields are bad and to continue, instead of raising.
+        path: folder of the store.
+        sources: reader of the source files.
+        step_minutes: time step in minutes, over which changes are taken.
+        transforms: variable -> its transform, for variables that have one; applied before moments are computed, not to
+            the stored fields.
+        skip_bad: True marks a time whose fields are bad and continues; False raises an error.
         held_bytes: memory in bytes for reading a chunk of the sources at once.
     """
 
@@ -56,14 +57,14 @@ class WriteTask:
 
 
 def choose_part_length(bytes_per_time: int, times_per_chunk: int) -> int:
-    """Return the number of times in a part: 32, or fewer if they exceed a GiB, so that little is written twice.
+    """Return the number of times in a part: 32, or fewer if these exceed a GiB, so that little is written again.
 
     A part is longer if more times of a chunk of the sources are read at once, because every part that needs some times
     of a chunk decompresses all of it.
 
     Args:
-        bytes_per_time: size of the fields of one time.
-        times_per_chunk: times of a chunk of the sources that are read at once; see
+        bytes_per_time: size in bytes of the fields of one time.
+        times_per_chunk: number of times of a chunk of the sources that are read at once; see
             `SourceReader.count_chunk_times_in_memory`.
     """
     return max(1, min(_MAX_PART_TIMES, _MAX_PART_BYTES // bytes_per_time), times_per_chunk)
@@ -89,11 +90,11 @@ def write_part(task: WriteTask, number: int) -> int:
     """Write a part, unless it is written already or another process is writing it.
 
     Args:
-        task: what to write, and where.
-        number: number of the part.
+        task: store, sources and settings.
+        number: number of the part, from 0.
 
     Returns:
-        The number of times that were written or marked as bad.
+        The number of times that were written or marked as bad; 0 if nothing was to be done.
 
     Raises:
         DataError: for bad fields, unless they are to be skipped.
@@ -134,16 +135,18 @@ def mark_bad(path: Path, group: zarr.Group, number: int, index: int, minutes: in
     """Mark a time of the store `path` that was written as bad, and note the reason.
 
     Args:
-        path: the store.
-        group: the same, open.
+        path: folder of the store.
+        group: the store, open for writing.
         number: number of the part that contains the time.
-        index: index of the time.
-        minutes: minutes of the time.
-        reason: what is wrong with its fields.
+        index: index of the time in the store.
+        minutes: the time in minutes.
+        reason: description of the fault in its fields.
     """
     with file_lock(lock_folder(path) / f"{number:06d}.lock"):
         file = _notes_file(path, number)
-        notes = json.loads(file.read_text()) if file.exists() else {}
+        notes = {}
+        if file.exists():
+            notes = json.loads(file.read_text())
         notes[str(minutes)] = reason
         _write_notes(file, notes)
         group["done"][index] = BAD
@@ -155,7 +158,7 @@ def hash_fields(values: np.ndarray) -> int:
 
 
 def read_skipped_times(path: Path) -> dict[int, str]:
-    """Return minutes -> description of what is wrong with its fields, for the skipped times of the store `path`."""
+    """Return time in minutes -> description of the fault in its fields, for the skipped times of a store."""
     skipped_times: dict[int, str] = {}
     for file in sorted(lock_folder(path).glob("*.json")):
         for minutes, reason in json.loads(file.read_text()).items():
@@ -169,11 +172,11 @@ def merge_moments(
     """Return the moments of the states and of the changes in a period, merged time by time in order.
 
     Args:
-        moments: (N, 10, C) float64, of the state and of the change that ends at each time.
-        times: (N,) minutes.
-        marks: (N,) as in the store.
-        first_minutes: first time of the period.
-        last_minutes: last time of the period, included.
+        moments: (N, 10, C) float64, of the state and of the change that ends at each time; array of the store.
+        times: (N,) times of the store in minutes.
+        marks: (N,) marks of the times: `NOT_WRITTEN`, `WRITTEN` or `BAD`.
+        first_minutes: first time of the period in minutes.
+        last_minutes: last time of the period in minutes, included.
     """
     state = change = Moments.empty(moments.shape[2])
     step = moments.attrs["step_minutes"]
@@ -197,7 +200,13 @@ def merge_moments(
 
 
 class _PartReader:
-    """Reader of the fields for one part; a field that a change needs is taken from the store if it is there."""
+    """Reader of the fields for one part, and of their moments.
+
+    Args:
+        task: store, sources and settings.
+        group: the open store, from which earlier fields that a change needs are taken if they are written.
+        times: (N,) times of the store in minutes.
+    """
 
     def __init__(self, task: WriteTask, group: zarr.Group, times: np.ndarray) -> None:
         self._task = task
@@ -240,9 +249,11 @@ class _PartReader:
             return error
 
     def moments(self, minutes: int, fields_CHW: np.ndarray | None) -> np.ndarray:
-        """Return the moments of the state of a time and of the change that ends at it, (10, C) float64.
+        """Return the moments of the state of a time and of the change that ends at this time, (10, C) float64.
 
-        They are the moments of no values if the fields are None, that is bad.
+        Args:
+            minutes: the time in minutes.
+            fields_CHW: fields of the time in physical units; None for bad fields, which have the moments of no values.
         """
         state = change = Moments.empty(len(self._channels))
         if fields_CHW is not None:
@@ -258,7 +269,7 @@ class _PartReader:
         return np.concatenate([state.to_rows(), change.to_rows()])
 
     def _transformed_fields(self, minutes: int) -> np.ndarray | None:
-        """Return the transformed fields of a time of the store, None if the store lacks it or they are bad."""
+        """Return the transformed fields of a time in minutes, None if the store lacks the time or the fields are bad."""
         if minutes in self._recent:
             return self._recent[minutes]
         index = int(np.searchsorted(self._times, minutes))
@@ -278,7 +289,7 @@ class _PartReader:
 
 
 def _notes_file(path: Path, number: int) -> Path:
-    """Return the file with the reasons why times of a part are bad."""
+    """Return the path of the JSON file with the bad times of a part and their reasons."""
     return lock_folder(path) / f"{number:06d}.json"
 
 

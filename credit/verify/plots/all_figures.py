@@ -26,11 +26,14 @@ def draw_all_figures(
     Args:
         verification: the scores and the example forecast.
         reader: reader of the truth.
-        log: training log of the run, None if the figure of the loss is left out.
-        folder: folder that the figures are written into; it must exist.
+        log: training log of the run; None leaves out the figure of the loss.
+        folder: folder for the figures; it must exist.
 
     Returns:
         (caption, path) of each figure, in the order of the report.
+
+    Raises:
+        CreditError: if a figure cannot be written.
     """
     table = verification.table
     channels = verification.figure_channels

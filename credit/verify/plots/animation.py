@@ -27,10 +27,11 @@ from credit.verify.plots.style import STYLE, add_title, display_units, new_figur
 
 # Pixels per inch.
 _DPI = 110
-# Duration of a frame and of the last one.
+# Duration of a frame, and of the last one, at which a viewer should have time to stop.
 _FRAME_MILLISECONDS = 250
 _LAST_FRAME_MILLISECONDS = 1500
-# Colours of the field and greys of lines and letters; with one for missing cells they are 128, 7 bits.
+# Numbers of colours of the field, and of greys of lines and letters. With one colour for missing cells they make 128
+# colours, for which 7 bits a pixel suffice.
 _FIELD_COLORS = 96
 _GREYS = 31
 
@@ -52,7 +53,7 @@ def write_animation(
         background: grid and coastline of the frames.
 
     Raises:
-        CreditError: if it cannot be written.
+        CreditError: if the file cannot be written.
     """
     with rc_context(STYLE):
         first_image, *other_images = _draw_frames(
@@ -81,7 +82,9 @@ def _draw_frames(
     """Yield the frames, all with one palette, so that no colour changes between them."""
     # One colour scale for all frames, in the units of figures.
     factor, units = display_units(units)
-    scaled_frames = {lead: [factor * field for field in fields] for lead, fields in frames.items()}
+    scaled_frames = {}
+    for lead, fields in frames.items():
+        scaled_frames[lead] = [factor * field for field in fields]
     low, high = robust_range(list(itertools.chain.from_iterable(scaled_frames.values())))
     # The maps are drawn once; only their values and titles change from frame to frame.
     figure = new_figure(8.6, 3.4)
@@ -106,11 +109,11 @@ def _draw_frames(
 
 
 def _quantize(pixels: np.ndarray, palette: np.ndarray) -> Image.Image:
-    """Return an image of pixels (H, W, 3), each in the nearest of the palette's colours (128, 3).
+    """Return an image of pixels (H, W, 3) uint8, each in the nearest colour of the palette, (128, 3) uint8.
 
     Distances are computed once for each colour of the frame, of which there are few.
     """
-    # A colour as one number, so that equal ones are found quickly.
+    # Each colour becomes one number, so that equal colours are found quickly.
     codes = pixels.astype(np.int32) @ np.array([65536, 256, 1], dtype=np.int32)
     unique_codes, inverse = np.unique(codes, return_inverse=True)
     colors = np.stack([unique_codes >> 16, unique_codes >> 8 & 255, unique_codes & 255], axis=1)

@@ -14,7 +14,12 @@ from credit.verify.table.table import ScoreTable
 
 
 def plot_spread_and_skill(table: ScoreTable, channels: Sequence[str]) -> Figure:
-    """Return the figure of CRPS (top) and spread over error (bottom) by lead time, one column for each channel."""
+    """Return the figure of CRPS (top) and spread over error (bottom) by lead time, one column for each channel.
+
+    Args:
+        table: the scores, which must contain ``crps``.
+        channels: names of the channels.
+    """
     figure = new_figure(max(2.9 * len(channels) + 0.6, MIN_WIDTH), 5.4)
     axes = figure.subplots(2, len(channels), sharex=True, squeeze=False)
     # The upper and the lower panel of a column belong to one channel.
@@ -52,6 +57,7 @@ def plot_rank_histograms(table: ScoreTable, channels: Sequence[str], leads: Sequ
     figure = new_figure(max(2.9 * len(channels) + 0.6, MIN_WIDTH), 3.2)
     axes = figure.subplots(1, len(channels), sharey=True, squeeze=False)[0]
     colors = colormaps["viridis"](np.linspace(0.1, 0.75, len(leads)))
+    # The model may have fewer members, and so fewer ranks, than another ensemble in the table.
     ranks = table.dataset["ranks"].sel(forecast="model", region="global").dropna("rank", how="all")
     flat_frequency = 1.0 / ranks.sizes["rank"]
     edges = np.arange(ranks.sizes["rank"] + 1) - 0.5

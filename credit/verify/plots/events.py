@@ -15,7 +15,7 @@ from credit.verify.table.table import ScoreTable
 
 
 def plot_reliability_diagrams(table: ScoreTable, leads: Sequence[float]) -> Figure:
-    """Return the figure of observed frequency by forecast probability (top), and how often each was forecast.
+    """Return the figure of observed frequency (top) and frequency of forecasts (bottom) by forecast probability.
 
     The scores are those of the model for the globe. There is a column for each event and a line for each lead time;
     bars are the 95 % intervals of the observed frequency.
@@ -62,6 +62,8 @@ def plot_reliability_diagrams(table: ScoreTable, leads: Sequence[float]) -> Figu
     axes[0, 0].set_ylabel("Observed frequency")
     axes[1, 0].set_ylabel("Forecast\nfrequency")
     add_legend(figure, axes[0])
-    bars = "; bars: 95 % intervals" if np.isfinite(data[f"{OBSERVED_FREQUENCY}_low"]).any() else ""
+    bars = ""
+    if np.isfinite(data[f"{OBSERVED_FREQUENCY}_low"]).any():
+        bars = "; bars: 95 % intervals"
     add_title(figure, f"Reliability diagrams of {table.display_name('model')}, global{bars}")
     return figure

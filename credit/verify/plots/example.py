@@ -26,9 +26,9 @@ def draw_example(verification: Verification, reader: FieldReader, folder: Path) 
     """Draw the example of a verification into a folder; return (caption, path) of the figures.
 
     Args:
-        verification: the verification.
+        verification: result of the verification with maps and evolution of the example.
         reader: reader of the data, for the coastline.
-        folder: folder of the figures.
+        folder: folder for the figures, which must exist.
 
     Raises:
         CreditError: if a figure cannot be written.
@@ -115,11 +115,11 @@ def _draw_animations(
 
 
 def _can_be_drawn(fields: dict[int, tuple[np.ndarray, ...]]) -> bool:
-    """Return True if there are enough lead times, and a value that is not masked."""
+    """Return True if fields by lead time have at least two lead times, and a value that is not masked."""
     return len(fields) >= _MIN_LEADS and bool(np.isfinite(list(fields.values())).any())
 
 
 def _by_lead(fields: FieldsByChannelAndLead, name: str) -> dict[int, tuple[np.ndarray, ...]]:
-    """Return lead time, increasing -> fields of one channel."""
+    """Return lead time in minutes, increasing -> fields of the channel with a name."""
     leads = sorted(lead for channel, lead in fields if channel == name)
     return {lead: fields[name, lead] for lead in leads}

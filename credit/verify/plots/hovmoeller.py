@@ -40,11 +40,11 @@ def plot_hovmoeller(
         channel: name of the channel.
         units: units of the fields.
         band_means: lead time in minutes -> (truth, forecast), each (W,); at least two lead times, increasing.
-        band: south and north of the mean in degrees.
+        band: southern and northern edge of the band of latitudes in degrees north.
         forecast_name: name of the forecast for the title.
         initial_time: initial time in minutes.
         calendar: calendar of the times.
-        background: grid of the means, whose columns are turned like those of maps.
+        background: grid of the means, and the order of columns in which maps show it.
     """
     time_axis, unit = _time_edges(band_means)
     south, north = band
@@ -96,7 +96,7 @@ def _format_latitude(value: float) -> str:
 
 
 def _time_edges(pairs: Mapping[int, Sequence[np.ndarray]]) -> tuple[np.ndarray, str]:
-    """Return the edges between lead times and their unit."""
+    """Return the edges (L + 1,) between lead times (keys in minutes), and the unit that they are in: hours or days."""
     unit, hours = choose_lead_unit(max(pairs) / 60)
     return time_edges(np.array(list(pairs)) / 60 / hours), unit
 
@@ -108,7 +108,7 @@ def time_edges(times: np.ndarray) -> np.ndarray:
 
 
 def _stack_truth_and_forecast(pairs: Mapping[int, Sequence[np.ndarray]]) -> np.ndarray:
-    """Return truth and forecast, (2, L, N)."""
+    """Return truth and forecast of N cells along a line at L lead times, (2, L, N)."""
     truth = np.stack([fields[0] for fields in pairs.values()])
     forecast = np.stack([fields[1] for fields in pairs.values()])
     return np.stack([truth, forecast])
@@ -117,7 +117,19 @@ def _stack_truth_and_forecast(pairs: Mapping[int, Sequence[np.ndarray]]) -> np.n
 def _draw_panels(
     channel: str, units: str, x_edges: np.ndarray, y_edges: np.ndarray, values: np.ndarray, title: str
 ) -> tuple[Figure, Sequence[Axes]]:
-    """Draw truth and forecast, values (2, Y, X), in the same colour scale, and the error."""
+    """Draw truth and forecast in the same colour scale, and the error, side by side.
+
+    Args:
+        channel: name of the channel.
+        units: units of the values.
+        x_edges: (X + 1,) edges of the columns.
+        y_edges: (Y + 1,) edges of the rows.
+        values: (2, Y, X) truth and forecast.
+        title: title of the figure.
+
+    Returns:
+        The figure and its three axes.
+    """
     factor, units = display_units(units)
     truth, forecast = factor * values
     error = forecast - truth

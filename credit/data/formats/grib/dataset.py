@@ -53,10 +53,14 @@ def open_grib(path: Path, select: Mapping[str, Value]) -> xr.Dataset:
         path: the file.
         select: GRIB key -> the value of the messages to take; messages without the key are taken.
 
+    Returns:
+        Dataset with float32 variables in the units of the file, and times in minutes since 1900 (`TIME_UNITS`).
+
     Raises:
         DataError: for a file that cannot be read, or a value that no message has.
         ConfigError: for a key that cannot be selected.
     """
+    # Messages of one parameter make up one variable.
     all_messages = read_messages(path)
     messages = _select_messages(all_messages, select, str(path))
     messages_of: dict[str, list[Message]] = defaultdict(list)
@@ -69,9 +73,11 @@ def open_grib(path: Path, select: Mapping[str, Value]) -> xr.Dataset:
     for name, variable_messages in messages_of.items():
         for alias in variable_messages[0].parameter.aliases:
             builder.variables.setdefault(alias, builder.variables[name])
+    # Every message on model levels lists the coefficients of all of them, so the first one suffices.
     model_level_message = next((message for message in messages if find_level_type(message) == "hybrid"), None)
     if model_level_message is not None:
         builder.add_coefficients(model_level_message)
+    # Errors about a missing variable say if only the selection leaves it out.
     dataset = xr.Dataset(builder.variables)
     dataset.encoding[LEFT_OUT] = sorted(_list_names(all_messages) - _list_names(messages))
     return dataset
@@ -89,7 +95,7 @@ def _list_names(messages: Sequence[Message]) -> set[str]:
 def _select_messages(messages: list[Message], select: Mapping[str, Value], origin: str) -> list[Message]:
     """Return the messages that a selection takes; arguments and errors as of `open_grib`."""
     for key, selected in select.items():
-        values = dict.fromkeys(message.key_values[key] for message in messages if key in message.key_values)
+        values = {message.key_values[key] for message in messages if key in message.key_values}
         if not values:
             if key in SELECTION_KEYS:
                 raise DataError(f"{origin}: data.sources.N.select names {key}, but no message has it")
@@ -177,10 +183,10 @@ class _DatasetBuilder:
             self.variables["hybi"] = xr.Variable(("half_level",), b, {"units": "1"})
 
     def _add_time(self, times: np.ndarray, messages: Sequence[Message], message_table: np.ndarray) -> str:
-        """Return the name of the time coordinate; it has bounds if all messages cover a window.
+        """Return the name of the time coordinate, which is added if needed; it has bounds if all times have a window.
 
         Args:
-            times: (times,) valid times, minutes.
+            times: (times,) valid times in minutes since 1900.
             messages: messages of the variable.
             message_table: (times, levels) index of the message of each; -1 if there is none.
         """
@@ -203,6 +209,7 @@ class _DatasetBuilder:
             attributes: its attributes.
             bounds: (N, 2) bounds; None without bounds.
         """
+        # Arrays cannot be keys of a dictionary, so their bytes are.
         bounds_key = b"" if bounds is None else bounds.tobytes()
         key = (name, values.tobytes(), bounds_key)
         if key not in self._coordinate_names:
@@ -261,7 +268,12 @@ class _Fields(BackendArray):
 
 
 def _index_each_axis(array: np.ndarray, key: Sequence[int | slice | np.ndarray]) -> np.ndarray:
-    """Return an array with each axis indexed on its own; integers drop their axis."""
+    """Return an array with each axis indexed on its own (orthogonal indexing); integers drop their axis.
+
+    Args:
+        array: array of any shape.
+        key: index, slice or indices of each of the leading axes.
+    """
     # Integers drop an axis, so the last axis is indexed first: the numbers of the others do not change.
     for axis, index in reversed(list(enumerate(key))):
         array = array[(*[slice(None)] * axis, index)]

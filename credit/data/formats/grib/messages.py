@@ -30,7 +30,7 @@ _MINUTE = timedelta(minutes=1)
 # Stands for missing values while they are read. Fields can contain the default of ecCodes, 9999, but not this.
 _MISSING = -1e100
 
-# Types of grids (ecCodes gridType): those whose rows all have the same longitudes, and those whose rows differ.
+# Types of grids (gridType of ecCodes): those whose rows all have the same longitudes, and those whose rows differ.
 _REGULAR = ("regular_ll", "regular_gg")
 _REDUCED = ("reduced_gg", "reduced_ll")
 
@@ -80,9 +80,10 @@ class Message:
         parameter: its parameter.
         grid: its grid.
         minutes: valid time in minutes since 1900; the end of the window of a mean or an accumulation.
-        window: length of that window in minutes; None for an instantaneous field.
+        window: length of that window in minutes; None for an instantaneous field, or if the length is not fixed.
         level: the level in units of its type.
-        key_values: values of the `SELECTION_KEYS` that it has, and its type of level -> level.
+        key_values: GRIB key -> its value, for the `SELECTION_KEYS` that the message has; also its type of level -> its
+            level.
         packing_step: step of the packed integers in units of the field; 0 if they are not packed linearly.
     """
 
@@ -119,9 +120,10 @@ def read_messages(path: Path) -> list[Message]:
     """Return the descriptions of all messages of a file, in its order; reads the whole file.
 
     Raises:
-        DataError: if the file is truncated, or has no message.
+        DataError: if ecCodes is not installed, or the file is truncated or has no message.
     """
     eccodes = import_eccodes()
+    # Parameters and grids that messages share are built once.
     parameters: dict[object, Parameter] = {}
     grids: dict[str, GribGrid] = {}
     messages: list[Message] = []
@@ -164,6 +166,7 @@ def read_values(path: Path, messages: list[tuple[int, int]]) -> np.ndarray:
     with open(path, "rb") as file, _split_multi_field_messages(file):
         for offset, field_number in messages:
             file.seek(offset)
+            # Without this, ecCodes would continue with the fields of the message that it read before.
             eccodes.codes_grib_multi_support_reset_file(file)
             # ecCodes cannot seek to a later field of a message, so those before it are skipped.
             for _ in range(field_number):
@@ -179,13 +182,14 @@ def read_values(path: Path, messages: list[tuple[int, int]]) -> np.ndarray:
 
 
 def read_coefficients(path: Path, message: Message) -> np.ndarray | None:
-    """Return coefficients of the half levels of the model (2, levels + 1) float64: a in Pa, and b, from the top down.
-
-    Return None if the message does not list them.
+    """Return the coefficients of the half levels of the model, from the top down: pressure is a + b * surface pressure.
 
     Args:
         path: the file.
         message: a message on model levels.
+
+    Returns:
+        (2, levels + 1) float64: a in Pa, then b; None if the message does not list them.
 
     Raises:
         DataError: if ecCodes is not installed.
@@ -204,7 +208,7 @@ def read_coefficients(path: Path, message: Message) -> np.ndarray | None:
 
 @contextmanager
 def _split_multi_field_messages(file: BinaryIO) -> Iterator[None]:
-    """Let ecCodes return each field of a message of a file as if it were a message of its own."""
+    """Context in which ecCodes returns each field of a message of a file as if it were a message of its own."""
     eccodes = import_eccodes()
     eccodes.codes_grib_multi_support_on()
     try:
@@ -227,13 +231,18 @@ def _get(handle: int, key: str, kind: type | None = None) -> object:
         value = eccodes.codes_get(handle, key, kind)
     except eccodes.KeyValueNotFoundError:
         return None
+    # These texts of ecCodes mean that a value is not known.
     return None if value in ("unknown", "~", "off") else value
 
 
 def _build_message(
     handle: int, offset: int, field_number: int, parameters: dict[object, Parameter], grids: dict[str, GribGrid]
 ) -> Message:
-    """Return the description of a field; grids and parameters of earlier messages are reused, and new ones added."""
+    """Return the description of a field, see `Message`.
+
+    Parameters and grids of earlier messages are reused, and new ones are added to the dictionaries. A message without a
+    date raises ValueError.
+    """
     grid_key = f"{_get(handle, 'gridType')} {_get(handle, 'md5GridSection')}"
     if grid_key not in grids:
         grids[grid_key] = _read_grid(handle)
@@ -246,18 +255,22 @@ def _build_message(
     initial_minutes = _to_minutes(_get(handle, "dataDate", int), _get(handle, "dataTime", int))
     level_type = _get(handle, "typeOfLevel", str) or "unknown"
     level = float(_get(handle, "level", float) or 0.0)
+    # Values that a selection may name: those of the message, and those that are computed from several keys.
     key_values = {name: _get(handle, name) for name in ("stepType", "number", "expver", "dataType", "stream")}
     key_values["grid"] = grids[grid_key].name
     key_values["step"] = (minutes - initial_minutes) / 60
     key_values["typeOfLevel"] = level_type
     key_values[level_type] = level
+    window = None
+    if key_values["stepType"] != "instant":
+        window = _read_window(handle)
     return Message(
         offset=offset,
         field_number=field_number,
         parameter=parameters[parameter_key],
         grid=grids[grid_key],
         minutes=minutes,
-        window=None if key_values["stepType"] == "instant" else _read_window(handle),
+        window=window,
         level=level,
         key_values={key: value for key, value in key_values.items() if value is not None},
         packing_step=_read_packing_step(handle),
@@ -281,13 +294,18 @@ def _read_packing_step(handle: int) -> float:
 def _read_parameter(handle: int, param_id: int | None) -> Parameter:
     """Return the parameter of a message; `param_id` is its number in the tables of ECMWF, None or 0 if it has none."""
     name = _get(handle, "shortName", str) or _build_unknown_name(handle)
-    aliases = [_get(handle, "cfVarName", str), str(param_id) if param_id else None]
+    aliases = []
+    cf_name = _get(handle, "cfVarName", str)
+    if cf_name:
+        aliases.append(cf_name)
+    if param_id:
+        aliases.append(str(param_id))
     attributes = {}
-    for grib_key, cf_name in {"units": "units", "cfName": "standard_name", "name": "long_name"}.items():
+    for grib_key, cf_attribute in {"units": "units", "cfName": "standard_name", "name": "long_name"}.items():
         value = _get(handle, grib_key, str)
         if value:
-            attributes[cf_name] = str(value)
-    return Parameter(str(name), tuple(alias for alias in aliases if alias), attributes)
+            attributes[cf_attribute] = str(value)
+    return Parameter(str(name), tuple(aliases), attributes)
 
 
 def _build_unknown_name(handle: int) -> str:
@@ -299,7 +317,7 @@ def _build_unknown_name(handle: int) -> str:
 
 
 def _to_minutes(date: int | None, time: int | None) -> int:
-    """Return minutes since 1900 of a date YYYYMMDD and a time HHMM.
+    """Return minutes since 1900 of a date and a time, the decimal numbers YYYYMMDD and HHMM.
 
     Raises:
         ValueError: if the message has no date.
@@ -319,7 +337,7 @@ def _read_window(handle: int) -> int | None:
 
 
 def _read_grid(handle: int) -> GribGrid:
-    """Return the grid of a message.
+    """Return the grid of a message; `GribGrid.problem` says so if the grid cannot be used.
 
     Rows and columns are derived from the coordinates of all points, so that the scanning directions do not matter.
     """

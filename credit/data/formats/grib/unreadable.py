@@ -50,7 +50,7 @@ class Unreadable:
         if not self.choices:
             return self.problem
         example = {key: self._choose_value(key, values, level_units) for key, values in self.choices.items()}
-        # A variable in vars_3D needs levels, which no selection can give it.
+        # A variable in vars_3D needs levels; a selection cannot give levels to a variable that has none.
         level_type = _merge_pressure_types(example.get("typeOfLevel"))
         if level_units is not None and level_type not in (None, *LEVEL_ATTRIBUTES):
             return f"{self.problem}; none of these are pressure or model levels, as vars_3D needs: list it in vars_2D"
@@ -78,7 +78,12 @@ class Unreadable:
         """Return the value that fits a variable on levels, or one without; the first if none fits."""
         if key != "typeOfLevel":
             return values[0]
-        preferred_types = {None: (), "model_level": ("hybrid", "pressure")}.get(level_units, ("pressure", "hybrid"))
+        if level_units is None:
+            preferred_types: tuple[str, ...] = ()
+        elif level_units == "model_level":
+            preferred_types = ("hybrid", "pressure")
+        else:
+            preferred_types = ("pressure", "hybrid")
         for level_type in preferred_types:
             for value in values:
                 if _merge_pressure_types(value) == level_type:
@@ -95,9 +100,9 @@ def build_unreadable(
     """Return the reason why a variable cannot be read.
 
     Args:
-        problem: text that follows its name.
-        keys: keys to select by; empty if no selection helps.
-        name: the variable.
+        problem: text that follows the name of the variable.
+        keys: GRIB keys to select by; empty if no selection helps.
+        name: name of the variable.
         messages_of: variable -> its messages, for all variables of the file.
     """
     choices = {key: _list_values(key, messages_of[name]) for key in keys}
@@ -113,7 +118,11 @@ def build_unreadable(
 
 
 def find_problem(messages: Sequence[Message]) -> tuple[str | None, Sequence[str]]:
-    """Return why messages cannot be read as one variable (None if they can), and the keys to select by."""
+    """Return the problem that prevents reading messages as one variable, and the GRIB keys to select by.
+
+    The problem is a text that follows the name of the variable; None if there is no problem. The keys are empty if no
+    selection helps.
+    """
     # Messages of different levels or kinds are different variables.
     key_values = [message.key_values | {"typeOfLevel": find_level_type(message)} for message in messages]
     differing_keys = []
@@ -157,7 +166,7 @@ def _list_values(key: str, messages: Sequence[Message]) -> list[Value]:
 
 
 def _matches_selection(values: Sequence[Value | None], selection: Mapping[str, Value]) -> bool:
-    """Return whether a message passes a selection.
+    """Return True if a message passes a selection.
 
     Args:
         values: its values of the selected keys; None for a key that it does not have, which excludes nothing.
@@ -170,7 +179,7 @@ def _matches_selection(values: Sequence[Value | None], selection: Mapping[str, V
 
 
 def is_selected(key: str, value: Value, selected: Value) -> bool:
-    """Return whether a value is the selected one; pressure levels in hPa and in Pa are one type.
+    """Return True if a value is the selected one; pressure levels in hPa and in Pa are one type of level.
 
     Args:
         key: GRIB key.
@@ -183,7 +192,7 @@ def is_selected(key: str, value: Value, selected: Value) -> bool:
 
 
 def find_level_type(message: Message) -> str:
-    """Return the type of level, which is ``pressure`` for pressure in hPa and in Pa."""
+    """Return the type of level of a message: ``pressure`` for hPa and Pa alike, else ``typeOfLevel`` of ecCodes."""
     return str(_merge_pressure_types(message.key_values["typeOfLevel"]))
 
 
@@ -193,5 +202,5 @@ def _merge_pressure_types(type_of_level: Value | None) -> Value | None:
 
 
 def convert_level(message: Message) -> float:
-    """Return the level of a message, pressure in hPa."""
+    """Return the level of a message: a pressure in hPa, other levels in the units of their type."""
     return message.level * _HPA_PER_UNIT.get(str(message.key_values["typeOfLevel"]), 1.0)

@@ -21,7 +21,7 @@ _EPOCH = np.datetime64(TIME_UNITS.removeprefix("minutes since ").replace(" ", "T
 
 
 def encode_times(times: np.ndarray) -> tuple[np.ndarray, str]:
-    """Return minutes of dates, (N,) float64, NaN for missing ones, and the name of their calendar.
+    """Return the minutes since 1900 of dates, (N,) float64, NaN for missing dates, and the name of their CF calendar.
 
     Args:
         times: (N,) dates: datetime64, datetime or cftime.
@@ -37,14 +37,16 @@ def encode_times(times: np.ndarray) -> tuple[np.ndarray, str]:
 
 
 class PluginFields(BackendArray):
-    """Lazily read values of one variable of a source.
+    """Lazily read values of one variable of a source, ([N,] [L,] rows, columns) float32.
+
+    Reading raises DataError if the plugin fails or returns values of another type or shape.
 
     Args:
         factory: creates the source.
-        name: the variable.
-        levels: its levels, as the plugin names them; None without levels.
-        times: (N,) as the source gives them; None for a static variable.
-        grid_shape: rows and columns.
+        name: name of the variable.
+        levels: its L levels, as the plugin names them; None without levels.
+        times: (N,) dates as the source gives them; None for a static variable.
+        grid_shape: numbers of rows and columns.
     """
 
     def __init__(
@@ -103,7 +105,9 @@ class PluginFields(BackendArray):
             result = source.read(self._name, time, levels)
             if isinstance(result, xr.DataArray):
                 # A DataArray may carry its time, which reveals a field of another time.
-                result_time = result.coords.get("time") if time is not None else None
+                result_time = None
+                if time is not None:
+                    result_time = result.coords.get("time")
                 if result_time is not None:
                     result_minutes, _ = encode_times(result_time.values.reshape(-1))
                     requested_minutes, _ = encode_times(np.array([time]))
@@ -112,7 +116,8 @@ class PluginFields(BackendArray):
                 result = result.values
             values = np.ma.asarray(result)
         shape = self._grid_shape if levels is None else (len(levels), *self._grid_shape)
-        if values.shape != shape or values.dtype.kind not in "fiub":
+        is_numeric = values.dtype.kind in "fiub"
+        if values.shape != shape or not is_numeric:
             returned = f"{values.dtype} of shape {values.shape}"
             raise self._factory.error(f"{call} must return numbers of shape {shape}; it returned {returned}")
         # A value beyond float32 becomes infinite, which is refused later.

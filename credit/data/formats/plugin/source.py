@@ -45,8 +45,8 @@ class SourceVariable:
         standard_name: CF standard name, which also tells components of vectors.
         long_name: description for people.
         cell_methods: CF cell methods, for example ``time: mean``, if values are not instantaneous.
-        is_static: whether it does not vary in time.
-        packing_step: step, in its units, to which its values were rounded before.
+        is_static: True if it does not vary in time.
+        packing_step: step in units of the variable to which its values were rounded, as by packing; 0 if they were not.
     """
 
     units: str
@@ -62,21 +62,25 @@ class SourceVariable:
 def register_source(name: str, options: type[StrictModel] | None = None) -> Callable[[SourceClass], SourceClass]:
     """Class decorator that makes a class available as ``data.sources.N.type: name``.
 
-    The class is called with ``data.sources.N.options`` as keyword arguments. `options` declares them: with it, a wrong
-    option is an error of the config, before anything is read. What it makes has the attributes
+    The class is called with ``data.sources.N.options`` as keyword arguments. Its objects have these attributes:
 
-    - ``latitude`` (H,) and ``longitude`` (W,), degrees, in the order of its fields;
+    - ``latitude`` (H,) and ``longitude`` (W,): degrees, in the order of the fields;
     - ``times``: dates in UTC (datetime64, datetime or cftime), whole minutes;
     - ``variables``: mapping from name to `SourceVariable`;
-    - ``latitude_bounds`` (H, 2), ``version`` (any text or number that changes when the data do) and ``attributes``
-      (global ones, such as title), where it likes;
+    - ``latitude_bounds``, optional: (H, 2) degrees;
+    - ``version``, optional: any text or number that changes when the data change;
+    - ``attributes``, optional: global attributes, such as title.
 
-    and the method ``read(variable, time, levels)``, which returns one variable at one of ``times``, (L, H, W) at the
-    levels that are asked for, in that order, or (H, W) where `levels` is None; `time` is None where it is static.
-    Missing values are NaN or masked.
+    Their method ``read(variable, time, levels)`` returns one variable at one of ``times``. It returns (L, H, W) at the
+    L requested levels, in their order, or (H, W) if `levels` is None. `time` is None for a static variable. Missing
+    values are NaN or masked.
+
+    Args:
+        name: name of the type in the config.
+        options: declaration of the options. With it, a wrong option is an error of the config before anything is read.
 
     Raises:
-        ConfigError: for no class with a method ``read``, or if another class has the name.
+        ConfigError: if what is decorated is not a class with a method ``read``, or if another class has the name.
     """
 
     def register(cls: SourceClass) -> SourceClass:
@@ -102,12 +106,13 @@ def open_plugin_source(source: SourceConfig, origin: str) -> xr.Dataset:
     The dataset can be pickled; its encoding has a ``fingerprint``, see `credit.data.formats.files.OpenFiles`.
 
     Args:
-        source: its section of the config.
+        source: section of the source in the config.
         origin: key of the section, for messages.
 
     Raises:
-        DataError: if it cannot be created, or does not describe its contents.
+        DataError: if the source cannot be created, or does not describe its contents.
     """
+    # The description of the source gives coordinates and names; no field is read here.
     factory = SourceFactory(origin, _SOURCES[source.type], source.options)
     factory.require_importable()
     metadata = factory.describe()
@@ -145,7 +150,7 @@ def open_plugin_source(source: SourceConfig, origin: str) -> xr.Dataset:
 
 
 def _build_coordinates(metadata: _SourceMetadata) -> tuple[dict[str, xr.Variable], dict[tuple, str]]:
-    """Return the coordinates by name, and (levels, units) -> name of each level coordinate."""
+    """Return name -> coordinate (or its bounds), and (levels, units) -> name of each level coordinate."""
     variables = {
         "time": xr.Variable(
             "time",
@@ -206,7 +211,8 @@ class _SourceMetadata:
         return len(self.latitude), len(self.longitude)
 
     def fingerprint(self) -> list[int]:
-        """Return length and checksum of the description."""
+        """Return length and checksum of the description, which change when the description changes."""
+        # Order of times and class of numbers do not matter, so equal contents have one fingerprint.
         coordinates = [self.latitude.tolist(), self.longitude.tolist(), np.sort(self.minutes).tolist()]
         variables = {}
         levels = {}
@@ -238,10 +244,10 @@ class SourceFactory:
         self._owner = -1
 
     def require_importable(self) -> None:
-        """Refuse a class if another process would import a different class under its name.
+        """Require that another process imports the same class by its name.
 
         Raises:
-            DataError: naming the class.
+            DataError: if it would import a different class.
         """
         name = self._class.__qualname__
         module = sys.modules.get(self._class.__module__)
@@ -344,7 +350,7 @@ class SourceFactory:
         return numbers
 
     def error(self, message: str) -> DataError:
-        """Return an error about the source that names the class to correct.
+        """Return an error about the source that names the class to correct; the caller raises it.
 
         Args:
             message: what is wrong, and the rule.

@@ -34,12 +34,13 @@ _LEVEL_TOLERANCE = 1e-5
 
 
 def read_levels(dataset: xr.Dataset, coordinate: str, table: HybridLevels | None, origin: str) -> HybridLevels:
-    """Return the levels of a file, hybrid or of pressure, in the order of its rows.
+    """Return the levels of a file, hybrid levels or pressure levels, in the order of its level coordinate.
 
     Args:
         dataset: the file.
-        coordinate: its level coordinate.
-        table: all levels of the model, if the config names a file with them; else None.
+        coordinate: name of its level coordinate.
+        table: all levels of the model, from ``data.sources.N.vertical.coefficients``; None to take the coefficients
+            that the file has.
         origin: the file, for messages.
 
     Raises:
@@ -67,11 +68,11 @@ def read_levels(dataset: xr.Dataset, coordinate: str, table: HybridLevels | None
 
 
 def load_coefficients(path: Path, key: str) -> HybridLevels:
-    """Return all levels of a model from a netCDF, GRIB or CSV file, in its order.
+    """Return all levels of a model from a netCDF, GRIB or CSV file, in the order of the file.
 
     Args:
-        path: the file.
-        key: config key that names it, for messages.
+        path: the file with the coefficients.
+        key: config key that names the file, for messages.
 
     Raises:
         DataError: if it cannot be read, or has no coefficients.
@@ -93,10 +94,12 @@ def load_coefficients(path: Path, key: str) -> HybridLevels:
 
 
 def _read_csv(path: Path, key: str) -> HybridLevels:
-    """Read half levels from the top down, in columns whose names begin with a and b; other columns are ignored.
+    """Return the full levels of a table of half levels, from the top down.
+
+    Its columns are called a (Pa) and b, or begin with these words, as "a [Pa]"; other columns are ignored.
 
     Raises:
-        DataError: for missing columns, or a row without numbers in them.
+        DataError: for missing columns, a row without numbers, or half levels that do not reach the ground.
     """
     rule = f"{key}: {path} must have columns a (Pa) and b, with a number in every row"
     rows = []
@@ -122,16 +125,21 @@ def _read_csv(path: Path, key: str) -> HybridLevels:
 
 
 def _find_table(dataset: xr.Dataset, coordinate: str | None, origin: str) -> tuple[HybridLevels | None, bool]:
-    """Return the levels for which a file has coefficients, and whether they are those of the coordinate, row by row.
+    """Return the levels for which a file has coefficients.
 
     Args:
         dataset: the file.
-        coordinate: its level coordinate; None if it has none.
+        coordinate: name of its level coordinate; None if it has none.
         origin: the file, for messages.
 
     Returns:
-        The levels are None if the file has no coefficients.
+        The levels, None if the file has no coefficients; and True if these levels are those of the coordinate, in the
+        same order, False if they must be matched by their values.
+
+    Raises:
+        DataError: if the coefficients give no monotonic pressure, or their reference pressure is missing.
     """
+    # Names of the coefficients: those of formula_terms, else those of CAM.
     level = None
     terms: dict[str, str] = {}
     if coordinate is not None:
@@ -268,10 +276,23 @@ def _build_from_half_levels(a: np.ndarray, b: np.ndarray, origin: str) -> Hybrid
 def _read_bounds(
     dataset: xr.Dataset, level: xr.Variable | None, a: xr.Variable, b: xr.Variable, p0: float | None
 ) -> tuple[np.ndarray, np.ndarray] | None:
-    """Return the coefficients at the edges of the layers (K, 2), upper first; None if the file has no CF bounds."""
+    """Return the coefficients a and b at the edges of the layers, (K, 2) float64 each, the upper edge first.
+
+    Args:
+        dataset: the file.
+        level: level coordinate; None if the file has none.
+        a: coefficients a of the full levels.
+        b: coefficients b of the full levels.
+        p0: reference pressure in Pa if a is a fraction of it; None if a is a pressure. The result is in Pa.
+
+    Returns:
+        None if the file has no CF bounds.
+    """
     # The bounds of the coordinate name those of the coefficients, or these name their bounds themselves.
     terms: dict[str, str] = {}
-    bounds_name = level.attrs.get("bounds") if level is not None else None
+    bounds_name = None
+    if level is not None:
+        bounds_name = level.attrs.get("bounds")
     if bounds_name in dataset.variables:
         terms = _read_formula_terms(dataset.variables[bounds_name])
     a_name = terms.get("ap", terms.get("a", a.attrs.get("bounds")))
@@ -293,7 +314,14 @@ def _read_bounds(
 
 
 def _match_rows(table: HybridLevels, values: np.ndarray, coordinate: str, origin: str) -> np.ndarray:
-    """Return the row in a table of each level of a file: that with the same value, else both in the same order."""
+    """Return the index in a table of each level of a file, (levels of the file,).
+
+    Levels are matched by their values. If the values differ, a file with as many levels in increasing order as the
+    table has is taken to be in the order of the table.
+
+    Raises:
+        DataError: if the levels do not match.
+    """
     distance = np.abs(table.values[:, None] - values)
     if (distance.min(axis=0) <= _LEVEL_TOLERANCE * np.abs(values)).all():
         return distance.argmin(axis=0)

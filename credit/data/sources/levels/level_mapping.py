@@ -21,13 +21,13 @@ _ROUNDING = 1e-6
 
 
 class LevelResolver:
-    """Levels of a run, and the way from the levels of its sources to them.
+    """Levels of a run, and the mapping from the levels of its sources to these.
 
     Args:
         conf: the data section.
 
     Attributes:
-        paths: files with coefficients that the config names.
+        paths: files with coefficients of hybrid levels that the config names.
 
     Raises:
         DataError: if one of these files cannot be read.
@@ -55,13 +55,14 @@ class LevelResolver:
     def find_level_mapping(
         self, dataset: xr.Dataset, coordinate: str, request: VariableRequest, number: int, origin: str
     ) -> tuple[tuple[int, ...] | None, LevelMapping | None]:
-        """Return the rows of a file to read for a variable, and their mapping to the levels of the run.
+        """Return the indices in a file of the levels to read, and their mapping to the levels of the run.
 
-        The rows are None if levels are matched by value, and the mapping is None if nothing is computed from them.
+        The indices are None if the levels are to be matched by value. The mapping is None if the fields are used as
+        they are, without interpolation and without a formula that needs the pressure.
 
         Args:
             dataset: the file.
-            coordinate: its level coordinate.
+            coordinate: name of its level coordinate.
             request: the variable.
             number: index of the source in ``data.sources``.
             origin: the file, for messages.
@@ -82,7 +83,9 @@ class LevelResolver:
         needs_pressure = kind in ("relative_humidity", "relative_humidity_water")
         # A source without `vertical` has the levels of the run.
         if vertical is None:
-            return None, self._map_pressure_levels(request, number) if needs_pressure else None
+            if needs_pressure:
+                return None, self._map_pressure_levels(request, number)
+            return None, None
         is_interpolated = conf.level_units != "model_level" or self._run_levels is not None
         if not (is_interpolated or needs_ground or needs_pressure):
             return None, None
@@ -112,7 +115,7 @@ class LevelResolver:
         return rows, LevelMapping(levels, target_levels)
 
     def _find_target_levels(self, request: VariableRequest) -> HybridLevels:
-        """Return the levels of the run that a variable has."""
+        """Return the levels of the run that a variable has; raise DataError if ``data.coefficients`` lacks one."""
         run_levels = self._run_levels
         if run_levels is None:
             return HybridLevels.from_pressures(request.levels, _PASCAL[self._conf.level_units])
@@ -124,6 +127,9 @@ class LevelResolver:
         """Return the mapping of a source that has the pressure levels of the run, in their order.
 
         Nothing is interpolated, but formulas need the pressure of the levels.
+
+        Raises:
+            DataError: on model levels, whose pressure is not known.
         """
         if self._conf.level_units == "model_level":
             raise DataError(
@@ -135,12 +141,12 @@ class LevelResolver:
 
 
 def require_full_column(levels: HybridLevels, derived: str, source: str, origin: str) -> None:
-    """Stop if a column of hybrid levels does not reach the ground without a gap.
+    """Require that a column of hybrid levels reaches the ground without a gap.
 
     Args:
-        levels: the column, from the top down.
-        derived: the variable that is derived from it, for messages.
-        source: the variable that has these levels, for messages.
+        levels: the levels of the column, from the top down.
+        derived: the variable that is derived from the column, for messages.
+        source: the variable of the file that has these levels, for messages.
         origin: the file, for messages.
 
     Raises:

@@ -37,7 +37,7 @@ class VerticalLayers:
         levels: (K,) levels of the run, in their order and units.
         a: (K, 2) float64 Pa, a at the upper and the lower edge of each layer.
         b: (K, 2) float64, b at the same edges, without unit.
-        cut_by_ground: edges may lie below the ground, where a layer then ends.
+        cut_by_ground: True if edges may lie below the ground (pressure levels); a layer then ends at the ground.
     """
 
     levels: tuple[float, ...]
@@ -46,7 +46,7 @@ class VerticalLayers:
     cut_by_ground: bool
 
     def to_dict(self) -> dict[str, object]:
-        """Return a JSON-ready description, for checkpoints."""
+        """Return the attributes as JSON-ready lists and a bool, for checkpoints."""
         return {
             "levels": list(self.levels),
             "a": self.a.tolist(),
@@ -56,7 +56,7 @@ class VerticalLayers:
 
     @classmethod
     def from_dict(cls, data: Mapping) -> VerticalLayers:
-        """Return the layers that `to_dict` has described."""
+        """Return the layers of a description by `to_dict`."""
         a = np.asarray(data["a"], dtype=np.float64)
         b = np.asarray(data["b"], dtype=np.float64)
         return cls(tuple(data["levels"]), a, b, data["cut_by_ground"])
@@ -99,6 +99,7 @@ def _build_layers_of_model_levels(conf: DataConfig) -> VerticalLayers:
             f"data.coefficients: the half levels of {conf.coefficients} have gaps or do not reach the ground (a 0, b "
             "1), and the budgets of model.postprocess are sums over whole columns; name a file with all half levels"
         )
+    # Table of the levels of the file (rows) and of the run (columns), True where they are the same.
     levels = np.asarray(conf.levels)
     is_same_level = np.abs(table.values[:, None] - levels) <= _ROUNDING * levels
     # Every level of the table must be a level of the run, and the reverse.
@@ -116,8 +117,8 @@ def _build_layers_of_pressure_levels(levels: Sequence[float], pascal: float, uni
     """Return the layers of pressure levels, whose edges are half way between neighbours.
 
     Args:
-        levels: (K,) pressures of the levels.
-        pascal: their unit in Pa.
+        levels: (K,) pressures of the levels, in any order.
+        pascal: one unit of `levels` in Pa.
         units: name of the unit, for messages.
 
     Raises:
