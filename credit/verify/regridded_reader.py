@@ -19,6 +19,7 @@ from credit.grid import LatLonGrid
 if TYPE_CHECKING:
     from credit.data.reader import FieldReader
 
+# Memory of the cache in bytes.
 _CACHE_BYTES = 1 << 30
 Masks = Mapping[str, np.ndarray]
 
@@ -36,7 +37,7 @@ class RegriddedReader:
 
     Attributes:
         grid: grid of the fields that are read.
-        masks: variable -> (H, W) bool, True where missing, on that grid.
+        masks: variable -> (H, W) bool on `grid`, True where the variable is always missing.
         read: function of the index of a time that returns its stored channels, (C, H, W) float32 in the units of the
             data.
         path: path of the training store, None if the data are in other files.
@@ -71,7 +72,7 @@ class RegriddedReader:
         self.read = lru_cache(maxsize=max(min_cached_times, _CACHE_BYTES // field_bytes))(read)
 
     def read_each(self, indices: Sequence[int]) -> Iterator[np.ndarray]:
-        """Yield the fields of several times, given their indices, each (C, H, W)."""
+        """Yield the fields at several indices of `times`, each as `read` returns them."""
         return map(self.read, indices)
 
     def read_into(self, index: int, targets: Sequence[np.ndarray | None]) -> None:
@@ -81,11 +82,11 @@ class RegriddedReader:
     def regridder_from(self, channels: Sequence[Channel], grid: LatLonGrid) -> Callable[[np.ndarray], np.ndarray]:
         """Return a function that regrids fields (..., C, h, w) to the grid of the scores, (..., C, H, W).
 
-        Cells count as missing if the fields are NaN there, and on the grid of the data also if the data mask them.
+        Cells count as missing if the fields are NaN there. On the grid of the data, masked cells count as missing too.
 
         Args:
             channels: (C,) channels of the fields.
-            grid: grid of the fields.
+            grid: grid of the fields that the function takes.
         """
         if self.grid.describe_mismatch(grid) is None:
             return lambda fields: fields

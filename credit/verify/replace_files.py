@@ -16,11 +16,11 @@ from credit.utils.atomic import atomic_write
 
 @contextmanager
 def replace_files(folder: Path, remove: Iterable[str] = ()) -> Iterator[Path]:
-    """Yield a temporary folder to write into. When the block ends, rename its files into `folder` one by one.
+    """Context that yields a temporary folder to write into, and moves its files into `folder` at the end.
 
     If the block raises or is interrupted, `folder` is unchanged. Every file is either the old or the new one, never
-    half-written. The renames come last and take milliseconds; if one of them fails, those before it have been done and
-    the error names the file.
+    half-written. The files are renamed one by one after the block, which takes milliseconds. If one of the renames
+    fails, those before it have been done and the error names the file.
 
     The temporary folder ``.unfinished.*`` lies in `folder` and is removed at the end. A killed process leaves it; it
     can be deleted.
@@ -37,7 +37,8 @@ def replace_files(folder: Path, remove: Iterable[str] = ()) -> Iterator[Path]:
         temporary_folder = Path(tempfile.mkdtemp(prefix=".unfinished.", dir=folder))
     try:
         yield temporary_folder
-        names = sorted(path.relative_to(temporary_folder) for path in temporary_folder.rglob("*") if path.is_file())
+        files = [path for path in temporary_folder.rglob("*") if path.is_file()]
+        names = sorted(path.relative_to(temporary_folder) for path in files)
         # A folder in the place of a file is found before anything is replaced.
         for name in names:
             if (folder / name).is_dir():
@@ -68,7 +69,7 @@ def _rename(source: Path, target: Path) -> None:
 
 @contextmanager
 def _describe_errors(path: Path) -> Iterator[None]:
-    """Turn an OSError of the block into a CreditError that names the path."""
+    """Context that turns an OSError of its block into a CreditError that names the path."""
     try:
         yield
     except OSError as error:

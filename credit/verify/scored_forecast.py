@@ -18,18 +18,20 @@ from credit.verify.statistics.case_statistics import DeterministicStatistics, En
 class ScoredForecast:
     """A forecast under evaluation.
 
-    Shapes: M members, C of its channels, H x W cells of the grid of the scores.
+    Shapes: M members, C channels that the forecast has and that are scored, h x w cells of its grid, H x W cells of the
+    grid of the scores.
 
     Attributes:
         archive: source of the forecasts.
-        channels: indices of its channels among the scored channels.
-        archive_channels: indices of these channels in the archive.
-        rows: indices of its rows in the table: its channels, and the winds of which it has both components.
-        area_mean: area means of its channels and winds.
-        conversions: index of a channel -> conversion to the units of the data, of channels in other units.
-        regrid: function that regrids its fields (..., C, h, w) to the grid of the scores, (..., C, H, W).
-        shares_baseline_channels: True for a single forecast that has all channels, so that it can be summed together
-            with the baselines.
+        channels: (C,) indices of the channels of the forecast among all scored channels.
+        archive_channels: (C,) indices of these channels in `archive`.
+        rows: indices of the rows of the table that the forecast has: its channels, and the winds of which it has both
+            components.
+        area_mean: area means over these channels and winds.
+        conversions: index among the C channels -> conversion to the units of the data, for channels in other units.
+        regrid: function that regrids fields (..., C, h, w) to the grid of the scores, (..., C, H, W).
+        shares_baseline_channels: True for a single forecast that has all scored channels. Its errors are then summed
+            together with those of the baselines.
     """
 
     archive: ForecastSource
@@ -47,7 +49,9 @@ class ScoredForecast:
         return self.archive.members or 1
 
     def read(self, initial_time: int, lead: int) -> np.ndarray:
-        """Return the members' scored channels, (M, C, H, W) float32 in the data's units; M is 1 of a single forecast.
+        """Return the scored channels of all members on the grid of the scores, (M, C, H, W) in the units of the data.
+
+        Values are float32. M is 1 for a single forecast.
 
         Args:
             initial_time: initial time in minutes.
@@ -67,11 +71,16 @@ class ScoredForecast:
         return self.regrid(fields_MCHW)
 
     def empty_statistics(self, cases: np.ndarray, num_leads: int) -> DeterministicStatistics:
-        """Return statistics of (N,) cases at L lead times, NaN until fields are added."""
+        """Return statistics of cases at a number of lead times, NaN until fields are added.
+
+        Args:
+            cases: (N,) initial times in minutes.
+            num_leads: number of lead times.
+        """
         if self.num_members == 1:
             return DeterministicStatistics.empty(cases, num_leads, self.area_mean)
         return EnsembleStatistics.empty(cases, num_leads, self.area_mean, self.num_members)
 
     def describe(self, initial_time: int, lead: int) -> str:
-        """Return the name in error messages of its fields at a lead time; times are in minutes."""
+        """Return a description of the fields at a lead time for error messages; both times are in minutes."""
         return f"{self.archive.origin}: forecast from {self.archive.calendar.format(initial_time)} at {lead / 60:g} h"

@@ -53,17 +53,17 @@ class Verification:
         table: the scores.
         grid: grid of the scores and maps.
         climatology: climatology of the baselines.
-        damping: (L, C) factor of damped persistence.
+        damping: (L, C) factor of damped persistence, without unit.
         cases: (N,) initial times in minutes.
-        num_left_out: number of initial times of the archive without truth in the test period.
+        num_left_out: number of initial times of the model's forecasts that are not among the cases.
         figure_channels: names of the channels of the figures.
         figure_leads: lead times of the maps and spectra in minutes.
         example: initial time of the maps in minutes, one of `cases`.
-        maps: (figure channel, lead) -> (truth, forecast), each (H, W), at the example; of an ensemble the mean and,
-            third, the standard deviation over members.
+        maps: (figure channel, lead) -> (truth, forecast), each (H, W), of the example. For an ensemble these are
+            (truth, ensemble mean, standard deviation over members).
         evolution: the example over all lead times.
-        spectra: (figure channel, lead) -> (truth, the model, other forecasts) power by total wavenumber, mean over the
-            cases; of an ensemble its first member's, as a mean is smooth.
+        spectra: (figure channel, lead) -> (truth, model, other forecasts), each the (K,) power at K total wavenumbers,
+            mean over the cases. For an ensemble it is that of the first member, because a mean is smooth.
     """
 
     table: ScoreTable
@@ -98,6 +98,7 @@ def score_forecasts(
         DataError: with all differences of forecasts and truth that forbid scoring, before anything is computed.
         ConfigError: if the climatology cannot be computed.
     """
+    # Find the lead times and cases that all forecasts share.
     share = share or WorkShare()
     splits = build_splits(config.data, reader.calendar)
     test = splits["test"]
@@ -122,7 +123,9 @@ def score_forecasts(
     table = _build_score_table(config, reader, scorer, sample, scores)
     table.dataset.attrs.update({name: notice for name, notice in notices.items() if notice})
     scorer.events.warn_of_missing_seeps(scores.seeps.get("model"))
-    mean_spectra = {key: tuple(power_NFK.mean(axis=0)) for key, power_NFK in scores.spectra.items()}
+    mean_spectra = {}
+    for key, power_NFK in scores.spectra.items():
+        mean_spectra[key] = tuple(power_NFK.mean(axis=0))
     add_spectra(table, mean_spectra, list(scorer.forecasts))
     return Verification(
         table=table,
@@ -141,7 +144,7 @@ def score_forecasts(
 
 
 def _select_scored_groups(archive: ForecastSource, cases: np.ndarray) -> list[list[int]]:
-    """Return the groups of initial times that the archive forecasts side by side, without those that are not scored."""
+    """Return those of `cases` in the groups (of minutes) that the archive forecasts side by side."""
     scored_times = set(cases.tolist())
     groups = []
     for group in archive.initial_time_groups():
@@ -162,11 +165,13 @@ def _score_share(
     largest_share = math.ceil(len(sample.groups) / share.num_shares)
     for _ in range(largest_share - len(share_groups)):
         archive.join_collectives(sample.leads.tolist())
-    return scores if share.is_counted else None
+    if not share.is_counted:
+        return None
+    return scores
 
 
 def _open_forecasts(config: Config, archive: ForecastSource) -> dict[str, ForecastSource]:
-    """Return name -> forecasts, those of the run as ``model``.
+    """Return name -> source of forecasts: those of the run (``model``) and ``verification.other_forecasts``.
 
     Raises:
         CreditError: with the errors of all other forecasts that cannot be opened.
@@ -181,7 +186,13 @@ def _open_forecasts(config: Config, archive: ForecastSource) -> dict[str, Foreca
 
 
 def _log_unscored(archive: ForecastSource, channels: list[Channel], warnings: Sequence[str]) -> None:
-    """Log the warnings that are not empty, and which channels the data do not predict, so that they have no scores."""
+    """Log warnings and the channels without scores.
+
+    Args:
+        archive: forecasts of the run.
+        channels: the scored channels.
+        warnings: messages, of which empty ones are left out.
+    """
     for message in warnings:
         if message:
             logger.warning("%s", message)
@@ -230,7 +241,9 @@ def _build_score_table(
     statistics = {}
     for name, forecast_statistics in scores.statistics.items():
         # Baselines have every row.
-        rows = scorer.forecasts[name].rows if name in scorer.forecasts else all_rows
+        rows = all_rows
+        if name in scorer.forecasts:
+            rows = scorer.forecasts[name].rows
         statistics[name] = (forecast_statistics, rows)
     return build_table(
         statistics,
@@ -248,7 +261,15 @@ def _build_score_table(
 
 
 def _choose_figure_leads(config: Config, leads: np.ndarray) -> list[int]:
-    """Return the requested lead times of the figures that the forecasts have, else the last lead time."""
+    """Return the lead times of ``verification.figure_leads`` that the forecasts have, in minutes.
+
+    Args:
+        config: config of the run.
+        leads: (L,) scored lead times in minutes.
+
+    Returns:
+        At least one lead time: the last scored one if the forecasts have none of the requested ones.
+    """
     figure_leads = []
     missing = []
     for text in dict.fromkeys(config.verification.figure_leads):
@@ -260,8 +281,9 @@ def _choose_figure_leads(config: Config, leads: np.ndarray) -> list[int]:
     if not figure_leads:
         figure_leads = [int(leads[-1])]
     if missing:
+        drawn = ", ".join(f"{lead / 60:g} h" for lead in figure_leads)
         logger.warning(
             "verification.figure_leads: %s: not among the forecasts, which have %g h to %g h; figures are of %s",
-            ", ".join(missing), leads[0] / 60, leads[-1] / 60, ", ".join(f"{lead / 60:g} h" for lead in figure_leads),
+            ", ".join(missing), leads[0] / 60, leads[-1] / 60, drawn,
         )  # fmt: skip
     return figure_leads

@@ -18,8 +18,8 @@ from credit.verify.table.table import ScoreTable
 if TYPE_CHECKING:
     from credit.data.reader import FieldReader
 
-# All figures that a verification may draw. Those of an earlier one are removed, as they would be taken for this one's;
-# other figures, as of training, stay.
+# All figures that a verification may draw. Those of an earlier verification are removed, because readers would take
+# them for figures of this one. Other figures, such as those of training, stay.
 _FIGURE_PATTERNS = (
     "figures/skill.png", "figures/spread.png", "figures/ranks.png", "figures/reliability.png",
     "figures/scorecard*.png", "figures/spectra.png", "figures/loss.png", "figures/maps_*.png",
@@ -44,10 +44,11 @@ def verify_forecasts(
         reader: reader of the truth, and of the training data of climatology and damping.
         archive: forecasts of the model.
         folder: folder for the results, usually that of the run; it is created if necessary.
-        share: share of the cases of this process, if there are several; the first process writes.
-        against: name of the other forecast with which the model is compared.
-        notice: a remark for the readers of the report.
-        is_trained_here: True if the training log in `folder` is that of the forecasts' weights.
+        share: share of the cases that this process scores, if there are several processes; the first one writes. None
+            if this process scores all cases.
+        against: name of the other forecast with which the report compares the model first; None for the best baseline.
+        notice: a remark for the readers of the report; None for none.
+        is_trained_here: True if the training log in `folder` is that of the weights of the forecasts.
 
     Returns:
         The scores on the first rank, None on the others.

@@ -269,7 +269,7 @@ class _PartReader:
         return np.concatenate([state.to_rows(), change.to_rows()])
 
     def _transformed_fields(self, minutes: int) -> np.ndarray | None:
-        """Return the transformed fields of a time in minutes, None if the store lacks the time or the fields are bad."""
+        """Return the transformed fields of a time in minutes, None if the store lacks it or the fields are bad."""
         if minutes in self._recent:
             return self._recent[minutes]
         index = int(np.searchsorted(self._times, minutes))

@@ -59,11 +59,13 @@ def equal_earth(lon: np.ndarray, lat: np.ndarray) -> tuple[np.ndarray, np.ndarra
         x and y in radii of the sphere, of the shape of `lon`.
     """
     theta = np.arcsin(np.sqrt(3) / 2 * np.sin(np.deg2rad(lat)))
-    # Power of theta -> coefficient of the polynomial.
-    powers = {1: 1.340264, 3: -0.081106, 7: 0.000893, 9: 0.003796}
-    slope = sum(power * factor * theta ** (power - 1) for power, factor in powers.items())
+    # y is a polynomial of theta; x contains the derivative of this polynomial.
+    y = np.zeros_like(theta)
+    slope = np.zeros_like(theta)
+    for power, factor in {1: 1.340264, 3: -0.081106, 7: 0.000893, 9: 0.003796}.items():
+        y = y + factor * theta**power
+        slope = slope + power * factor * theta ** (power - 1)
     x = 2 / np.sqrt(3) * np.deg2rad(lon) * np.cos(theta) / slope
-    y = sum(factor * theta**power for power, factor in powers.items())
     return x, y
 
 
@@ -72,8 +74,8 @@ class MapBackground:
     """Grid and coastline of maps, with the columns rotated so that Greenwich is in the middle.
 
     Attributes:
-        grid: the grid.
-        land: (H, W) land fraction for the coastline, None where the data have none.
+        grid: grid of the fields on the maps.
+        land: (H, W) land fraction (0 to 1) for the coastline; None without a coastline.
     """
 
     grid: LatLonGrid
@@ -81,7 +83,12 @@ class MapBackground:
 
     @classmethod
     def build(cls, reader: FieldReader, grid: LatLonGrid | None = None) -> MapBackground:
-        """Return the background of the data, on another grid if one is given."""
+        """Return the background from the land fraction of the data.
+
+        Args:
+            reader: reader of the data.
+            grid: grid of the maps; None for the grid of the data.
+        """
         land = _land_fraction(reader)
         if grid is not None and land is not None and reader.grid.describe_mismatch(grid):
             land = Regridder(reader.grid, grid, "conservative").apply(land)
@@ -89,12 +96,12 @@ class MapBackground:
 
     @cached_property
     def column_order(self) -> np.ndarray:
-        """(W,) the grid's columns eastward from the dateline, or from the one that lies on it."""
+        """(W,) indices of the columns of the grid, eastward from the dateline or from the column that lies on it."""
         return np.roll(np.arange(len(self.grid.lon)), -int(self._is_beyond_dateline.argmax()))
 
     @cached_property
     def edges(self) -> np.ndarray:
-        """(W + 1,) edges of the turned columns, degrees east, the last 360 beyond the first."""
+        """(W + 1,) edges of the columns in `column_order`, in degrees east; the last is 360 more than the first."""
         first = self.column_order[0]
         width = 360.0 / len(self.grid.lon)
         west = self.grid.lon[first]
@@ -104,17 +111,22 @@ class MapBackground:
 
     @cached_property
     def _is_beyond_dateline(self) -> np.ndarray:
-        """(W,) bool, True for columns that reach beyond the dateline."""
+        """(W,) bool, True for columns of the grid that reach beyond the dateline."""
         return self.grid.lon > 180.0 - 180.0 / len(self.grid.lon) + _DATELINE_TOLERANCE
 
     def project(self, lon: np.ndarray, lat: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return x and y on the map of longitudes between the outermost edges and latitudes, of one shape."""
+        """Return x and y on the map, see `equal_earth`.
+
+        Args:
+            lon: longitudes in degrees east, between the first and the last of `edges`.
+            lat: latitudes in degrees north, of the same shape.
+        """
         # The map is cut between two columns of the grid, so that no cell is cut.
         return equal_earth(lon - self.edges[0] - 180.0, lat)
 
 
 def _land_fraction(reader: FieldReader) -> np.ndarray | None:
-    """Return the land fraction if it is among the static fields of the data."""
+    """Return the land fraction, (H, W) from 0 to 1, None if it is not among the static fields of the data."""
     for number, channel in enumerate(reader.channels.static_stored):
         if reader.attributes.get(channel.variable, {}).get("standard_name") in _LAND_STANDARD_NAMES:
             return reader.static()[number]
@@ -136,8 +148,11 @@ def draw_map(
         field: the field, in any units.
         background: grid and coastline.
         colormap: name of a colour map of matplotlib.
-        low: value of its first colour.
-        high: value of its last colour.
+        low: value of the first colour.
+        high: value of the last colour.
+
+    Returns:
+        The mesh of the cells, for a colour bar.
     """
     colors = colormaps[colormap].with_extremes(bad=MISSING_COLOR)
     x, y = background.project(*np.meshgrid(background.edges, background.grid.lat_bounds))
@@ -175,14 +190,14 @@ def _draw_graticule(axis: Axes, background: MapBackground) -> None:
 
 
 def format_longitude_axis(axis: Axes, background: MapBackground) -> None:
-    """Make the horizontal axis one of longitude, with a closed frame."""
+    """Make the horizontal axis a longitude axis in degrees, over the columns of a map, with a closed frame."""
     axis.set_xticks(_MERIDIANS, [_format_degrees(value, "W", "E") for value in _MERIDIANS])
     axis.set_xlim(background.edges[0], background.edges[-1])
     axis.spines[["top", "right"]].set_visible(True)
 
 
 def format_latitude_axis(axis: Axes) -> None:
-    """Make the vertical axis one of latitude, from pole to pole."""
+    """Make the vertical axis a latitude axis in degrees, from pole to pole, with a closed frame."""
     axis.set_yticks(_LATITUDE_TICKS, [_format_degrees(value, "S", "N") for value in _LATITUDE_TICKS])
     axis.set_ylim(-90, 90)
     axis.spines[["top", "right"]].set_visible(True)
@@ -204,7 +219,8 @@ def _format_degrees(value: int, negative: str, positive: str) -> str:
     """Return degrees as text, ``60°W``; 0 and 180 have no side."""
     if value % 180 == 0:
         return f"{abs(value)}°"
-    return f"{abs(value)}°{negative if value < 0 else positive}"
+    side = negative if value < 0 else positive
+    return f"{abs(value)}°{side}"
 
 
 def plot_maps(
@@ -227,23 +243,25 @@ def plot_maps(
     """
     # Truth and forecast have one colour scale, in the units of figures.
     factor, units = display_units(units)
-    scaled_fields = {lead: [factor * field for field in lead_fields] for lead, lead_fields in fields.items()}
+    scaled_fields = {}
     truths_and_forecasts = []
-    for lead_fields in scaled_fields.values():
-        truths_and_forecasts += lead_fields[:2]
+    for lead, lead_fields in fields.items():
+        scaled_fields[lead] = [factor * field for field in lead_fields]
+        truths_and_forecasts += scaled_fields[lead][:2]
     low, high = robust_range(truths_and_forecasts)
     columns = 1 + len(next(iter(fields.values())))
     has_spread = columns == 4
     # Maps are twice as wide as high; each error and spread has a colour bar beside it.
     figure = new_figure(11.0 / 3 * columns + 0.8 * (columns - 1), 2.05 * len(fields) + 0.45)
     axes = create_map_axes(figure, len(fields), columns)
+    forecast_kind = "Ensemble mean" if has_spread else "Forecast"
     area = background.grid.area_weights()
     for row, (lead, lead_fields) in enumerate(scaled_fields.items()):
         truth, forecast = lead_fields[:2]
         field_mesh = draw_map(axes[row, 0], truth, background, FIELD_COLORMAP, low, high)
         draw_map(axes[row, 1], forecast, background, FIELD_COLORMAP, low, high)
         axes[row, 0].set_title(f"Truth, {calendar.format(initial_time + lead).replace('T', ' ')} UTC")
-        axes[row, 1].set_title(f"{'Ensemble mean' if has_spread else 'Forecast'} at {lead / 60:g} h")
+        axes[row, 1].set_title(f"{forecast_kind} at {lead / 60:g} h")
         error = forecast - truth
         error_limit = symmetric_limit([error])
         error_mesh = draw_map(axes[row, 2], error, background, ERROR_COLORMAP, -error_limit, error_limit)
@@ -260,13 +278,18 @@ def plot_maps(
 def _draw_spread(
     figure: Figure, axis: Axes, spread: np.ndarray, error_limit: float, background: MapBackground, units: str
 ) -> None:
-    """Draw a spread in the scale of the error, which ends at `error_limit`; one far below it in a scale of its own."""
+    """Draw the spread of an ensemble, (H, W), in the colour scale of its error, which ends at `error_limit`.
+
+    A spread far below the error would be invisible in that scale, and gets a scale of its own.
+    """
     spread_limit = symmetric_limit([spread])
-    # A spread far below the error would be invisible in its scale.
-    has_common_scale = spread_limit >= _COMMON_SCALE * error_limit
-    mesh = draw_map(axis, spread, background, SPREAD_COLORMAP, 0.0, error_limit if has_common_scale else spread_limit)
+    color_limit = error_limit
+    scale = ""
+    if spread_limit < _COMMON_SCALE * error_limit:
+        color_limit = spread_limit
+        scale = f"\nown scale: {spread_limit / error_limit:.2g} of the error's"
+    mesh = draw_map(axis, spread, background, SPREAD_COLORMAP, 0.0, color_limit)
     axis.set_title(f"Spread, {_root_mean_square(spread, background.grid.area_weights()):.3g} {units}")
-    scale = "" if has_common_scale else f"\nown scale: {spread_limit / error_limit:.2g} of the error's"
     _add_side_colorbar(figure, mesh, axis, f"standard deviation ({units}){scale}", extend="max")
 
 
@@ -289,7 +312,7 @@ def add_narrow_colorbar(figure: Figure, mesh: QuadMesh, axis: Axes, label: str) 
 
 
 def _root_mean_square(field: np.ndarray, area: np.ndarray) -> float:
-    """Return the area-weighted root mean square of the values that are not missing."""
+    """Return the area-weighted root mean square of the finite values of a field; both arrays are (H, W)."""
     is_valid = np.isfinite(field)
     return float(np.sqrt((field[is_valid] ** 2 * area[is_valid]).sum() / area[is_valid].sum()))
 
@@ -317,7 +340,10 @@ def plot_map_and_histogram(field: np.ndarray, values: np.ndarray, background: Ma
 
 
 def robust_range(fields: Sequence[np.ndarray]) -> tuple[float, float]:
-    """Return the range of all values but the lowest and highest half percent."""
+    """Return the lowest and the highest value of fields without the lowest and highest half percent.
+
+    Missing values (NaN) do not count. All fields have one shape. A range of length 0 is extended to 1.
+    """
     low, high = np.nanpercentile(np.stack(fields), [0.5, 99.5])
     if high <= low:
         high = low + 1.0
@@ -325,5 +351,9 @@ def robust_range(fields: Sequence[np.ndarray]) -> tuple[float, float]:
 
 
 def symmetric_limit(errors: Sequence[np.ndarray]) -> float:
-    """Return the limit of a symmetric colour scale: half a percent of a field's absolute errors exceed it."""
-    return max(float(np.nanpercentile(np.abs(error), 99.5)) for error in errors) or 1.0
+    """Return the limit of a symmetric colour scale, 1 if all errors are 0.
+
+    At most half a percent of the absolute errors of each field exceed it. Missing values (NaN) do not count.
+    """
+    limits = [float(np.nanpercentile(np.abs(error), 99.5)) for error in errors]
+    return max(limits) or 1.0

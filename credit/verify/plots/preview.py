@@ -32,11 +32,11 @@ def draw_preview(
 
     Args:
         folder: folder of the run.
-        reader: reader of its data.
-        history: step -> scores of each preview by name (``rmse/z500/24h``, ``persistence/z500/24h``), the current one
-            last.
-        fields: channel -> (truth, forecast), each (H, W), at `lead`.
-        initial_times: initial times in minutes; the maps are of the first.
+        reader: reader of the data of the run.
+        history: optimizer step -> scores of the preview at this step by name (``rmse/z500/24h``,
+            ``persistence/z500/24h``); the current preview has the largest step.
+        fields: name of a channel -> (truth, forecast), each (H, W), at `lead` after the first initial time.
+        initial_times: initial times in minutes of the forecasts that are scored.
         lead: lead time of the maps in minutes.
 
     Raises:
@@ -45,7 +45,10 @@ def draw_preview(
     figures = folder / "figures"
     figures.mkdir(exist_ok=True)
     variables = {channel.name: channel.variable for channel in reader.channels.output}
-    units = {name: str(reader.attributes.get(variables[name], {}).get("units", "1")) for name in fields}
+    units = {}
+    for name in fields:
+        attributes = reader.attributes.get(variables[name], {})
+        units[name] = str(attributes.get("units", "1"))
     paths = [save_figure(figures / "early_rmse.png", plot_rmse_history, history, units, len(initial_times))]
     background = MapBackground.build(reader)
     forecast_name = f"forecast at step {max(history)}"
@@ -69,15 +72,16 @@ def plot_rmse_history(history: Mapping[int, Scores], units: Mapping[str, str], n
     The latest preview is bold, earlier ones are paler, persistence is dashed.
 
     Args:
-        history: see `draw_preview`.
-        units: channel -> units.
-        num_cases: number of forecasts.
+        history: optimizer step -> scores of the preview at this step by name, as in `draw_preview`.
+        units: name of a channel -> its units.
+        num_cases: number of forecasts of a preview.
     """
     # Of many earlier previews some are drawn, evenly spread.
     *earlier_steps, latest_step = sorted(history)
     if len(earlier_steps) > _MAX_EARLIER:
         selected = np.linspace(0, len(earlier_steps) - 1, _MAX_EARLIER).round().astype(int)
         earlier_steps = [earlier_steps[index] for index in selected]
+    # The names of the scores end with the lead time, as in rmse/z500/24h.
     longest = max(float(key.rpartition("/")[2][:-1]) for key in history[latest_step])
     time_unit, hours = choose_lead_unit(longest)
     colors = colormaps["Blues"](np.linspace(0.3, 0.6, len(earlier_steps)))
@@ -103,13 +107,26 @@ def plot_rmse_history(history: Mapping[int, Scores], units: Mapping[str, str], n
         set_lead_ticks(axis, longest / hours, time_unit)
         axis.set_ylabel(f"RMSE ({format_units(unit)})")
     add_legend(figure, axes)
-    forecasts = "one forecast" if num_cases == 1 else f"{num_cases} forecasts"
+    forecasts = f"{num_cases} forecasts"
+    if num_cases == 1:
+        forecasts = "one forecast"
     add_title(figure, f"Preview at step {latest_step}: RMSE of {forecasts} from the validation period")
     return figure
 
 
 def _curve(scores: Scores, name: str, channel: str, hours: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return lead times in units of `hours` and values, NaN where not finite; empty where there is no such channel."""
+    """Return the values of a score of a channel by lead time.
+
+    Args:
+        scores: scores of a preview by name.
+        name: name of the score, ``rmse`` or ``persistence``.
+        channel: name of the channel.
+        hours: unit of the lead times in hours.
+
+    Returns:
+        (L,) increasing lead times in this unit, and (L,) values, NaN for those that are not finite. Both are empty if
+        the channel has no such score.
+    """
     value_by_hour = {}
     for key, value in scores.items():
         score, score_channel, lead = key.split("/")

@@ -54,6 +54,10 @@ def plot_skill(table: ScoreTable, channels: Sequence[str]) -> Figure:
     """Return the figure of RMSE (top) and anomaly correlation (bottom) by lead time, one column for each channel.
 
     Shaded are 95 % intervals. All correlations have one axis, from 0, or the smallest value shown, to 1.
+
+    Args:
+        table: the scores.
+        channels: names of the channels.
     """
     figure = new_figure(max(2.9 * len(channels) + 0.6, MIN_WIDTH), 5.4)
     axes = figure.subplots(2, len(channels), sharex=True, squeeze=False)
@@ -72,7 +76,9 @@ def plot_skill(table: ScoreTable, channels: Sequence[str]) -> Figure:
         acc_axis.set_xlabel(f"Lead time ({unit})")
         set_lead_ticks(acc_axis, leads[-1], unit)
     # A correlation below 0 must not be cut off, but an axis from 0 makes channels comparable.
-    smallest = min(0.0, *(axis.dataLim.y0 for axis in axes[1]))
+    smallest = 0.0
+    for axis in axes[1]:
+        smallest = min(smallest, axis.dataLim.y0)
     for axis in axes[1]:
         axis.set_ylim(smallest, 1.005)
     add_legend(figure, axes[0])
@@ -81,7 +87,7 @@ def plot_skill(table: ScoreTable, channels: Sequence[str]) -> Figure:
 
 
 def forecast_styles(table: ScoreTable) -> dict[str, dict]:
-    """Return forecast -> style of its curves in every figure."""
+    """Return name of a forecast or baseline -> arguments of matplotlib for its curves, the same in every figure."""
     other_styles = cycle(product(_OTHER_LINES, _OTHER_COLORS))
     styles = {}
     for name in table.forecasts:
@@ -94,20 +100,26 @@ def forecast_styles(table: ScoreTable) -> dict[str, dict]:
 
 
 def lead_times_and_unit(table: ScoreTable) -> tuple[np.ndarray, str]:
-    """Return the lead times and their unit, which suits their length."""
+    """Return the lead times of a table, (L,), and their unit: days if the last is above 48 h, else hours."""
     unit, hours = choose_lead_unit(table.lead_hours[-1])
     return np.array(table.lead_hours) / hours, unit
 
 
 def choose_lead_unit(longest_hours: float) -> tuple[str, float]:
-    """Return the unit that suits lead times up to `longest_hours`, and its length in hours."""
+    """Return the unit of lead times up to `longest_hours` (days above 48 h, else hours), and its length in hours."""
     if longest_hours > 48:
         return "days", 24.0
     return "hours", 1.0
 
 
 def set_lead_ticks(axis: Axes, longest: float, unit: str) -> None:
-    """Set the ticks of lead times in hours to multiples that divide a day; days have the ticks of other numbers."""
+    """Set the ticks of a lead time axis in hours to multiples of 1, 2, 3 or 6 h; an axis in days does not change.
+
+    Args:
+        axis: axis of the panel.
+        longest: the longest lead time, in `unit`, at most 48 h if the unit is hours.
+        unit: ``hours`` or ``days``.
+    """
     if unit == "hours":
         step = next(step for step in (1, 2, 3, 6) if longest <= 8 * step)
         axis.xaxis.set_major_locator(MultipleLocator(step))
@@ -169,7 +181,10 @@ def draw_scorecards(table: ScoreTable, folder: Path) -> list[tuple[str, Path]]:
 
 
 def scorecard_pages(table: ScoreTable) -> list[list[str]]:
-    """Return the regions that each figure of a scorecard shows; all of them in one unless it would be too tall."""
+    """Return the names of the regions that each figure of a scorecard shows, one list for each figure.
+
+    All regions are in one figure unless it would be too tall.
+    """
     num_regions = len(table.regions)
     num_rows = math.ceil(num_regions / _MAX_PANEL_COLUMNS)
     rows_per_page = max(1, int(_MAX_HEIGHT_INCHES // _panel_height(table)))
@@ -227,6 +242,7 @@ def plot_scorecard(table: ScoreTable, reference: str, regions: Sequence[str]) ->
         axis.set_visible(False)
     axes[0, 0].set_yticks(y_edges[:-1] + 0.5, [row.name for row in rows])
     axes[0, 0].invert_yaxis()
+    # Rows of other scores come last and name their score.
     score = "RMSE" if rows[-1].score == "rmse" else "RMSE or score named"
     figure.colorbar(
         mesh,

@@ -18,10 +18,10 @@ _MAX_RATIO_LIMIT = 3.0
 
 
 def plot_spectra(table: ScoreTable, channels: Sequence[str]) -> Figure:
-    """Return the figure of power by total wavenumber at the last lead time (top), and over the truth's (below).
+    """Return the figure of power by total wavenumber (top), and of its ratio to the power of the truth (below).
 
-    There is a column for each channel and a row of ratios for each lead time. Forecasts have the colours and lines of
-    other figures.
+    There is a column for each channel. The power is at the last lead time, and there is a row of ratios for each lead
+    time. Forecasts have the colours and lines of other figures.
 
     Args:
         table: the scores with their spectra.

@@ -63,7 +63,7 @@ def save_figure(path: Path, build_figure: Callable[..., Figure], *arguments: obj
         arguments: arguments of the function.
 
     Raises:
-        CreditError: if it cannot be written.
+        CreditError: if the file cannot be written.
     """
     with rc_context(STYLE):
         figure = build_figure(*arguments)
@@ -71,7 +71,10 @@ def save_figure(path: Path, build_figure: Callable[..., Figure], *arguments: obj
 
 
 def format_units(units: str, power: int = 1) -> str:
-    """Return units, all of them to `power`, with raised exponents: ``m2 s-2`` or ``m**2 s**-2`` is m$^2$ s$^{-2}$."""
+    """Return units to a power, with raised exponents in the markup of matplotlib.
+
+    For example ``m2 s-2`` and ``m**2 s**-2`` become ``m$^{2}$ s$^{-2}$``.
+    """
     units = normalise_units(units)
     factors = []
     for factor in units.split():
@@ -88,9 +91,9 @@ def format_units(units: str, power: int = 1) -> str:
 
 
 def display_units(units: str) -> tuple[float, str]:
-    """Return the factor from the units of a field to those of its figures, and these with raised exponents.
+    """Return the factor from the units of a field to those of its figures, and the units of figures as text.
 
-    Pressure is shown in hPa, specific humidity in g/kg, radiation in MJ per square metre; other units are unchanged.
+    Pressure is shown in hPa, specific humidity in g/kg, and energy in MJ per square metre; other units are unchanged.
     """
     factor, name = _DISPLAY_UNITS.get(normalise_units(units), (1.0, units))
     return factor, format_units(name)
@@ -129,7 +132,7 @@ def plot_loss(train: Sequence[tuple[int, float]], valid: Sequence[tuple[int, flo
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """Return an empty figure, sizes in inches."""
+    """Return an empty figure; width and height are in inches."""
     figure = Figure(figsize=(width, height), dpi=_DPI, layout="constrained")
     figure.get_layout_engine().set(w_pad=0.07, h_pad=0.06)
     return figure

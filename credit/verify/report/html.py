@@ -33,7 +33,7 @@ def render_template(template: str, **values: Any) -> str:
 
 
 def embed_figures(figures: Sequence[tuple[str, Path]]) -> list[tuple[str, str, int]]:
-    """Return figures for a template.
+    """Return figures in the form in which templates embed them.
 
     Args:
         figures: (caption, path of a PNG or GIF) of each figure.
@@ -53,6 +53,6 @@ def write_page(path: Path, text: str) -> Path:
     """Write a page atomically and return its path.
 
     Raises:
-        CreditError: if it cannot be written.
+        CreditError: if the file cannot be written.
     """
     return atomic_write(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))

@@ -27,8 +27,8 @@ class TrainingLog:
     """Losses of a training run, from metrics.jsonl.
 
     Attributes:
-        train: (step, loss) of each training row whose loss is finite.
-        valid: (step, loss) of each such validation row.
+        train: (optimizer step, training loss) of each row of the log with a finite training loss.
+        valid: (optimizer step, validation loss) of each row with a finite validation loss.
     """
 
     train: list[tuple[int, float]]
@@ -80,7 +80,7 @@ def describe_data(config: DataConfig) -> list[str]:
 
 
 def describe_truth(config: DataConfig) -> str:
-    """Return the paths of the sources, and the types of those of plugins, as the config has them."""
+    """Return the paths of the sources as the config has them, and the types of sources of plugins, as text."""
     names = []
     for source in config.sources:
         name = source.type or source.path
@@ -100,11 +100,11 @@ def describe_grid(grid: LatLonGrid) -> str:
 def describe_forecasts(
     members: Mapping[str, int], attributes: Mapping[str, Mapping[str, object]]
 ) -> dict[str, list[str] | list[int]]:
-    """Return the attributes of each forecast, in the order of `members`, by the names of scores.nc.
+    """Return name of a variable in scores.nc -> its value for each forecast, in the order of `members`.
 
     Args:
         members: name of every forecast and baseline -> number of members.
-        attributes: name -> global attributes, of the forecasts that are not baselines.
+        attributes: name of a forecast that is no baseline -> global attributes of its files.
     """
     forecasts = []
     for name in members:
@@ -128,7 +128,15 @@ def is_prescribed(forcing: str) -> bool:
 
 
 def _prescribed_forcing(forcing: object) -> str:
-    """Return the variables that were read from the future, ``sst`` of ``sst: observed; sin_year: computed``."""
+    """Return the variables that a forecast read from the future, as text.
+
+    Args:
+        forcing: attribute ``forcing`` of the forecast, such as ``sst: observed; sin_year: computed``; None if the files
+            do not have it.
+
+    Returns:
+        The names, such as ``sst``; ``none`` or ``unknown``.
+    """
     if forcing is None:
         return _UNKNOWN
     observed = []

@@ -48,9 +48,9 @@ class PageBudget:
     """Part of a table that a page holds.
 
     Attributes:
-        lead_stride: every how many-th lead time; the first and the last are always kept.
-        seasons: True if the page has single seasons.
-        season_intervals: True if it has their intervals.
+        lead_stride: step between the indices of the lead times that are kept; the first and the last are always kept.
+        seasons: True if the page has single seasons, False if it only has all of them together.
+        season_intervals: True if the page has the intervals of single seasons.
     """
 
     lead_stride: int = 1
@@ -58,7 +58,7 @@ class PageBudget:
     season_intervals: bool = True
 
     def leads(self, num_leads: int) -> list[int]:
-        """Return the indices of the lead times that are kept."""
+        """Return the indices of those of `num_leads` lead times that are kept, increasing."""
         return sorted({0, *range(num_leads - 1, -1, -self.lead_stride)})
 
 
@@ -67,11 +67,11 @@ class ReportScore:
     """A score that can be selected in the page.
 
     Attributes:
-        variable: its name in the table's dataset.
-        description: texts for people.
-        name: its name in the page and in scores.csv.
-        rows: rows of the page that have it; None for all.
-        event: index of its event, None for a score of channels.
+        variable: name of the score in the dataset of the table.
+        description: label, definition and other texts for readers.
+        name: name of the score in the page and in scores.csv.
+        rows: indices of the rows (channels and winds) of the page that have the score; None for all.
+        event: index of the event of the score; None for a score of channels.
     """
 
     variable: str
@@ -86,12 +86,12 @@ class ReportScore:
         return f"{metric}{suffix}{colon}{event}"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the entry of the page's list of scores."""
+        """Return the entry in the list of scores of the page, ready for JSON."""
         return {"name": self.name, "rows": self.rows, **asdict(self.description)}
 
 
 def list_report_scores(table: ScoreTable) -> list[ReportScore]:
-    """Return the scores that can be selected in the page."""
+    """Return the scores of a table that can be selected in the page, in the order of the menu."""
     data = table.dataset
     # Scores of all channels, then those of single channels and of events.
     scores = []
@@ -121,7 +121,7 @@ def encode_page_scores(scores: dict[str, Any]) -> str:
 
 
 def build_page_scores(table: ScoreTable, channel: str, max_values: int = MAX_VALUES) -> tuple[dict[str, Any], str]:
-    """Return the data of the page, for `encode_page_scores`, and a sentence on the scores it leaves out.
+    """Return the data of the page, for `encode_page_scores`, and a sentence on the scores that the page leaves out.
 
     Args:
         table: the scores.
@@ -151,14 +151,17 @@ def build_page_scores(table: ScoreTable, channel: str, max_values: int = MAX_VAL
             }
         )
     references = data["reference"].values.tolist()
+    card = []
+    for row in scorecard_rows(table):
+        card.append({"name": row.name, "score": row.score, "row": row.row})
     page = {
         "forecasts": _forecast_entries(table),
-        "references": [{"name": name, "label": table.display_name(name)} for name in references],
-        "regions": [{"name": name, "label": table.display_name(name)} for name in table.regions],
+        "references": _labelled_names(table, references),
+        "regions": _labelled_names(table, table.regions),
         "seasons": seasons,
         "leads": [table.lead_hours[lead] for lead in leads],
         "rows": list(_row_entries(table)),
-        "card": [{"name": row.name, "score": row.score, "row": row.row} for row in scorecard_rows(table)],
+        "card": card,
         "level_units": str(data.attrs["level_units"]),
         "metrics": [score.to_dict() for score in scores],
         "least_blocks": MIN_BLOCKS_FOR_INTERVALS,
@@ -167,7 +170,13 @@ def build_page_scores(table: ScoreTable, channel: str, max_values: int = MAX_VAL
         "first_row": table.channels.index(channel),
         "curves": _pack_all_curves(table, scores, budget, season_index),
     }
-    return page, _describe_left_out(table, budget, sorted({score.variable for score in scores}))
+    variables = sorted({score.variable for score in scores})
+    return page, _describe_left_out(table, budget, variables)
+
+
+def _labelled_names(table: ScoreTable, names: Sequence[str]) -> list[dict[str, str]]:
+    """Return names of forecasts or regions with the labels that the page shows."""
+    return [{"name": name, "label": table.display_name(name)} for name in names]
 
 
 def _pack_all_curves(
@@ -191,7 +200,9 @@ def _pack_all_curves(
     card_rows = scorecard_rows(table)
     for result, factor in (("difference", 100.0), ("significant", 1.0)):
         values = scorecard_values(table, card_rows, result)
-        curves[result] = [_pack_nested(values[:, season][:, :, leads] * factor) for season in season_index]
+        curves[result] = []
+        for season in season_index:
+            curves[result].append(_pack_nested(values[:, season][:, :, leads] * factor))
     return curves
 
 
@@ -205,7 +216,7 @@ def _curve_sets(scores: Sequence[ReportScore], budget: PageBudget) -> Iterator[t
 
 
 def _choose_budget(table: ScoreTable, max_values: int) -> PageBudget:
-    """Return the first budget that is small enough: all, no intervals of seasons, fewer leads, no seasons."""
+    """Return the first small enough of these budgets: all, no intervals of seasons, fewer leads, no seasons."""
     # Strides are powers of two; the largest leaves the first and the last lead time.
     num_leads = len(table.lead_hours)
     strides = [2**power for power in range(num_leads.bit_length())]
@@ -222,18 +233,18 @@ def _choose_budget(table: ScoreTable, max_values: int) -> PageBudget:
 
 def _count_values(table: ScoreTable, budget: PageBudget) -> int:
     """Return the approximate number of values of a page."""
-    num_rows = _num_rows(table)
-    single_seasons = len(table.seasons) - 1 if budget.seasons else 0
-    num_curves = (1 + single_seasons) * 2 * table.dataset.sizes["reference"] * len(scorecard_rows(table))
+    # The first season is all seasons together. The scorecard has differences and their significance.
+    all_seasons = len(table.seasons) if budget.seasons else 1
+    num_curves = all_seasons * 2 * table.dataset.sizes["reference"] * len(scorecard_rows(table))
     for score, _, all_seasons_only in _curve_sets(list_report_scores(table), budget):
-        num_seasons = 1 if all_seasons_only else 1 + single_seasons
-        num_score_rows = num_rows if score.rows is None else len(score.rows)
+        num_seasons = 1 if all_seasons_only else all_seasons
+        num_score_rows = _num_rows(table) if score.rows is None else len(score.rows)
         num_curves += num_seasons * len(table.forecasts) * num_score_rows
     return num_curves * len(table.regions) * len(budget.leads(len(table.lead_hours)))
 
 
 def _num_rows(table: ScoreTable) -> int:
-    """Return the number of channels and winds."""
+    """Return the number of rows of a page, which are the channels and the wind vectors."""
     return table.dataset.sizes["channel"] + table.dataset.sizes.get("wind", 0)
 
 
@@ -260,7 +271,7 @@ def _pack_score(table: ScoreTable, score: ReportScore, suffix: str, season: int,
 
 
 def _pack_nested(values_FXLR: np.ndarray) -> list:
-    """Return the packed curves of values in nested lists by forecast, row and region."""
+    """Return packed curves in nested lists by forecast, row and region; X stands for rows (channels and winds)."""
     values_FXRL = np.moveaxis(values_FXLR, 2, -1)
     num_forecasts, num_rows, num_regions, num_leads = values_FXRL.shape
     curves = iter(pack_curves(values_FXRL.reshape(-1, num_leads)))
@@ -274,7 +285,7 @@ def _pack_nested(values_FXLR: np.ndarray) -> list:
 
 
 def pack_curves(curves_NL: np.ndarray) -> list[list[int | None] | None]:
-    """Return curves, with NaN for missing values, in the format of the page (see the top of this file)."""
+    """Return N curves of L values, NaN for missing ones, in the format of the page (see the top of this file)."""
     # The power of ten keeps `_DIGITS` digits of the largest value of a curve.
     num_leads = curves_NL.shape[1]
     is_finite = np.isfinite(curves_NL)
@@ -301,7 +312,7 @@ def pack_curves(curves_NL: np.ndarray) -> list[list[int | None] | None]:
 
 
 def _forecast_entries(table: ScoreTable) -> list[dict[str, Any]]:
-    """Return names and styles of the forecasts."""
+    """Return name, label and style of the curves of each forecast and baseline, ready for JSON."""
     entries = []
     for name, style in forecast_styles(table).items():
         entry = {
@@ -317,21 +328,33 @@ def _forecast_entries(table: ScoreTable) -> list[dict[str, Any]]:
 
 
 def _row_entries(table: ScoreTable) -> Iterator[dict[str, Any]]:
-    """Yield the channels and the wind vectors."""
+    """Yield names, levels and units of the rows of the page, which are the channels and then the wind vectors."""
     data = table.dataset
     for prefix in ("", "wind_"):
         if f"{prefix}variable" not in data:
             continue
         is_wind = prefix == "wind_"
-        variables, levels, units = (data[prefix + name].values.tolist() for name in ("variable", "level", "units"))
+        variables = data[f"{prefix}variable"].values.tolist()
+        levels = data[f"{prefix}level"].values.tolist()
+        units = data[f"{prefix}units"].values.tolist()
         for number, (variable, level, row_units) in enumerate(zip(variables, levels, units, strict=True)):
-            level_text = "" if np.isnan(level) else f"{level:g}"
-            name = f"{variable} {level_text}".rstrip() if is_wind else table.channels[number]
+            level_text = ""
+            if not np.isnan(level):
+                level_text = f"{level:g}"
+            units_text = ""
+            if normalise_units(row_units) != "1":
+                units_text = superscript_units(row_units)
+            if is_wind:
+                name = f"{variable} {level_text}".rstrip()
+                variable_text = f"{variable} (vector)"
+            else:
+                name = table.channels[number]
+                variable_text = variable
             yield {
                 "name": name,
-                "variable": f"{variable} (vector)" if is_wind else variable,
+                "variable": variable_text,
                 "level": level_text,
-                "units": "" if normalise_units(row_units) == "1" else superscript_units(row_units),
+                "units": units_text,
                 "wind": is_wind,
             }
 
@@ -351,7 +374,8 @@ def _describe_left_out(table: ScoreTable, budget: PageBudget, metrics: Sequence[
         is_score = variable.dims[0] == "forecast" and variable.ndim > 1
         # The page has a figure and a table of spectra.
         is_spectrum = "wavenumber" in variable.dims
-        if is_score and not is_spectrum and name not in page_variables and not name.endswith(INTERVAL_SUFFIXES):
+        is_on_page = is_spectrum or name in page_variables or name.endswith(INTERVAL_SUFFIXES)
+        if is_score and not is_on_page:
             left_out_scores.append(name)
     # What the budget and the choice of intervals leave out.
     left_out = []
@@ -365,7 +389,8 @@ def _describe_left_out(table: ScoreTable, budget: PageBudget, metrics: Sequence[
         if name in METRICS_WITH_INTERVAL and name not in _SCORES_WITH_INTERVAL:
             left_out.append(f"the intervals of {name}")
     if len(table.seasons) > 1 and not budget.seasons:
-        left_out.append(f"single seasons ({', '.join(name for name in table.seasons if name != ALL_SEASONS)})")
+        single_seasons = [name for name in table.seasons if name != ALL_SEASONS]
+        left_out.append(f"single seasons ({', '.join(single_seasons)})")
     elif len(table.seasons) > 1 and not budget.season_intervals:
         left_out.append("the intervals of single seasons")
     left_out.append("more digits")

@@ -17,7 +17,7 @@ from credit.verify.table.table import ScoreTable
 _UNITS = {"z500": "m2 s-2", "t850": "K", "t2m": "K"}
 # Relative difference of the spacing of two grids that count as one.
 _GRID_TOLERANCE = 0.01
-# Minutes between initial times. Weather systems last about as long, so none of a year is missed.
+# Largest distance of initial times in minutes. Weather systems last about as long, so none of a year is missed.
 _MAX_GAP = 5 * 1440
 
 
@@ -27,10 +27,10 @@ class PublishedScores:
 
     Attributes:
         system: name of the system.
-        source: publication with the numbers.
-        grid_degrees: spacing of their grid in degrees.
-        years: first and last year of the initial times; the sources do not name their hours of the day.
-        truth: name of the reanalysis they were scored against.
+        source: publication with the scores.
+        grid_degrees: spacing of the grid of the scores in degrees.
+        years: first and last year of the initial times; the publications do not name the hours of the day.
+        truth: name of the reanalysis against which the system was scored.
         rmse: channel -> lead time in hours -> RMSE, in the units of `_UNITS`.
     """
 
@@ -61,9 +61,9 @@ def select_comparable_scores(
 
     Args:
         table: the scores.
-        grid_degrees: spacing of their grid in degrees.
+        grid_degrees: spacing of the grid of the scores in degrees.
         cases: (N,) initial times in minutes, increasing.
-        calendar: their calendar.
+        calendar: calendar of the initial times.
     """
     truth = str(table.dataset.attrs["truth"]).lower()
     longest_lead = int(60 * table.lead_hours[-1])
@@ -92,7 +92,10 @@ def _covers_years(cases: np.ndarray, first: int, last: int, lead: int, calendar:
 def compare_with_published(
     comparable: list[PublishedScores], table: ScoreTable
 ) -> list[tuple[str, str, float, float, float, str]]:
-    """Return (system, channel, lead in hours, published RMSE, the model's RMSE, source) where both have a score."""
+    """Return (system, channel, lead in hours, published RMSE, RMSE of the model, source) of the scores that both have.
+
+    RMSE is in the units of the channel. Channels whose units differ from those of the publications are left out.
+    """
     rows = []
     for published in comparable:
         for channel, scores in published.rmse.items():

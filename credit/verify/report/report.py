@@ -50,16 +50,17 @@ def write_report(
 
     Args:
         config: config of the run.
-        verification: the scores.
+        verification: result of the verification.
         archive: forecasts of the model.
-        log: training log of the model, None if there is none.
-        figures: (caption, path of a PNG or a GIF).
-        folder: the folder.
-        notice: a further remark for the readers.
+        log: training log of the model; None if there is none.
+        figures: (caption, path of a PNG or a GIF) of each figure.
+        folder: folder for the report.
+        notice: a further remark for the readers; None for none.
 
     Raises:
-        CreditError: if it cannot be written.
+        CreditError: if the file cannot be written.
     """
+    # The title names the comparison, and the notices come before all scores.
     table = verification.table
     attributes = table.dataset.attrs
     against = attributes.get("compared_with")
@@ -70,6 +71,7 @@ def write_report(
     if notice:
         notices.insert(0, notice)
     page, left_out = build_page_scores(table, verification.figure_channels[0])
+    images = [(caption, path) for caption, path in figures if _is_embedded(path)]
     text = render_template(
         "report.html.j2",
         title=title,
@@ -88,7 +90,7 @@ def write_report(
         terms=_list_terms(page),
         forecasts=[table.display_name(name) for name in table.forecasts],
         plain=_tabulate_main_scores(table),
-        figures=embed_figures([(caption, path) for caption, path in figures if _is_embedded(path)]),
+        figures=embed_figures(images),
         animations=_embed_animations(figures),
         config=dump_config(config),
     )
@@ -105,7 +107,7 @@ def _compare_with_published(
 
 
 def _is_embedded(path: Path) -> bool:
-    """Return True for a figure that the page shows as an image."""
+    """Return True for the file of a figure that the page shows as an image, False if the page draws it itself."""
     return path.suffix == ".png" and not path.stem.startswith(_INTERACTIVE_FIGURES)
 
 
@@ -124,7 +126,7 @@ def _embed_animations(figures: Sequence[tuple[str, Path]]) -> list[tuple[str, st
 
 
 def _list_notices(verification: Verification) -> list[str]:
-    """Return sentences on missing scores and on what makes the forecasts unequal."""
+    """Return sentences on missing scores, and on differences between the forecasts that make comparisons unfair."""
     notices = verification.table.warnings()
     if verification.climatology.short_period_warning:
         notices.append(verification.climatology.short_period_warning)
@@ -148,7 +150,9 @@ def _list_facts(
     if "parameters" in attributes:
         facts.append(("Parameters", f"{int(attributes['parameters']):,}"))
     for forecast in table.candidates:
-        suffix = "" if forecast == "model" else f" of {forecast}"
+        suffix = ""
+        if forecast != "model":
+            suffix = f" of {forecast}"
         for name, attribute in _FORECAST_ATTRIBUTES:
             value = table.forecast_attribute(attribute, forecast)
             if value:
@@ -194,7 +198,10 @@ def _list_terms(page: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _tabulate_main_scores(table: ScoreTable) -> list[tuple[str, str, str, list[str], list[str]]]:
-    """Return (channel, units, lead, RMSE by forecast, ACC by forecast) of the page without JavaScript."""
+    """Return the rows (channel, units, lead, RMSE by forecast, ACC by forecast) that the page shows without JavaScript.
+
+    All entries are texts.
+    """
     rows = []
     for channel in table.channels:
         for hours in table.summary_leads():
@@ -205,7 +212,11 @@ def _tabulate_main_scores(table: ScoreTable) -> list[tuple[str, str, str, list[s
 
 
 def _tabulate_blurring(table: ScoreTable) -> dict[str, Any] | None:
-    """Return the wavenumbers, the forecasts and the rows (channel, units, lead, RMSE and power by forecast)."""
+    """Return the table of RMSE and power in the shortest third of the waves, None if there are no spectra.
+
+    Its entries are the ``first`` and ``last`` wavenumber of this third, the labels of the ``forecasts``, and the
+    ``rows`` (channel, units, lead, [(RMSE, power over that of the truth) by forecast]).
+    """
     if SHORT_WAVES not in table.dataset:
         return None
     wavenumbers = table.dataset["wavenumber"].values
@@ -231,4 +242,6 @@ def _tabulate_blurring(table: ScoreTable) -> dict[str, Any] | None:
 
 def _format_number(value: float, format_spec: str = ".4g") -> str:
     """Return a number as text, "" for NaN."""
-    return "" if math.isnan(value) else format(value, format_spec)
+    if math.isnan(value):
+        return ""
+    return format(value, format_spec)

@@ -12,13 +12,13 @@ class ScoreDescription:
     The script of the page reads these fields by their names.
 
     Attributes:
-        label: name for people.
-        definition: the definition in a sentence.
-        good: sentence on good values.
-        wind_label: name for a wind vector, "" if it is the same.
-        wind: sentence on its computation for wind vectors, "" if it is the same.
-        has_units: True if it has the units of the variable.
-        line: value that charts mark, None for none.
+        label: name of the score in the page.
+        definition: definition of the score in one or two sentences.
+        good: sentences on good and bad values.
+        wind_label: name of the score of a wind vector; empty if it is `label`.
+        wind: sentence on the computation for wind vectors; empty if it is the same as for other variables.
+        has_units: True if the score has the units of the variable, False if it has none.
+        line: value at which charts have a line; None for no line.
     """
 
     label: str

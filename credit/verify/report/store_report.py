@@ -26,10 +26,14 @@ _SAMPLED_VALUES = 400_000
 def write_data_report(config: DataConfig) -> Path:
     """Write ``NAME.report.html`` next to the store of a config and return its path.
 
+    Args:
+        config: the data section.
+
     Raises:
-        CreditError: if it cannot be written.
+        CreditError: if the file cannot be written.
         DataError: if the store is missing, incomplete or of another config.
     """
+    # Maps are of one time; histograms count the values of several times, spread evenly over the store.
     reader = open_configured_store(config)
     path = Path(config.store)
     description = read_description(path)
@@ -63,7 +67,7 @@ def _list_facts(reader: StoreReader, description: dict, path: Path) -> list[tupl
 
     Args:
         reader: reader of the store.
-        description: contents of the store's description.
+        description: description of the store, see `credit.data.store.store_reader.read_description`.
         path: path of the store.
     """
     calendar = reader.calendar
@@ -73,6 +77,7 @@ def _list_facts(reader: StoreReader, description: dict, path: Path) -> list[tupl
     gap_text = "; ".join(gaps[:20]) or "none"
     if len(gaps) > 20:
         gap_text += f" and {len(gaps) - 20} more"
+    versions = [f"{name} {number}" for name, number in description.get("versions", {}).items()]
     return [
         ("store", f"{path}, format {description['format']}"),
         (
@@ -87,7 +92,7 @@ def _list_facts(reader: StoreReader, description: dict, path: Path) -> list[tupl
         ),
         ("climatology", describe_stored(path)),
         ("content", description.get("content", "unknown (made by an older version)")),
-        ("written by", ", ".join(f"{name} {number}" for name, number in description.get("versions", {}).items())),
+        ("written by", ", ".join(versions)),
     ]
 
 
@@ -104,14 +109,8 @@ def _statistics_rows(reader: StoreReader, config: DataConfig) -> list[list[str]]
         if transform is not None:
             transform_text = f"{transform.kind}, unit {transform.unit:g}"
         columns = (statistics.mean, statistics.std, statistics.tendency_std, statistics.minimum, statistics.maximum)
-        rows.append(
-            [
-                name,
-                _units(reader, channel),
-                transform_text,
-                *(f"{values[index]:.4g}" for values in columns),
-            ]
-        )
+        numbers = [f"{values[index]:.4g}" for values in columns]
+        rows.append([name, _units(reader, channel), transform_text, *numbers])
     return rows
 
 
@@ -122,9 +121,9 @@ def _draw_figures(
 
     Args:
         reader: reader of the store.
-        field_CHW: stored channels at the time of the maps.
-        values_TCHW: stored channels at several times, for the histograms.
-        map_time: the time of the maps.
+        field_CHW: stored channels at the time of the maps, in physical units.
+        values_TCHW: stored channels at several times, for the histograms; may have fewer rows and columns.
+        map_time: the time of the maps as text.
     """
     background = MapBackground.build(reader)
     # Each panel is a channel, its mapped field, the counted values and the time of the map.

@@ -38,9 +38,9 @@ _ANOMALY_BYTES = 1 << 30
 def build_climatology(
     config: VerificationConfig, data: DataConfig, reader: FieldReader, names: Sequence[str], train: Split
 ) -> tuple[Climatology, LatLonGrid]:
-    """Return the climatology of the channels `names`, and its grid.
+    """Return the climatology of some channels, and the grid of its fields.
 
-    It is read from a file, taken from the training store, or fitted to the training period.
+    The climatology is read from a file, taken from the training store, or fitted to the training period.
 
     Args:
         config: verification section with the method and the grid of the scores.
@@ -50,14 +50,15 @@ def build_climatology(
         train: the training period.
 
     Raises:
-        ConfigError: if the training period is too short for it.
-        DataError: if the file is not as required.
+        ConfigError: if the training period is too short for the method.
+        DataError: if the file or the climatology of the store cannot be used.
     """
     # A fitted climatology is on the grid of the data.
     if config.climatology.method != "file":
         return load_or_fit_climatology(reader, names, train, config.climatology), reader.grid
     channels_by_name = {channel.name: channel for channel in reader.channels.time_varying_stored}
     channels = [channels_by_name[name] for name in names]
+    # Without a grid of the scores, the file must be on the grid of the data.
     grid = reader.grid if config.grid is None else None
     return load_climatology(config.climatology, data, channels, reader.calendar, reader.attributes, grid)
 
@@ -70,22 +71,23 @@ def fit_damping(
     leads: np.ndarray,
     area_mean: AreaMean,
 ) -> np.ndarray:
-    """Collective: return the factor of damped persistence, the least-squares slope of the anomaly on the initial one.
+    """Collective: return the factor of damped persistence by lead time and channel.
 
-    Ranks share the initial times, and each adds up the sums of all ranks in the order of a single process, so the
-    result does not depend on their number.
+    The factor is the least-squares slope of the anomaly at the valid time on the anomaly at the initial time. The ranks
+    share the initial times. Each rank adds up the sums of all ranks in the order of time, so the result does not depend
+    on the number of ranks.
 
     Args:
-        fields: minutes -> (C, H, W) truth in the units of the data.
+        fields: function of a time in minutes that returns the truth, (C, H, W) in the units of the data.
         times: (N,) times of the data in minutes.
-        climatology: minutes -> (C, H, W), from which anomalies are taken.
-        train: the period; both times of a pair lie in it.
+        climatology: function of a time in minutes that returns the climatology, (C, H, W), for the anomalies.
+        train: the training period; both times of a pair lie in it.
         leads: (L,) lead times in minutes.
-        area_mean: area weights of the globe alone, and masks.
+        area_mean: area means with the globe as the only region.
 
     Returns:
-        (L, C) float64 without unit, pooled over cells and times; 0, which is climatology, where the period has no pair
-        of times.
+        (L, C) float64 without unit, pooled over cells and times. For a lead time without a pair of times in the period
+        it is 0, so that the forecast is the climatology.
 
     Raises:
         DataError: if a value outside the mask is missing.
@@ -118,14 +120,14 @@ def fit_damping(
 
 @dataclass(frozen=True)
 class _AnomalyProductSums:
-    """Products of anomalies with those at later times.
+    """Sums of products of anomalies with anomalies at later times.
 
     Attributes:
-        fields: minutes -> (C, H, W) truth.
-        climatology: minutes -> (C, H, W).
-        train_times: times of the training period.
+        fields: function of a time in minutes that returns the truth, (C, H, W).
+        climatology: function of a time in minutes that returns the climatology, (C, H, W).
+        train_times: times of the training period in minutes.
         leads: lead times in minutes.
-        area_mean: area weights of the globe alone, and masks.
+        area_mean: area means with the globe as the only region.
     """
 
     fields: Callable[[int], np.ndarray]
@@ -135,9 +137,15 @@ class _AnomalyProductSums:
     area_mean: AreaMean
 
     def anomaly_sums(self, initial_times: Sequence[int], hide_progress: bool) -> dict[int, np.ndarray]:
-        """Return for each initial time the means of the anomalies' product and of the initial square, (2, L, C).
+        """Return initial time -> (2, L, C) global means of products of anomalies.
 
-        Times are read in order. An initial anomaly is kept until its last lead time has been read.
+        The first row has the product of the anomalies at initial and valid time, the second row the square of the
+        initial anomaly; both are 0 for a lead time whose valid time is not in the period. Times are read in order, and
+        an initial anomaly is kept until its last lead time has been read.
+
+        Args:
+            initial_times: initial times in minutes.
+            hide_progress: True shows no progress bar.
         """
         # Pairs of initial time and lead time by the valid time at which they need the anomaly.
         shape = 2, len(self.leads), len(self.area_mean.names)
@@ -166,13 +174,20 @@ class _AnomalyProductSums:
                     sums[initial][0, number] = product_C
                     sums[initial][1, number] = states[initial].variance[:, 0]
             # Initial times whose last lead time has been read are dropped.
-            states = {initial: state for initial, state in states.items() if last_valid_time[initial] > minutes}
+            for initial in list(states):
+                if last_valid_time[initial] <= minutes:
+                    del states[initial]
             if minutes in last_valid_time:
                 states[minutes] = BaselineState.build(self.area_mean, reference)
         return sums
 
     def _products(self, initial_anomalies: Sequence[np.ndarray], reference: ReferenceFields) -> np.ndarray:
-        """Return the global means of the products of initial anomalies (C, H, W) with a later one, (N, C)."""
+        """Return the global means of the products of N initial anomalies with a later one, (N, C).
+
+        Args:
+            initial_anomalies: N anomalies (C, H, W).
+            reference: truth and climatology at the later time.
+        """
         means = self.area_mean
 
         def sum_channel(channel: int, out_KS: np.ndarray) -> None:
@@ -189,13 +204,13 @@ class _AnomalyProductSums:
 def build_baseline_fields(
     initial_truth: np.ndarray, anomaly: np.ndarray, climatology: np.ndarray, damping: np.ndarray | float
 ) -> Mapping[str, np.ndarray]:
-    """Return baseline -> forecast for one lead time, in fields of any shape.
+    """Return name of a baseline -> its forecast for one lead time.
 
     Args:
-        initial_truth: truth at the initial time.
-        anomaly: anomaly at the initial time.
-        climatology: climatology at the valid time.
-        damping: factor of this lead time, for each field.
+        initial_truth: (...) truth at the initial time.
+        anomaly: (...) anomaly at the initial time.
+        climatology: (...) climatology at the valid time.
+        damping: factor of damped persistence at this lead time, of a shape that can be multiplied with the fields.
     """
     return {
         "persistence": initial_truth,

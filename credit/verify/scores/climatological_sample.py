@@ -23,25 +23,25 @@ MIN_TIMES = 20
 WITHIN_DAYS = 30
 # Times of the period. Then 30 days on both sides have 67, and a frequency of 0.1 has an error of 0.04.
 _MAX_TIMES = 400
-# Memory for fields that are kept.
+# Memory in bytes for cached fields.
 _CACHE_BYTES = 1 << 30
 # Number of seasons of a year; the times of five days share one sample.
 _SEASONS = 73
 _GOLDEN_RATIO = (np.sqrt(5.0) - 1.0) / 2.0
 
-# Number of the season, and minute of the day where hours of the day have samples of their own.
+# Number of the season, and minute of the day; None if all hours of the day share a sample.
 Season = tuple[int, int | None]
 
 
 class ClimatologicalSample:
-    """A sample of the training period's fields.
+    """A sample of the fields of the training period, for each season and perhaps each hour of the day.
 
-    Its times depend on the training period alone, not on the cases that are scored: two verifications of different
-    cases have the same thresholds. It caches at most 1 GB of fields. Where the fields of one season would take more, a
-    season has fewer times.
+    The times of the sample depend on the training period alone, not on the cases that are scored. So verifications of
+    different cases have the same thresholds. At most 1 GiB of fields is cached. If the fields of one season would take
+    more, a season has fewer times.
 
     Args:
-        fields: function of a time in minutes that returns the training data, (C, P) in their units.
+        fields: function of a time in minutes that returns the training data, (C, P) in the units of the data.
         times: (N,) times of the data in minutes.
         train: the training period.
         calendar: calendar of the times.
@@ -69,17 +69,27 @@ class ClimatologicalSample:
         self._year_fractions = calendar.year_fraction(self._minutes)
 
     def _sample_times(self, train_times: np.ndarray) -> np.ndarray:
-        """Return the times of the sample, of each hour of the day as many where hours are separate."""
+        """Return the times of the sample in minutes, increasing.
+
+        There are at most 400 or, if hours of the day have samples of their own, at most 400 of each hour.
+
+        Args:
+            train_times: times of the training period in minutes, increasing.
+        """
         if not self._by_hour or not len(train_times):
             return _spread(train_times, _MAX_TIMES)
         minutes_of_day = train_times % 1440
-        samples = [_spread(train_times[minutes_of_day == minute], _MAX_TIMES) for minute in np.unique(minutes_of_day)]
+        samples = []
+        for minute in np.unique(minutes_of_day):
+            samples.append(_spread(train_times[minutes_of_day == minute], _MAX_TIMES))
         return np.sort(np.concatenate(samples))
 
     def season_of(self, minutes: int) -> Season:
         """Return the season of a valid time in minutes."""
         fraction = float(self._calendar.year_fraction(np.array(minutes)))
-        minute_of_day = minutes % 1440 if self._by_hour else None
+        minute_of_day = None
+        if self._by_hour:
+            minute_of_day = minutes % 1440
         return int(fraction * _SEASONS), minute_of_day
 
     def season_times(self, season: Season) -> np.ndarray:
@@ -110,9 +120,9 @@ class ClimatologicalSample:
 
 
 def _spread(times: np.ndarray, max_times: int) -> np.ndarray:
-    """Return one of each of `max_times` equal stretches of `times`.
+    """Return at most `max_times` of the given times: one of each of as many equal stretches.
 
-    Its position within the stretch follows the golden ratio, so that no hour of the day is preferred.
+    The position of a time in its stretch follows the golden ratio, so that no hour of the day is preferred.
     """
     if len(times) <= max_times:
         return times

@@ -32,7 +32,8 @@ class CommonSample:
     Attributes:
         cases: (N,) initial times in minutes, of all processes.
         leads: (L,) lead times in minutes.
-        groups: initial times in minutes of the cases that are scored side by side, lead time after lead time.
+        groups: groups of initial times in minutes; the cases of a group are scored side by side, lead time by lead
+            time.
     """
 
     cases: np.ndarray
@@ -45,11 +46,11 @@ class EventScorer:
 
     Attributes:
         events: the scored events.
-        precipitation: the channels of SEEPS.
-        channels: indices of the channels that are needed.
+        precipitation: the channels for which SEEPS is computed.
+        channels: indices, among the scored channels, of those that events or SEEPS need.
 
     Args:
-        config: events, channels of precipitation, and whether the climate differs by hour of the day.
+        config: verification section, with events, channels of SEEPS and ``climatology.by_hour``.
         reader: reader of the data on the grid of the scores.
         channels: the C scored channels.
         area_mean: area means of these channels.
@@ -101,16 +102,17 @@ class EventScorer:
         self._climate_description = "not known"
         if self._has_climate:
             num_times, _ = climate.smallest_season(valid_times)
-            hour = ", at the same hour of the day" if config.climatology.by_hour else ""
             self._climate_description = (
-                f"at least {num_times} times of the training period within {WITHIN_DAYS} days of the time of the "
-                f"year{hour}"
+                f"at least {num_times} times of the training period within {WITHIN_DAYS} days of the time of the year"
             )
+            if config.climatology.by_hour:
+                self._climate_description += ", at the same hour of the day"
         # Forecasts of a group are scored side by side, so the seasons of all of them are in use at once.
         seasons_of_groups = []
         for group in sample.groups:
             group_times = (np.array(group)[:, None] + sample.leads).ravel()
-            seasons_of_groups.append(len({climate.season_of(minutes) for minutes in group_times.tolist()}))
+            seasons = {climate.season_of(minutes) for minutes in group_times.tolist()}
+            seasons_of_groups.append(len(seasons))
         self._thresholds = EventThresholds(
             self.events,
             self.precipitation,
@@ -123,17 +125,17 @@ class EventScorer:
     def empty(
         self, cases: np.ndarray, num_leads: int, num_members: Mapping[str, int]
     ) -> tuple[dict[str, EventStatistics], dict[str, SeepsStatistics]]:
-        """Return statistics of events and of SEEPS by forecast, NaN until fields are added.
+        """Return name of a forecast -> statistics of events, and -> statistics of SEEPS, NaN until fields are added.
 
-        The climatology's probability of an event is in the statistics of every forecast, so it has none of its own.
+        The climatology has no statistics of events, because those of all others contain its probabilities.
 
         Args:
             cases: (N,) initial times in minutes.
             num_leads: number of lead times.
-            num_members: name of each forecast -> number of its members.
+            num_members: name of each forecast and baseline -> number of its members.
 
         Returns:
-            Two dictionaries, empty where nothing is scored.
+            Two dictionaries, each empty if no event, or no precipitation, is scored.
         """
         regions = self._area_mean.shape[1]
         event_statistics = {}
@@ -157,16 +159,16 @@ class EventScorer:
         truth_CHW: np.ndarray,
         channels: Sequence[int],
     ) -> None:
-        """Add one field; statistics of channels that the forecast lacks stay NaN.
+        """Add the fields of one case at one lead time; statistics of channels that the forecast lacks stay NaN.
 
         Args:
             scores: partial scores with the statistics.
             name: name of the forecast.
             index: indices of the case and of the lead time.
             valid_time: valid time in minutes.
-            members_MCHW: the forecast's channels in the units of the data, any value where masked.
-            truth_CHW: truth of all scored channels, likewise.
-            channels: indices of the forecast's channels among these.
+            members_MCHW: channels of the forecast in the units of the data, any value where masked.
+            truth_CHW: truth of all scored channels in the units of the data, any value where masked.
+            channels: indices of the channels of the forecast among all scored channels.
 
         Raises:
             DataError: if the number of members differs from other cases.
@@ -203,7 +205,7 @@ class EventScorer:
             )
 
     def attributes(self) -> dict[str, str]:
-        """Return global attributes of the files of scores that describe events and climate; none if none is scored."""
+        """Return the global attributes of scores.nc that describe events and climate; empty if nothing is scored."""
         if self._thresholds is None:
             return {}
         attributes = {}
@@ -213,7 +215,11 @@ class EventScorer:
         return attributes
 
     def warn_of_missing_seeps(self, seeps: SeepsStatistics | None) -> None:
-        """Log which precipitation has no SEEPS because its climate is everywhere too dry or too wet."""
+        """Log a warning for each channel that has no SEEPS because its climate is too dry or too wet in all cells.
+
+        Args:
+            seeps: statistics of SEEPS of one of the forecasts; None if SEEPS is not computed.
+        """
         if seeps is None or not self._has_climate:
             return
         for number, precipitation in enumerate(self.precipitation):

@@ -1,8 +1,8 @@
 """Brier score, its parts and the reliability diagram of threshold exceedances, kept case by case.
 
-An ensemble of M members has M + 1 possible probabilities k / M, a single forecast 0 and 1. How often each of them was
-forecast, and how often the event then happened, is all that the Brier score, its fair version and its decomposition
-need.
+An ensemble of M members has M + 1 possible probabilities k / M; a single forecast has 0 and 1. The Brier score, its
+fair version and its decomposition need two frequencies for each of them: how often the probability was forecast, and
+how often the event then happened.
 
 Shapes: N cases, L lead times, E events, R regions, M members, K = M + 1 probabilities, P cells.
 """
@@ -24,11 +24,12 @@ class EventStatistics(CaseStatistics):
     """Area means of each case of events "the value exceeds a threshold".
 
     Attributes:
-        forecasts: (N, L, E, R, K) frequency of cells where k members exceed the threshold, adding up to 1.
-        occurrences: (N, L, E, R, K) frequency of cells where k members and the truth exceed it.
-        brier: (N, L, E, R) squared difference of k / M and the outcome (0 or 1).
-        brier_fair: (N, L, E, R) the fair version; NaN of one member.
-        reference: (N, L, E, R) squared error of the climatological probability.
+        forecasts: (N, L, E, R, K) area fraction of the cells in which k members exceed the threshold; the fractions add
+            up to 1 over K.
+        occurrences: (N, L, E, R, K) area fraction of the cells in which k members and the truth exceed the threshold.
+        brier: (N, L, E, R) Brier score, the squared difference between k / M and the outcome (0 or 1).
+        brier_fair: (N, L, E, R) fair Brier score, see `metrics_from_means`; NaN for one member.
+        reference: (N, L, E, R) Brier score of the climatological probability.
     """
 
     forecasts: np.ndarray
@@ -41,7 +42,7 @@ class EventStatistics(CaseStatistics):
     def empty(
         cls, initial_times: np.ndarray, num_leads: int, num_events: int, num_regions: int, num_members: int = 1
     ) -> Self:
-        """Return statistics of the cases that start at `initial_times` (N,) in minutes, NaN until they are added."""
+        """Return statistics of the cases with `initial_times`, (N,) in minutes; they are NaN until cases are added."""
         shape = len(initial_times), num_leads, num_events, num_regions
         return cls(
             np.asarray(initial_times, dtype=np.int64),
@@ -67,12 +68,13 @@ class EventStatistics(CaseStatistics):
 
         Args:
             index: indices of the case, the lead time and the event.
-            area_mean: area means.
-            channel: index in `area_mean` of the event's channel, for its mask.
-            members_MP: the members, any value where masked.
-            truth_P: the truth, any value where masked.
-            threshold_P: in the channel's units, (P,) or one for all cells (1,); the event is a value above it.
-            climatology_P: climatological probability of the event, likewise, against which skill is measured. One
+            area_mean: area means over the regions.
+            channel: index in `area_mean` of the channel of the event, for its mask.
+            members_MP: values of the members, any value where masked.
+            truth_P: values of the truth, any value where masked.
+            threshold_P: threshold in the units of the channel, (P,) or (1,) for all cells; the event is a value above
+                it.
+            climatology_P: climatological probability of the event, (P,) or (1,), against which skill is measured. One
                 probability for cells with different climates would give skill for knowing the climate (Hamill and Juras
                 2006).
 
@@ -107,14 +109,14 @@ class EventStatistics(CaseStatistics):
 
     @property
     def probabilities(self) -> np.ndarray:
-        """The probabilities k / M that can be forecast, (K,)."""
+        """(K,) probabilities k / M that can be forecast."""
         return np.arange(self.num_members + 1) / self.num_members
 
     def of_climatology(self) -> EventStatistics:
         """Return the statistics of the climatological probability as the forecast.
 
-        It has no bins, hence no diagram. It is not the share of a few members, so beside an ensemble its fair score is
-        its Brier score.
+        This forecast has no bins, and so no reliability diagram. Its fair score is its Brier score, because it is not
+        the share of a few members.
         """
         arrays = {name: np.full_like(values, np.nan) for name, values in self.arrays().items()}
         arrays["brier"] = self.reference
@@ -127,8 +129,8 @@ class EventStatistics(CaseStatistics):
         """Return the reliability diagram over all cases.
 
         Returns:
-            How often each of `probabilities` was forecast, (L, E, R, K), adding up to 1; how often the event then
-            happened, (L, E, R, K), NaN for a probability never forecast.
+            Two arrays (L, E, R, K): the frequency with which each of `probabilities` was forecast, which adds up to 1
+            over K; and the frequency of the event in these cases, NaN for a probability that was never forecast.
         """
         forecast = self.forecasts.mean(axis=0)
         occurred = self.occurrences.mean(axis=0)
@@ -136,16 +138,16 @@ class EventStatistics(CaseStatistics):
             return forecast, occurred / forecast
 
     def resampled(self) -> dict[str, np.ndarray]:
-        """See `CaseStatistics.resampled`: without the frequencies of single probabilities."""
+        """Return the arrays that are resampled: the Brier scores, without the frequencies of single probabilities."""
         return {name: getattr(self, name) for name in ("brier", "brier_fair", "reference")}
 
     def metrics(self) -> dict[str, np.ndarray]:
         """Return metric -> (L, E, R): those of `metrics_from_means`, and the parts of the Brier score.
 
-        With p = k / M, o the truth (0 or 1) and means over cells and cases: ``reliability`` is the mean of (p -
-        observed frequency given p)^2; ``resolution`` that of (that frequency - the base rate)^2; ``uncertainty`` is
-        base rate (1 - base rate). ``brier`` = reliability - resolution + uncertainty exactly, as each p has its own bin
-        (Murphy 1973, J. Appl. Meteor. 12, 595-600).
+        Let p = k / M, f(p) the observed frequency of the event where p was forecast, and b the base rate, which is the
+        frequency of the event. Means are over cells and cases. ``reliability`` is the mean of (p - f(p))^2,
+        ``resolution`` the mean of (f(p) - b)^2, and ``uncertainty`` is b (1 - b). ``brier`` equals reliability -
+        resolution + uncertainty exactly, because each p has its own bin (Murphy 1973, J. Appl. Meteor. 12, 595-600).
         """
         forecast = self.forecasts.mean(axis=0)
         occurred = self.occurrences.mean(axis=0)
@@ -162,11 +164,14 @@ class EventStatistics(CaseStatistics):
     def metrics_from_means(self, means: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Return the metrics that are functions of means over cases.
 
-        - ``brier``: mean of (p - o)^2.
-        - ``brier_fair``: less the mean of p (1 - p) / (M - 1), so its expectation does not depend on M (Ferro 2014,
-          doi:10.1002/qj.2270); NaN of one member.
-        - ``brier_skill``, ``brier_skill_fair``: 1 - score / score of the climatological probability; NaN where that is
-          never wrong, as for an event that neither the climate nor the cases have.
+        - ``brier``: mean of (p - o)^2, for the forecast probability p and the outcome o (0 or 1).
+        - ``brier_fair``: ``brier`` minus the mean of p (1 - p) / (M - 1), so that its expectation does not depend on M
+          (Ferro 2014, doi:10.1002/qj.2270); NaN for one member.
+        - ``brier_skill``, ``brier_skill_fair``: 1 - score / score of the climatological probability; NaN if this
+          probability is never wrong, as for an event that occurs neither in the climate nor in the cases.
+
+        Args:
+            means: name of an attribute -> its means over cases, (L, E, R).
         """
         reference = np.where(means["reference"] > 0, means["reference"], np.nan)
         return {

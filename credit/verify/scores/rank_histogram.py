@@ -20,17 +20,17 @@ _ROUNDING = 2.0**40
 class RankHistogram:
     """Area-weighted frequency of the truth's rank among the members, summed over cases (Hamill 2001).
 
-    Where truth and members are exchangeable every rank is equally likely: the histogram is flat. Rank 0 is a truth
-    below all members. A truth that equals t members (no precipitation) has t + 1 possible ranks and adds 1 / (t + 1) to
-    each of them, the expectation of drawing one of them at random.
+    Rank 0 is a truth below all members. If truth and members are exchangeable, every rank is equally likely and the
+    histogram is flat. A truth that equals t members (no precipitation) has t + 1 possible ranks. It adds 1 / (t + 1) to
+    each of them, which is the expectation of drawing one of them at random.
 
     Hamill (2001): Interpretation of rank histograms for verifying ensemble forecasts, Mon. Wea. Rev. 129, 550-560.
 
     Attributes:
-        cases: (L,) int64, number of cases added at each lead time.
+        cases: (L,) int64 number of cases added at each lead time.
         num_members: number of members M, the same in all cases.
-        ranks: (L, C, R, M + 1) float64; each case adds 1 in all, to within (M + 1) 2^-41. Sums are exact, so they do
-            not depend on the order of the cases, or on their distribution over processes.
+        ranks: (L, C, R, M + 1) float64 sums of frequencies. Each case adds 1 over all ranks, to within (M + 1) 2^-41.
+            The sums are exact, so they do not depend on the order of the cases or their distribution over processes.
     """
 
     cases: np.ndarray
@@ -73,13 +73,13 @@ class RankHistogram:
             return self.ranks / self.cases[:, None, None, None]
 
     def metrics(self) -> dict[str, np.ndarray]:
-        """Return metric -> (L, C, R).
+        """Return metric -> (L, C, R) float64, NaN without a case.
 
-        - ``rank_deviation``: sum over ranks of the distance of the frequency from 1 / (M + 1); 0 if flat,
-          2 M / (M + 1) if every truth has the same rank: the reliability index of Delle Monache et al. 2006
-          (doi:10.1029/2005JD006917). Sampling alone makes it positive.
-        - ``rank_outliers``: frequency of a truth outside the ensemble over the 2 / (M + 1) of a flat histogram; above
-          1 the spread is too small (or there is a bias), below 1 it is too large.
+        - ``rank_deviation``: sum over ranks of the distance of the frequency from 1 / (M + 1). It is 0 for a flat
+          histogram, and 2 M / (M + 1) if every truth has the same rank. Sampling alone makes it positive. It is the
+          reliability index of Delle Monache et al. 2006 (doi:10.1029/2005JD006917).
+        - ``rank_outliers``: frequency of a truth outside the ensemble, divided by the 2 / (M + 1) of a flat histogram.
+          Above 1 the spread is too small (or there is a bias), below 1 it is too large.
         """
         frequencies = self.frequencies()
         flat = 1.0 / (self.num_members + 1)

@@ -41,13 +41,16 @@ class ReliabilityStatistics(CaseStatistics):
 
     @classmethod
     def build(cls, events: EventStatistics) -> Self:
-        """Return the points of all events: one for each probability, or 11 that share more than 11 evenly."""
+        """Return the points of all events.
+
+        Each probability has a point. If there are more than 11, neighbouring ones share a point, so that there are 11.
+        """
         num_probabilities = events.num_members + 1
         num_points = min(num_probabilities, MAX_POINTS)
         edges = np.arange(num_points) * num_probabilities // num_points
 
-        # Sum over the probabilities that share a point; events and their points become one dimension.
         def pool(values_NLERK: np.ndarray) -> np.ndarray:
+            # Sum over the probabilities that share a point; events and their points become one dimension.
             pooled_NLEBR = np.moveaxis(np.add.reduceat(values_NLERK, edges, axis=-1), -1, 3)
             return pooled_NLEBR.reshape(*pooled_NLEBR.shape[:2], -1, pooled_NLEBR.shape[-1])
 
@@ -60,9 +63,12 @@ class ReliabilityStatistics(CaseStatistics):
         )
 
     def metrics_from_means(self, means: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Return `POINT_NAMES`: mean forecast probability, how often it was forecast, observed frequency.
+        """Return each of `POINT_NAMES` -> (L, E B, R): forecast probability, its frequency, observed frequency.
 
-        The first and the last are NaN where a point was never forecast.
+        The first and the last are NaN for a point that was never forecast.
+
+        Args:
+            means: name of an attribute -> its means over cases, (L, E B, R).
         """
         frequency = means["frequency"]
         with np.errstate(invalid="ignore"):
@@ -81,8 +87,8 @@ class ReliabilityStatistics(CaseStatistics):
     def observed_intervals(self, leads: np.ndarray) -> np.ndarray:
         """Return the ends of the 95 % interval of the observed frequency, (2, L, E B, R).
 
-        See `credit.verify.significance.bootstrap.confidence_intervals`. A point so rare that a resample may lack it has
-        NaN, too.
+        They are those of `credit.verify.significance.bootstrap.confidence_intervals`. They are NaN for lead times
+        without an interval, and for a point so rare that a resample may lack it.
 
         Args:
             leads: (L,) lead times in minutes.

@@ -1,10 +1,10 @@
 """SEEPS, the stable equitable error in probability space, of deterministic forecasts of accumulated precipitation.
 
 Rodwell et al. 2010 (doi:10.1002/qj.656). There are three categories, dry, light and heavy, whose thresholds depend on
-the climate of each cell: p1 is the climatological probability of dry, and light is twice as likely as heavy, p3 =
-(1 - p1) / 3. The penalty is half the sum of two errors, of the question "wet?" and of the question "heavy?"; a miss
-costs 1 over the probability of the category, a false alarm 1 over the probability of its absence. So every constant
-forecast, and one drawn from the climatology, has the expectation 1; a perfect one has 0.
+the climate of each cell. The climatological probability of dry is p1. Light is twice as likely as heavy, whose
+probability is p3 = (1 - p1) / 3. The penalty is half the sum of the errors in two questions, "wet?" and "heavy?". A
+miss costs 1 over the probability of the category, and a false alarm 1 over the probability of its absence. So the
+expectation is 1 for a constant forecast and for one drawn from the climatology, and 0 for a perfect one.
 
 SEEPS is defined for sums over a period (a day in the paper), not for rates at a time.
 
@@ -29,20 +29,21 @@ DRY_PROBABILITIES = (0.1, 0.85)
 
 
 def is_seeps_defined(dry_probability: np.ndarray) -> np.ndarray:
-    """Return where SEEPS is defined: the climatological probability of dry lies within `DRY_PROBABILITIES`."""
+    """Return True where SEEPS is defined: the climatological probability of dry (...) is in `DRY_PROBABILITIES`."""
     return (dry_probability >= DRY_PROBABILITIES[0]) & (dry_probability <= DRY_PROBABILITIES[1])
 
 
 def compute_seeps_penalty(
     forecast: np.ndarray, truth: np.ndarray, dry_probability: np.ndarray, heavy_above: np.ndarray
 ) -> np.ndarray:
-    """Return the penalty of each cell.
+    """Return the penalty of each cell; the formula is that of the module.
 
     Args:
         forecast: (...) precipitation in mm; dry is below `DRY_BELOW_MM`.
         truth: (...) precipitation in mm.
         dry_probability: (...) climatological probability p1 of dry, 0 to 1.
-        heavy_above: (...) mm, exceeded by a third of the wet cases of the climatology.
+        heavy_above: (...) threshold of heavy precipitation in mm, which a third of the wet cases of the climatology
+            exceed.
 
     Returns:
         (...) float64, 0 where the categories are equal; NaN where SEEPS is not defined or a value is missing.
@@ -56,7 +57,13 @@ def compute_seeps_penalty(
 
 
 def _binary_penalty(forecast: np.ndarray, truth: np.ndarray, probability: np.ndarray) -> np.ndarray:
-    """Return the penalty of a yes-or-no forecast of something with a climatological probability."""
+    """Return the penalty of a yes-or-no forecast of a category, (...) float64.
+
+    Args:
+        forecast: (...) bool, True if the category is forecast.
+        truth: (...) bool, True if the category happened.
+        probability: (...) climatological probability of the category; NaN gives NaN.
+    """
     wrong = np.where(truth, 1 / probability, 1 / (1 - probability))
     # The product, rather than 0, is NaN where the probability is.
     return np.where(forecast == truth, 0.0 * probability, wrong)
@@ -66,12 +73,12 @@ def _binary_penalty(forecast: np.ndarray, truth: np.ndarray, probability: np.nda
 class SeepsStatistics(CaseStatistics):
     """Area means of the penalties of each case, each (N, L, C, R) float64.
 
-    Of an ensemble it is the mean over members, each as a forecast of its own. The mean of an ensemble drizzles where
-    some members have rain, so its categories are not those of any weather.
+    For an ensemble they are means over members, each as a forecast of its own. The ensemble mean has light rain where
+    only some members have rain, so its categories are not those of any weather.
 
     Attributes:
-        penalty: area-weighted penalty of the cells that are scored.
-        area: fraction of the area of these cells; `penalty` is divided by it.
+        penalty: area mean of the penalty, with 0 in cells where SEEPS is not defined.
+        area: area fraction of the cells where SEEPS is defined; the score is `penalty` / `area`.
     """
 
     penalty: np.ndarray
@@ -81,7 +88,7 @@ class SeepsStatistics(CaseStatistics):
     def empty(
         cls, initial_times: np.ndarray, num_leads: int, num_channels: int, num_regions: int, num_members: int = 1
     ) -> Self:
-        """Return statistics of the cases that start at `initial_times`, NaN until they are added."""
+        """Return statistics of the cases with `initial_times`, (N,) in minutes; they are NaN until cases are added."""
         shape = len(initial_times), num_leads, num_channels, num_regions
         penalty = np.full(shape, np.nan)
         area = np.full(shape, np.nan)
@@ -101,25 +108,29 @@ class SeepsStatistics(CaseStatistics):
 
         Args:
             index: indices of the case, the lead time and the channel of precipitation.
-            area_mean: area means.
+            area_mean: area means over the regions.
             channel: index of the channel in `area_mean`, for its mask.
-            members_MP: precipitation in mm of each member, any value where masked.
-            truth_P: precipitation in mm, likewise.
-            dry_probability_P: from the climate of the valid time, see `compute_seeps_penalty`.
-            heavy_above_P: likewise; a missing one in a cell that `is_seeps_defined` makes the score NaN.
+            members_MP: precipitation of each member in mm, any value where masked.
+            truth_P: precipitation of the truth in mm, any value where masked.
+            dry_probability_P: probability of dry in the climate of the valid time.
+            heavy_above_P: threshold of heavy precipitation in mm in this climate. A missing threshold in a cell where
+                SEEPS is defined makes the score NaN.
+
+        Raises:
+            DataError: if the number of members differs from other cases.
         """
         self.require_members(len(members_MP))
         is_defined_P = is_seeps_defined(dry_probability_P) & area_mean.valid_CP[channel]
-        penalty_P = sum(
-            compute_seeps_penalty(member_P, truth_P, dry_probability_P, heavy_above_P) for member_P in members_MP
-        )
+        penalty_P = 0.0
+        for member_P in members_MP:
+            penalty_P = penalty_P + compute_seeps_penalty(member_P, truth_P, dry_probability_P, heavy_above_P)
         fields = np.stack([np.where(is_defined_P, penalty_P / self.num_members, 0.0), is_defined_P])
         penalty_R, area_R = area_mean.means_of_channel(fields, channel)
         self.penalty[index] = penalty_R
         self.area[index] = area_R
 
     def metrics_from_means(self, means: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Return ``seeps``: 0 perfect, 1 no skill; NaN where no cell of a region is scored."""
+        """Return ``seeps`` -> (L, C, R): 0 is perfect, 1 no skill; NaN for a region in which no cell is scored."""
         with np.errstate(invalid="ignore"):
             return {"seeps": means["penalty"] / means["area"]}
 

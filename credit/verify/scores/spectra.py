@@ -30,7 +30,8 @@ class SphericalSpectrum:
 
     def __init__(self, grid: LatLonGrid, source_grids: Sequence[LatLonGrid] = ()) -> None:
         self._analysis = build_analysis_matrices(grid, max_wavenumber(grid))
-        highest = min(max_wavenumber(source) for source in (grid, *source_grids))
+        resolved_wavenumbers = [max_wavenumber(source) for source in (grid, *source_grids)]
+        highest = min(resolved_wavenumbers)
         self.wavenumbers = np.arange(highest + 1)
 
     def power(self, fields: np.ndarray) -> np.ndarray:
@@ -40,7 +41,7 @@ class SphericalSpectrum:
             fields: (..., H, W).
 
         Returns:
-            (..., K) float64 of `wavenumbers`, in the square of the units of the fields.
+            (..., K) float64 power at each of `wavenumbers`, in the square of the units of the fields.
         """
         # Fourier analysis along each row, then Legendre analysis across the rows for each zonal wavenumber m.
         waves = np.fft.rfft(np.asarray(fields, dtype=np.float64), axis=-1) / fields.shape[-1]

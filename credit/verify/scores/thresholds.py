@@ -40,12 +40,12 @@ class Event:
 
     Attributes:
         name: key in ``verification.events``.
-        channel: index of its channel among the scored channels.
-        sign: 1 for values above the threshold, -1 for values below.
-        threshold: in the units of the data, rounded to float32 as fields are, so that a value that was rounded to it
-            equals it; None if it is a quantile.
-        quantile: the threshold as a quantile of the climate, None if it is a number.
-        definition: description in words.
+        channel: index of the channel of the event among the scored channels.
+        sign: 1 for values above the threshold, -1 for values below it.
+        threshold: threshold in the units of the data, rounded to float32 as fields are, so that a field with this value
+            equals it; None if the threshold is a quantile.
+        quantile: threshold as a quantile of the climate (0 to 1); None if the threshold is a number.
+        definition: description of the event in words.
     """
 
     name: str
@@ -57,11 +57,23 @@ class Event:
 
     @classmethod
     def build(cls, name: str, config: EventConfig, channel: int, units: str) -> Event:
-        """Return the event of a config section."""
-        is_below = config.above is None and config.above_quantile is None
-        threshold = config.below if is_below else config.above
-        quantile = config.below_quantile if is_below else config.above_quantile
-        sign = -1 if is_below else 1
+        """Return the event of a config section.
+
+        Args:
+            name: key in ``verification.events``.
+            config: section of the event.
+            channel: index of the channel of the event among the scored channels.
+            units: units of the channel, for the description.
+        """
+        # The config has exactly one of the four keys.
+        if config.above is None and config.above_quantile is None:
+            sign = -1
+            threshold = config.below
+            quantile = config.below_quantile
+        else:
+            sign = 1
+            threshold = config.above
+            quantile = config.above_quantile
         if threshold is None:
             limit = f"quantile {quantile:g} of its season"
         else:
@@ -75,8 +87,8 @@ class Precipitation:
     """A channel of accumulated precipitation.
 
     Attributes:
-        channel: its index among the scored channels.
-        to_mm: factor from its units to mm.
+        channel: index of the channel among the scored channels.
+        to_mm: factor from the units of the channel to mm.
     """
 
     channel: int
@@ -87,6 +99,11 @@ def build_events(
     events: Mapping[str, EventConfig], channels: Sequence[Channel], attributes: Mapping[str, Mapping[str, str]]
 ) -> list[Event]:
     """Return the events of ``verification.events``.
+
+    Args:
+        events: name -> section of the event in the config.
+        channels: the scored channels.
+        attributes: variable -> its attributes, of which ``units`` is used.
 
     Raises:
         ConfigError: if the channel of an event is not scored.
@@ -107,10 +124,16 @@ def build_events(
 def find_precipitation_channels(
     requested: Sequence[str] | None, channels: Sequence[Channel], attributes: Mapping[str, Mapping[str, str]]
 ) -> list[Precipitation]:
-    """Return the channels of SEEPS: those of ``verification.seeps``, else those whose name is that of precipitation.
+    """Return the channels for which SEEPS is computed.
+
+    Args:
+        requested: channels of ``verification.seeps``; None takes all channels of accumulated precipitation, which are
+            found by their names, attributes and units.
+        channels: the scored channels.
+        attributes: variable -> its attributes ``units``, ``standard_name`` and ``temporal``.
 
     Raises:
-        ConfigError: if a requested channel is not scored, is not a sum over the step, or not in units of depth.
+        ConfigError: if a requested channel is not scored, is not a sum over the step, or is not in units of depth.
     """
     names = [channel.name for channel in channels]
     for name in requested or ():
@@ -186,9 +209,10 @@ class EventThresholds:
         events: the scored events.
         precipitation: channels of SEEPS.
         climate: sample of the training period; None if it is too small.
-        climate_index: index of a channel among the scored channels -> among those of the climate.
+        climate_index: index of a channel among the scored channels -> its index among the channels of the climate.
         cells: number P of cells.
-        cached_seasons: number of seasons to keep, those that forecasts scored side by side need.
+        cached_seasons: number of seasons whose thresholds are cached; forecasts that are scored side by side need
+            several.
     """
 
     def __init__(
@@ -211,15 +235,17 @@ class EventThresholds:
         """Return the thresholds at a valid time in minutes.
 
         Returns:
-            (threshold, climatological probability) of each event, and (probability of dry, heavy threshold in mm) of
-            each channel of precipitation; (P,), or (1,) if it is the same everywhere. Thresholds of events "below" have
-            the other sign, as their values must have. NaN where the climate is not known.
+            Two lists: (threshold, climatological probability) of each event, and (probability of dry, threshold of
+            heavy precipitation in mm) of each channel of SEEPS. All arrays are (P,), or (1,) if the value is the same
+            everywhere. Thresholds of events "below" have the opposite sign, as values that are compared with them must
+            have. Probabilities and thresholds of SEEPS are NaN if the climate is not known.
         """
         if self._climate is None:
             return self._compute_cached(None)
         return self._compute_cached(self._climate.season_of(minutes))
 
     def _compute(self, season: Season | None) -> tuple[list[ThresholdPair], list[ThresholdPair]]:
+        """Return the thresholds of a season as `thresholds_at` does; None if the climate is not known."""
         # Without a climate events have thresholds in the units of the data only, and precipitation has none.
         if self._climate is None or season is None:
             unknown = np.full(self._cells, np.nan)
@@ -237,13 +263,17 @@ class EventThresholds:
 
 
 def compute_event_threshold(event: Event, values_KP: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return threshold and climatological probability of an event, given the climate (K, P) of its channel.
+    """Return threshold and climatological probability of an event.
 
-    The probability is the frequency with which the climate exceeds the threshold: 1 - q of a quantile q, but less where
-    many values are equal, as in dry places.
+    The probability is the frequency with which the climate exceeds the threshold. For a quantile q it is 1 - q, but
+    less where many values are equal, as in dry places.
+
+    Args:
+        event: the event.
+        values_KP: sample of the climate of its channel, in the units of the data.
 
     Returns:
-        (P,) or (1,) threshold, with the sign of the event; (P,) probability.
+        Threshold times the sign of the event, (P,) for a quantile and (1,) for a number; and probability, (P,).
     """
     if event.quantile is not None:
         threshold = np.quantile(values_KP, event.quantile, axis=0)
@@ -254,12 +284,12 @@ def compute_event_threshold(event: Event, values_KP: np.ndarray) -> tuple[np.nda
 
 
 def seeps_thresholds(values_KP: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the probability of dry, and the threshold that a third of the wet values exceed, (P,) each.
+    """Return the probability of dry, and the threshold in mm that a third of the wet values exceed, (P,) each.
 
-    The threshold is the quantile 2/3 of the wet values, linear between the two nearest; NaN where all values are dry.
+    The threshold is the quantile 2/3 of the wet values, with linear interpolation; NaN where all values are dry.
 
     Args:
-        values_KP: precipitation in mm.
+        values_KP: sample of the climate of precipitation in mm.
     """
     # The wet values are the last ones of the sorted values.
     sorted_KP = np.sort(values_KP, axis=0)

@@ -46,17 +46,19 @@ _MINUTES_BEYOND_LEAD = 2 * 1440
 
 
 def interval_names(metrics: Iterable[str]) -> list[str]:
-    """Return the names of the columns with the ends of each metric's confidence interval, in the order of `metrics`."""
+    """Return the names of the lower and the upper end of each metric's interval: ``rmse_low``, ``rmse_high``, ..."""
     names = []
     for metric in metrics:
-        names += [f"{metric}{suffix}" for suffix in INTERVAL_SUFFIXES]
+        for suffix in INTERVAL_SUFFIXES:
+            names.append(f"{metric}{suffix}")
     return names
 
 
 def cases_per_block(initial_times: np.ndarray, lead_minutes: int) -> int:
     """Return the number of cases of a block.
 
-    Any so many cases in a row span at least 5 days, and at least 2 days more than the lead time.
+    It is the smallest number for which any such number of cases in a row span at least 5 days, and at least 2 days more
+    than the lead time.
 
     Args:
         initial_times: (N,) initial times in minutes, increasing.
@@ -68,16 +70,16 @@ def cases_per_block(initial_times: np.ndarray, lead_minutes: int) -> int:
 
 
 def count_blocks(initial_times: np.ndarray, lead_minutes: int) -> int:
-    """Return the number of whole blocks of the cases."""
+    """Return the number of whole blocks that the cases make up; arguments as of `cases_per_block`."""
     return len(initial_times) // cases_per_block(initial_times, lead_minutes)
 
 
 def confidence_intervals(statistics: CaseStatistics, lead: int, lead_minutes: int) -> dict[str, np.ndarray]:
-    """Return metric -> (2, X, R), ends of the 95 % interval at one lead; empty where there are fewer than 6 blocks.
+    """Return the 95 % interval of each metric at one lead time, from a circular block bootstrap.
 
-    A circular block bootstrap (Politis and Romano 1992): blocks that start at any case, the last one continued with the
-    first case, are drawn with replacement. The quantiles are widened twice. Few blocks underestimate the spread, so the
-    quantiles lie further out by the ratio of Student's t to the normal distribution. And the remaining correlation r of
+    Blocks that start at any case are drawn with replacement; the last case is followed by the first one (Politis and
+    Romano 1992). The quantiles of the resampled scores are widened twice. Few blocks underestimate the spread, so the
+    quantiles lie further out by the ratio of Student's t to the normal distribution. The remaining correlation r of
     neighbouring blocks widens the interval by the root of (1 + r) / (1 - r).
 
     Args:
@@ -86,7 +88,7 @@ def confidence_intervals(statistics: CaseStatistics, lead: int, lead_minutes: in
         lead_minutes: lead time in minutes.
 
     Returns:
-        The lower and the upper ends, (2, X, R) in the units of the metric.
+        Metric -> (2, X, R) lower and upper end, in the units of the metric; empty if there are fewer than 6 blocks.
     """
     num_cases = len(statistics.initial_times)
     length = cases_per_block(statistics.initial_times, lead_minutes)
@@ -105,7 +107,7 @@ def confidence_intervals(statistics: CaseStatistics, lead: int, lead_minutes: in
         cases[name] = values_NXR
         case_means[name] = values_NXR.mean(axis=0)
         resampled_means[name] = means.reshape(NUM_RESAMPLES, *values_NXR.shape[1:])
-    # The metrics of all cases are the centre; those of the resamples show their spread.
+    # The metrics of all cases are the centre of the intervals, and those of the resamples give their width.
     center = statistics.metrics_from_means(case_means)
     resampled = statistics.metrics_from_means(resampled_means)
     # Quantiles of the resamples about the centre, widened for few blocks and for their correlation.
@@ -129,20 +131,22 @@ def compute_seasonal_scores(
     """Return scores by season, with their intervals.
 
     Args:
-        statistics: forecast -> its statistics and the indices of their rows; all of the same cases.
+        statistics: name of a forecast -> its statistics, and the indices of their rows in the table; all of the same
+            cases.
         forecasts: names of the forecasts of the table, of which some may have no statistics.
         metrics: names of the metrics.
-        num_rows: X.
+        num_rows: number X of rows of the table.
         leads: (L,) lead times in minutes.
-        seasons: name -> (N,) bool.
+        seasons: name of a season -> (N,) bool, True for its cases.
 
     Returns:
-        metric, and with ``_low`` and ``_high`` the ends of its interval -> (forecasts, seasons, X, L, R); NaN where
-        there is none.
+        Name of a metric -> (forecasts, seasons, X, L, R) values. The ends of its interval have the suffixes ``_low``
+        and ``_high``. Values are NaN where there is no score or no interval.
     """
     num_regions = next(iter(statistics["model"][0].resampled().values())).shape[-1]
     shape = len(forecasts), len(seasons), num_rows, len(leads), num_regions
-    names = [*metrics, *interval_names(metric for metric in METRICS_WITH_INTERVAL if metric in metrics)]
+    metrics_with_interval = [metric for metric in METRICS_WITH_INTERVAL if metric in metrics]
+    names = [*metrics, *interval_names(metrics_with_interval)]
     scores = {name: np.full(shape, np.nan) for name in names}
     for forecast, (all_cases, rows) in statistics.items():
         f = forecasts.index(forecast)
@@ -164,7 +168,10 @@ def compute_seasonal_scores(
 
 @lru_cache(maxsize=4)
 def _draw_counts(num_cases: int, num_blocks: int) -> np.ndarray:
-    """Return (resamples, N): the number of draws of the block that starts at a case; the same for every score."""
+    """Return the number of times that each resample draws the block that starts at a case, (resamples, N) float64.
+
+    It is the same for every score of equally many cases and blocks.
+    """
     # The seed depends on the numbers alone, so scores of equal samples are resampled alike.
     random = np.random.default_rng([num_cases, num_blocks])
     starts = random.integers(num_cases, size=(NUM_RESAMPLES, num_blocks))
@@ -174,7 +181,7 @@ def _draw_counts(num_cases: int, num_blocks: int) -> np.ndarray:
 
 
 def _circular_block_sums(values_NK: np.ndarray, length: int) -> np.ndarray:
-    """Return (N, K): sums of `length` rows from each row on, the last row followed by the first."""
+    """Return the sums of `length` rows from each row on, (N, K); the last row is followed by the first one."""
     # A sum of consecutive rows is the difference of two cumulative sums.
     extended = np.concatenate([np.zeros_like(values_NK[:1]), values_NK, values_NK[: length - 1]])
     cumulative = np.cumsum(extended, axis=0)
@@ -183,7 +190,11 @@ def _circular_block_sums(values_NK: np.ndarray, length: int) -> np.ndarray:
 
 @lru_cache
 def _tail_probability(num_blocks: int) -> float:
-    """Return the probability of the lower quantile: the normal one as far out as the quantile of Student's t."""
+    """Return the probability of the lower quantile of the resamples, for intervals as wide as by Student's t.
+
+    It is the probability of the normal distribution below the quantile of Student's t with `num_blocks` - 1 degrees of
+    freedom.
+    """
     # The bootstrap's variance is too small by (n - 1) / n of n blocks, which the root corrects.
     quantile = scipy.stats.t.ppf((1 + CONFIDENCE_LEVEL) / 2, num_blocks - 1)
     distance = float(quantile * np.sqrt(num_blocks / (num_blocks - 1)))
@@ -191,11 +202,11 @@ def _tail_probability(num_blocks: int) -> float:
 
 
 class PairedTest(NamedTuple):
-    """Result of `paired_test`; arrays of the shape (...), NaN where there are fewer than 6 blocks.
+    """Result of `paired_test`: arrays (...) for differences (N, ...), NaN if there are fewer than 6 blocks.
 
     Attributes:
         p_value: two-sided p-value of the mean difference.
-        n_eff: number of independent cases whose mean would be as uncertain, at most N.
+        n_eff: effective number of cases: the number of independent cases, at most N, whose mean would be as uncertain.
         half_width: half of the width of the 95 % interval of the mean difference, in its units.
     """
 
@@ -205,14 +216,13 @@ class PairedTest(NamedTuple):
 
 
 def paired_test(difference: np.ndarray, length: int) -> PairedTest:
-    """Test whether a mean difference is 0, from the means over blocks.
+    """Test if a mean difference is 0, by Student's t of the means over blocks.
 
-    Student's t of the block means. Their variance is inflated by the remaining correlation r of neighbouring blocks,
-    (1 + r) / (1 - r).
+    Their variance is multiplied by (1 + r) / (1 - r), where r is the remaining correlation of neighbouring blocks.
 
     Args:
-        difference: (N, ...) of one case each, in the order of their times.
-        length: from `cases_per_block`.
+        difference: (N, ...) difference of each case, in the order of the initial times.
+        length: number of cases of a block, from `cases_per_block`.
     """
     num_cases = len(difference)
     num_blocks = num_cases // length
@@ -236,7 +246,12 @@ def paired_test(difference: np.ndarray, length: int) -> PairedTest:
 
 
 def _block_means(values: np.ndarray, num_blocks: int) -> np.ndarray:
-    """Return (num_blocks, ...), the means of contiguous cases of `values` (N, ...), which are divided evenly."""
+    """Return the means over blocks of contiguous cases, (num_blocks, ...).
+
+    Args:
+        values: (N, ...) values of each case.
+        num_blocks: number of blocks, whose lengths differ by at most one case.
+    """
     num_cases = len(values)
     edges = np.arange(num_blocks) * num_cases // num_blocks
     sizes = np.diff(np.append(edges, num_cases)).reshape(-1, *[1] * (values.ndim - 1))
@@ -244,7 +259,13 @@ def _block_means(values: np.ndarray, num_blocks: int) -> np.ndarray:
 
 
 def _variance_inflation(block_means: np.ndarray) -> np.ndarray:
-    """Return the ratio of the variance of their mean to that of independent blocks: (1 + r) / (1 - r), r from 0."""
+    """Return the ratio of the variance of the mean of blocks to that of independent blocks, (...).
+
+    It is (1 + r) / (1 - r), where r is the correlation of neighbouring blocks, limited to 0 to 0.9.
+
+    Args:
+        block_means: (blocks, ...) means over blocks in the order of time.
+    """
     deviation = block_means - block_means.mean(axis=0)
     squares = (deviation**2).sum(axis=0)
     products = (deviation[1:] * deviation[:-1]).sum(axis=0)

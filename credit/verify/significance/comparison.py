@@ -31,11 +31,11 @@ Statistics = TypeVar("Statistics", bound=CaseStatistics)
 def comparison_name(score: str, result: str) -> str:
     """Return the name in scores.nc of a result of the comparison by a score.
 
-    Of RMSE only ``rmse_difference`` and the ends of its interval name the score; the others are ``p_value``,
-    ``n_eff``, ...
+    The name begins with that of the score, except for RMSE: only its ``rmse_difference`` and the ends of the interval of
+    this difference do.
 
     Args:
-        score: name of the score, as ``rmse`` or ``brier``.
+        score: name of the score, such as ``rmse`` or ``brier``.
         result: one of `COMPARISON_NAMES` or `SIGNIFICANCE_NAMES`.
     """
     if score == "rmse" and not result.startswith("difference"):
@@ -44,7 +44,11 @@ def comparison_name(score: str, result: str) -> str:
 
 
 def opponents_by_reference(forecasts: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """Return reference -> the forecasts of which the best, score by score, is the model's opponent."""
+    """Return name of a reference -> names of its opponents, the best of which is compared with the model.
+
+    Args:
+        forecasts: names of all forecasts and baselines of a table.
+    """
     opponents = {BEST_BASELINE: tuple(BASELINES)}
     for name in forecasts:
         if name not in RESERVED_NAMES:
@@ -59,19 +63,21 @@ def compare_with_best_opponent(
     leads: np.ndarray,
     power: float = 1.0,
 ) -> dict[str, np.ndarray]:
-    """Compare a score of the model and of the best opponent, smaller being better, paired by case.
+    """Compare a score of the model with that of its best opponent, case by case; smaller scores are better.
 
     Args:
         initial_times: (N,) initial times in minutes.
-        model: (N, L, X, R) contribution of each case; the score is their mean to the power of `power`.
-        opponents: contributions of the same cases, and the indices of their rows among the model's.
+        model: (N, L, X, R) contribution of each case to the score of the model. The score is the mean of the
+            contributions to the power of `power`.
+        opponents: for each opponent, its contributions (N, L, rows, R) in the same cases, and the indices of these rows
+            among the X rows of the model.
         leads: (L,) lead times in minutes.
         power: 1/2 for a root-mean-square error, whose contributions are squared errors.
 
     Returns:
-        `COMPARISON_NAMES`, arrays of the shape (X, L, R), NaN where no opponent has a row. ``difference`` is the
-        model's score over the opponent's, less 1, and ``difference_low`` and ``difference_high`` are the ends of its
-        95 % interval, in which the opponent's score is taken as exact; ``p_value`` and ``n_eff`` are those of
+        Each of `COMPARISON_NAMES` -> (X, L, R), NaN where no opponent has a row. ``difference`` is the score of the
+        model divided by that of the opponent, minus 1. ``difference_low`` and ``difference_high`` are the ends of its
+        95 % interval, in which the score of the opponent is taken as exact. ``p_value`` and ``n_eff`` are those of
         `credit.verify.significance.bootstrap.paired_test`.
     """
     num_cases, _, num_rows, num_regions = model.shape
@@ -110,21 +116,22 @@ def compare_with_references(
     contribution: Callable[[Statistics, np.ndarray], np.ndarray],
     power: float = 1.0,
 ) -> dict[str, np.ndarray]:
-    """Return the comparison with every reference in every season.
+    """Return the comparison of the model with every reference in every season.
 
     Args:
-        statistics: forecast -> its statistics and the indices of their rows among the model's; all of the same cases.
-        seasons: name -> (N,) bool.
+        statistics: name of a forecast -> its statistics, and the indices of their rows among those of the model; all of
+            the same cases.
+        seasons: name of a season -> (N,) bool, True for its cases.
         leads: (L,) lead times in minutes.
-        contribution: function of statistics and the selected cases, (N,) bool, that returns their contributions, see
-            `compare_with_best_opponent`.
-        power: see `compare_with_best_opponent`.
+        contribution: function of statistics and of the selected cases, (N,) bool, that returns the contributions of
+            these cases, see `compare_with_best_opponent`.
+        power: as in `compare_with_best_opponent`.
 
     Returns:
-        Names of `COMPARISON_NAMES` -> (references, seasons, X, L, R).
+        Each of `COMPARISON_NAMES` -> (references, seasons, X, L, R).
     """
     model, _ = statistics["model"]
-    # References outside, seasons inside, which the last step makes two dimensions.
+    # The loop over seasons is the inner one, as the last step splits one dimension into references and seasons.
     comparisons = []
     for names in opponents_by_reference(list(statistics)).values():
         for is_in_season in seasons.values():
@@ -145,17 +152,19 @@ def compare_with_references(
 
 
 def adjust_scorecard(p_values: Sequence[np.ndarray], n_blocks: np.ndarray) -> list[dict[str, np.ndarray]]:
-    """Return `SIGNIFICANCE_NAMES` of each of several sets of tests, which make one scorecard.
+    """Return adjusted p-values and significance of several sets of tests, which are adjusted together.
 
-    A scorecard is all rows and lead times with 20 blocks or more of one reference, season and region.
+    The tests of one scorecard are adjusted together: those of all rows, and of all lead times with 20 blocks or more,
+    for one reference, season and region.
 
     Args:
-        p_values: each (references, seasons, X, L, R) with its own X; NaN where nothing was tested.
+        p_values: for each set its p-values (references, seasons, X, L, R), each with its own number X of rows; NaN
+            where nothing was tested.
         n_blocks: (seasons, L) number of blocks.
 
     Returns:
-        For each set ``p_adjusted``, adjusted for the false discovery rate over the scorecard; and ``significant``
-        (bool), where it is at most 5 %.
+        For each set ``p_adjusted``, the p-values adjusted for the false discovery rate; and ``significant`` (bool),
+        True where these are at most 5 %.
     """
     # The tests of all sets are adjusted together, and separated again at the end.
     all_p_values = np.concatenate(p_values, axis=2)
@@ -167,17 +176,17 @@ def adjust_scorecard(p_values: Sequence[np.ndarray], n_blocks: np.ndarray) -> li
         scorecard = reference, season, slice(None), slice(None), region
         adjusted[scorecard] = adjust_p_values(all_p_values[scorecard])
     set_ends = np.cumsum([values.shape[2] for values in p_values])[:-1]
-    return [
-        {"p_adjusted": p_adjusted, "significant": p_adjusted <= FALSE_DISCOVERY_RATE}
-        for p_adjusted in np.split(adjusted, set_ends, axis=2)
-    ]
+    results = []
+    for p_adjusted in np.split(adjusted, set_ends, axis=2):
+        results.append({"p_adjusted": p_adjusted, "significant": p_adjusted <= FALSE_DISCOVERY_RATE})
+    return results
 
 
 def adjust_p_values(p_values: np.ndarray) -> np.ndarray:
-    """Return p-values adjusted for their number, of any shape; NaN does not count and stays NaN.
+    """Return p-values of any shape, adjusted for the number of tests; NaN does not count and stays NaN.
 
-    Among the tests whose adjusted value is at most q, a share of at most q is expected to be false (Benjamini and
-    Hochberg 1995).
+    Among the tests whose adjusted p-value is at most q, a fraction of at most q is expected to be significant by chance
+    (Benjamini and Hochberg 1995).
     """
     adjusted = np.full(p_values.shape, np.nan)
     is_tested = ~np.isnan(p_values)

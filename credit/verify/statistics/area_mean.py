@@ -32,7 +32,7 @@ class AreaMean:
 
     Args:
         channels: the C channels of the fields.
-        masks: variable -> (H, W) bool, True where missing.
+        masks: variable -> (H, W) bool, True where the variable is always missing.
         weights: (R, H, W) area weights from `credit.verify.statistics.regions.region_weights`.
         winds: (index of u, index of v) of V wind vectors among the channels, whose masks are equal.
 
@@ -40,8 +40,8 @@ class AreaMean:
         names: names of the channels.
         valid_CP: bool, False where masked.
         is_masked: (C,) bool, True for a channel with masked cells.
-        segments: first cell of each segment and the cell after its last, each (S,).
-        shape: (X, R), the shape of the scores of one field.
+        segments: indices of the first cell of each segment and of the cell after its last one, (S,) each.
+        shape: (X, R): number of rows and of regions.
     """
 
     def __init__(
@@ -63,8 +63,12 @@ class AreaMean:
         self._v_index = np.array([v for _, v in winds], dtype=int)
         # Wind vectors come first, as they take longest and threads should not wait for them at the end.
         components = set(itertools.chain(*winds))
-        self._channel_groups = [(np.array(pair), vector) for vector, pair in enumerate(winds)]
-        self._channel_groups += [(np.array([index]), None) for index in range(len(channels)) if index not in components]
+        self._channel_groups: list[tuple[np.ndarray, int | None]] = []
+        for vector, pair in enumerate(winds):
+            self._channel_groups.append((np.array(pair), vector))
+        for index in range(len(channels)):
+            if index not in components:
+                self._channel_groups.append((np.array([index]), None))
         self.segments, self._weights_SR = _find_segments(weights)
         self._norm_CR = self._weighted_sum(self.valid_CP)
 
@@ -73,10 +77,10 @@ class AreaMean:
 
         Args:
             fields_CHW: the fields.
-            description: names the fields in an error message.
+            description: name of the fields in an error message.
 
         Raises:
-            DataError: see `require_finite`.
+            DataError: as `require_finite`.
         """
         self.require_finite(fields_CHW, description)
         fields_CP = fields_CHW.reshape(self.valid_CP.shape).astype(np.float64)
@@ -90,7 +94,7 @@ class AreaMean:
 
         Args:
             fields_CHW: the fields, (C, H, W) or (C, P).
-            description: names the forecast and its time in the error.
+            description: name of the forecast and its time in the error.
 
         Raises:
             DataError: if a value outside the mask is missing.
@@ -105,7 +109,7 @@ class AreaMean:
                 )
 
     def channel_values(self, fields: np.ndarray, channel: int) -> np.ndarray:
-        """Return the values of one channel of (C, H, W) or (C, P), (P,), with 0 where it is masked."""
+        """Return the values of a channel of `fields` (C, H, W) or (C, P) as (P,), with 0 where it is masked."""
         values_P = fields[channel].reshape(-1)
         if self.is_masked[channel]:
             return np.where(self.valid_CP[channel], values_P, values_P.dtype.type(0))
@@ -116,11 +120,11 @@ class AreaMean:
 
         Args:
             count: number K of sums.
-            sum_channel: writes the sums over `segments` of one channel.
+            sum_channel: function that writes the K sums of one channel over each of `segments`.
             fields: description -> (C, H, W) or (C, P), the fields that are summed; for the error message.
 
         Raises:
-            DataError: see `require_finite`.
+            DataError: as `require_finite`.
         """
         sums_KCR = np.empty((count, *self._norm_CR.shape))
 
@@ -141,11 +145,11 @@ class AreaMean:
 
         Args:
             counts: numbers K and L of sums.
-            sum_group: writes the sums over `segments` of one channel group.
-            fields: see `reduce_channels`.
+            sum_group: function that writes the sums of one channel group over each of `segments`.
+            fields: as in `reduce_channels`.
 
         Raises:
-            DataError: see `require_finite`.
+            DataError: as `require_finite`.
         """
         channel_count, vector_count = counts
         channel_sums_KCR = np.empty((channel_count, len(self.names), self.shape[1]))
@@ -170,13 +174,13 @@ class AreaMean:
         """Return the means over each region of K fields that belong to one channel, (K, R).
 
         Args:
-            values_KP: K fields, 0 where they do not count.
+            values_KP: K fields, 0 in cells that do not count.
             channel: index of the channel, whose mask gives the area of the mean.
         """
         return _divide(self._weighted_sum(values_KP), self._norm_CR[channel])
 
     def append_vectors(self, means_CR: np.ndarray) -> np.ndarray:
-        """Return (X, R): the channels' means, then for each vector the sum of its components' means."""
+        """Return means of channels (C, R) as rows (X, R): then follows, for each vector, the sum of its components."""
         vector_means_VR = means_CR[self._u_index] + means_CR[self._v_index]
         return np.concatenate([means_CR, vector_means_VR])
 
@@ -209,12 +213,16 @@ def _divide(sums: np.ndarray, norm: np.ndarray) -> np.ndarray:
 
 
 def _find_segments(weights_RHW: np.ndarray) -> tuple[tuple[np.ndarray, np.ndarray], np.ndarray]:
-    """Return the segments of cells with constant weights, and their weights in each region, (S, R).
+    """Return the segments of cells with constant weights, and their weights in each region.
 
-    A segment lies in one row. Its weight is that of each of its cells. Cells outside all regions are in no segment.
+    A segment lies in one row of cells. Its weight is that of each of its cells. Cells outside all regions are in no
+    segment.
+
+    Args:
+        weights_RHW: area weights of the cells in each region.
 
     Returns:
-        (first cells, cells after the last), each (S,); weights (S, R).
+        The pair (first cells, cells after the last), (S,) indices each; and the weights, (S, R).
     """
     width = weights_RHW.shape[2]
     starts = []

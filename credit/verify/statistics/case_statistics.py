@@ -46,7 +46,7 @@ class CaseStatistics:
 
     @classmethod
     def join(cls, parts: Sequence[Self]) -> Self:
-        """Return the statistics of the cases of all parts in the order of their times, whatever the order of the parts.
+        """Return the statistics of the cases of all parts, in the order of the initial times.
 
         Raises:
             DataError: if two parts have the same case, or ensembles of different size.
@@ -70,7 +70,7 @@ class CaseStatistics:
         return cls(initial_times[order], **arrays, num_members=member_counts.pop())
 
     def select(self, is_selected: np.ndarray) -> Self:
-        """Return the statistics of some cases; `is_selected` is (N,) bool."""
+        """Return the statistics of the cases for which `is_selected`, (N,) bool, is True."""
         arrays = {name: values[is_selected] for name, values in self.arrays().items()}
         return dataclasses.replace(self, initial_times=self.initial_times[is_selected], **arrays)
 
@@ -89,7 +89,8 @@ class CaseStatistics:
     @classmethod
     def array_names(cls) -> list[str]:
         """Return the names of the dataclass fields that hold a statistic."""
-        return [item.name for item in dataclasses.fields(cls) if item.name not in ("initial_times", "num_members")]
+        names = [item.name for item in dataclasses.fields(cls)]
+        return [name for name in names if name not in ("initial_times", "num_members")]
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Return the statistics by name, each (N, L, ...)."""
@@ -100,7 +101,7 @@ class CaseStatistics:
         return {name: values.mean(axis=0) for name, values in self.resampled().items()}
 
     def resampled(self) -> dict[str, np.ndarray]:
-        """Return the statistics that confidence intervals are made of, each (N, L, X, R)."""
+        """Return name -> (N, L, X, R), the statistics from which confidence intervals are computed."""
         return self.arrays()
 
     def metrics(self) -> dict[str, np.ndarray]:
@@ -108,18 +109,20 @@ class CaseStatistics:
         return self.metrics_from_means(self.case_means())
 
     def metrics_from_means(self, means: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Return the metrics that are functions of means over cases of the `resampled` statistics, of any shape."""
+        """Return metric -> its values, from `resampled` statistic -> its means over cases, of any shape."""
         raise NotImplementedError
 
     def contributions(
         self, cases: Mapping[str, np.ndarray], means: Mapping[str, np.ndarray], metrics: Mapping[str, np.ndarray]
     ) -> dict[str, np.ndarray]:
-        """Return metric -> (N, X, R): the contribution of each case to a metric, to first order and up to a factor.
+        """Return metric -> (N, X, R): the contribution of each case to the metric.
+
+        It is exact to first order, up to a factor and a constant.
 
         Args:
-            cases: the `resampled` statistics at one lead time, each (N, X, R).
-            means: their means over cases.
-            metrics: `metrics_from_means` these means.
+            cases: `resampled` statistic -> its values at one lead time, (N, X, R).
+            means: `resampled` statistic -> means of these values over cases, (X, R).
+            metrics: result of `metrics_from_means` for these means.
         """
         raise NotImplementedError
 
@@ -131,10 +134,10 @@ class DeterministicStatistics(CaseStatistics):
     The rows are the channels, then the wind vectors, whose squares and products are sums over both components.
 
     Attributes:
-        error: forecast minus truth; of a vector: of its length.
-        absolute_error: the absolute error; of a vector: the length of the vector error.
-        squared_error: the squared error.
-        forecast_variance: square of the forecast's anomaly to the climatology.
+        error: forecast minus truth, in the units of the channel; for a vector that of its length.
+        absolute_error: absolute error, in the units of the channel; for a vector the length of the vector error.
+        squared_error: squared error, in squared units, as all that follow.
+        forecast_variance: square of the forecast's anomaly, which is the difference from the climatology.
         truth_variance: square of the truth's anomaly.
         covariance: product of the two anomalies.
         forecast_activity: variance of the forecast's anomaly about its area mean.
@@ -152,7 +155,7 @@ class DeterministicStatistics(CaseStatistics):
 
     @classmethod
     def empty(cls, initial_times: np.ndarray, num_leads: int, area_mean: AreaMean, num_members: int = 1) -> Self:
-        """Return statistics of the cases that start at `initial_times`, NaN until they are added."""
+        """Return statistics of cases with `initial_times`, (N,) in minutes; they are NaN until cases are added."""
         shape = len(initial_times), num_leads, *area_mean.shape
         arrays = {name: np.full(shape, np.nan) for name in cls.array_names()}
         return cls(np.asarray(initial_times, dtype=np.int64), **arrays, num_members=num_members)
@@ -161,7 +164,7 @@ class DeterministicStatistics(CaseStatistics):
         self, case: int, lead: int, area_mean: AreaMean, forecast: np.ndarray, reference: ReferenceFields,
         description: str = "forecast",
     ) -> None:  # fmt: skip
-        """Add one field.
+        """Add the fields of one case at one lead time.
 
         Args:
             case: index of the case.
@@ -178,13 +181,13 @@ class DeterministicStatistics(CaseStatistics):
         self.add_moments(case, lead, area_mean, moments[description])
 
     def add_moments(self, case: int, lead: int, area_mean: AreaMean, moments: ErrorMoments) -> None:
-        """Add the moments of one field.
+        """Add the error moments of one case at one lead time.
 
         Args:
             case: index of the case.
             lead: index of the lead time.
             area_mean: area means of the C channels.
-            moments: area means of the field's errors.
+            moments: area means of the errors.
         """
         index = case, lead
         self.error[index] = np.concatenate([moments.error, moments.speed_error])
@@ -203,9 +206,9 @@ class DeterministicStatistics(CaseStatistics):
     def metrics(self) -> dict[str, np.ndarray]:
         """Return metric -> (L, X, R): those of `metrics_from_means`, ``acc_wb2`` and the activities.
 
-        ``acc_wb2`` is the mean of each case's correlation (WeatherBench 2, Rasp et al. 2024, eq. 6). ``activity`` is
-        the standard deviation in space of the forecast's anomaly, ``activity_truth`` that of the truth's. Variances are
-        averaged over cases before the root is taken.
+        ``acc_wb2`` is the mean over cases of their anomaly correlations (WeatherBench 2, Rasp et al. 2024, eq. 6).
+        ``activity`` is the standard deviation in space of the forecast's anomaly, ``activity_truth`` that of the
+        truth's. Variances are averaged over cases before the root is taken.
         """
         means = self.case_means()
         correlation = _correlation(self.covariance, self.forecast_variance * self.truth_variance)
@@ -222,11 +225,11 @@ class DeterministicStatistics(CaseStatistics):
         }
 
     def metrics_from_means(self, means: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Return metric -> values, from means over cases of any shape.
+        """Return metric -> its values, for means over cases of any shape; see the base class.
 
-        - ``rmse``: root of the mean over cases; ``bias``, ``mae``.
-        - ``acc``: the anomaly correlation of all cases pooled, without subtracting the mean anomaly.
-        - ``crps``: of a single forecast the absolute error (of a vector: the energy score).
+        - ``rmse``, ``bias``, ``mae``: root of the mean squared error, mean error, mean absolute error.
+        - ``acc``: anomaly correlation of all cases pooled, without subtracting the mean anomaly.
+        - ``crps``: for a single forecast the mean absolute error (for a vector the energy score).
         """
         return {
             "rmse": np.sqrt(means["squared_error"]),
@@ -237,11 +240,11 @@ class DeterministicStatistics(CaseStatistics):
         }
 
     def crps_of_cases(self) -> np.ndarray:
-        """Return the CRPS of each case, (N, L, X, R): the absolute error of a single forecast."""
+        """Return the CRPS of each case, (N, L, X, R): for a single forecast the absolute error."""
         return self.absolute_error
 
     def crps_fair_of_cases(self) -> np.ndarray:
-        """Return the fair CRPS of each case, (N, L, X, R): NaN of a single forecast, which has none."""
+        """Return the fair CRPS of each case, (N, L, X, R): NaN for a single forecast, which has none."""
         return np.full_like(self.absolute_error, np.nan)
 
     def contributions(
@@ -265,12 +268,12 @@ class DeterministicStatistics(CaseStatistics):
 
 @dataclass
 class EnsembleStatistics(DeterministicStatistics):
-    """Statistics of an ensemble's mean, and area means of its members' scores for each case, (N, L, X, R) each.
+    """Statistics of the mean of an ensemble, and area means of the scores of its members; (N, L, X, R) each.
 
     Attributes:
-        variance: unbiased variance over members (divided by M - 1); of a vector: summed over both components.
-        crps: standard CRPS (`credit.verify.statistics.ensemble_kernels`); of a vector: energy score.
-        crps_fair: fair CRPS; of a vector: fair energy score.
+        variance: unbiased variance over members, in squared units; for a vector the sum over both components.
+        crps: standard CRPS (`credit.verify.statistics.ensemble_kernels`); for a vector the energy score.
+        crps_fair: fair CRPS, in the units of the channel as `crps`; for a vector the fair energy score.
     """
 
     variance: np.ndarray
@@ -278,17 +281,17 @@ class EnsembleStatistics(DeterministicStatistics):
     crps_fair: np.ndarray
 
     def crps_of_cases(self) -> np.ndarray:
-        """See `DeterministicStatistics.crps_of_cases`."""
+        """Return the CRPS of each case, (N, L, X, R)."""
         return self.crps
 
     def crps_fair_of_cases(self) -> np.ndarray:
-        """See `DeterministicStatistics.crps_fair_of_cases`."""
+        """Return the fair CRPS of each case, (N, L, X, R)."""
         return self.crps_fair
 
     def add_members(
         self, case: int, lead: int, area_mean: AreaMean, members_MCP: np.ndarray, truth_CP: np.ndarray, description: str
     ) -> np.ndarray:
-        """Add the members of one field, whose mean goes to `add`.
+        """Add the members of an ensemble for one case at one lead time; `add` takes their mean.
 
         Members that are not contiguous in memory are copied, one channel or wind at a time in each thread.
 
@@ -296,12 +299,12 @@ class EnsembleStatistics(DeterministicStatistics):
             case: index of the case.
             lead: index of the lead time.
             area_mean: area means of the C channels.
-            members_MCP: the members, any value where masked.
-            truth_CP: the truth, any value where masked.
-            description: names the forecast and its time in error messages.
+            members_MCP: fields of the members, any value where masked.
+            truth_CP: fields of the truth, any value where masked.
+            description: name of the forecast and its time in error messages.
 
         Returns:
-            The frequency of each of the truth's ranks among the members, (C, R, M + 1), for `RankHistogram`.
+            The frequency of each rank of the truth among the members, (C, R, M + 1), for `RankHistogram`.
 
         Raises:
             DataError: if a value outside the mask is missing, or if the number of members differs from other cases.
@@ -309,10 +312,12 @@ class EnsembleStatistics(DeterministicStatistics):
         num_members = len(members_MCP)
         if num_members != self.num_members:
             raise DataError(f"{description}: has {num_members} members, other forecasts have {self.num_members}")
-        fields = {f"{description}, member {number}": member_CP for number, member_CP in enumerate(members_MCP)}
+        fields = {}
+        for number, member_CP in enumerate(members_MCP):
+            fields[f"{description}, member {number}"] = member_CP
 
-        # Sums of a wind vector, whose components have the channel indices `index` in `members`, and of a channel group.
         def sum_vector(members: np.ndarray, index: tuple[int, int], pair: np.ndarray, out: np.ndarray) -> None:
+            # The components of the wind vector have the channel indices `index` in `members`, and `pair` in the truth.
             truth = [area_mean.channel_values(truth_CP, channel) for channel in pair]
             valid = area_mean.valid_CP[pair[0]]
             vector_member_sums(members, index, *truth, valid, choose_wind_scale(truth), area_mean.segments, out)
@@ -341,21 +346,18 @@ class EnsembleStatistics(DeterministicStatistics):
         return np.moveaxis(channel_means[NUM_MEMBER_SUMS:], 0, -1)
 
     def metrics_from_means(self, means: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Return those of `DeterministicStatistics.metrics_from_means`, which are of the ensemble's mean, and:
+        """Return the metrics of `DeterministicStatistics.metrics_from_means` for the ensemble mean, and others.
 
-        - ``crps``, ``crps_fair``: `credit.verify.statistics.ensemble_kernels`.
+        - ``crps``, ``crps_fair``: see `credit.verify.statistics.ensemble_kernels`.
         - ``spread``: root of the mean variance over members.
-        - ``spread_skill``: sqrt((M + 1) / M) spread / rmse, 1 for an ensemble that is statistically consistent with the
+        - ``spread_skill``: sqrt((M + 1) / M) spread / rmse; 1 for an ensemble that is statistically consistent with the
           truth, below 1 for one with too little spread (Fortin et al. 2014, doi:10.1175/JHM-D-14-0008.1).
         - ``rmse_member``: root of the mean squared error of single members.
 
-        The factor of ``spread_skill``: let truth and members be independent draws of one distribution with variance V,
-        which differs between cells and cases. The squared error of the ensemble mean has the expectation V (M + 1) / M,
-        the unbiased variance over members V. Both are linear in V, so they hold for means over cells and cases, and the
-        root of their ratio is taken last: the mean of roots is smaller than the root of the mean.
-
-        The squared error of members needs no statistic of its own. Averaged over members it is the squared error of
-        their mean plus the variance about it, which is (M - 1) / M of the unbiased one.
+        The factor of ``spread_skill``: let truth and members be independent draws of one distribution with variance V.
+        The squared error of the ensemble mean then has the expectation V (M + 1) / M, and the unbiased variance over
+        members has V. Both are linear in V, so they hold for means over cells and cases, before the root is taken.
+        The mean squared error of members is the squared error of the ensemble mean plus (M - 1) / M of this variance.
         """
         squared = means["squared_error"]
         variance = means["variance"]
@@ -382,7 +384,10 @@ class EnsembleStatistics(DeterministicStatistics):
 
 
 def _make_contiguous(members_MCP: np.ndarray, channels: Sequence[int]) -> tuple[np.ndarray, tuple[int, ...]]:
-    """Return contiguous members, a copy of `channels` alone where they are not, and the indices of `channels` there."""
+    """Return members that are contiguous in memory, and the indices of `channels` in them.
+
+    Members that are contiguous are returned as they are; of others only `channels` are copied.
+    """
     if members_MCP.flags.c_contiguous:
         return members_MCP, tuple(channels)
     copies = np.stack([members_MCP[:, channel] for channel in channels], axis=1)

@@ -9,8 +9,9 @@ This is the score of the ensemble's own empirical distribution. Its expectation 
 the distribution F scores worse than F by 1 / (2 M) of the mean distance of two draws. The fair score (Ferro 2014,
 doi:10.1002/qj.2270) takes D / (M (M - 1)) instead, whose expectation is that of F for every M.
 
-Of sorted values, D = sum over k = 1 .. M of (2 k - M - 1) x_(k), so no pair is ever formed. The energy score of wind
-vectors is the same formula with norms for absolute values. Vectors have no order, so its time is O(M^2).
+For sorted values, D = sum over k = 1 .. M of (2 k - M - 1) x_(k), so no pair is ever formed. The energy score of wind
+vectors is the same formula with lengths of vectors instead of absolute values. Vectors have no order, so its time is
+O(M^2).
 
 Segments, options and outputs are those of `credit.verify.statistics.kernels`.
 """
@@ -37,12 +38,13 @@ def member_sums(
     A truth that equals t members has t + 1 possible ranks, each of which gets 1 / (t + 1).
 
     Args:
-        members_MCP: the members, contiguous in memory.
+        members_MCP: fields of the members, contiguous in memory.
         channel: index of the channel.
-        truth_P: the truth of that channel.
-        valid_P: bool; other cells do not count, whatever their values.
+        truth_P: truth of that channel.
+        valid_P: bool; cells with False do not count, whatever their values.
         segments: the S segments.
-        out: (4 + M, S): sums of absolute errors, of D, of the unbiased variance over members, of each rank 0 to M.
+        out: (4 + M, S) output: sums over cells of the absolute errors of all members, of D, of the unbiased variance
+            over members, and of the frequency of each rank 0 to M.
     """
     segment_starts, segment_stops = segments
     num_members = members_MCP.shape[0]
@@ -96,7 +98,11 @@ def member_sums(
 def _sort_columns(values: np.ndarray, cells: int) -> None:
     """Sort the first columns of `values` (M, N), by Batcher's merge exchange (Knuth, vol. 3, 5.2.2, algorithm M).
 
-    Which rows it compares does not depend on the values, so the columns go through the processor's vectors.
+    The rows that it compares do not depend on the values, so all columns are sorted by the same vector instructions.
+
+    Args:
+        values: (M, N) values, of which the columns are sorted in place.
+        cells: number of columns to sort.
     """
     # The names of Knuth are t = top, p = width, q = reach, r = offset, d = distance; top is the largest power of two
     # below the number of rows.
@@ -135,13 +141,13 @@ def vector_member_sums(
     """Write the sums of the lengths of the members' vector errors and of D.
 
     Args:
-        members_MCP: the members, contiguous in memory; lengths have their precision.
+        members_MCP: fields of the members, contiguous in memory; lengths have their precision.
         pair: channel indices of the two components.
-        truth_u, truth_v: (P,) the true components.
-        valid_P: bool; other cells do not count, whatever their values.
-        scale: see `credit.verify.statistics.kernels.error_sums`.
+        truth_u, truth_v: (P,) components of the truth.
+        valid_P: bool; cells with False do not count, whatever their values.
+        scale: power of two as in `credit.verify.statistics.kernels.error_sums`.
         segments: the S segments.
-        out: (2, S), the two sums.
+        out: (2, S) output: sums over cells of the lengths of the errors of all members, and of D.
     """
     segment_starts, segment_stops = segments
     num_members = members_MCP.shape[0]

@@ -31,8 +31,8 @@ class ReferenceFields:
     """Truth and climatology at one time, (C, H, W) or (C, P) in the units of the data, with any value where masked.
 
     Attributes:
-        truth: the truth.
-        climatology: the climatology, in the truth's type.
+        truth: fields of the truth.
+        climatology: fields of the climatology, of the same type as `truth`.
         truth_description: name of the truth in error messages.
         climatology_description: name of the climatology in error messages.
     """
@@ -49,13 +49,13 @@ class ReferenceFields:
 
 @dataclass(frozen=True)
 class BaselineState:
-    """Truth and anomaly at the initial time of a case, of which its baselines are made at every lead time.
+    """Truth and anomaly at the initial time of a case, from which the baselines of all lead times are computed.
 
     Attributes:
         fields: (C, H, W) truth at the initial time, any value where masked.
-        anomaly: (C, H, W) its anomaly to the climatology, 0 where masked.
+        anomaly: (C, H, W) difference of the truth from the climatology, 0 where masked.
         mean: (C, R) area means of the anomaly.
-        variance: (C, R) area means of its square.
+        variance: (C, R) area means of the squared anomaly.
     """
 
     fields: np.ndarray
@@ -65,7 +65,11 @@ class BaselineState:
 
     @classmethod
     def build(cls, area_mean: AreaMean, initial: ReferenceFields) -> BaselineState:
-        """Return the state of truth and climatology at the initial time, each (C, H, W).
+        """Return the state at the initial time of a case.
+
+        Args:
+            area_mean: area means of the C channels.
+            initial: truth and climatology at the initial time, (C, H, W) each.
 
         Raises:
             DataError: if a value outside the mask is missing.
@@ -85,9 +89,9 @@ class BaselineState:
 
 @dataclass(frozen=True)
 class ErrorMoments:
-    """Area means of one forecast's errors at one valid time, from which all its deterministic scores follow.
+    """Area means of the errors of one forecast at one valid time, from which all its deterministic scores follow.
 
-    They are in the units of the channel; variances, covariance and squared error in the square of these.
+    They are in the units of the channel; variances, covariance and squared error are in squared units.
 
     Attributes:
         error: (C, R) mean of forecast minus truth.
@@ -128,18 +132,20 @@ def compute_error_moments(
         area_mean: area means of the C channels.
         reference: truth and climatology at the valid time.
         forecasts: name -> (C, H, W) or (C, P), any value where masked; at least one if there are no baselines.
-        descriptions: name -> what error messages call a forecast; its name by default.
-        baselines: state at the initial time, and (C,) damping factor of damped persistence.
+        descriptions: name of a forecast -> its description in error messages; a forecast without one has its name.
+        baselines: state at the initial time, and (C,) damping factor of damped persistence; None for no baselines.
 
     Returns:
-        Moments by the forecasts' names, and by those of the three baselines.
+        Name of each forecast, and of the three baselines if they are given -> its moments.
 
     Raises:
         DataError: if a value outside the mask is missing.
     """
-    # Fields by what error messages call them, to name the one with a missing value.
+    # Fields by their description in error messages, which name the one with a missing value.
     descriptions = descriptions or {}
-    fields = {descriptions.get(name, name): values for name, values in forecasts.items()}
+    fields: dict[str, Fields] = {}
+    for name, values in forecasts.items():
+        fields[descriptions.get(name, name)] = values
     if baselines is None:
         state = None
         damping_C = np.zeros(len(area_mean.names))
@@ -154,7 +160,8 @@ def compute_error_moments(
     def sum_group(channels: np.ndarray, channel_sums: np.ndarray, vector_sums: np.ndarray) -> None:
         scale = np.float32(1)
         if len(vector_sums):
-            scale = choose_wind_scale([area_mean.channel_values(reference.truth, channel) for channel in channels])
+            components = [area_mean.channel_values(reference.truth, channel) for channel in channels]
+            scale = choose_wind_scale(components)
         error_sums(inputs, channels, scale, area_mean.segments, channel_sums, vector_sums)
         # Squares of very large or very small winds do not fit float32; such winds are summed again in float64.
         if not np.isfinite(vector_sums).all():
@@ -176,7 +183,14 @@ def _build_moments(
     names: Sequence[str], channel_means: np.ndarray, vector_means: np.ndarray,
     baselines: tuple[BaselineState, np.ndarray] | None,
 ) -> dict[str, ErrorMoments]:  # fmt: skip
-    """Return the moments of the named forecasts and of the baselines, given the means of the kernel's sums."""
+    """Return the moments of forecasts and baselines from the means of the sums of `error_sums`.
+
+    Args:
+        names: names of the forecasts in the order of their sums.
+        channel_means: (sums, C, R) area means of the sums of channels.
+        vector_means: (sums, V, R) area means of the sums of wind vectors.
+        baselines: as in `compute_error_moments`.
+    """
     # With error e and the truth's anomaly a, the forecast's anomaly is a + e.
     truth_anomaly, truth_variance, truth_absolute = channel_means[:NUM_TRUTH_SUMS]
     truth_moments = {"truth_anomaly": truth_anomaly, "truth_variance": truth_variance}
@@ -221,13 +235,13 @@ def _build_moments(
 
 
 def _vector_moments(vector_means: np.ndarray, number: int) -> dict[str, np.ndarray]:
-    """Return the moments of wind vectors of the forecast with this number."""
+    """Return the moments of wind vectors, (V, R) each, of the forecast with an index in the order of the sums."""
     error, absolute = vector_means[NUM_LENGTH_SUMS * number : NUM_LENGTH_SUMS * (number + 1)]
     return {"speed_error": error, "vector_error_length": absolute}
 
 
 def _convert_to_float64(inputs: ErrorInputs, channels: np.ndarray) -> ErrorInputs:
-    """Return the inputs of some channels in float64."""
+    """Return the inputs of the channels with these indices, converted to float64."""
 
     def convert(fields: np.ndarray) -> np.ndarray:
         return fields[channels].astype(np.float64)
@@ -235,11 +249,13 @@ def _convert_to_float64(inputs: ErrorInputs, channels: np.ndarray) -> ErrorInput
     initial_anomaly = inputs.initial_anomaly
     if len(initial_anomaly):
         initial_anomaly = convert(initial_anomaly)
+    climatology_terms = tuple(map(convert, inputs.climatology_terms))
+    forecasts = tuple(map(convert, inputs.forecasts))
     return ErrorInputs(
         truth=convert(inputs.truth),
         climatology_weights=inputs.climatology_weights,
-        climatology_terms=tuple(convert(term) for term in inputs.climatology_terms),
-        forecasts=tuple(convert(forecast) for forecast in inputs.forecasts),
+        climatology_terms=climatology_terms,
+        forecasts=forecasts,
         initial_anomaly=initial_anomaly,
         damping=inputs.damping[channels],
         valid=inputs.valid[channels],
@@ -251,7 +267,8 @@ def _build_error_inputs(
     area_mean: AreaMean, reference: ReferenceFields, forecasts: Sequence[np.ndarray], state: BaselineState | None,
     damping_C: np.ndarray,
 ) -> ErrorInputs:  # fmt: skip
-    """Return the inputs for fields of any shape."""
+    """Return the inputs of `error_sums` for fields (C, H, W) or (C, P); arguments as of `compute_error_moments`."""
+    # A climatology that is a weighted sum is passed on as its terms, which the kernel adds up.
     climatology = reference.climatology
     if isinstance(climatology, LazyWeightedSum):
         weights = climatology.weights
@@ -260,12 +277,16 @@ def _build_error_inputs(
         weights = np.ones(1, np.float32)
         terms = [climatology]
     (truth,) = _flatten([reference.truth])
+    # Without baselines there is no initial anomaly, which the kernel sees by the length 0.
+    initial_anomaly = truth[:0]
+    if state is not None:
+        (initial_anomaly,) = _flatten([state.anomaly])
     return ErrorInputs(
         truth=truth,
         climatology_weights=weights,
         climatology_terms=_flatten(terms),
         forecasts=_flatten(forecasts),
-        initial_anomaly=truth[:0] if state is None else _flatten([state.anomaly])[0],
+        initial_anomaly=initial_anomaly,
         damping=damping_C,
         valid=area_mean.valid_CP,
         is_masked=area_mean.is_masked,
@@ -273,7 +294,10 @@ def _build_error_inputs(
 
 
 def _flatten(fields: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
-    """Return fields as contiguous read-only (C, P) of one type, as compiled code requires of a tuple it loops over."""
+    """Return fields as contiguous, read-only arrays (C, P) of one type.
+
+    Compiled code can only loop over a tuple if all its items have one type.
+    """
     dtype = np.result_type(*fields)
     flat = []
     for values in fields:
@@ -285,11 +309,15 @@ def _flatten(fields: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
 
 
 def choose_wind_scale(components: Sequence[np.ndarray]) -> np.float32:
-    """Return a power of two that brings fields to a size of about 1, judged by a sample of their values.
+    """Return a power of two that brings winds to a size of about 1, so that float32 holds their squares.
 
-    Where other values are so much larger that float32 does not hold their squares, lengths are infinite.
+    It is judged by a sample of the values. If other values are much larger, lengths computed with it are infinite.
+
+    Args:
+        components: components of a wind vector, (P,) each.
     """
     # Every 101st cell is enough, as winds of one field are of one order of magnitude.
-    largest = max(np.abs(values[::101]).max() for values in components)
+    largest_values = [np.abs(values[::101]).max() for values in components]
+    largest = max(largest_values)
     exponent = np.frexp(largest)[1]
     return np.float32(np.ldexp(1.0, -np.clip(exponent, -120, 120)))

@@ -47,7 +47,9 @@ _BLOCK_CELLS = 1024
 
 
 def compiled(function: Callable) -> Callable:
-    """Return a kernel that is compiled at its first call, with a cache for later processes if a folder can be written.
+    """Decorator that compiles a kernel at its first call.
+
+    The compiled code is saved for later processes if a folder for it can be written.
 
     Args:
         function: loop over cells that numba can compile; it returns nothing.
@@ -79,13 +81,13 @@ _inlined = njit(forceinline=True, **OPTIONS)
 def weighted_sums(sums_KS: np.ndarray, weights_SR: np.ndarray, out_KR: np.ndarray) -> None:
     """Write the sums over all segments, each times its weight in each region, in the order of the segments.
 
-    A segment outside a region does not count there, whatever its value. A matrix product of a library is not used, as
-    its last digits depend on K and on the number of threads.
+    A segment outside a region does not count there, whatever its value. A matrix product of a library is not used,
+    because its last digits depend on K and on the number of threads.
 
     Args:
         sums_KS: sums over segments.
         weights_SR: weight of each segment in each region.
-        out_KR: array that the weighted sums are written into.
+        out_KR: output: weighted sums over each region.
     """
     for k in range(len(sums_KS)):
         total_R = out_KR[k]
@@ -99,7 +101,7 @@ def weighted_sums(sums_KS: np.ndarray, weights_SR: np.ndarray, out_KR: np.ndarra
 
 @compiled
 def field_sums(values_P: np.ndarray, segments: Segments, out: np.ndarray) -> None:
-    """Write the sums of `values_P`, which may be bool, into `out` (1, S)."""
+    """Write the sums of a field, numbers or bool, over the S segments into `out` (1, S)."""
     segment_starts, segment_stops = segments
     for s in range(len(segment_starts)):
         values = values_P[segment_starts[s] : segment_stops[s]]
@@ -111,7 +113,7 @@ def field_sums(values_P: np.ndarray, segments: Segments, out: np.ndarray) -> Non
 
 @compiled
 def product_sums(x_P: np.ndarray, y_P: np.ndarray, segments: Segments, out: np.ndarray) -> None:
-    """Write the sums of the products of two fields into `out` (1, S)."""
+    """Write the sums of the products of two fields over the S segments into `out` (1, S)."""
     segment_starts, segment_stops = segments
     for s in range(len(segment_starts)):
         x = x_P[segment_starts[s] : segment_stops[s]]
@@ -124,7 +126,7 @@ def product_sums(x_P: np.ndarray, y_P: np.ndarray, segments: Segments, out: np.n
 
 @compiled
 def anomaly_sums(field_P: np.ndarray, climatology_P: np.ndarray, segments: Segments, out: np.ndarray) -> None:
-    """Write the sums of the anomaly of `field_P` and of its square into `out` (2, S)."""
+    """Write the sums of the anomaly of a field, and of its square, over the S segments into `out` (2, S)."""
     segment_starts, segment_stops = segments
     for s in range(len(segment_starts)):
         field = field_P[segment_starts[s] : segment_stops[s]]
@@ -140,18 +142,18 @@ def anomaly_sums(field_P: np.ndarray, climatology_P: np.ndarray, segments: Segme
 
 
 class ErrorInputs(NamedTuple):
-    """Fields that `error_sums` reads; fields of one entry are of one float type, with any value where masked.
+    """Fields that `error_sums` reads, with any value where masked; all fields of one attribute have one float type.
 
     Attributes:
         truth: (C, P) truth at the valid time.
         climatology_weights: (K,) weights of `climatology_terms` in the climatology.
         climatology_terms: K fields (C, P) whose weighted sum is the climatology.
         forecasts: F forecasts (C, P), at least one.
-        initial_anomaly: (C, P) anomaly at the initial time, of which damped persistence is `damping` times; (0, P)
-            where the baselines are not scored.
+        initial_anomaly: (C, P) anomaly at the initial time; (0, P) if the baselines are not scored. Damped persistence
+            is the climatology plus `damping` times this anomaly.
         damping: (C,) factor of damped persistence.
-        valid: (C, P) bool; other cells do not count.
-        is_masked: (C,) bool, True where a channel has cells that are not valid.
+        valid: (C, P) bool, False in cells that do not count.
+        is_masked: (C,) bool, True for a channel with cells that do not count.
     """
 
     truth: np.ndarray
@@ -175,11 +177,14 @@ def error_sums(
 
     Args:
         inputs: the fields.
-        channels: (1,) or (2,) indices of the channels.
-        scale: power of two that brings winds to a size whose squares float32 holds; lengths beyond it are infinite.
+        channels: (1,) index of a channel, or (2,) indices of the components of a wind vector.
+        scale: power of two that brings winds to a size whose squares float32 holds. Lengths are infinite for winds that
+            remain too large.
         segments: the S segments.
-        out: (channels, K, S), the sums of the truth, of each forecast and, if it is scored, of damped persistence.
-        lengths: (L, S), the sums of lengths of each forecast, damped persistence and climatology; (0, S) for a channel.
+        out: (channels, K, S) output: sums of the truth, of each forecast and, with the baselines, of damped
+            persistence. The order within each is that of the constants at the top of this file.
+        lengths: (L, S) output: sums of lengths of each forecast and, with the baselines, of damped persistence and
+            climatology; (0, S) for a single channel.
     """
     truth, weights, terms, forecasts, initial_anomaly, damping, valid, is_masked = inputs
     segment_starts, segment_stops = segments
@@ -256,6 +261,7 @@ def _load_climatology(
 
 @_inlined
 def _set_masked_to_zero(is_valid: np.ndarray, field: np.ndarray) -> None:
+    """Set the values of a field to 0 in cells that are not valid."""
     for i in range(len(field)):
         if not is_valid[i]:
             field[i] = 0.0
@@ -315,7 +321,7 @@ def _add_damped(
 
 @_inlined
 def _set_length(u: np.ndarray, v: np.ndarray, scale: np.float32, length: np.ndarray) -> None:
-    """Write the length of the scaled vectors."""
+    """Write the lengths of the vectors times `scale` into `length`."""
     for i in range(len(length)):
         scaled_u = scale * u[i]
         scaled_v = scale * v[i]
@@ -327,7 +333,7 @@ def _add_lengths(
     u: np.ndarray, v: np.ndarray, truth_u: np.ndarray, truth_v: np.ndarray, truth_length: np.ndarray,
     scale: np.float32, out: np.ndarray,
 ) -> None:  # fmt: skip
-    """Add the sums of the difference of the lengths and of the length of the difference.
+    """Add the sums of the length of forecast minus length of truth, and of the length of the vector error.
 
     Roots are taken in the precision of the fields: in float64 they would take most of the time.
     """

@@ -25,11 +25,13 @@ def scored_regions(config: VerificationConfig) -> dict[str, tuple[RegionConfig, 
 
 
 def region_weights(grid: LatLonGrid, regions: Mapping[str, Sequence[RegionConfig]]) -> np.ndarray:
-    """Return (R, H, W) area weights, float64, summing to 1 for each region; a cell belongs by its centre.
+    """Return (R, H, W) area weights, float64, summing to 1 for each region.
+
+    A cell belongs to a region if its centre lies in one of the boxes of the region.
 
     Args:
         grid: grid of H x W cells.
-        regions: name -> boxes, of which a region is the union.
+        regions: name -> boxes that make up the region.
 
     Raises:
         ConfigError: if a region has no cell on this grid.
@@ -61,9 +63,13 @@ def _cells_in_box(grid: LatLonGrid, box: RegionConfig) -> np.ndarray:
 
 
 def describe_regions(regions: Mapping[str, Sequence[RegionConfig]]) -> str:
-    """Return the regions and their bounds in words."""
+    """Return names and bounds of regions (name -> boxes) as text, in degrees north and east."""
     descriptions = []
     for name, boxes in regions.items():
-        bounds = [f"lat {box.lat[0]:g} to {box.lat[1]:g}, lon {box.lon[0]:g} to {box.lon[1]:g}" for box in boxes]
+        bounds = []
+        for box in boxes:
+            south, north = box.lat
+            west, east = box.lon
+            bounds.append(f"lat {south:g} to {north:g}, lon {west:g} to {east:g}")
         descriptions.append(f"{name}: {' and '.join(bounds)}")
     return "; ".join(descriptions)

@@ -26,14 +26,14 @@ def wind_pairs(
 ) -> list[tuple[int, int, str]]:
     """Return (index of u, index of v, name of the vector) of the horizontal winds among `channels`.
 
-    Two components belong together if they have the same level and mask, and names that differ in one letter only (u10,
-    10u, 10m_u_component_of_wind). The vector's name has ``wind`` in place of that letter. A component is recognised by
-    its standard_name, or by a usual name where the data have none.
+    Two components belong together if they have the same level and mask, and names that differ in one letter only, such
+    as u10 and v10. The name of the vector has ``wind`` in place of that letter. A component is recognised by its
+    standard_name or, without one, by a usual name (u10, 10u, 10m_u_component_of_wind).
 
     Args:
         channels: the channels.
-        attributes: variable -> attributes of the data.
-        masks: variable -> (H, W) bool, True where missing.
+        attributes: variable -> its attributes, of which ``standard_name`` is used.
+        masks: variable -> (H, W) bool, True where it is always missing.
     """
     # Index of each northward component by the name and level of its vector.
     northward_index = {}
@@ -55,7 +55,7 @@ def wind_pairs(
 
 
 def _component(channel: Channel, attributes: Mapping[str, Mapping[str, str]]) -> str:
-    """Return ``u`` or ``v`` of a wind component, and "" of any other channel."""
+    """Return ``u`` or ``v`` for a channel that is a wind component, and "" for any other channel."""
     name = attributes.get(channel.variable, {}).get("standard_name", "")
     if name in _NO_STANDARD_NAME:
         name = channel.variable
@@ -63,5 +63,11 @@ def _component(channel: Channel, attributes: Mapping[str, Mapping[str, str]]) ->
 
 
 def _vector_names(variable: str) -> list[str]:
-    """Return the variable's name with ``wind`` in place of each of its letters in turn."""
-    return [f"{variable[:letter]}wind{variable[letter + 1 :]}" for letter in range(len(variable))]
+    """Return the names of vectors that a component may belong to.
+
+    They have ``wind`` in place of each letter of the name of the component in turn.
+    """
+    names = []
+    for letter in range(len(variable)):
+        names.append(f"{variable[:letter]}wind{variable[letter + 1 :]}")
+    return names

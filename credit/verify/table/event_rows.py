@@ -29,9 +29,9 @@ class EventResults:
 
     Attributes:
         events: the scored events.
-        event_statistics: name of each forecast but the climatology -> its statistics of these events.
-        precipitation: the scored channels of precipitation.
-        seeps_statistics: name of each forecast -> its statistics of these channels.
+        event_statistics: name of each forecast and baseline except the climatology -> its statistics of these events.
+        precipitation: the channels of SEEPS.
+        seeps_statistics: name of each forecast and baseline -> its statistics of these channels.
     """
 
     events: Sequence[Event] = ()
@@ -63,7 +63,9 @@ class EventResults:
         if self.precipitation:
             dims = ("forecast", "season", "channel", "lead", "region")
             rows = [precipitation.channel for precipitation in self.precipitation]
-            statistics = {name: (seeps, rows) for name, seeps in self.seeps_statistics.items()}
+            statistics = {}
+            for name, seeps in self.seeps_statistics.items():
+                statistics[name] = (seeps, rows)
             scores = compute_seasonal_scores(statistics, forecasts, (SEEPS,), num_channels, leads, seasons)
             if np.isfinite(scores[SEEPS]).any():
                 for name, values in scores.items():
@@ -73,7 +75,10 @@ class EventResults:
     def compare(
         self, forecasts: Sequence[str], num_channels: int, leads: np.ndarray, seasons: Mapping[str, np.ndarray]
     ) -> dict[str, tuple[str, dict[str, np.ndarray]]]:
-        """Return score -> dimension and results of `credit.verify.significance.comparison.compare_with_references`.
+        """Return name of a score -> (dimension of its rows, results of the comparison).
+
+        The results are those of `credit.verify.significance.comparison.compare_with_references`. Arguments are those of
+        `variables`.
 
         For events, the Brier score is compared. The Brier skill score needs no comparison of its own: it is measured
         against the same climatology for all forecasts, so its differences have the same significance.
@@ -94,18 +99,23 @@ class EventResults:
             statistics = {name: (self.seeps_statistics[name], rows) for name in forecasts}
             results = compare_with_references(statistics, seasons, leads, _seeps_of_cases)
             if np.isfinite(results["difference"]).any():
-                by_channel = {name: self._to_channels(values, num_channels) for name, values in results.items()}
+                by_channel = {}
+                for name, values in results.items():
+                    by_channel[name] = self._to_channels(values, num_channels)
                 comparisons[SEEPS] = "channel", by_channel
         return comparisons
 
     def compare_fair(
         self, forecasts: Sequence[str], leads: np.ndarray, seasons: Mapping[str, np.ndarray]
     ) -> dict[str, np.ndarray] | None:
-        """Return the comparison by the fair Brier score, over events.
+        """Return the comparison by the fair Brier score, with events as rows; arguments as of `variables`.
 
-        It is for ensembles of different size. Of equal size it says the same as the Brier score, so it is not a row of
-        the scorecard. Single forecasts have none, so of the baselines the climatology is the only opponent. None if
-        there are no events, or the model is a single forecast.
+        It is for ensembles of different size. For equal size it says the same as the Brier score, so it is not a row of
+        the scorecard. Single forecasts have no fair score, so the climatology is the only opponent among the baselines.
+
+        Returns:
+            The results of `credit.verify.significance.comparison.compare_with_references`; None if there are no events,
+            or if the model is a single forecast.
         """
         if not self.events or self.event_statistics["model"].num_members == 1:
             return None
@@ -116,36 +126,52 @@ class EventResults:
         )
 
     def coordinates(self, channels: Sequence[Channel]) -> dict[str, tuple[str, list] | list[str]]:
-        """Return the coordinates of the dimension event."""
+        """Return the coordinates of the dimension event, empty without events.
+
+        Args:
+            channels: the scored channels.
+        """
         if not self.events:
             return {}
-        event_channels = [channels[event.channel] for event in self.events]
-        levels = [np.nan if channel.level is None else channel.level for channel in event_channels]
+        names = []
+        definitions = []
+        channel_names = []
+        variables = []
+        levels = []
+        for event in self.events:
+            channel = channels[event.channel]
+            names.append(event.name)
+            definitions.append(event.definition)
+            channel_names.append(channel.name)
+            variables.append(channel.variable)
+            # A number array has NaN for a channel without a level.
+            levels.append(np.nan if channel.level is None else channel.level)
         return {
-            "event": [event.name for event in self.events],
-            "event_definition": ("event", [event.definition for event in self.events]),
-            "event_channel": ("event", [channel.name for channel in event_channels]),
-            "event_variable": ("event", [channel.variable for channel in event_channels]),
+            "event": names,
+            "event_definition": ("event", definitions),
+            "event_channel": ("event", channel_names),
+            "event_variable": ("event", variables),
             "event_level": ("event", np.array(levels, dtype=np.float64)),
-            "event_units": ("event", ["1"] * len(event_channels)),
+            "event_units": ("event", ["1"] * len(names)),
         }
 
     def _statistics_with_climatology(self) -> dict[str, tuple[EventStatistics, Sequence[int]]]:
-        """Return name of each forecast -> its statistics and the indices of its events, which are all of them."""
+        """Return name of each forecast and baseline -> its statistics, and the indices of all events as their rows."""
         # The climatology forecasts its probability. As a field of means it would never forecast a rare event.
         climatology = self.event_statistics["model"].of_climatology()
         statistics = {**self.event_statistics, "climatology": climatology}
         return {name: (events, range(len(self.events))) for name, events in statistics.items()}
 
     def _to_channels(self, values: np.ndarray, num_channels: int) -> np.ndarray:
-        """Return (references, seasons, C, L, R) of values for the channels that are precipitation."""
+        """Return values by SEEPS channel as (references, seasons, C, L, R), NaN for all other channels."""
         by_channel = np.full((*values.shape[:2], num_channels, *values.shape[3:]), np.nan)
         by_channel[:, :, [precipitation.channel for precipitation in self.precipitation]] = values
         return by_channel
 
     def _diagram(self, forecasts: Sequence[str]) -> Variables:
         """Return the reliability diagrams of all cases; smaller ensembles have NaN at the last probabilities."""
-        num_probabilities = max(events.num_members for events in self.event_statistics.values()) + 1
+        most_members = max(events.num_members for events in self.event_statistics.values())
+        num_probabilities = most_members + 1
         _, num_leads, num_events, num_regions = self.event_statistics["model"].brier.shape
         shape = len(forecasts), num_events, num_leads, num_regions, num_probabilities
         forecast_frequency = np.full(shape, np.nan)
@@ -164,8 +190,13 @@ class EventResults:
         }
 
     def _diagram_points(self, forecasts: Sequence[str], leads: np.ndarray) -> Variables:
-        """Return the points of the diagrams as they are drawn, with intervals; of few members the last are NaN."""
-        statistics = {name: ReliabilityStatistics.build(events) for name, events in self.event_statistics.items()}
+        """Return the points of the diagrams as they are drawn, with the intervals of the observed frequency.
+
+        Forecasts with fewer points than others have NaN at the last points.
+        """
+        statistics = {}
+        for name, events in self.event_statistics.items():
+            statistics[name] = ReliabilityStatistics.build(events)
         num_events = len(self.events)
         num_regions = self.event_statistics["model"].brier.shape[-1]
         num_points = max(points.frequency.shape[2] for points in statistics.values()) // num_events
@@ -185,6 +216,6 @@ class EventResults:
 
 
 def _seeps_of_cases(statistics: SeepsStatistics, is_selected: np.ndarray) -> np.ndarray:
-    """Return the penalty of the selected cases over their mean area, (N, L, C, R), whose mean is SEEPS."""
+    """Return the penalty of the selected cases divided by their mean area, (cases, L, C, R); the mean is SEEPS."""
     with np.errstate(invalid="ignore"):
         return statistics.penalty[is_selected] / statistics.area[is_selected].mean(axis=0)

@@ -63,7 +63,11 @@ _LONG_NAMES = {
 
 
 def write_scores(dataset: xr.Dataset, path: Path) -> None:
-    """Write a table's dataset as netCDF, with a long name for every variable that has none.
+    """Write the dataset of a table as netCDF, with a long name for every variable that has none.
+
+    Args:
+        dataset: the scores, see `credit.verify.table.table.ScoreTable`.
+        path: path of the file.
 
     Raises:
         OSError: if the file cannot be written.
@@ -83,7 +87,11 @@ def write_scores(dataset: xr.Dataset, path: Path) -> None:
 
 
 def long_name(name: str) -> str:
-    """Return the long name of a variable of scores.nc, that of its score with what its suffix or prefix means."""
+    """Return the long name of a variable of scores.nc.
+
+    It is the label of the score with the meaning of the suffix or prefix, such as "upper end of the 95 % interval of
+    the bias" for ``bias_high``.
+    """
     for suffix, words in _SUFFIXES.items():
         if name.endswith(suffix):
             return f"{words} {_lower_first(long_name(name.removesuffix(suffix)))}"

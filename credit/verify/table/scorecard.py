@@ -16,10 +16,10 @@ class ScorecardRow:
     """One score of a scorecard.
 
     Attributes:
-        name: name for people.
-        score: as in scores.csv, of winds as of channels: ``rmse``, ``crps``, ``seeps``, ``brier:NAME``.
-        row: index of its channel or, after all channels, of its wind.
-        index: index along its dimension channel, wind or event.
+        name: label of the row for readers, such as ``z500: CRPS``.
+        score: name of the score: ``rmse``, ``crps``, ``seeps`` or ``brier:EVENT``; the same for winds and channels.
+        row: index of the channel, or of the wind vector counted on after all channels.
+        index: index along the dimension channel, wind or event of the dataset.
         is_wind: True if that dimension is wind.
 
     Shapes: L lead times, R regions.
@@ -32,7 +32,12 @@ class ScorecardRow:
     is_wind: bool = False
 
     def values(self, table: ScoreTable, result: str) -> np.ndarray:
-        """Return a result of the comparison, ``difference``, ``significant``, ..., (references, seasons, L, R)."""
+        """Return a result of the comparison by this score, (references, seasons, L, R).
+
+        Args:
+            table: the scores.
+            result: ``difference``, ``significant`` or another result of the comparison.
+        """
         name = comparison_name(self.score.partition(":")[0], result)
         if self.is_wind:
             name = f"wind_{name}"
@@ -40,7 +45,7 @@ class ScorecardRow:
 
 
 def scorecard_rows(table: ScoreTable) -> list[ScorecardRow]:
-    """Return the rows in their order; those of RMSE come first, in the order of channels and winds."""
+    """Return the rows of the scorecard of a table; those of RMSE come first, in the order of channels and winds."""
     data = table.dataset
     channels = table.channels
     # Names of the winds, with the level if they have one.

@@ -16,7 +16,9 @@ from credit.verify.table.table import SHORT_WAVES, ScoreTable
 
 
 def add_spectra(table: ScoreTable, spectra: FieldsByChannelAndLead, forecasts: Sequence[str]) -> None:
-    """Add these variables to a table if there are spectra:
+    """Add the power spectra to a table, if there are any.
+
+    They are these variables:
 
     - ``power``: power in ``spectrum_units``, dimensions (forecast, spectrum_channel, spectrum_lead, wavenumber);
     - ``power_truth``: power of the truth in the same units and dimensions, without forecast;
@@ -28,7 +30,7 @@ def add_spectra(table: ScoreTable, spectra: FieldsByChannelAndLead, forecasts: S
         table: the scores.
         spectra: (channel, lead in minutes) -> powers by total wavenumber, (K,) each, of the truth and then of each of
             `forecasts`, means over all cases; NaN of a forecast without the channel.
-        forecasts: the forecasts of the table that have spectra.
+        forecasts: names of the forecasts of the table that have spectra.
     """
     if not spectra:
         return
@@ -37,8 +39,11 @@ def add_spectra(table: ScoreTable, spectra: FieldsByChannelAndLead, forecasts: S
     channels_with_spectra = {channel for channel, _ in spectra}
     channels = [name for name in table.channels if name in channels_with_spectra]
     leads = sorted({lead for _, lead in spectra})
-    # Channels, lead times, truth and forecasts, wavenumbers.
-    spectra_CLFK = np.array([[spectra[name, lead] for lead in leads] for name in channels])
+    spectra_by_channel = []
+    for name in channels:
+        spectra_by_channel.append([spectra[name, lead] for lead in leads])
+    # The truth is the first of the forecasts.
+    spectra_CLFK = np.array(spectra_by_channel)
     truth_CLK = spectra_CLFK[:, :, 0]
     wavenumbers = np.arange(spectra_CLFK.shape[-1], dtype=np.int32)
     power_FCLK = np.full((len(table.forecasts), *truth_CLK.shape), np.nan)
@@ -78,6 +83,6 @@ def add_spectra(table: ScoreTable, spectra: FieldsByChannelAndLead, forecasts: S
 
 
 def is_among_shortest_third(wavenumbers: np.ndarray) -> np.ndarray:
-    """Return a mask of the shortest third of the waves among total wavenumbers 0, 1, 2, ...: 15 to 21 of 21."""
+    """Return a mask (K,) of the shortest third of the waves, for example 15 to 21 of the total wavenumbers 0 to 21."""
     num_waves = len(wavenumbers) - 1
     return wavenumbers > num_waves - num_waves // 3

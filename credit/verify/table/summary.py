@@ -36,10 +36,11 @@ class SummaryRow:
         channel: name of the channel.
         units: units of the channel and of its RMSE.
         lead_hours: lead time in hours.
-        rmse: name of each forecast -> RMSE, NaN where it has none.
-        ratio: RMSE of the model over that of the reference, without unit; NaN where there is none.
+        rmse: name of each forecast -> its RMSE, NaN if it has none.
+        ratio: RMSE of the model divided by that of the reference, without unit; NaN if one of them has none.
         significant: True if the difference is significant.
-        n_eff: number of independent cases whose mean would be as uncertain; NaN where it is not known.
+        n_eff: effective number of cases: the number of independent cases whose mean would be as uncertain; NaN if it is
+            not known.
     """
 
     channel: str
@@ -52,9 +53,9 @@ class SummaryRow:
 
 
 def headline_channels(table: ScoreTable) -> list[str]:
-    """Return the headline channels of a table, or its first channels if it has none of them.
+    """Return the headline channels of a table, or its first six channels if it has no headline channel.
 
-    These are z500, t850, t2m, the 10 m wind, mean sea level pressure, q700 and precipitation.
+    Headline channels are z500, t850, t2m, the 10 m wind, mean sea level pressure, q700 and precipitation.
     """
     # In the order of the list rather than of the config, so that tables of different runs look alike.
     channels = []
@@ -64,7 +65,7 @@ def headline_channels(table: ScoreTable) -> list[str]:
 
 
 def summary_forecasts(reference: str | None) -> tuple[str, ...]:
-    """Return the forecasts of a summary: the model and its reference, or the model and the baselines."""
+    """Return the forecasts of a summary: the model and its reference or, if that is None, the model and baselines."""
     if reference is None:
         return ("model", *BASELINES)
     return ("model", reference)
@@ -92,11 +93,14 @@ def summarize(
         n_eff = table.comparison("n_eff", channel, opponent)
         for hours in leads:
             index = table.lead_hours.index(hours)
+            rmse = {}
+            for name in summary_forecasts(reference):
+                rmse[name] = table.score(name, channel, hours)
             row = SummaryRow(
                 channel=channel,
                 units=table.units(channel),
                 lead_hours=hours,
-                rmse={name: table.score(name, channel, hours) for name in summary_forecasts(reference)},
+                rmse=rmse,
                 ratio=float(1 + difference[index]),
                 significant=bool(significant[index]),
                 n_eff=float(n_eff[index]),
@@ -115,12 +119,13 @@ def summary_document(table: ScoreTable, reference: str | None, files: dict[str, 
     """
     rows = []
     for row in summarize(table, table.channels, table.lead_hours, reference):
+        rmse = {name: _finite_or_none(value) for name, value in row.rmse.items()}
         rows.append(
             {
                 "channel": row.channel,
                 "units": row.units,
                 "lead_hours": row.lead_hours,
-                "rmse": {name: _finite_or_none(value) for name, value in row.rmse.items()},
+                "rmse": rmse,
                 "ratio": _finite_or_none(row.ratio),
                 "significant": row.significant,
                 "n_eff": _finite_or_none(row.n_eff),
@@ -143,5 +148,7 @@ def summary_document(table: ScoreTable, reference: str | None, files: dict[str, 
 
 
 def _finite_or_none(value: float) -> float | None:
-    """Return a number, None if it is not finite, which JSON does not have."""
-    return value if math.isfinite(value) else None
+    """Return a number, or None for one that is not finite, which JSON cannot hold."""
+    if not math.isfinite(value):
+        return None
+    return value

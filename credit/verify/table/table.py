@@ -71,7 +71,7 @@ class ScoreTable:
 
     Attributes:
         dataset: the scores, in physical units, NaN where there is no score. See below for its variables.
-        forecasts: names of the forecasts.
+        forecasts: names of the forecasts and baselines.
         channels: names of the channels.
         lead_hours: lead times in hours, increasing.
         regions: names of the regions.
@@ -100,7 +100,9 @@ class ScoreTable:
         self.lead_hours: list[float] = dataset["lead"].values.tolist()
         self.regions: list[str] = dataset["region"].values.tolist()
         self.seasons: list[str] = dataset["season"].values.tolist()
-        self.events: list[str] = dataset["event"].values.tolist() if "event" in dataset else []
+        self.events: list[str] = []
+        if "event" in dataset:
+            self.events = dataset["event"].values.tolist()
 
     @property
     def n_cases(self) -> int:
@@ -128,10 +130,10 @@ class ScoreTable:
         return str(self.dataset[attribute].values[self.forecasts.index(forecast)])
 
     def display_name(self, name: str) -> str:
-        """Return the name of a forecast, reference or region for people.
+        """Return the name that figures and reports show for a forecast, a reference or a region.
 
-        The run's own forecasts, ``model`` in the files, are called by the name of their experiment; other forecasts by
-        the name that the user gave them; baselines and regions by theirs in words.
+        For the forecasts of the run, ``model`` in the files, it is the name of their experiment. For other forecasts it
+        is the name that the user gave them, and for baselines and regions their name in words.
         """
         if name == "model":
             return self._model_name()
@@ -142,7 +144,7 @@ class ScoreTable:
         return name
 
     def _model_name(self) -> str:
-        """Return the name for people of the run's own forecasts."""
+        """Return the name that figures and reports show for the forecasts of the run."""
         experiment = ""
         if "experiment" in self.dataset:
             experiment = self.forecast_attribute("experiment", "model")
@@ -155,9 +157,9 @@ class ScoreTable:
         return experiment
 
     def warnings(self) -> list[str]:
-        """Return sentences on scores that are missing, and on what makes the forecasts unequal."""
+        """Return sentences on missing scores, and on differences between the forecasts that make comparisons unfair."""
         warnings = []
-        # What has no scores, or was seen in training.
+        # Requested lead times without scores, and test periods that weights were trained on.
         for key in (SEEN_PERIODS, MISSING_LEADS):
             text = self.dataset.attrs.get(key)
             if text:
@@ -190,8 +192,9 @@ class ScoreTable:
         self, forecast: str, channel: str, lead_hours: float, metric: str = "rmse", region: str = "global",
         season: str = ALL_SEASONS,
     ) -> float:  # fmt: skip
-        """Return one score at one lead time, NaN where there is none; see `scores_by_lead`."""
-        return float(self.scores_by_lead(forecast, channel, metric, region, season)[self.lead_hours.index(lead_hours)])
+        """Return one score at one lead time in hours, NaN where there is none; see `scores_by_lead`."""
+        scores_L = self.scores_by_lead(forecast, channel, metric, region, season)
+        return float(scores_L[self.lead_hours.index(lead_hours)])
 
     def scores_by_lead(
         self, forecast: str, channel: str, metric: str = "rmse", region: str = "global", season: str = ALL_SEASONS
@@ -200,8 +203,8 @@ class ScoreTable:
 
         Args:
             forecast: name of the forecast.
-            channel: name of the channel; it does not count for an event.
-            metric: name of the metric, of an event as in scores.csv, ``brier:NAME``.
+            channel: name of the channel; ignored for the metric of an event.
+            metric: name of the metric, for an event with the name of the event: ``brier:EVENT``.
             region: name of the region.
             season: name of the season.
 
@@ -217,14 +220,14 @@ class ScoreTable:
     def comparison(
         self, result: str, channel: str, reference: str = BEST_BASELINE, region: str = "global"
     ) -> np.ndarray:
-        """Return ``rmse_difference``, ``p_value``, ``n_eff`` or ``significant`` at every lead time, (L,).
+        """Return a result of the comparison of the model with a reference at every lead time, (L,).
 
-        Those of CRPS, SEEPS and Brier scores are called ``crps_p_value``, ``seeps_p_value`` and, with the event,
-        ``brier_p_value:NAME``. Values are of all seasons, NaN where nothing was compared.
+        Values are of all seasons, and NaN where nothing was compared.
 
         Args:
-            result: name of the result.
-            channel: name of the channel; it does not count for an event.
+            result: ``rmse_difference``, ``p_value``, ``n_eff`` or ``significant`` for RMSE. For CRPS, SEEPS and Brier
+                scores it is ``crps_p_value``, ``seeps_p_value``, ``brier_p_value:EVENT`` and so on.
+            channel: name of the channel; ignored for the result of an event.
             reference: name of the forecast with which the model is compared.
             region: name of the region.
         """
@@ -237,8 +240,12 @@ class ScoreTable:
     def ratio_to_best_baseline(
         self, channel: str, lead_hours: float, region: str = "global", season: str = ALL_SEASONS
     ) -> float:
-        """Return the model's RMSE over that of the best baseline; below 1 is better than all of them."""
-        best = min(self.score(name, channel, lead_hours, "rmse", region, season) for name in BASELINES)
+        """Return the RMSE of the model divided by that of the best baseline, NaN if the latter is 0.
+
+        Below 1 the model is better than all baselines. Arguments are those of `score`.
+        """
+        baseline_scores = [self.score(name, channel, lead_hours, "rmse", region, season) for name in BASELINES]
+        best = min(baseline_scores)
         model = self.score("model", channel, lead_hours, "rmse", region, season)
         if best <= 0:
             return float("nan")
@@ -260,7 +267,7 @@ class ScoreTable:
         # Blocks are longer at longer lead times, so there are fewer of them.
         fewest = min(self.n_blocks)
         most = max(self.n_blocks)
-        blocks = f"{most} {'block' if most == 1 else 'blocks'}"
+        blocks = "1 block" if most == 1 else f"{most} blocks"
         if fewest < most:
             blocks += f" at the first lead time and {fewest} at the last"
         text = f"The initial times make {blocks}, each at least 5 days long and 2 days longer than the lead time. "
@@ -330,7 +337,8 @@ class ScoreTable:
         hours = [f"{lead:g}" for lead in self.lead_hours]
         n_cases = data["n_cases"].values.tolist()
         n_blocks = data["n_blocks"].values.tolist()
-        attributes_by_forecast = list(zip(*(data[name].values.tolist() for name in FORECAST_ATTRIBUTES), strict=True))
+        attribute_columns = [data[name].values.tolist() for name in FORECAST_ATTRIBUTES]
+        attributes_by_forecast = list(zip(*attribute_columns, strict=True))
         common_attributes = tuple(data.attrs[name] for name in COMMON_ATTRIBUTES)
         # Lists of Python numbers are faster to go through one by one than arrays.
         values = data[variable].values
@@ -351,9 +359,11 @@ class ScoreTable:
             )  # fmt: skip
 
     def _row_labels(self, metric: str, prefix: str) -> list[tuple[tuple[str, str, str], str]]:
-        """Return ((variable, level, level units), units) of the channels, events or winds."""
+        """Return ((variable, level, level units), units of the metric) of each channel, event or wind, as texts."""
         data = self.dataset
-        variables, levels, units = (data[prefix + name].values.tolist() for name in ("variable", "level", "units"))
+        variables = data[f"{prefix}variable"].values.tolist()
+        levels = data[f"{prefix}level"].values.tolist()
+        units = data[f"{prefix}units"].values.tolist()
         labels = []
         for variable, level, row_units in zip(variables, levels, units, strict=True):
             level_label = ("", "")
@@ -365,5 +375,7 @@ class ScoreTable:
 
 
 def _format_number(value: float) -> str:
-    """Return a number with eight digits, "" for NaN."""
-    return "" if np.isnan(value) else f"{value:.8g}"
+    """Return a number with eight digits as text, "" for NaN."""
+    if np.isnan(value):
+        return ""
+    return f"{value:.8g}"

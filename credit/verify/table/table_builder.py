@@ -27,7 +27,7 @@ from credit.verify.table.table import CORRELATIONS, ENSEMBLE_METRICS, METRICS, R
 
 # Name of a variable of scores.nc -> its dimensions and values.
 Variables = dict[str, tuple[tuple[str, ...], np.ndarray]]
-# Forecast -> its statistics and the indices of their rows.
+# Name of a forecast -> its statistics, and the indices of their rows in the table.
 StatisticsByForecast = Mapping[str, tuple[DeterministicStatistics, Sequence[int]]]
 
 
@@ -46,12 +46,18 @@ class TableRows:
     attributes: Mapping[str, Mapping[str, str]]
 
     def coordinates(self) -> dict[str, tuple[str, list] | list[str]]:
-        """Return the coordinates of the dimensions channel and wind, NaN as the level of a channel without one."""
-        units = [str(self.attributes.get(channel.variable, {}).get("units", "")) for channel in self.channels]
-        variables = [channel.variable for channel in self.channels]
-        levels = [np.nan if channel.level is None else channel.level for channel in self.channels]
+        """Return the coordinates of the dimensions channel and wind; the level is NaN for a channel without one."""
+        names = []
+        variables = []
+        levels = []
+        units = []
+        for channel in self.channels:
+            names.append(channel.name)
+            variables.append(channel.variable)
+            levels.append(np.nan if channel.level is None else channel.level)
+            units.append(str(self.attributes.get(channel.variable, {}).get("units", "")))
         coordinates = {
-            "channel": [channel.name for channel in self.channels],
+            "channel": names,
             "variable": ("channel", variables),
             "level": ("channel", np.array(levels, dtype=np.float64)),
             "units": ("channel", units),
@@ -98,13 +104,14 @@ def build_table(
     """Return the table of scores.
 
     Args:
-        statistics: forecast -> its statistics and the indices of their rows; all of the same cases; ``model`` has every
-            row.
+        statistics: name of a forecast or baseline -> its statistics, and the indices of their rows. All are of the same
+            cases, and ``model`` has every row.
         axes: rows, lead times, seasons and regions.
         attributes: global attributes: ``n_cases``, ``level_units`` and others that describe the scores.
-        histograms: forecast -> rank histograms of its channels, of the ensembles.
+        histograms: name of an ensemble -> rank histograms of its channels; None without ensembles.
         events: results of events and precipitation; None if there are none.
-        forecast_attributes: forecast -> attributes of its run, see `credit.verify.report.metadata.describe_forecasts`.
+        forecast_attributes: name of a forecast -> global attributes of its files, see
+            `credit.verify.report.metadata.describe_forecasts`.
     """
     events = events or EventResults()
     forecasts = list(statistics)
@@ -115,8 +122,10 @@ def build_table(
         variables |= _rank_variables(histograms, statistics, axes)
     variables |= events.variables(forecasts, axes.num_channels, axes.leads, axes.seasons)
 
-    # What the forecasts are, and how many cases the scores have.
-    num_members = {name: forecast_statistics.num_members for name, (forecast_statistics, _) in statistics.items()}
+    # Attributes of the forecasts, and numbers of cases and blocks.
+    num_members = {}
+    for name, (forecast_statistics, _) in statistics.items():
+        num_members[name] = forecast_statistics.num_members
     for name, values in describe_forecasts(num_members, forecast_attributes or {}).items():
         variables[name] = ("forecast", values)
     variables["n_cases"] = ("season", [int(is_in_season.sum()) for is_in_season in axes.seasons.values()])
@@ -173,10 +182,16 @@ def _has_ensemble(statistics: StatisticsByForecast) -> bool:
 def _comparisons(
     statistics: StatisticsByForecast, axes: TableAxes, events: EventResults, n_blocks: np.ndarray
 ) -> Variables:  # fmt: skip
-    """Return the paired tests of the model.
+    """Return the results of the paired tests of the model against all references.
 
-    RMSE, CRPS, SEEPS and Brier scores make the scorecard and share its false discovery rate. A fair score says the same
-    of ensembles of equal size as the plain one, so each has a false discovery rate of its own.
+    The tests of RMSE, CRPS, SEEPS and Brier scores make the scorecard and are adjusted together. Those of each fair
+    score are adjusted on their own, because a fair score says the same as the plain one for ensembles of equal size.
+
+    Args:
+        statistics: as in `build_table`.
+        axes: rows, lead times, seasons and regions.
+        events: results of events and precipitation.
+        n_blocks: (seasons, L) number of blocks.
     """
 
     def compare_rows(
@@ -213,7 +228,14 @@ def _comparisons(
 
 
 def _split_rows(name: str, dim: str, values: np.ndarray, num_channels: int) -> Variables:
-    """Return the variables of (references, seasons, X, L, R); `dim` "row" stands for channels, then winds."""
+    """Return the variables of scores.nc that hold a result of the comparison.
+
+    Args:
+        name: name of the variable for channels or events.
+        dim: dimension of the rows of `values`: ``channel``, ``event``, or ``row`` for channels followed by winds.
+        values: (references, seasons, rows, L, R) values.
+        num_channels: number of channels.
+    """
     if dim == "row":
         values_by_name = {
             name: ("channel", values[:, :, :num_channels]),
@@ -233,7 +255,8 @@ def _rank_variables(
 ) -> Variables:  # fmt: skip
     """Return the rank histograms and their metrics, of all seasons; smaller ensembles have NaN at the last ranks."""
     num_forecasts = len(statistics)
-    num_ranks = max(histogram.num_members for histogram in histograms.values()) + 1
+    most_members = max(histogram.num_members for histogram in histograms.values())
+    num_ranks = most_members + 1
     _, num_leads, _, num_regions = statistics["model"][0].error.shape
     frequency = np.full((num_forecasts, axes.num_channels, num_leads, num_regions, num_ranks), np.nan)
     shape = num_forecasts, len(axes.seasons), axes.num_channels, num_leads, num_regions
