@@ -98,7 +98,6 @@ def score_forecasts(
         DataError: with all differences of forecasts and truth that forbid scoring, before anything is computed.
         ConfigError: if the climatology cannot be computed.
     """
-    # Find the lead times and cases that all forecasts share.
     share = share or WorkShare()
     splits = build_splits(config.data, reader.calendar)
     test = splits["test"]

@@ -76,7 +76,6 @@ def load_climatology(
     file = _ClimatologyFile(dataset, str(path), conf, data, attributes)
     num_days = file.count_days(calendar.name)
     day_minutes = file.read_day_minutes()
-    # Each variable is found once, with the levels of all its channels.
     rows_of_variable: dict[str, list[int]] = {}
     for row, channel in enumerate(channels):
         rows_of_variable.setdefault(channel.variable, []).append(row)
@@ -87,9 +86,7 @@ def load_climatology(
         mismatch = file_grid.describe_mismatch(variable.grid)
         if mismatch:
             raise DataError(f"{path}: its variables are on different grids: {mismatch}")
-    mismatch = None
-    if grid is not None:
-        mismatch = grid.describe_mismatch(file_grid)
+    mismatch = grid.describe_mismatch(file_grid) if grid is not None else None
     if mismatch:
         raise DataError(
             f"{path}: its grid is not that of the data: {mismatch}; verification.grid brings both to one, or take a "

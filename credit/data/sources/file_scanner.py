@@ -145,8 +145,8 @@ class FileScanner:
             name_in_file: its name in the file.
 
         Raises:
-            DataError: for values that are not numbers; unknown dimensions; missing levels, or levels without
-                coefficients; a grid, a calendar or units that do not fit.
+            DataError: for values that are not numbers, unknown dimensions, missing levels or coefficients, or a grid, a
+                calendar or units that do not fit.
             ConfigError: for ``units`` in the config that are not known, or if cf-units is needed and not installed.
         """
         variable = self._dataset.variables[name_in_file]
@@ -171,7 +171,6 @@ class FileScanner:
             self._coordinates, dims, method, vector, self._origin
         )
         times, window_bounds = self._read_times(dims)
-        # Conversion to the units of the config, in which the step of packed integers is then given, too.
         conversion = None
         if options.units is not None:
             source_units = attributes.get("units", "")

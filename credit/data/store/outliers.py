@@ -66,7 +66,7 @@ def find_outliers(
     tracers are almost always 0 on some levels.
 
     An outlier is more than 1000 times the scale from the usual value. A variable that is 0 at most times has no scale
-    and is not judged. With fewer than 10 times, nothing is judged.
+    and is not judged; with fewer than 10 times, nothing is judged.
 
     Args:
         moments_T5C: (T, 5, C) float64: count, mean, sum of squared deviations, minimum and maximum of each field (see
@@ -98,9 +98,7 @@ def find_outliers(
     outliers: dict[int, Outlier] = {}
     is_far_TC = np.maximum(below_TC, above_TC) > _MAX_DEVIATIONS * scale_C
     for time, row in np.argwhere(is_far_TC & (scale_C > 0) & is_judged_C):
-        value = maximum[time, row]
-        if below_TC[time, row] > above_TC[time, row]:
-            value = minimum[time, row]
+        value = minimum[time, row] if below_TC[time, row] > above_TC[time, row] else maximum[time, row]
         usual = center_C[row]
         channel = channels[row]
         deviations = abs(value - usual) / scale_C[row]

@@ -242,7 +242,6 @@ def plot_scorecard(table: ScoreTable, reference: str, regions: Sequence[str]) ->
         axis.set_visible(False)
     axes[0, 0].set_yticks(y_edges[:-1] + 0.5, [row.name for row in rows])
     axes[0, 0].invert_yaxis()
-    # Rows of other scores come last and name their score.
     score = "RMSE" if rows[-1].score == "rmse" else "RMSE or score named"
     figure.colorbar(
         mesh,

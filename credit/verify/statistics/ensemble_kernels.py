@@ -43,8 +43,7 @@ def member_sums(
         truth_P: truth of that channel.
         valid_P: bool; cells with False do not count, whatever their values.
         segments: the S segments.
-        out: (4 + M, S) output: sums over cells of the absolute errors of all members, of D, of the unbiased variance
-            over members, and of the frequency of each rank 0 to M.
+        out: (4 + M, S) output: sums of absolute errors of all members, D, unbiased variance, and each rank 0 to M.
     """
     segment_starts, segment_stops = segments
     num_members = members_MCP.shape[0]

@@ -160,8 +160,7 @@ def compute_error_moments(
     def sum_group(channels: np.ndarray, channel_sums: np.ndarray, vector_sums: np.ndarray) -> None:
         scale = np.float32(1)
         if len(vector_sums):
-            components = [area_mean.channel_values(reference.truth, channel) for channel in channels]
-            scale = choose_wind_scale(components)
+            scale = choose_wind_scale([area_mean.channel_values(reference.truth, channel) for channel in channels])
         error_sums(inputs, channels, scale, area_mean.segments, channel_sums, vector_sums)
         # Squares of very large or very small winds do not fit float32; such winds are summed again in float64.
         if not np.isfinite(vector_sums).all():

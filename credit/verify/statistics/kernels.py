@@ -177,12 +177,10 @@ def error_sums(
 
     Args:
         inputs: the fields.
-        channels: (1,) index of a channel, or (2,) indices of the components of a wind vector.
-        scale: power of two that brings winds to a size whose squares float32 holds. Lengths are infinite for winds that
-            remain too large.
+        channels: (1,) index of a channel or (2,) indices of the components of a vector.
+        scale: power of two that brings winds to a size whose squares float32 holds; lengths beyond it are infinite.
         segments: the S segments.
-        out: (channels, K, S) output: sums of the truth, of each forecast and, with the baselines, of damped
-            persistence. The order within each is that of the constants at the top of this file.
+        out: (channels, K, S) output: sums of the truth, each forecast and, with the baselines, damped persistence.
         lengths: (L, S) output: sums of lengths of each forecast and, with the baselines, of damped persistence and
             climatology; (0, S) for a single channel.
     """
@@ -190,7 +188,6 @@ def error_sums(
     segment_starts, segment_stops = segments
     num_forecasts = len(forecasts)
     has_baselines = len(initial_anomaly) > 0
-    # With the baselines, damped persistence and climatology follow the forecasts.
     num_fields = num_forecasts + 2 if has_baselines else num_forecasts
     damped_row = NUM_TRUTH_SUMS + NUM_FORECAST_SUMS * num_forecasts
     # Values of one block of cells, (component, cell), which stay in the processor's cache.

@@ -16,9 +16,7 @@ from credit.verify.table.table import SHORT_WAVES, ScoreTable
 
 
 def add_spectra(table: ScoreTable, spectra: FieldsByChannelAndLead, forecasts: Sequence[str]) -> None:
-    """Add the power spectra to a table, if there are any.
-
-    They are these variables:
+    """Add the power spectra to a table, if there are any, as these variables:
 
     - ``power``: power in ``spectrum_units``, dimensions (forecast, spectrum_channel, spectrum_lead, wavenumber);
     - ``power_truth``: power of the truth in the same units and dimensions, without forecast;
@@ -39,11 +37,8 @@ def add_spectra(table: ScoreTable, spectra: FieldsByChannelAndLead, forecasts: S
     channels_with_spectra = {channel for channel, _ in spectra}
     channels = [name for name in table.channels if name in channels_with_spectra]
     leads = sorted({lead for _, lead in spectra})
-    spectra_by_channel = []
-    for name in channels:
-        spectra_by_channel.append([spectra[name, lead] for lead in leads])
-    # The truth is the first of the forecasts.
-    spectra_CLFK = np.array(spectra_by_channel)
+    # Channels, lead times, truth and forecasts, wavenumbers.
+    spectra_CLFK = np.array([[spectra[name, lead] for lead in leads] for name in channels])
     truth_CLK = spectra_CLFK[:, :, 0]
     wavenumbers = np.arange(spectra_CLFK.shape[-1], dtype=np.int32)
     power_FCLK = np.full((len(table.forecasts), *truth_CLK.shape), np.nan)

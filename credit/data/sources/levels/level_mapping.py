@@ -57,8 +57,8 @@ class LevelResolver:
     ) -> tuple[tuple[int, ...] | None, LevelMapping | None]:
         """Return the indices in a file of the levels to read, and their mapping to the levels of the run.
 
-        The indices are None if the levels are to be matched by value. The mapping is None if the fields are used as
-        they are, without interpolation and without a formula that needs the pressure.
+        The indices are None if the levels are to be matched by value. The mapping is None if neither interpolation nor
+        a formula needs it.
 
         Args:
             dataset: the file.
@@ -83,9 +83,7 @@ class LevelResolver:
         needs_pressure = kind in ("relative_humidity", "relative_humidity_water")
         # A source without `vertical` has the levels of the run.
         if vertical is None:
-            if needs_pressure:
-                return None, self._map_pressure_levels(request, number)
-            return None, None
+            return None, self._map_pressure_levels(request, number) if needs_pressure else None
         is_interpolated = conf.level_units != "model_level" or self._run_levels is not None
         if not (is_interpolated or needs_ground or needs_pressure):
             return None, None
