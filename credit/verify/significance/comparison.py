@@ -31,8 +31,8 @@ Statistics = TypeVar("Statistics", bound=CaseStatistics)
 def comparison_name(score: str, result: str) -> str:
     """Return the name in scores.nc of a result of the comparison by a score.
 
-    The name begins with that of the score. For RMSE this holds only for ``rmse_difference`` and the ends of its interval;
-    the others are ``p_value``, ``n_eff`` and so on.
+    The name begins with that of the score. For RMSE this holds only for ``rmse_difference`` and the ends of its
+    interval; the other names are ``p_value``, ``n_eff`` and so on.
 
     Args:
         score: name of the score, such as ``rmse`` or ``brier``.
