@@ -48,7 +48,7 @@ def parse_duration(text: str | int | float, key: str = "duration") -> int:
 
 
 def format_duration(minutes: int) -> str:
-    """Return a duration in minutes as text in whole hours or, if there are none, in minutes: ``"6h"``, ``"30min"``."""
+    """Return a duration in minutes as text: ``"6h"`` if it is a whole number of hours, ``"90min"`` otherwise."""
     if minutes % 60 == 0:
         return f"{minutes // 60}h"
     return f"{minutes}min"
@@ -95,12 +95,14 @@ class Calendar:
         return int(cftime.date2num(date, TIME_UNITS, self.name))
 
     def parse_period_end(self, text: str, key: str = "time") -> int:
-        """Return the minutes of the end of a period: as `parse`, but a date without a time means its last minute.
+        """Return the minutes of the end of a period; a date without a time of day means the last minute of that day.
 
-        So ``2000-12-31`` includes the whole day, and ``2000-12-31T00:00`` only its first minute.
+        Args:
+            text: the time, for example ``2000-12-31`` or ``2000-12-31T18:00``.
+            key: config key of the time, for the error message.
 
         Raises:
-            ConfigError: as `parse`.
+            ConfigError: if the text is not a date of this calendar.
         """
         minutes = self.parse(text, key)
         has_time_of_day = "T" in str(text) or " " in str(text).strip()
@@ -149,7 +151,7 @@ class Calendar:
         return (_first_minute_of_year(self.name, 2002) - _first_minute_of_year(self.name, 2001)) // 1440
 
     def day_fraction(self, minutes: np.ndarray) -> np.ndarray:
-        """Return the fraction of the UTC day elapsed at `minutes` of any shape: in [0, 1), float64."""
+        """Return the elapsed fraction of the UTC day at `minutes`, in [0, 1), float64, of the same shape."""
         return np.mod(np.asarray(minutes, dtype=np.float64), 1440.0) / 1440.0
 
 

@@ -1,8 +1,11 @@
-"""Ordered channels of a model's input and output. Channels are counted nowhere else.
+"""Ordered channels of a model's input and output, the only place that defines their order.
 
-A channel is one variable on one level (or a 2-D variable). Four groups: ``prognostic`` (input and output, fed back in
-a rollout), ``diagnostic`` (output only), ``dynamic_forcing`` (input only, varies in time, read or computed) and
-``static`` (input only, constant).
+A channel is one variable on one level, or a 2-D variable. Each channel belongs to one of four groups:
+
+- ``prognostic``: input and output; a rollout feeds it back into the model.
+- ``diagnostic``: output only.
+- ``dynamic_forcing``: input only, varies in time, read from data or computed.
+- ``static``: input only, constant in time.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ INPUT_GROUPS = ("prognostic", "dynamic_forcing", "static")
 # Variables that `credit.data.samples.forcing` computes from time and place instead of reading them.
 COMPUTED_DYNAMIC = ("toa_incident_solar_radiation", "sin_year", "cos_year", "sin_day", "cos_day")
 COMPUTED_STATIC = ("sin_latitude", "sin_longitude", "cos_longitude")
-# Derived quantity -> its inputs -> the variable that is this input by default.
+# Derived quantity -> quantity that it is computed from -> variable that has this quantity by default.
 DERIVED_VARIABLE_INPUTS = {
     "geopotential": {"temperature": "t", "specific_humidity": "q"},
     "mean_sea_level_pressure": {"temperature": "t"},
@@ -135,7 +138,11 @@ class ChannelMap:
         return cls(channels, input_order)
 
     def group(self, group: str) -> tuple[Channel, ...]:
-        """Return the channels of one of `GROUPS`, in order; other names raise KeyError."""
+        """Return the channels of one group in order.
+
+        Raises:
+            KeyError: if `group` is not one of `GROUPS`.
+        """
         return self._by_group[group]
 
     def input_slice(self, group: str) -> slice:
@@ -200,6 +207,7 @@ class ChannelMap:
         """Return a description of how `other` differs from this map, None if they are the same."""
         if self == other:
             return None
+        # Report the groups whose channels differ; if none does, the groups must stand in another order in the input.
         mismatches = []
         for group in GROUPS:
             names = [channel.name for channel in self.group(group)]

@@ -1,6 +1,6 @@
 """Errors that a user can act on, and the nearest-name helper that their messages use.
 
-A message names the key or file, the value, the rule and a way out. Anything else that is raised is a defect of ours.
+A message names the key or file, the value, the rule and a remedy. Any other exception is a defect of this package.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ import difflib
 import os
 from collections.abc import Iterable
 
-# Likeness of `difflib`: twice the letters in common over all letters. One wrong letter of three gives 0.67; at 0.6 and
-# below, names that mean something else are alike by chance ("mode" and "folder").
+# Similarity of two names by `difflib`: twice the number of common letters divided by the number of all letters. One
+# wrong letter of three gives 0.67. At 0.6 and below, unrelated names are similar by chance ("mode" and "folder").
 _MIN_LIKENESS = 0.65
 
 
@@ -41,7 +41,7 @@ class CheckpointError(CreditError):
 
 
 def find_nearest(name: str, choices: Iterable[str]) -> str | None:
-    """Return the choice that shares most letters with `name`, None where none shares about two thirds of them."""
+    """Return the choice that is spelled most like `name`, None if no choice is similar enough (`_MIN_LIKENESS`)."""
     names = sorted({str(choice) for choice in choices})
     candidates = difflib.get_close_matches(str(name), names, n=max(len(names), 1), cutoff=_MIN_LIKENESS)
     if not candidates:
@@ -58,9 +58,15 @@ def find_nearest(name: str, choices: Iterable[str]) -> str | None:
 
 
 def did_you_mean(name: str, choices: Iterable[str]) -> str:
-    """Return the end of a message about a wrong name: the nearest choice or, where none is near, all choices.
+    """Return the end of an error message about a wrong name, which proposes other names.
 
-    For example ``'; did you mean "x"?'``; the empty string if there are no choices.
+    Args:
+        name: the wrong name.
+        choices: the allowed names.
+
+    Returns:
+        ``'; did you mean "x"?'`` with the nearest choice; ``'; choices are a, b'`` if no choice is similar; the empty
+        string if there are no choices.
     """
     names = sorted({str(choice) for choice in choices})
     nearest = find_nearest(name, names)

@@ -90,7 +90,7 @@ class LatLonGrid:
 
     @classmethod
     def equiangular(cls, rows: int, columns: int, poles: bool) -> LatLonGrid:
-        """Return the grid with equally spaced rows and columns; the first column is at longitude 0.
+        """Return the global grid with equally spaced rows and columns; the first column is at longitude 0.
 
         Args:
             rows: number of rows.
@@ -124,10 +124,11 @@ class LatLonGrid:
         return np.repeat(band_H[:, None] / len(self.lon), len(self.lon), axis=1)
 
     def masked_area_weights(self, valid_CHW: np.ndarray) -> np.ndarray:
-        """Return (C, H, W) cell areas as fractions of the valid area of each channel, float64, summing to 1 over each.
+        """Return (C, H, W) cell areas as fractions of the valid area of each channel, float64; each channel sums to 1.
 
         Args:
-            valid_CHW: (C, H, W) bool, False in cells that do not count; their weight is 0.
+            valid_CHW: (C, H, W) bool, False in cells that do not count. The weight of these cells is 0. Each channel
+                must have a valid cell.
         """
         area_CHW = valid_CHW * self.area_weights()
         return area_CHW / area_CHW.sum(axis=(1, 2), keepdims=True)
@@ -161,8 +162,13 @@ class LatLonGrid:
 def _finite_vector(values: np.ndarray, name: str, origin: str) -> np.ndarray:
     """Return a coordinate as a float64 vector.
 
+    Args:
+        values: the coordinate, in degrees.
+        name: latitude or longitude, for the message.
+        origin: name of the grid in messages.
+
     Raises:
-        DataError: if it is not 1-D, or has fewer than two values or one that is not finite.
+        DataError: if it is not 1-D, has fewer than two values, or a value is not finite.
     """
     vector = np.asarray(values, dtype=np.float64)
     if vector.ndim != 1 or len(vector) < 2 or not np.isfinite(vector).all():
@@ -206,11 +212,11 @@ def _bounds_from_centres(lat: np.ndarray, origin: str) -> np.ndarray:
     """Return (H + 1,) edges half way between the rows, the outermost at the poles (the rule of WeatherBench 2).
 
     Args:
-        lat: (H,) degrees north, descending.
+        lat: (H,) latitudes from north to south.
         origin: name of the grid in messages.
 
     Raises:
-        DataError: if the rows do not reach the poles.
+        DataError: if an outermost row is further from its pole than from the next row.
     """
     inner_edges = 0.5 * (lat[:-1] + lat[1:])
     # The outermost row may lie up to one spacing from the pole; if it is further away, the grid is regional.

@@ -76,6 +76,7 @@ def _list_checkpoints(folder: Path, paths: list[Path], arguments: argparse.Names
     from credit.train.checkpoint.checkpoint import parse_step
 
     links = {name: (folder / name).resolve() for name in ("latest", "best")}
+    # One row of the table for each checkpoint.
     rows = []
     for path in paths:
         num_bytes = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
@@ -88,7 +89,7 @@ def _list_checkpoints(folder: Path, paths: list[Path], arguments: argparse.Names
 
 
 def _format_best_score(path: Path) -> str:
-    """Return the best validation score up to a checkpoint as text; a damaged checkpoint must not end the list."""
+    """Return the best validation score up to a checkpoint as text, ``unreadable`` for a damaged checkpoint."""
     import json
 
     try:

@@ -9,7 +9,7 @@ from credit.utils.paths import expand_home
 
 
 def path_argument(text: str) -> str:
-    """Return a path from the command line with ``~`` expanded, which shells keep inside quotes and after ``--option=``.
+    """Return a path from the command line with ``~`` expanded; shells leave it inside quotes and after ``--option=``.
 
     Raises:
         argparse.ArgumentTypeError: if the home folder of a user is not known.

@@ -67,7 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_command(arguments: argparse.Namespace) -> int:
-    """Import weights as a checkpoint, or export those of a checkpoint; print the path and return the exit status 0.
+    """Import weights as a checkpoint, or export the weights of a checkpoint; print its path, return the exit status 0.
 
     Raises:
         ConfigError: if the config is not valid, a file of the import is missing, or ``--rename`` has no equals sign.
@@ -89,6 +89,7 @@ def run_command(arguments: argparse.Namespace) -> int:
     if arguments.export:
         print(export_weights(config, arguments.checkpoint, Path(arguments.export)))
         return 0
+    # An import needs all four files.
     paths = {}
     missing_options = []
     for name in ("weights", "mean", "std", "static"):
@@ -99,6 +100,7 @@ def run_command(arguments: argparse.Namespace) -> int:
             paths[name] = Path(path)
     if missing_options:
         raise ConfigError(f"an import needs {', '.join(missing_options)} as well; --export FILE exports")
+    # Names of this package -> names in the published files.
     rename = dict(DEFAULT_RENAME)
     for text in arguments.rename:
         name, equals, published_name = text.partition("=")

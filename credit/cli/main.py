@@ -41,8 +41,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run ``credit NAME ...`` and return its exit status.
 
     Args:
-        arguments: words after ``credit``. By default those of the command line; the process then belongs to the
-            command, and an interrupt ends it.
+        arguments: words after ``credit``; None for those of the command line. With None, an interrupt ends the process
+            instead of returning.
 
     Raises:
         SystemExit: from argparse, with status 0 after ``--help`` and 2 after a wrong argument.
@@ -95,7 +95,13 @@ def build_parser(command: str, program: str) -> argparse.ArgumentParser:
 
 
 def _run_command(command: str, arguments: Sequence[str], program: str) -> int:
-    """Run one command and return its exit status; print a `CreditError` as one message without a traceback."""
+    """Run one command and return its exit status; print a `CreditError` as one message without a traceback.
+
+    Args:
+        command: a key of `COMMANDS`.
+        arguments: words after the name of the command.
+        program: name of the program in messages.
+    """
     with InterruptGuard() as guard:
         try:
             set_environment_defaults()
@@ -120,7 +126,11 @@ def _run_command(command: str, arguments: Sequence[str], program: str) -> int:
 
 
 def _set_up_output(quiet: bool) -> None:
-    """Send log messages to standard error; `quiet` drops progress bars and messages below a warning."""
+    """Send log messages to standard error.
+
+    Args:
+        quiet: True to hide progress bars and messages below a warning.
+    """
     set_quiet(quiet)
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(LogFormatter(sys.stderr))
@@ -146,10 +156,10 @@ def _entry_point(command: str) -> Callable[[], int]:
 
 
 def _run_with_exit_status(command: Callable[[], int], owns_process: bool) -> int:
-    """Run a command and return its exit status, also after Ctrl-C or where nobody reads the output.
+    """Run a command and return its exit status, also after Ctrl-C and if the reader of the output has closed it.
 
     Args:
-        command: parses the arguments, runs and returns the exit status.
+        command: function that parses the arguments, runs the command and returns the exit status.
         owns_process: True if the process ends with the command; an interrupt then ends the process at once.
     """
     try:
@@ -166,7 +176,10 @@ def _run_with_exit_status(command: Callable[[], int], owns_process: bool) -> int
 
 
 def _run_with_readable_output(command: Callable[[], int]) -> int:
-    """Run a command; if nobody reads its output any more, as behind ``| head``, return the status of SIGPIPE.
+    """Run a command and return its exit status; if the reader of its output has closed it (``| head``), 128 + SIGPIPE.
+
+    Args:
+        command: as for `_run_with_exit_status`.
 
     Raises:
         BrokenPipeError: if the broken pipe is another one, not standard output or standard error.
@@ -189,7 +202,7 @@ def _run_with_readable_output(command: Callable[[], int]) -> int:
 
 
 def _is_closed_pipe(stream: TextIO | None) -> bool:
-    """Return whether a stream is a pipe whose other end is closed; False for streams without a file descriptor."""
+    """Return whether a stream is a pipe whose reader has closed it; False for a stream without a file descriptor."""
     poll = select.poll()
     try:
         poll.register(stream.fileno(), select.POLLOUT)

@@ -99,12 +99,15 @@ def _suppress_notices() -> Iterator[None]:
 
 
 def build_plan_inputs(path: str, overrides: Sequence[str], grid: str | None) -> tuple[Config, ModelAssets, int]:
-    """Return the config, assets with dummy values of the right shapes, and the number of training samples.
+    """Return what a plan needs to know about a run.
 
     Args:
         path: config file.
         overrides: ``section.key=value``.
         grid: ``ROWSxCOLUMNS`` of a global grid, None to open the data.
+
+    Returns:
+        The config; assets of the right shapes with dummy values; the number of training samples.
 
     Raises:
         ConfigError: if the config is wrong, or the data cannot be opened and no grid is given.
@@ -140,8 +143,8 @@ def build_plan_inputs(path: str, overrides: Sequence[str], grid: str | None) -> 
 def load_config_without_paths(path: str, overrides: Sequence[str]) -> Config:
     """Return a config whose paths, and the environment variables in them, need not exist; no path is opened.
 
-    Keys with paths get the current folder or no value. The sections ``pbs`` and ``slurm`` and ``model.postprocess``
-    are left out.
+    Keys with paths are set to the current folder or to None. The sections ``pbs``, ``slurm`` and
+    ``model.postprocess`` are left out.
 
     Args:
         path: config file.
@@ -183,15 +186,22 @@ def build_grid(text: str) -> LatLonGrid:
     """
     from credit.grid import LatLonGrid
 
+    rows = columns = 0
     match = re.fullmatch(r"([0-9]+)x([0-9]+)", text)
-    if match is None or min(map(int, match.groups())) < 4:
+    if match is not None:
+        rows, columns = map(int, match.groups())
+    if min(rows, columns) < 4:
         raise ConfigError(f'--grid: "{text}": write ROWSxCOLUMNS, for example 721x1440, each at least 4')
-    rows, columns = map(int, match.groups())
     return LatLonGrid.equiangular(rows, columns, poles=bool(rows % 2))
 
 
 class TrainingStepBuilder:
-    """Builds the network and the training step of a config; see `credit.hpc.planner.mesh.StepBuilder`."""
+    """Builder of the network and the training step of a config, the `StepBuilder` of `credit.hpc.planner.mesh`.
+
+    Args:
+        config: config of the run.
+        assets: channels, grid and normalization of the run, with dummy values.
+    """
 
     def __init__(self, config: Config, assets: ModelAssets) -> None:
         import torch
@@ -211,8 +221,11 @@ class TrainingStepBuilder:
 
         Args:
             mesh: mesh of the ranks.
-            sharded: False to leave the weights whole on each rank, whatever ``trainer.parallelism.data`` says.
+            sharded: True to shard the weights as ``trainer.parallelism.data`` says; False for all weights on each rank.
             checkpointing: value of ``trainer.activation_checkpoint`` to plan with.
+
+        Raises:
+            ConfigError: if the network cannot be split over the mesh.
         """
         import torch
 
@@ -233,12 +246,13 @@ class TrainingStepBuilder:
 
         Args:
             model: network of `build_network`.
-            autocast: whether it runs under autocast.
+            autocast: True if the network runs under autocast.
             rollout: number of forecast steps of a batch.
-            micro_steps: batches of an optimizer step.
+            micro_steps: number of batches of one optimizer step (gradient accumulation).
 
         Returns:
-            The optimizer, and the step; its argument is called before each micro-step.
+            The optimizer, and the function that takes one step. The argument of that function is called before each
+            batch.
         """
         import torch
 
@@ -258,11 +272,11 @@ class TrainingStepBuilder:
         return optimizer, lambda begin: step(self._batches(rollout, begin), 0, trainer.learning_rate)
 
     def _build_loss(self) -> nn.Module:
-        """Return the loss with fields (H, W) of the run's grid; call it where new tensors are fake."""
+        """Return the loss with fields (H, W) of the run's grid; call it in a mode that makes new tensors fake."""
         return self._resize_fields(self._coarse_loss)
 
     def _resize_fields(self, module: nn.Module) -> nn.Module:
-        """Return a copy of a module, and of those inside it, with buffers on the run's grid in place of coarse ones."""
+        """Return a copy of a module and its submodules in which buffers of the coarse grid have the run's grid."""
         coarse_shape = build_grid(_COARSE_GRID).shape
         # A shallow copy shares the parameters; buffers and children get containers of their own.
         resized = copy.copy(module)

@@ -39,7 +39,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_command(arguments: argparse.Namespace) -> int:
-    """Write the training store, and the climatology and report where asked for; return the exit status 0."""
+    """Write the training store, and the climatology and the report if they are requested; return the exit status 0.
+
+    Raises:
+        ConfigError: if the config is not valid, or the command runs under a launcher with several ranks.
+        DataError: if source files are wrong, or the store there belongs to another config.
+    """
     from credit.config import load_config
     from credit.data.store.preprocess import write_training_store
     from credit.parallel.process_info import require_one_process

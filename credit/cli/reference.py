@@ -53,7 +53,7 @@ def _render_command(command: str, summary: str) -> str:
 
 
 def _render_usage(program: str, actions: Iterable[argparse.Action]) -> str:
-    """Return the usage line, with optional arguments in brackets. argparse's own differs between Python versions."""
+    """Return the usage line with optional arguments in brackets; that of argparse differs between Python versions."""
     parts = [program]
     for action in actions:
         name = _render_name(action)
@@ -80,7 +80,9 @@ def _render_placeholder(action: argparse.Action) -> str:
     else:
         # argparse shows the names of options in capitals, those of positional arguments as they are.
         name = action.dest.upper() if action.option_strings else action.dest
-    return f"{name} ..." if action.nargs in ("*", "+") else name
+    if action.nargs in ("*", "+"):
+        return f"{name} ..."
+    return name
 
 
 def _is_required(action: argparse.Action) -> bool:
@@ -91,7 +93,7 @@ def _is_required(action: argparse.Action) -> bool:
 
 
 def _escape_table_cell(text: str) -> str:
-    """Return text for a cell of a Markdown table, with bars escaped, which would end the cell."""
+    """Return text for a cell of a Markdown table; a bar would end the cell, so bars are escaped."""
     return text.replace("|", "\\|")
 
 

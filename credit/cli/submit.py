@@ -66,7 +66,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_command(arguments: argparse.Namespace) -> int:
-    """Write the job script and submit it, or print it, or cancel the jobs; return the exit status 0."""
+    """Write the job script and submit it, or print it, or cancel the jobs; return the exit status 0.
+
+    Raises:
+        ConfigError: if the config, an option or the settings of the site are wrong.
+        CreditError: if the scheduler's command fails.
+    """
     from pathlib import Path
 
     from credit.cli.verify import load_configs
@@ -133,14 +138,15 @@ def _build_job(config: Config, model_config: Config | None, arguments: argparse.
     from credit.hpc.job import JobRequest, build_job
     from credit.parallel.mesh import plan_degrees
 
+    # Options replace keys of the config's section for the site, which is then validated again.
     cluster, section = _find_site(config, arguments)
-    # Options replace keys of the section, which is then validated again.
     options = {}
     for key in ("nodes", "chain"):
         value = getattr(arguments, key)
         if value is not None:
             options[key] = value
     section = build_section(type(section), {**section.model_dump(), **options}, origin="credit submit")
+    # Only variables that are set here can be passed on; the job reports the others when it reads the config.
     variable_names = _list_environment_variables(config, model_config, arguments)
     variables = {name: os.environ[name] for name in sorted(variable_names & set(os.environ))}
     request = JobRequest(
@@ -194,7 +200,7 @@ def _find_site(config: Config, arguments: argparse.Namespace) -> tuple[Cluster, 
 
 
 def _list_environment_variables(config: Config, model_config: Config | None, arguments: argparse.Namespace) -> set[str]:
-    """Return the names of the environment variables that the job needs; PBS starts it without those of this shell."""
+    """Return the names of the environment variables that the job needs; PBS does not pass on those of this shell."""
     from credit.cli.verify import resolve_config_path
     from credit.config.load import apply_overrides, read_yaml, referenced_env_vars
 
@@ -204,6 +210,6 @@ def _list_environment_variables(config: Config, model_config: Config | None, arg
         names |= referenced_env_vars(read_yaml(resolve_config_path(arguments.model)))
         plugins += model_config.plugins
     if plugins:
-        # Python finds the plugins there.
+        # Python finds the plugins in the folders of this variable.
         names.add("PYTHONPATH")
     return names

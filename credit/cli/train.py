@@ -47,7 +47,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_command(arguments: argparse.Namespace) -> int:
-    """Train the model of the config and return the exit status, which the help text lists."""
+    """Collective: train the model of the config and return the exit status, which the help text lists.
+
+    Raises:
+        CreditError: if the config, the data, the run's folder or its checkpoint do not allow the run.
+    """
     from credit.config import load_config
     from credit.parallel.process_info import read_process_info
 
@@ -63,7 +67,9 @@ def run_command(arguments: argparse.Namespace) -> int:
     # torchrun would take another status for a failure and start the ranks again; job scripts read STATUS.
     if outcome == "done" or process_info.world > 1:
         return 0
-    return INTERRUPTED if is_interrupt else STOPPED_IN_TIME
+    if is_interrupt:
+        return INTERRUPTED
+    return STOPPED_IN_TIME
 
 
 def _train(config: Config, process_info: ProcessInfo) -> tuple[str, bool]:
@@ -90,6 +96,7 @@ def _train(config: Config, process_info: ProcessInfo) -> tuple[str, bool]:
     from credit.train.monitor.run_lock import RunLock
     from credit.train.monitor.stop_signal import StopSignal
 
+    # Read the device and the time limits from the config.
     start_time = time.perf_counter()
     trainer_config = config.trainer
     device = choose_device(trainer_config.device, process_info.local_rank)
@@ -98,9 +105,11 @@ def _train(config: Config, process_info: ProcessInfo) -> tuple[str, bool]:
         walltime_seconds = parse_duration(trainer_config.walltime) * 60.0
     timeout_minutes = parse_duration(trainer_config.parallelism.timeout)
     folder = Path(config.save_loc)
+    # The main rank alone locks the folder and looks for the file STOP in it.
     run_lock = RunLock(folder, process_info.job_id) if process_info.is_main else None
+    stop_folder = folder if process_info.is_main else None
     with ExitStack() as stack:
-        stop = stack.enter_context(StopSignal(folder if process_info.is_main else None, walltime_seconds))
+        stop = stack.enter_context(StopSignal(stop_folder, walltime_seconds))
         store = stack.enter_context(process_group(process_info, device, timeout_minutes))
         # `run_on_all_ranks` raises the error of one rank on all ranks, so that none waits for a rank that has ended.
         run_on_all_ranks(lambda: prepare_folder(folder))
@@ -127,13 +136,27 @@ def _train(config: Config, process_info: ProcessInfo) -> tuple[str, bool]:
 
 
 def _draw_preview(*arguments: Any) -> list[Path]:
-    """Draw a preview and return the figures' paths; the import of matplotlib waits until then, as it is slow."""
+    """Draw a preview and return the paths of its figures.
+
+    matplotlib is imported here and not at the top of the file, because the import is slow.
+
+    Args:
+        *arguments: those of `credit.verify.plots.preview.draw_preview`.
+    """
     from credit.verify.plots.preview import draw_preview
 
     return draw_preview(*arguments)
 
 
 def _enter_lock(stack: ExitStack, run_lock: RunLock | None) -> None:
-    """Take the lock of the run's folder until the stack closes; ranks other than the main one have None."""
+    """Take the lock of the run's folder until the stack closes.
+
+    Args:
+        stack: releases the lock when it closes.
+        run_lock: lock of the main rank; None on other ranks, which then do nothing.
+
+    Raises:
+        CreditError: if another run holds the lock.
+    """
     if run_lock is not None:
         stack.enter_context(run_lock)

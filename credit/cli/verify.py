@@ -85,13 +85,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_command(arguments: argparse.Namespace) -> int:
-    """Score the forecasts, write and print the scores; return the exit status 0."""
+    """Collective: score the forecasts, write and print the scores; return the exit status 0.
+
+    Raises:
+        ConfigError: if the config or an option is wrong.
+        DataError: if forecasts or data are missing, or do not fit each other.
+    """
     from credit.calendar import parse_duration
     from credit.parallel.process_info import process_group, read_process_info
     from credit.train.build.model import choose_device
     from credit.verify.verification import verify_forecasts
 
-    # A path of a second run may contain an equals sign.
+    # The path of a second run may contain an equals sign, so an existing path is never an override.
     other_runs = [text for text in arguments.rest if "=" not in text or os.path.exists(text)]
     overrides = [text for text in arguments.rest if text not in other_runs]
     config, model_config = load_configs(arguments, overrides)
@@ -112,6 +117,7 @@ def run_command(arguments: argparse.Namespace) -> int:
             config, model_config, arguments.online, process, device.type
         )
         weights = WeightsCheck()
+        # The main rank alone prints notices.
         if process.is_main:
             weights = check_weights(forecast_config, forecasts.attributes)
         if weights.notice is not None:
@@ -155,13 +161,15 @@ def _print_scores(table: ScoreTable, folder: Path, other_name: str | None, argum
 
 
 def load_configs(arguments: argparse.Namespace, overrides: list[str]) -> tuple[Config, Config | None]:
-    """Return the config of the run, and that of the run of ``--model``, None without it.
-
-    With ``--model`` the inference section of the first is that of the second.
+    """Return the config of the run, and the config of the run of ``--model``, None without it.
 
     Args:
         arguments: has `config`, `model` and `online`.
-        overrides: ``section.key=value``; with ``--model`` those of the inference section change the second config.
+        overrides: ``section.key=value``. With ``--model``, keys of the section inference apply to the second config,
+            all others to the first.
+
+    Returns:
+        Both configs. With ``--model``, the section inference of the first is that of the second.
 
     Raises:
         ConfigError: if a config is not valid, or ``--model`` is given without ``--online``.
@@ -184,13 +192,19 @@ def load_configs(arguments: argparse.Namespace, overrides: list[str]) -> tuple[C
 def resolve_config_path(run: str) -> Path:
     """Return the path of a run's config file, given the file or the run's folder."""
     path = Path(run)
-    return path / "config.yml" if path.is_dir() else path
+    if path.is_dir():
+        return path / "config.yml"
+    return path
 
 
 def load_run_config(run: str, overrides: list[str]) -> Config:
     """Return the config of a run, given its file or its folder.
 
-    A folder may have been moved since it was made, so it becomes the config's save_loc.
+    A folder becomes the config's save_loc, because it may have been moved since the run.
+
+    Args:
+        run: path of a config file or of a run's folder.
+        overrides: ``section.key=value``.
 
     Raises:
         ConfigError: if the file cannot be read or is not valid.
@@ -204,10 +218,17 @@ def load_run_config(run: str, overrides: list[str]) -> Config:
 
 
 def _add_other_run(config: Config, other_runs: list[str]) -> tuple[Config, str | None]:
-    """Return the config with the second run's forecasts among those to score, and its name, None without such a run.
+    """Return the config with the second run in ``verification.other_forecasts``, and the name of that run.
+
+    Args:
+        config: config of the first run.
+        other_runs: paths of config files or folders, at most one.
+
+    Returns:
+        The config and the name; the unchanged config and None without a second run.
 
     Raises:
-        ConfigError: if there are several runs, if the second is not a run, or if its name is taken.
+        ConfigError: if there are several paths, if the path is not a run, or if the run's name is taken.
     """
     from credit.config.sections.verification import OtherForecastsConfig, is_reserved_name
     from credit.errors import ConfigError
@@ -246,8 +267,8 @@ class WeightsCheck:
     """Result of comparing the forecasts' weights with the checkpoints of a run.
 
     Attributes:
-        notice: a sentence if the forecasts were made with other weights than the config names.
-        are_of_run: False if the weights are of none of the run's checkpoints.
+        notice: sentence for the user if the forecasts were made with other weights than the config names, else None.
+        are_of_run: False if none of the run's checkpoints has these weights.
     """
 
     notice: str | None = None
@@ -259,10 +280,10 @@ def check_weights(config: Config, attributes: Mapping[str, object]) -> WeightsCh
 
     Args:
         config: config of the run that is expected to have made the forecasts.
-        attributes: global attributes of the forecasts; `weights` is a fingerprint.
+        attributes: global attributes of the forecasts. The attribute `weights` is the fingerprint of the weights.
 
     Returns:
-        No notice if the forecasts name no weights or the run has no checkpoints, because nothing can be compared then.
+        The result; it has no notice if the forecasts name no weights or the run has no checkpoints.
     """
     from credit.train.checkpoint import checkpoint
 
@@ -281,7 +302,9 @@ def check_weights(config: Config, attributes: Mapping[str, object]) -> WeightsCh
         f"{attributes.get('experiment')}"
     )
     if weights in run_weights:
-        state = f"is {named_checkpoint.resolve().name}" if named_checkpoint.is_dir() else "does not exist"
+        state = "does not exist"
+        if named_checkpoint.is_dir():
+            state = f"is {named_checkpoint.resolve().name}"
         return WeightsCheck(
             f"{description}; inference.checkpoint, {name}, {state} now. credit rollout forecasts with that."
         )
@@ -295,14 +318,17 @@ def check_weights(config: Config, attributes: Mapping[str, object]) -> WeightsCh
 def _open_data_and_forecasts(
     config: Config, model_config: Config | None, online: bool, process: ProcessInfo, device_type: str
 ) -> tuple[FieldReader, ForecastSource, WorkShare]:
-    """Return the reader of the truth, the forecasts, and this process's share of the initial times.
+    """Collective: return the reader of the truth, the forecasts, and this process's share of the initial times.
 
     Args:
         config: config of the run whose data are the truth.
         model_config: config of the run of ``--model``, None without it.
         online: True to make the forecasts while scoring, False to read them from files.
-        process: this process.
-        device_type: ``cpu`` or ``cuda``.
+        process: rank and world size of this process.
+        device_type: ``cpu`` or ``cuda``, the device of the forecasts.
+
+    Raises:
+        DataError: if the data or the forecasts cannot be opened.
     """
     from credit.forecast.io.forecast_reader import open_forecasts
     from credit.train.build.model import build_forecast_mesh
@@ -328,12 +354,12 @@ def _open_data_and_forecasts(
 def _open_online(
     config: Config, process: ProcessInfo, mesh: DeviceGrid, has_other_truth: bool
 ) -> tuple[FieldReader, ForecastSource]:
-    """Return the data of the run that forecasts, and the forecasts that are made of them while they are scored.
+    """Collective: return the data of the run that forecasts, and forecasts that are made from them during scoring.
 
     Args:
         config: config of the run that forecasts.
-        process: this process.
-        mesh: mesh of the forecasts.
+        process: rank and world size of this process.
+        mesh: mesh of the ranks that forecast.
         has_other_truth: True if the forecasts are scored against the data of another run. Derived variables and
             pressure levels are then computed as well, because that run may have them as variables.
     """
@@ -346,7 +372,7 @@ def _open_online(
     from credit.train.build.forecaster import assemble_forecaster, build_output_diagnostics, describe_run
     from credit.train.build.open_data import open_fields, open_for_forecasts
 
-    # Data to start from may lack variables that only the truth needs.
+    # The data that forecasts start from may lack variables that only the truth needs.
     if has_other_truth:
         reader, splits = open_for_forecasts(config)
     else:
@@ -382,7 +408,13 @@ def _open_online(
 
 
 def _describe_model_output(data: DataConfig, assets: ModelAssets, calendar: Calendar) -> OutputFields:
-    """Return the description of a model's output fields as they are, without derived variables."""
+    """Return the description of a model's output fields, without derived variables.
+
+    Args:
+        data: the section data of the run.
+        assets: channels, grid, attributes and masks of the model.
+        calendar: calendar of the times.
+    """
     from credit.forecast.io.schema import OutputFields
 
     return OutputFields(

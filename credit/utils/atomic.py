@@ -18,22 +18,22 @@ def atomic_write(path: Path, write: Callable[[Path], object]) -> Path:
     """Write a file under a temporary name in the folder of `path`, then rename it to `path`.
 
     Only one process may write a path at a time. The file is flushed to the disk before it is renamed. The folder is
-    not, so after a power cut the old file may be there. The file gets the mode of any new file, even if a library
-    creates files that only the owner can read.
+    not flushed, so the old file may be back after a power cut. The file gets the mode of any new file, even if a
+    library creates files that only the owner can read.
 
     Args:
-        path: the file.
-        write: writes the content to the temporary path that it is given.
+        path: the file to write.
+        write: function that writes the content to the temporary path, its argument.
 
     Returns:
         `path`.
 
     Raises:
-        CreditError: if it cannot be written; the old file stays.
+        CreditError: if the file cannot be written; the old file stays.
     """
     temporary = path.with_name(f".{path.name}.part")
     try:
-        # A killed process may have left it.
+        # A killed process may have left the temporary file.
         temporary.unlink(missing_ok=True)
         mode = _mode_of_new_file(temporary)
         write(temporary)
@@ -42,7 +42,7 @@ def atomic_write(path: Path, write: Callable[[Path], object]) -> Path:
             temporary.chmod(mode)
             _flush_to_disk(temporary)
         os.replace(temporary, path)
-    # The netCDF library raises either of these.
+    # The netCDF library raises an OSError or a RuntimeError.
     except (OSError, RuntimeError) as error:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
@@ -55,25 +55,28 @@ def atomic_write(path: Path, write: Callable[[Path], object]) -> Path:
 
 
 def atomic_write_text(path: Path, text: str) -> Path:
-    """Write a UTF-8 text file as `atomic_write` does.
+    """Write a UTF-8 text file as `atomic_write` does, and return `path`.
 
     Raises:
-        CreditError: as `atomic_write`.
+        CreditError: if the file cannot be written; the old file stays.
     """
     return atomic_write(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
 
 
 @contextmanager
 def atomic_folder(path: Path, scratch_folder: Path | None = None) -> Iterator[Path]:
-    """Yield the path of a folder to create, which is renamed to `path` if the block ends without an error.
+    """Yield a temporary path, at which the block creates a folder; rename it to `path` if the block raises nothing.
 
-    A folder at `path` is moved away before, and removed afterwards. Readers see the old folder, none, or the new one,
-    never one that is partly filled or partly removed.
+    An old folder at `path` is first moved away and removed afterwards. Readers see the old folder, no folder or the new
+    one, never a folder that is partly filled or partly removed.
 
     Args:
         path: the folder to create or replace.
-        scratch_folder: for the new and the old folder in the meantime, on the same file system as `path`; the folder
-            of `path` by default.
+        scratch_folder: folder of the temporary paths, on the same file system as `path`. None means the parent of
+            `path`.
+
+    Raises:
+        OSError: if the block created no folder, or the new folder cannot be renamed.
     """
     if scratch_folder is None:
         scratch_folder = path.parent

@@ -9,10 +9,18 @@ _MANTISSA_BITS = 23
 
 
 def bitround(values: np.ndarray, keep_bits: int) -> np.ndarray:
-    """Return float32 `values` rounded to `keep_bits` (1 to 23) bits of the mantissa, ties to even; NaN stays NaN.
+    """Return float32 values rounded to fewer bits of the mantissa, ties to even.
 
-    The relative error is at most 2^-(keep_bits + 1). The bits that are dropped become zeros, which compress (Kloewer et
-    al. 2021, doi:10.1038/s43588-021-00156-2). A number that would be rounded to infinity is truncated instead.
+    The relative error is at most 2^-(keep_bits + 1). The dropped bits become zeros, which compress well (Kloewer et al.
+    2021, doi:10.1038/s43588-021-00156-2). NaN and infinity stay as they are. A number that would be rounded to infinity
+    is truncated instead.
+
+    Args:
+        values: float32 array of any shape.
+        keep_bits: number of mantissa bits to keep, 1 to 23.
+
+    Returns:
+        Array of the same shape; `values` itself if all bits are kept.
     """
     num_dropped = _MANTISSA_BITS - keep_bits
     if num_dropped == 0:

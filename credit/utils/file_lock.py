@@ -10,13 +10,13 @@ from pathlib import Path
 
 @contextmanager
 def file_lock(path: Path, wait: bool = True) -> Iterator[bool]:
-    """Hold the lock file `path`; yield True, or False where another process holds it and one does not wait.
+    """Hold the lock file `path` during the block; yield True if this process holds the lock.
 
-    The system releases the lock when its process ends, also when that is killed, so no lock is ever stale.
+    The system releases the lock when the process ends, even if it is killed, so no lock is ever stale.
 
     Args:
-        path: the lock file; created, with its folder, where it does not exist.
-        wait: whether to wait until no other process holds the lock, instead of yielding False.
+        path: the lock file; it is created, with its folder, if it does not exist.
+        wait: True to wait while another process holds the lock; False to yield False at once.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     operation = fcntl.LOCK_EX

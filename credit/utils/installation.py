@@ -1,4 +1,4 @@
-"""Installation of the package: its place, its distribution, and others that claim the import name ``credit``.
+"""Installation of the package: its folder, its distribution, and other distributions with the import name ``credit``.
 
 The distribution is called `DISTRIBUTION`, because the name ``credit`` belongs to another project on the package index.
 The import name and the commands are ``credit``.
@@ -24,7 +24,7 @@ _ENTRY_POINT = "credit.cli.main:main"
 
 
 def install_command(extra: str) -> str:
-    """Return the shell command that adds an extra of ``setup.cfg`` to the installation that is running.
+    """Return the shell command that installs an extra of ``setup.cfg`` into the environment of this process.
 
     Args:
         extra: name of the extra, for example ``cluster``.
@@ -44,10 +44,10 @@ def find_checkout() -> Path | None:
 
 
 def describe_installation(search_path: Sequence[str] | None = None) -> str:
-    """Return where the package is imported from and which distribution installed it.
+    """Return lines of text on where the package is imported from and which distribution installed it.
 
     Args:
-        search_path: folders in which distributions are looked for; ``sys.path`` where it is None.
+        search_path: folders in which distributions are looked for; None for ``sys.path``.
     """
     folder = Path(__file__).resolve().parents[1]
     kind = "an installed wheel"
@@ -63,7 +63,7 @@ def describe_installation(search_path: Sequence[str] | None = None) -> str:
 
 
 def find_conflicts(search_path: Sequence[str] | None = None) -> list[str]:
-    """Return a message, with a remedy, for each distribution that may hide this package or be taken for it.
+    """Return a message, with a remedy, for each distribution that may hide this package or be mistaken for it.
 
     Args:
         search_path: as for `describe_installation`.
@@ -95,24 +95,29 @@ def find_conflicts(search_path: Sequence[str] | None = None) -> list[str]:
 
 
 def _find_distributions(search_path: Sequence[str] | None) -> Iterator[metadata.Distribution]:
-    """Yield every installed distribution once, without the metadata that a build leaves in a source folder."""
+    """Yield every installed distribution once, without the metadata that a build leaves in a source folder.
+
+    Args:
+        search_path: as for `describe_installation`.
+    """
     if search_path is None:
         search_path = sys.path
     names = set()
     for distribution in metadata.distributions(path=list(search_path)):
-        folder = getattr(distribution, "_path", None)
         if distribution.name is None or distribution.name in names:
             continue
-        # A build leaves `NAME.egg-info` in the checkout, which counts as installed only where the checkout is on the
-        # path. Nothing is installed by it.
-        if folder is not None and Path(folder).suffix == ".egg-info" and Path(folder).parent == find_checkout():
+        # A build leaves `NAME.egg-info` in the checkout. It is listed if the checkout is on the search path, although
+        # nothing was installed.
+        folder = getattr(distribution, "_path", None)
+        is_build_metadata = folder is not None and Path(folder).suffix == ".egg-info"
+        if is_build_metadata and Path(folder).parent == find_checkout():
             continue
         names.add(distribution.name)
         yield distribution
 
 
 def _is_this_project(distribution: metadata.Distribution) -> bool:
-    """Return whether a distribution, under any name, is this package."""
+    """Return whether a distribution is this package, which has had two names."""
     return any(point.value == _ENTRY_POINT for point in distribution.entry_points)
 
 
@@ -121,7 +126,7 @@ def _top_level_packages(distribution: metadata.Distribution) -> set[str]:
     names_text = distribution.read_text("top_level.txt")
     if names_text is not None:
         return set(names_text.split())
-    # Not every build tool writes that list; the paths of the files say the same.
+    # Not every build tool writes that list; the paths of the installed files give the same names.
     names = set()
     for path in distribution.files or ():
         if len(path.parts) > 1 and path.suffix == ".py":
@@ -130,7 +135,7 @@ def _top_level_packages(distribution: metadata.Distribution) -> set[str]:
 
 
 def _describe(distribution: metadata.Distribution) -> str:
-    """Return name, version and place of a distribution; an editable one's place is its checkout."""
+    """Return name, version and folder of a distribution; the folder of an editable installation is its checkout."""
     location = json.loads(distribution.read_text("direct_url.json") or "{}")
     if location.get("dir_info", {}).get("editable"):
         return f"{distribution.name} {distribution.version} (editable, {unquote(urlsplit(location['url']).path)})"
@@ -146,7 +151,7 @@ def _reinstall_command() -> str:
 
 
 def _pip_command() -> str:
-    """Return the command of this interpreter's pip: the ``pip`` on the path may belong to another environment."""
+    """Return the shell command of this interpreter's pip; the ``pip`` on the path may belong to another environment."""
     pip = shutil.which("pip")
     if pip is not None and Path(pip).parent == Path(sys.executable).parent:
         return "pip"

@@ -10,8 +10,8 @@ from multiprocessing.process import BaseProcess
 def start_without_interrupts(process: BaseProcess) -> None:
     """Start a process that never receives SIGINT.
 
-    A terminal sends Ctrl-C to every process of a command. A worker that has no handler would die with a traceback. The
-    parent keeps receiving the signal: one that arrives meanwhile is delivered afterwards.
+    A terminal sends Ctrl-C to every process of a command. A worker without a handler would end with a traceback. The
+    parent still receives the signal: a SIGINT that arrives during the start is delivered after it.
 
     Args:
         process: a process that has not been started.

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
-# Options of mallopt in <malloc.h>: the free memory from which on it is given back to the system, and the number of
-# arrays that are mapped one by one, which are given back as soon as they are freed.
+# Options of mallopt in <malloc.h>. M_TRIM_THRESHOLD: free memory above which malloc returns memory to the system.
+# M_MMAP_MAX: number of arrays with a memory mapping of their own, which is returned as soon as the array is freed.
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_MAX = -4
 _NEVER = -1
@@ -18,17 +18,18 @@ _NONE = 0
 
 
 def retain_freed_memory(device: torch.device) -> None:
-    """Let a process that trains or forecasts on a CPU keep the memory that tensors free, for those of the next step.
+    """Keep freed memory in this process, so that the tensors of the next step on the CPU reuse it.
 
-    glibc gives it back to the system, which clears each page when it is touched again: some per cent of a step, and a
-    third where arrays are large, for up to a quarter less memory (benchmarks/lab_notes.md). torch itself keeps the
-    memory of a GPU. Without glibc nothing happens.
+    By default glibc returns freed memory to the system, which clears each page before it is used again. That takes some
+    per cent of a step, and a third of it for large arrays. Keeping the memory needs up to a third more of it
+    (benchmarks/lab_notes.md). torch itself keeps the memory of a GPU. Without glibc this function does nothing.
 
     Args:
         device: the device of the tensors; nothing is done unless it is a CPU.
     """
     if device.type != "cpu":
         return
+    # A C library other than glibc may lack mallopt; the process then works as before, only slower.
     with suppress(OSError, AttributeError, TypeError):
         libc = ctypes.CDLL(None)
         libc.mallopt(_M_TRIM_THRESHOLD, _NEVER)

@@ -10,8 +10,12 @@ from pathlib import Path
 def start_writeback(path: Path) -> None:
     """Ask the system to write a file's data to the disk now, and to drop written data from the page cache.
 
-    Otherwise all data of a forecast wait in the page cache until the file is flushed at the end. Each new field then
-    needs new memory, which the system has to clear first.
+    Without this, all data of a forecast stay in the page cache until the file is flushed at the end. Each new field
+    then needs new memory, which the system has to clear first. On systems other than Linux, and if the file cannot be
+    opened, nothing happens.
+
+    Args:
+        path: the file that is being written.
     """
     # The advice exists on Linux only.
     if hasattr(os, "posix_fadvise"):

@@ -6,10 +6,10 @@ import os
 
 
 def expand_home(path: str) -> str:
-    """Return a path with ``~`` and ``~user`` at its beginning replaced by that home folder.
+    """Return a path with ``~`` or ``~user`` at its beginning replaced by that home folder.
 
     Raises:
-        ValueError: if there is no such home folder, so that no folder with this name is created.
+        ValueError: if the home folder is not known. Otherwise a folder with the name ``~user`` would be created.
     """
     expanded = os.path.expanduser(path)
     if expanded.startswith("~"):

@@ -25,10 +25,12 @@ class ProgressBar(tqdm):
     """A ``tqdm`` bar that `set_quiet` hides.
 
     Args:
-        *arguments: see ``tqdm``.
-        disable: True hides the bar, None hides it where the output is not a terminal.
-        **options: see ``tqdm``.
+        *arguments: positional arguments of ``tqdm``.
+        disable: True hides the bar, False shows it, None hides it if the output is not a terminal.
+        **options: keyword arguments of ``tqdm``.
     """
 
     def __init__(self, *arguments: Any, disable: bool | None = None, **options: Any) -> None:
-        super().__init__(*arguments, disable=True if is_quiet() else disable, **options)
+        if is_quiet():
+            disable = True
+        super().__init__(*arguments, disable=disable, **options)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-# The ending after NAME. Earlier versions wrote neither host nor process.
+# The ending of a temporary file's name. Earlier versions of the package wrote neither host nor process into it.
 _ENDING = re.compile(r"\.part(\.(?P<host>[\w.-]+)\.(?P<process>\d+))?")
 
 
@@ -23,13 +23,13 @@ def temporary_path(path: Path) -> Path:
 
 
 def find_stale_files(folder: Path, pattern: str, is_alive: Callable[[int], bool], seconds: float) -> list[Path]:
-    """Return temporary files that killed processes have left, ``NAME.part.HOST.PID`` or ``NAME.part``.
+    """Return the temporary files that killed processes have left, ``NAME.part.HOST.PID`` or ``NAME.part``.
 
     Args:
         folder: the folder to search.
         pattern: glob pattern of the names without their ending.
-        is_alive: returns whether a process of this host, given its number, may still be writing.
-        seconds: age of the last change after which a file of another host counts as left.
+        is_alive: function of a process number on this host; True if that process may still be writing.
+        seconds: a file of another host, or of an unknown one, is stale if its last change is older than this.
     """
     stale_paths = []
     for path in folder.glob(f"{pattern}.part*"):
@@ -51,6 +51,7 @@ def find_stale_files(folder: Path, pattern: str, is_alive: Callable[[int], bool]
 def process_exists(process: int) -> bool:
     """Return whether this host has a process with this number."""
     try:
+        # Signal 0 is not delivered; the system only checks that the process exists.
         os.kill(process, 0)
     except ProcessLookupError:
         return False

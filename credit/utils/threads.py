@@ -1,4 +1,4 @@
-"""Map over large fields in threads."""
+"""Map a function over large fields in several threads."""
 
 from __future__ import annotations
 
@@ -18,15 +18,16 @@ os.register_at_fork(after_in_child=_pool.clear)
 
 
 def thread_map(process_item: Callable[[int], None], num_items: int, cells_per_item: int) -> None:
-    """Call `process_item` with each number below `num_items`, in at most as many threads as torch computes in.
+    """Call `process_item` with each number below `num_items`, in at most as many threads as torch uses.
 
-    An error in one item is raised after the items that other threads are processing; no further item is begun.
+    If an item raises an error, no further item is begun. The error is raised when all threads have finished their item.
 
     Args:
-        process_item: processes the item with a given number. It must write to memory of this item only, release the
+        process_item: function of an item's number. It must write only to memory of this item, must release the
             interpreter's lock most of the time, and must not call `thread_map`.
         num_items: number of items.
-        cells_per_item: cells that `process_item` reads or writes for an item, counted once for each pass.
+        cells_per_item: number of array elements that `process_item` reads or writes for an item. An array that it
+            reads twice counts twice. Small items get fewer threads.
     """
     # Each thread takes the next number when it is done, so a thread whose core is busy elsewhere takes fewer.
     remaining = iter(range(num_items))

@@ -94,7 +94,7 @@ def run_command(arguments: argparse.Namespace) -> int:
 
 
 def _print_note(note: str) -> None:
-    """Print a note on standard output as soon as it is known, because a check may take minutes."""
+    """Print a note on standard output at once, because the whole check may take minutes."""
     print(wrap_text(note, indent="  "))
 
 
@@ -104,8 +104,8 @@ def check_config(config: Config, report: CheckReport, world_size: int | None = N
     Args:
         config: a valid config.
         report: receives errors, warnings and notes.
-        world_size: number of ranks of the run; None for that of the launcher, the job or the config.
-        deep: read every field of the store and compare checksums.
+        world_size: number of ranks of the run; None for the number of the launcher, else of the job, else of the config.
+        deep: True to read every field of the store and compare checksums.
     """
     from credit.cli.check.data import inspect_data
     from credit.cli.check.disk import check_disk_space, check_folder
@@ -141,7 +141,7 @@ def check_config(config: Config, report: CheckReport, world_size: int | None = N
 
 
 def _check_data_alone(document: Mapping[str, Any], report: CheckReport) -> None:
-    """Check the data section of a config that has wrong keys elsewhere; these are in the report already.
+    """Check the data section of a config with errors elsewhere, which the report has already.
 
     Args:
         document: contents of the config file, not validated.
@@ -160,7 +160,13 @@ def _check_data_alone(document: Mapping[str, Any], report: CheckReport) -> None:
 
 
 def _try_network(config: Config, data: DataSummary, degrees: ParallelDims, report: CheckReport) -> DryRunResult | None:
-    """Take a training step without memory for weights and fields, then split the model as on the run's ranks.
+    """Take a training step on tensors without memory, then split the model as on the run's ranks.
+
+    Args:
+        config: config of the run.
+        data: summary of the data.
+        degrees: degrees of parallelism of the run's mesh.
+        report: receives errors and notes.
 
     Returns:
         The model and its size; None if the model cannot be built or the step fails.

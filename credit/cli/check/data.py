@@ -32,7 +32,7 @@ _HIGHEST_HPA = 1100.0
 
 @dataclass(frozen=True)
 class DataSummary:
-    """Metadata of the data, as far as they are valid; has the attributes of a `FieldReader`, but reads no fields.
+    """Metadata of the data, as far as they are valid; it has the attributes of a `FieldReader`, but reads no fields.
 
     Attributes:
         channels: channels of the config.
@@ -41,8 +41,8 @@ class DataSummary:
         times: (N,) int64 minutes of the calendar.
         attributes: variable -> units, standard_name, long_name; empty if the sources have errors.
         masks: variable -> (H, W) bool, True where the variable has no values; empty if the sources have errors.
-        splits: name -> split; empty if the splits have errors.
-        samples: split -> (M,) int64 initial times of its samples in minutes, for the splits that have samples.
+        splits: name (train, valid, test) -> split; empty if the splits have errors.
+        samples: split -> (M,) int64 initial times of its samples in minutes; splits without samples are left out.
         reader: reader of the fields, None if the sources have errors.
     """
 
@@ -63,7 +63,7 @@ def inspect_data(conf: DataConfig, report: CheckReport, deep: bool = False) -> D
     Args:
         conf: the data section.
         report: receives errors and notes.
-        deep: read every field of the store and compare checksums.
+        deep: True to read every field of the store and compare checksums.
     """
     _check_level_units(conf, report)
     reader = _open_reader(conf, report, deep)
@@ -72,7 +72,7 @@ def inspect_data(conf: DataConfig, report: CheckReport, deep: bool = False) -> D
         calendar = reader.calendar
         times = reader.times
     else:
-        # The sources have errors, which are in the report. What the files tell is used for the other checks.
+        # The sources have errors, which the report has. The other checks use the grid and the times of the files.
         scan = scan_sources(conf, OpenFiles(conf.sources), ErrorCollector())
         if scan is None:
             # The splits can be checked without files.
@@ -102,7 +102,7 @@ def inspect_data(conf: DataConfig, report: CheckReport, deep: bool = False) -> D
 
 
 def _check_level_units(conf: DataConfig, report: CheckReport) -> None:
-    """Report levels in hPa that can only be Pa; a comparison with files that have the same mistake would not."""
+    """Report levels in hPa that can only be Pa; if the files have the same mistake, no other check finds it."""
     if conf.level_units != "hPa":
         return
     channels = conf.channel_map()
@@ -116,12 +116,12 @@ def _check_level_units(conf: DataConfig, report: CheckReport) -> None:
 
 
 def _open_reader(conf: DataConfig, report: CheckReport, deep: bool) -> FieldReader | None:
-    """Return the reader of the store if it is valid, else that of its sources, None if these have errors.
+    """Return the reader of a valid store, else the reader of the sources, None if the sources have errors.
 
     Args:
         conf: the data section.
-        report: receives errors, and notes on the variables, units and times that were found.
-        deep: read every field of the store and compare checksums.
+        report: receives errors, and notes on the variables, units and times of the data.
+        deep: True to read every field of the store and compare checksums.
     """
     reader: FieldReader | None = None
     if conf.store is not None and Path(conf.store).exists():
@@ -161,7 +161,10 @@ def _report_contributions(
 def _longest_times(scan: SourceIndex) -> np.ndarray:
     """Return the times (N,) of the variable with the most times, int64 minutes, for sources that have errors.
 
-    Return no times if a file could not be read, because they would be incomplete.
+    The result is empty if a file could not be read, because the times would be incomplete.
+
+    Args:
+        scan: index of the source files.
     """
     # Each entry has the parts of one variable, one part for each file.
     variables = [*scan.file_variables.values(), *scan.inputs.values()]
@@ -186,7 +189,7 @@ def _longest_times(scan: SourceIndex) -> np.ndarray:
 
 
 def _build_splits(conf: DataConfig, calendar: Calendar, report: CheckReport) -> dict[str, Split]:
-    """Return name -> split, nothing if they have errors, which are reported."""
+    """Return name -> split; an empty dict if the splits have errors, which are reported."""
     splits: dict[str, Split] = {}
     with report.collect():
         splits = build_splits(conf, calendar)
@@ -224,8 +227,8 @@ def _count_samples(
 def _forecast_lengths(conf: DataConfig) -> dict[str, int]:
     """Return split -> number of forecast steps of its samples.
 
-    The test split has a sample for each time from which a step can be made; the checks of the forecasts see whether
-    their lead times fit.
+    The test split has a sample for each time from which one step can be made. `check_forecasts` compares the lead times
+    with the data.
     """
     return {"train": conf.forecast_len, "valid": conf.valid_forecast_len, "test": 1}
 
@@ -237,7 +240,7 @@ def _check_values(
     samples: dict[str, np.ndarray],
     report: CheckReport,
 ) -> None:
-    """Check the values at one time of every source file, and those that training and forecasts read first.
+    """Check the values at some times of every source file, then those of the samples in `_read_samples`.
 
     Args:
         conf: the data section.
@@ -274,7 +277,13 @@ def _check_values(
 def _read_samples(conf: DataConfig, reader: FieldReader, samples: dict[str, np.ndarray], report: CheckReport) -> None:
     """Read the first, the middle and the last sample of each split at its initial time, and the forcing of the last.
 
-    Without samples the first time is read, to find problems with the values. Parameters as in `_check_values`.
+    Without samples the first time of the data is read, to find problems with the values.
+
+    Args:
+        conf: the data section.
+        reader: reader of the store or of the sources.
+        samples: split -> (M,) initial times of its samples in minutes.
+        report: receives errors.
     """
     if not samples:
         with report.collect():

@@ -30,8 +30,8 @@ def check_folder(config: Config, report: CheckReport) -> None:
     """Check that the folders of the run and of its forecasts can be written, by a temporary file in each.
 
     Args:
-        config: of the run.
-        report: receives an error for a folder that cannot be written, and a warning if the run there failed before.
+        config: config of the run.
+        report: receives an error for a folder that cannot be written, and a warning if the last run in it failed.
     """
     folders = {"save_loc": Path(config.save_loc), "inference.folder": Path(config.save_loc) / config.inference.folder}
     tested_folders = set()
@@ -78,14 +78,14 @@ def check_disk_space(
     """Compare the bytes that the run will write with the free bytes of each disk.
 
     Args:
-        config: of the run.
-        data: grid, channels and times.
-        dry_run: size of the model, None if it cannot be built.
+        config: config of the run.
+        data: summary of the data.
+        dry_run: has the size of a checkpoint; None if the model cannot be built.
         forecast_bytes: size of all forecasts.
         num_steps: optimizer steps of the run, 0 if unknown.
         report: receives errors and notes.
     """
-    # Collect what is still to be written.
+    # Collect what is still to be written: forecasts, the store, the climatology and checkpoints.
     folder = Path(config.save_loc)
     forecast_folder = folder / config.inference.folder
     demands = [_DiskDemand("forecasts", forecast_folder, max(0, forecast_bytes - _bytes_below(forecast_folder)))]
@@ -127,10 +127,10 @@ def _compare_with_free_space(demands: list[_DiskDemand], report: CheckReport) ->
 
 
 def _checkpoint_bytes(config: Config, dry_run: DryRunResult, num_steps: int, report: CheckReport) -> int:
-    """Return the bytes that checkpoints will still take at most.
+    """Return an upper bound of the bytes that the run will still write as checkpoints.
 
     Args:
-        config: of the run.
+        config: config of the run.
         dry_run: has the size of one checkpoint.
         num_steps: optimizer steps of the run, 0 if unknown.
         report: receives a note.
@@ -150,7 +150,7 @@ def _checkpoint_bytes(config: Config, dry_run: DryRunResult, num_steps: int, rep
 
 
 def _report_long_chunks(config: Config, data: DataSummary, report: CheckReport) -> None:
-    """Report the cost of source files whose chunks span many times, which are unpacked whole for each time."""
+    """Report the cost of source files whose chunks span many times; each read of a time unpacks a whole chunk."""
     reader = data.reader
     num_cells = math.prod(data.grid.shape)
     if not isinstance(reader, SourceReader) or reader.times_per_chunk * 4 * num_cells <= _NETCDF_CACHE_BYTES:
@@ -176,7 +176,7 @@ def _report_long_chunks(config: Config, data: DataSummary, report: CheckReport) 
 
 
 def _store_bytes(config: Config, data: DataSummary) -> int:
-    """Return the bytes that the store will still take at most; 0 if it is complete or the sources have errors."""
+    """Return an upper bound of the bytes still to be written to the store; 0 if it is complete or sources have errors."""
     if config.data.store is None or not data.splits or not isinstance(data.reader, SourceReader):
         return 0
     complete_bytes = estimate_store_bytes(data.reader, len(select_times_in_splits(data.reader, data.splits)))
@@ -184,7 +184,7 @@ def _store_bytes(config: Config, data: DataSummary) -> int:
 
 
 def _climatology_bytes(config: Config, data: DataSummary, report: CheckReport) -> int:
-    """Report the size of the climatology and return the bytes that the store will still take for it."""
+    """Report the size of the climatology and return the bytes still to be written for it; 0 if none is stored."""
     climatology = config.verification.climatology
     if climatology.method == "file" or "train" not in data.samples:
         return 0
@@ -197,7 +197,7 @@ def _climatology_bytes(config: Config, data: DataSummary, report: CheckReport) -
     try:
         fit = plan_fit(data.times, data.calendar, train.first, train.last, climatology)
     except ConfigError:
-        # The checks of the scores report it.
+        # The checks of the scores report this error.
         return 0
     disk_bytes, memory_bytes = estimate_bytes(fit, num_channels, data.grid.shape)
     if config.preprocess.climatology:
@@ -215,9 +215,15 @@ def _climatology_bytes(config: Config, data: DataSummary, report: CheckReport) -
 
 
 def _nearest_existing(path: Path, is_folder: bool = True) -> Path:
-    """Return the path, or the nearest parent that exists (and is a folder, if `is_folder`)."""
+    """Return the absolute path, or its nearest parent, that exists.
+
+    Args:
+        path: file or folder.
+        is_folder: True to accept folders only.
+    """
     path = path.absolute()
-    while not (path.is_dir() if is_folder else path.exists()):
+    exists = Path.is_dir if is_folder else Path.exists
+    while not exists(path):
         path = path.parent
     return path
 

@@ -29,6 +29,10 @@ _MARGIN_MINUTES = 1
 def render_job(config: Config, report: CheckReport) -> Job | None:
     """Render the job script without writing it, to validate the settings of the site.
 
+    Args:
+        config: config of the run.
+        report: receives errors.
+
     Returns:
         The training job; None if the config names no site or two, or if the settings are wrong, which is reported.
     """
@@ -48,12 +52,12 @@ def render_job(config: Config, report: CheckReport) -> Job | None:
 
 
 def plan_ranks(config: Config, world_size: int | None, job: Job | None, report: CheckReport) -> ParallelDims:
-    """Return the degrees of parallelism of the run's mesh, 1 for all if the ranks do not form a mesh.
+    """Return the degrees of parallelism of the run's mesh; all are 1 if the ranks do not form a mesh.
 
     Args:
-        config: of the run.
-        world_size: number of ranks. None for that of the launcher, else that of the job, else the smallest that the
-            config allows.
+        config: config of the run.
+        world_size: number of ranks. None for the number of the launcher, else of the job, else the smallest number that
+            the config allows.
         job: training job of the site that the config names, None without one.
         report: receives an error if the ranks do not form a mesh.
     """
@@ -61,24 +65,31 @@ def plan_ranks(config: Config, world_size: int | None, job: Job | None, report: 
     degrees = ParallelDims()
     with report.collect():
         process_info = read_process_info()
-        if world_size is None and process_info.launcher != "none":
-            world_size = process_info.world
-        elif world_size is None and job is not None:
-            world_size = job.ranks
-        elif world_size is None:
-            world_size = parallelism.tensor
-            if parallelism.data == "fsdp2":
-                world_size *= parallelism.replicate
+        if world_size is None:
+            if process_info.launcher != "none":
+                world_size = process_info.world
+            elif job is not None:
+                world_size = job.ranks
+            else:
+                world_size = parallelism.tensor
+                if parallelism.data == "fsdp2":
+                    world_size *= parallelism.replicate
         degrees = plan_degrees(parallelism, world_size)
         report.add_note(f"ranks: {DeviceGrid(degrees).describe()} (--world-size N checks another number)")
     return degrees
 
 
 def check_run_length(config: Config, data: DataSummary, degrees: ParallelDims, report: CheckReport) -> tuple[int, int]:
-    """Return the optimizer steps of the whole run and the samples of a step over all ranks.
+    """Return the number of optimizer steps of the whole run, and of samples of a step over all ranks.
 
-    Both are 0 if a step takes more samples than the training period has, which is reported. A ramp of the forecast
-    length that never reaches ``data.forecast_len`` is reported as well.
+    Both are 0 if a step needs more samples than the training period has.
+
+    Args:
+        config: config of the run.
+        data: summary of the data; it must have samples of the split train.
+        degrees: degrees of parallelism of the run's mesh.
+        report: receives a note on the length, and an error if the period is too short or ``trainer.forecast_len_from``
+            never reaches ``data.forecast_len``.
     """
     trainer = config.trainer
     num_steps = 0
@@ -109,13 +120,13 @@ def check_walltime(
     """Compare the time of the remaining steps with the job's walltime, if metrics.jsonl has the speed of the run.
 
     Args:
-        config: of the run.
+        config: config of the run.
         job: training job of the site that the config names, None without one.
         remaining_steps: optimizer steps that are still to be taken.
         samples_per_step: samples of an optimizer step over all ranks.
         report: receives errors and notes.
     """
-    # Walltimes in minutes, each with the section that sets it.
+    # Collect the walltimes in minutes, each with the section that sets it.
     scheduler = "slurm" if job is None else job.scheduler
     limits = []
     if config.trainer.walltime is not None:
@@ -148,7 +159,9 @@ def check_walltime(
         return
     hours = remaining_steps * samples_per_step / median(speeds) / 3600
     needed_jobs = math.ceil(hours * 60 / (minutes - _MARGIN_MINUTES))
-    allowed_jobs = max(config.pbs.chain or 1, config.slurm.chain or 1, job.links if job is not None else 1)
+    allowed_jobs = max(config.pbs.chain or 1, config.slurm.chain or 1)
+    if job is not None:
+        allowed_jobs = max(allowed_jobs, job.links)
     text = f"{remaining_steps} steps take about {hours:.1f} h at {median(speeds):.3g} samples/s (metrics.jsonl)"
     report.add_note(f"time: {text}")
     if needed_jobs > allowed_jobs:

@@ -17,12 +17,14 @@ from credit.verify.cases import common_cases, common_leads, describe_origin, mis
 
 @dataclass(frozen=True)
 class PlannedForecasts:
-    """Forecasts of the run before they exist, with the attributes of `ForecastSource` that `credit.verify.cases` reads.
+    """Description of the forecasts that the run will make.
+
+    It has those attributes of a `ForecastSource` that the functions of `credit.verify.cases` read.
 
     Attributes:
         origin: name of the forecasts in messages.
-        initial_minutes: (N,) initial times in minutes of the calendar; empty where they are not known.
-        lead_minutes: (L,) lead times in minutes.
+        initial_minutes: (N,) initial times in minutes of the calendar, int64; empty if they are not known.
+        lead_minutes: (L,) lead times in minutes, int64.
         channel_names: names of the channels that the run will write.
         calendar: calendar of the initial times.
     """
@@ -47,7 +49,7 @@ def check_other_forecasts(config: Config, data: DataSummary, planned: PlannedFor
     """Check whether the other forecasts can be scored, and report how many initial and lead times are common.
 
     Args:
-        config: of the run.
+        config: config of the run.
         data: summary of the data that the forecasts are scored against.
         planned: forecasts of the run.
         report: receives errors and notes.
@@ -84,7 +86,14 @@ def _compare_times(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the lead times (L,) and the initial times (N,) that all archives have, int64 minutes.
 
-    Both are empty if they cannot be compared, the initial times also if those of the run are not known.
+    Args:
+        archives: name -> forecasts; the name ``model`` stands for the run.
+        data: summary of the data that the forecasts are scored against.
+        report: receives an error if no lead time or no initial time is common.
+
+    Returns:
+        Lead times and initial times. Each is empty after an error; the initial times also if those of the run are not
+        known.
     """
     leads = np.empty(0, dtype=np.int64)
     cases = np.empty(0, dtype=np.int64)
@@ -99,7 +108,9 @@ def _compare_times(
 
 
 def _read_forecast(name: str, archive: ForecastArchive, data: DataSummary, initial: int, lead: int) -> None:
-    """Read one lead time of one forecast; if its grid is that of the data, only masked cells may be missing.
+    """Read one lead time of one forecast and check that no value is missing, except in masked cells.
+
+    The values are compared with the masks only if the forecast has the grid of the data.
 
     Args:
         name: name of the forecasts in the config.

@@ -112,7 +112,7 @@ class MessageGroup:
     files: tuple[str, ...] = ()
 
     def describe(self) -> str:
-        """Return the text of the group: number of files, message without the file, first names of files."""
+        """Return the text of the group: the number of files, the message without the file, and the first file names."""
         if not self.files:
             return self.message
         first_file = self.files[0]
@@ -141,7 +141,7 @@ def group_messages(messages: Sequence[str]) -> list[MessageGroup]:
             file_name = file_names.pop()
             key = tuple(message.split(file_name))
         else:
-            # A message about two files concerns this pair only, so it stays alone, as one without a file does.
+            # A message about two files concerns this pair only, so it is not grouped; neither is one without a file.
             file_name = ""
             key = (message,)
         members.setdefault(key, []).append((message, file_name))
@@ -163,7 +163,7 @@ class _WarningHandler(logging.Handler):
         self._report = report
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Handle one record."""
+        """Add a warning or an error to the report; pass a record of a lower level to the root logger's handlers."""
         if record.levelno >= logging.WARNING:
             self._report.add_warning(record.getMessage())
         else:
@@ -172,5 +172,6 @@ class _WarningHandler(logging.Handler):
 
 def _format_count(messages: Sequence[str], noun: str) -> str:
     """Return the number of messages with its noun, as in "1 error" and "2 errors"."""
-    plural = "" if len(messages) == 1 else "s"
-    return f"{len(messages)} {noun}{plural}"
+    if len(messages) == 1:
+        return f"1 {noun}"
+    return f"{len(messages)} {noun}s"

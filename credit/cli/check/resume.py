@@ -33,14 +33,15 @@ def check_resume(
     """Check whether the run could continue from the checkpoint that it would find.
 
     Args:
-        config: of the run.
+        config: config of the run.
         data: summary of the data, None if the grid is not known.
         dry_run: model of the config, None if it cannot be built.
         degrees: degrees of parallelism of the run's mesh.
         report: receives errors, warnings and notes.
 
     Returns:
-        The config as the run would have it, which keeps the global batch of a checkpoint, and the first step.
+        The config that the run would use, whose global batch size is that of the checkpoint; and the first step, 0
+        without a checkpoint.
     """
     folder = Path(config.save_loc)
     first_step = 0
@@ -82,11 +83,24 @@ def check_resume(
 def _check_initial_weights(
     config: Config, data: DataSummary | None, dry_run: DryRunResult | None, path: Path, report: CheckReport
 ) -> None:
-    """Check whether weights of another run or program fit the data and the model."""
+    """Check whether weights of another run or program fit the data and the model.
+
+    Args:
+        config: config of the run.
+        data: summary of the data, None if the grid is not known.
+        dry_run: model of the config, None if it cannot be built.
+        path: file with the weights.
+        report: receives errors and notes.
+
+    Raises:
+        CheckpointError: if the tensors in the file do not fit the model.
+    """
     if data is not None:
         assets = dummy_assets(config, data.grid, data.attributes, data.masks)
-        _require_unseen_test_period(config, data, adapt_assets_to_weights(config, assets, data, path), path, report)
+        adapted_assets = adapt_assets_to_weights(config, assets, data, path)
+        _require_unseen_test_period(config, data, adapted_assets, path, report)
     if dry_run is not None:
+        # Tensors that the file lacks, such as those of noise layers, get their initial values.
         shapes = {name: value.shape for name, value in read_state_file(path).items()}
         added_values = find_added_values(dry_run.model, shapes.keys(), config.seed)
         added_shapes = {name: value.shape for name, value in added_values.items()}
@@ -108,13 +122,13 @@ def _require_unseen_test_period(
 def _report_damaged_checkpoints(
     folder: Path, start_checkpoint: Path | None, starts_anew: bool, report: CheckReport
 ) -> None:
-    """Report checkpoints of this run that it would skip, or rename where it starts anew.
+    """Report damaged checkpoints in the run's folder, which the run would skip, or rename if it starts anew.
 
     Args:
         folder: the folder ``checkpoints`` of this run.
-        start_checkpoint: checkpoint that the run would continue from, which may be another run's; None without one.
+        start_checkpoint: checkpoint that the run would continue from, of this run or another one; None without one.
         starts_anew: True if ``trainer.resume: never`` is set.
-        report: receives errors, or warnings where the run starts anew.
+        report: receives errors, or warnings if the run starts anew.
     """
     is_in_folder = start_checkpoint is not None and start_checkpoint.resolve().parent == folder.resolve()
     for path in checkpoint.list_checkpoints(folder):

@@ -41,7 +41,7 @@ def check_training(config: Config, data: DataSummary, report: CheckReport) -> No
     """Check the sections that training uses, by building the loss, the optimizer and the preview's plan.
 
     Args:
-        config: of the run.
+        config: config of the run.
         data: summary of the data.
         report: receives errors and notes.
     """
@@ -76,7 +76,7 @@ def check_training(config: Config, data: DataSummary, report: CheckReport) -> No
 
 
 def _check_forcing_climatology(config: Config, data: DataSummary, report: CheckReport) -> None:
-    """Check that the training period is long enough for the climatology of forcing that forecasts take from it."""
+    """Check that the training period is long enough to fit a climatology of the forcing for forecasts."""
     train = data.splits.get("train")
     for channel in data.channels.group("dynamic_forcing"):
         if channel.source != "data" or config.data.options_of(channel.variable).in_forecast != "climatology":
@@ -94,7 +94,7 @@ def check_forecasts(config: Config, data: DataSummary, report: CheckReport) -> i
     """Check the sections that forecasts and scores use, by choosing the initial times and laying out the files.
 
     Args:
-        config: of the run.
+        config: config of the run.
         data: summary of the data.
         report: receives errors and notes.
 
@@ -180,7 +180,7 @@ def check_ensemble(config: Config, model: nn.Module, report: CheckReport) -> Non
     """Check that the network has the blocks that get noise, and has dropout if the ensemble uses it.
 
     Args:
-        config: of the run.
+        config: config of the run.
         model: network of the config; `enable_dropout` changes its mode.
         report: receives errors and notes.
     """
@@ -198,7 +198,7 @@ def check_ensemble(config: Config, model: nn.Module, report: CheckReport) -> Non
 
 
 def _check_checkpoint(config: Config, report: CheckReport) -> None:
-    """Check that ``inference.checkpoint`` exists if it is of another run; those of this run may not exist yet."""
+    """Check that ``inference.checkpoint`` exists if it belongs to another run; this run may still write its own."""
     name = config.inference.checkpoint
     if name in ("best", "latest"):
         return
@@ -215,12 +215,12 @@ def _list_output_channels(config: Config, data: DataSummary, longest_lead: int) 
     Variables that are derived from the model's outputs are included only if the data can be read.
 
     Args:
-        config: of the run.
+        config: config of the run.
         data: summary of the data.
-        longest_lead: in minutes.
+        longest_lead: longest lead time in minutes.
 
     Raises:
-        ConfigError: if a variable cannot be derived from the model's outputs, or is not among them.
+        ConfigError: if a variable of ``inference.variables`` is no output of the model and cannot be derived from them.
     """
     conf = config.inference
     step_minutes = config.data.step_minutes

@@ -19,8 +19,8 @@ def check_store(conf: DataConfig, report: CheckReport, deep: bool) -> StoreReade
 
     Args:
         conf: the data section; its store must exist.
-        report: receives source files that changed, and the extent of the checks.
-        deep: read every field and compare checksums.
+        report: receives source files that changed, and notes on what was checked.
+        deep: True to read every field and compare checksums.
 
     Raises:
         DataError: if the store was written from another config, is not complete, or is damaged.
@@ -44,7 +44,7 @@ def check_store(conf: DataConfig, report: CheckReport, deep: bool) -> StoreReade
     if not meta["complete"]:
         # Opening it raises the error on an incomplete store, with what to do.
         return open_configured_store(conf)
-    # Its chunks must be there, with their full size or, with --deep, with the right checksums.
+    # Each chunk must be there and have its full size or, with --deep, its checksum.
     start = time.perf_counter()
     damage = require_undamaged(path, deep)
     reader = open_configured_store(conf)

@@ -23,8 +23,9 @@ _RETRY_SECONDS = 0.01
 class InterruptGuard:
     """Context manager that turns SIGINT into a KeyboardInterrupt of the main thread and keeps other threads quiet.
 
-    Python's own handler has three weaknesses for these commands: a KeyboardInterrupt in a destructor is printed and
-    forgotten, libraries replace it by errors of their own, and threads that lose their main thread print tracebacks.
+    Python's own handler has three weaknesses for these commands. A KeyboardInterrupt in a destructor is printed and then
+    lost. Libraries replace a KeyboardInterrupt by errors of their own. Threads whose main thread has ended print
+    tracebacks.
 
     A handler other than Python's default, or an ignored SIGINT (``nohup``, background jobs), stays in place.
 
@@ -55,20 +56,20 @@ class InterruptGuard:
             self._is_installed = False
 
     def silence_threads(self) -> None:
-        """Suppress messages about work that the interrupted main thread no longer waits for."""
+        """Mark the command as interrupted and suppress messages about work that the main thread no longer waits for."""
         self.interrupted = True
         for name in _NOISY_LOGGERS:
             logging.getLogger(name).setLevel(logging.CRITICAL + 1)
 
     def _handle_signal(self, number: int, frame: FrameType | None) -> None:
-        """Handle SIGINT."""
+        """Raise a KeyboardInterrupt in the main thread; the parameters are those of a signal handler."""
         self.silence_threads()
         raise KeyboardInterrupt
 
     def _handle_unraisable(self, unraisable: Any) -> None:
-        """Raise a KeyboardInterrupt again that came while Python ran a destructor or a callback of C code."""
+        """Repeat a KeyboardInterrupt that came while Python ran a destructor or a callback of C code."""
         if issubclass(unraisable.exc_type, KeyboardInterrupt):
-            # Raised here it would be lost again, so another thread raises it after this hook has returned.
+            # An exception that this hook raises would be lost again, so a timer raises it after the hook has returned.
             timer = threading.Timer(_RETRY_SECONDS, _thread.interrupt_main)
             timer.daemon = True
             timer.start()
@@ -82,10 +83,10 @@ class InterruptGuard:
 
 
 def end_process() -> NoReturn:
-    """End this process now with exit status 130, without waiting for its threads; its children are terminated.
+    """Terminate the child processes and end this process with exit status 130, without waiting for its threads.
 
     Call it after all context managers have cleaned up. The interpreter's own shutdown would wait for threads in the
-    middle of their work and print what they say about it.
+    middle of their work and print their error messages.
     """
     multiprocessing = sys.modules.get("multiprocessing")
     if multiprocessing is not None:

@@ -14,7 +14,10 @@ _MAX_NAME_LETTERS = 20
 
 
 def format_summary(table: ScoreTable, reference: str | None = None, show_all: bool = False) -> str:
-    """Return the summary of a table of scores as text: global RMSE (in the units of each channel), ratio and n_eff.
+    """Return the summary of a table of scores as text.
+
+    Each row has the global RMSE in the units of the channel, the ratio of the model's RMSE to that of the reference, and
+    the effective number of initial times (n_eff).
 
     Args:
         table: the scores.
@@ -25,7 +28,9 @@ def format_summary(table: ScoreTable, reference: str | None = None, show_all: bo
     forecasts = summary_forecasts(reference)
     names = {name: _column_name(table, name) for name in forecasts}
     model = table.display_name("model")
-    opponent = "the best of the three baselines" if reference is None else table.display_name(reference)
+    opponent = "the best of the three baselines"
+    if reference is not None:
+        opponent = table.display_name(reference)
     channels = table.channels if show_all else headline_channels(table)
 
     # One row for each channel and lead time.
@@ -69,5 +74,10 @@ def _column_name(table: ScoreTable, forecast: str) -> str:
 
 
 def _format_number(value: float, format_spec: str) -> str:
-    """Return a number for the terminal, a hyphen for a missing one."""
+    """Return a number as text, a hyphen for NaN.
+
+    Args:
+        value: the number; NaN if it is missing.
+        format_spec: format of Python, such as ``.2f``.
+    """
     return "-" if math.isnan(value) else format(value, format_spec)

@@ -41,7 +41,7 @@ def print_json(document: object) -> None:
 
 
 def is_terminal(stream: TextIO | None) -> bool:
-    """Return whether the stream is a terminal; None, as daemons have it, and the streams of notebooks are not."""
+    """Return whether the stream is a terminal; False for the streams of notebooks and for None, the stream of daemons."""
     try:
         return stream is not None and stream.isatty()
     except ValueError:
@@ -52,8 +52,9 @@ def is_terminal(stream: TextIO | None) -> bool:
 def supports_color(stream: TextIO | None) -> bool:
     """Return whether text for this stream may have colours.
 
-    ``NO_COLOR`` (https://no-color.org) forbids them, ``FORCE_COLOR`` (https://force-color.org) asks for them, also in
-    a pipe, and ``TERM=dumb`` stands for a terminal without colours. Python itself looks at them in this order.
+    Environment variables decide first, in the order that Python itself uses. ``NO_COLOR`` (https://no-color.org) forbids
+    colours. ``FORCE_COLOR`` (https://force-color.org) demands them, even in a pipe. ``TERM=dumb`` stands for a terminal
+    without colours.
     """
     if os.environ.get("NO_COLOR"):
         return False
@@ -65,12 +66,12 @@ def supports_color(stream: TextIO | None) -> bool:
 
 
 def colorize(text: str, name: str, stream: TextIO | None = None) -> str:
-    """Return text with the escape sequences of a colour, or unchanged where the stream shows none.
+    """Return text with the escape sequences of a colour, unchanged if the stream shows no colours.
 
     Args:
         text: text to show.
         name: red, green, yellow, cyan, bold or dim.
-        stream: stream that the text goes to; standard output by default.
+        stream: stream that the text goes to; None for standard output.
 
     Raises:
         KeyError: if there is no style of this name.
@@ -81,7 +82,11 @@ def colorize(text: str, name: str, stream: TextIO | None = None) -> str:
 
 
 def terminal_width(stream: TextIO | None = None) -> int | None:
-    """Return the columns of the stream's terminal (``COLUMNS``, if it is set); None for a file or a pipe."""
+    """Return the width of the stream's terminal in characters, at least 40; None for a file or a pipe.
+
+    Args:
+        stream: stream of the text; None for standard output. The variable ``COLUMNS`` overrides the terminal's width.
+    """
     stream = sys.stdout if stream is None else stream
     if not is_terminal(stream):
         return None
@@ -101,8 +106,8 @@ def wrap_text(text: str, stream: TextIO | None = None, indent: str = "") -> str:
 
     Args:
         text: one or more lines, which stay separate; each keeps its own indentation.
-        stream: stream that the text goes to; standard output by default.
-        indent: text put before the second and later lines that a line is broken into.
+        stream: stream that the text goes to; None for standard output.
+        indent: text put before each continuation of a broken line.
     """
     width = terminal_width(stream)
     if width is None:
@@ -114,7 +119,13 @@ def wrap_text(text: str, stream: TextIO | None = None, indent: str = "") -> str:
 
 
 def _wrap_line(line: str, width: int, indent: str) -> str:
-    """Return one line broken into lines of at most `width` characters, where its words allow it."""
+    """Return one line broken between words into lines of at most `width` characters; a longer word keeps its length.
+
+    Args:
+        line: text without line breaks.
+        width: number of characters.
+        indent: text put before each continuation, after the indentation of `line`.
+    """
     if visible_length(line) <= width:
         return line
     # Paths and keys stay whole, even where they are longer than a line: people copy them.
@@ -158,7 +169,11 @@ def format_table(header: Sequence[str], rows: Sequence[Sequence[str]], right_ali
 
 
 class LogFormatter(logging.Formatter):
-    """Formats log records as ``LEVEL: message``: coloured and wrapped on a terminal, plain elsewhere."""
+    """Formatter of log records as ``LEVEL: message``: coloured and wrapped on a terminal, plain elsewhere.
+
+    Args:
+        stream: stream that the records go to.
+    """
 
     def __init__(self, stream: TextIO | None) -> None:
         super().__init__("%(levelname)s: %(message)s")
@@ -167,6 +182,7 @@ class LogFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """Return the text of a record."""
         text = super().format(record)
+        # Tracebacks keep their lines.
         if record.exc_info is None:
             text = wrap_text(text, self._stream, indent="  ")
         name = _LEVEL_STYLES.get(record.levelno)

@@ -1,7 +1,7 @@
 """Redact secrets and the path of the home folder from a text.
 
-Secrets are found by the name before them or by their form, and a value found once is hidden everywhere. A secret
-without a telling name or form looks like any word, so reports ask their readers to check before they send them.
+Secrets are recognised by the name before them or by their form. A value that is recognised once is hidden everywhere. A
+secret without such a name or form looks like any word, so the command asks its user to read the report before sending.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def redact(text: str, environ: Mapping[str, str], secrets: Iterable[str] = ()) -
         secrets: further values to hide.
     """
     secret_values = {value for name, value in environ.items() if is_secret(name)} | set(secrets)
-    # Hide values that follow a telling name, and remember them.
+    # Hide values that follow the name of a secret, and remember them.
     for pattern in (_HEADER, _USERINFO, _ASSIGNED, _OPTION):
         values = {match["value"].strip("\"'") for match in pattern.finditer(text)}
         if pattern is _USERINFO:
@@ -65,6 +65,7 @@ def redact(text: str, environ: Mapping[str, str], secrets: Iterable[str] = ()) -
     for value in sorted(secret_values, key=len, reverse=True):
         if len(value) >= _MIN_LENGTH:
             text = text.replace(value, HIDDEN)
+    # The path of the home folder contains the user's name. It may be written with or without symbolic links.
     home_folders = {environ.get("HOME", ""), str(Path.home()), os.path.realpath(Path.home())}
     for home in home_folders - {"", "/"}:
         # Only whole components of a path: not the beginning of a longer user name.

@@ -1,7 +1,7 @@
-"""Sections of the report of ``credit doctor``. Sections are independent; a failing one does not affect the others.
+"""Sections of the report of ``credit doctor``. A section that fails does not affect the others.
 
 The function of a section takes the context of the report and a set of secret values. It returns the section's text and
-adds to the set what must be hidden in the whole report.
+adds the values to the set that must be hidden in the whole report.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _ERROR = re.compile(r"^Traceback \(most recent call last\)|\bERROR\b|\bCRITICAL\
 
 @dataclass(frozen=True)
 class DiagnosticContext:
-    """The run that a report is about.
+    """Config, folder and environment of the run that a report describes.
 
     Attributes:
         config: the resolved config, None if it is not valid.
@@ -76,7 +76,7 @@ class DiagnosticContext:
 
     @classmethod
     def from_config(cls, path: str, overrides: Sequence[str], environ: Mapping[str, str]) -> DiagnosticContext:
-        """Return the context of a config file, as far as it can be read; never raises.
+        """Return the context of a config file, as far as the file can be read; errors are kept in the context.
 
         Args:
             path: config file.
@@ -88,11 +88,16 @@ class DiagnosticContext:
             raw = read_config(path, overrides)
             config = build_config(raw, origin=str(path))
             return cls(config, "", raw, Path(config.save_loc), environ)
+        except ConfigError as error:
+            config_error = str(error)
         except Exception as error:
-            # A plugin may raise anything, and its author needs the report most.
-            config_error = str(error) if isinstance(error, ConfigError) else f"{type(error).__name__}: {error}"
+            # A plugin may raise any exception, and its author needs the report most.
+            config_error = f"{type(error).__name__}: {error}"
+        # The folder of the run is worth describing even if the config has errors.
+        folder = None
         save_loc = raw.get("save_loc")
-        folder = Path(os.path.expandvars(save_loc)) if isinstance(save_loc, str) else None
+        if isinstance(save_loc, str):
+            folder = Path(os.path.expandvars(save_loc))
         return cls(None, config_error, raw, folder, environ)
 
 
@@ -119,7 +124,7 @@ def _describe_report(context: DiagnosticContext, secrets: set[str]) -> str:
 
 
 def _describe_installation(context: DiagnosticContext, secrets: set[str]) -> str:
-    """Return the places that the package was installed to, and conflicts with other packages."""
+    """Return the folder and the distribution of the package, and conflicts with other distributions."""
     conflicts = [f"CONFLICT: {conflict}" for conflict in find_conflicts()]
     return "\n".join([describe_installation(), *conflicts])
 
@@ -130,7 +135,7 @@ def _describe_versions(context: DiagnosticContext, secrets: set[str]) -> str:
     for name in _PACKAGES:
         with suppress(PackageNotFoundError):
             lines.append(f"{name} {version(name)}")
-    # Nothing here uses a GPU, which would take memory that the run may need.
+    # Nothing here uses a GPU, because that would take GPU memory which the run may need.
     lines.append(f"torch was built for CUDA {torch.version.cuda}, HIP {torch.version.hip}")
     if torch.version.cuda is not None:
         lines.append(f"cuDNN {torch.backends.cudnn.version()}, NCCL {torch.cuda.nccl.version()}")
@@ -140,11 +145,14 @@ def _describe_versions(context: DiagnosticContext, secrets: set[str]) -> str:
 def _describe_machine(context: DiagnosticContext, secrets: set[str]) -> str:
     """Return operating system, processor, memory, free disk space and GPUs."""
     lines = [f"{platform.platform()} on {socket.gethostname()}"]
+    # The first line of each file that begins with the key; systems other than Linux lack these files.
     facts = (("/proc/cpuinfo", "model name"), ("/proc/meminfo", "MemTotal"), ("/proc/meminfo", "MemAvail"))
     for path, key in facts:
-        with suppress(OSError, StopIteration):
-            matching_lines = (line for line in Path(path).read_text().splitlines() if line.startswith(key))
-            lines.append(next(matching_lines))
+        with suppress(OSError):
+            for line in Path(path).read_text().splitlines():
+                if line.startswith(key):
+                    lines.append(line)
+                    break
     lines.append(f"{os.cpu_count()} CPUs; torch computes on {torch.get_num_threads()}")
     if hasattr(os, "sched_getaffinity"):
         lines[-1] += f", this process may use {len(os.sched_getaffinity(0))}"
@@ -161,7 +169,12 @@ def _describe_machine(context: DiagnosticContext, secrets: set[str]) -> str:
 
 
 def _describe_ranks(context: DiagnosticContext, secrets: set[str]) -> str:
-    """Return what the launcher says about this process, and the mesh of the ranks."""
+    """Return the rank and world size that the launcher sets, and the mesh of the ranks.
+
+    Raises:
+        ConfigError: if the launcher's variables contradict each other or the ranks do not form a mesh; the text of the
+            section is then this message.
+    """
     process_info = read_process_info(context.environ)
     lines = [str(process_info)]
     if context.config is not None:
@@ -199,9 +212,12 @@ def _describe_run_folder(context: DiagnosticContext, secrets: set[str]) -> str:
                 f"{name} ({_format_age(folder / name)}): {(folder / name).read_text(encoding='utf-8').strip()}"
             )
     for path in sorted(folder.iterdir()):
-        # A run at work may remove files meanwhile.
+        # A run in progress may remove files meanwhile.
         with suppress(OSError):
-            size = f"{len(list(path.iterdir()))} entries" if path.is_dir() else f"{path.stat().st_size} bytes"
+            if path.is_dir():
+                size = f"{len(list(path.iterdir()))} entries"
+            else:
+                size = f"{path.stat().st_size} bytes"
             lines.append(f"{path.name}: {size}, {_format_age(path)}")
     return "\n".join(lines)
 
@@ -219,14 +235,14 @@ def _describe_checkpoints(context: DiagnosticContext, secrets: set[str]) -> str:
             age = _format_age(path)
             state = checkpoint.verify_checkpoint(path) or "intact"
             if not path.exists():
-                # A run at work removes checkpoints.
+                # A run in progress removes old checkpoints.
                 state = "removed just now"
             lines.append(f"{path.name}: {state}, {age}")
     return "\n".join(lines)
 
 
 def _show_last_metrics(context: DiagnosticContext, secrets: set[str]) -> str:
-    """Return the last rows of metrics.jsonl about training steps, and the last one about validation."""
+    """Return the last rows of metrics.jsonl about training steps, and the last row about validation."""
     rows = read_last_metrics(_require_folder(context))
     training_rows = [row for row in rows if not row.keys() & {"valid", "early"}]
     validation_rows = [row for row in rows if "valid" in row]
@@ -235,7 +251,7 @@ def _show_last_metrics(context: DiagnosticContext, secrets: set[str]) -> str:
 
 
 def _show_last_error(context: DiagnosticContext, secrets: set[str]) -> str:
-    """Return the last error in the newest log that has one, with the lines after it."""
+    """Return the last error in the newest log that has an error, with the lines after it."""
     for path in _list_logs(context):
         lines = tail_lines(path)
         error_lines = [number for number, line in enumerate(lines) if _ERROR.search(line)]
@@ -278,7 +294,7 @@ def _list_logs(context: DiagnosticContext) -> list[Path]:
 
 
 def _format_age(path: Path) -> str:
-    """Return the time in seconds since a file or folder was last changed."""
+    """Return the time since the last change of a file or folder as text, ``changed N s ago``."""
     return f"changed {max(0.0, time.time() - path.stat().st_mtime):.0f} s ago"
 
 

@@ -67,7 +67,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_command(arguments: argparse.Namespace) -> int:
-    """Make the forecasts of the config and return the exit status 0."""
+    """Collective: make the forecasts of the config and return the exit status 0.
+
+    Raises:
+        ConfigError: if the config or an option is wrong.
+        DataError: if the data lack an initial time or a variable.
+        CheckpointError: if the checkpoint is missing or damaged.
+    """
     from credit.calendar import parse_duration
     from credit.config import load_config
     from credit.parallel.process_info import process_group, read_process_info
@@ -102,8 +108,13 @@ def _require_no_initial_times(overrides: Sequence[str]) -> None:
 def _make_forecasts(config: Config, part: str | None, process_info: ProcessInfo, mesh: DeviceGrid) -> None:
     """Collective: make the forecasts of this rank and write them.
 
-    If the mesh has several ranks, all of them call it and make the same number of batches, because all ranks gather
-    sharded weights.
+    All ranks of a mesh make the same number of batches, because all of them gather sharded weights.
+
+    Args:
+        config: config of the run.
+        part: ``I/N`` of ``--part``, None for all initial times.
+        process_info: rank and world size of this process.
+        mesh: mesh of the ranks that forecast.
     """
     from credit.cli.rollout.rank_work import plan_rank_work, shard_initial_times
     from credit.forecast.initial_times import choose_initial_times, choose_leads
@@ -135,18 +146,17 @@ def _make_forecasts(config: Config, part: str | None, process_info: ProcessInfo,
         writer, lead_numbers, step_minutes, str(forecaster.path), work.incomplete_times, diagnostics
     ) as background:
         forecast_batch = build_forecast_function(config, forecaster, background.file_lock)
-        bar = ProgressBar(
-            total=sum(map(len, work.batches)),
-            desc="forecasting",
-            unit="start",
-            disable=None if process_info.is_main else True,
-        )
+        num_starts = sum(map(len, work.batches))
+        # Only the main rank shows a progress bar, and only on a terminal.
+        hidden = None if process_info.is_main else True
+        bar = ProgressBar(total=num_starts, desc="forecasting", unit="start", disable=hidden)
         with bar:
             for batch in work.batches:
                 # Tensor-parallel peers compute the same output; one of them writes it.
                 output_writer = background if mesh.tensor_rank == 0 else None
                 _forecast_one_batch(forecast_batch, batch, lead_minutes[-1], step_minutes, output_writer)
                 bar.update(len(batch))
+            # This rank takes part in the collectives of ranks that have more batches.
             for batch in work.padding_batches:
                 _forecast_one_batch(forecast_batch, batch, lead_minutes[-1], step_minutes, None)
     if mesh.tensor_rank == 0:
@@ -169,11 +179,11 @@ def _forecast_one_batch(
     """Make the forecasts of a batch up to the longest lead time and queue the output of each step for writing.
 
     Args:
-        forecast_batch: makes the forecasts.
+        forecast_batch: function that makes the forecasts.
         batch: starts of the forecasts.
-        longest_lead: in minutes.
-        step_minutes: time step of the model.
-        output_writer: None to discard the outputs.
+        longest_lead: longest lead time in minutes.
+        step_minutes: time step of the model in minutes.
+        output_writer: writer of the outputs; None to discard them.
     """
     from credit.forecast.rollout import iterate_in_inference_mode
 
@@ -192,12 +202,12 @@ def build_forecast_function(
 
     Args:
         config: config of the run that forecasts.
-        forecaster: its model and fields.
-        file_lock: context that is entered while fields are read.
+        forecaster: model, normalization and fields of this run.
+        file_lock: context that is entered while fields are read, because netCDF allows one thread at a time.
 
     Returns:
-        Function of forecast starts and a number of steps, which yields the output (B, C, H, W) of each step in physical
-        units.
+        Function of B forecast starts and a number of steps, which yields the output (B, C, H, W) of each step in
+        physical units.
 
     Raises:
         ConfigError: if ``inference.ensemble`` asks for something that the network does not have, such as dropout.
@@ -236,7 +246,7 @@ def build_forecast_function(
 
 
 def _warn_old_store(config: Config, reader: FieldReader) -> None:
-    """Warn if ``latest`` means the last time of a training store, which is the end of its splits."""
+    """Log a warning if ``latest`` means the last time of a training store, which is the end of its splits."""
     from credit.data.store.store_reader import StoreReader
 
     if config.inference.initial_times == "latest" and isinstance(reader, StoreReader):
@@ -248,12 +258,12 @@ def _warn_old_store(config: Config, reader: FieldReader) -> None:
 
 
 def _warn_distribution_shift(config: Config, forecaster: Forecaster, reader: FieldReader, initial_time: int) -> None:
-    """Warn if the first fields look unlike those of training: in other units, or over another orography.
+    """Log a warning if the first fields differ from those of training, for example in units or orography.
 
     Args:
-        config: of the run.
-        forecaster: its assets describe the fields of training.
-        reader: reader of the data to start from.
+        config: config of the run.
+        forecaster: has the statistics and static fields of training.
+        reader: reader of the data that forecasts start from.
         initial_time: first initial time that is forecast, in minutes.
     """
     from credit.data.analyses import read_static_fields
@@ -262,12 +272,12 @@ def _warn_distribution_shift(config: Config, forecaster: Forecaster, reader: Fie
 
     assets = forecaster.assets
     warnings = []
-    # The forecast itself reports data that it needs and cannot read.
+    # If the fields cannot be read, the forecast itself raises the error.
     with suppress(DataError):
         state_CHW = forecaster.frames.prognostic(initial_time)
         time_text = reader.calendar.format(initial_time)
         warnings.append(describe_distribution_shift(assets, forecaster.stepper.normalizer, state_CHW, time_text))
-    # Data to start from may lack the static fields; then they are read from the sources that have them.
+    # The reader of initial states may lack the static fields; then they are read from the sources that have them.
     static_channels = assets.channels.static_stored
     if reader.channels.static_stored == static_channels:
         static_CHW = reader.static()
@@ -295,10 +305,10 @@ def _open_writer(
     """Return the writer of the forecasts; it recognises complete forecasts of the same weights and initial states.
 
     Args:
-        config: of the run.
-        forecaster: its grid and description go into the files.
+        config: config of the run.
+        forecaster: has the grid and the description of the model for the files.
         reader: reader of the data, for its calendar.
-        diagnostics: computes the fields that are written from the model's output.
+        diagnostics: function object that computes the written fields from the model's output.
         initial_times: all initial times of the run, in minutes.
         lead_minutes: lead times to write, in minutes.
     """

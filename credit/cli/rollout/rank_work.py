@@ -24,10 +24,10 @@ class RankWork:
 
     Attributes:
         initial_times: initial times of this rank in minutes.
-        incomplete_times: those whose forecast is not on disk yet, in minutes.
+        incomplete_times: initial times whose forecast is not on disk yet, in minutes.
         batches: forecast starts of each batch that has an incomplete forecast.
-        padding_batches: further batches, whose forecasts are discarded. With them all ranks that share weights make the
-            same number of batches and so take part in the same collectives.
+        padding_batches: further batches, whose forecasts are discarded. They give all ranks that share weights the same
+            number of batches, and so the same collectives.
     """
 
     initial_times: list[int]
@@ -45,10 +45,12 @@ def shard_initial_times(
         initial_times: all initial times of the run, in minutes.
         inference: the section inference.
         part: ``I/N`` of ``--part``, None or empty for all.
-        process_info: this process.
-        mesh: mesh of the forecasts; the ranks that share weights forecast the same initial times.
-    """
+        process_info: rank and world size of this process.
+        mesh: mesh of the ranks that forecast; tensor-parallel peers forecast the same initial times.
 
+    Raises:
+        ConfigError: if `part` is not ``I/N`` with 1 <= I <= N.
+    """
     members = 1 if inference.ensemble is None else inference.ensemble.members
     groups = group_initial_times(initial_times, members, inference.batch_size)
     if part:
@@ -81,9 +83,9 @@ def plan_rank_work(
         rank_groups: groups of initial times of this rank in minutes, by `shard_initial_times`.
         padding_time: initial time of the padding batches in minutes.
         inference: the section inference.
-        is_complete: tells whether the forecast from an initial time in minutes is complete on disk.
-        process_info: this process.
-        mesh: mesh of the forecasts.
+        is_complete: function of an initial time in minutes; True if its forecast is complete on disk.
+        process_info: rank and world size of this process.
+        mesh: mesh of the ranks that forecast.
     """
     rank_times = list(itertools.chain.from_iterable(rank_groups))
     incomplete_times = [time for time in rank_times if not is_complete(time)]
@@ -99,8 +101,12 @@ def plan_rank_work(
 
 
 def _build_batches(groups: list[list[int]], inference: InferenceConfig) -> list[list[ForecastStart]]:
-    """Return the forecast starts of each batch, group by group."""
+    """Return the forecast starts of each batch, group by group.
 
+    Args:
+        groups: initial times in minutes of each group.
+        inference: the section inference, for the batch size and the ensemble.
+    """
     members = 1 if inference.ensemble is None else inference.ensemble.members
     lag = lag_minutes(inference.ensemble)
     batches = []
@@ -114,17 +120,28 @@ def _build_padding_batches(
 ) -> list[list[ForecastStart]]:
     """Return batches whose forecasts are discarded, so that an idle rank joins the collectives of the others.
 
-    They have as many steps as the others' batches, which lagged members make longer.
+    Args:
+        initial_time: initial time of all batches in minutes.
+        inference: the section inference, for the batch size and the ensemble.
+        num_batches: number of batches.
     """
+    # Padding batches use the same lagged members, because these need more steps and so more collectives.
     batches = _build_batches([[initial_time]], inference)
     return list(itertools.islice(itertools.cycle(batches), num_batches))
 
 
 def _sync_incomplete_times(times: list[int], process_info: ProcessInfo, mesh: DeviceGrid) -> list[int]:
-    """Collective: return the times of the first tensor-parallel peer; peers look at the files at different moments."""
+    """Collective: return the incomplete times that the first tensor-parallel peer has found.
+
+    Peers look at the files at different moments and may find different times, but must make the same forecasts.
+
+    Args:
+        times: incomplete times that this rank has found, in minutes.
+        process_info: rank and world size of this process.
+        mesh: mesh of the ranks that forecast.
+    """
     if mesh.device_mesh is None:
         return times
-
     return run_on_all_ranks(lambda: times)[process_info.rank - mesh.tensor_rank]
 
 
@@ -132,5 +149,4 @@ def _find_max_batches(num_batches: int, mesh: DeviceGrid) -> int:
     """Collective: return the largest number of batches of any rank that shares weights with this one."""
     if mesh.device_mesh is None:
         return num_batches
-
     return max(run_on_all_ranks(lambda: num_batches))
