@@ -1,4 +1,4 @@
-"""The config of a run: a strict schema, and the way from YAML to it."""
+"""The config of a run: its schema, and the functions that read it from YAML and write it."""
 
 from credit.config.load import build_config, dump_config, load_config
 from credit.config.schema import Config

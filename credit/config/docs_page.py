@@ -45,7 +45,7 @@ _DESCRIBED_ELSEWHERE = ("inference.hyperdiffusion", "inference.postprocess", "lo
 
 
 def render_config_reference() -> str:
-    """Return the page as Markdown."""
+    """Return the page docs/config.md in Markdown."""
     parts = [_INTRODUCTION]
     # Keys that are no sections come first, in a table of their own.
     top_level_keys = {name: field for name, field in Config.model_fields.items() if not sections_in(field.annotation)}
@@ -61,13 +61,13 @@ def render_config_reference() -> str:
 
 
 def _describe_section(path: str, section: type[BaseModel], title: str, heading: str = "##") -> list[str]:
-    """Return heading, docstring and table of a section, and those of all sections below it.
+    """Return the Markdown parts of a section and all sections below it: heading, docstring and table of each.
 
     Args:
         path: dotted key of the section.
-        section: its class.
-        title: of the heading.
-        heading: the heading's level.
+        section: class of the section.
+        title: text of the heading.
+        heading: level of the heading, as its number signs.
     """
     parts = [
         f"{heading} {title}\n\n{inspect.cleandoc(section.__doc__)}\n",
@@ -89,7 +89,7 @@ def _describe_section(path: str, section: type[BaseModel], title: str, heading: 
 
 
 def _describe_registered_sections(field: FieldInfo) -> list[tuple[type[BaseModel], str]]:
-    """Return the sections of the registered kinds that a key may hold, each with the text that names its kinds."""
+    """Return the sections of the registered kinds that a key may hold, each with its kinds as text for a heading."""
     titles: dict[type[BaseModel], list[str]] = {}
     for kind in find_registered_sections(field):
         names = [kind.default] if kind.default == "hyperdiffusion" else kind.names()
@@ -102,13 +102,15 @@ def _render_table(prefix: str, fields: Mapping[str, FieldInfo]) -> str:
     """Return the keys of a section as a Markdown table; `prefix` comes before their names."""
     rows = ["| key | type | default | meaning |", "|---|---|---|---|"]
     for name, field in fields.items():
-        default = "required" if field.is_required() else _format_default(field.get_default(call_default_factory=True))
+        default = "required"
+        if not field.is_required():
+            default = _format_default(field.get_default(call_default_factory=True))
         rows.append(f"| `{prefix}{name}` | {_type_name(field.annotation)} | {default} | {field.description or ''} |")
     return "\n".join(rows) + "\n"
 
 
 def _format_default(value: Any) -> str:
-    """Return a default as Markdown."""
+    """Return a default value as Markdown for a cell of the table."""
     if value is PydanticUndefined:
         return "required"
     if isinstance(value, BaseModel):
@@ -141,14 +143,21 @@ def _type_name(annotation: Any) -> str:
 
 
 def _kind_of(section: type[BaseModel]) -> str:
-    """Return the kind that a section stands for, empty for a section without kinds."""
+    """Return the value of a section's key ``kind``, the empty string for a section without this key."""
     if "kind" not in section.model_fields:
         return ""
     return typing.get_args(section.model_fields["kind"].annotation)[0]
 
 
 def _item_suffix(annotation: Any) -> str:
-    """Return how an item is named below a key: ``.N`` in a list of sections, ``.NAME`` in a mapping to sections."""
+    """Return the suffix of a key for an item below it, as the page writes it.
+
+    Args:
+        annotation: type of the key.
+
+    Returns:
+        ``.N`` for a list of sections, ``.NAME`` for a mapping to sections, empty for any other type.
+    """
     options: Iterable[Any] = (annotation, *typing.get_args(annotation))
     for option in options:
         suffix = {list: ".N", dict: ".NAME"}.get(typing.get_origin(option))

@@ -1,4 +1,4 @@
-"""From YAML text and command-line overrides to a frozen `Config`; every problem is reported at once."""
+"""Build a frozen `Config` from YAML text and command-line overrides; all problems are reported in one error."""
 
 from __future__ import annotations
 
@@ -36,23 +36,24 @@ _BASE_60_NUMBER = re.compile(r"^[-+]?[0-9][0-9_]*(?::[0-5]?[0-9])+(?:\.[0-9_]*)?
 
 
 def load_config(path: str | os.PathLike, overrides: Iterable[str] = ()) -> Config:
-    """Read a YAML file, apply ``section.key=value`` overrides, expand ``$VAR`` and validate.
+    """Return the config of a YAML file: apply ``section.key=value`` overrides, expand ``$VAR`` and validate.
 
     Args:
         path: the YAML file; ``~`` is expanded.
         overrides: texts of the form ``section.key=value``.
 
     Raises:
-        ConfigError: listing every problem with key, value and rule, and for an unknown key the nearest existing one.
+        ConfigError: if the config is not valid. The message lists every problem with key, value and rule, and proposes
+            the nearest existing key for an unknown one.
     """
     return build_config(read_config(path, overrides), origin=str(path))
 
 
 def read_config(path: str | os.PathLike, overrides: Iterable[str] = ()) -> dict[str, Any]:
-    """Read a YAML file and apply ``section.key=value`` overrides, without validating the result.
+    """Return the mapping of a YAML file with ``section.key=value`` overrides applied, without validating it.
 
-    Old names of keys are replaced by the new ones, with one warning for each. The config that a run has saved in its
-    folder gives no warning: nobody wrote it by hand.
+    Old names of keys are replaced by the new names, with one warning for each. The config that a run has saved in its
+    folder gives no warning, because no user wrote it.
 
     Args:
         path: the YAML file; ``~`` is expanded.
@@ -61,7 +62,7 @@ def read_config(path: str | os.PathLike, overrides: Iterable[str] = ()) -> dict[
     Raises:
         ConfigError: if the file cannot be read, an override cannot be applied, or a key is given under both names.
     """
-    # Old key -> the file or the override in which it stands first.
+    # Old key -> the file or the override in which it occurs first, for the warning.
     origins: dict[str, str] = {}
     raw, old_keys = rename_keys(read_yaml(path), origin=str(path))
     if not _is_saved_by_run(Path(path)):
@@ -122,8 +123,13 @@ def apply_overrides(raw: Mapping[str, Any], overrides: Iterable[str]) -> dict[st
 
     The value is read as YAML. Items of a list are addressed by their number, and missing sections are added.
 
+    Args:
+        raw: a config, not yet validated.
+        overrides: texts of the form ``section.key=value``.
+
     Raises:
-        ConfigError: for an override that is not of this form or addresses something that is not a section.
+        ConfigError: if an override has another form, its value is not YAML, or its key lies below a value that is not a
+            section.
     """
     result = _copy_nested(raw)
     for text in overrides:
@@ -139,7 +145,10 @@ def apply_overrides(raw: Mapping[str, Any], overrides: Iterable[str]) -> dict[st
 
 
 def _copy_nested(value: Any) -> Any:
-    """Return a copy in which sections that YAML shares (``slurm: *jobs``) are separate, unlike `copy.deepcopy`."""
+    """Return a copy of nested data in which sections that YAML shares (``slurm: *jobs``) are separate objects.
+
+    `copy.deepcopy` would keep them shared, and an override of one section would change the other.
+    """
     if isinstance(value, Mapping):
         return {key: _copy_nested(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -151,9 +160,9 @@ def _set_value(node: Any, keys: list[str], value: Any, override: str) -> None:
     """Set the value at a path of keys below a mapping or list, in place.
 
     Args:
-        node: the mapping or list.
-        keys: its key, that of the section below it, and so on; items of lists are addressed by their number.
-        value: the value.
+        node: the mapping or list that the path starts from.
+        keys: parts of a dotted key, from the outermost section to the value; an item of a list is named by its number.
+        value: the value to set.
         override: text of the override, for messages.
 
     Raises:
@@ -180,22 +189,27 @@ def _set_value(node: Any, keys: list[str], value: Any, override: str) -> None:
 
 
 def referenced_env_vars(raw: Mapping[str, Any]) -> set[str]:
-    """Return the names of the environment variables that occur in the strings of a config."""
+    """Return the names of the environment variables that occur in the strings of a config.
+
+    Args:
+        raw: a config, not yet validated.
+    """
     text = yaml.safe_dump(dict(raw), allow_unicode=True)
+    # One group of the pattern is the name in ${NAME}, the other that in $NAME; one of them is empty.
     return {braced or plain for braced, plain in _ENVIRONMENT_VARIABLE.findall(text)}
 
 
 def build_config(raw: Mapping[str, Any], origin: str = "config") -> Config:
-    """Expand ``$VAR``, import plugins and validate a plain mapping.
+    """Return the config of a plain mapping: expand ``$VAR``, import plugins and validate.
 
     Old names of keys are accepted silently, so that saved files of earlier versions can be read.
 
     Args:
-        raw: as `read_config` or a checkpoint returns it.
-        origin: the file that it comes from, for messages.
+        raw: the mapping, from `read_config` or from the metadata of a checkpoint.
+        origin: file that the mapping comes from, for messages.
 
     Raises:
-        ConfigError: listing every problem; see `load_config`.
+        ConfigError: if the config is not valid; the message lists every problem.
     """
     problems: list[str] = []
     renamed, _ = rename_keys(raw, origin)
@@ -212,15 +226,15 @@ def build_config(raw: Mapping[str, Any], origin: str = "config") -> Config:
 
 
 def build_section(section: type[SectionClass], raw: Mapping[str, Any], origin: str) -> SectionClass:
-    """Validate a plain mapping as one section, for files that are not the config of a run.
+    """Return the section of a plain mapping, for files that are not the config of a run.
 
     Args:
-        section: the class of the section.
-        raw: its keys and values.
-        origin: the file that it comes from, for messages.
+        section: class of the section.
+        raw: keys and values of the section.
+        origin: file that the mapping comes from, for messages.
 
     Raises:
-        ConfigError: listing every problem.
+        ConfigError: if the mapping is not valid; the message lists every problem.
     """
     try:
         return section.model_validate(raw)
@@ -230,14 +244,14 @@ def build_section(section: type[SectionClass], raw: Mapping[str, Any], origin: s
 
 
 def build_data_config(raw: Mapping[str, Any], origin: str) -> DataConfig:
-    """Validate the section ``data`` of a config whose other sections may be wrong.
+    """Return the section ``data`` of a config whose other sections may be wrong.
 
     Args:
         raw: the whole config, as `read_config` returns it.
-        origin: the file that it comes from, for messages.
+        origin: file that the config comes from, for messages.
 
     Raises:
-        ConfigError: naming every problem of the section.
+        ConfigError: if the section is not valid; the message lists every problem.
     """
     problems: list[str] = []
     expanded = _expand_environment(raw.get("data") or {}, "data", problems)
@@ -252,12 +266,13 @@ def dump_config(config: Config) -> str:
 
 
 class _StrictLoader(yaml.SafeLoader):
-    """SafeLoader that refuses a key given twice and keeps dates and times of day as text.
+    """Loader of plain YAML that refuses a key given twice and keeps dates and times of day as text.
 
     Dates stay text because a calendar may have a 30 February. Times of day stay text because YAML 1.1 reads 12:00:00 as
     a number in base 60.
     """
 
+    # PyYAML finds the type of an unquoted value by patterns, sorted by the value's first character.
     yaml_implicit_resolvers = {
         character: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
         for character, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
@@ -269,13 +284,14 @@ class _StrictLoader(yaml.SafeLoader):
         ]
 
     def compose_mapping_node(self, anchor: str | None) -> yaml.MappingNode:
-        """Return the node of a mapping; PyYAML calls this.
+        """Return the node of a mapping; PyYAML calls this method.
 
         Raises:
             yaml.composer.ComposerError: if a key is given twice.
         """
         node = super().compose_mapping_node(anchor)
-        # The check is here because a merge (<<) later adds the keys of another mapping, which this one may replace.
+        # A merge (<<) later adds the keys of another mapping, which keys of this mapping may replace. So the check must
+        # come before the merge.
         seen: list[tuple[Any, int]] = []
         for key_node, _ in node.value:
             is_merge = key_node.tag == "tag:yaml.org,2002:merge"
@@ -295,12 +311,12 @@ class _StrictLoader(yaml.SafeLoader):
 def _expand_environment(value: Any, key: str, problems: list[str]) -> Any:
     """Return a value with ``$NAME`` and ``${NAME}`` replaced in every string.
 
-    Nothing else of the environment enters a config.
+    The environment changes a config in no other way.
 
     Args:
         value: a part of the config.
-        key: its dotted key, for messages.
-        problems: gets a message for each variable that the environment does not have.
+        key: dotted key of this part, for messages.
+        problems: receives a message for each variable that is not set.
     """
     if isinstance(value, Mapping):
         expanded = {}
@@ -330,7 +346,7 @@ def _import_plugins(plugins: Any, problems: list[str]) -> None:
 
     Args:
         plugins: names of modules. Any value but a list is left to the validation.
-        problems: gets a message for each module that cannot be imported.
+        problems: receives a message for each module that cannot be imported.
     """
     if not isinstance(plugins, list):
         return
@@ -339,7 +355,7 @@ def _import_plugins(plugins: Any, problems: list[str]) -> None:
             importlib.import_module(name)
         except ImportError as error:
             problems.append(f'plugins: "{name}" cannot be imported ({error}); is it installed or on PYTHONPATH?')
-        # The code of a plugin may raise anything.
+        # The code of a plugin may raise any exception.
         except Exception as error:
             frame = traceback.extract_tb(error.__traceback__)[-1]
             cause = f"{type(error).__name__}: {error}; {frame.filename}, line {frame.lineno}"

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Row:
-    """Keys of miles-credit that mean one thing, and what takes their place.
+    """Row of a migration table: keys of miles-credit with one meaning, and their replacement in this package.
 
     Attributes:
-        generation_1: dotted keys of the first generation, separated by spaces.
-        generation_2: those of the second.
-        here: our keys, or what is done instead, as Markdown.
-        is_changed: whether a key that both packages have takes other values here.
+        generation_1: dotted keys of the first generation of miles-credit, separated by spaces.
+        generation_2: dotted keys of the second generation, separated by spaces.
+        here: the keys of this package, or what is done instead, as Markdown.
+        is_changed: True if both packages have a key of this name, with different values.
     """
 
     generation_1: str
@@ -284,15 +284,15 @@ TABLES: dict[str, Sequence[Row]] = {
 
 
 def find_replacement(key: str, of_changed: bool = False) -> str | None:
-    """Return what takes the place of a key of miles-credit, in words for a message; None for any other key.
+    """Return the replacement of a key of miles-credit as text for a message; None for any other key.
 
     Args:
         key: the dotted key.
-        of_changed: only for a key that both packages have and that takes other values here.
+        of_changed: True to consider only keys that both packages have with different values (`Row.is_changed`).
     """
     for row in itertools.chain.from_iterable(TABLES.values()):
         if key in row.keys and (row.is_changed or not of_changed):
-            # A link in a page becomes the path of the page.
+            # A message cannot contain a link, so the path of the linked page replaces it.
             return re.sub(r"\[[^\]]*\]\(([\w.]+)\)", r"docs/\1", row.here)
     return None
 
@@ -301,19 +301,24 @@ def describe_table(title: str) -> str:
     """Return one of `TABLES` as Markdown."""
     lines = ["| generation 1 | generation 2 | here |", "|---|---|---|"]
     for row in TABLES[title]:
-        is_same = row.generation_1 == row.generation_2 != ""
-        second = "same" if is_same else _describe_keys(row.generation_2.split())
+        second = _describe_keys(row.generation_2.split())
+        if second and row.generation_1 == row.generation_2:
+            second = "same"
         lines.append(f"| {_describe_keys(row.generation_1.split())} | {second} | {row.here} |")
     return "\n".join(lines) + "\n"
 
 
 def _describe_keys(keys: Sequence[str]) -> str:
-    """Return keys in backticks; one in the section of the key before it is shortened to its name."""
+    """Return keys in backticks; a key in the same section as the key before it is shortened to its last part."""
     shown = []
-    for number, key in enumerate(keys):
+    previous_section = None
+    for key in keys:
         section, _, name = key.rpartition(".")
-        is_sibling = number > 0 and keys[number - 1].rpartition(".")[0] == section
-        shown.append(f"`{name if is_sibling else key}`")
+        if section == previous_section:
+            shown.append(f"`{name}`")
+        else:
+            shown.append(f"`{key}`")
+        previous_section = section
     return ", ".join(shown)
 
 

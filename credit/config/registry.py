@@ -1,8 +1,8 @@
-"""Registries map a kind that a config names to its class and its config section.
+"""Registries, which map a kind that a config names to its class and its config section.
 
-A model, loss, objective, post-process or perturbation is registered by one decorator, by the package and by plugins
-alike. The built-in kinds are also listed in a table of module names, because loading a config must not import torch:
-the config imports the section's module alone, and the class's module is imported when the class is asked for.
+One decorator registers a model, loss, objective, post-process or perturbation, for the package and for plugins alike.
+The built-in kinds are also listed here with their modules, because loading a config must not import torch. The config
+imports only the module of the section. The module of the class is imported when `Registry.find_class` is called.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class BuiltInLocation:
     """Module paths of a built-in kind.
 
     Attributes:
-        section: ``module:Class`` of its config section; the module imports neither torch nor the class below.
-        module: the module whose import registers the class.
+        section: ``module:Class`` of the config section; this module imports neither torch nor `module`.
+        module: the module whose import registers the class of the kind.
     """
 
     section: str
@@ -41,9 +41,9 @@ class Registry:
     """Classes and config sections of one type of component, such as models, by kind.
 
     Args:
-        key: the config key that names a kind, for messages: ``model.type``.
-        noun: what a kind is, for messages: "model".
-        built_in: kind -> module paths of the kinds that the package itself has.
+        key: config key that names a kind, for messages, such as ``model.type``.
+        noun: noun for a kind, for messages, such as "model".
+        built_in: kind -> its modules, for the kinds that are part of the package.
     """
 
     def __init__(self, key: str, noun: str, built_in: Mapping[str, BuiltInLocation]) -> None:
@@ -63,13 +63,13 @@ class Registry:
         """Return a class decorator that makes a class and its config section available as `name`.
 
         Args:
-            name: of the kind.
-            section: the class of its config section.
-            base: the class that a kind of this registry derives from; None for any.
-            section_base: the class that its section derives from.
+            name: name of the kind.
+            section: class of its config section.
+            base: class that the decorated class must derive from; None for any class.
+            section_base: class that `section` must derive from.
 
         Raises:
-            ConfigError: if another class has the name, or a class does not derive from its base.
+            ConfigError: from the decorator, if another class has the name or a class does not derive from its base.
         """
 
         def decorate(cls: Registered) -> Registered:
@@ -84,10 +84,10 @@ class Registry:
         return decorate
 
     def find_class(self, name: str) -> type[Any]:
-        """Return the class of a kind; a built-in one is imported now.
+        """Return the class of a kind; the module of a built-in class is imported at the first call.
 
         Raises:
-            ConfigError: for an unknown name, with the nearest one.
+            ConfigError: if the name is unknown; the message proposes the nearest name.
         """
         self._require_known(name)
         if name not in self._classes:
@@ -95,10 +95,10 @@ class Registry:
         return self._classes[name]
 
     def find_section(self, name: str) -> type[StrictModel]:
-        """Return the config section of a kind.
+        """Return the class of the config section of a kind.
 
         Raises:
-            ConfigError: for an unknown name, with the nearest one.
+            ConfigError: if the name is unknown; the message proposes the nearest name.
         """
         self._require_known(name)
         if name not in self._sections:
@@ -111,13 +111,13 @@ class Registry:
         return sorted(self._built_in.keys() | self._classes.keys())
 
     def _require_known(self, name: str) -> None:
-        """Raise `ConfigError` for a kind that is neither built in nor registered."""
+        """Raise a ConfigError if a kind is neither built in nor registered."""
         names = self.names()
         if name not in names:
             raise ConfigError(f'{self.key}: "{name}" is not a {self.noun}{did_you_mean(name, names)}')
 
     def _require_derived(self, name: str, cls: object, base: type) -> None:
-        """Refuse anything but a class that derives from `base`."""
+        """Raise a ConfigError if `cls`, registered as `name`, is not a class that derives from `base`."""
         if not (isinstance(cls, type) and issubclass(cls, base)):
             # Plugins may register a function or an instance by mistake.
             shown_name = f"{cls.__module__}.{cls.__qualname__}" if hasattr(cls, "__qualname__") else repr(cls)
@@ -127,14 +127,18 @@ class Registry:
             )
 
     def _require_free(self, name: str, cls: type) -> None:
-        """Refuse a name that another class has; a module that is imported again may register its class again."""
+        """Raise a ConfigError if another class has the name; a module that is reloaded may register its class again."""
         owner = self._classes.get(name)
         if owner is not None:
-            is_taken = (owner.__module__, owner.__qualname__) != (cls.__module__, cls.__qualname__)
+            owner_module = owner.__module__
+            is_taken = (owner_module, owner.__qualname__) != (cls.__module__, cls.__qualname__)
+        elif name in self._built_in:
+            # The built-in class has not been imported; only its own module may register it.
+            owner_module = self._built_in[name].module
+            is_taken = cls.__module__ != owner_module
         else:
-            is_taken = name in self._built_in and cls.__module__ != self._built_in[name].module
+            return
         if is_taken:
-            owner_module = owner.__module__ if owner is not None else self._built_in[name].module
             raise ConfigError(
                 f'{self.noun} name "{name}" of {cls.__module__} is taken by {owner_module}; choose another name'
             )
@@ -233,12 +237,12 @@ class RegisteredSection:
     """Annotation of a config key that holds the section of a registered kind; pydantic validates it as that section.
 
     Attributes:
-        registry: of the kinds.
-        tag: the key of the section that names the kind.
-        default: kind to use if the section names none; None if it must name one.
-        base: the class that the sections allowed here derive from.
-        only: the kinds that are allowed here; empty for all.
-        excluded: kinds that are not allowed here.
+        registry: registry of the kinds.
+        tag: key of the section that names the kind.
+        default: kind of a section that names none; None if every section must name its kind.
+        base: class from which the section of an allowed kind derives.
+        only: kinds that are allowed at this key; empty for all.
+        excluded: kinds that are not allowed at this key.
     """
 
     registry: Registry
@@ -249,7 +253,11 @@ class RegisteredSection:
     excluded: tuple[str, ...] = ()
 
     def find_section(self, raw: object) -> type[StrictModel] | None:
-        """Return the section class of a plain mapping, None where it names no kind that is allowed here."""
+        """Return the section class of a plain mapping, None if it names no kind that is allowed at this key.
+
+        Args:
+            raw: value of the key, not yet validated.
+        """
         if not isinstance(raw, Mapping):
             return None
         name = raw.get(self.tag, self.default)
@@ -258,20 +266,20 @@ class RegisteredSection:
         return self.registry.find_section(name)
 
     def names(self) -> list[str]:
-        """Return the kinds that are allowed here, sorted."""
+        """Return the kinds that are allowed at this key, sorted."""
         names = self.only or self.registry.names()
         allowed = [name for name in names if name not in self.excluded]
         return [name for name in allowed if issubclass(self.registry.find_section(name), self.base)]
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
-        """Return the schema that pydantic validates a key of this type with: `_build` comes first."""
+        """Return the schema for pydantic, which calls `_build_section` before its own validation."""
         return core_schema.no_info_before_validator_function(self._build_section, handler(source))
 
     def _build_section(self, raw: object) -> object:
-        """Return the validated section of a plain mapping; any other value is left to pydantic.
+        """Return the validated section of a plain mapping; any other value is returned unchanged.
 
         Raises:
-            PydanticCustomError: if the mapping names no kind, or one that is not allowed here.
+            PydanticCustomError: if the mapping names no kind, or a kind that is not allowed at this key.
         """
         if not isinstance(raw, Mapping):
             return raw
@@ -287,7 +295,7 @@ class RegisteredSection:
         return self.registry.find_section(name).model_validate(raw_with_kind)
 
     def _build_error(self, text: str) -> PydanticCustomError:
-        """Return the error about the kind, which pydantic collects with the other problems of the config."""
+        """Return an error about the kind, which pydantic collects with the other problems of the config."""
         return PydanticCustomError(WRONG_KIND, "{text}", {"tag": self.tag, "text": text})
 
 

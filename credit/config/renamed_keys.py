@@ -1,8 +1,8 @@
-"""Config keys of earlier versions: their old names are still read, and keys without an effect are left out.
+"""Config keys of earlier versions: old names are replaced, and former keys without an effect are left out.
 
-Where a user writes them, in a config file or an override, an old name is accepted with a warning until version
-`REMOVED_IN`. In what the package has saved (the config in a run's folder, checkpoints, training stores) it is replaced
-silently and without a time limit.
+An old name in a config file or an override is accepted with a warning until version `REMOVED_IN`. In files that the
+package has saved (the config in a run's folder, checkpoints, training stores), old names are replaced silently and
+without a time limit.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Any
 from credit.config.registry import LOSSES
 from credit.errors import ConfigError
 
-# Dotted old key -> dotted new key. Both lie in the same section, at any depth. A key below a renamed section precedes
-# that section; its old name begins with the section's old name, its new name with the new one.
+# Dotted old key -> dotted new key in the same section. If a section is renamed, the table lists the renamed keys below
+# it before the section itself. Their old names begin with the old name of the section, their new names with the new one.
 RENAMED_KEYS = {
     "data.bad_times": "data.on_bad_time",
     "data.fields": "data.variable_options",
@@ -23,24 +23,24 @@ RENAMED_KEYS = {
     "inference.ensemble.noise.where": "inference.ensemble.feature_noise.blocks",
     "inference.ensemble.noise": "inference.ensemble.feature_noise",
 }
-# Until 0.15 every loss had these keys; now each kind has its own. At these defaults they had no effect.
+# Keys that every loss had until version 0.15, with their defaults, at which they had no effect.
 _FORMER_LOSS_DEFAULTS = {"huber_delta": 1.0, "global_mean": 0.0}
 # The first version that refuses the old keys in what a user writes.
 REMOVED_IN = "0.17"
 
 
 def rename_keys(raw: Mapping[str, Any], origin: str) -> tuple[dict[str, Any], list[str]]:
-    """Return a config with old keys replaced by new ones, and the old keys that it had.
+    """Replace the old keys of a config by their new names.
 
     Args:
-        raw: a config, not yet validated.
-        origin: the file that it comes from, for the message.
+        raw: a config, not yet validated; it is not changed.
+        origin: file that the config comes from, for the message.
 
     Returns:
-        The config with new keys, and the old keys that were in it.
+        A copy of the config with new names, and the old keys that the config had.
 
     Raises:
-        ConfigError: where an old key and its new name are both given.
+        ConfigError: if the config has an old key and its new name.
     """
     renamed = dict(raw)
     old_keys = []
@@ -60,7 +60,7 @@ def rename_keys(raw: Mapping[str, Any], origin: str) -> tuple[dict[str, Any], li
 
 
 def _find_section(raw: Mapping[str, Any], section_path: Sequence[str]) -> Mapping[str, Any]:
-    """Return the section at a path of keys, an empty one if there is none or its place holds another value."""
+    """Return the section at a path of keys, an empty one if there is none or the value there is not a section."""
     section: Any = raw
     for name in section_path:
         section = section.get(name)
@@ -78,9 +78,9 @@ def _replace_section(raw: Mapping[str, Any], section_path: Sequence[str], sectio
 
 
 def drop_former_loss_keys(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a config without the keys of `loss` that its kind no longer has and that are at their former defaults.
+    """Return a config without those former keys of `loss` that the kind no longer has and that had no effect.
 
-    Call this after the plugins are imported, which register their kinds.
+    Call this after importing the plugins, because they register further kinds.
 
     Args:
         raw: the whole config, not yet validated.
@@ -91,13 +91,15 @@ def drop_former_loss_keys(raw: Mapping[str, Any]) -> dict[str, Any]:
     keys = LOSSES.find_section(section["kind"]).model_fields
     remaining = {}
     for name, value in section.items():
-        if name in keys or name not in _FORMER_LOSS_DEFAULTS or value != _FORMER_LOSS_DEFAULTS[name]:
+        had_no_effect = name in _FORMER_LOSS_DEFAULTS and value == _FORMER_LOSS_DEFAULTS[name]
+        # A former key with an effect stays, so that the validation reports it.
+        if name in keys or not had_no_effect:
             remaining[name] = value
     return {**raw, "loss": remaining}
 
 
 def find_old_key(key: str) -> str | None:
-    """Return the old key that a dotted key is or lies below, None where there is none."""
+    """Return the old key that equals a dotted key or is the section around it, None if there is none."""
     for old_key in RENAMED_KEYS:
         if key == old_key or key.startswith(f"{old_key}."):
             return old_key
@@ -105,7 +107,7 @@ def find_old_key(key: str) -> str | None:
 
 
 def rename_dotted_key(key: str) -> str:
-    """Return a dotted key with its new name, where it is an old key or lies below one."""
+    """Return a dotted key with the new name of the old key in it; any other key is returned unchanged."""
     old_key = find_old_key(key)
     if old_key is None:
         return key
@@ -113,7 +115,12 @@ def rename_dotted_key(key: str) -> str:
 
 
 def describe_renamed(old_key: str, origin: str) -> str:
-    """Return the warning about an old key that a user has written."""
+    """Return the warning about an old key that a user has written.
+
+    Args:
+        old_key: dotted key, one of `RENAMED_KEYS`.
+        origin: file or override with the key.
+    """
     return (
         f"{origin}: the key {old_key} is now called {RENAMED_KEYS[old_key]}; rename it, because version {REMOVED_IN} "
         "will refuse the old name"

@@ -1,4 +1,4 @@
-"""The whole config, one frozen object, and the rules that concern several sections."""
+"""The schema of the whole config, and the rules that concern several sections."""
 
 from __future__ import annotations
 
@@ -44,11 +44,14 @@ class Config(StrictModel):
     @model_validator(mode="before")
     @classmethod
     def _fill_defaults(cls, raw: Any) -> Any:
-        """Fill in the defaults that depend on the time step, before anything is validated."""
-        return fill_step_defaults(raw) if isinstance(raw, Mapping) else raw
+        """Fill in the defaults that depend on the time step, before any key is validated."""
+        if isinstance(raw, Mapping):
+            return fill_step_defaults(raw)
+        return raw
 
     @model_validator(mode="after")
     def _require_consistent(self) -> Config:
+        """Refuse keys of different sections that do not fit each other."""
         self._require_multiples_of_step()
         self._require_effects()
         self._require_ensemble()
@@ -57,7 +60,7 @@ class Config(StrictModel):
 
     def _require_multiples_of_step(self) -> None:
         """Refuse durations that are not multiples of the time step."""
-        # Config key, and duration as text.
+        # Pairs of a config key and its duration as text.
         inference = self.inference
         durations = [("inference.lead_time", inference.lead_time)]
         if inference.output_every is not None:
@@ -158,7 +161,7 @@ class Config(StrictModel):
         num_steps_from = self.trainer.forecast_len_from
         if num_steps_from is None:
             return
-        # The rollout gets longer during the run: fraction of the run -> number of steps.
+        # The rollout gets longer during the run; the key maps a fraction of the run to a number of steps.
         if self.trainer.monitor == "loss":
             raise ValueError(
                 "trainer.monitor: the loss is not comparable while trainer.forecast_len_from changes the rollout; "
@@ -171,7 +174,9 @@ class Config(StrictModel):
                 f"trainer.backprop_on_timestep: {loss_steps} leaves no loss while trainer.forecast_len_from is "
                 f"{min(lengths)}"
             )
-        if fractions != sorted(fractions) or fractions[:1] != [0.0] or fractions[-1] >= 1 or min(lengths) < 1:
+        are_increasing = fractions == sorted(fractions)
+        are_in_run = fractions[:1] == [0.0] and fractions[-1] < 1
+        if not are_increasing or not are_in_run or min(lengths) < 1:
             raise ValueError(
                 "trainer.forecast_len_from: the fractions of the run must start with 0, increase, and stay below 1"
             )

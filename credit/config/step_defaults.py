@@ -1,4 +1,4 @@
-"""Defaults that depend on other keys: durations that must be multiples of the time step, and the control."""
+"""Defaults that depend on other keys: durations that are multiples of the time step, and the control member."""
 
 from __future__ import annotations
 
@@ -16,13 +16,16 @@ from credit.errors import ConfigError
 
 
 def fill_step_defaults(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a config in which the missing durations have their defaults, rounded up to a multiple of the time step.
+    """Return a config in which missing durations have their defaults, rounded up to a multiple of the time step.
+
+    The ensemble of a network with noise also gets its default ``control: false``.
 
     Args:
-        raw: the whole config, not yet validated. Values of a wrong type are left to the validation.
+        raw: the whole config, not yet validated; it is not changed. Values of a wrong type stay, and the validation
+            reports them.
 
     Returns:
-        A copy; sections without missing durations are those of `raw`.
+        A copy of the config; sections that need no default are the same objects as in `raw`.
     """
     filled = dict(raw)
     data = raw.get("data")
@@ -33,7 +36,7 @@ def fill_step_defaults(raw: Mapping[str, Any]) -> dict[str, Any]:
     except ConfigError:
         return filled
 
-    # Several short lead times may be rounded to the same one.
+    # Lead times of figures. Several short lead times may be rounded to the same multiple, which is listed once.
     figure_leads = []
     for lead in VerificationConfig.model_fields["figure_leads"].default:
         rounded = _round_up(lead, step)
@@ -41,6 +44,7 @@ def fill_step_defaults(raw: Mapping[str, Any]) -> dict[str, Any]:
             figure_leads.append(rounded)
     filled["verification"] = _with_defaults(raw.get("verification", {}), {"figure_leads": figure_leads})
 
+    # Forecasts: lead time, interval of the initial times, and the cycle of bred perturbations.
     inference = _with_defaults(
         raw.get("inference", {}), {"lead_time": _rounded_default(InferenceConfig, "lead_time", step)}
     )
@@ -61,6 +65,7 @@ def fill_step_defaults(raw: Mapping[str, Any]) -> dict[str, Any]:
             cycle = _rounded_default(PERTURBATIONS.find_section("bred"), "cycle", step)
             inference["ensemble"] = {**ensemble, "perturbation": _with_defaults(perturbation, {"cycle": cycle})}
 
+    # Forecasts during training.
     trainer = raw.get("trainer")
     if isinstance(trainer, Mapping) and isinstance(trainer.get("preview"), Mapping):
         lead_time = _rounded_default(PreviewConfig, "lead_time", step)
@@ -69,22 +74,22 @@ def fill_step_defaults(raw: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _with_defaults(section: Any, defaults: Mapping[str, Any]) -> Any:
-    """Return a copy of a section with defaults for missing keys; anything but a mapping is returned as it is."""
+    """Return a copy of a section with defaults for missing keys; a value that is no mapping is returned unchanged."""
     if not isinstance(section, Mapping):
         return section
     return {**defaults, **section}
 
 
 def _rounded_default(section: type[StrictModel], key: str, step: int) -> str:
-    """Return the default of a duration of a section, rounded up to a multiple of `step` minutes."""
+    """Return the default of a key with a duration, rounded up to a multiple of `step` minutes, as text."""
     return _round_up(section.model_fields[key].default, step)
 
 
 def _round_up(duration: str, step: int) -> str:
-    """Return a duration rounded up to a multiple of `step` minutes."""
+    """Return a duration as text, rounded up to a multiple of `step` minutes."""
     minutes = parse_duration(duration)
     if minutes % step == 0:
         return duration
-    # The quotient rounded up.
+    # Floor division of the negative number rounds the quotient up.
     num_steps = -(-minutes // step)
     return format_duration(num_steps * step)

@@ -13,18 +13,18 @@ from credit.config.schema import Config
 from credit.config.sections.base import sections_in
 from credit.errors import ConfigError, did_you_mean, find_nearest
 
-# A key in the wrong section: the sections that have a key of this name are listed, up to this number.
+# If a key stands in the wrong section, the message lists the sections with a key of this name, but no more than this.
 _MAX_SECTIONS_LISTED = 3
-# Longer values are cut in messages, in characters.
+# Number of characters of a value that a message shows.
 _MAX_VALUE_LENGTH = 120
 
 
 class UnknownKeyProblem(str):
-    """Description of a key that does not exist.
+    """Description of a key that does not exist, as the text of an error message.
 
     Attributes:
-        keys: text with the keys that its section has; empty where the description names the right key.
-        is_foreign: whether it is a key of miles-credit.
+        keys: text with all keys of the section; empty if the description already names the right key.
+        is_foreign: True for a key of miles-credit.
     """
 
     keys: str = ""
@@ -37,37 +37,45 @@ def build_error(problems: Sequence[str], origin: str) -> ConfigError:
     The keys of a section are listed once at the end, however many of them are unknown.
 
     Args:
-        problems: from `describe_problem` and others.
-        origin: the file, for the title.
+        problems: descriptions of the problems; `describe_problem` returns most of them.
+        origin: file with the config, for the first line of the message.
     """
     lines = [f"  - {problem}" for problem in problems]
-    # The keys of a section are listed once, however many of them are wrong.
-    unknown = [problem for problem in problems if isinstance(problem, UnknownKeyProblem)]
-    for keys in dict.fromkeys(problem.keys for problem in unknown if problem.keys):
-        lines.append(f"  {keys}")
-    if any(problem.is_foreign for problem in unknown):
+    key_lists: list[str] = []
+    has_foreign_keys = False
+    for problem in problems:
+        if isinstance(problem, UnknownKeyProblem):
+            if problem.keys and problem.keys not in key_lists:
+                key_lists.append(problem.keys)
+            has_foreign_keys = has_foreign_keys or problem.is_foreign
+    lines += [f"  {keys}" for keys in key_lists]
+    if has_foreign_keys:
         lines.append(
             "  docs/migration.md lists the replacements of miles-credit's keys; `credit init wxformer_1deg` writes a "
             "config to start from"
         )
-    title = f"{origin}: {len(problems)} problem{'s' if len(problems) > 1 else ''}"
+    noun = "problem" if len(problems) == 1 else "problems"
+    title = f"{origin}: {len(problems)} {noun}"
     return ConfigError("\n".join([title, *lines]))
 
 
 def describe_problem(root: type[BaseModel], raw: Any, detail: Mapping[str, Any]) -> str:
-    """Return one pydantic error as a line with key, value, rule and, for an unknown key, the nearest existing one.
+    """Return one pydantic error as a line with key, value, rule and, for an unknown key, the nearest existing key.
 
     Args:
-        root: the section that was validated.
-        raw: the mapping that was validated as `root`.
-        detail: an item of ``ValidationError.errors()``.
+        root: class of the section that was validated.
+        raw: mapping that was validated as `root`.
+        detail: item of ``ValidationError.errors()``.
     """
-    # Names with a bracket are pydantic's own: the type of a validator.
-    location = [part for part in detail["loc"] if not (isinstance(part, str) and "[" in part)]
+    # Pydantic adds the types of its validators to the location; their names contain a bracket, those of keys do not.
+    location = []
+    for part in detail["loc"]:
+        if isinstance(part, int) or "[" not in part:
+            location.append(part)
     parents, _ = _resolve_location(root, raw, location[:-1])
     choices, path = _resolve_location(root, raw, location)
     key = ".".join(str(part) for part in path)
-    # Problems of keys; pydantic names the rule that is broken by a type.
+    # Problems of keys. The type of an error tells which rule was broken.
     kind = detail["type"]
     if kind == "union_tag_not_found":
         return f"{key}.kind: this key is missing{did_you_mean('', _kinds_of(choices))}"
@@ -81,7 +89,7 @@ def describe_problem(root: type[BaseModel], raw: Any, detail: Mapping[str, Any])
     if kind == "missing":
         return f"{key}: this key is missing"
 
-    # Problems of values: text of the rule, then the value.
+    # Problems of values: the message has the value and the text of the rule.
     value = detail.get("input")
     rule = detail["msg"].removeprefix("Value error, ")
     if kind in ("model_type", "model_attributes_type", "dict_type"):
@@ -94,7 +102,9 @@ def describe_problem(root: type[BaseModel], raw: Any, detail: Mapping[str, Any])
         rule += f" (unlike miles-credit's {key}; here {replacement})"
     if isinstance(value, Mapping | BaseModel):
         # A rule about several keys of a section may already begin with the whole key.
-        return f"{key}: {rule}" if key and not rule.startswith(f"{key}.") else rule
+        if not key or rule.startswith(f"{key}."):
+            return rule
+        return f"{key}: {rule}"
     shown_value = repr(value)
     if len(shown_value) > _MAX_VALUE_LENGTH:
         shown_value = f"{shown_value[:_MAX_VALUE_LENGTH]}..."
@@ -102,13 +112,19 @@ def describe_problem(root: type[BaseModel], raw: Any, detail: Mapping[str, Any])
 
 
 def _describe_unknown_key(key: str, section: type[BaseModel] | None) -> UnknownKeyProblem:
-    """Describe a key that `section` does not have, with the right key where it can be guessed."""
+    """Return the description of a key that `section` does not have, with the right key if it can be guessed.
+
+    Args:
+        key: dotted key.
+        section: class of the section; None if it is not known.
+    """
     replacement = find_replacement(key)
     if replacement is not None:
         problem = UnknownKeyProblem(f"{key}: a key of miles-credit; here {replacement}")
         problem.is_foreign = True
         return problem
-    # A misspelled key of this section; else a key of this name in another section; else all keys of this section.
+    # Propose a key of this section with a similar name, else keys of this name in other sections, else list all keys
+    # of this section.
     section_key, _, name = key.rpartition(".")
     keys = list(section.model_fields) if section is not None else []
     nearest = find_nearest(name, keys)
@@ -135,7 +151,7 @@ def _find_keys_named(name: str) -> list[str]:
             item_suffix = {list: "N.", dict: "NAME."}.get(_container_of(field.annotation), "")
             sections_below = sections_in(field.annotation)
             if f"{prefix}{key}" in ("inference.hyperdiffusion", "inference.postprocess"):
-                # The same sections as below `model`.
+                # The sections below these keys are the same as below `model`.
                 sections_below = []
             elif find_registered_sections(field):
                 sections_below = []
@@ -147,7 +163,7 @@ def _find_keys_named(name: str) -> list[str]:
 
 
 def _container_of(annotation: Any) -> type | None:
-    """Return list or dict where a type, perhaps optional, is a list or a mapping."""
+    """Return list or dict if a type, perhaps optional, is a list or a mapping; None for any other type."""
     for option in (annotation, *get_args(annotation)):
         if get_origin(option) in (list, dict):
             return get_origin(option)
@@ -157,12 +173,19 @@ def _container_of(annotation: Any) -> type | None:
 def _resolve_location(
     root: type[BaseModel], raw: Any, location: Sequence[Any]
 ) -> tuple[list[type[BaseModel]], list[Any]]:
-    """Return the section classes that may lie at a location of pydantic's, and the location as the config has it.
+    """Return the section classes that may lie at a location of a pydantic error, and the key of this location.
 
-    Where a list has sections of several kinds, pydantic puts the kind into the location; it is left out here. The class
-    of a registered kind is the one that `raw` names.
+    In a list of sections of several kinds, pydantic adds the kind to the location; the returned key does not have it.
+
+    Args:
+        root: class of the section that was validated.
+        raw: mapping that was validated as `root`; it names the kinds of its sections.
+        location: keys and numbers of list items from `root` downwards.
+
+    Returns:
+        The possible section classes, empty if a value lies there; and the parts of the dotted key.
     """
-    # The section classes that the part of the location so far may stand for.
+    # The section classes that may lie at the parts of the location that were followed so far.
     choices = [root]
     path: list[Any] = []
     value = raw
@@ -185,7 +208,7 @@ def _resolve_location(
 
 
 def _item_of(value: Any, key: Any) -> Any:
-    """Return the item of a mapping or list, None where there is none."""
+    """Return the item of a mapping or list, None if there is no such item."""
     try:
         return value[key]
     except (KeyError, IndexError, TypeError):
@@ -193,7 +216,7 @@ def _item_of(value: Any, key: Any) -> Any:
 
 
 def _kinds_of(sections: Iterable[type[BaseModel]]) -> list[str]:
-    """Return the kinds that sections stand for: the values of their key ``kind``."""
+    """Return the values that the key ``kind`` of these sections allows."""
     kinds: list[str] = []
     for section in sections:
         kinds += get_args(section.model_fields["kind"].annotation)

@@ -1,1 +1,1 @@
-"""Jobs for PBS and Slurm, and what a run needs before it is queued."""
+"""Jobs for PBS and Slurm, and the plan of a run's memory and time before it is queued."""

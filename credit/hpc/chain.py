@@ -1,7 +1,8 @@
-"""Decision whether a chain of jobs continues; training job scripts ask at their start and after the launcher has ended.
+"""Decision whether a chain of training jobs continues.
 
-``python -m credit.hpc.chain FOLDER JOB_ID begin|end [SIGNAL]`` prints one word: `go`, `done` or `failed`. The script
-reads the word and not the exit status, so that a helper that cannot even start ends the chain, too.
+The job script runs ``python -m credit.hpc.chain FOLDER JOB_ID begin|end [SIGNAL]`` at its start and after the launcher
+has ended. The command prints one word: `go`, `done` or `failed`. The script reads the word and not the exit status, so
+the chain also ends if this command cannot start.
 """
 
 from __future__ import annotations
@@ -25,18 +26,22 @@ SCHEDULERS: dict[str, ModuleType] = {"pbs": pbs, "slurm": slurm}
 
 
 def decide_at_start(folder: Path, job_id: str) -> str:
-    """Return ``go`` if a job of the chain has work to do; else ``done`` or ``failed``, and delete the jobs after it.
+    """Decide at the start of a job whether it trains; if not, delete the later jobs of the chain.
 
-    It has no work if an earlier job of the chain ended the run, or if the two jobs before it made no step.
+    A job does not train if an earlier job of the chain ended the run, or if the two jobs before it made no step.
 
     Args:
         folder: the run's folder.
         job_id: id of this job.
+
+    Returns:
+        ``go`` to train, else ``done`` or ``failed``.
     """
     _remove_stop_file(folder)
     ids = _read_chain_ids(folder, job_id)
     status = _read_status(folder)
     state = status.get("status")
+    # STATUS of a run outside this chain, for example an earlier one, does not end the chain.
     is_of_chain = _strip_server(status.get("job_id", "")) in map(_strip_server, ids)
     verdict = "go"
     if state in ("done", "failed") and is_of_chain:
@@ -54,12 +59,15 @@ def decide_at_start(folder: Path, job_id: str) -> str:
 
 
 def decide_at_end(folder: Path, job_id: str, signal: str = "") -> str:
-    """Return ``go`` if the run continues after a job; else ``done`` or ``failed``, and delete the jobs after it.
+    """Decide after the end of a job whether the chain continues; if not, delete the later jobs of the chain.
 
     Args:
         folder: the run's folder.
         job_id: id of this job.
-        signal: signal that the script received and passed on, if any.
+        signal: name of the signal that the script received and passed on; empty without one.
+
+    Returns:
+        ``go`` to continue, else ``done`` or ``failed``.
     """
     _remove_stop_file(folder)
     ids = _read_chain_ids(folder, job_id)
@@ -100,7 +108,10 @@ def record_jobs(folder: Path, kind: str, scheduler: str, ids: Sequence[str]) -> 
 
 
 def read_jobs(folder: Path) -> dict[str, dict[str, Any]]:
-    """Return kind -> ``scheduler`` and ``ids`` of the jobs submitted last; empty if none was submitted.
+    """Return kind of job -> ``{"scheduler": NAME, "ids": [...]}`` of the last submission, empty without submissions.
+
+    Args:
+        folder: the run's folder.
 
     Raises:
         CreditError: if ``jobs.json`` is damaged.
@@ -117,17 +128,23 @@ def read_jobs(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def delete_jobs(scheduler: str, ids: Sequence[str]) -> None:
-    """Delete jobs, the last first, because a job starts as soon as the one that it depends on is deleted.
+    """Delete the jobs of a chain, the last one first.
+
+    In another order, a job would start as soon as the job that it depends on is deleted.
+
+    Args:
+        scheduler: pbs or slurm.
+        ids: ids of the jobs, in the order of the chain.
 
     Raises:
-        CreditError: if the scheduler refuses.
+        CreditError: if the command of the scheduler fails.
     """
     for job_id in reversed(ids):
         SCHEDULERS[scheduler].delete(job_id)
 
 
 def _read_chain_ids(folder: Path, job_id: str) -> list[str]:
-    """Return the ids of this job's chain; a script submitted by hand is a chain of one job."""
+    """Return the ids of the chain that a job belongs to; a script submitted by hand is a chain of one job."""
     ids = read_jobs(folder).get("train", {}).get("ids", [])
     if _strip_server(job_id) in map(_strip_server, ids):
         return ids
@@ -135,7 +152,13 @@ def _read_chain_ids(folder: Path, job_id: str) -> list[str]:
 
 
 def _delete_after(folder: Path, ids: Sequence[str], job_id: str) -> None:
-    """Delete the jobs of a chain that come after a job; a failure is printed."""
+    """Delete the jobs of a chain that come after a job; print an error instead of raising it.
+
+    Args:
+        folder: the run's folder.
+        ids: ids of the chain.
+        job_id: id of this job, one of `ids`.
+    """
     numbers = [_strip_server(chain_id) for chain_id in ids]
     later_ids = ids[numbers.index(_strip_server(job_id)) + 1 :]
     if not later_ids:
@@ -143,7 +166,7 @@ def _delete_after(folder: Path, ids: Sequence[str], job_id: str) -> None:
     try:
         delete_jobs(read_jobs(folder)["train"]["scheduler"], later_ids)
     except CreditError as error:
-        # Each of them finds out at its start that it has no work.
+        # A job that stays in the queue ends at its start, where `decide_at_start` gives the same answer.
         print(f"credit: {error}", file=sys.stderr)
 
 
@@ -156,17 +179,17 @@ def _read_status(folder: Path) -> dict[str, Any]:
 
 
 def _step(status: dict[str, Any]) -> int:
-    """Return the step of the newest checkpoint in the contents of STATUS."""
+    """Return the step of the newest checkpoint that STATUS records, 0 without one."""
     return int(status.get("step", 0))
 
 
 def _starts_path(folder: Path) -> Path:
-    """Return the path of the file that lists the starts of jobs."""
+    """Return the path of the file with one row, job id and step, for each start of a job."""
     return folder / "jobs" / "starts.jsonl"
 
 
 def _write_start(folder: Path, job_id: str, step: int) -> None:
-    """Record the step at which a job starts; nothing else remains of a job that is killed."""
+    """Append the step at which a job starts to the file of starts; a job that is killed leaves no other record."""
     path = _starts_path(folder)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -180,7 +203,7 @@ def _write_start(folder: Path, job_id: str, step: int) -> None:
 
 
 def _read_start_steps(folder: Path, ids: Sequence[str]) -> list[int]:
-    """Return the steps at which the jobs of the chain started so far."""
+    """Return the steps at which the jobs with these ids started, in the order of their starts."""
     path = _starts_path(folder)
     if not path.exists():
         return []
@@ -196,22 +219,26 @@ def _read_start_steps(folder: Path, ids: Sequence[str]) -> list[int]:
 
 
 def _makes_no_progress(steps: Sequence[int]) -> bool:
-    """Return whether the last two jobs made no step."""
+    """Return whether the last two jobs made no step.
+
+    Args:
+        steps: step at each start of a job, then the present step.
+    """
     return len(steps) > 2 and steps[-1] == steps[-2] == steps[-3]
 
 
 def _strip_server(job_id: str) -> str:
-    """Return an id without the name of the server, which PBS appends in different forms."""
+    """Return a job id without the name of the server, which PBS appends in different forms."""
     return job_id.split(".")[0]
 
 
 def _remove_stop_file(folder: Path) -> None:
-    """Remove a request to stop that came too late for one job: it does not concern the next."""
+    """Remove the file STOP of a request that came too late for the last job and must not stop the next one."""
     (folder / "STOP").unlink(missing_ok=True)
 
 
 def _print_reason(reason: str) -> None:
-    """Print the reason of a verdict to standard error, because the script reads standard output."""
+    """Print the reason of a decision to standard error, because the script reads standard output."""
     print(f"credit: {reason}", file=sys.stderr)
 
 

@@ -56,9 +56,13 @@ Cluster = PbsCluster | SlurmCluster
 
 
 def cluster_names() -> list[str]:
-    """Return the names of the cluster files in the package."""
+    """Return the names of the cluster files in the package, sorted."""
     folder = resources.files("credit.hpc") / "clusters"
-    return sorted(item.name.removesuffix(".yml") for item in folder.iterdir() if item.name.endswith(".yml"))
+    names = []
+    for file in folder.iterdir():
+        if file.name.endswith(".yml"):
+            names.append(file.name.removesuffix(".yml"))
+    return sorted(names)
 
 
 def load_cluster(name: str) -> Cluster:
@@ -68,7 +72,8 @@ def load_cluster(name: str) -> Cluster:
         name: name of a file in the package, or path of a file that ends in ``.yml`` or ``.yaml``.
 
     Raises:
-        ConfigError: for an unknown name, with the nearest one, and for every wrong key of the file.
+        ConfigError: if the name is unknown (the message proposes the nearest one), or the file cannot be read or is not
+            valid.
     """
     if name.endswith((".yml", ".yaml")):
         return _read_cluster_file(Path(name))
@@ -85,7 +90,7 @@ def _read_cluster_file(path: Path) -> Cluster:
     """Return the contents of a cluster file.
 
     Raises:
-        ConfigError: if its scheduler is not known, or for every wrong key.
+        ConfigError: if the file cannot be read or is not valid; the message lists every wrong key.
     """
     raw = read_yaml(path)
     kinds: dict[str, type[Cluster]] = {"pbs": PbsCluster, "slurm": SlurmCluster}
@@ -96,10 +101,14 @@ def _read_cluster_file(path: Path) -> Cluster:
 
 
 def require_section(cluster: Cluster, section: PbsConfig | SlurmConfig) -> None:
-    """Raise if the config names a cluster in the section of another scheduler.
+    """Require that the section which names a cluster is that of the cluster's scheduler.
+
+    Args:
+        cluster: the site.
+        section: the section pbs or slurm of the config whose key ``cluster`` names the site.
 
     Raises:
-        ConfigError: naming both sections.
+        ConfigError: if the cluster has another scheduler.
     """
     if section.scheduler != cluster.scheduler:
         raise ConfigError(
@@ -109,14 +118,14 @@ def require_section(cluster: Cluster, section: PbsConfig | SlurmConfig) -> None:
 
 
 def resolve_settings(cluster: Cluster, section: SchedulerConfig, uses_gpus: bool) -> PbsConfig | SlurmConfig:
-    """Return the settings of a job: those of the cluster, replaced by those of the config's section.
+    """Return the settings of a job: the defaults of the cluster file, replaced by the keys that the config sets.
 
     Mappings are merged key by key.
 
     Args:
         cluster: the site.
         section: the section pbs or slurm of the config.
-        uses_gpus: whether the job uses GPUs.
+        uses_gpus: True if the job uses GPUs.
 
     Raises:
         ConfigError: if a required key is missing, or a limit of the queue is exceeded.
@@ -144,7 +153,7 @@ def resolve_settings(cluster: Cluster, section: SchedulerConfig, uses_gpus: bool
 
 def _require_allowed_walltime(cluster: Cluster, settings: PbsConfig | SlurmConfig) -> None:
     """Raise a ConfigError if the time limit of a job is longer than its queue allows."""
-    # A queue that the file does not list may exist all the same: reservations come and go.
+    # A queue that the cluster file does not list may exist, for example a reservation; it has no known limit.
     queue = cluster.queues.get(settings.queue_name or "", Queue())
     if queue.max_walltime is not None and parse_duration(settings.walltime) > parse_duration(queue.max_walltime):
         raise ConfigError(

@@ -31,11 +31,12 @@ class Job:
         workdir: working folder of the command; relative paths in the config are relative to it.
         arguments: arguments of ``python -m credit.cli.main``.
         scheduler: pbs or slurm.
-        asked: the section pbs or slurm of the config, with the cluster's values filled in.
-        start: words of the command that starts processes on nodes, with placeholders.
-        variables: environment variables that the config refers to; the script sets those that the job lacks.
-        spread: whether one forecast is spread over ranks (``inference.parallelism``).
-        after: kind of the jobs of this run that must have succeeded before this job starts, None for none.
+        asked: settings of the job, from the cluster file and the section pbs or slurm of the config.
+        start: words of the command that starts processes on nodes, with the placeholders ``{ranks}`` and
+            ``{ranks_per_node}``.
+        variables: name -> value of the environment variables in the config; the script sets those that are not set.
+        spread: True if several ranks share one forecast (``inference.parallelism``).
+        after: kind of the jobs of this run that must succeed before this job starts, None for none.
     """
 
     kind: str
@@ -52,17 +53,17 @@ class Job:
 
     @property
     def is_collective(self) -> bool:
-        """True if the processes are ranks of one process group."""
+        """True if all processes of the job are ranks of one process group."""
         return self.kind in ("train", "verify") or self.spread
 
     @property
     def is_array(self) -> bool:
-        """True if each node is a job of an array; the jobs share the initial times."""
+        """True if the work is an array of jobs, one for each node, which share the initial times."""
         return not self.is_collective and self.size > 1
 
     @property
     def size(self) -> int:
-        """Number of nodes, of the job or of the whole array."""
+        """Number of nodes of the job, or of the whole array."""
         return self.asked.nodes or 1
 
     @property
@@ -110,8 +111,8 @@ class Job:
 
     @property
     def cpus_per_rank(self) -> int | None:
-        """Number of cores of a process, None if the cores of a node are not set."""
-        return self.asked.cpus_per_node and max(1, self.asked.cpus_per_node // self.ranks_per_node)
+        """Number of cores of a rank, None if the cores of a node are not set."""
+        return self._divide_cpus(self.ranks_per_node)
 
     @property
     def tasks_per_node(self) -> int:
@@ -123,11 +124,17 @@ class Job:
     @property
     def cpus_per_task(self) -> int | None:
         """Number of cores of a process that Slurm starts, None if the cores of a node are not set."""
-        return self.asked.cpus_per_node and max(1, self.asked.cpus_per_node // self.tasks_per_node)
+        return self._divide_cpus(self.tasks_per_node)
+
+    def _divide_cpus(self, num_processes: int) -> int | None:
+        """Return the cores of each of `num_processes` on a node, None if the cores of a node are not set."""
+        if self.asked.cpus_per_node is None:
+            return None
+        return max(1, self.asked.cpus_per_node // num_processes)
 
     @property
     def select(self) -> str:
-        """Nodes and their resources as PBS's select directive."""
+        """Value of the PBS option ``-l select``: the number of nodes and the resources of each."""
         return pbs.select_directive(self)
 
     @property
@@ -146,7 +153,11 @@ class Job:
         return self.folder / "jobs" / f"{self.kind}.sh"
 
     def starter(self, ranks: int, ranks_per_node: int) -> list[str]:
-        """Return the words of the command that starts `ranks` processes, `ranks_per_node` on each node.
+        """Return the words of the command that starts processes on the nodes of the job.
+
+        Args:
+            ranks: number of processes on all nodes.
+            ranks_per_node: number of processes on each node.
 
         Raises:
             ConfigError: if the command of the cluster file has other placeholders.
@@ -164,16 +175,16 @@ class JobRequest:
     """Command that a job runs, independent of the cluster.
 
     Attributes:
-        kind: a key of `JOB_KINDS`.
+        kind: kind of the job, a key of `JOB_KINDS`.
         experiment: name of the run.
         folder: the run's folder.
         config: path of the config file.
         overrides: overrides ``section.key=value`` of the config; those of the sections pbs and slurm are not passed on.
-        variables: environment variables that the config refers to.
-        spread: whether the config spreads one forecast over ranks.
-        online: whether verification makes the forecasts itself.
+        variables: name -> value of the environment variables in the config.
+        spread: True if several ranks share one forecast (``inference.parallelism``).
+        online: True if verification makes the forecasts itself.
         model: config or folder of the run that makes these forecasts, None for this run.
-        after: kind of the jobs of this run that must have succeeded before this job starts, None for none.
+        after: kind of the jobs of this run that must succeed before this job starts, None for none.
     """
 
     kind: str
@@ -192,7 +203,7 @@ def build_job(request: JobRequest, cluster: Cluster, section: PbsConfig | SlurmC
     """Return the job that runs a command on a cluster.
 
     Args:
-        request: the command.
+        request: description of the command.
         cluster: the site.
         section: the config's section for the scheduler of the site.
 
@@ -205,7 +216,7 @@ def build_job(request: JobRequest, cluster: Cluster, section: PbsConfig | SlurmC
     # Preprocessing is one process, which starts its own workers.
     if kind == "preprocess":
         asked = asked.model_copy(update={"nodes": 1, "ranks_per_node": 1})
-    # The settings of the job itself are of no use to its command.
+    # Settings of the job do not concern the command that runs in it.
     command_arguments = [text for text in request.overrides if not text.startswith(("pbs.", "slurm."))]
     if request.online:
         command_arguments.append("--online")

@@ -1,4 +1,4 @@
-"""PBS: each link of a chain is a job of its own, which starts after the one before it."""
+"""Commands of PBS. A chain is several jobs; each of them (a link) starts after the link before it has ended."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _GONE = (35, 153)
 
 
 def make_job_name(text: str) -> str:
-    """Return a name that PBS accepts; old versions allow 15 characters."""
+    """Return a job name that PBS accepts, of at most 15 characters, the limit of old versions."""
     return sanitize_name(text, 15)
 
 
@@ -41,8 +41,8 @@ def build_qsub_command(script: Path, dependency: str | None = None, is_held: boo
 
     Args:
         script: job script.
-        dependency: condition for the start, for example ``afterany:ID``.
-        is_held: submit the job on hold.
+        dependency: condition for the start, for example ``afterany:ID``; None without a condition.
+        is_held: True to submit the job on hold, so that it does not start before ``qrls``.
     """
     words = ["qsub"]
     if is_held:
@@ -53,7 +53,7 @@ def build_qsub_command(script: Path, dependency: str | None = None, is_held: boo
 
 
 def build_commands(script: Path, links: int, after: Sequence[str] = ()) -> list[list[str]]:
-    """Return the commands that submit a chain; ID1, ID2 and so on stand for the ids that they print.
+    """Return the commands that submit a chain, as word lists; ID1, ID2 and so on stand for the ids that they print.
 
     Args:
         script: job script.
@@ -69,9 +69,10 @@ def build_commands(script: Path, links: int, after: Sequence[str] = ()) -> list[
 
 
 def submit(script: Path, folder: Path, links: int, after: Sequence[str] = ()) -> list[str]:
-    """Submit a chain from `folder`, where PBS writes the logs, and return its ids.
+    """Submit a chain from `folder`, where PBS writes the logs, and return the ids of its links.
 
-    The first link is on hold until `release`, because no link can depend on a job that has ended.
+    The first link of several is on hold until `release`. Otherwise it might end before the second link is submitted,
+    and PBS refuses a dependency on a job that has ended.
 
     Args:
         script: job script.
@@ -80,17 +81,19 @@ def submit(script: Path, folder: Path, links: int, after: Sequence[str] = ()) ->
         after: ids of jobs that must end without an error before the first link starts.
 
     Raises:
-        CreditError: if a link cannot be submitted; those before it are deleted again.
+        CreditError: if a link cannot be submitted; the links before it are deleted again.
     """
     ids: list[str] = []
     try:
         for number in range(links):
-            dependency = f"afterany:{ids[-1]}" if ids else _after_success(after)
+            dependency = _after_success(after)
+            if ids:
+                dependency = f"afterany:{ids[-1]}"
             is_held = number == 0 and links > 1
             _, job_id = run_command(build_qsub_command(script, dependency, is_held), folder)
             ids.append(job_id)
     except CreditError:
-        # The error that is raised is the first one; a link that cannot be deleted either is left on hold.
+        # Raise the first error. A link that cannot be deleted stays in the queue, on hold.
         for job_id in reversed(ids):
             with suppress(CreditError):
                 delete(job_id)
@@ -99,7 +102,10 @@ def submit(script: Path, folder: Path, links: int, after: Sequence[str] = ()) ->
 
 
 def _after_success(after: Sequence[str]) -> str | None:
-    """Return the dependency on jobs that end without an error; PBS deletes the job if one of them fails."""
+    """Return the condition that these jobs ended without an error, None without jobs.
+
+    If one of them fails, PBS deletes the job that has this condition.
+    """
     if not after:
         return None
     return ":".join(["afterok", *after])
@@ -108,8 +114,11 @@ def _after_success(after: Sequence[str]) -> str | None:
 def release(ids: list[str]) -> None:
     """Release the first link of a chain, which `submit` has put on hold.
 
+    Args:
+        ids: ids of the chain, from `submit`.
+
     Raises:
-        CreditError: if PBS refuses.
+        CreditError: if the command ``qrls`` fails.
     """
     if len(ids) > 1:
         run_command(["qrls", ids[0]])
@@ -119,15 +128,15 @@ def is_alive(job_id: str) -> bool:
     """Return whether a job is queued or running.
 
     Raises:
-        CreditError: if PBS gives no answer.
+        CreditError: if the command ``qstat`` fails for another reason than an unknown or ended job.
     """
     return run_command(["qstat", job_id], allowed=_GONE)[0] == 0
 
 
 def delete(job_id: str) -> None:
-    """Delete a job; one that has ended already is left alone.
+    """Delete a job; do nothing if it has ended already.
 
     Raises:
-        CreditError: if PBS refuses.
+        CreditError: if the command ``qdel`` fails.
     """
     run_command(["qdel", job_id], allowed=_GONE)

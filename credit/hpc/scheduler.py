@@ -1,4 +1,4 @@
-"""Commands of a scheduler as subprocesses, and names of jobs that schedulers accept."""
+"""Run commands of a scheduler as subprocesses, and build job names that schedulers accept."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ def run_command(command: Sequence[str], folder: Path | None = None, allowed: Col
         allowed: exit statuses besides 0 that are not failures.
 
     Raises:
-        CreditError: if the command is missing, fails or takes longer than five minutes; with its message.
+        CreditError: if the command is missing, fails, or takes longer than five minutes. The message has the output of
+            a command that failed.
     """
     try:
         completed = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
@@ -41,7 +42,8 @@ def run_command(command: Sequence[str], folder: Path | None = None, allowed: Col
 def sanitize_name(text: str, max_length: int) -> str:
     """Return `text` as a job name of at most `max_length` characters.
 
-    A name is a letter, then letters, digits, dots, dashes and underscores.
+    The name starts with a letter; letters, digits, dots, dashes and underscores follow. Other characters become
+    underscores.
     """
     name = re.sub(r"[^A-Za-z0-9._-]+", "_", text).strip("_.-")
     if not name or not name[0].isalpha():

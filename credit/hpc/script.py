@@ -1,7 +1,7 @@
 """Rendering of job scripts from templates.
 
-Values in a template are quoted for the shell unless a filter marks them as something else. So no name or path can end a
-command or begin another.
+Values in a template are quoted for the shell unless a filter marks them as shell code. So no name or path can end a
+command or begin another one.
 """
 
 from __future__ import annotations
@@ -18,21 +18,23 @@ from credit.hpc.job import Job
 
 
 class _ShellText(str):
-    """Text that is shell code already and is not quoted again."""
+    """Text that is shell code and must not be quoted again."""
 
     def __html__(self) -> str:
-        """Return the text itself."""
-        # Jinja2 recognises finished text, such as blocks and macros, by this method.
+        """Return the text itself; by this method, Jinja2 recognises text that needs no quoting."""
         return self
 
 
 def render_script(job: Job) -> str:
-    """Return the script of a job, from a template of the package or of the user.
+    """Return the script of a job, rendered from a template of the package or of the user.
 
     A user's template can extend one of the package (``{% extends "slurm.sh.j2" %}``) and replace its blocks.
 
+    Args:
+        job: the job; the key ``template`` of its settings names the user's template.
+
     Raises:
-        ConfigError: if the user's template is missing or wrong.
+        ConfigError: if the user's template cannot be read or rendered.
     """
 
     def quote_value(value: object) -> object:
@@ -63,19 +65,19 @@ def render_script(job: Job) -> str:
 
 
 def _quote_words(values: Sequence[object]) -> _ShellText:
-    """Return the words of a command, each of them quoted."""
+    """Return the words of a command, each of them quoted for the shell (filter ``words``)."""
     return _ShellText(shlex.join(str(value) for value in values))
 
 
 def _require_word(value: object) -> _ShellText:
-    """Return one word of a directive, in which quotes are not possible."""
+    """Return one word of a scheduler directive, in which quotes are not possible (filter ``word``)."""
     text = str(value)
     assert re.fullmatch(r"[^\s#'\"\\$`;<>]+", text), f"{text!r} is not a word of a directive"
     return _ShellText(text)
 
 
 def _require_line(value: object) -> _ShellText:
-    """Return a line of shell from the config, unchanged."""
+    """Return a line of shell code from the config, unchanged (filter ``line``)."""
     text = str(value)
     assert len(text.splitlines()) == 1, f"{text!r} is not a single line"
     return _ShellText(text)

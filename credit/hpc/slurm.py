@@ -1,4 +1,4 @@
-"""Slurm: a chain is one job that puts itself back into the queue."""
+"""Commands of Slurm. A chain is one job whose script puts it back into the queue."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from credit.hpc.scheduler import run_command, sanitize_name
 
 
 def make_job_name(text: str) -> str:
-    """Return a name of at most 64 characters; Slurm itself allows longer ones."""
+    """Return a job name of at most 64 characters, which is short enough for Slurm and its tables."""
     return sanitize_name(text, 64)
 
 
 def build_commands(script: Path, links: int, after: Sequence[str] = ()) -> list[list[str]]:
-    """Return the command that submits a script; the script itself counts how often it is requeued.
+    """Return the command that submits a script, in a list; the script itself counts how often it is requeued.
 
-    A job that depends on one that fails is deleted, as PBS does by default.
+    If a job of `after` fails, Slurm deletes the submitted job, as PBS does by default.
 
     Args:
         script: job script.
-        links: not used.
+        links: not used; the function of PBS has the same parameters.
         after: ids of jobs that must end without an error before this one starts.
     """
     words = ["sbatch", "--parsable"]
@@ -36,11 +36,11 @@ def submit(script: Path, folder: Path, links: int, after: Sequence[str] = ()) ->
     Args:
         script: job script.
         folder: working folder of the command.
-        links: not used.
+        links: not used; the function of PBS has the same parameters.
         after: ids of jobs that must end without an error before this one starts.
 
     Raises:
-        CreditError: if Slurm refuses the job.
+        CreditError: if the command ``sbatch`` fails.
     """
     (command,) = build_commands(script, links, after)
     _, output = run_command(command, folder)
@@ -49,14 +49,14 @@ def submit(script: Path, folder: Path, links: int, after: Sequence[str] = ()) ->
 
 
 def release(ids: list[str]) -> None:
-    """Do nothing: a chain is a single job, which is never on hold."""
+    """Do nothing, because a chain is a single job, which is never on hold."""
 
 
 def is_alive(job_id: str) -> bool:
     """Return whether a job is queued or running.
 
     Raises:
-        CreditError: if Slurm gives no answer.
+        CreditError: if the command ``squeue`` fails for another reason than an unknown job.
     """
     try:
         _, output = run_command(["squeue", "--noheader", "--format=%i", f"--jobs={job_id}"])
@@ -69,10 +69,10 @@ def is_alive(job_id: str) -> bool:
 
 
 def delete(job_id: str) -> None:
-    """Delete a job; one that has ended already is left alone.
+    """Delete a job; do nothing if it has ended already.
 
     Raises:
-        CreditError: if Slurm refuses.
+        CreditError: if the command ``scancel`` fails.
     """
     if is_alive(job_id):
         run_command(["scancel", job_id])

@@ -12,27 +12,27 @@ from credit.hpc.script import render_script
 
 
 def render_preview(job: Job) -> str:
-    """Return the script, followed by the commands that would submit it, as comments.
+    """Return the script of a job, followed by comments with the commands that would submit it.
 
     Raises:
-        ConfigError: if a template of the user is wrong, or jobs of ``--after`` were not submitted.
+        ConfigError: if the user's template is wrong, or no jobs of the kind ``--after`` were submitted.
     """
     lines = [render_script(job), "# Submit it from save_loc/logs with"]
     for words in SCHEDULERS[job.scheduler].build_commands(job.script, job.links, _find_predecessors(job)):
-        # A word may contain line breaks.
+        # A word may contain line breaks, and every line must be a comment.
         for line in shlex.join(words).splitlines():
             lines.append(f"# {line}")
     return "\n".join([*lines, ""])
 
 
 def submit_job(job: Job) -> list[str]:
-    """Write the script, submit it, and return the ids of the chain's links.
+    """Write the script of a job, submit it, and return the ids of the jobs of the chain.
 
     Raises:
-        CreditError: if jobs of the same kind are queued or running, if those of ``--after`` are not, or if the
-            scheduler refuses the job.
-        ConfigError: if a template of the user is wrong, jobs of ``--after`` were not submitted, or the run's folder
-            cannot be written.
+        CreditError: if jobs of the same kind are queued or running, if all jobs of the kind ``--after`` have ended, or
+            if the scheduler refuses the job.
+        ConfigError: if the user's template is wrong, no jobs of the kind ``--after`` were submitted, or the run's
+            folder cannot be written.
     """
     scheduler = SCHEDULERS[job.scheduler]
     text = render_script(job)
@@ -40,7 +40,7 @@ def submit_job(job: Job) -> list[str]:
     predecessors = _find_predecessors(job)
     after = [job_id for job_id in predecessors if scheduler.is_alive(job_id)]
     if job.after is not None and not after:
-        # A scheduler soon forgets how a job ended.
+        # A scheduler forgets after some minutes how a job ended, so the condition could not be checked.
         raise CreditError(
             f"--after {job.after}: {', '.join(predecessors)}: all of these jobs have ended, and whether they failed is "
             f"unknown; look at {job.folder / 'logs'}, and leave --after out if they succeeded"
@@ -64,15 +64,15 @@ def submit_job(job: Job) -> list[str]:
 
 
 def cancel_jobs(folder: Path, kind: str) -> list[str]:
-    """Delete the jobs of a kind that were submitted last, the last link first, and return their ids.
+    """Delete the jobs of the last submission of a kind, the last link of a chain first, and return their ids.
 
     Args:
         folder: the run's folder.
         kind: kind of the jobs: train, preprocess, rollout or verify.
 
     Raises:
-        ConfigError: if nothing was submitted.
-        CreditError: if the scheduler refuses.
+        ConfigError: if no job of this kind was submitted.
+        CreditError: if the command of the scheduler fails.
     """
     jobs = read_jobs(folder)
     if kind not in jobs:
@@ -83,10 +83,10 @@ def cancel_jobs(folder: Path, kind: str) -> list[str]:
 
 
 def _find_predecessors(job: Job) -> list[str]:
-    """Return the ids of the jobs that must end without an error before this one starts.
+    """Return the ids of the jobs that must end without an error before this job starts.
 
     Raises:
-        ConfigError: if none was submitted, or only to another scheduler.
+        ConfigError: if no job of the kind ``--after`` was submitted, or only to another scheduler.
     """
     if job.after is None:
         return []
@@ -101,10 +101,10 @@ def _find_predecessors(job: Job) -> list[str]:
 
 
 def _require_no_active_job(job: Job) -> None:
-    """Raise if a job of this kind is queued or running: both would write the same files.
+    """Refuse to submit a job if another one of its kind is queued or running, because both would write the same files.
 
     Raises:
-        CreditError: naming the jobs.
+        CreditError: if there is such a job; the message has its id.
     """
     submitted = read_jobs(job.folder).get(job.kind)
     if submitted is None:

@@ -104,7 +104,8 @@ def check_config(config: Config, report: CheckReport, world_size: int | None = N
     Args:
         config: a valid config.
         report: receives errors, warnings and notes.
-        world_size: number of ranks of the run; None for the number of the launcher, else of the job, else of the config.
+        world_size: number of ranks of the run; None for the number of the launcher, else of the job, else of the
+            config.
         deep: True to read every field of the store and compare checksums.
     """
     from credit.cli.check.data import inspect_data

@@ -176,7 +176,7 @@ def _report_long_chunks(config: Config, data: DataSummary, report: CheckReport) 
 
 
 def _store_bytes(config: Config, data: DataSummary) -> int:
-    """Return an upper bound of the bytes still to be written to the store; 0 if it is complete or sources have errors."""
+    """Return an upper bound of the bytes still to be written to the store; 0 if it is complete or not readable."""
     if config.data.store is None or not data.splits or not isinstance(data.reader, SourceReader):
         return 0
     complete_bytes = estimate_store_bytes(data.reader, len(select_times_in_splits(data.reader, data.splits)))

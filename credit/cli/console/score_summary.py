@@ -16,8 +16,8 @@ _MAX_NAME_LETTERS = 20
 def format_summary(table: ScoreTable, reference: str | None = None, show_all: bool = False) -> str:
     """Return the summary of a table of scores as text.
 
-    Each row has the global RMSE in the units of the channel, the ratio of the model's RMSE to that of the reference, and
-    the effective number of initial times (n_eff).
+    Each row has the global RMSE in the units of the channel, the ratio of the model's RMSE to that of the reference,
+    and the effective number of initial times (n_eff).
 
     Args:
         table: the scores.

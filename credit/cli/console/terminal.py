@@ -41,7 +41,7 @@ def print_json(document: object) -> None:
 
 
 def is_terminal(stream: TextIO | None) -> bool:
-    """Return whether the stream is a terminal; False for the streams of notebooks and for None, the stream of daemons."""
+    """Return whether the stream is a terminal; False for streams of notebooks and for None, the stream of a daemon."""
     try:
         return stream is not None and stream.isatty()
     except ValueError:
@@ -52,9 +52,9 @@ def is_terminal(stream: TextIO | None) -> bool:
 def supports_color(stream: TextIO | None) -> bool:
     """Return whether text for this stream may have colours.
 
-    Environment variables decide first, in the order that Python itself uses. ``NO_COLOR`` (https://no-color.org) forbids
-    colours. ``FORCE_COLOR`` (https://force-color.org) demands them, even in a pipe. ``TERM=dumb`` stands for a terminal
-    without colours.
+    Environment variables decide first, in the order that Python itself uses. ``NO_COLOR`` (https://no-color.org)
+    forbids colours. ``FORCE_COLOR`` (https://force-color.org) demands them, even in a pipe. ``TERM=dumb`` stands for a
+    terminal without colours.
     """
     if os.environ.get("NO_COLOR"):
         return False

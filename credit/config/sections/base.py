@@ -21,10 +21,13 @@ from credit.utils.paths import expand_home
 
 
 def canonical_duration(value: object) -> object:
-    """Return the one spelling of a duration, so that configs that mean the same are equal.
+    """Return a duration in its standard spelling (``24h`` for ``1d``), so that configs with equal durations are equal.
+
+    Args:
+        value: text or a number of hours; a value of any other type is returned unchanged, and pydantic reports it.
 
     Raises:
-        ValueError: for text or a number that is not a duration.
+        ValueError: if text or a number is not a duration.
     """
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         # pydantic reports the wrong type.
@@ -32,7 +35,7 @@ def canonical_duration(value: object) -> object:
     try:
         return format_duration(parse_duration(value))
     except ConfigError as error:
-        # pydantic adds the key, so the one at the beginning of the message is cut off.
+        # pydantic adds the key to the message, so the key at its beginning is removed.
         raise ValueError(str(error).split(": ", 1)[1]) from error
 
 
@@ -66,8 +69,11 @@ def _accepts_bool(annotation: Any) -> bool:
     """Return whether true or false is among the values of a type."""
     if annotation in (bool, Any):
         return True
-    # An argument is a value where the type is a Literal, else a type.
-    return any(isinstance(argument, bool) or _accepts_bool(argument) for argument in get_args(annotation))
+    # The arguments of a Literal are values, those of any other type are types.
+    for argument in get_args(annotation):
+        if isinstance(argument, bool) or _accepts_bool(argument):
+            return True
+    return False
 
 
 def sections_in(annotation: Any) -> list[type[BaseModel]]:

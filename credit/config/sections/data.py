@@ -79,11 +79,12 @@ class PreprocessConfig(StrictModel):
 
     @property
     def held_bytes(self) -> int:
-        """`memory_gib` in bytes."""
+        """Memory for the fields that a process reads at once (`memory_gib`), in bytes."""
         return int(self.memory_gib * 2**30)
 
     @model_validator(mode="after")
     def _require_consistent(self) -> PreprocessConfig:
+        """Refuse options of a cluster without a cluster."""
         if self.cluster_options and self.cluster == "none":
             raise ValueError("cluster_options have no effect without cluster: pbs or slurm")
         return self
@@ -171,6 +172,7 @@ class DataConfig(StrictModel):
 
     @model_validator(mode="after")
     def _require_consistent(self) -> DataConfig:
+        """Refuse keys that contradict each other or have no effect."""
         self._require_known_variables()
         self._require_effective_options()
         if self.grid is None and self.regrid != "bilinear":
@@ -187,7 +189,7 @@ class DataConfig(StrictModel):
             raise ValueError("input_order must name prognostic, dynamic_forcing and static once each")
         if self.solar.mean == "daily" and {"sin_day", "cos_day"} & set(self.variables.dynamic_forcing.vars_2D):
             raise ValueError("solar.mean is daily (no diurnal cycle), so sin_day and cos_day must not be forcings")
-        # Two channels of one name are found when the channels are built.
+        # Building the channels raises an error if two of them have the same name.
         try:
             self.channel_map()
         except ConfigError as error:
@@ -228,7 +230,7 @@ class DataConfig(StrictModel):
         varying = [*outputs, *forcing_from_data]
         from_data = [*varying, *static_from_data]
         not_derived = [name for name in from_data if self.options_of(name).derive is None]
-        # Option -> the variables that it has an effect for, and their description.
+        # Option -> the variables for which it has an effect, and their description for the message.
         effective_for: dict[str, tuple[list[str], str]] = {
             "levels": (names_3d, "variables on levels"),
             "minimum": (varying, "prognostic and diagnostic variables and forcing read from data"),
@@ -242,8 +244,8 @@ class DataConfig(StrictModel):
         for name, options in self.variable_options.items():
             options.require_derivable(name, name in names_3d, name in varying)
             for key, (members, description) in effective_for.items():
-                is_default = getattr(options, key) == VariableOptions.model_fields[key].default
-                if not is_default and name not in members:
+                is_set = getattr(options, key) != VariableOptions.model_fields[key].default
+                if is_set and name not in members:
                     raise ValueError(f"variable_options.{name}.{key} has no effect: it is for {description}")
             options.require_consistent(name)
 
@@ -285,10 +287,10 @@ class DataConfig(StrictModel):
 
     @property
     def has_vertical(self) -> bool:
-        """True if a source is interpolated to the run's levels."""
+        """True if a source is interpolated vertically to the run's levels."""
         return any(source.vertical is not None for source in self.sources)
 
     @property
     def step_minutes(self) -> int:
-        """The time step in minutes."""
+        """Time step of the model in minutes."""
         return parse_duration(self.timestep)

@@ -58,18 +58,18 @@ class InitialPerturbationSection(StrictModel):
     )
 
     def analysis_lags_minutes(self) -> list[int]:
-        """Return the minutes before its initial time at which a forecast reads analyses.
+        """Return the ages, in minutes before the initial time, of the analyses that a forecast reads.
 
-        0 is the analysis that it starts from.
+        Age 0 is the analysis at the initial time.
         """
         return [0]
 
     def step_multiples(self) -> dict[str, str]:
-        """Return key of this section -> duration, for the durations that must be multiples of ``data.timestep``."""
+        """Return key of this section -> duration as text, for durations that must be multiples of ``data.timestep``."""
         return {}
 
     def describe(self) -> str:
-        """Return text that tells the forecasts of this perturbation from those of another."""
+        """Return text for the attributes of forecast files; different perturbations must have different texts."""
         return f"{self.kind} perturbations of {self.amplitude:g} deviations of change"
 
 
@@ -79,7 +79,7 @@ class TendencyPerturbationSection(StrictModel):
     kind: str
 
     def describe(self) -> str:
-        """Return text that tells the forecasts of this perturbation from those of another."""
+        """Return text for the attributes of forecast files; different perturbations must have different texts."""
         return f"{self.kind} perturbations of the tendencies"
 
 
@@ -124,6 +124,7 @@ class EnsembleConfig(StrictModel):
     @field_validator("members")
     @classmethod
     def _require_several(cls, members: int) -> int:
+        """Refuse an ensemble of fewer than two members."""
         if members < 2:
             raise ValueError("an ensemble has at least 2 members; for single forecasts leave inference.ensemble out")
         return members
@@ -131,8 +132,10 @@ class EnsembleConfig(StrictModel):
     @property
     def has_added_spread(self) -> bool:
         """True if the members differ by more than the noise that the network was trained with (`model.noise`)."""
-        sources_of_spread = (self.perturbation, self.lagged, self.stochastic, self.feature_noise)
-        return self.dropout or any(source is not None for source in sources_of_spread)
+        for source_of_spread in (self.perturbation, self.lagged, self.stochastic, self.feature_noise):
+            if source_of_spread is not None:
+                return True
+        return self.dropout
 
 
 class ForecastParallelismConfig(StrictModel):
@@ -251,12 +254,14 @@ class InferenceConfig(StrictModel):
     @field_validator("derive")
     @classmethod
     def _require_valid_names(cls, derive: dict[str, DerivedVariableConfig]) -> dict[str, DerivedVariableConfig]:
+        """Refuse names of derived variables that forecast files cannot contain."""
         require_valid_names(derive)
         return derive
 
     @field_validator("pressure_levels")
     @classmethod
     def _require_pressures(cls, levels: list[float] | None) -> list[float] | None:
+        """Refuse pressure levels that are not positive or are repeated."""
         if levels is not None and (min(levels) <= 0 or len(set(levels)) < len(levels)):
             raise ValueError("pressures in hPa are above 0 and are named once each")
         return levels
@@ -264,6 +269,7 @@ class InferenceConfig(StrictModel):
     @field_validator("levels")
     @classmethod
     def _require_some_level(cls, levels: list[float] | None) -> list[float] | None:
+        """Refuse an empty list of levels."""
         if levels == []:
             raise ValueError(
                 "the list is empty; leave the key out to write all levels, or select variables without levels in "
@@ -273,16 +279,18 @@ class InferenceConfig(StrictModel):
 
     @property
     def postprocess_entries(self) -> dict[str, PostprocessSection]:
-        """Entries that replace those of the model, by their config keys, with `hyperdiffusion` as the first."""
+        """Config key -> post-process that replaces those of its kind in the model; `hyperdiffusion` is the first."""
         return list_entries_by_key("inference", self.hyperdiffusion, self.postprocess)
 
     @model_validator(mode="after")
     def _postprocess_in_order(self) -> InferenceConfig:
+        """Refuse post-processes in an order in which a later one undoes an earlier one."""
         require_order(self.postprocess_entries, "inference.postprocess")
         return self
 
     @model_validator(mode="after")
     def _require_fitting_format(self) -> InferenceConfig:
+        """Refuse keys that the format of the files does not support."""
         if self.split is not None and self.format != "netcdf":
             raise ValueError("split: is for netCDF; a zarr store contains all forecasts")
         if self.split == "member" and self.ensemble is None:
@@ -293,6 +301,7 @@ class InferenceConfig(StrictModel):
 
     @model_validator(mode="after")
     def _require_fitting_lead_times(self) -> InferenceConfig:
+        """Refuse lead times that do not increase or exceed the length of a forecast."""
         if self.lead_times is None:
             return self
         if self.output_every is not None:

@@ -84,7 +84,7 @@ class PbsConfig(SchedulerConfig):
 
     @property
     def queue_name(self) -> str | None:
-        """Name by which a cluster file lists the limits of the job."""
+        """Name of the queue in the cluster file's table of limits, None for the site's default queue."""
         return self.queue
 
 
@@ -108,5 +108,5 @@ class SlurmConfig(SchedulerConfig):
 
     @property
     def queue_name(self) -> str | None:
-        """Name by which a cluster file lists the limits of the job."""
+        """Name of the QOS, else of the partition, in the cluster file's table of limits; None if neither is set."""
         return self.qos or self.partition

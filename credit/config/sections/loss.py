@@ -31,11 +31,11 @@ class LossSection(StrictModel):
 
     @property
     def needs_members(self) -> bool:
-        """True for a loss that compares the members of an ensemble, and needs several of them."""
+        """True if the loss compares the members of an ensemble, and so needs several of them."""
         return False
 
 
-# Keys whose values hold for a sum of losses as a whole.
+# Keys that are set once for a sum of losses and not for its terms.
 SHARED_KEYS = {"scaling", "latitude_weights", "level_weights", "weights"}
 LossEntry = Annotated[SerializeAsAny[LossSection], RegisteredSection(LOSSES, default="mse", base=LossSection)]
 # A term of a sum, which is not a sum itself.

@@ -1,7 +1,8 @@
-"""The ``model`` section. Shapes, channel counts and window fits are derived elsewhere, never typed here.
+"""Base of the ``model`` section: the keys that every model has.
 
-The section of a kind of model stands in the model's own folder and is registered with its class
-(`credit.models.registry.register_model`).
+The section of each type of model is in the folder of the model and is registered with its class
+(`credit.models.registry.register_model`). The config has no shapes or numbers of channels; they are derived from the
+data.
 """
 
 from __future__ import annotations
@@ -24,7 +25,11 @@ HyperdiffusionEntry = Annotated[
 
 
 def _canonical_memory(value: object) -> object:
-    """Return the one spelling of a memory: ``step``, ``forecast`` or a duration."""
+    """Return the memory of a noise in its standard spelling: ``step``, ``forecast`` or a duration.
+
+    Raises:
+        ValueError: if text or a number is not a duration.
+    """
     if value in ("step", "forecast"):
         return value
     if not isinstance(value, bool) and re.fullmatch(r"0+(\.0*)?\s*[a-z]*", str(value)):
@@ -33,8 +38,10 @@ def _canonical_memory(value: object) -> object:
 
 
 def _as_list_of_values(value: Any) -> Any:
-    """Return a single value as a list."""
-    return list(value) if isinstance(value, list | tuple) else [value]
+    """Return a single value as a list of one value, and a list or tuple as a list."""
+    if isinstance(value, list | tuple):
+        return list(value)
+    return [value]
 
 
 Memory = Annotated[str, BeforeValidator(_canonical_memory)]
@@ -53,18 +60,29 @@ class ModelNoiseSection(StrictModel):
     )
 
     def memory_minutes(self) -> list[float]:
-        """Return the memories in minutes: 0 for `step`, infinity for `forecast`."""
-        minutes = {"step": 0.0, "forecast": float("inf")}
-        return [minutes[memory] if memory in minutes else float(parse_duration(memory)) for memory in self.memory]
+        """Return the memories in minutes, in their order: 0 for `step`, infinity for `forecast`."""
+        special_minutes = {"step": 0.0, "forecast": float("inf")}
+        minutes = []
+        for memory in self.memory:
+            if memory in special_minutes:
+                minutes.append(special_minutes[memory])
+            else:
+                minutes.append(float(parse_duration(memory)))
+        return minutes
 
 
 ModelNoiseEntry = Annotated[SerializeAsAny[ModelNoiseSection], RegisteredSection(NOISES, base=ModelNoiseSection)]
 
 
 def _as_list(value: Any) -> Any:
-    """Return one kind, by its name or its section, as a list of sections."""
-    entries = value if isinstance(value, list | tuple) else [value]
-    return [{"kind": entry} if isinstance(entry, str) else entry for entry in entries if entry is not None]
+    """Return a kind, a section, or a list of these, as a list of sections; None gives an empty list."""
+    sections = []
+    for entry in _as_list_of_values(value):
+        if isinstance(entry, str):
+            sections.append({"kind": entry})
+        elif entry is not None:
+            sections.append(entry)
+    return sections
 
 
 # A kind, a section, or a list of them.
@@ -74,8 +92,11 @@ ModelNoiseList = Annotated[list[ModelNoiseEntry], BeforeValidator(_as_list)]
 def require_different_kinds(entries: list[ModelNoiseSection]) -> None:
     """Refuse a kind of noise that is listed twice.
 
+    Args:
+        entries: entries of ``model.noise``.
+
     Raises:
-        ValueError: naming it.
+        ValueError: if two entries have the same kind.
     """
     kinds = [entry.kind for entry in entries]
     for kind in kinds:
@@ -112,21 +133,26 @@ class ModelSection(StrictModel):
 
     @model_validator(mode="after")
     def _postprocess_in_order(self) -> ModelSection:
+        """Refuse post-processes in an order in which a later one undoes an earlier one."""
         require_order(self.postprocess_entries, "model.postprocess")
         return self
 
     @model_validator(mode="after")
     def _noise_of_different_kinds(self) -> ModelSection:
+        """Refuse a kind of noise that is listed twice."""
         require_different_kinds(self.noise)
         return self
 
     def find_noise(self, kind: str) -> ModelNoiseSection | None:
         """Return the entry of `model.noise` of a kind, None if the model has no such noise."""
-        return next((entry for entry in self.noise if entry.kind == kind), None)
+        for entry in self.noise:
+            if entry.kind == kind:
+                return entry
+        return None
 
     @property
     def postprocess_entries(self) -> dict[str, PostprocessSection]:
-        """Entries of the list in order, by their config keys, with `hyperdiffusion` as the first."""
+        """Config key -> post-process, in their order; `hyperdiffusion` is the first."""
         return list_entries_by_key("model", self.hyperdiffusion, self.postprocess)
 
 

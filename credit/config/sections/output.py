@@ -24,8 +24,11 @@ _RESERVED_NAMES = (
 def require_valid_names(names: Iterable[str]) -> None:
     """Refuse names of derived variables that forecast files cannot contain.
 
+    Args:
+        names: names of derived variables.
+
     Raises:
-        ValueError: naming the first of them.
+        ValueError: if a name has characters that netCDF does not allow, or is the name of a coordinate.
     """
     for name in names:
         if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.+-]*", name):
@@ -63,11 +66,12 @@ class DerivedVariableConfig(StrictModel):
 
     @model_validator(mode="after")
     def _require_fitting_inputs(self) -> DerivedVariableConfig:
+        """Refuse keys and inputs that the kind does not have."""
         if (self.kind == ACCUMULATION) != (self.of is not None):
             raise ValueError(f"of: is needed for kind {ACCUMULATION}, and for that alone")
         if self.kind != ACCUMULATION and self.over is not None:
             raise ValueError(f"over: is for kind {ACCUMULATION}")
-        # The roles of the inputs, such as temperature, which a config may give other variables than the default.
+        # Roles of the inputs, such as temperature; a config may assign another variable to a role than the default.
         roles = DERIVED_VARIABLE_INPUTS.get(self.kind, {})
         for role in self.inputs:
             if role not in roles:
@@ -77,7 +81,7 @@ class DerivedVariableConfig(StrictModel):
 
     @property
     def input_variables(self) -> dict[str, str]:
-        """Role of an input -> variable. The levels of the first input are those of the derived variable."""
+        """Role of an input -> variable. The derived variable has the levels of the first input."""
         if self.of is not None:
             return {"amount": self.of}
         return DERIVED_VARIABLE_INPUTS[self.kind] | self.inputs

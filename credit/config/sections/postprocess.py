@@ -1,4 +1,4 @@
-"""Base of the entries of ``model.postprocess``, the ordered list of what is applied to the output of every step."""
+"""Base of the entries of ``model.postprocess``, the ordered list of functions applied to the output of every step."""
 
 from __future__ import annotations
 
@@ -27,18 +27,20 @@ class PostprocessSection(StrictModel):
 
     @property
     def subject(self) -> str:
-        """Kind of this entry, with its variable if it has one: the list has one entry for each subject."""
+        """Kind of this entry, with its variable if it has one; two entries of a list must not have equal subjects."""
         return self.kind
 
     def require_variables(self, data: DataConfig, key: str) -> None:
         """Refuse variables that are not in the part of ``data.variables`` that this entry needs.
 
+        This base class accepts every variable; a section that names variables overrides the method.
+
         Args:
             data: the data section.
-            key: of this entry, for messages.
+            key: config key of this entry, for messages.
 
         Raises:
-            ValueError: naming key, variable and what it must be.
+            ValueError: if a variable is not in the group that this entry needs.
         """
 
 
@@ -50,12 +52,12 @@ PostprocessEntry = Annotated[
 def list_entries_by_key(
     section: str, hyperdiffusion: PostprocessSection | None, postprocess: Sequence[PostprocessSection] | None
 ) -> dict[str, PostprocessSection]:
-    """Return config key -> entry of the post-processes of a section, in order; the shorthand is the first.
+    """Return config key -> entry of the post-processes of a section, in their order.
 
     Args:
         section: ``model`` or ``inference``.
-        hyperdiffusion: the shorthand, None if the section does not have it.
-        postprocess: the list, None if the section does not have it.
+        hyperdiffusion: value of the key ``hyperdiffusion``, which becomes the first entry; None without it.
+        postprocess: value of the key ``postprocess``, None without it.
     """
     entries = {}
     if hyperdiffusion is not None:
@@ -68,14 +70,14 @@ def list_entries_by_key(
 def require_order(entries: Mapping[str, PostprocessSection], key: str) -> None:
     """Refuse a list in which a later entry undoes an earlier one, or in which a built-in entry is repeated.
 
-    Kinds of plugins may stand anywhere and as often as their author likes.
+    Kinds of plugins may stand at any position and may be repeated.
 
     Args:
-        entries: config key -> entry, in order.
+        entries: config key -> entry, in their order.
         key: config key of the list, for messages.
 
     Raises:
-        ValueError: naming the two entries.
+        ValueError: if built-in entries are in another order than `BUILT_IN_ORDER`, or two have the same subject.
     """
     built_in_kinds = [entry.kind for entry in entries.values() if entry.kind in BUILT_IN_ORDER]
     for earlier, later in itertools.pairwise(built_in_kinds):
@@ -90,14 +92,21 @@ def require_order(entries: Mapping[str, PostprocessSection], key: str) -> None:
 def replace_entries(
     entries: Mapping[str, PostprocessSection], replacements: Mapping[str, PostprocessSection]
 ) -> dict[str, PostprocessSection]:
-    """Return the list in which `replacements` take the place of the entries of their kinds.
+    """Return the entries with all entries of some kinds replaced.
 
-    All replacements of a kind stand where the first entry of that kind stood. A kind that the list lacks is added: a
-    built-in one before the first entry that must follow it (`BUILT_IN_ORDER`), any other at the end.
+    All replacements of a kind are put at the position of the first entry of that kind. A kind that `entries` lacks is
+    added: a built-in kind before the first entry that must follow it (`BUILT_IN_ORDER`), any other kind at the end.
+
+    Args:
+        entries: config key -> entry, in their order.
+        replacements: config key -> entry; they replace all entries of their kinds.
+
+    Returns:
+        Config key -> entry, in the new order.
     """
     replaced_kinds = {entry.kind for entry in replacements.values()}
     result: list[tuple[str, PostprocessSection]] = []
-    # Replacements take the place of the first entry of their kind.
+    # Put the replacements of a kind at the position of its first entry, and leave out its other entries.
     placed_kinds = set()
     for key, entry in entries.items():
         if entry.kind not in replaced_kinds:
@@ -105,7 +114,7 @@ def replace_entries(
         elif entry.kind not in placed_kinds:
             placed_kinds.add(entry.kind)
             result += _entries_of_kind(replacements, entry.kind)
-    # Kinds that the list does not have are added.
+    # Add the kinds that the list does not have.
     for kind in dict.fromkeys(entry.kind for entry in replacements.values()):
         if kind not in placed_kinds:
             position = _find_insert_position(kind, [entry for _, entry in result])
@@ -134,12 +143,12 @@ def require_variable_in(key: str, name: str, allowed: set[str], rule: str) -> No
 
     Args:
         key: config key that names the variable, for the message.
-        name: the variable.
-        allowed: the variables that fit.
-        rule: text that says which ones these are: "in prognostic.vars_2D".
+        name: name of the variable.
+        allowed: names of the allowed variables.
+        rule: description of the allowed variables for the message, such as "in prognostic.vars_2D".
 
     Raises:
-        ValueError: if the variable is not among them.
+        ValueError: if the variable is not allowed.
     """
     if name not in allowed:
         raise ValueError(

@@ -10,16 +10,16 @@ from pydantic import Field, ValidationError, model_validator
 from credit.config.sections.base import PathText, StrictModel
 from credit.errors import did_you_mean
 
-# Registered name of a source type -> the section of its options, None where it declares none.
+# Registered name of a source type -> the section of its options, None if it declares no section.
 _OPTION_SECTIONS: dict[str, type[StrictModel] | None] = {}
 
 
 def register_source_type(name: str, options: type[StrictModel] | None = None) -> None:
-    """Let ``data.sources.N.type`` be `name`; `credit.data.formats.plugin.source.register_source` calls it.
+    """Add a value that ``data.sources.N.type`` may have; `credit.data.formats.plugin.source.register_source` calls it.
 
     Args:
-        name: of the type.
-        options: declares the keys of ``data.sources.N.options``. Without it, they are not checked here.
+        name: name of the type.
+        options: section with the keys of ``data.sources.N.options``; None if the options are not validated.
     """
     _OPTION_SECTIONS[name] = options
 
@@ -95,10 +95,13 @@ class SourceConfig(StrictModel):
     def names_in_files(self, variable: str) -> list[str]:
         """Return the names under which the files may contain a variable of the run, in the order of preference."""
         names = self.rename.get(variable, variable)
-        return [names] if isinstance(names, str) else names
+        if isinstance(names, str):
+            return [names]
+        return names
 
     @model_validator(mode="after")
     def _require_names(self) -> SourceConfig:
+        """Refuse an empty list of names for a variable."""
         for variable, names in self.rename.items():
             if not names:
                 raise ValueError(f"rename.{variable}: the list is empty; write at least one name")
@@ -106,10 +109,11 @@ class SourceConfig(StrictModel):
 
     @model_validator(mode="after")
     def _require_files_or_type(self) -> SourceConfig:
+        """Refuse a source that is neither files nor of a registered type, and keys that do not apply to it."""
         if (self.path is None) == (self.type is None):
+            state = "neither is" if self.path is None else "both are"
             raise ValueError(
-                "give exactly one of path (files) and type (a source that a plugin registers); "
-                f"{'both are' if self.path is not None else 'neither is'} given"
+                f"give exactly one of path (files) and type (a source that a plugin registers); {state} given"
             )
         # A source of files.
         if self.type is None:
@@ -129,7 +133,7 @@ class SourceConfig(StrictModel):
         return self
 
     def _require_valid_options(self, section: type[StrictModel] | None) -> None:
-        """Refuse options that cannot be saved with the config, or that a declared section of options refuses."""
+        """Refuse options that cannot be saved with the config, or that the section of the source type refuses."""
         for name, value in self.options.items():
             if not _is_plain_value(value):
                 raise ValueError(
@@ -152,7 +156,7 @@ class SourceConfig(StrictModel):
 
 
 def _is_plain_value(value: object) -> bool:
-    """Return whether YAML gives the same value back when it is written and read again."""
+    """Return whether a value stays the same when it is written as YAML and read again."""
     if isinstance(value, dict):
         return all(isinstance(key, str) and _is_plain_value(item) for key, item in value.items())
     if isinstance(value, list):
@@ -178,7 +182,7 @@ class GridConfig(StrictModel):
 
     @model_validator(mode="after")
     def _require_one_description(self) -> GridConfig:
-        # All three keys of equally spaced rows, or none of them.
+        """Refuse a grid that has neither all of rows, columns and poles, nor like alone."""
         num_missing = (self.rows, self.columns, self.poles).count(None)
         num_allowed = 0 if self.like is None else 3
         if num_missing != num_allowed:

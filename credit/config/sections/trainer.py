@@ -25,7 +25,7 @@ ObjectiveEntry = Annotated[
 
 
 def default_objective() -> ObjectiveSection:
-    """Return the objective of a config that names none: a deterministic rollout."""
+    """Return the section of the default objective, a deterministic rollout."""
     return OBJECTIVES.find_section("deterministic").model_validate({"kind": "deterministic"})
 
 
@@ -288,13 +288,14 @@ class TrainerConfig(StrictModel):
     @model_validator(mode="before")
     @classmethod
     def _fill_ensemble_defaults(cls, raw: Any) -> Any:
-        """Let several members choose the objective and the metrics of ensembles, unless the config names others."""
+        """For several members, set the objective and the metrics of ensembles, unless the config names others."""
         if not isinstance(raw, Mapping) or raw.get("members", 1) in (1, None):
             return raw
         return {"objective": {"kind": "ensemble"}, "metrics": ["rmse", "crps"], **raw}
 
     @model_validator(mode="after")
     def _require_consistent(self) -> TrainerConfig:
+        """Refuse keys that contradict each other."""
         if self.members > 1 and self.objective.kind == "deterministic":
             raise ValueError(
                 f"members: {self.members} forecasts of each sample need objective.kind: ensemble; remove objective"

@@ -14,7 +14,11 @@ Level = Annotated[float, Field(gt=0)]
 
 
 def _require_unique(levels: list[float]) -> list[float]:
-    """Return the levels, and refuse a level that is named twice."""
+    """Return the levels.
+
+    Raises:
+        ValueError: if a level is named twice.
+    """
     repeated = sorted({level for level in levels if levels.count(level) > 1})
     if repeated:
         names = ", ".join(f"{level:g}" for level in repeated)
@@ -58,6 +62,7 @@ class VariablesConfig(StrictModel):
 
     @model_validator(mode="after")
     def _require_prognostic(self) -> VariablesConfig:
+        """Refuse a model without prognostic variables."""
         if not (self.prognostic.vars_3D or self.prognostic.vars_2D):
             raise ValueError("prognostic needs at least one variable")
         return self
@@ -136,9 +141,9 @@ class VariableOptions(StrictModel):
 
     @property
     def derived_from(self) -> dict[str, str]:
-        """Inputs of a derived variable: role -> variable; empty where it is read from data.
+        """Inputs of a derived variable: role -> variable; empty for a variable that is read from data.
 
-        The grid and the times of the first input are those of the derived variable.
+        The derived variable has the grid and the times of the first input.
         """
         if self.derive is None:
             return {}
@@ -148,10 +153,10 @@ class VariableOptions(StrictModel):
         """Refuse options that contradict each other.
 
         Args:
-            name: of the variable, for the message.
+            name: name of the variable, for the message.
 
         Raises:
-            ValueError: naming the options.
+            ValueError: if two options contradict each other, or an option has no effect.
         """
         key = f"variable_options.{name}"
         if self.minimum is not None and self.maximum is not None and self.minimum >= self.maximum:
@@ -167,15 +172,15 @@ class VariableOptions(StrictModel):
             raise ValueError(f"{key}.inputs has no effect without derive")
 
     def require_derivable(self, name: str, has_levels: bool, is_predicted_or_read: bool) -> None:
-        """Refuse `derive` for a variable that is not of its kind.
+        """Refuse `derive` if the quantity does not fit the variable.
 
         Args:
-            name: of the variable, for the message.
-            has_levels: whether the variable is on levels.
-            is_predicted_or_read: whether it is prognostic, diagnostic, or a forcing that is not computed.
+            name: name of the variable, for the message.
+            has_levels: True if the variable is on levels.
+            is_predicted_or_read: True if the variable is prognostic, diagnostic, or a forcing that is not computed.
 
         Raises:
-            ValueError: naming the option.
+            ValueError: if an input is unknown, or the variable has the wrong group, levels or meaning in time.
         """
         if self.derive is None:
             return

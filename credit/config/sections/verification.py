@@ -30,6 +30,7 @@ class RegionConfig(StrictModel):
 
     @model_validator(mode="after")
     def _require_box(self) -> RegionConfig:
+        """Refuse edges outside the globe, or south above north."""
         south, north = self.lat
         if not -90 <= south <= north <= 90:
             raise ValueError(f"lat: [{south:g}, {north:g}] is not [south, north] within -90..90")
@@ -40,7 +41,7 @@ class RegionConfig(StrictModel):
 
 
 def _make_region(lat: tuple[float, float], lon: tuple[float, float] = (0.0, 360.0)) -> tuple[RegionConfig]:
-    """Return the region of one box as the tuple of its boxes."""
+    """Return a region of one box, as a tuple of its boxes; `lat` is (south, north), `lon` (west, east), in degrees."""
     return (RegionConfig(lat=lat, lon=lon),)
 
 
@@ -90,6 +91,7 @@ class EventConfig(StrictModel):
 
     @model_validator(mode="after")
     def _require_one_limit(self) -> EventConfig:
+        """Refuse an event without a limit, with several limits, or with a quantile outside 0 to 1."""
         limits = [key for key in _LIMIT_KEYS if getattr(self, key) is not None]
         if len(limits) != 1:
             state = "has no limit"
@@ -130,6 +132,7 @@ class ClimatologyConfig(StrictModel):
 
     @model_validator(mode="after")
     def _require_file(self) -> ClimatologyConfig:
+        """Refuse a file without its method, and keys of a file for other methods."""
         if (self.method == "file") != (self.path is not None):
             raise ValueError("method: file and path go together; give both or neither")
         if self.method != "file" and (self.rename or self.storage_options):
@@ -152,7 +155,10 @@ class OtherForecastsConfig(StrictModel):
     @model_validator(mode="before")
     @classmethod
     def _accept_path(cls, value: object) -> object:
-        return {"path": value} if isinstance(value, str) else value
+        """Return a path as a section; any other value is returned unchanged."""
+        if isinstance(value, str):
+            return {"path": value}
+        return value
 
 
 class VerificationConfig(StrictModel):
@@ -206,6 +212,7 @@ class VerificationConfig(StrictModel):
 
     @model_validator(mode="after")
     def _require_band(self) -> VerificationConfig:
+        """Refuse a latitude band outside the globe, or with south not below north."""
         south, north = self.hovmoeller_band
         if not -90 <= south < north <= 90:
             raise ValueError(f"hovmoeller_band: [{south:g}, {north:g}] is not [south, north] within -90..90")
@@ -213,6 +220,7 @@ class VerificationConfig(StrictModel):
 
     @model_validator(mode="after")
     def _require_unreserved_names(self) -> VerificationConfig:
+        """Refuse names of other forecasts that the scores of every run use."""
         for name in self.other_forecasts:
             if is_reserved_name(name):
                 reserved = ", ".join(RESERVED_NAMES)
@@ -224,6 +232,7 @@ class VerificationConfig(StrictModel):
 
     @model_validator(mode="after")
     def _require_known_regions(self) -> VerificationConfig:
+        """Refuse regions that are unknown or repeated, a list without global, and boxes with the name of a region."""
         for name in self.regions:
             if name not in REGIONS:
                 raise ValueError(
@@ -241,6 +250,7 @@ class VerificationConfig(StrictModel):
 
     @model_validator(mode="after")
     def _require_event_names(self) -> VerificationConfig:
+        """Refuse names of events with characters that the names of scores cannot have."""
         for name in self.events:
             if not re.fullmatch(r"[A-Za-z0-9_.-]+", name):
                 raise ValueError(
@@ -251,5 +261,5 @@ class VerificationConfig(StrictModel):
 
 
 def is_reserved_name(name: str) -> bool:
-    """Return whether `name` is one of `RESERVED_NAMES`, also in the spelling of figures ("Damped persistence")."""
+    """Return whether `name` is one of `RESERVED_NAMES`, even in the spelling of figures ("Damped persistence")."""
     return name.strip().lower().replace(" ", "_") in RESERVED_NAMES
