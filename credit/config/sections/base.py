@@ -70,10 +70,7 @@ def _accepts_bool(annotation: Any) -> bool:
     if annotation in (bool, Any):
         return True
     # The arguments of a Literal are values, those of any other type are types.
-    for argument in get_args(annotation):
-        if isinstance(argument, bool) or _accepts_bool(argument):
-            return True
-    return False
+    return any(isinstance(argument, bool) or _accepts_bool(argument) for argument in get_args(annotation))
 
 
 def sections_in(annotation: Any) -> list[type[BaseModel]]:
