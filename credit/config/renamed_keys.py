@@ -14,7 +14,8 @@ from credit.config.registry import LOSSES
 from credit.errors import ConfigError
 
 # Dotted old key -> dotted new key in the same section. If a section is renamed, the table lists the renamed keys below
-# it before the section itself. Their old names begin with the old name of the section, their new names with the new one.
+# it before the section itself. Their old names begin with the old name of the section, their new names with the new
+# one.
 RENAMED_KEYS = {
     "data.bad_times": "data.on_bad_time",
     "data.fields": "data.variable_options",

@@ -1,8 +1,7 @@
 """Exponential moving average of the parameters, on their device and with their sharding.
 
-Only parameters are averaged. The singular vectors of spectral norm belong to the live weights, and an average of them
-would estimate nothing. While the average is in use, they start from the live vectors and are adapted to the averaged
-weights by power iterations.
+Only parameters are averaged. The singular vectors of spectral norm belong to the live weights; an average of them would
+have no meaning. While the average is in use, power iterations adapt a copy of the live vectors to the averaged weights.
 """
 
 from __future__ import annotations
@@ -53,9 +52,9 @@ class EMA:
 
     @contextmanager
     def applied(self) -> Iterator[None]:
-        """Put the average into the model within the block; collective if the model is sharded."""
+        """Collective if the model is sharded: put the average into the model during the block."""
         live_vectors = {name: vector.clone() for name, vector in singular_vectors(self._model).items()}
-        # Gathered weights would still be the live ones.
+        # Weights that FSDP2 has gathered would still have the live values, so they are freed first.
         reshard(self._model)
         self._swap()
         try:

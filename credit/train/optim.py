@@ -13,13 +13,15 @@ from credit.parallel.blocks.marks import strip_wrapper_prefixes
 
 
 def build_optimizer(model: nn.Module, conf: TrainerConfig) -> torch.optim.AdamW:
-    """Return fused AdamW; weight decay applies to matrices and kernels only, not to gains, biases or other vectors.
+    """Return fused AdamW (Loshchilov and Hutter 2019, arXiv 1711.05101) for the trainable parameters of a model.
+
+    Weight decay applies to matrices and kernels only, not to gains, biases or other vectors.
 
     Args:
         model: the model, sharded or not.
         conf: the trainer section of the config.
     """
-    # Keyed by whether weights decay, and by the mesh: a fused kernel takes only parameters of the same mesh.
+    # (has weight decay, mesh) -> parameters. A fused kernel takes only parameters of one mesh.
     groups: dict[tuple[bool, object], list[nn.Parameter]] = {}
     without_decay = set()
     for module in model.modules():
@@ -34,7 +36,7 @@ def build_optimizer(model: nn.Module, conf: TrainerConfig) -> torch.optim.AdamW:
     for (decays, _), parameters in groups.items():
         param_groups.append({"params": parameters, "weight_decay": conf.weight_decay if decays else 0.0})
     optimizer = torch.optim.AdamW(param_groups, lr=conf.learning_rate, betas=conf.betas, fused=True)
-    # torch creates the state in the first step. Created here, every checkpoint has the same tensors.
+    # torch would create the state in the first step. It is created here, so that the checkpoint of step 0 has it too.
     for parameters in groups.values():
         for parameter in parameters:
             optimizer.state[parameter] = {
@@ -48,13 +50,14 @@ def build_optimizer(model: nn.Module, conf: TrainerConfig) -> torch.optim.AdamW:
 def learning_rate(step: int, total: int, peak: float, conf: ScheduleConfig) -> float:
     """Return the learning rate of optimizer step `step` (from 0) in a run of `total` steps.
 
-    Linear warm-up over ``warmup * total`` steps, then constant, or a half cosine down to ``final * peak``.
+    The rate rises linearly over ``warmup * total`` steps. Then it is constant, or falls as a half cosine to
+    ``final * peak``.
 
     Args:
         step: the optimizer step.
         total: number of optimizer steps of the run.
         peak: the learning rate after the warm-up.
-        conf: the schedule.
+        conf: the section ``trainer.schedule``.
     """
     warmup_steps = conf.warmup * total
     if step < warmup_steps:
@@ -82,7 +85,7 @@ def forecast_len_at(step: int, total: int, forecast_len: int, ramp: Mapping[floa
 
 
 def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
-    """Return the live state of the optimizer as ``PARAMETER/KEY`` -> tensor."""
+    """Return ``PARAMETER/KEY`` -> tensor of the optimizer's state; the tensors are not copied."""
     tensors = {}
     for name, parameter in model.named_parameters():
         for key, tensor in optimizer.state.get(parameter, {}).items():

@@ -16,10 +16,10 @@ from credit.data.samples.loader import Loader
 
 
 class DevicePrefetcher(Iterator[Batch]):
-    """Iterates over batches on the device and measures how long the caller has waited for them.
+    """Iterator over batches on the device, which measures how long the caller has waited for them.
 
-    While the caller computes with a batch, threads load the next ones from a store or from loader processes, and on a
-    GPU the first of these is copied to the device on a stream of its own.
+    While the caller computes with a batch, threads load the next batches from a store or from loader processes. On a
+    GPU, the first of these is copied to the device on a separate stream.
 
     Tensor-parallel peers work on the same samples. The first of them reads the batches and broadcasts them; the loaders
     of the others have a dataset with ``placeholder`` set, which returns batches of the same shapes.
@@ -53,6 +53,11 @@ class DevicePrefetcher(Iterator[Batch]):
         self._close_loader()
 
     def __next__(self) -> Batch:
+        """Collective over `peers`: return the next batch, on the device.
+
+        Raises:
+            StopIteration: after the last batch.
+        """
         start_time = time.perf_counter()
         batch, copy_event = self._copied or self._copy_to_device(self._take_host_batch())
         self._copied = None
@@ -70,7 +75,7 @@ class DevicePrefetcher(Iterator[Batch]):
         return batch
 
     def take_wait(self) -> float:
-        """Return the seconds waited since the last call."""
+        """Return the seconds that the caller has waited for batches since the last call of this method."""
         seconds = self._waited_seconds
         self._waited_seconds = 0.0
         return seconds
@@ -82,7 +87,7 @@ class DevicePrefetcher(Iterator[Batch]):
             self._pending.append(self._executor.submit(self._load, job))
 
     def _is_next_ready(self) -> bool:
-        """Return whether the next batch is loaded. A failed one is not: its error belongs to the call that needs it."""
+        """Return whether the next batch is loaded; False if loading failed, so that the next call raises the error."""
         return bool(self._pending) and self._pending[0].done() and not self._pending[0].exception()
 
     def _take_host_batch(self) -> Batch:
@@ -100,12 +105,12 @@ class DevicePrefetcher(Iterator[Batch]):
         return batch
 
     def _load(self, job: Callable[[], Batch]) -> Batch:
-        """Return the batch of a job, on a GPU in pinned memory, from which copies are asynchronous."""
+        """Return the batch of a job; for a GPU in pinned memory, from which copies are asynchronous."""
         batch = job()
         return batch if self._stream is None else batch.pin_memory()
 
     def _copy_to_device(self, batch: Batch) -> tuple[Batch, torch.cuda.Event | None]:
-        """Return the batch on the device and, on a GPU, the event that ends the copy."""
+        """Return the batch on the device, and the event at the end of the copy on a GPU, None on a CPU."""
         if self._stream is None:
             return batch.to(self._device), None
         with torch.cuda.stream(self._stream):

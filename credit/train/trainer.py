@@ -37,7 +37,11 @@ logger = logging.getLogger(__name__)
 
 
 class Trainer:
-    """Runs training to its end, or to the point where it is asked to stop."""
+    """Training run: takes optimizer steps until the end, or until it is asked to stop; building it is collective.
+
+    Args:
+        parts: model, data, optimizer and everything else that a run needs.
+    """
 
     def __init__(self, parts: TrainingComponents) -> None:
         self._parts = parts
@@ -55,7 +59,7 @@ class Trainer:
         self._checkpoint_every = self._conf.checkpoint_every or parts.order.steps_per_epoch
 
     def load(self, path: Path) -> None:
-        """Collective: continue from a checkpoint of any mesh: weights, average, optimizer and position."""
+        """Collective: load weights, average, optimizer and position of a checkpoint, which may be of another mesh."""
         meta = checkpoint.load_meta(path)
         parts, state = self._parts, self._state
         reshard(parts.model)
@@ -88,7 +92,7 @@ class Trainer:
         parts, state = self._parts, self._state
         self._run_lock = run_lock
         first_step = state.step
-        # Read before the rows beyond the checkpoint are cut: the time and energy of these steps were used as well.
+        # Read the rows beyond the checkpoint before `MetricsLog` removes them: their time and energy were used as well.
         earlier_records = []
         if parts.launch.is_main:
             earlier_records = [*read_last_metrics(self._folder), read_summary(self._folder)]
@@ -122,13 +126,13 @@ class Trainer:
         return "requeue" if reason else "done"
 
     def _summary_arguments(self) -> tuple[Path, UsageMeter, TrainState, str, int, int]:
-        """Return the arguments of the run's summary."""
+        """Return the arguments of `write_run_summary`."""
         parts, state = self._parts, self._state
         length = parts.training_step.counted(max(state.step - 1, 0))[-1]
         return self._folder, parts.meter, state, self._conf.monitor, parts.total_steps, length
 
     def _train_with_rollbacks(self, log: MetricsLog, bar: Progress, stop: StopSignal) -> str | None:
-        """Train to the end, rolling back where the run diverged; return the reason of an early stop."""
+        """Collective: train to the end, with rollbacks if the run diverges; return the reason of an early stop."""
         if self._state.saved != self._state.step:
             # A run that diverges at once rolls back to this checkpoint. A full disk is noticed before the first step.
             self._save()
@@ -139,7 +143,11 @@ class Trainer:
                 self._roll_back(divergence, log, bar)
 
     def _train_once(self, log: MetricsLog, bar: Progress, stop: StopSignal) -> str | None:
-        """Return the reason of an early stop, None at the end of the run."""
+        """Collective: train until the end or a stop; return the reason of an early stop, None at the end of the run.
+
+        Raises:
+            RollbackRequired: if the run diverges.
+        """
         parts, state = self._parts, self._state
         # A resumed run first makes the validation that the stop prevented.
         if state.step and self._is_due(state.step, self._validate_every) and state.validated != state.step:
@@ -152,7 +160,7 @@ class Trainer:
             return self._take_steps(source, log, bar, stop)
 
     def _take_steps(self, source: DevicePrefetcher, log: MetricsLog, bar: Progress, stop: StopSignal) -> str | None:
-        """Take the remaining steps; return the reason of an early stop, None at the end of the run."""
+        """Collective: take the remaining steps; return the reason of an early stop, None at the end of the run."""
         parts, state = self._parts, self._state
         start_time = time.perf_counter()
         newest_count = None
@@ -228,13 +236,12 @@ class Trainer:
         self.load(start)
         vars(state).update(history, nonfinite_steps=[])
         state.saved = state.step
-        run_on_all_ranks(
-            lambda: (
+
+        def remove_later_checkpoints() -> None:
+            if parts.launch.is_main:
                 retention.remove_checkpoints_after(self._checkpoint_folder, state.step)
-                if parts.launch.is_main
-                else None
-            )
-        )
+
+        run_on_all_ranks(remove_later_checkpoints)
         self._checkpointer.move_link("latest", state.step)
         self._unlogged_steps.clear()
         log.rewind(state.step)
@@ -242,6 +249,7 @@ class Trainer:
         logger.warning("%s. Back at step %d; left out from now on: the samples of %s", problem, state.step, times)
 
     def _open_batches(self, first: int, last: int) -> DevicePrefetcher:
+        """Return the prefetcher of the batches of optimizer steps `first` to `last`, without `last`."""
         parts = self._parts
         loader = parts.order.loader(first, last, self._state.skipped_blocks)
         return DevicePrefetcher(loader, parts.device, parts.mesh.tensor_group)
@@ -251,7 +259,7 @@ class Trainer:
         return 2 * self._checkpointer.longest_save_seconds
 
     def _note(self, activity: str) -> None:
-        """Tell the watchdog and readers of the run lock what begins now."""
+        """Record the activity that begins now, for the watchdog and for readers of heartbeat.json."""
         self._parts.watchdog.record_activity(activity)
         if self._run_lock is not None:
             self._run_lock.update(self._state.step, activity)
@@ -261,11 +269,11 @@ class Trainer:
         return next(filter(None, run_on_all_ranks(lambda: reason)), "asked for on another rank")
 
     def _is_due(self, step: int, every: int) -> bool:
-        """Return whether something happens after `step` that happens every so many steps and at the end of the run."""
+        """Return whether `step` is a multiple of `every`, or the last step of the run."""
         return step % every == 0 or step == self._parts.total_steps
 
     def _is_exhausted(self) -> bool:
-        """Return whether ``trainer.patience`` validations in a row have brought no improvement."""
+        """Return whether the last ``trainer.patience`` validations brought no improvement; False without patience."""
         return self._conf.patience is not None and self._state.validations_since_best >= self._conf.patience
 
     def _write_rows(self, log: MetricsLog, bar: Progress, source: DevicePrefetcher, start_time: float) -> None:
@@ -295,7 +303,7 @@ class Trainer:
         log.flush()
 
     def _validate(self, log: MetricsLog, bar: Progress, stop: StopSignal) -> str | None:
-        """Validate the weights that forecasts use, and save them if they are among the best.
+        """Collective: validate the weights that forecasts use, and save them if they are among the best.
 
         Returns:
             The reason of an early stop, None if the validation was completed.
@@ -341,7 +349,7 @@ class Trainer:
         return None
 
     def _save(self, *links: str) -> None:
-        """Collective: begin to write a checkpoint of the present step, unless there is one, and point `links` to it."""
+        """Collective: begin to save a checkpoint of the present step, unless it exists, and point `links` to it."""
         state, parts = self._state, self._parts
         if state.saved == state.step:
             for name in links:
@@ -353,6 +361,7 @@ class Trainer:
         self._status("running", "")
 
     def _begin_save(self, links: tuple[str, ...]) -> None:
+        """Collective: copy the state of the run, and start to write it as the checkpoint of the present step."""
         state, parts = self._state, self._parts
         run_on_all_ranks(lambda: self._run_lock.require_ownership() if self._run_lock is not None else None)
         state.saved = state.step
@@ -372,6 +381,7 @@ class Trainer:
         self._checkpointer.save(state.step, tensors, parts.assets.to_tensors(), meta, links, keep)
 
     def _forecast_state(self) -> dict[str, torch.Tensor]:
+        """Collective: return name -> tensor of the weights that make forecasts, the average if there is one."""
         if self._parts.average is None:
             return checkpoint_state_dict(self._parts.model)
         with self._parts.average.applied():
@@ -383,5 +393,6 @@ class Trainer:
         return self._state.step if self._checkpointer.committed_step is None else self._checkpointer.committed_step
 
     def _status(self, state: str, reason: str) -> None:
+        """Write the file STATUS on the main process; the parameters are those of `write_status`."""
         if self._parts.launch.is_main:
             write_status(self._folder, state, self._committed_step(), reason, self._parts.launch.job_id)

@@ -66,7 +66,12 @@ class ModelAssets:
     trained_periods: tuple[tuple[str, str], ...] = ()
 
     def with_trained_periods(self, splits: Iterable[Split], calendar: Calendar) -> ModelAssets:
-        """Return a copy whose `trained_periods` also lists the periods of `splits`, each period once."""
+        """Return a copy whose `trained_periods` also lists the periods of `splits`, each period once.
+
+        Args:
+            splits: periods that weights are trained or selected on.
+            calendar: calendar of the splits.
+        """
         periods = [(calendar.format(split.first), calendar.format(split.last)) for split in splits]
         return replace(self, trained_periods=tuple(dict.fromkeys([*self.trained_periods, *periods])))
 
@@ -142,9 +147,9 @@ class ModelAssets:
 
 
 def read_trained_periods(meta: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
-    """Return `ModelAssets.trained_periods` of a checkpoint's meta.json.
+    """Return the value of `ModelAssets.trained_periods` from the contents of a checkpoint's meta.json.
 
-    Checkpoints of earlier versions do not have the key; for them the splits of their own run are returned.
+    Checkpoints of earlier versions do not list the periods. Their periods are the splits of their own run.
     """
     if "seen" in meta:
         periods = meta["seen"]
@@ -245,8 +250,8 @@ def build_budget_layers(config: Config) -> VerticalLayers | None:
 def zero_vector_means(statistics: Statistics, conf: DataConfig, reader: FieldReader) -> Statistics:
     """Return statistics in which the components of vectors have the mean 0.
 
-    They are then only scaled. Across a pole a component changes its sign, which holds for normalised values only if 0
-    still means that there is no wind.
+    Normalization then only scales these components. Models change their sign across a pole, and this is correct for
+    normalised values only if 0 still means no wind.
 
     Args:
         statistics: the statistics of all channels read from data.
@@ -306,7 +311,13 @@ def build_model_spec(
 
 
 def is_vector_component(conf: DataConfig, channel: Channel, attributes: Mapping[str, Mapping[str, str]]) -> bool:
-    """Return whether a channel is a component of a vector, which changes its sign across a pole."""
+    """Return whether a channel is a component of a vector, which changes its sign across a pole.
+
+    Args:
+        conf: the data section of the config; it may decide for a variable (``variable_options.NAME.vector``).
+        channel: the channel.
+        attributes: variable -> units, standard_name, long_name.
+    """
     standard_name = attributes.get(channel.variable, {}).get("standard_name", "")
     return cf.is_vector_component(conf.options_of(channel.variable).vector, standard_name)
 
@@ -344,7 +355,7 @@ def require_same_fields(
 
 
 def _describe_units_remedy(variable: str, data_units: str, trained_units: str) -> str:
-    """Return how to make the units of a variable those of the checkpoint."""
+    """Return advice on how to read a variable in the units of the checkpoint, as the end of an error message."""
     try:
         find_conversion(data_units, trained_units, variable, "the data")
     except DataError:

@@ -35,10 +35,10 @@ class TrainingComponents:
         optimizer: the optimizer of the trainable parameters.
         average: the moving average of the trainable parameters; None without ``trainer.use_ema``.
         training_step: function object that takes an optimizer step.
-        order: the samples of each optimizer step.
+        order: schedule of the samples of each optimizer step.
         total_steps: number of optimizer steps of the whole run.
         mesh: this rank's position among the ranks.
-        validate: function that validates the model's present weights; every rank must call it.
+        validate: collective function that validates the model's present weights.
         preview: maker of preview forecasts; None without ``trainer.preview``.
         watchdog: the watchdog that notices when a rank hangs.
         meter: meter of the time, energy and operations of the run.

@@ -1,7 +1,7 @@
 """Dry run of a network without memory or other ranks, which raises the errors of a run's first step.
 
-Tensors on the meta device have a shape and no values, so the largest model takes seconds on a login node. torch's fake
-process group replaces the other ranks: the network is split as over all of them, and nothing is communicated.
+Tensors on the meta device have a shape and no values, so even the largest model takes only seconds on a login node.
+torch's fake process group replaces the other ranks: the network is split over all of them without communication.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _NO_VALUES = (
     fake_tensor.DynamicOutputShapeException,
     fake_tensor.UnsupportedFakeTensorException,
 )
-# Parts of torch's other messages about what the meta device lacks: values, and autocast.
+# Parts of torch's other messages about the meta device, which has neither values nor autocast.
 _META_MESSAGES = ("meta tensor", "unsupported scalarType", "unsupported autocast device_type 'meta'")
 
 
@@ -121,7 +121,8 @@ def dummy_assets(
 def try_step(config: Config, assets: ModelAssets) -> DryRunResult:
     """Build the network and take a training step without memory: the rollout, the loss, the backward pass.
 
-    Shapes do not depend on trainer.amp; `try_bfloat16` checks what does. Blocks are not compiled.
+    The step computes in float32, because shapes do not depend on ``trainer.amp``; `try_bfloat16` checks dtypes. Blocks
+    are not compiled.
 
     Args:
         config: the config of the run.
@@ -244,12 +245,12 @@ def _dummy_batch(config: Config, assets: ModelAssets, num_steps: int) -> Batch:
 
 
 class _CheckedModel(nn.Module):
-    """Calls a model and checks the shape of its output, so that messages tell the model's errors from others.
+    """Wrapper of a model that checks its output's shape and marks errors of the model's own code in messages.
 
     Args:
         model: the network.
         model_type: ``model.type``.
-        out_channels: the channels that its output must have.
+        out_channels: number of channels that its output must have.
     """
 
     def __init__(self, model: nn.Module, model_type: str, out_channels: int) -> None:
@@ -259,7 +260,11 @@ class _CheckedModel(nn.Module):
         self._out_channels = out_channels
 
     def forward(self, x_BCTHW: Tensor, *condition: Mapping[str, Tensor]) -> Tensor:
-        """Return the model's output (B, C_out, 1, H, W), given the input and, for a model with noise, the noise.
+        """Return the model's output (B, C_out, 1, H, W).
+
+        Args:
+            x_BCTHW: input of the model, (B, C_in, T, H, W).
+            *condition: noise, for a model with noise.
 
         Raises:
             ConfigError: if the model fails, or its output has another shape.
@@ -276,7 +281,7 @@ class _CheckedModel(nn.Module):
 
 
 class _NeedsValues(Exception):
-    """Error of a model that needs a value, or an operation that the meta device does not have; it may be correct."""
+    """Error of a model that needs values or an operation of a real device; the model itself may be correct."""
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Fine-tuning with LoRA adapters: the base checkpoint that they adapt, and their merging for forecasts.
+"""Fine-tuning with LoRA adapters: choice and loading of the base checkpoint, and merging of adapters for forecasts.
 
 A checkpoint of adapters contains only the adapters. Its meta.json identifies the base checkpoint by its path and by a
 checksum of its weights.
@@ -61,7 +61,7 @@ def choose_base_checkpoint(config: Config, origin: Path | None) -> Path | None:
 
 
 def describe_base(base: Path) -> dict[str, str]:
-    """Return the entry for the base in the meta.json of adapters: its ``path``, and ``weights``, their checksum."""
+    """Return the entry for the base in the meta.json of adapters: ``path``, and ``weights``, a checksum of weights."""
     return {"path": str(base), "weights": checkpoint.weights_fingerprint(base, "forecast")}
 
 

@@ -1,4 +1,4 @@
-"""Builder of the forecaster: a trained model from its checkpoint, with the data that it starts from."""
+"""Builder of a forecaster: a trained model from a checkpoint, with the reader of initial states and forcing."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def assemble_forecaster(
 
     Args:
         config: the config of the run.
-        reader: the reader of its data, or of those that a forecast reads.
+        reader: the reader of the run's data; it may have only the variables that a forecast reads.
         which: the checkpoint: ``best``, ``latest`` or a path.
         launch: rank of this process on its host, which chooses its GPU; by default the first.
         mesh: the ranks that share the network, from `credit.train.build.model.build_forecast_mesh`; by default this
@@ -73,6 +73,7 @@ def assemble_forecaster(
         DataError: if it was trained on another grid, in other units, or on values where the data have none.
         ConfigError: if the path does not exist, or ``inference.postprocess`` does not fit the model.
     """
+    # Load the checkpoint's assets and compare them with the data and the config.
     path = checkpoint.resolve_checkpoint(Path(config.save_loc) / "checkpoints", which, "inference.checkpoint")
     meta = checkpoint.load_meta(path)
     assets = ModelAssets.from_stored(meta, checkpoint.load_tensors(path, "assets"))
@@ -86,10 +87,11 @@ def assemble_forecaster(
         )
     config = with_trained_settings(config, trained)
 
-    # A budget that only the forecast has needs layers that the training did not.
+    # If only the forecast has a budget, the checkpoint has no layers, so they are built here.
     layers = assets.layers if assets.layers is not None else build_budget_layers(config)
     assets = replace(assets, attributes={**reader.attributes, **assets.attributes}, layers=layers)
 
+    # Build the network with its weights on this rank's device.
     local_rank = 0
     if launch is not None:
         local_rank = launch.local_rank
@@ -109,11 +111,14 @@ def assemble_forecaster(
 
 
 def build_output_diagnostics(forecaster: Forecaster, last_lead: int) -> OutputDiagnostics:
-    """Return the diagnostics of a forecast: pressure levels and derived variables.
+    """Return the diagnostics of a forecast: interpolation to pressure levels, and derived variables.
 
     Args:
-        forecaster: the forecaster, whose outputs they are computed from.
+        forecaster: the forecaster, from whose outputs the diagnostics are computed.
         last_lead: longest lead time in minutes.
+
+    Raises:
+        ConfigError: if a variable cannot be derived from the outputs.
     """
     config = forecaster.config
     assets = forecaster.assets
@@ -171,9 +176,9 @@ def with_trained_settings(config: Config, trained: Config) -> Config:
 
 
 def describe_run(forecaster: Forecaster) -> dict[str, str | int]:
-    """Return the global attributes of this model's forecast files.
+    """Return the global attributes of a forecaster's files: name -> value.
 
-    They identify the run: a file with other attributes is not taken as a forecast of this run.
+    The attributes identify the run. A file with other attributes does not count as a forecast of this run.
     """
     config = forecaster.config
     assets = forecaster.assets

@@ -34,9 +34,9 @@ logger = logging.getLogger(__name__)
 
 
 def use_deterministic_algorithms(on: bool) -> None:
-    """Switch torch's deterministic algorithms on or off; must be called before the first matrix product.
+    """Switch torch's deterministic algorithms on or off; call it before the first matrix product.
 
-    On a GPU this also sets the environment variable ``CUBLAS_WORKSPACE_CONFIG``, unless it is set already.
+    Switching them on also sets the environment variable ``CUBLAS_WORKSPACE_CONFIG``, unless it is set already.
     """
     if on:
         # Without this setting, torch refuses every matrix product on a GPU in deterministic mode.
@@ -49,8 +49,12 @@ def use_deterministic_algorithms(on: bool) -> None:
 def set_tf32(on: bool, device: torch.device) -> None:
     """Switch TF32 on or off for float32 matrix products and convolutions on a GPU.
 
-    torch's own default is TF32 for convolutions only. The matrix-vector products of spectral norm have no TF32 kernel,
-    and budgets are computed in float64, so neither is affected.
+    torch's own default is TF32 for convolutions only. Spectral norm and budgets are not affected: matrix-vector
+    products have no TF32 kernel, and budgets are computed in float64.
+
+    Args:
+        on: True to use TF32.
+        device: device of the model; nothing is done for a CPU.
     """
     if device.type == "cuda":
         torch.set_float32_matmul_precision("high" if on else "highest")
@@ -58,9 +62,9 @@ def set_tf32(on: bool, device: torch.device) -> None:
 
 
 def choose_device(name: str, local_rank: int = 0) -> torch.device:
-    """Return the device that ``trainer.device`` names; with several GPUs on a host, the one of the local rank.
+    """Return the device that ``trainer.device`` names; with several GPUs on a host, the GPU of the local rank.
 
-    The GPU becomes the current device of the process. Otherwise every rank would also take memory on the first GPU.
+    The GPU becomes the current device of the process. Without that, every rank would also take memory on the first GPU.
 
     Args:
         name: "cuda", "cpu" or "auto".
@@ -85,7 +89,9 @@ def choose_device(name: str, local_rank: int = 0) -> torch.device:
 def build_network(
     config: Config, channels: ChannelMap, grid: LatLonGrid, attributes: Mapping[str, Mapping[str, str]]
 ) -> ForecastModel:
-    """Return the untrained network of a run, (B, C_in, T, H, W) -> (B, C_out, 1, H, W), on torch's default device.
+    """Return the untrained network of a run on torch's default device.
+
+    It maps (B, C_in, T, H, W) to (B, C_out, 1, H, W), both in normalised units.
 
     Args:
         config: the config of the run.
@@ -103,9 +109,10 @@ def build_network(
 def build_parallel_model(
     config: Config, assets: ModelAssets, mesh: DeviceGrid, device: torch.device
 ) -> tuple[nn.Module, bool]:
-    """Collective: return the network on its ranks, with memory but without values, and whether it runs under autocast.
+    """Collective: return this rank's part of the network, and whether it runs under autocast.
 
-    The network is built on the meta device, so no rank ever holds more than its own shard.
+    The parameters have memory but no values yet. The network is built on the meta device, so no rank ever holds more
+    than its own shard.
 
     Args:
         config: the config of the run.

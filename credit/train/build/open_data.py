@@ -22,14 +22,14 @@ logger = logging.getLogger(__name__)
 def open_reader_once(conf: DataConfig) -> FieldReader:
     """Collective: open the training store or the source files of a run.
 
-    Only rank 0 reads their metadata, and sends the reader to the other ranks: thousands of ranks that open the same
-    files would stall a shared file system.
+    Only rank 0 reads the metadata of the files; it sends the reader to the other ranks. Thousands of ranks that open
+    the same files would stall a shared file system.
 
     Args:
         conf: the data section of the config.
 
     Raises:
-        DataError: on every rank, if the data are missing or do not have what the config asks for.
+        DataError: on every rank, if the data are missing or lack a variable, level or time of the config.
     """
     reader = run_on_rank0(lambda: open_reader(conf))
     _use_local_store(reader, conf)
@@ -39,11 +39,14 @@ def open_reader_once(conf: DataConfig) -> FieldReader:
 def open_fields(config: Config) -> tuple[FieldReader, dict[str, Split]]:
     """Collective: open the data of a run and build its splits.
 
+    Args:
+        config: the config of the run.
+
     Returns:
-        The reader, and "train", "valid" and "test" -> period.
+        The reader, and the splits: "train", "valid" and "test" -> period.
 
     Raises:
-        DataError: on every rank, if the data are missing or do not have what the config asks for.
+        DataError: on every rank, if the data are missing or lack a variable, level or time of the config.
     """
     reader = open_reader_once(config.data)
     return reader, _build_splits(config, reader)
@@ -54,8 +57,11 @@ def open_training_fields(config: Config) -> tuple[FieldReader, dict[str, Split]]
 
     Without the check, training would fail at a missing chunk in the middle of an epoch.
 
+    Returns:
+        The reader, and the splits: "train", "valid" and "test" -> period.
+
     Raises:
-        DataError: if the data or chunks of the store are missing; the message says how to write them again.
+        DataError: on every rank, if the data or chunks of the store are missing; the message says how to write them.
     """
     reader, splits = open_fields(config)
     if isinstance(reader, StoreReader):
@@ -66,11 +72,15 @@ def open_training_fields(config: Config) -> tuple[FieldReader, dict[str, Split]]
 def open_for_forecasts(config: Config) -> tuple[FieldReader, dict[str, Split]]:
     """Collective: open the analyses that forecasts start from, and build the splits; see `credit.data.analyses`.
 
+    Returns:
+        The reader, and the splits: "train", "valid" and "test" -> period.
+
     Raises:
         DataError: on every rank, if the analyses are missing or lack a variable of the initial states.
     """
     initial_times = config.inference.initial_times
-    # Without an end, the last initial time is the last whose forecast can be verified, so all variables are opened.
+    # Without an end, the last initial time is the last one whose forecast can be verified. To find it, the times of all
+    # variables are needed.
     needs_truth = isinstance(initial_times, InitialTimesConfig) and initial_times.end is None
     reader = run_on_rank0(lambda: open_analyses(config.data, needs_truth))
     _use_local_store(reader, config.data)

@@ -1,6 +1,6 @@
-"""Builders of what a trained or training network is surrounded by: normaliser, stepper, loss and cell weights.
+"""Builders of the objects around a network: normaliser, stepper, loss and cell weights.
 
-Training, forecasts and dry runs build them by the same functions, so that they treat the fields alike.
+Training, forecasts and dry runs use the same functions, so that all of them treat the fields in the same way.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def build_stepper(config: Config, assets: ModelAssets, model: nn.Module, device:
         assets: channels, statistics, static fields and masks of the model.
         model: the network, (B, C_in, T, H, W) -> (B, C_out, 1, H, W).
         device: the device of the network.
-        amp: whether the stepper runs the network under bfloat16 autocast.
+        amp: True if the stepper runs the network under bfloat16 autocast.
 
     Raises:
         ConfigError: if an entry of ``model.postprocess`` does not fit the channels, units or grid.
@@ -103,7 +103,7 @@ def build_run_loss(config: Config, assets: ModelAssets, device: torch.device) ->
 
 
 def find_valid_cells(assets: ModelAssets, channels: Sequence[Channel]) -> np.ndarray:
-    """Return (C, H, W) bool for `channels`, False in cells where a channel is always missing."""
+    """Return the cells with values, (C, H, W) bool for C `channels`; False where a channel is always missing."""
     no_missing_cells_HW = np.zeros(assets.grid.shape, dtype=bool)
     valid_cells = []
     for channel in channels:
@@ -113,16 +113,23 @@ def find_valid_cells(assets: ModelAssets, channels: Sequence[Channel]) -> np.nda
 
 
 def compute_cell_weights(assets: ModelAssets, device: torch.device) -> torch.Tensor:
-    """Return the area weights (C_out, H, W) of metrics, float64, on `device`.
+    """Return the area weights (C_out, H, W) for metrics of the output channels, float64, on `device`.
 
-    The weights of a channel sum to 1 over the cells where it has values, and are 0 in the others.
+    The weights of a channel sum to 1 over the cells where the channel has values, and are 0 in all other cells.
     """
     is_valid_CHW = find_valid_cells(assets, assets.channels.output)
     return torch.from_numpy(assets.grid.masked_area_weights(is_valid_CHW)).to(device)
 
 
 def build_objective_context(config: Config, assets: ModelAssets, stepper: Stepper, loss: Loss) -> ObjectiveContext:
-    """Return what the run's objective is built from: stepper and loss, noise and numbers of members."""
+    """Return the context that the run's objective is built from: stepper, loss, noise and numbers of members.
+
+    Args:
+        config: the config of the run.
+        assets: the assets of the model.
+        stepper: stepper of the network.
+        loss: the training loss, on the device of the network.
+    """
     spec = build_model_spec(config.data, assets.channels, assets.grid, assets.attributes)
     trainer = config.trainer
     return ObjectiveContext(

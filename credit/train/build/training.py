@@ -68,7 +68,7 @@ def assemble_training(
         peak_rates: rate -> TFLOP/s of the GPU, see `credit.hpc.planner.gpus.find_peak_rates`; None if unknown.
 
     Raises:
-        ConfigError: if sections of the config contradict each other, the data or the number of ranks.
+        ConfigError: if sections of the config contradict each other, or do not fit the data or the number of ranks.
         DataError: if the data do not cover the splits, or their values are not plausible.
         CheckpointError: if the checkpoint to continue from is damaged, or was trained on other channels.
     """
@@ -105,10 +105,10 @@ class Origin:
     """Weights and state that a run begins with.
 
     Attributes:
-        checkpoint: the checkpoint that ``trainer.resume`` finds; None for a run from scratch or from weights.
-        resumed: the same checkpoint if the run continues it; None for new adapters, which begin at step 0 on it.
-        base: the checkpoint with the frozen weights under LoRA adapters; None if all weights train.
-        weights: a file of weights to begin with; None for any other beginning.
+        checkpoint: the checkpoint that ``trainer.resume`` finds; None for a run from scratch or from a file of weights.
+        resumed: the same checkpoint if the run continues it; None for new adapters of it, which begin at step 0.
+        base: the checkpoint with the frozen weights that LoRA adapters adapt; None if all weights train.
+        weights: the file of weights that the run begins with; None without such a file.
     """
 
     checkpoint: Path | None
@@ -177,8 +177,8 @@ def prepare_assets(
 ) -> tuple[Config, ModelAssets]:
     """Collective: return the config of the run and the model's assets.
 
-    The assets are those of the checkpoint; in a new run they are fitted to the training period. A checkpoint keeps its
-    global batch, which may change the config's gradient accumulation.
+    A continued run uses the assets of its checkpoint; for a new run they are fitted to the training period. A continued
+    run also keeps the global batch size of its checkpoint, which may change ``trainer.grad_accum_every``.
 
     Args:
         config: the config as the user wrote it.

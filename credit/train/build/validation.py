@@ -35,7 +35,7 @@ def build_validation(
     weight_CHW: torch.Tensor,
     mesh: DeviceGrid,
 ) -> RunValidation:
-    """Return the function that validates the model's present weights; every rank must call it.
+    """Return the collective function that validates the model's present weights.
 
     Args:
         config: the config of the run.
@@ -66,10 +66,10 @@ def build_validation(
 def build_valid_loader(
     config: Config, frames: FrameReader, split: Split, mesh: DeviceGrid
 ) -> tuple[Loader, ValidationShare]:
-    """Return the loader of this rank's validation batches, and the share of the cases that they are.
+    """Return the loader of this rank's validation batches, and the share of all cases in these batches.
 
-    At most ``trainer.valid_samples`` initial times are taken, spread over the whole of `split`. The forcing is the one
-    that a forecast would have.
+    At most ``trainer.valid_samples`` initial times are taken, spread over the whole of `split`. The samples have the
+    forcing that a forecast would have, without values that are not known in advance.
 
     Args:
         config: the config of the run.
@@ -99,7 +99,7 @@ def build_valid_loader(
 
 
 def validation_lead_hours(config: Config) -> list[float]:
-    """Return the lead times of the validation in hours."""
+    """Return the lead times of the validation in hours, one for each of ``data.valid_forecast_len`` steps."""
     return [(index + 1) * config.data.step_minutes / 60 for index in range(config.data.valid_forecast_len)]
 
 
@@ -116,10 +116,14 @@ def build_metrics(config: Config, assets: ModelAssets, weight_CHW: torch.Tensor)
 
 
 def require_measured_monitor(config: Config, channels: ChannelMap) -> None:
-    """Require the validation to measure ``trainer.monitor``, which chooses the best checkpoint.
+    """Require that the validation measures ``trainer.monitor``, the metric that selects the best checkpoint.
+
+    Args:
+        config: the config of the run.
+        channels: the channels of the model.
 
     Raises:
-        ConfigError: if it does not, or if a name in ``trainer.metrics`` is unknown.
+        ConfigError: if the metric is not measured, or a name in ``trainer.metrics`` is unknown.
     """
     measured_names = ["loss"]
     for name in config.trainer.metrics:

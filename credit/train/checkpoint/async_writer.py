@@ -29,11 +29,11 @@ class AsyncCheckpointer:
     """Writer of a run's checkpoints that saves one at a time while training goes on.
 
     Building it is collective if there is a process group. Training waits only for the copy to host memory. A thread
-    writes the copy, and coordinates with the threads of the other ranks over a process group of its own, because
-    sharing the group of the training would deadlock.
+    writes the copy and coordinates with the threads of the other ranks. The threads have their own process group,
+    because sharing the group of the training would deadlock.
 
-    If a save fails, the older checkpoints are untouched, no incomplete files remain, and the run goes on with a
-    warning, because a full disk may have room again at the next save. Only a failure of the last save is an error.
+    If a save fails, the older checkpoints are untouched and no incomplete files remain. The run goes on with a warning,
+    because a full disk may have room again at the next save. Only a failure of the last save is an error.
 
     Args:
         folder: the run's ``checkpoints`` folder.
@@ -63,19 +63,17 @@ class AsyncCheckpointer:
         keep: Retention | None = None,
         synchronous: bool = False,
     ) -> Path:
-        """Collective: copy all tensors and write the checkpoint of `step` in the background.
-
-        It waits for the previous save first.
+        """Collective: wait for the previous save, copy all tensors, and write the checkpoint of `step` in a thread.
 
         Args:
             step: number of optimizer steps taken.
             tensors: stem -> named tensors, the same names on every rank. They are DTensors, each shard of which is
-                written once, or plain tensors that are equal on all ranks. They may change as soon as this returns.
+                written once, or plain tensors that are equal on all ranks. They may change once this method returns.
             assets: plain tensors that never change, the same on every rank.
             meta: contents of meta.json, ready for JSON.
-            links: those of ``latest`` and ``best`` that move to the checkpoint once it is complete.
-            keep: checkpoints that stay once this one is complete, None for all.
-            synchronous: return only when the checkpoint is complete.
+            links: links to move to the checkpoint once it is complete: ``latest``, ``best`` or both.
+            keep: rule for the checkpoints that stay once this one is complete, None to keep all.
+            synchronous: True to return only when the checkpoint is complete.
 
         Returns:
             The folder of the checkpoint, ``step_XXXXXXXX``, which does not exist until the checkpoint is complete.
@@ -115,7 +113,7 @@ class AsyncCheckpointer:
         run_on_all_ranks(move_on_rank0)
 
     def wait(self) -> None:
-        """Wait for the save in progress, if there is one.
+        """Collective: wait for the save in progress, if there is one.
 
         Raises:
             CheckpointError: on every rank, if the save failed. A second call does not raise it again.
@@ -142,7 +140,7 @@ class AsyncCheckpointer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Complete the save in progress; if it fails, an error that already ends the run takes precedence."""
+        """Collective: wait for the save in progress; raise its error unless another error already ends the run."""
         try:
             self.wait()
         except CheckpointError as save_error:

@@ -50,7 +50,7 @@ MANIFEST = "manifest.json"
 
 
 class NoIntactCheckpointError(CheckpointError):
-    """Error of a run of which every checkpoint is damaged; its exit code 2 stops a chain of jobs."""
+    """Error for a run whose checkpoints are all damaged; the exit code 2 stops a chain of jobs."""
 
     exit_code = 2
 
@@ -83,7 +83,7 @@ def parse_step(path: Path) -> int:
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
-    """Return the checkpoint folders, damaged ones included, oldest first."""
+    """Return the paths of the checkpoints in a run's ``checkpoints`` folder, damaged ones included, oldest first."""
     if not folder.is_dir():
         return []
     paths = [path for path in folder.iterdir() if _STEP_FOLDER.match(path.name)]
@@ -111,15 +111,15 @@ def newest_checkpoint(folder: Path, at_most: int | None = None) -> Path | None:
 
 
 def raise_if_checkpoints_exist(folder: Path) -> None:
-    """Collective: raise if the folder has checkpoints.
+    """Collective: raise an error if the folder has checkpoints, all of which must be damaged.
 
-    Call it only after `newest_checkpoint` has returned None: then all of them are damaged.
+    Call it only after `newest_checkpoint` has returned None, because then no checkpoint is intact.
 
     Args:
         folder: the run's ``checkpoints`` folder.
 
     Raises:
-        NoIntactCheckpointError: on every rank, if there are checkpoints; it names the damage of the newest.
+        NoIntactCheckpointError: on every rank, if there are checkpoints; the message has the damage of the newest.
     """
     paths = run_on_rank0(lambda: list_checkpoints(folder))
     if not paths:
@@ -135,7 +135,11 @@ def raise_if_checkpoints_exist(folder: Path) -> None:
 def verify_checkpoint(path: Path) -> str | None:
     """Collective: return a description of the damage to a checkpoint's files, None if they are as they were saved.
 
-    Rank 0 looks for files that do not belong there. Each rank reads its share of the files.
+    Each rank compares its share of the files with the checksums. Rank 0 also looks for files that are not in the
+    manifest.
+
+    Args:
+        path: folder of the checkpoint.
     """
 
     def verify_share() -> str | None:
@@ -239,9 +243,13 @@ def load_meta(path: Path) -> dict[str, Any]:
 
 
 def weights_fingerprint(path: Path, stem: str) -> str:
-    """Return a checksum over the tensors of one stem as eight hexadecimal digits, from the manifest alone.
+    """Return a checksum over the tensors of one stem as eight hexadecimal digits; only the manifest is read.
 
-    A checkpoint without a readable manifest has the checksum of no files.
+    Checkpoints without a readable manifest all have the same checksum, that of no files.
+
+    Args:
+        path: folder of the checkpoint.
+        stem: set of tensors, such as ``forecast``.
     """
     checksums = []
     manifest = _read_manifest(path) or {}
@@ -300,7 +308,7 @@ def load_into(path: Path, stem: str, state: Mapping[str, Tensor]) -> None:
 
 
 def load_state(model: torch.nn.Module, state: Mapping[str, Tensor], origin: Path) -> None:
-    """Load whole tensors, the same on every rank, into a model, sharded or not.
+    """Copy whole tensors, which are equal on every rank, into a model, sharded or not; no rank communicates.
 
     Args:
         model: model with exactly the names and shapes of `state`.
@@ -317,7 +325,7 @@ def load_state(model: torch.nn.Module, state: Mapping[str, Tensor], origin: Path
 
 
 def require_same_tensors(model_state: Mapping[str, Tensor], shapes: Mapping[str, torch.Size], origin: Path) -> None:
-    """Raise if stored tensors are not exactly those of the model.
+    """Require that stored tensors have exactly the names and shapes of the model's tensors.
 
     Args:
         model_state: name -> tensor of the model.

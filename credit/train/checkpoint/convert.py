@@ -42,9 +42,9 @@ class PublishedFiles:
     Attributes:
         weights: torch or safetensors file that `read_state_file` can read.
         mean: netCDF file with the mean of each variable, for each level if the variable has levels.
-        std: netCDF file with the divisor of the deviation from the mean, in the same form.
-        static: netCDF file with the static fields on the model's grid. They are taken as normalised already, as the
-            published ones are, unless `mean` and `std` contain them.
+        std: netCDF file with the scale of each variable in the same form: normalised value = (value - mean) / scale.
+        static: netCDF file with the static fields on the model's grid. Fields that `mean` and `std` do not contain
+            count as already normalised.
         rename: variable of the config -> its name in these files.
     """
 

@@ -68,9 +68,9 @@ def write_config(config: Config, folder: Path) -> None:
 def choose_checkpoint(config: Config, folder: Path) -> Path | None:
     """Collective: return the checkpoint to start from, None for a run that starts without one.
 
-    If ``trainer.resume`` is a path, a new run starts from there. A checkpoint is returned by this function, a file of
-    weights by `find_initial_weights`. Once the run has checkpoints in its own folder, it continues from those, even if
-    that path no longer exists.
+    If ``trainer.resume`` is the path of a checkpoint, a new run starts from it. If it is the path of a file of weights,
+    this function returns None and `find_initial_weights` returns the file. A run with checkpoints in its own folder
+    always continues from those, even if the path no longer exists.
 
     Args:
         config: the config of the run.
@@ -122,17 +122,17 @@ def choose_checkpoint(config: Config, folder: Path) -> Path | None:
 def prepare_start(config: Config, launch: ProcessInfo) -> Path | None:
     """Collective: prepare the run's folder for training, and return the checkpoint to start from, None for none.
 
-    `choose_checkpoint` chooses it. If every checkpoint is damaged, STATUS says that the run has failed, because the
-    next job of a chain would fail in the same way. With ``trainer.resume: never`` damaged checkpoints are renamed, so
-    that the new run does not take them for its own.
+    `choose_checkpoint` chooses the checkpoint. If every checkpoint is damaged, STATUS becomes ``failed``, because the
+    next job of a chain would fail in the same way. With ``trainer.resume: never``, damaged checkpoints are renamed, so
+    that the new run does not use them.
 
     Args:
         config: the config of the run.
         launch: rank and job of this process.
 
     Raises:
-        NoIntactCheckpointError: as in `choose_checkpoint`.
-        ConfigError: as in `choose_checkpoint`.
+        NoIntactCheckpointError: if all checkpoints of the run are damaged, unless ``trainer.resume`` is never.
+        ConfigError: if ``trainer.resume`` contradicts the checkpoints that exist, see `choose_checkpoint`.
     """
     folder = Path(config.save_loc)
     try:
@@ -162,15 +162,15 @@ def find_initial_weights(config: Config, origin: Path | None) -> Path | None:
 def load_run_state(
     config: Config, reader: FieldReader, mesh: DeviceGrid, origin: Path, is_continuation: bool
 ) -> tuple[Config, ModelAssets]:
-    """Return the config and the assets of a run that starts from a checkpoint.
+    """Collective: return the config and the assets of a run that starts from a checkpoint.
 
     Args:
         config: the config of the run.
         reader: the reader of the run's data.
         mesh: this rank's position among the ranks.
         origin: the checkpoint.
-        is_continuation: True if the run continues that of the checkpoint, with the same global batch; False if it is
-            another run that only starts with its weights.
+        is_continuation: True if this run continues the run of the checkpoint, with the same global batch size; False if
+            it is another run that only starts with the weights.
 
     Raises:
         CheckpointError: if the checkpoint was trained with other channels or another config of the model.
@@ -189,7 +189,7 @@ def load_run_state(
 
 
 def keep_global_batch(config: Config, num_data_ranks: int, samples: int, path: Path) -> Config:
-    """Return the config with the ``grad_accum_every`` that keeps the global batch of a checkpoint.
+    """Return the config with the ``grad_accum_every`` that keeps the global batch size of a checkpoint.
 
     Args:
         config: the config of the run.
@@ -198,7 +198,7 @@ def keep_global_batch(config: Config, num_data_ranks: int, samples: int, path: P
         path: the checkpoint, for messages.
 
     Raises:
-        ConfigError: if no ``grad_accum_every`` keeps it; the run does not continue with another global batch.
+        ConfigError: if no ``grad_accum_every`` gives this number of samples.
     """
     conf = config.trainer
     # Samples of a micro-step over all ranks; an optimizer step has a whole number of micro-steps.
@@ -226,7 +226,7 @@ def keep_global_batch(config: Config, num_data_ranks: int, samples: int, path: P
 
 
 def require_same_run(config: Config, trained: Mapping[str, Any], path: Path) -> None:
-    """Raise if a run cannot continue with its config, and log a warning that lists other changes.
+    """Require that a run can continue with its present config, and log a warning that lists other changes.
 
     Args:
         config: the present config of the run.
@@ -234,7 +234,7 @@ def require_same_run(config: Config, trained: Mapping[str, Any], path: Path) -> 
         path: the checkpoint, for messages.
 
     Raises:
-        CheckpointError: naming the keys that must not change during a run but have changed.
+        CheckpointError: if a key has changed that must not change during a run; the message lists these keys.
     """
     require_same_function(config, trained, path, _RUN_KEYS)
     changes = []
@@ -253,17 +253,17 @@ def require_same_function(
     fixed_keys: tuple[str, ...] = _FUNCTION_KEYS,
     extendable_keys: tuple[str, ...] = (),
 ) -> None:
-    """Raise if a network of this config would compute something else with the weights than when they were trained.
+    """Require that a network of this config computes the same with these weights as the network that was trained.
 
     Args:
         config: the present config.
         trained: the config in the checkpoint, as plain values.
         path: the checkpoint, for messages.
-        fixed_keys: keys that must not have changed, nor any key below them.
+        fixed_keys: keys that must not have changed; this includes all keys below them.
         extendable_keys: exceptions from `fixed_keys`, whose changes only add parameters.
 
     Raises:
-        CheckpointError: naming the keys that have changed.
+        CheckpointError: if such a key has changed; the message lists these keys with both values.
     """
     changes = []
     for key, trained_value, value in _list_changes(config, trained):

@@ -25,12 +25,12 @@ class Retention:
 
 
 def prune_checkpoints(folder: Path, keep: Retention, dry_run: bool = False) -> list[Path]:
-    """Remove the checkpoints that `keep` does not retain, and return their paths.
+    """Remove the checkpoints that `keep` does not retain, and return their paths, oldest first.
 
     Args:
         folder: the run's ``checkpoints`` folder.
-        keep: the checkpoints to retain.
-        dry_run: return the paths without removing anything.
+        keep: rule for the checkpoints to retain.
+        dry_run: True to return the paths without removing anything.
     """
     linked_paths = {(folder / name).resolve() for name in ("latest", "best")}
     removed = []
@@ -46,7 +46,12 @@ def prune_checkpoints(folder: Path, keep: Retention, dry_run: bool = False) -> l
 
 
 def remove_checkpoints_after(folder: Path, step: int) -> None:
-    """Remove the checkpoints after `step`, which a run that was rolled back will write again."""
+    """Remove the checkpoints of steps after `step`, and links to them; a run that is rolled back repeats these steps.
+
+    Args:
+        folder: the run's ``checkpoints`` folder.
+        step: largest step whose checkpoint stays.
+    """
     for path in list_checkpoints(folder):
         if parse_step(path) > step:
             shutil.rmtree(path)
@@ -54,10 +59,13 @@ def remove_checkpoints_after(folder: Path, step: int) -> None:
 
 
 def set_checkpoints_aside(folder: Path) -> None:
-    """Rename every checkpoint of a run in which all are damaged, so that a new run does not take them for its own.
+    """Rename all checkpoints of a run, which must be damaged, so that a new run in the folder does not use them.
 
     ``step_00000002`` becomes ``damaged_step_00000002``, with a number appended if that name exists already. The links
     ``latest`` and ``best`` are removed.
+
+    Args:
+        folder: the run's ``checkpoints`` folder.
     """
     for path in list_checkpoints(folder):
         name = f"damaged_{path.name}"

@@ -1,10 +1,10 @@
-"""Sharded tensors on disk: written by the ranks that hold the parts, read on any mesh.
+"""Sharded tensors on disk: each rank writes its parts, and a mesh of any shape can read them.
 
 torch.distributed.checkpoint (DCP) decides which rank writes which part, and finds the parts again on another mesh. The
-files have the format of its safetensors storage: any number of files in a folder, with the offset of each part in the
-metadata of its file. They are read by its `HuggingFaceStorageReader`, but not written by its writer. That writer makes
-a second copy of everything in memory, holds Python's lock meanwhile, so that training stands still (3.4 s for 1 GB),
-and calls fsync before the last block has left Python's buffer (torch 2.11 to 2.13).
+files have the format of DCP's safetensors storage: any number of files in a folder, with the offset of each part in the
+metadata of its file. DCP's `HuggingFaceStorageReader` reads them. DCP's own writer is not used, for three reasons. It
+makes a second copy of all tensors in memory. It holds Python's lock meanwhile, so that training waits (3.4 s for 1 GB).
+It calls fsync before the last block has left Python's buffer (torch 2.11 to 2.13).
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ class StagedShards:
 class ShardWriter:
     """Writer of this rank's parts of one checkpoint after another.
 
-    It reuses two things from save to save: host memory, because allocating it takes many times as long as the copy, and
-    the ranks' decision on who writes what, which takes 4 s for 64 ranks and 2000 tensors.
+    It reuses two things from save to save. One is host memory, because allocating it takes many times as long as the
+    copy. The other is the plan of which rank writes which part, which takes 4 s for 64 ranks and 2000 tensors.
 
     Args:
         group: process group of the threads that write, None for this process alone.
@@ -73,8 +73,8 @@ class ShardWriter:
     def copy(self, tensors: Mapping[str, Mapping[str, Tensor]]) -> StagedShards:
         """Copy this rank's parts of the tensors to host memory, over the previous copy.
 
-        Copies from a device are queued in its stream before any later change of the tensors, so that this method need
-        not wait for them.
+        The method does not wait for copies from a GPU. They are queued in its stream before any later change of the
+        tensors.
 
         Args:
             tensors: stem -> name -> DTensor, or plain tensor that is equal on all ranks.
@@ -140,9 +140,12 @@ class ShardWriter:
         return manifest
 
     def _agree_on_write_plans(self, local_plans: dict[str, SavePlan]) -> dict[str, SavePlan]:
-        """Collective: return the plan of the parts that this rank writes, of those that it has.
+        """Collective: return stem -> plan of the parts that this rank writes.
 
         Only rank 0 gets the plans of all ranks, because those of 1024 ranks take a GB of memory and seconds.
+
+        Args:
+            local_plans: stem -> plan of all parts that this rank has.
         """
         if not all(run_on_all_ranks(lambda: local_plans == self._local_plans, self._group)):
             self._write_plans = scatter_from_rank0(local_plans, _assign_parts, self._group)
@@ -194,7 +197,7 @@ def compute_checksum(path: Path) -> int:
 
 
 def fsync_path(path: Path) -> None:
-    """Wait until a file, or the list of entries of a folder, is on the disk."""
+    """Wait until the contents of a file, or the list of entries of a folder, are on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -28,9 +28,9 @@ class TrainState:
 
     Attributes:
         step: number of optimizer steps taken.
-        best: best value of ``trainer.monitor`` so far.
-        best_step: step of the validation with that value.
-        validations_since_best: number of validations since then.
+        best: best (smallest) value of ``trainer.monitor`` so far, infinity before the first validation.
+        best_step: step of the validation with that value, 0 without one.
+        validations_since_best: number of validations since `best_step`.
         best_saved: [value, step] of the best validations whose checkpoints are retained, best first.
         nonfinite_steps: consecutive steps (from 0) without a finite loss or gradient, up to the latest step.
         skipped_blocks: indices of the blocks of samples that the run skips, because their steps diverged; a block has
@@ -38,8 +38,8 @@ class TrainState:
         rollbacks: number of rollbacks because of steps that were not finite.
         spikes: number of rollbacks because of a jump of the loss.
         losses: losses of the latest steps, as many as ``trainer.loss_spike`` needs.
-        saved: step of the newest checkpoint.
-        validated: step of the newest validation.
+        saved: step of the newest checkpoint, -1 without one.
+        validated: step of the newest validation, -1 without one.
         usage: resources that the run has used, see `credit.train.monitor.usage.Usage`.
     """
 
@@ -58,7 +58,11 @@ class TrainState:
     usage: dict[str, Any] = field(default_factory=dict)
 
     def restore(self, stored: Mapping[str, Any]) -> None:
-        """Set the values from those of a checkpoint; values that an older version did not store get their defaults."""
+        """Set all attributes from a checkpoint; those that an older version did not store get their defaults.
+
+        Args:
+            stored: output of `to_meta`, read from JSON.
+        """
         initial_state = TrainState()
         for attribute in fields(self):
             key = _META_KEYS.get(attribute.name, attribute.name)
@@ -72,10 +76,13 @@ class TrainState:
             setattr(self, name, getattr(initial_state, name))
 
     def require_best(self, monitor: str) -> None:
-        """Raise if there were validations but none with a finite value of `monitor`, the metric of ``trainer.monitor``.
+        """Require that at least one validation, if there was any, had a finite value of ``trainer.monitor``.
+
+        Args:
+            monitor: value of ``trainer.monitor``, for the message.
 
         Raises:
-            CreditError: with advice on the cause.
+            CreditError: if all values were infinite or NaN; the message has advice on the cause.
         """
         if self.validations_since_best and math.isinf(self.best):
             raise CreditError(

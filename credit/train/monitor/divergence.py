@@ -30,7 +30,7 @@ class RollbackRequired(Exception):
 class DivergenceGuard:
     """Monitor of the losses that requires a rollback if a run diverges.
 
-    All ranks give it the same numbers, so all ranks decide alike.
+    All ranks pass the same numbers to it, so all ranks come to the same decision without communication.
 
     Args:
         conf: the section trainer of the config.
@@ -49,7 +49,7 @@ class DivergenceGuard:
         Args:
             step: number of the step, counted from 0.
             loss: loss of the global batch.
-            is_skipped: whether the step was skipped because its loss or gradient was not finite.
+            is_skipped: True if the step was skipped because its loss or gradient was not finite.
 
         Raises:
             RollbackRequired: if the run must go back to a checkpoint.

@@ -22,15 +22,15 @@ logger = logging.getLogger(__name__)
 class FlopCounter:
     """Counter of the operations of the whole network for one micro-batch: matrix products, convolutions, attention.
 
-    It counts the forward and the backward pass without the recomputation of activation checkpointing, which gives the
-    model FLOPs of Chowdhery et al. 2022, arXiv 2204.02311, appendix B. Frozen weights have no gradient, the input of a
-    rollout's first step has none either, and attention is two matrix products forward and four backward. The counting
-    is done when `operations` is called first.
+    It counts the forward and the backward pass without the recomputation of activation checkpointing. These are the
+    model FLOPs of Chowdhery et al. 2022, arXiv 2204.02311, appendix B. Gradients of frozen weights and of the input of
+    a rollout's first step are not computed and not counted. Attention counts as two matrix products forward and four
+    backward. The first call of `operations` counts.
 
     Args:
         config: the config of the run.
         assets: the assets of the model, of which only channels, grid and attributes are used.
-        sharded: whether FSDP2 shards the network, because FSDP2 then decides on the precision.
+        sharded: True if FSDP2 shards the network; its mixed precision then decides on the rate.
     """
 
     def __init__(self, config: Config, assets: ModelAssets, sharded: bool = False) -> None:
@@ -49,13 +49,13 @@ class FlopCounter:
         """Return rate -> floating-point operations of a rollout with one micro-batch, forward and backward.
 
         A rate is a field of `credit.hpc.planner.gpus.Gpu`: bfloat16 if the network computes in that precision, else
-        tf32 or float32 according to trainer.tf32. The result is None for a network that cannot run on the meta device.
+        tf32 or float32 according to ``trainer.tf32``. An operation is an addition or a multiplication.
 
         Args:
             steps: number of steps of the rollout.
 
         Returns:
-            The counts, which are the same on every rank. An operation is an addition or a multiplication.
+            The counts, which are the same on every rank; None for a network that cannot run on the meta device.
         """
         try:
             counts = Counter(self._first_step)

@@ -40,7 +40,7 @@ class GpuEnergy:
             self._last_joules = self._read_joules()
 
     def pop_joules(self) -> float:
-        """Return the joules since the last call, NaN if the library fails."""
+        """Return the joules since the last call or, at the first call, since this object was built; NaN on an error."""
         try:
             joules = self._read_joules()
         except self._nvml.NVMLError as error:
@@ -72,9 +72,10 @@ class GpuEnergy:
 
 
 class EnergyMeter:
-    """Meter of the energy of this rank's GPU. If several ranks share a GPU, the first of them counts all of it.
+    """Meter of the energy of this rank's GPU.
 
-    Building it is collective if the device is a GPU.
+    If several ranks share a GPU, the first of them counts all of its energy. Building it is collective if the device is
+    a GPU.
 
     Args:
         device: the device of this process.
@@ -95,7 +96,7 @@ class EnergyMeter:
                 self._gpu = gpu
 
     def pop_joules(self) -> float:
-        """Return the joules since the last call, NaN if they are not known, 0 if another rank counts them."""
+        """Return the joules since the last call; NaN if they are not known, 0 if another rank counts this GPU."""
         if self._gpu is not None:
             return self._gpu.pop_joules()
         if self._is_known:

@@ -1,4 +1,4 @@
-"""Output of a run about itself: metrics.jsonl, TensorBoard, a progress bar, log files and the file STATUS."""
+"""Records of a run's progress: metrics.jsonl, TensorBoard, a progress bar, log files and the file STATUS."""
 
 from __future__ import annotations
 
@@ -33,9 +33,13 @@ class MetricsLog:
 
     Args:
         folder: the run's folder.
-        start_step: step of the checkpoint that the run continues. Later rows are removed, so that no step has two.
+        start_step: step of the checkpoint that the run continues. Rows of later steps are removed, so that no step has
+            two rows.
         enabled: False on all processes but the main one.
-        tensorboard: also write TensorBoard files.
+        tensorboard: True to also write TensorBoard files.
+
+    Raises:
+        ConfigError: if TensorBoard is not installed.
     """
 
     def __init__(self, folder: Path, start_step: int, enabled: bool, tensorboard: bool) -> None:
@@ -198,8 +202,8 @@ def write_failure(
         error: the error that ended this start of the run.
         step: step of the newest checkpoint.
         job_id: id of the scheduler's job, empty for none.
-        every_rank: whether each rank calls this. Then the first reason stays, because the other ranks only notice that
-            a rank is gone.
+        every_rank: True if each rank calls this function. Then the first reason stays, because the other ranks only
+            report that a rank is gone.
     """
     # Other lines of a message are advice; the reason is one line.
     reason = next(iter(str(error).splitlines()), type(error).__name__)
@@ -212,7 +216,12 @@ def write_failure(
 
 @contextmanager
 def rank_log(folder: Path, rank: int) -> Iterator[None]:
-    """Write the log of this rank, and the error that ends the block, to ``logs/rank_00000.log`` in the run's folder."""
+    """Write log messages, and the error that ends the block, to ``logs/rank_NNNNN.log`` in the run's folder.
+
+    Args:
+        folder: the run's folder.
+        rank: number of this rank.
+    """
     path = folder / "logs" / f"rank_{rank:05d}.log"
     path.parent.mkdir(parents=True, exist_ok=True)
     handler = logging.FileHandler(path, encoding="utf-8")

@@ -11,7 +11,9 @@ from credit.parallel.blocks.marks import strip_wrapper_prefixes
 
 
 def find_nonfinite_layer(model: nn.Module, compute: Callable[[], Tensor]) -> str | None:
-    """Compute a step once more and return a description of the first value that is not finite, None if there is none.
+    """Collective if sharded: compute a step again and return a description of its first value that is not finite.
+
+    The result is None if all values are finite.
 
     The value is the output of a layer, or else the loss, or else the gradient at the output of a layer. Layers inside a
     block that is compiled, or computed again in the backward pass, may not be told apart.

@@ -151,8 +151,8 @@ class Preview:
 
         Args:
             step: number of optimizer steps taken.
-            log: log that gets a row with the scores, and the figures.
-            stop: returns whether this rank wants to stop; called before each forecast.
+            log: log that receives a row with the scores, and the figures.
+            stop: function that returns whether this rank wants to stop; called before each forecast.
         """
         scores = self.score(stop)
         if scores is None:
@@ -167,7 +167,7 @@ class Preview:
         """Collective: return the scores of all forecasts, None if a rank wanted to stop before they were complete.
 
         Args:
-            stop: returns whether this rank wants to stop; called before each forecast.
+            stop: function that returns whether this rank wants to stop; called before each forecast.
 
         Returns:
             ``rmse/z500/24h``, ``persistence/z500/24h`` and so on -> root-mean-square error in the data's units, for

@@ -30,10 +30,10 @@ _UNREADABLE: dict[str, Any] = {"host": "", "pid": 0, "started": None, "job_id": 
 class RunLock:
     """Context manager that locks a run's folder and rewrites ``heartbeat.json`` in it every few seconds.
 
-    The file names host, process and job, counts its beats, and says what the run is doing. If a job finds the file of
-    another job on its own host, it looks whether that process is alive; if on another host, it waits for a beat. A
-    process that is dead or silent has lost the lock. If two jobs find it dead at the same moment, the later one gets
-    the lock, and the other notices at its next beat. Clocks of different hosts are never compared.
+    The file names host, process and job, counts its beats, and has the present activity of the run. A job that finds
+    the file of another job on its own host checks whether that process is alive. For a job on another host, it waits
+    for a beat. A process that is dead or silent has lost the lock. If two jobs find it dead at the same moment, the
+    later one gets the lock, and the other one notices at its next beat. Clocks of different hosts are never compared.
 
     Args:
         folder: the run's folder.
@@ -76,7 +76,7 @@ class RunLock:
         self._contents.update(step=step, doing=doing)
 
     def require_ownership(self) -> None:
-        """Raise if this process no longer has the lock of the folder.
+        """Require that this process still has the lock of the folder.
 
         Raises:
             CheckpointError: if the folder or the file was removed, or if another job took the lock while this process

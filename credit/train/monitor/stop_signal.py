@@ -1,4 +1,4 @@
-"""Requests to stop a run: a signal, the file STOP, or the end of the job's time. They are read between steps only."""
+"""Requests to stop a run: a signal, the file STOP, or the end of the job's time. A run reads them between two steps."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class StopSignal:
         return self._reason
 
     def _look_for_reason(self, ahead_seconds: float) -> str | None:
-        """Look for a signal, then the file STOP, then the end of the job's time."""
+        """Return the reason to stop, None if there is none: a signal, the file STOP, or the end of the time of the job."""
         if self._signal is not None:
             return f"signal {self._signal.name}"
         # `Path.exists` would raise where a file system fails for a moment.

@@ -67,10 +67,10 @@ class UsageMeter:
         start_time: `time.perf_counter` at the start of this part of the run.
 
     Attributes:
-        device: see above.
-        processes: see above.
-        peak_rates: see above.
-        samples_a_step: see above.
+        device: the device of this process.
+        processes: number of processes of the run.
+        peak_rates: rate -> TFLOP/s of the device; empty if they are not known.
+        samples_a_step: number of samples per optimizer step, over all processes.
         spent: the usage of the run so far.
     """
 
@@ -97,7 +97,7 @@ class UsageMeter:
         self._hours_field = "gpu_hours" if device.type == "cuda" else "process_hours"
 
     def resume(self, step: int, stored: Mapping[str, Any], rows: Iterable[Mapping[str, Any]]) -> None:
-        """Continue from the usage in a checkpoint and in later rows of the log, whose steps are lost but were used.
+        """Continue from the usage in a checkpoint, and add the time and energy of later steps, which are lost.
 
         Args:
             step: number of optimizer steps of the checkpoint.
@@ -130,14 +130,18 @@ class UsageMeter:
             setattr(self.spent, name, getattr(self.spent, name) + time.perf_counter() - start_time)
 
     def pop_joules(self) -> float:
-        """Return the joules of this process's GPU since the last call; pass the sum over the ranks to `add_energy`.
+        """Return the joules of this process's GPU since the last call, NaN if they are not known.
 
-        They are NaN if they are not known.
+        The sum over all ranks is the argument of `add_energy`.
         """
         return self._energy_meter.pop_joules()
 
     def add_energy(self, joules: float) -> None:
-        """Add the energy of all ranks in joules; it is not finite if a rank does not know its own."""
+        """Add the energy of all ranks to the usage.
+
+        Args:
+            joules: sum over all ranks; NaN, if a rank does not know its energy, makes the total unknown.
+        """
         total_kwh = self.spent.energy_kwh
         if total_kwh is not None and math.isfinite(joules):
             self.spent.energy_kwh = total_kwh + joules / 3.6e6
@@ -228,7 +232,7 @@ def build_usage_meter(
     peak_rates: Mapping[str, float],
     start_time: float,
 ) -> UsageMeter:
-    """Return the meter of a run; collective if the device is a GPU.
+    """Collective if the device is a GPU: return the meter of a run.
 
     Args:
         config: the config of the run.
