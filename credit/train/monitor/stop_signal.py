@@ -75,7 +75,7 @@ class StopSignal:
         return self._reason
 
     def _look_for_reason(self, ahead_seconds: float) -> str | None:
-        """Return the reason to stop, None if there is none: a signal, the file STOP, or the end of the time of the job."""
+        """Return the reason to stop, None for none: a signal, the file STOP, or the end of the time of the job."""
         if self._signal is not None:
             return f"signal {self._signal.name}"
         # `Path.exists` would raise where a file system fails for a moment.
