@@ -9,7 +9,7 @@ from torch.distributed.tensor import DTensor, Placement
 
 
 def to_local(tensor: Tensor) -> Tensor:
-    """Return this rank's part of a DTensor, differentiable; any other tensor is returned as it is."""
+    """Return this rank's part of a DTensor, with gradients; any other tensor is returned unchanged."""
     if isinstance(tensor, DTensor):
         return tensor.to_local()
     return tensor
@@ -32,7 +32,7 @@ def shard_dim(placement: Placement) -> int | None:
 
 
 def num_shards(tensor: Tensor) -> int:
-    """Return the number of parts into which a tensor is split over ranks: 1 for one that every rank holds whole."""
+    """Return the number of parts into which a tensor is split over ranks, 1 if every rank has the whole tensor."""
     num_parts = 1
     if isinstance(tensor, DTensor):
         for axis, placement in enumerate(tensor.placements):
@@ -44,7 +44,8 @@ def num_shards(tensor: Tensor) -> int:
 def local_slices(tensor: Tensor) -> list[slice]:
     """Return the part of the whole tensor that this rank holds, as one slice for each dimension.
 
-    A plain tensor is held whole. The last ranks may hold fewer elements than others, or none.
+    Every rank has the whole of a plain tensor. The last ranks may have fewer elements of a DTensor than others, or
+    none.
     """
     slices = [slice(0, length) for length in tensor.shape]
     if not isinstance(tensor, DTensor):

@@ -3,7 +3,7 @@
 A sharding unit is a module whose weights FSDP2 gathers and frees together. Every block marked with ``_fsdp2_shard`` is
 one unit, and the rest of the model is one more.
 
-Other programs call these functions, so names and arguments are fixed, those with a leading underscore included.
+Other programs call these functions. So their names and arguments must not change, even those with a leading underscore.
 `credit.parallel.parallelize` composes them with tensor parallelism.
 """
 
@@ -70,18 +70,18 @@ def apply_fsdp2(model: nn.Module, dp_mesh: DeviceMesh | None, conf: Mapping[str,
     """Collective: shard each block of `model` marked ``_fsdp2_shard``, then the rest; in place, returns the model.
 
     Args:
-        model: plain, or split by tensor parallelism over another axis of the mesh that `dp_mesh` belongs to.
+        model: plain model, or one that tensor parallelism has split over another axis of the mesh of `dp_mesh`.
         dp_mesh: the data-parallel axis, or two axes (replicate, shard); None for all ranks, even if there is only one.
-        conf: a whole config as nested dicts. These keys are read: in ``trainer`` ``activation_checkpoint``, ``amp``,
-            ``fsdp2_mp_policy``, ``parallelism.cpu_offload`` and ``parallelism.reshard_after_forward``, in ``model``
+        conf: a whole config as nested dicts. Keys that are read in ``trainer``: ``activation_checkpoint``, ``amp``,
+            ``fsdp2_mp_policy``, ``parallelism.cpu_offload`` and ``parallelism.reshard_after_forward``. In ``model``:
             ``use_spectral_norm``.
 
     Returns:
         The same object, whose parameters are now DTensors.
 
     Raises:
-        ConfigError: for an invalid value in `conf`, or a model that cannot be sharded, such as one that is sharded
-            already.
+        ConfigError: if a value in `conf` is not valid, or the model cannot be sharded, for example because it is
+            sharded already.
     """
     trainer = read_section(conf, "trainer")
     parallelism = read_section(trainer, "parallelism", "trainer.")
@@ -165,11 +165,11 @@ def shard_units(
 class _InferenceResharder:
     """Hooks that free gathered weights after calls without gradients, where FSDP2 keeps them for a backward pass.
 
-    After such a call there is no backward pass, so the weights would stay gathered. An optimizer that is built then
-    would hold the gathered weights and would not train: the next backward pass makes the sharded ones the model's
-    parameters again.
+    After such a call there is no backward pass, so the weights would stay gathered. An optimizer that is built at this
+    point would hold the gathered weights. It would not train, because the next backward pass makes the sharded weights
+    the model's parameters again.
 
-    The outermost call counts: a forward may call entry points of the same module, which need its weights afterwards.
+    Weights are freed after the outermost call, because a forward may call other entry points of the same module.
     """
 
     def __init__(self) -> None:

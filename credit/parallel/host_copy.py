@@ -27,10 +27,12 @@ def to_device(values: np.ndarray | Tensor, device: torch.device) -> Tensor:
 
 
 class AsyncHostCopy:
-    """Queued copy of a tensor to the host; only `get` waits, and only for work that was queued before the copy.
+    """Copy of a tensor to the host, queued on the GPU without waiting.
+
+    Only `get` waits, and only for work that was queued before the copy.
 
     Args:
-        tensor: tensor on any device; on the CPU it is not copied.
+        tensor: tensor on any device; a tensor on the CPU is not copied.
     """
 
     def __init__(self, tensor: Tensor) -> None:
@@ -50,10 +52,11 @@ class AsyncHostCopy:
 
 
 def prefetch_to_host(outputs: Iterable[Tensor]) -> Iterator[Tensor]:
-    """Yield tensors on the host, one behind: the GPU computes the next one while the caller uses the present one.
+    """Yield tensors on the host; the GPU computes the next tensor while the caller uses the present one.
 
     Args:
-        outputs: tensors on any device, computed when they are asked for; those on the CPU are yielded at once.
+        outputs: tensors on any device, each computed when the iterator is advanced. Tensors on the CPU are yielded
+            without delay.
     """
     pending: deque[AsyncHostCopy] = deque()
     for output in outputs:

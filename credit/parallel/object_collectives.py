@@ -1,6 +1,6 @@
 """Collectives of Python objects that share errors: a failure of one rank is raised on all ranks.
 
-Otherwise the ranks without an error would wait in the next collective for the one that failed, until it times out.
+Otherwise the ranks without an error would wait for the failed rank in the next collective, until it times out.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ def run_on_all_ranks(function: Callable[[], T], group: dist.ProcessGroup | None 
     """Collective: call `function` on every rank and return the results of all ranks, in the order of ranks.
 
     Args:
-        function: takes no argument and runs no collective; its result can be pickled.
+        function: function without arguments that runs no collective; its result must be picklable.
         group: ranks that take part, all of the run by default. Without a process group this process is the only one.
 
     Raises:
-        CreditError: on every rank, if `function` failed on any: the error of this rank, or else that of the lowest
-            rank that failed. An error of another kind becomes a CheckpointError.
+        CreditError: on every rank, if `function` failed on any rank. A rank raises its own error, or else that of the
+            lowest rank that failed. An error of another kind becomes a CheckpointError.
         CheckpointError: if another rank has died.
     """
     result: T | None = None
@@ -67,12 +67,12 @@ def run_on_all_ranks(function: Callable[[], T], group: dist.ProcessGroup | None 
 def run_on_rank0(function: Callable[[], T]) -> T:
     """Collective: call `function` on rank 0 only and return its result on every rank.
 
-    Use it to read files: the ranks must not disagree on their contents, and a thousand ranks that read at once are a
-    load for a file system. The result may be large, since it is sent to each rank once; `run_on_all_ranks` would need
-    memory for the largest result times the number of ranks.
+    Use it to read files. Then all ranks agree on their contents, and a file system is not slowed down by a thousand
+    ranks that read at once. The result may be large, because it is sent to each rank once. `run_on_all_ranks` would
+    need memory for the largest result times the number of ranks.
 
     Args:
-        function: takes no argument and runs no collective; its result can be pickled.
+        function: function without arguments that runs no collective; its result must be picklable.
 
     Raises:
         CreditError: on every rank, if `function` failed; an error of another kind becomes a CheckpointError. Without a
@@ -98,8 +98,9 @@ def scatter_from_rank0(value: T, transform: Callable[[list[T]], list[U]], group:
     """Collective: gather values on rank 0, transform them there, and scatter one result to each rank.
 
     Args:
-        value: value of this rank; can be pickled.
-        transform: function that turns the values, in the order of ranks, into as many results; runs no collective.
+        value: value of this rank; it must be picklable.
+        transform: function of the list of all values, in the order of ranks, that returns a list with one result for
+            each rank. It runs no collective.
         group: ranks that take part, all of the run by default. Without a process group this process is the only one.
 
     Raises:

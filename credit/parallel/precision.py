@@ -21,10 +21,10 @@ _POLICY_KEYS = (*_DEFAULT_DTYPES, _CAST_INPUTS_KEY)
 
 
 def _build_mp_policy(conf: Mapping[str, Any]) -> MixedPrecisionPolicy | None:
-    """Return the policy of a config, None where everything is to stay float32.
+    """Return the mixed precision policy of a config, None if everything stays float32.
 
-    Without ``trainer.amp`` there is none. With spectral norm there is one only where ``trainer.fsdp2_mp_policy`` opts
-    in. With ``cast_forward_inputs: false`` inputs keep their dtypes, and the model casts those that it has to.
+    Without ``trainer.amp`` the result is None. With spectral norm it is also None, unless ``trainer.fsdp2_mp_policy``
+    is set. With ``cast_forward_inputs: false``, inputs keep their dtypes, and the model casts them where necessary.
 
     Args:
         conf: a whole config as nested dicts; a dtype is a name or a ``torch.dtype``.
@@ -76,12 +76,12 @@ def _fix_spectral_norm_dtype(model: nn.Module, param_dtype: torch.dtype) -> None
 
 
 def read_section(conf: Any, name: str, parent: str = "") -> Mapping[str, Any]:
-    """Return the section `name` of a config as nested dicts, an empty dict where it is missing or empty.
+    """Return the section `name` of a config as nested dicts, an empty dict if it is missing or empty.
 
     Args:
-        conf: the whole config, or the section that holds this one.
+        conf: the whole config, or the section around this one.
         name: key of the section.
-        parent: path of the section that holds it, with a dot, for messages: ``"trainer."``.
+        parent: path of the section around it, with a dot at the end, for messages, such as ``"trainer."``.
 
     Raises:
         ConfigError: if the section, or `conf`, is not a dict.
@@ -96,17 +96,18 @@ def read_section(conf: Any, name: str, parent: str = "") -> Mapping[str, Any]:
 
 
 def read_boolean(section: Mapping[str, Any], path: str, default: bool) -> bool:
-    """Return a boolean of a section, `default` where it is missing or None.
+    """Return a boolean of a section, `default` if the key is missing or None.
 
-    A plain dict has not been validated, and the text "false" is true in Python. 0 and 1 count as booleans.
+    A plain dict has not been validated, so any value but true, false, 0 and 1 is refused. Python would take the text
+    "false" as true.
 
     Args:
         section: the section of the config as a dict.
         path: full path of the key, for messages; its last component is the key in `section`.
-        default: value where there is none.
+        default: value of a missing key.
 
     Raises:
-        ConfigError: if it is neither true nor false.
+        ConfigError: if the value is neither true nor false.
     """
     value = section.get(path.rpartition(".")[2])
     if value is None:

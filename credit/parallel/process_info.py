@@ -47,7 +47,7 @@ class ProcessInfo:
         launcher: program that started the processes: torchrun, slurm, openmpi, pals, mpich or none.
         job_id: the scheduler's id of the job, empty outside a job.
         attempt: number of times that torchrun has restarted the ranks.
-        address: (host, port) of rank 0, None where MASTER_ADDR and MASTER_PORT are set and for one process.
+        address: (host, port) of rank 0; None for one process, and if MASTER_ADDR and MASTER_PORT are set.
     """
 
     rank: int = 0
@@ -121,9 +121,10 @@ def require_one_process(command: str) -> None:
 
 @contextmanager
 def process_group(process: ProcessInfo, device: torch.device, timeout_minutes: int) -> Iterator[dist.Store | None]:
-    """Collective: context that holds the process group of the run, with gloo for tensors on the CPU and nccl on GPUs.
+    """Collective: start the process group of the run for the block, with gloo for CPU tensors and nccl for GPU tensors.
 
-    Yields the store of keys and values that all ranks share. One process needs no group, and gets None.
+    The context yields the store of keys and values that all ranks share. A single process needs no group; it yields
+    None.
 
     Args:
         process: position of this process.
@@ -131,7 +132,7 @@ def process_group(process: ProcessInfo, device: torch.device, timeout_minutes: i
         timeout_minutes: minutes that a collective waits for the slowest rank before the run fails.
 
     Raises:
-        torch.distributed.DistError: if not all ranks have come within the timeout.
+        torch.distributed.DistError: if a rank does not join within the timeout.
     """
     if process.world == 1:
         yield None
@@ -168,9 +169,12 @@ def process_group(process: ProcessInfo, device: torch.device, timeout_minutes: i
 
 
 def _raise_open_file_limit(world: int) -> None:
-    """Raise this process's limit of open files: gloo connects each rank of a group with every other.
+    """Raise this process's limit of open files, because gloo connects each rank of a group with every other rank.
 
     The usual limit of a shell, 1024, would be too low for a few hundred ranks.
+
+    Args:
+        world: number of ranks.
     """
     soft_limit, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     num_files = _NUM_OTHER_FILES + _NUM_PROCESS_GROUPS * world
@@ -183,9 +187,9 @@ def _raise_open_file_limit(world: int) -> None:
 
 @contextmanager
 def fake_process_group(world: int) -> Iterator[None]:
-    """Context that holds a process group of `world` ranks: this process is rank 0, and the others do not exist.
+    """Start a fake process group of `world` ranks for the block: this process is rank 0, the others do not exist.
 
-    Collectives return at once and communicate nothing. A world of one rank needs no group.
+    Collectives return at once and communicate nothing. A world of one rank needs no group, so none is started.
     """
     if world == 1:
         yield
@@ -218,7 +222,7 @@ def _find_address(
     """Return host and port of rank 0, None where they are not needed or MASTER_ADDR and MASTER_PORT have both.
 
     Raises:
-        ConfigError: for several hosts whose first one the launcher does not tell.
+        ConfigError: if the ranks run on several hosts and the launcher does not name the first one.
     """
     if world == 1 or ("MASTER_ADDR" in environ and "MASTER_PORT" in environ):
         return None

@@ -24,14 +24,14 @@ def clip_grad_norm_(
 ) -> Tensor:
     """Collective: scale all gradients in place so that their global 2-norm is at most `max_norm`.
 
-    The counterpart of `torch.nn.utils.clip_grad_norm_` for models whose parameters lie on different meshes: sharded by
-    FSDP2, split by tensor parallelism, both, or plain tensors that are equal on all ranks. Every element counts once,
-    wherever it lies, so the result is that of one process on the whole model. It takes one collective.
+    This is `torch.nn.utils.clip_grad_norm_` for models whose parameters lie on different meshes. They may be sharded by
+    FSDP2, split by tensor parallelism, both, or be plain tensors that are equal on all ranks. Every element counts
+    once, so the result is the same as for the whole model on one process. The function needs one collective.
 
     Args:
         parameters: one tensor or several. All ranks pass the same parameters in the same order; those without a
             gradient are left out.
-        max_norm: largest norm that the gradients keep.
+        max_norm: largest norm of the gradients; smaller gradients are not changed.
         error_if_nonfinite: raise an error on every rank, instead of scaling by it, if the norm is NaN or infinite.
         group: ranks that together hold the model; all ranks by default.
 
@@ -72,12 +72,12 @@ def gradient_norm(
 ) -> tuple[Tensor, Tensor]:
     """Collective: return the global 2-norm of gradients, and sums of flags, without waiting for the device.
 
-    Gradients may lie on different meshes, sharded, split, or whole on all ranks; each element counts once. A single
+    Gradients may be sharded or split over different meshes, or whole on all ranks; each element counts once. A single
     all-reduce carries norm and flags.
 
     Args:
-        gradients: one or more; all ranks pass those of the same parameters, in the same order.
-        flags: scalars of this rank, on any device, that are to be summed over all ranks.
+        gradients: gradients of the same parameters in the same order on all ranks, at least one.
+        flags: scalars of this rank, on any device, which are summed over all ranks.
         group: ranks that together hold the model; all ranks by default.
         dtype: dtype of the result; fused optimizers take a gradient scale in float32 only.
 
@@ -112,7 +112,7 @@ def gradient_norm(
 
 
 def _without_partial_sums(gradient: DTensor) -> DTensor:
-    """Collective: return a gradient without terms of a sum, which torch's own tensor parallelism may leave on ranks."""
+    """Collective: return a gradient whose partial sums, as torch's tensor parallelism may leave them, are summed."""
     if not any(isinstance(placement, Partial) for placement in gradient.placements):
         return gradient
     placements = []
@@ -136,11 +136,12 @@ def mean_over_ranks(values: Tensor) -> Tensor:
 def sum_over_shards(summands: Sequence[Tensor], sharded: Sequence[DTensor]) -> list[Tensor]:
     """Collective: return the sum of each summand over the ranks of a mesh, by one all-reduce for each mesh.
 
-    A mesh whose ranks all belong to a larger one of these meshes takes part in the all-reduce of that.
+    If all ranks of a mesh belong to a larger one of these meshes, its summands join the all-reduce of the larger mesh.
 
     Args:
-        summands: this rank's, each computed from its shard of a tensor; ranks with the same shard have the same one.
-        sharded: for each summand the tensor that is sharded.
+        summands: this rank's summands, each computed from its shard of a tensor; ranks with equal shards have equal
+            summands.
+        sharded: for each summand the sharded tensor that it was computed from.
 
     Returns:
         New tensors, equal on all ranks of a mesh.

@@ -29,13 +29,13 @@ _MAX_LISTED_RANKS = 16
 
 
 class Watchdog:
-    """Thread that watches the progress of all ranks; a context manager.
+    """Context manager with a thread that watches the progress of all ranks.
 
     Args:
         store: store of the run's process group; None for one process, which is not watched.
         rank: rank of this process, from 0.
         world: number of ranks.
-        patience: seconds without progress after which a rank writes a report, one for each halt.
+        patience: seconds without progress after which a rank logs one report.
         beat: seconds between a rank's entries in the store.
     """
 
@@ -70,7 +70,7 @@ class Watchdog:
             self._thread.join()
 
     def _watch(self) -> None:
-        """Write the status of this rank to the store at every beat, and report a halt once; the thread's loop."""
+        """Write the status of this rank to the store at every beat, and report a halt once; runs in the thread."""
         beats = 0
         last_count = -1
         last_progress = time.monotonic()
@@ -113,7 +113,12 @@ class Watchdog:
         logger.error("%s", "\n".join(lines))
 
     def _describe_status(self, beats: int, collectives: Mapping[str, tuple[int, str]]) -> dict[str, Any]:
-        """Return the status of this rank that goes into the store; `beats` shows that its thread lives."""
+        """Return the status of this rank for the store.
+
+        Args:
+            beats: number of entries written so far, which shows that the thread lives.
+            collectives: last collective of each group, from `read_last_collectives`.
+        """
         return {"beats": beats, "count": self._activity_count, "activity": self._activity, "collectives": collectives}
 
     def _read_statuses(self) -> dict[int, dict[str, Any] | None]:
@@ -136,8 +141,8 @@ def describe_lag(
 
     Args:
         before: rank -> its last status, None for a rank that has written none. A status has ``beats`` (entries written
-            so far), ``count`` (activities begun), ``activity``, and ``collectives`` as of `read_last_collectives`.
-        now: the same, more than a beat later.
+            so far), ``count`` (activities begun), ``activity``, and ``collectives`` (from `read_last_collectives`).
+        now: the same, read more than one beat later.
     """
     lines = []
 

@@ -40,17 +40,17 @@ class _BatchItem:
 
 
 class BackgroundWriter:
-    """Writer of the steps of forecasts in a thread; a bounded queue limits the memory.
+    """Context manager that writes the steps of forecasts in a thread; a bounded queue limits the memory.
 
-    It is a context manager. At its end all steps are on disk; after an error it removes incomplete forecasts.
+    At the end of the block all steps are on disk; after an error, incomplete forecasts are removed.
 
     Args:
-        writer: writes the files.
+        writer: writer of the files.
         lead_indices: lead time in minutes -> its index in the files; other steps are not written.
         step_minutes: time step of the model in minutes.
         origin: name of the forecasts in messages.
         initial_times: initial times to write, in minutes; a batch may contain others.
-        diagnostics: computes the fields that are written from the output; None for the output itself.
+        diagnostics: computation of the written fields from the output; None to write the output itself.
 
     Attributes:
         file_lock: lock to hold while source files are read, because the netCDF library is not safe for two threads.
@@ -87,7 +87,8 @@ class BackgroundWriter:
             output: (B, C, H, W) in physical units, on any device; must not be changed afterwards.
 
         Raises:
-            CreditError: the error of writing an earlier step, which names the file, or that a forecast is not finite.
+            CreditError: if an earlier step could not be written (the message names the file), or has a value that is
+                not finite.
         """
         self._raise_error()
         needs_every_step = self._diagnostics is not None and self._diagnostics.needs_every_step
@@ -119,7 +120,10 @@ class BackgroundWriter:
             raise self._error
 
     def _write_queued_steps(self) -> None:
-        """Run in the thread. After an error, empty the queue without writing, so that `put` does not block."""
+        """Write the steps of the queue; after an error, empty the queue without writing, so that `put` does not block.
+
+        The thread runs this method.
+        """
         while (queued := self._queue.get()) is not None:
             if self._error is not None:
                 continue

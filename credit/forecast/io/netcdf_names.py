@@ -85,8 +85,8 @@ def infer_split(path: Path) -> str | None:
     """Return the split that the name of a file belongs to.
 
     Returns:
-        ``day``, ``month``, ``lead`` or ``member``; None for the only file of a forecast, ``other`` for a name that this
-        package does not give.
+        ``day``, ``month``, ``lead`` or ``member``; None for a forecast in one file; ``other`` for a file that this
+        package has not written.
     """
     _, _, suffix = path.stem.removeprefix(PREFIX).partition("_")
     for split, pattern in SPLITS.items():

@@ -130,7 +130,7 @@ def _variable_attributes(schema: ForecastSchema, variable: OutputVariable, part:
 
 
 def is_as_defined(dataset: netCDF4.Dataset, schema: ForecastSchema, variable: OutputVariable, part: FilePart) -> bool:
-    """Return whether a stored variable is what `define_variable` makes."""
+    """Return whether a stored variable has the type, dimensions and attributes that `define_variable` would give it."""
     stored = dataset[variable.name]
     dim = variable.level_dim
     attributes = {name: stored.getncattr(name) for name in stored.ncattrs()}

@@ -48,7 +48,7 @@ VALID_TIME = {"standard_name": "time", "long_name": "valid time"}
 
 
 def run_attributes(attributes: Mapping[str, object]) -> dict[str, object]:
-    """Return the global attributes that distinguish one run from another: all but program and training periods."""
+    """Return the global attributes that distinguish one run from another: all except program and training periods."""
     return {name: value for name, value in attributes.items() if name not in (HISTORY, SEEN)}
 
 
@@ -134,8 +134,8 @@ class ForecastSchema:
         calendar: calendar of the times.
         lead_minutes: lead times of the written fields in minutes, int64.
         members: number of ensemble members; None for a single forecast, which has no member dimension.
-        keep_bits: see `OutputOptions`.
-        compression: see `OutputOptions`.
+        keep_bits: bits of the mantissa that values are rounded to, None for all.
+        compression: level of lossless compression, 0 (none) to 9.
         global_attributes: attributes of the file. Forecasts of one run have equal `run_attributes`.
     """
 

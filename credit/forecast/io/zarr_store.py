@@ -177,14 +177,14 @@ class ZarrStore:
         self._last_chunks = chunks
 
     def discard(self, initial_minutes: int) -> None:
-        """Forget an incomplete forecast (initial time in minutes).
+        """Stop writing an incomplete forecast (initial time in minutes).
 
         Its chunks stay in the store, but ``written`` stays 0 there, so readers and later runs treat it as missing.
         """
         self._num_missing.pop(self._find_index(initial_minutes), None)
 
     def close(self) -> None:
-        """Do nothing: each chunk is written by `put`."""
+        """Do nothing, because `put` writes each chunk at once."""
 
     def find_path(self, initial_minutes: int) -> Path:
         """Return the path of the store, which has all forecasts."""

@@ -86,18 +86,24 @@ class Postprocess:
         raise NotImplementedError
 
     def limit_state(self, state_BCTHW: Tensor) -> Tensor:
-        """Return a perturbed initial state within what this entry allows.
+        """Return a perturbed initial state with values limited to the bounds of this entry; unchanged by default.
 
         Args:
             state_BCTHW: normalised prognostic channels of the input frames.
+
+        Returns:
+            (B, C, T, H, W) normalised.
         """
         return state_BCTHW
 
     def limit_physical(self, output_BCHW: Tensor) -> Tensor:
-        """Return a decoded output within what this entry allows, because decoding rounds.
+        """Return a decoded output limited to the bounds of this entry, which decoding may exceed by rounding errors.
 
         Args:
             output_BCHW: output channels in physical units.
+
+        Returns:
+            (B, C, H, W) in physical units; unchanged by default.
         """
         return output_BCHW
 
@@ -152,13 +158,13 @@ class PostprocessChain:
         return output_BCHW
 
     def limit_state(self, state_BCTHW: Tensor) -> Tensor:
-        """See `Postprocess.limit_state`."""
+        """Return a perturbed initial state (B, C, T, H, W), normalised, limited to the bounds of all entries."""
         for entry in self._entries:
             state_BCTHW = entry.limit_state(state_BCTHW)
         return state_BCTHW
 
     def limit_physical(self, output_BCHW: Tensor) -> Tensor:
-        """See `Postprocess.limit_physical`."""
+        """Return a decoded output (B, C, H, W), in physical units, limited to the bounds of all entries."""
         for entry in self._entries:
             output_BCHW = entry.limit_physical(output_BCHW)
         return output_BCHW

@@ -13,7 +13,7 @@ from credit.forecast.postprocess.section import ClampSection
 
 
 class ChannelBounds:
-    """Lower and upper bounds of some channels; channels without a bound cost nothing.
+    """Lower and upper bounds of some channels; channels without a bound are not touched.
 
     Args:
         channel_index: indices of the channels that have a bound, increasing.

@@ -68,7 +68,7 @@ class ClampSection(PostprocessSection):
 
 
 class BudgetSection(PostprocessSection):
-    """Config keys that the conservation fixers share."""
+    """Keys that all budgets have."""
 
     needs_whole_columns: ClassVar[bool] = True
 

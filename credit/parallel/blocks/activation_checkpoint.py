@@ -42,11 +42,11 @@ def checkpoint_blocks(model: nn.Module, mode: Literal[True, "selective"] = True)
     Both the forward of a block and the entry points in its ``_fsdp2_forward_methods`` are checkpointed. Blocks that
     are wrapped already stay as they are.
 
-    A module inside a block that recomputes something by itself while its attribute ``saves_memory`` is true has it set
-    to false: the block frees those results anyway, and they would be computed three times.
+    Some modules inside a block recompute results by themselves while their attribute ``saves_memory`` is true. It is
+    set to False, because the block frees these results anyway and they would be computed three times.
 
     Args:
-        model: has marked blocks.
+        model: model with marked blocks, not sharded yet.
         mode: True keeps only the inputs of a block, ``"selective"`` also the results of matrix products and attention.
 
     Raises:
@@ -79,8 +79,8 @@ def _wrap_block(block: nn.Module, mode: Literal[True, "selective"]) -> Checkpoin
     """Return a wrapper that checkpoints every entry point of a block.
 
     Args:
-        block: marked, not wrapped yet.
-        mode: see `checkpoint_blocks`.
+        block: marked block, not wrapped yet.
+        mode: True or ``"selective"``, see `checkpoint_blocks`.
     """
     make_contexts: Callable[[], _Contexts] | None = None
     if mode == "selective":
@@ -112,7 +112,7 @@ def _selective_contexts(block: nn.Module) -> _Contexts:
 
 
 def _selective_policy(context, op, *args, **kwargs) -> CheckpointPolicy:
-    """Return torch's policy for the result of one operation of a block; called by torch for each."""
+    """Return whether torch saves or recomputes the result of an operation of a block; torch calls it for each one."""
     operation = op._schema.name.removeprefix("aten::")
     if op.namespace == "aten" and operation in _SAVED_OPERATIONS:
         return CheckpointPolicy.MUST_SAVE

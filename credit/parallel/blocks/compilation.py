@@ -13,13 +13,13 @@ from credit.parallel.dtensor import to_local
 def keep_dtensors_out_of_graphs(model: nn.Module) -> None:
     """Let marked blocks compute with this rank's parts of split weights and buffers as plain tensors; in place.
 
-    A graph that turns a DTensor into a plain tensor has the device mesh among its values. Where a checkpointed block
-    does so, torch 2.13 would save the mesh for the backward pass and fails ("expected all tensors_saved_with_vc_check
-    to be Tensors"). So the parts are taken before each forward, outside of the graph and of checkpointing.
+    A graph that turns a DTensor into a plain tensor has the device mesh among its values. In a checkpointed block,
+    torch 2.13 tries to save the mesh for the backward pass and fails ("expected all tensors_saved_with_vc_check to be
+    Tensors"). So the parts are taken before each forward, outside of the graph and of checkpointing.
 
     Args:
-        model: split and, if it is to be, checkpointed; neither compiled nor sharded yet. FSDP2 puts its own hook first,
-            so the parts are those of gathered weights.
+        model: model after tensor parallelism and checkpointing, and before compilation and FSDP2. FSDP2 puts its own
+            hook first, so the parts are those of gathered weights.
     """
     for block in _outermost_marked(model):
         split_tensors: list[tuple[nn.Module, str]] = []

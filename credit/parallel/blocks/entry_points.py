@@ -30,10 +30,10 @@ def custom_entry_points(block: nn.Module) -> tuple[str, ...]:
 
 
 def copy_returned_views(module: nn.Module) -> None:
-    """Make every entry point of `module` return copies of the views that it would return; in place, before FSDP2.
+    """Change every entry point of `module`, in place, to return copies instead of views; call it before FSDP2.
 
-    FSDP2 gathers weights for the backward pass by a hook on each returned tensor. An operation in place on a view,
-    such as ``y += 1`` on the result of the module, would drop the hook, and torch warns of every view for that reason.
+    FSDP2 gathers weights for the backward pass by a hook on each returned tensor. An in-place operation on a view, such
+    as ``y += 1`` on the result of the module, would drop the hook. For that reason torch warns of every view.
 
     Raises:
         ConfigError: if the module names an entry point that it does not have.

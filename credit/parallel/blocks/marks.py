@@ -10,9 +10,9 @@ _WRAPPER_PREFIXES = ("_checkpoint_wrapped_module", "_orig_mod")
 
 
 def is_marked(module: nn.Module) -> bool:
-    """Return True if a module is marked with ``_fsdp2_shard``, on the instance or on its class.
+    """Return whether a module is marked with ``_fsdp2_shard``, on the instance or on its class.
 
-    A checkpoint wrapper hands attributes of its block on, so it is excluded: the block inside is the marked one.
+    The result is False for a checkpoint wrapper, although it has the attributes of the marked block in it.
     """
     return bool(getattr(module, "_fsdp2_shard", False)) and not isinstance(module, CheckpointWrapper)
 

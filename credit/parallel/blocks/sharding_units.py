@@ -45,7 +45,7 @@ def fsdp2_is_applied(model: nn.Module) -> bool:
 
 
 def find_sharding_units(model: nn.Module) -> list[nn.Module]:
-    """Return the sharding units, inner before outer and late before early; the last one is the model."""
+    """Return the sharding units of a model: inner before outer units, late before early blocks, the model last."""
     inside_wrapper = wrapped_module_ids(model)
     units = []
     for module in model.modules():
@@ -97,9 +97,9 @@ def require_shardable(model: nn.Module) -> None:
     """Refuse models on which FSDP2 would fail, in some cases only in the first forward.
 
     Raises:
-        ConfigError: naming the modules or parameters: for a model that is sharded already or wrapped by another kind of
-            parallelism, a marked container, trainable weights of several dtypes in one module, a parameter in two
-            sharding units, a scalar parameter, and a complex one.
+        ConfigError: if the model is sharded already, or is wrapped by another kind of parallelism. Also for a marked
+            container, trainable weights of several dtypes in one module, a parameter in two sharding units, and a
+            scalar or complex parameter. The message names the modules or parameters.
     """
     if fsdp2_is_applied(model):
         raise ConfigError(f"{type(model).__name__} is sharded already; apply_fsdp2 is called once, on a plain model")

@@ -1,8 +1,8 @@
 """Replay of torch's own spectral norm in blocks that activation checkpointing computes twice.
 
-torch's spectral norm runs its power iteration in every forward in training, so a recomputed block would see other
-vectors u and v, hence another weight, than its first pass. The vectors of every call in the first pass are recorded
-here and put back for the recomputation, which then does not iterate.
+In training, torch's spectral norm runs its power iteration in every forward. So a recomputed block would compute with
+other vectors u and v, and so with another weight, than in its first pass. Here the vectors of every call in the first
+pass are recorded. The recomputation uses the recorded vectors and does not iterate.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from torch.nn.utils.spectral_norm import SpectralNorm
 
 @dataclass(frozen=True)
 class NormalizedWeight:
-    """A weight that torch's spectral norm, by a hook or as a parametrization, normalizes.
+    """A weight that torch's spectral norm normalizes, by a hook or as a parametrization.
 
     Attributes:
-        norm: holds the number of power iterations.
-        module: holds the vectors as buffers; for a parametrization it is `norm` itself.
+        norm: object of torch's spectral norm, with the number of power iterations.
+        module: module with the vectors as buffers; for a parametrization it is `norm` itself.
         vector_names: names of the buffers of u and v.
     """
 

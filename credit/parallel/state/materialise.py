@@ -21,9 +21,9 @@ def allocate_(model: nn.Module, device: torch.device, host_parameters: bool = Fa
     The mark is NaN, or the smallest integer, in every element; `require_filled` finds it.
 
     Args:
-        model: on the meta device; sharded or not.
+        model: model on the meta device, sharded or not.
         device: device of parameters and buffers.
-        host_parameters: keep parameters in host memory (FSDP2's CPU offload).
+        host_parameters: True to keep parameters in host memory (FSDP2's CPU offload).
     """
     model.to_empty(device="cpu" if host_parameters else device)
     # Only parameters are kept in host memory; buffers go to the device.
@@ -40,9 +40,9 @@ def fill_(model: nn.Module, values: Iterable[tuple[str, Tensor]]) -> None:
     """Copy whole tensors into the model in place; each rank takes its own parts, without communication.
 
     Args:
-        model: has memory, such as that of `allocate_`.
-        values: (name in the state dict, whole CPU tensor of the shape of the target), the same on every rank; read one
-            at a time.
+        model: model with memory, such as that of `allocate_`.
+        values: pairs of the name in the state dict and a whole CPU tensor of the shape of the target. They are the same
+            on every rank and are read one at a time.
     """
     targets = named_tensors(model)
     for name, value in values:
@@ -52,10 +52,10 @@ def fill_(model: nn.Module, values: Iterable[tuple[str, Tensor]]) -> None:
 
 
 def require_filled(model: nn.Module) -> None:
-    """Check that every parameter and buffer has been given its values.
+    """Require that every parameter and buffer has received values since `allocate_`.
 
     Raises:
-        ConfigError: naming those that have not.
+        ConfigError: if some have not; the message has their names.
     """
     unset_names = [name for name, tensor in named_tensors(model).items() if _has_unset_values(local_shard(tensor))]
     if unset_names:

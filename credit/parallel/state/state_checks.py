@@ -1,4 +1,4 @@
-"""Helpers of loading a whole state on rank 0: plain names, values that can be sent, and texts about problems."""
+"""Checks of a whole state that rank 0 loads: its names, whether its values can be sent, and error messages."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def unwrap_data_parallel(model: nn.Module) -> nn.Module:
 
 
 def map_plain_names(state: Any, names: Collection[str], label: str) -> dict[str, Any]:
-    """Return a state dict by plain names; for the arguments and errors see `list_plain_names`."""
+    """Return a state dict with plain names as keys; arguments and errors are those of `list_plain_names`."""
     if not isinstance(state, Mapping):
         raise CheckpointError(f"{label}: {type(state).__name__} in place of a dict from names to tensors")
     return dict(zip(list_plain_names(state, names, label), state.values(), strict=True))

@@ -15,7 +15,7 @@ from torch import Tensor
 
 
 class AllReduceBackward(torch.autograd.Function):
-    """Identity whose gradient is summed over the ranks: for the common input of split layers.
+    """Identity in the forward pass; sums the gradient over the ranks. It is for the common input of split layers.
 
     Called f in Megatron-LM (Shoeybi et al. 2019, arXiv 1909.08053).
     """
@@ -31,7 +31,7 @@ class AllReduceBackward(torch.autograd.Function):
 
 
 class AllReduceForward(torch.autograd.Function):
-    """Sum over the ranks whose gradient is passed on unchanged: for the outputs of split layers.
+    """Sum over the ranks in the forward pass; passes the gradient on unchanged. It is for the outputs of split layers.
 
     Called g in Megatron-LM (Shoeybi et al. 2019, arXiv 1909.08053).
     """
@@ -46,7 +46,7 @@ class AllReduceForward(torch.autograd.Function):
 
 
 class AllReduceBothWays(torch.autograd.Function):
-    """Sum over the ranks whose gradient is summed as well: for a sum that each rank uses for its own part."""
+    """Sum over the ranks, of the values and of the gradient, for a sum that each rank uses for its own part."""
 
     @staticmethod
     def forward(ctx, group: dist.ProcessGroup, x: Tensor) -> Tensor:
@@ -62,9 +62,9 @@ class AllReduceBothWays(torch.autograd.Function):
 class FusedRoutes:
     """Routes of the rows of a fused weight from the ranks that store them to the ranks that compute with them.
 
-    The rows of all ranks are `parts` equal parts, one behind the other, such as gate and up. Rank r of n stores the
-    r-th of n consecutive blocks of all rows, but computes with the r-th of n blocks of every part. Each part of a block
-    is a piece of 1 / (n * parts) of all rows, and a piece goes to one rank as a whole.
+    The rows of all ranks are `parts` equal parts, one after the other, such as gate and up. Rank r of n stores the r-th
+    of n consecutive blocks of all rows, but computes with the r-th of n blocks of every part. Rows are exchanged in
+    pieces of 1 / (n * parts) of all rows, because a piece goes to one rank as a whole.
 
     Attributes:
         piece_order: numbers of this rank's pieces in the order in which they are sent, by destination.
@@ -103,7 +103,8 @@ def plan_fused_routes(rows: int, parts: int, group: dist.ProcessGroup) -> FusedR
 class ExchangeFusedRows(torch.autograd.Function):
     """Exchange of rows that gives each rank its share of every fused part of a weight; see `FusedRoutes`.
 
-    From (rows / ranks, ...) as stored to (rows / ranks, ...) as computed with; the number of ranks divides the rows.
+    Input and output are (rows / ranks, ...): the rows that this rank stores, and the rows that it computes with. The
+    number of ranks divides the number of rows.
     """
 
     @staticmethod

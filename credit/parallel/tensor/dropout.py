@@ -22,10 +22,10 @@ def has_dropout(module: nn.Module) -> bool:
 
 
 class RankRandomState:
-    """Random state of one tensor-parallel rank, in force between a colwise layer and its rowwise partner.
+    """Random state of one tensor-parallel rank, used between a colwise layer and its rowwise partner.
 
-    Outside, all ranks draw the same numbers. Inside, a rank draws from a stream that is seeded by one common draw and
-    its rank. A recomputed block starts from the same common state, and so draws the same numbers again.
+    Elsewhere all ranks draw the same numbers. Between these layers, a rank draws from a stream whose seed is one common
+    draw and the rank. A recomputed block starts from the same common state, and so draws the same numbers again.
 
     Args:
         rank: rank of this process among the tensor-parallel ranks.
@@ -38,7 +38,7 @@ class RankRandomState:
         self._common_state: Tensor | None = None
 
     def is_needed(self) -> bool:
-        """Return True if dropout draws: in training, or in an ensemble, which sets only dropout to training."""
+        """Return whether dropout is active: in training, or in ensembles, which set only dropout to training mode."""
         return any(module.training and drop_rate(module) > 0 for module in self._parent.modules())
 
     def enter(self, device: torch.device) -> None:
@@ -53,7 +53,7 @@ class RankRandomState:
             torch.random.default_generator.manual_seed(seed)
 
     def leave(self, device: torch.device) -> None:
-        """Restore the common random state, if this rank's is in force."""
+        """Restore the common random state of `device`, if `enter` has replaced it."""
         if self._common_state is None:
             return
         if device.type == "cuda":

@@ -23,7 +23,7 @@ class PlanEntry:
 
     Attributes:
         kind: ``colwise``, ``rowwise`` or ``replicated``.
-        fused_parts: N of ``colwise:N``, the equal parts of the outputs; None where the plan does not say.
+        fused_parts: N of ``colwise:N``, the number of equal parts of the outputs; None for ``colwise`` without N.
     """
 
     kind: Literal["colwise", "rowwise", "replicated"]
@@ -36,7 +36,7 @@ class PlannedLayer:
 
     Attributes:
         path: path of the layer in the model, without the prefixes of wrappers.
-        location: where the plan's entry stands, for messages.
+        location: description of the plan's entry, for messages.
         module: the layer; a Linear unless it is replicated.
         parent: module in which activations between the split layers belong to one rank.
         kind: ``colwise``, ``rowwise`` or ``replicated``.
@@ -98,11 +98,15 @@ def read_plan(path: str, block: nn.Module) -> list[list[PlannedLayer]]:
 def require_splittable(model: nn.Module, layers: list[PlannedLayer]) -> None:
     """Refuse layers that compute anything but a product with a weight that can be split.
 
-    Splitting replaces a layer's weight, bias and forward. Code that sets or uses them in another way would go on with
+    Splitting replaces a layer's weight, bias and forward. Code that sets or uses them in another way would still use
     the whole weight, and the sum over the ranks would be wrong without an error.
 
+    Args:
+        model: the whole model, to find weights that several layers share.
+        layers: layers of all plans.
+
     Raises:
-        ConfigError: naming the layer.
+        ConfigError: if a layer cannot be split; the message has its path and the reason.
     """
     # `id` of a parameter -> modules that hold it directly
     holders: dict[int, set[nn.Module]] = {}
@@ -126,7 +130,7 @@ def require_splittable(model: nn.Module, layers: list[PlannedLayer]) -> None:
 
 
 def _locate(path: str, block: nn.Module, name: str) -> str:
-    """Return the place of an entry of a plan in words, for messages."""
+    """Return a description of a plan's entry for messages: the path of the block and the name in its plan."""
     return f"{type(block).__name__}._tp_plan[{name!r}] (at {strip_wrapper_prefixes(path) or 'the model'})"
 
 
@@ -147,9 +151,10 @@ def _read_entry(value: object, location: str) -> PlanEntry:
 
 
 def _group_names(entries: dict[str, PlanEntry]) -> dict[str, list[str]]:
-    """Return the names of a plan by the module that holds a colwise layer, its rowwise partner and all in between.
+    """Return path of a module -> names of the plan's layers inside it that are split together.
 
-    That is usually the parent of both. Where one of them lies deeper, it is a module further up.
+    The module contains a colwise layer, its rowwise partner and everything between them. Usually it is the parent of
+    both layers; if one of them lies deeper, it is a module further up.
     """
     groups: dict[str, list[str]] = {}
     for name in entries:
@@ -176,9 +181,9 @@ def _group_names(entries: dict[str, PlanEntry]) -> dict[str, list[str]]:
 
 
 def _find_rowwise_partner(name: str, names: list[str], entries: dict[str, PlanEntry]) -> str | None:
-    """Return the name of the rowwise layer that takes a layer's outputs: the next of its group, or else the last.
+    """Return the name of the rowwise layer that takes a layer's outputs, None for a group without rowwise layers.
 
-    None for a group without rowwise layers.
+    It is the next rowwise layer of the group, or the last one if none follows.
     """
     rowwise_names = [other for other in names if entries[other].kind == "rowwise"]
     position = names.index(name)
@@ -196,10 +201,11 @@ def _count_units(path: str, block: nn.Module, name: str, partner: str | None, en
         block: module with the plan.
         name: name of the layer in the plan.
         partner: name of the rowwise layer that takes its outputs, None without one.
-        entry: what the plan says of the layer.
+        entry: the plan's entry for the layer.
 
     Raises:
-        ConfigError: if its outputs are not a whole number of them, or the plan does not say how they are ordered.
+        ConfigError: if the layer's outputs are not a whole number of units, or the plan does not say how they are
+            ordered.
     """
     if entry.kind == "replicated":
         return 0
@@ -236,8 +242,8 @@ def _count_units(path: str, block: nn.Module, name: str, partner: str | None, en
 def _count_heads(location: str, outputs: int, width: int, heads: int, partner: str | None, partner_inputs: int) -> int:
     """Return the number of heads of a colwise layer in attention.
 
-    Keys and values may have fewer heads than queries. A fused projection that is ordered head by head counts once a
-    head, so the number is at most `heads`.
+    Keys and values may have fewer heads than queries. In a fused projection that is ordered head by head, query, key
+    and value of a head count as one head, so the number is at most `heads`.
 
     Args:
         location: where the plan's entry stands, for messages.

@@ -51,14 +51,14 @@ from credit.parallel.tensor.plan import PlannedLayer, read_plan, require_splitta
 
 
 def apply_tensor_parallel(model: nn.Module, mesh: DeviceMesh) -> list[str]:
-    """Split the layers of every ``_tp_plan`` over `mesh`, in place, and return the paths of the split layers.
+    """Collective: split the layers of every ``_tp_plan`` over `mesh`, in place; return the paths of the split layers.
 
     Layers that belong together (those of an attention, those of an MLP) stay whole if their number of heads or hidden
     units is not a multiple of the number of ranks.
 
     Args:
-        model: on any device, the meta device included; on a real one all ranks hold the same values.
-        mesh: one-dimensional.
+        model: model on any device, even the meta device; on a real device, all ranks have the same values.
+        mesh: one-dimensional mesh of the tensor-parallel ranks.
 
     Raises:
         ConfigError: if a plan's name matches no module, every layer would stay whole, or a layer's weight or forward
@@ -155,9 +155,9 @@ def _split_parameters(layer: nn.Linear, dim: int, mesh: DeviceMesh) -> None:
 
 
 def share_sums(model: nn.Module) -> None:
-    """Let parametrizations that offer it sum over the ranks once for all weights of a block, in place.
+    """Let parametrizations with a method ``share_sums`` sum over the ranks once for all weights of a block, in place.
 
-    Without this, and in compiled blocks, each split weight has sums of its own.
+    Without this, and in compiled blocks, each split weight has its own sums.
     """
     parametrization_classes = set()
     for module in model.modules():

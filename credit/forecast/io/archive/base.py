@@ -19,7 +19,7 @@ from credit.forecast.io.archive.metadata import ForecastMetadata
 
 
 class ForecastArchive(ForecastSource):
-    """Forecasts on disk; `initial_minutes` has only those that are complete.
+    """Forecasts on disk; only complete forecasts are listed in `initial_minutes`.
 
     Args:
         origin: folder, store or URL.
@@ -74,7 +74,7 @@ class ForecastArchive(ForecastSource):
         return np.stack(fields)
 
     def read_members(self, initial_minutes: int, lead_index: int) -> np.ndarray:
-        """See the base class."""
+        """Return the members at one lead time, (M, C, H, W) float32 in physical units, NaN where missing."""
         num_members = self.members or 1
         # Each variable with members and levels as its first two dimensions.
         variables = []

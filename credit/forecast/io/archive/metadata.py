@@ -40,8 +40,8 @@ class ForecastMetadata:
     """Metadata of one file or store.
 
     Fields are the variables with the dimensions `leading`, latitude and longitude, and optionally a member and a level,
-    in any order. In an ensemble, variables without the member dimension are left out: they may be a mean or a control
-    run, which would be scored as an ensemble without spread.
+    in any order. In an ensemble, variables without the member dimension are left out. They may be a mean or a control
+    run, and would be scored as an ensemble without spread.
 
     Args:
         source: variables and attributes of the file or store.
@@ -49,11 +49,11 @@ class ForecastMetadata:
         lead: name of the variable of the lead times.
         rename: name of a variable in this package -> its name in the source.
         level_units: units of the levels in the names of channels; None for those of the source.
-        warn: True to warn of variables that are left out; one file of a forecast in many is enough.
+        warn: True to log a warning about variables that are left out. Of many files, only one needs it.
 
     Attributes:
         grid: grid in canonical orientation.
-        orientation: brings fields of the source to this orientation.
+        orientation: order of rows and columns that converts fields of the source to `grid`.
         lead_minutes: lead times in minutes, int64.
         attributes: global attributes without the history.
         variables: name of a field in the source -> its dimensions.

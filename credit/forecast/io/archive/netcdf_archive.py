@@ -154,7 +154,11 @@ class NetcdfArchive(ForecastArchive):
             self.members = int(num_members)
 
     def _read_variables(self, initial_minutes: int, lead_index: int) -> list[np.ndarray]:
-        """See the base class."""
+        """Return each variable at one lead time, ([M,] [L,] H, W), from the files of its members.
+
+        Raises:
+            DataError: if a file cannot be read.
+        """
         lead = int(self.lead_minutes[lead_index])
         rows = self._rows[initial_minutes]
         # One list of variables for each file.
@@ -164,7 +168,7 @@ class NetcdfArchive(ForecastArchive):
         return [np.stack(members) for members in zip(*variables_by_file, strict=True)]
 
     def _read_file(self, path: Path, row: int) -> list[np.ndarray]:
-        """Return each variable of a file at one row of its time dimension."""
+        """Return each variable of a file at one index `row` of its time dimension, ([M,] [L,] H, W)."""
         try:
             with netCDF4.Dataset(path) as dataset:
                 return self._select(dataset, {"time": row}, path)

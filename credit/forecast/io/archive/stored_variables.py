@@ -79,16 +79,16 @@ class StoredVariables:
         return variable.__dict__
 
     def coordinate(self, dim: str) -> xr.Variable | None:
-        """Return the coordinate of a dimension, None where it has none."""
+        """Return the coordinate variable of a dimension, None if it has none."""
         if dim not in self.names or self.dims(dim) != (dim,):
             return None
         return xr.Variable((dim,), self.values(dim), self.variable_attributes(dim))
 
     def find_first(self, names: Iterable[str]) -> str:
-        """Return the first of `names` that is a variable.
+        """Return the first of `names` that is the name of a variable.
 
         Raises:
-            DataError: if none of them is.
+            DataError: if there is no variable with one of these names.
         """
         for name in names:
             if name in self.names:

@@ -62,7 +62,11 @@ class ZarrArchive(ForecastArchive):
         super().__init__(path, np.sort(initial_minutes[is_complete]), metadata.lead_minutes, metadata, calendar)
 
     def _read_variables(self, initial_minutes: int, lead_index: int) -> list[np.ndarray]:
-        """See the base class."""
+        """Return each variable at one lead time, ([M,] [L,] H, W).
+
+        Raises:
+            DataError: if the store cannot be read.
+        """
         init, lead = self._leading_dims
         position = {init: self._init_index[initial_minutes], lead: lead_index}
         return self._select(self._source, position, self.origin)
@@ -88,6 +92,11 @@ def _open_zarr(path: Path) -> tuple[Mapping[str, xr.Variable], Mapping[str, obje
 def _open_remote_zarr(
     url: str, options: Mapping[str, object]
 ) -> tuple[Mapping[str, xr.Variable], Mapping[str, object]]:
-    """Return the variables and global attributes of a store at a URL."""
+    """Return the variables and global attributes of a store at a URL.
+
+    Args:
+        url: URL of the store.
+        options: options of the file system, such as credentials.
+    """
     dataset = open_remote_store(url, options, decode_times=False, decode_timedelta=False, chunks=None, cache=False)
     return dataset.variables, dataset.attrs
