@@ -1,0 +1,64 @@
+"""Comparison of the weights that made forecasts with the checkpoints of a run, for ``credit verify``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from credit.config import Config
+
+
+@dataclass(frozen=True)
+class WeightsCheck:
+    """Result of comparing the forecasts' weights with the checkpoints of a run.
+
+    Attributes:
+        notice: sentence for the user if the forecasts were made with other weights than the config names, else None.
+        are_of_run: False if none of the run's checkpoints has these weights.
+    """
+
+    notice: str | None = None
+    are_of_run: bool = True
+
+
+def check_weights(config: Config, attributes: Mapping[str, object]) -> WeightsCheck:
+    """Compare the weights named in the forecasts' attributes with the run's checkpoints.
+
+    Args:
+        config: config of the run that is expected to have made the forecasts.
+        attributes: global attributes of the forecasts. The attribute `weights` is the fingerprint of the weights.
+
+    Returns:
+        The result; it has no notice if the forecasts name no weights or the run has no checkpoints.
+    """
+    from credit.train.checkpoint import checkpoint
+
+    weights = attributes.get("weights")
+    folder = Path(config.save_loc) / "checkpoints"
+    run_weights = {checkpoint.weights_fingerprint(path, "forecast") for path in checkpoint.list_checkpoints(folder)}
+    if weights is None or not run_weights:
+        return WeightsCheck()
+    # Forecasts made with the weights that the config names need no notice.
+    name = config.inference.checkpoint
+    named_checkpoint = folder / name if name in ("best", "latest") else Path(name)
+    if named_checkpoint.is_dir() and checkpoint.weights_fingerprint(named_checkpoint, "forecast") == weights:
+        return WeightsCheck(are_of_run=weights in run_weights)
+    description = (
+        f"The forecasts were made with the weights {weights}, step {attributes.get('checkpoint_step')} of "
+        f"{attributes.get('experiment')}"
+    )
+    if weights in run_weights:
+        state = "does not exist"
+        if named_checkpoint.is_dir():
+            state = f"is {named_checkpoint.resolve().name}"
+        return WeightsCheck(
+            f"{description}; inference.checkpoint, {name}, {state} now. credit rollout forecasts with that."
+        )
+    return WeightsCheck(
+        f"{description}: of none of the checkpoints in {folder}. They are of another run, or their checkpoint was "
+        "deleted.",
+        are_of_run=False,
+    )
