@@ -96,7 +96,6 @@ def _train(config: Config, process_info: ProcessInfo) -> tuple[str, bool]:
     from credit.train.monitor.run_lock import RunLock
     from credit.train.monitor.stop_signal import StopSignal
 
-    # Read the device and the time limits from the config.
     start_time = time.perf_counter()
     trainer_config = config.trainer
     device = choose_device(trainer_config.device, process_info.local_rank)

@@ -108,13 +108,8 @@ def _require_no_initial_times(overrides: Sequence[str]) -> None:
 def _make_forecasts(config: Config, part: str | None, process_info: ProcessInfo, mesh: DeviceGrid) -> None:
     """Collective: make the forecasts of this rank and write them.
 
-    All ranks of a mesh make the same number of batches, because all of them gather sharded weights.
-
-    Args:
-        config: config of the run.
-        part: ``I/N`` of ``--part``, None for all initial times.
-        process_info: rank and world size of this process.
-        mesh: mesh of the ranks that forecast.
+    All ranks of a mesh make the same number of batches, because all of them gather sharded weights. `part` is ``I/N``
+    of ``--part``, None for all initial times.
     """
     from credit.cli.rollout.rank_work import plan_rank_work, shard_initial_times
     from credit.forecast.initial_times import choose_initial_times, choose_leads
@@ -146,11 +141,10 @@ def _make_forecasts(config: Config, part: str | None, process_info: ProcessInfo,
         writer, lead_numbers, step_minutes, str(forecaster.path), work.incomplete_times, diagnostics
     ) as background:
         forecast_batch = build_forecast_function(config, forecaster, background.file_lock)
-        num_starts = sum(map(len, work.batches))
         # Only the main rank shows a progress bar, and only on a terminal.
         hidden = None if process_info.is_main else True
-        bar = ProgressBar(total=num_starts, desc="forecasting", unit="start", disable=hidden)
-        with bar:
+        num_starts = sum(map(len, work.batches))
+        with ProgressBar(total=num_starts, desc="forecasting", unit="start", disable=hidden) as bar:
             for batch in work.batches:
                 # Tensor-parallel peers compute the same output; one of them writes it.
                 output_writer = background if mesh.tensor_rank == 0 else None
