@@ -230,6 +230,15 @@ def find_addable_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     return parameters
 
 
+def initial_values_of_addable(model: nn.Module, seed: int) -> Iterator[tuple[str, Tensor]]:
+    """Yield (name, whole CPU tensor) for the parameters of `find_addable_parameters`, as `initial_values` does."""
+    for path, module in model.named_modules():
+        if getattr(module, "may_be_added", False):
+            plain_path = strip_wrapper_prefixes(path)
+            for key, value in _draw_values(plain_path, module, _direct_tensors(module), seed):
+                yield f"{plain_path}.{key}", value
+
+
 def initial_values(model: nn.Module, seed: int) -> Iterator[tuple[str, Tensor]]:
     """Yield (state-dict name, whole CPU tensor) for every parameter and buffer in the state dict of `model`.
 

@@ -1,5 +1,8 @@
 """Low-rank adapters (LoRA, Hu et al. 2021, arXiv 2106.09685): fine-tuning that trains a small part of a model.
 
+Layers of noise (those that declare ``may_be_added``) train and are saved with the adapters, since the model that is
+adapted may not have them.
+
 An adapted weight is W + alpha / rank * B A. W is frozen; B (outputs x rank) starts as zeros and A (rank x inputs) as
 random numbers, so training starts exactly from the base model. The sum is a parametrization that comes before spectral
 normalization: merging the adapters into W then leaves the function as it is, which it would not after normalization.
@@ -8,7 +11,7 @@ The vectors u and v of spectral norm follow an adapted weight; those of a frozen
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
 
 import torch
@@ -16,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from credit.errors import ConfigError, did_you_mean
-from credit.models.initialise import build_generator
+from credit.models.initialise import build_generator, find_addable_parameters
 from credit.models.kernels.autocast import without_autocast
 from credit.parallel.blocks.marks import strip_wrapper_prefixes
 from credit.parallel.dtensor import to_local
@@ -106,6 +109,8 @@ class LoRA(nn.Module):
 def apply_lora(model: nn.Module, targets: Sequence[str], rank: int = 8, alpha: float = 16.0) -> nn.Module:
     """Freeze `model` and give some of its layers adapters that train; changes it in place and returns it.
 
+    Layers of noise get no adapters, and are not frozen.
+
     Args:
         model: on any device; neither wrapped nor sharded yet.
         targets: paths of Linear or convolution layers in the model; ``*`` stands for anything (``"*.to_out"``).
@@ -115,7 +120,10 @@ def apply_lora(model: nn.Module, targets: Sequence[str], rank: int = 8, alpha: f
     Raises:
         ConfigError: if a pattern matches no Linear or convolution, with the nearest that does.
     """
-    layers = {path: layer for path, layer in model.named_modules() if isinstance(layer, ADAPTABLE_LAYERS)}
+    layers = {}
+    for path, layer in model.named_modules():
+        if isinstance(layer, ADAPTABLE_LAYERS) and not getattr(layer, "may_be_added", False):
+            layers[path] = layer
     # All patterns are checked before the model is changed.
     adapted_paths = set()
     for pattern in targets:
@@ -127,6 +135,8 @@ def apply_lora(model: nn.Module, targets: Sequence[str], rank: int = 8, alpha: f
             )
         adapted_paths.update(matches)
     model.requires_grad_(False)
+    for parameter in find_addable_parameters(model).values():
+        parameter.requires_grad_(True)
     for path in sorted(adapted_paths):
         layer = layers[path]
         if parametrize.is_parametrized(layer, "weight"):
@@ -177,26 +187,35 @@ def initial_adapters(model: nn.Module, seed: int) -> Iterator[tuple[str, Tensor]
 def checkpoint_state_dict(model: nn.Module) -> dict[str, Tensor]:
     """Return the tensors of a checkpoint by name, those of `model` itself.
 
-    Of an adapted model they are the adapters and the vectors u and v of adapted weights, without the frozen weights; of
-    any other model the whole state dict.
+    Of an adapted model they are the adapters, the vectors u and v of adapted weights, and the parameters of noise,
+    without the frozen weights; of any other model the whole state dict.
     """
     state = model.state_dict()
     prefixes = tuple(f"{path}.parametrizations.weight." for path, _, _ in _adapted_layers(model))
     if not prefixes:
         return state
+    noise_names = find_addable_parameters(model).keys()
     trained_state = {}
     for name, tensor in state.items():
-        if name.startswith(prefixes) and not name.endswith(".original"):
+        is_adapter = name.startswith(prefixes) and not name.endswith(".original")
+        if is_adapter or name in noise_names:
             trained_state[name] = tensor
     return trained_state
 
 
-def base_state_dict(model: nn.Module) -> dict[str, Tensor]:
-    """Return the tensors that an adapted model has without its adapters, by the names that they have then.
+def base_state_dict(model: nn.Module, stored_names: Collection[str]) -> dict[str, Tensor]:
+    """Return the tensors that an adapted model takes from its base, by the names that they have there.
 
     The tensors are those of `model` itself, not copies.
+
+    Args:
+        model: the model with adapters.
+        stored_names: names of the tensors of the base. Parameters of noise that are not among them are left out.
     """
     state = model.state_dict()
+    for name in find_addable_parameters(model):
+        if name not in stored_names:
+            del state[name]
     for path, layer, _ in _adapted_layers(model):
         prefix = f"{path}.parametrizations.weight."
         del state[f"{prefix}0.a"]

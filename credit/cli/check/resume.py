@@ -73,8 +73,11 @@ def check_resume(
                 state = checkpoint_state_dict(dry_run.model)
                 stored_shapes = checkpoint.read_stored_shapes(path, "model")
             else:
-                state = base_state_dict(dry_run.model)
                 stored_shapes = checkpoint.read_stored_shapes(path, "forecast")
+                state = base_state_dict(dry_run.model, stored_shapes.keys())
+                added_values = find_added_values(dry_run.model, stored_shapes.keys(), config.seed)
+                if added_values:
+                    report.add_note(f"weights: {describe_added_values(stored_shapes.keys(), added_values.keys())}")
             checkpoint.require_same_tensors(state, stored_shapes, path)
         report.add_note(f"checkpoint: the run begins with {path}, step {first_step}")
     return config, first_step

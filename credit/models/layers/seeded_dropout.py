@@ -22,12 +22,15 @@ _UNITS_PER_HASH = 4
 _NUM_VALUES = 2**16
 
 
-def hash_bits(x: Tensor) -> Tensor:
-    """Return 64 random bits for each int64 of `x`; products wrap around, as those of SplitMix64."""
-    # torch shifts copy the sign, which the masks remove.
-    x = (x ^ ((x >> 30) & (2**34 - 1))) * _MULTIPLIER_1
-    x = (x ^ ((x >> 27) & (2**37 - 1))) * _MULTIPLIER_2
-    return x ^ ((x >> 31) & (2**33 - 1))
+def hash_(x: Tensor) -> Tensor:
+    """Replace each int64 of `x` by 64 random bits in place, and return it; products wrap around.
+
+    These are two rounds of SplitMix64 without its last shift, which 16 bits of the result do not need. Shifts copy the
+    sign, which makes a difference of one bit in a round and saves an operation.
+    """
+    for multiplier in (_MULTIPLIER_1, _MULTIPLIER_2):
+        x.bitwise_xor_(x >> 32).mul_(multiplier)
+    return x
 
 
 class SeededDropout(nn.Module):
@@ -49,8 +52,9 @@ class SeededDropout(nn.Module):
         # The numbers of the layers are far apart, and wrap around as int64.
         self._layer_offset = (number * _INCREMENT + 2**63) % 2**64 - 2**63
         num_dropped_values = round(rate * _NUM_VALUES)
-        # A unit is kept if its random number, from -32768, is at least this.
-        self._threshold = num_dropped_values - _NUM_VALUES // 2
+        # A unit is kept if its random number, an int16, is at least the threshold. All are at least the lowest one.
+        self._lowest = -_NUM_VALUES // 2
+        self._threshold = self._lowest + num_dropped_values
         self._scale = _NUM_VALUES / (_NUM_VALUES - num_dropped_values)
 
     def drop_channels(self, x: Tensor, seeds_BM: Tensor) -> Tensor:
@@ -62,7 +66,9 @@ class SeededDropout(nn.Module):
         """
         x_BRU = x.flatten(1, -2)
         rows_R = torch.arange(x_BRU.shape[1], device=x.device)
-        return (x_BRU * self._multiplier(seeds_BM, rows_R, x.shape[-1], self.first_unit, x.dtype)).view_as(x)
+        seed_B11 = self._select_seed(seeds_BM)
+        is_kept_BRU = self._draw(seed_B11, rows_R, x.shape[-1], self.first_unit)
+        return self._apply(x_BRU, is_kept_BRU, seed_B11).view_as(x)
 
     def drop_weights(self, weights_NhLL: Tensor, seeds_BM: Tensor, heads: int) -> Tensor:
         """Return attention weights of which some are zeros.
@@ -78,33 +84,37 @@ class SeededDropout(nn.Module):
         heads_h = self.first_unit + torch.arange(num_heads, device=weights_NhLL.device)
         queries_L = torch.arange(length, device=weights_NhLL.device)
         rows_nhL = (windows_n[:, None, None] * heads + heads_h[:, None]) * length + queries_L
-        multiplier_BRU = self._multiplier(seeds_BM, rows_nhL.flatten(), length, 0, weights_NhLL.dtype)
-        return weights_NhLL * multiplier_BRU.view(weights_NhLL.shape)
+        seed_B11 = self._select_seed(seeds_BM)
+        is_kept_BRU = self._draw(seed_B11, rows_nhL.flatten(), length, first_unit=0)
+        return self._apply(weights_BnhLL.flatten(1, 3), is_kept_BRU, seed_B11).view(weights_NhLL.shape)
 
-    def _multiplier(
-        self, seeds_BM: Tensor, rows_R: Tensor, num_units: int, first_unit: int, dtype: torch.dtype
-    ) -> Tensor:
-        """Return (B, R, U): 0 for a unit that is dropped, 1 / (1 - rate) for one that is kept.
+    def _select_seed(self, seeds_BM: Tensor) -> Tensor:
+        """Return the seed of this layer for each sample, (B, 1, 1); the layers take turns with the memories."""
+        return seeds_BM[:, self.number % seeds_BM.shape[1], None, None]
+
+    def _draw(self, seed_B11: Tensor, rows_R: Tensor, num_units: int, first_unit: int) -> Tensor:
+        """Return the mask (B, R, U), bool: False for a unit that is dropped.
 
         Args:
-            seeds_BM: seeds of each sample; 0 for a sample without dropout, whose multiplier is 1.
+            seed_B11: seed of each sample; 0 for a sample of which no unit is dropped.
             rows_R: numbers of the rows, int64.
             num_units: number of units of a row.
             first_unit: number of the first of them.
-            dtype: dtype of the result.
         """
-        # The layers take turns with the memories.
-        seed_B11 = seeds_BM[:, self.number % seeds_BM.shape[1]][:, None, None]
-        is_off_B11 = seed_B11 == 0
-        layer_seed_B11 = hash_bits(seed_B11 + self._layer_offset)
-        row_seed_BR1 = hash_bits(layer_seed_B11 + rows_R[:, None] * _INCREMENT)
+        layer_seed_B11 = hash_(seed_B11 + self._layer_offset)
+        row_seed_BR1 = hash_(layer_seed_B11 + rows_R[:, None] * _INCREMENT)
         first_hash = first_unit // _UNITS_PER_HASH
         end_hash = -(-(first_unit + num_units) // _UNITS_PER_HASH)
         hashes = torch.arange(first_hash, end_hash, device=rows_R.device)
-        numbers_BRU = hash_bits(row_seed_BR1 + hashes * _INCREMENT).view(torch.int16)
+        numbers_BRU = hash_(row_seed_BR1 + hashes * _INCREMENT).view(torch.int16)
         offset = first_unit - first_hash * _UNITS_PER_HASH
-        is_kept_BRU = numbers_BRU[..., offset : offset + num_units] >= self._threshold
-        return torch.where(is_off_B11, 1.0, is_kept_BRU * self._scale).to(dtype)
+        threshold_B11 = torch.where(seed_B11 == 0, self._lowest, self._threshold).to(torch.int16)
+        return numbers_BRU[..., offset : offset + num_units] >= threshold_B11
+
+    def _apply(self, x_BRU: Tensor, is_kept_BRU: Tensor, seed_B11: Tensor) -> Tensor:
+        """Return units with zeros in the place of those that are dropped; the others are scaled to keep the mean."""
+        scale_B11 = torch.where(seed_B11 == 0, 1.0, self._scale).to(x_BRU.dtype)
+        return x_BRU * scale_B11 * is_kept_BRU
 
     def extra_repr(self) -> str:
         """Return the arguments, for `repr` of the network."""

@@ -24,6 +24,7 @@ from credit.parallel.state.materialise import allocate_, fill_, require_filled
 from credit.train.build.assets import ModelAssets
 from credit.train.build.model import build_network, set_tf32
 from credit.train.checkpoint import checkpoint
+from credit.train.checkpoint.external_weights import describe_added_values, find_added_values
 
 logger = logging.getLogger(__name__)
 
@@ -95,6 +96,8 @@ def locate_recorded_base(recorded: Mapping[str, str], resume: str, origin: Path)
 def load_base(model: nn.Module, base: Path, seed: int) -> None:
     """Collective: load the forecast weights of `base` into a model with adapters, and initialise the adapters.
 
+    Parameters of noise that the base lacks have their initial values, with which its function is unchanged.
+
     Args:
         model: the model with adapters, with memory and without values.
         base: the base checkpoint.
@@ -103,8 +106,19 @@ def load_base(model: nn.Module, base: Path, seed: int) -> None:
     Raises:
         CheckpointError: on every rank, if the base has other weights than the model.
     """
-    checkpoint.load_into(base, "forecast", base_state_dict(model))
+    stored_names = _load_base_weights(model, base)
     fill_(model, initial_adapters(model, seed))
+    added_values = find_added_values(model, stored_names, seed)
+    if added_values:
+        logger.info("%s: %s", base, describe_added_values(stored_names, added_values.keys()))
+    fill_(model, added_values.items())
+
+
+def _load_base_weights(model: nn.Module, base: Path) -> set[str]:
+    """Collective: load the forecast weights of `base` into a model with adapters; return the names of its tensors."""
+    stored_names = run_on_rank0(lambda: set(checkpoint.read_stored_shapes(base, "forecast")))
+    checkpoint.load_into(base, "forecast", base_state_dict(model, stored_names))
+    return stored_names
 
 
 def load_forecast_network(
@@ -133,10 +147,10 @@ def load_forecast_network(
     set_tf32(config.trainer.tf32, device)
     parallelize(model, mesh.device_mesh, shard=config.inference.parallelism.shard)
     allocate_(model, device)
-    # A checkpoint of adapters contains only these; the other weights come from the base.
+    # A checkpoint of adapters contains only these and the parameters of noise; the other weights come from the base.
     if lora is not None:
         base = locate_recorded_base(checkpoint.load_meta(path)["base"], config.trainer.resume, path)
-        checkpoint.load_into(base, "forecast", base_state_dict(model))
+        _load_base_weights(model, base)
     checkpoint.load_into(path, "forecast", checkpoint_state_dict(model))
     require_filled(model)
     if mesh.device_mesh is None:

@@ -24,11 +24,11 @@ from credit.data.reader import FieldReader
 from credit.data.store.statistics import Statistics
 from credit.errors import CheckpointError
 from credit.grid import LatLonGrid
-from credit.models.initialise import find_addable_parameters, initial_values
+from credit.models.initialise import initial_values_of_addable
 from credit.parallel.object_collectives import run_on_all_ranks, run_on_rank0
 from credit.train.build.assets import ModelAssets, read_trained_periods, require_same_fields
 from credit.train.checkpoint import checkpoint
-from credit.train.checkpoint.resume import require_same_function
+from credit.train.checkpoint.resume import EXTENDABLE_KEYS, require_same_function
 
 logger = logging.getLogger(__name__)
 
@@ -40,8 +40,6 @@ _WRAPPER_PREFIXES = ("_fsdp_wrapped_module.", "_orig_mod.", "_checkpoint_wrapped
 _PARALLEL_PREFIX = "module."
 # Names of added tensors that a message lists.
 _MAX_NAMES_SHOWN = 4
-# Keys that a run may change when it starts with weights of another one; the parameters of new noise start as zeros.
-_EXTENDABLE_KEYS = ("model.noise",)
 
 
 def read_state_file(path: Path) -> dict[str, Tensor]:
@@ -137,12 +135,9 @@ def find_added_values(model: nn.Module, stored_names: Collection[str], seed: int
         stored_names: the names of the stored tensors.
         seed: the seed of the initial values.
     """
-    missing_names = find_addable_parameters(model).keys() - set(stored_names)
-    if not missing_names:
-        return {}
     added_values = {}
-    for name, value in initial_values(model, seed):
-        if name in missing_names:
+    for name, value in initial_values_of_addable(model, seed):
+        if name not in stored_names:
             added_values[name] = value
     return added_values
 
@@ -180,7 +175,7 @@ def adapt_assets_to_weights(config: Config, assets: ModelAssets, reader: FieldRe
         logger.warning("%s does not tell the statistics that its weights were trained with; those of this run's "
                        "training period are taken", path)  # fmt: skip
         return assets
-    require_same_function(config, meta["config"], path, extendable_keys=_EXTENDABLE_KEYS)
+    require_same_function(config, meta["config"], path, extendable_keys=EXTENDABLE_KEYS)
     trained = replace(
         assets,
         channels=ChannelMap.from_dict(meta["channels"]),

@@ -33,6 +33,8 @@ _FUNCTION_KEYS = ("model", "data.timestep", "data.history_len", "data.solar", "d
 _RUN_KEYS = (*_FUNCTION_KEYS, "data.splits.train", "trainer.lora")
 # Exceptions from both: dropout does not change the network in eval mode.
 _CHANGEABLE_KEYS = ("model.attn_dropout", "model.ff_dropout")
+# Keys that a run may change when it starts with weights of another one. New noise leaves their function unchanged.
+EXTENDABLE_KEYS = ("model.noise",)
 # Keys whose changes during a run are not worth a warning, because they do not change what the weights learn.
 _UNIMPORTANT_KEYS = ("data.store", "data.sources", "data.cache", "data.cache_folder", "data.num_workers",
                 "data.splits.test", "trainer.resume", "trainer.walltime", "trainer.log_every", "trainer.keep_last",
@@ -182,7 +184,7 @@ def load_run_state(
     assets = ModelAssets.from_stored(meta, checkpoint.load_tensors(origin, "assets"))
     require_same_fields(assets, reader, origin)
     if not is_continuation:
-        require_same_function(config, meta["config"], origin)
+        require_same_function(config, meta["config"], origin, extendable_keys=EXTENDABLE_KEYS)
         return config, assets
     require_same_run(config, meta["config"], origin)
     return keep_global_batch(config, mesh.num_data_ranks, meta["samples_a_step"], origin), assets

@@ -41,7 +41,7 @@ def build(case: cases.Case, mesh: DeviceGrid, data: str) -> nn.Module:
         model, mesh.device_mesh, shard=mesh.device_mesh is not None and data != "none", checkpoint=case.checkpoint
     )
     allocate_(model, torch.device("cpu"))
-    base = lora.base_state_dict(model)
+    base = lora.base_state_dict(model, set())
     for name, value in initial_values(plain, seed=7):
         local_shard(base[name]).copy_(take_local_part(value, base[name]))
     fill_(model, map(not_zero, lora.initial_adapters(model, seed=7)))

@@ -79,7 +79,7 @@ def test_training_starts_from_the_base_and_leaves_it_alone(use_spectral_norm: bo
     assert with_gradient == {name for name, _ in lora.initial_adapters(model, 0)} and with_gradient
     model.zero_grad()
 
-    base = {name: tensor.clone() for name, tensor in lora.base_state_dict(model).items()}
+    base = {name: tensor.clone() for name, tensor in lora.base_state_dict(model, set()).items()}
     assert {name: t.shape for name, t in base.items()} == {name: t.shape for name, t in base_model.state_dict().items()}
     saved = {name: tensor.clone() for name, tensor in lora.checkpoint_state_dict(model).items()}
     train(model)
@@ -88,7 +88,7 @@ def test_training_starts_from_the_base_and_leaves_it_alone(use_spectral_norm: bo
     } == saved.keys()
     # bit for bit; u and v of adapted layers are saved with the adapters
     changed_names = {
-        name for name, tensor in lora.base_state_dict(model).items() if not torch.equal(tensor, base[name])
+        name for name, tensor in lora.base_state_dict(model, set()).items() if not torch.equal(tensor, base[name])
     }
     assert changed_names == {name.replace(".weight.1.", ".weight.0.") for name in saved if name.endswith((".u", ".v"))}
 
@@ -206,3 +206,18 @@ def test_a_pattern_that_matches_nothing_is_an_error() -> None:
         lora.apply_lora(build(), ["stages.0.embed.conv.0"])
     with pytest.raises(ConfigError, match="matches no Linear"):
         lora.apply_lora(build(), ["*.norm"])
+
+
+def test_layers_of_noise_train_without_adapters() -> None:
+    model = lora.apply_lora(build(noise=["global", "cell", "spherical"]), ["*"], rank=2, alpha=4.0)
+    noise_names = set()
+    for name, parameter in model.named_parameters():
+        if "noise" in name or "scale_shift" in name:
+            assert parameter.requires_grad and "parametrizations" not in name
+            noise_names.add(name)
+    assert {"stages.0.noise_embed.weight", "noise.cell_embedding.contract.weight"} < noise_names
+    assert noise_names < lora.checkpoint_state_dict(model).keys()
+    # A base without noise has the names of a plain network, one with noise has all.
+    plain_names, noisy_names = (set(build(noise=noise).state_dict()) for noise in ([], ["global", "cell", "spherical"]))
+    assert lora.base_state_dict(model, plain_names).keys() == plain_names
+    assert lora.base_state_dict(model, noisy_names).keys() == noisy_names
