@@ -67,8 +67,8 @@ class SeededDropout(nn.Module):
         x_BRU = x.flatten(1, -2)
         rows_R = torch.arange(x_BRU.shape[1], device=x.device)
         seed_B11 = self._select_seed(seeds_BM)
-        is_kept_BRU = self._draw(seed_B11, rows_R, x.shape[-1], self.first_unit)
-        return self._apply(x_BRU, is_kept_BRU, seed_B11).view_as(x)
+        is_kept_BRU = self._draw_mask(seed_B11, rows_R, x.shape[-1], self.first_unit)
+        return self._apply_mask(x_BRU, is_kept_BRU, seed_B11).view_as(x)
 
     def drop_weights(self, weights_NhLL: Tensor, seeds_BM: Tensor, heads: int) -> Tensor:
         """Return attention weights of which some are zeros.
@@ -85,14 +85,14 @@ class SeededDropout(nn.Module):
         queries_L = torch.arange(length, device=weights_NhLL.device)
         rows_nhL = (windows_n[:, None, None] * heads + heads_h[:, None]) * length + queries_L
         seed_B11 = self._select_seed(seeds_BM)
-        is_kept_BRU = self._draw(seed_B11, rows_nhL.flatten(), length, first_unit=0)
-        return self._apply(weights_BnhLL.flatten(1, 3), is_kept_BRU, seed_B11).view(weights_NhLL.shape)
+        is_kept_BRU = self._draw_mask(seed_B11, rows_nhL.flatten(), length, first_unit=0)
+        return self._apply_mask(weights_BnhLL.flatten(1, 3), is_kept_BRU, seed_B11).view(weights_NhLL.shape)
 
     def _select_seed(self, seeds_BM: Tensor) -> Tensor:
         """Return the seed of this layer for each sample, (B, 1, 1); the layers take turns with the memories."""
         return seeds_BM[:, self.number % seeds_BM.shape[1], None, None]
 
-    def _draw(self, seed_B11: Tensor, rows_R: Tensor, num_units: int, first_unit: int) -> Tensor:
+    def _draw_mask(self, seed_B11: Tensor, rows_R: Tensor, num_units: int, first_unit: int) -> Tensor:
         """Return the mask (B, R, U), bool: False for a unit that is dropped.
 
         Args:
@@ -111,7 +111,7 @@ class SeededDropout(nn.Module):
         threshold_B11 = torch.where(seed_B11 == 0, self._lowest, self._threshold).to(torch.int16)
         return numbers_BRU[..., offset : offset + num_units] >= threshold_B11
 
-    def _apply(self, x_BRU: Tensor, is_kept_BRU: Tensor, seed_B11: Tensor) -> Tensor:
+    def _apply_mask(self, x_BRU: Tensor, is_kept_BRU: Tensor, seed_B11: Tensor) -> Tensor:
         """Return units with zeros in the place of those that are dropped; the others are scaled to keep the mean."""
         scale_B11 = torch.where(seed_B11 == 0, 1.0, self._scale).to(x_BRU.dtype)
         return x_BRU * scale_B11 * is_kept_BRU

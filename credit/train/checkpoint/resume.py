@@ -268,14 +268,14 @@ def require_same_function(
         CheckpointError: if such a key has changed; the message lists these keys with both values.
     """
     changes = []
+    advice = "Go back to it, or choose another save_loc"
     for key, trained_value, value in _list_changes(config, trained):
         if _is_below(key, fixed_keys) and not _is_below(key, (*_CHANGEABLE_KEYS, *extendable_keys)):
             changes.append(f"{key}: {trained_value} in the checkpoint, {value} in the config")
+            if _is_below(key, EXTENDABLE_KEYS):
+                advice = f"Go back to it. To change {key}, begin a new run with weights of credit convert --export"
     if changes:
-        raise CheckpointError(
-            f"{path}: these weights were trained with another config: {'; '.join(changes)}. Go back to it, or choose "
-            "another save_loc"
-        )
+        raise CheckpointError(f"{path}: these weights were trained with another config: {'; '.join(changes)}. {advice}")
 
 
 def _list_changes(config: Config, trained: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:

@@ -83,6 +83,7 @@ def test_rates_of_a_network(rate: float | None, dropout: float, expected: dict[s
     assert rates == expected
     # In eval mode, too, the output depends on the seeds, and without seeds it is that of the plain network.
     x = torch.randn(2, 4, 1, cases.ROWS, cases.COLUMNS)
+    model.to(torch.float64).to(torch.float32)
     plain = WXFormer.from_kwargs(**cases.settings(cases.Case()))
     plain.load_state_dict(model.state_dict())
     with torch.no_grad():
