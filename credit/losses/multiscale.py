@@ -21,6 +21,8 @@ from credit.physics.spherical_transform import SphericalTransform
 # Largest factor that a smoothing may leave to the shortest wave that the grid resolves. A shorter smoothing would
 # mainly cut the waves beyond it.
 _LARGEST_RESPONSE = 0.5
+# Rounding error of float32 beside the response 1 of the mean.
+_NEGLIGIBLE_RESPONSE = 1e-7
 
 
 @register_loss("multiscale_crps", MultiscaleCRPSSection)
@@ -54,7 +56,10 @@ class MultiscaleCRPSLoss(WeightedLoss):
         # The last length is 0: the field itself, without a transform.
         degree_N = self.transform.degree_N.numpy()
         for number, length in enumerate(section.scales[:-1]):
-            self.register_constant(f"response_{number}_N", gaussian_response(degree_N, length))
+            response_N = gaussian_response(degree_N, length)
+            # Processors are slow with numbers below the normal range, which products with such factors can have.
+            response_N[response_N < _NEGLIGIBLE_RESPONSE] = 0.0
+            self.register_constant(f"response_{number}_N", response_N)
 
     def forward(self, prediction_BMCHW: Tensor, target_BCHW: Tensor) -> Tensor:
         """See the base class."""

@@ -21,6 +21,9 @@ from torch.nn import functional
 from credit.grid import LatLonGrid
 from credit.physics.spherical_harmonics import build_analysis_matrices, compute_legendre, max_wavenumber
 
+# Values of the tables that are smaller change no sum, because others are of the order of 1.
+_NEGLIGIBLE = 1e-20
+
 
 class SphericalTransform(nn.Module):
     """Analysis of fields into coefficients, and synthesis of fields from them; both are linear and differentiable.
@@ -63,6 +66,8 @@ class SphericalTransform(nn.Module):
 
     def _register_table(self, name: str, values: np.ndarray, dtype: torch.dtype) -> None:
         """Keep constants in a buffer, so that they move with the module; checkpoints do not contain them."""
+        # Functions of high order are tiny near the poles. Processors are slow with numbers below the normal range.
+        values[np.abs(values) < _NEGLIGIBLE] = 0
         self.register_buffer(name, torch.from_numpy(values).to(dtype), persistent=False)
 
     def analyse(self, field_HW: Tensor) -> Tensor:
