@@ -175,7 +175,7 @@ _LOSS = (
     Row(
         "loss.use_power_loss loss.use_spectral_loss loss.spectral_lambda_reg loss.spectral_wavenum_init",
         "",
-        "none in this release",
+        "none of this form; `loss.kind: amse` compares power by total wavenumber",
     ),
 )
 

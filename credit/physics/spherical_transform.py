@@ -13,6 +13,9 @@ Shape suffixes: H latitude rows, W longitude columns, N coefficients; leading di
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -37,7 +40,7 @@ class SphericalTransform(nn.Module):
     Args:
         grid: grid of the fields.
         can_synthesise: whether the table for `synthesise` is built as well.
-        dtype: float32 or float64; fields are converted to it, under autocast as well.
+        dtype: float32 or float64; fields are converted to it, under autocast as well, and products do not use TF32.
 
     Attributes:
         max_degree: largest degree, `max_wavenumber` of the grid.
@@ -81,7 +84,7 @@ class SphericalTransform(nn.Module):
         """
         num_columns = self._grid_shape[1]
         leading_shape = field_HW.shape[:-2]
-        with torch.autocast(field_HW.device.type, enabled=False):
+        with _full_precision(field_HW.device):
             field_KHW = field_HW.to(self._analysis_NH.dtype).reshape(-1, *self._grid_shape)
             waves_KHm = torch.fft.rfft(field_KHW)[..., : self.max_degree + 1] / num_columns
             # Real and imaginary parts are rows of one matrix for each order, (2 K, H).
@@ -97,7 +100,7 @@ class SphericalTransform(nn.Module):
         """Return the real fields (..., H, W) of coefficients (..., N), in their unit; inverse of `analyse`."""
         num_columns = self._grid_shape[1]
         leading_shape = coefficient_N.shape[:-1]
-        with torch.autocast(coefficient_N.device.type, enabled=False):
+        with _full_precision(coefficient_N.device):
             coefficient_KN = coefficient_N.reshape(-1, coefficient_N.shape[-1])
             coefficient_2KN = torch.cat([coefficient_KN.real, coefficient_KN.imag])
             waves = []
@@ -127,3 +130,15 @@ class SphericalTransform(nn.Module):
     def _tables(self, name: str) -> tuple[Tensor, ...]:
         """Return the part (degrees, H) of a table for each order."""
         return getattr(self, name).split(self._num_degrees)
+
+
+@contextlib.contextmanager
+def _full_precision(device: torch.device) -> Iterator[None]:
+    """Context without autocast and TF32: the rounding errors of the longest waves would exceed the shortest ones."""
+    precision = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        with torch.autocast(device.type, enabled=False):
+            yield
+    finally:
+        torch.set_float32_matmul_precision(precision)

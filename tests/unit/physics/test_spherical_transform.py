@@ -145,6 +145,27 @@ def test_autocast_does_not_change_it() -> None:
     assert transform.analyse(field_HW.bfloat16()).dtype == torch.complex64
 
 
+def test_tf32_is_off_inside_and_as_before_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No CPU has TF32, so the setting is read where the products are computed."""
+    transform = SphericalTransform(GRIDS["32 x 64"])
+    precisions = []
+    cat = torch.cat
+
+    def record_precision(*args: object, **options: object) -> Tensor:
+        precisions.append(torch.get_float32_matmul_precision())
+        return cat(*args, **options)
+
+    monkeypatch.setattr(torch, "cat", record_precision)
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    try:
+        transform.synthesise(transform.analyse(torch.zeros(32, 64)))
+        assert torch.get_float32_matmul_precision() == "high"
+    finally:
+        torch.set_float32_matmul_precision(before)
+    assert precisions == ["highest", "highest"]
+
+
 def test_gradients() -> None:
     transform = SphericalTransform(make_grid(6, 12), dtype=torch.float64)
     generator = torch.Generator().manual_seed(0)
