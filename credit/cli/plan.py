@@ -213,8 +213,9 @@ class TrainingStepBuilder:
         self._assets = assets
         # The loss has fields of weights. On the run's grid they would take gigabytes of this machine's memory, so they
         # are computed on a coarse grid and replaced by fake tensors of the right size (`_build_loss`).
-        coarse_assets = dummy_assets(config, build_grid(_COARSE_GRID), {})
-        self._coarse_loss = build_run_loss(config, coarse_assets, torch.device("cpu"))
+        self._loss_grid = assets.grid if config.loss.depends_on_resolution else build_grid(_COARSE_GRID)
+        loss_assets = dummy_assets(config, self._loss_grid, {})
+        self._real_loss = build_run_loss(config, loss_assets, torch.device("cpu"))
 
     def build_network(self, mesh: DeviceGrid, sharded: bool, checkpointing: Checkpointing) -> tuple[nn.Module, bool]:
         """Return the network, parallelized on the meta device, and whether it runs under autocast.
@@ -273,16 +274,15 @@ class TrainingStepBuilder:
 
     def _build_loss(self) -> nn.Module:
         """Return the loss with fields (H, W) of the run's grid; call it in a mode that makes new tensors fake."""
-        return self._resize_fields(self._coarse_loss)
+        return self._resize_fields(self._real_loss)
 
     def _resize_fields(self, module: nn.Module) -> nn.Module:
-        """Return a copy of a module and its submodules in which buffers of the coarse grid have the run's grid."""
-        coarse_shape = build_grid(_COARSE_GRID).shape
+        """Return a copy of a module and its submodules whose fields (H, W) are new buffers on the run's grid."""
         # A shallow copy shares the parameters; buffers and children get containers of their own.
         resized = copy.copy(module)
         resized._buffers = {}
         for name, buffer in module._buffers.items():
-            if buffer is not None and buffer.shape[-2:] == coarse_shape:
+            if buffer is not None and buffer.shape[-2:] == self._loss_grid.shape:
                 buffer = buffer.new_empty(*buffer.shape[:-2], *self._assets.grid.shape)
             resized._buffers[name] = buffer
         resized._modules = {name: self._resize_fields(child) for name, child in module._modules.items()}

@@ -73,6 +73,11 @@ class SpectralCRPSSection(EnsembleScoreSection):
         "spectral_crps", description="CRPS of the members' spherical-harmonic coefficients."
     )
 
+    @property
+    def depends_on_resolution(self) -> bool:
+        """True: the grid decides the number of harmonics."""
+        return True
+
 
 class MultiscaleCRPSSection(EnsembleScoreSection):
     """The CRPS of the field smoothed over the longest length, and of what each shorter length adds.
@@ -107,6 +112,11 @@ class MultiscaleCRPSSection(EnsembleScoreSection):
             )
         return self
 
+    @property
+    def depends_on_resolution(self) -> bool:
+        """True: the grid decides the number of harmonics."""
+        return True
+
 
 class AMSESection(LossSection):
     """The adjusted mean squared error (arXiv:2501.19374), for fine-tuning a deterministic network against blur.
@@ -116,6 +126,11 @@ class AMSESection(LossSection):
     """
 
     kind: Literal["amse"] = Field("amse", description="Adjusted mean squared error.")
+
+    @property
+    def depends_on_resolution(self) -> bool:
+        """True: the grid decides the number of harmonics."""
+        return True
 
 
 class SumSection(LossSection):
@@ -143,3 +158,8 @@ class SumSection(LossSection):
     def needs_members(self) -> bool:
         """True if one of the terms compares the members of an ensemble."""
         return any(term.needs_members for term in self.terms)
+
+    @property
+    def depends_on_resolution(self) -> bool:
+        """True if one of the terms has constants that depend on the resolution."""
+        return any(term.depends_on_resolution for term in self.terms)

@@ -24,11 +24,13 @@ ENSEMBLE = ("trainer.members=2", "trainer.valid_members=2", "model.noise={kind: 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", LOSSES)
 def test_training(small_run: Path, command: Callable[..., subprocess.CompletedProcess], kind: str) -> None:
-    """The loss falls in a few steps, and the checkpoint continues with the loss of the saved config."""
+    """Check and plan accept it, the loss falls in a few steps, and the saved config continues the run."""
     config = small_run / "config.yml"
     options = [f"loss={LOSSES[kind]}", *(() if kind == "amse" else ENSEMBLE)]
     steps = ("trainer.log_every=1", "trainer.validate_every=12", "trainer.checkpoint_every=12")
     done = command("check", config, *options)
+    assert done.returncode == 0, done.stdout + done.stderr
+    done = command("plan", config, *options, "--world-size", "2")
     assert done.returncode == 0, done.stdout + done.stderr
     done = command("train", config, *options, *steps, "trainer.max_steps=12")
     assert done.returncode == 0, done.stderr

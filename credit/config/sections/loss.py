@@ -34,6 +34,14 @@ class LossSection(StrictModel):
         """True if the loss compares the members of an ensemble, and so needs several of them."""
         return False
 
+    @property
+    def depends_on_resolution(self) -> bool:
+        """True for a loss whose constants depend on the grid in other ways than as fields of its size.
+
+        ``credit plan`` builds the other losses on a coarse grid, which takes less time and memory.
+        """
+        return False
+
 
 # Keys that are set once for a sum of losses and not for its terms.
 SHARED_KEYS = {"scaling", "latitude_weights", "level_weights", "weights"}

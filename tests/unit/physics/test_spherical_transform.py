@@ -179,6 +179,9 @@ def test_it_moves_to_a_device_and_stays_out_of_checkpoints() -> None:
     transform = SphericalTransform(GRIDS["32 x 64"])
     assert not transform.state_dict() and not list(transform.parameters())
     assert {buffer.device.type for buffer in transform.to("meta").buffers()} == {"meta"}
+    # The training step that `credit check` tries has no values.
+    field_HW = transform.synthesise(transform.analyse(torch.zeros(2, 32, 64, device="meta")))
+    assert field_HW.is_meta and field_HW.shape == (2, 32, 64)
 
 
 def test_legendre_functions_beyond_degree_200() -> None:
