@@ -133,7 +133,8 @@ class WeightedLoss(Loss):
 class PointwiseLoss(WeightedLoss):
     """Mean of a function of the error over batch, members, cells (by area) and channels (by weight).
 
-    With ``loss.scaling: tendency``, persistence scores 1 under `mse`. A subclass defines `cost`.
+    With ``loss.scaling: tendency``, persistence scores 1 under `mse`. A subclass defines `cost`. One that replaces
+    `forward` by something that combines cells or channels sets `coupled_dims`.
 
     Args:
         context: weights, scales and grid of the run.
