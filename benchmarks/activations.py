@@ -1,9 +1,9 @@
 """Memory of a training step of one sample, by the number of tensor-parallel ranks and by checkpointing.
 
-The step runs on the meta device, in float32, with rank 0's part of the split layers and as on a GPU, where attention
-keeps no probabilities. Kept is what the forward pass leaves for the backward pass; the peak has the gradients of this
-rank's weights in it. The weights themselves are not counted: what is called so are those divided by sigma. Fields are
-input, padding and output.
+The step runs on the meta device, in float32, with rank 0's part of the split layers. Attention keeps no probabilities,
+as on a GPU. `kept` is what the forward pass leaves for the backward pass. `peak` includes the gradients of this rank's
+weights. The weights themselves are not counted; the column `weights` is the copies that are divided by sigma. The
+column `fields` is input, padding and output.
 
     python benchmarks/activations.py [--network published]
 """
@@ -35,12 +35,13 @@ PARTS = {TransformerLayer: "layers", CrossScaleEmbedding: "embeddings", Decoder:
 
 
 def attention_of_a_gpu(q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor, dropout_p: float) -> Tensor:
+    """Return the attention of q, k and v, (batch, heads, tokens, dim), by the memory-efficient kernel of GPUs."""
     bias = attn_mask.expand(*q.shape[:2], *attn_mask.shape)
     return torch.ops.aten._scaled_dot_product_efficient_attention(q, k, v, bias, True, dropout_p)[0]
 
 
 def name_parts(model: nn.Module, live: LiveMemory) -> None:
-    """Count what each module makes under its own name."""
+    """Count the memory that each module allocates under the name of its part of the network (`PARTS`)."""
     outside: list[str] = []
 
     def enter(part: str, *_: object) -> None:
@@ -57,7 +58,13 @@ def name_parts(model: nn.Module, live: LiveMemory) -> None:
 
 
 def measure(settings: dict, ranks: int, checkpoint: bool | str) -> tuple[dict[str, int], int]:
-    """Return the bytes that a forward pass leaves, by part, and the peak of the step."""
+    """Return part -> bytes that a forward pass leaves for the backward pass, and the peak of the step in bytes.
+
+    Args:
+        settings: arguments of the network's constructor.
+        ranks: number of tensor-parallel ranks.
+        checkpoint: value of ``trainer.activation_checkpoint``.
+    """
     with torch.device("meta"):
         model = WXFormer.from_kwargs(**settings)
         fields = torch.empty(1, *model.spec.in_shape)
@@ -77,6 +84,7 @@ def measure(settings: dict, ranks: int, checkpoint: bool | str) -> tuple[dict[st
 
 
 def main() -> None:
+    """Print a row for each number of ranks and kind of checkpointing."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--network", default="published", choices=("published", "starter"))
     settings = {"published": PUBLISHED, "starter": STARTER}[parser.parse_args().network]

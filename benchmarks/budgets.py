@@ -1,9 +1,9 @@
-"""What budgets cost: the 1 degree starter's step with and without model.postprocess, forecast and training.
+"""Cost of budgets: a step of the 1 degree starter with and without model.postprocess, in forecasts and in training.
 
     python benchmarks/budgets.py [--device cuda] [--threads 1] [--steps 5] [--network]
 
-Without --network the network is replaced by one that adds a constant, so that the difference is the budgets' own.
-Times are medians after a warm-up, memory is what the tensors of a training step hold at its peak (on a GPU).
+Without --network, a network that adds a constant replaces the real one, so that the difference is due to the budgets.
+Times are medians after a warm-up. Memory is the peak of the tensors of a training step (on a GPU).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ UNITS |= {"geopotential_at_surface": "m2 s-2", **dict.fromkeys(FLUXES, "J m-2")}
 
 
 class Constant(nn.Module):
-    """Adds one number."""
+    """Network that adds one trainable number to each channel."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -51,7 +51,16 @@ class Constant(nn.Module):
 
 
 def measure(post: list | None, device: torch.device, network: bool, train: bool, steps: int) -> tuple[float, float]:
-    """Return milliseconds a step and, on a GPU, peak memory in MB beyond what was held before."""
+    """Return milliseconds per step and, on a GPU, the peak memory of a step in MB.
+
+    Args:
+        post: value of ``model.postprocess``, None for none.
+        device: device of the step.
+        network: True for the starter's network, False for one that adds a constant.
+        train: True for a training step, False for a forecast step.
+        steps: number of steps that count.
+    """
+    # The starter config, with the fluxes that the budgets need.
     os.environ.update(SCRATCH=".", ERA5_1DEG=".")
     raw = read_yaml(str(files("credit.config.templates") / "wxformer_1deg.yml"))
     raw["data"]["variables"]["diagnostic"]["vars_2D"] += ["e", *FLUXES]
@@ -61,16 +70,25 @@ def measure(post: list | None, device: torch.device, network: bool, train: bool,
     channels, grid = config.data.channel_map(), LatLonGrid.equiangular(181, 360, poles=True)
     attributes = {name: {"units": units} for name, units in UNITS.items()}
     assets = dummy_assets(config, grid, attributes)
+    # Means of a plausible size, because a state of zeros in normalised units is then a plausible atmosphere.
     mean = assets.statistics.mean.copy()
     for number, name in enumerate(assets.statistics.names):
-        mean[number] = 1e5 if name == "sp" else 250.0 if name[0] == "t" and name[1:].isdigit() else 0.001
+        is_temperature = name[0] == "t" and name[1:].isdigit()
+        if name == "sp":
+            mean[number] = 1e5
+        elif is_temperature:
+            mean[number] = 250.0
+        else:
+            mean[number] = 0.001
     assets = replace(assets, statistics=replace(assets.statistics, mean=mean))
     model = build_network(config, channels, grid, attributes) if network else Constant(len(channels.output))
     model = model.to(device).train(train)
     stepper = build_stepper(config, assets, model, device, amp=False)
     state = torch.zeros(1, len(channels.group("prognostic")), 1, *grid.shape, device=device)
     forcing = torch.zeros(1, len(channels.group("dynamic_forcing")), 1, *grid.shape, device=device)
-    times, peak, cuda = [], 0, device.type == "cuda"
+    times = []
+    peak = 0
+    cuda = device.type == "cuda"
     for _ in range(steps + 1):
         held = torch.cuda.memory_allocated() if cuda else 0
         if cuda:
@@ -99,10 +117,12 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     print(f"torch {torch.__version__}, {args.device}, {args.threads} threads, median of {args.steps}")
+    cases = {"none": None, "clamp": POST[:1], "+ dry_mass": POST[:2], "+ water": POST[:3], "+ energy": POST}
     for train in (False, True):
-        for name, post in (("none", None), ("clamp", POST[:1]), ("+ dry_mass", POST[:2]), ("+ water", POST[:3]), ("+ energy", POST)):  # fmt: skip  # noqa: E501
-            took, peak = measure(post, torch.device(args.device), args.network, train, args.steps)
-            print(f"{'training' if train else 'forecast'} {name:11} {took:9.1f} ms {peak:8.0f} MB")
+        kind = "training" if train else "forecast"
+        for name, post in cases.items():
+            milliseconds, peak = measure(post, torch.device(args.device), args.network, train, args.steps)
+            print(f"{kind} {name:11} {milliseconds:9.1f} ms {peak:8.0f} MB")
 
 
 if __name__ == "__main__":

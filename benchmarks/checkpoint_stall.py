@@ -1,8 +1,9 @@
-"""How long training stands still while a checkpoint is saved: asynchronous against synchronous saves.
+"""Time that training waits while a checkpoint is saved: asynchronous against synchronous saves.
 
 The state is that of AdamW: weights, averaged weights, two moments and steps, sharded by rows over the ranks. The stall
-is the time in `AsyncCheckpointer.save` on the slowest rank; medians over saves after a first one, whose host memory the
-later ones use again. "complete" is the time from the call until the checkpoint is flushed, summed up and linked.
+is the time in `AsyncCheckpointer.save` on the slowest rank. Medians are over the saves after the first one, whose host
+memory the later ones use again. "complete" is the time from the call until the checkpoint is flushed to the disk, has
+its checksums and is linked.
 
     python benchmarks/checkpoint_stall.py [--ranks 1 4] [--parameters 60e6] [--saves 5] [--folder DIR]
 """
@@ -30,18 +31,33 @@ WIDTH = 768
 
 
 def build_state(parameters: float, ranks: int) -> dict[str, dict[str, Tensor]]:
-    """Return stem -> name -> tensor, with a weight of WIDTH x WIDTH and a bias a layer."""
+    """Return stem -> name -> tensor, with a weight (WIDTH, WIDTH) and a bias (WIDTH,) in each layer.
+
+    Args:
+        parameters: approximate number of parameters.
+        ranks: number of ranks over which tensors are sharded by rows.
+    """
     mesh = init_device_mesh("cpu", (ranks,)) if ranks > 1 else None
 
-    def draw(*shape: int) -> Tensor:
+    def draw(shape: tuple[int, ...]) -> Tensor:
         full_tensor = torch.randn(shape)
-        return full_tensor if mesh is None else distribute_tensor(full_tensor, mesh, [Shard(0)], src_data_rank=None)
+        if mesh is None:
+            return full_tensor
+        return distribute_tensor(full_tensor, mesh, [Shard(0)], src_data_rank=None)
 
+    model: dict[str, Tensor] = {}
+    forecast: dict[str, Tensor] = {}
+    optimizer: dict[str, Tensor] = {}
     layers = round(parameters / (WIDTH * WIDTH + WIDTH))
-    shapes = {f"{n}.{kind}": shape for n in range(layers) for kind, shape in (("w", (WIDTH, WIDTH)), ("b", (WIDTH,)))}
-    state = {stem: {name: draw(*shape) for name, shape in shapes.items()} for stem in ("model", "forecast")}
-    moments = {f"{name}/{key}": draw(*shape) for name, shape in shapes.items() for key in ("exp_avg", "exp_avg_sq")}
-    return {**state, "optimizer": moments | {f"{name}/step": torch.tensor(1.0) for name in shapes}}
+    for layer in range(layers):
+        for kind, shape in (("w", (WIDTH, WIDTH)), ("b", (WIDTH,))):
+            name = f"{layer}.{kind}"
+            model[name] = draw(shape)
+            forecast[name] = draw(shape)
+            optimizer[f"{name}/exp_avg"] = draw(shape)
+            optimizer[f"{name}/exp_avg_sq"] = draw(shape)
+            optimizer[f"{name}/step"] = torch.tensor(1.0)
+    return {"model": model, "forecast": forecast, "optimizer": optimizer}
 
 
 def slowest(seconds: float, ranks: int) -> float:
@@ -53,12 +69,21 @@ def slowest(seconds: float, ranks: int) -> float:
 
 
 def run(rank: int, ranks: int, parameters: float, saves: int, folder: Path) -> None:
-    """Measure on one of the ranks; the first prints a row of the table."""
+    """Measure on one of the ranks; rank 0 prints a row of the table.
+
+    Args:
+        rank: number of this rank.
+        ranks: number of ranks.
+        parameters: approximate number of parameters.
+        saves: number of saves of each kind that count.
+        folder: folder of the checkpoints.
+    """
     torch.set_num_threads(1)
     if ranks > 1:
         meeting = f"file://{folder}/meeting"
         dist.init_process_group("gloo", meeting, timedelta(minutes=5), world_size=ranks, rank=rank)
     state = build_state(parameters, ranks)
+    # Synchronous or not -> seconds of each save. The two kinds alternate; the first save does not count.
     stall: dict[bool, list[float]] = {True: [], False: []}
     complete: dict[bool, list[float]] = {True: [], False: []}
     with AsyncCheckpointer(folder / "checkpoints") as store:
@@ -73,7 +98,8 @@ def run(rank: int, ranks: int, parameters: float, saves: int, folder: Path) -> N
             if number:
                 stall[synchronous].append(slowest(waited, ranks))
                 complete[synchronous].append(slowest(time.perf_counter() - began, ranks))
-    slow, fast = (statistics.median(stall[key]) for key in (True, False))
+    slow = statistics.median(stall[True])
+    fast = statistics.median(stall[False])
     if rank == 0:
         files = [file for file in (folder / "checkpoints" / "latest").rglob("*") if file.is_file()]
         size = sum(file.stat().st_size for file in files) / 1e9

@@ -1,4 +1,4 @@
-"""Counts the collectives of a piece of code and the bytes that they bring."""
+"""Counter of the collectives of a piece of code and of the bytes of their results."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from credit.hpc.planner.trace import read_collective
 
 
 class CollectiveCounter(TorchDispatchMode):
-    """Counts while it is entered; on the CPU the backward pass runs in the caller's thread and is seen, too.
+    """Context manager that counts collectives.
+
+    On the CPU the backward pass runs in the caller's thread, so its collectives are counted as well.
 
     Attributes:
         calls: kind -> number of calls.

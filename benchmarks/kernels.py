@@ -3,11 +3,11 @@
     python benchmarks/kernels.py [--threads 1] [--rounds 7] [--steps train forecast] [--dtypes float32 bfloat16]
                                  [--kernels attention mlp ...]
 
-Each row is a kernel of `credit.models.kernels`. Its numbers are those of a step without it, over those of a step with
-all kernels: 1.05 means that the kernel saves 5 %. In each round the two steps follow one another, in alternating order,
-and the median of the rounds' ratios counts, with the least and the most beside it. CPU time tells more than wall time
-where others use the machine. `peak` is the most memory that tensors took at a time in a step of its own, beside
-weights, samples and optimizer; it does not depend on the machine's load.
+Each row is a kernel of `credit.models.kernels`. Its numbers are those of a step without the kernel, divided by those of
+a step with all kernels: 1.05 means that the kernel saves 5 %. In each round the two steps follow one another, in
+alternating order. The tables show the median of the rounds' ratios, with the least and the largest. On a machine that
+others use, CPU time tells more than wall time. `peak` is the largest memory of tensors at a time in a separate step,
+without weights, samples and optimizer; it does not depend on the machine's load.
 
 A training step is forward, mean squared error, backward and a fused AdamW update of one sample. A forecast step is a
 forward pass of the model that `credit rollout` prepares.

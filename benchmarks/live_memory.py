@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 
 class LiveMemory(TorchDispatchMode):
-    """Context manager that adds up the storages that torch's operations make, until they are freed.
+    """Context manager that adds up the bytes of new storages from their allocation until they are freed.
 
     Args:
         existing_tensors: tensors that exist before and are not counted.
@@ -31,7 +31,11 @@ class LiveMemory(TorchDispatchMode):
         self.now: Counter[str] = Counter()
         self.peak = 0
         self._sizes: dict[int, tuple[str, int]] = {}
-        self._known = {storage._cdata: storage for storage in (tensor.untyped_storage() for tensor in existing_tensors)}
+        # Storages are kept alive here, because the key of a freed one could be given to a new storage.
+        self._known: dict[int, torch.UntypedStorage] = {}
+        for tensor in existing_tensors:
+            storage = tensor.untyped_storage()
+            self._known[storage._cdata] = storage
 
     def __enter__(self) -> LiveMemory:
         self._resize = torch.UntypedStorage.resize_
@@ -52,7 +56,7 @@ class LiveMemory(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         for tensor in tree_leaves(result):
             if isinstance(tensor, torch.Tensor):
-                # a DTensor's own storage is empty, but says that it has the size of the whole
+                # The storage of a DTensor itself is empty, but reports the size of the whole tensor.
                 part = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
                 self._count(part.untyped_storage())
         return result

@@ -1,8 +1,9 @@
-"""Memory that stays with each rank: weights, gradients and optimizer state, by mesh.
+"""Memory that each rank needs from step to step: weights, gradients and optimizer state, by mesh.
 
-Every mesh of the ranks is built for real: the model on the meta device, split and sharded, then given memory, weights,
-gradients and AdamW's state as in training. What a rank holds is counted from its own tensors, the largest rank's is
-shown, and the saving is against ddp, where every rank holds everything. Meshes are replicate x shard x tensor.
+Every mesh of the ranks is really built. The model is split and sharded on the meta device, and then gets memory,
+weights, gradients and AdamW's state as in training. The bytes of a rank are those of its own tensors; the table shows
+the rank with the most bytes. The saving is relative to ddp, where every rank has everything. Meshes are replicate x
+shard x tensor.
 
     torchrun --standalone --nproc-per-node=4 benchmarks/memory.py [--decoder pixel_shuffle]
 """

@@ -1,17 +1,21 @@
-"""What a forecast costs beyond its network: writing and scoring, in seconds a step and in memory.
+"""Cost of a forecast beyond its network: writing and scoring, in seconds per step and in memory.
 
 The 1 degree starter (80 channels in, 84 out: 5 variables on 16 levels and 4 at the surface) with random weights
-forecasts from a random state. Bare is the network and nothing else; every other case makes the same forecast by the
-package's own road: for nobody, which shows what laying inputs together, adding the change and decoding take; with
-another way of writing; scored as `credit_verify --online` does, with the three baselines, in the five default regions,
-16 winds among the channels; or both at once. Reading the truth costs nothing here. Each case has a process of its own,
-so that peak memory (resident set) is its own. There it alternates with the bare network and the forecast for nobody, as
-two processes may differ by more than what is measured; the ratios are medians over the rounds, of time and, for a
-machine that others use, of processor time.
+forecasts from a random state. The case "bare network" runs the network and nothing else. Every other case makes the
+same forecast with the package:
+
+- "forecast alone" discards the forecast; it shows the cost of joining inputs, adding the change and decoding;
+- the cases of files write it;
+- the scored cases score it as `credit_verify --online` does: three baselines, five default regions, 16 winds.
+
+Reading the truth costs nothing here. Each case runs in a separate process, which gives its peak memory (resident set).
+In this process the case alternates with "bare network" and "forecast alone", because two processes may differ by more
+than what is measured. The ratios are medians over the rounds, of time and of processor time. On a machine that others
+use, processor time tells more.
 
     python benchmarks/rollout.py [--threads 2] [--steps 40] [--rounds 3] [--members 1] [--amp] [--cases zarr scored]
 
---cases measures, beside the first two, only the cases of which the name has one of these words in it.
+--cases measures, besides the first two cases, only those whose names contain one of these words.
 """
 
 from __future__ import annotations
@@ -87,18 +91,24 @@ class RandomReader:
     """Truth and training data that cost nothing to read: a time every ten days of 2000, then every step."""
 
     def __init__(self, channels: ChannelMap, grid: LatLonGrid, steps: int) -> None:
-        self.channels, self.grid, self.calendar, self.masks = channels, grid, Calendar(), {}
-        self._first = first = self.calendar.parse("2001-02-01")
+        self.channels = channels
+        self.grid = grid
+        self.calendar = Calendar()
+        self.masks = {}
+        self._first = self.calendar.parse("2001-02-01")
         past = np.arange(self.calendar.parse("2000-01-01"), self.calendar.parse("2000-12-31"), 14400)
-        self.times = np.concatenate([past, first + STEP * np.arange(steps + 1)])
+        self.times = np.concatenate([past, self._first + STEP * np.arange(steps + 1)])
         winds = {"u": "eastward_wind", "v": "northward_wind"}
         self.attributes = {c.variable: {"standard_name": winds.get(c.variable, "")} for c in channels.output}
         shape = 4, len(channels.time_varying_stored), *grid.shape
         self._fields = np.random.default_rng(1).standard_normal(shape, dtype=np.float32)
 
     def read(self, index: int) -> np.ndarray:
-        # the first time has fields of its own: persistence that hits exactly is summed a second time, in float64
-        return self._fields[-1 if self.times[index] == self._first else index % (len(self._fields) - 1)]
+        # The initial time has different fields from all others, because a persistence forecast without any error would
+        # be summed a second time, in float64.
+        if self.times[index] == self._first:
+            return self._fields[-1]
+        return self._fields[index % (len(self._fields) - 1)]
 
     def static(self) -> np.ndarray:
         return np.zeros((0, *self.grid.shape), dtype=np.float32)
@@ -109,8 +119,13 @@ class RandomReader:
 
 
 def build(amp: bool) -> tuple[Stepper, RandomFrames, ChannelMap, LatLonGrid]:
-    """Return everything that forecasts."""
-    retain_freed_memory(torch.device("cpu"))  # as every forecast does
+    """Return the stepper of the starter's network, its initial states, its channels and its grid.
+
+    Args:
+        amp: True to compute in bfloat16.
+    """
+    # Every forecast command does this first.
+    retain_freed_memory(torch.device("cpu"))
     channels = ChannelMap.build(GROUPS, LEVELS)
     grid, _ = LatLonGrid.from_coords(np.linspace(90, -90, 181), np.arange(360.0), origin="benchmark")
     torch.manual_seed(0)
@@ -169,6 +184,7 @@ def _now() -> np.ndarray:
 
 
 def _compute(stepper: Stepper, x: torch.Tensor, steps: int, amp: bool) -> np.ndarray:
+    """Run the network alone, and return its seconds and processor seconds per step, (2,)."""
     began = _now()
     for _ in range(steps):
         with torch.autocast("cpu", torch.bfloat16, enabled=amp):
@@ -177,6 +193,7 @@ def _compute(stepper: Stepper, x: torch.Tensor, steps: int, amp: bool) -> np.nda
 
 
 def _consume(outputs: Iterator[torch.Tensor], steps: int) -> np.ndarray:
+    """Make a forecast, discard it, and return its seconds and processor seconds per step, (2,)."""
     began = _now()
     for _ in outputs:
         pass
@@ -184,8 +201,14 @@ def _consume(outputs: Iterator[torch.Tensor], steps: int) -> np.ndarray:
 
 
 def _score(stepper, frames, channels, grid, steps: int, members: int, background=None) -> np.ndarray:
-    """Return seconds from a step to the next; climatology and damping are made before the first, tables at the end."""
-    reader, leads, began = RandomReader(channels, grid, steps), [STEP * n for n in range(1, steps + 1)], []
+    """Score a forecast, and return the seconds and processor seconds from one step to the next, (2,).
+
+    The time does not include the fit of climatology and damping before the first step, and the tables at the end.
+    """
+    reader = RandomReader(channels, grid, steps)
+    leads = [STEP * number for number in range(1, steps + 1)]
+    # Time and processor time at the beginning of each step.
+    began = []
 
     def run(starts, number):
         outputs = forecast_batch(stepper, ForecastInputs(frames, STEP, 1), starts, number)
@@ -214,6 +237,7 @@ def _score(stepper, frames, channels, grid, steps: int, members: int, background
 
 
 def _write(outputs: Iterator[torch.Tensor], starts, background: BackgroundWriter) -> None:
+    """Queue each step of a forecast for writing."""
     for step, output in enumerate(iterate_in_inference_mode(outputs), start=1):
         background.put(starts, step, output)
 
@@ -231,7 +255,8 @@ def main() -> None:
     if args.case:
         print(json.dumps(measure(args.case, args.steps, args.rounds, args.members, args.amp)))
         return
-    set_environment_defaults()  # of the processes that are started here
+    # The processes that are started below inherit this environment.
+    set_environment_defaults()
     cases = [case for case in CASES if case not in (BARE, ALONE) and any(word in case for word in args.cases)]
     if not cases:
         parser.error(f"--cases {' '.join(args.cases)}: no case has that in its name; there are {', '.join(CASES)}")

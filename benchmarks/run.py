@@ -1,11 +1,12 @@
-"""How long a run takes to its first step, and how much of its steps is not forward, backward and optimizer.
+"""Time of a run until the end of its first step, and the share of a step besides forward, backward and optimizer.
 
     python benchmarks/run.py CONFIG [key=value ...] [--steps 40] [--rounds 5]
 
-Each round is two processes of `credit train` in a new folder: one takes a step, and its clock begins before Python
-starts; the other takes --steps. There the first quarter does not count, in which memory is first touched and operations
-are counted, nor the last step, after which the run is validated and saved. Printed are medians (least to most). `rest`
-is the time from step to step less forward with loss, backward and optimizer; the lines below it are parts of it.
+Each round is two processes of `credit train` in a new folder. One takes a single step, and its clock begins before
+Python starts. The other takes --steps. Its first quarter does not count, because memory is first touched and operations
+are counted there. Its last step does not count either, because the run is validated and saved after it. The output is
+medians (least to largest). `rest` is the time from step to step without forward pass with loss, backward pass and
+optimizer; the lines below `rest` are parts of it.
 """
 
 from __future__ import annotations
@@ -62,8 +63,12 @@ def measure_shares(arguments: list[str], steps: int) -> dict[str, float]:
     from credit.train.prefetch import DevicePrefetcher
     from credit.train.trainer import Trainer
 
-    clock, start_time, shares = Clock(), [0.0], {}
-    first, last = max(1, steps // 4), steps - 1
+    clock = Clock()
+    start_time = [0.0]
+    shares: dict[str, float] = {}
+    # Numbers of the first step that counts, and of the first one after those that count.
+    first = max(1, steps // 4)
+    last = steps - 1
     clock.watch(DeterministicRollout, "training_loss", "forward")
     clock.watch(torch.Tensor, "backward", "backward")
     clock.watch(torch.optim.AdamW, "step", "optimizer")
@@ -173,6 +178,7 @@ def main() -> None:
 
 
 def _print(label: str, values: list[float]) -> None:
+    """Print a line with the median of the values, the least and the largest."""
     print(f"{label:26}{statistics.median(values):8.2f} ({min(values):.2f} to {max(values):.2f})", flush=True)
 
 

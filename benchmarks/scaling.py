@@ -1,10 +1,11 @@
 """Time, collectives and memory of an optimizer step, by mesh.
 
-The 1 degree starter's network (or one of other widths, --dim) on a grid of 48 x 96 (or --grid), one sample a data rank,
-spectral norm on, float32. Every mesh of the ranks trains in the same run, so their times compare; on cores that the
-ranks share, only the collectives say something about a cluster. The time is the median over steps of the slowest rank.
-The peak is what the step takes beside weights and optimizer state that stay. --units compares sharding units: a
-transformer layer, which is what the package has, a whole stage, or each attention and feed-forward (4 x 1 alone).
+The network is that of the 1 degree starter (or one of other widths, --dim) on a grid of 48 x 96 (or --grid), with one
+sample per data rank, spectral norm and float32. Every mesh of the ranks trains in the same run, so their times can be
+compared. If the ranks share cores, only the collectives tell something about a cluster. The time is the median over the
+steps of the slowest rank. The peak is the memory of a step without weights and optimizer state. --units compares
+sharding units: a transformer layer, as in the package, a whole stage, or each attention and feed-forward module (on the
+mesh 4 x 1 only).
 
     torchrun --standalone --nproc-per-node=4 benchmarks/scaling.py [--steps 5] [--grid 48 96] [--checkpoint]
 """
@@ -50,6 +51,13 @@ def mark(model: nn.Module, unit: str) -> None:
 
 
 def build(mesh: DeviceGrid, data: str, asked: argparse.Namespace) -> nn.Module:
+    """Collective: return the network, distributed over a mesh, in training mode.
+
+    Args:
+        mesh: mesh of the ranks.
+        data: value of ``trainer.parallelism.data``.
+        asked: options of the command line.
+    """
     with torch.device("meta"):
         model = WXFormer.from_kwargs(
             image_height=asked.grid[0], image_width=asked.grid[1],
@@ -66,7 +74,10 @@ def build(mesh: DeviceGrid, data: str, asked: argparse.Namespace) -> nn.Module:
 
 
 def measure(mesh: DeviceGrid, data: str, asked: argparse.Namespace) -> tuple[float, CollectiveCounter, int]:
-    """Return the median seconds of a step, the collectives of one, and its peak of memory in bytes."""
+    """Collective: return the median seconds of a step, the collectives of a step, and its peak memory in bytes.
+
+    The parameters are those of `build`.
+    """
     model = build(mesh, data, asked)
     optimizer = build_optimizer(model, TrainerConfig(max_steps=1))
     fields = torch.randn(1, *model.spec.in_shape, generator=torch.Generator().manual_seed(mesh.data_rank))
@@ -88,11 +99,10 @@ def measure(mesh: DeviceGrid, data: str, asked: argparse.Namespace) -> tuple[flo
         taken = torch.tensor(time.perf_counter() - began)
         dist.all_reduce(taken, dist.ReduceOp.MAX)
         times.append(taken.item())
-    staying = [
-        *model.parameters(),
-        *model.buffers(),
-        *(v for state in optimizer.state.values() for v in state.values()),
-    ]
+    # Tensors that exist from step to step are not part of the peak.
+    staying = [*model.parameters(), *model.buffers()]
+    for state in optimizer.state.values():
+        staying += state.values()
     with CollectiveCounter() as counted, LiveMemory(existing_tensors=map(local_shard, staying)) as live:
         step()
     return statistics.median(times), counted, live.peak

@@ -2,8 +2,8 @@
 
     python benchmarks/step_calls.py [--step 4] [--lines 40]
 
-A GPU waits for Python where a step makes many calls, and a reader of a step has to pass the files that they lie in.
-List comprehensions and generators count as calls, as Python 3.11 makes them.
+If a step makes many calls, a GPU waits for Python. A reader of the step also has to read the files of these calls.
+List comprehensions and generators count as calls in Python 3.11.
 """
 
 from __future__ import annotations
@@ -22,7 +22,11 @@ import credit
 
 
 class CallCounter(AbstractContextManager):
-    """Counts calls of functions that are defined in the package, by (file, function), while it is entered."""
+    """Context manager that counts calls of functions of the package.
+
+    Attributes:
+        calls: (file, function) -> number of calls.
+    """
 
     def __init__(self) -> None:
         self.calls: Counter[tuple[str, str]] = Counter()
@@ -37,13 +41,14 @@ class CallCounter(AbstractContextManager):
 
     @property
     def calls_by_file(self) -> Counter[str]:
-        """Return the number of calls for each file, as a path in the package."""
+        """File, as a path in the package -> number of calls."""
         by_file: Counter[str] = Counter()
         for (file, _), count in self.calls.items():
             by_file[file] += count
         return by_file
 
     def _notice(self, frame: FrameType, event: str, argument: Any) -> None:
+        """Count one call; the parameters are those of a profile function of `sys.setprofile`."""
         file = frame.f_code.co_filename
         if event == "call" and file.startswith(self._root):
             self.calls[file.removeprefix(self._root), frame.f_code.co_name] += 1
@@ -51,7 +56,7 @@ class CallCounter(AbstractContextManager):
 
 def count_step(number: int) -> CallCounter:
     """Train the quickstart until optimizer step `number` (from 1), and return what was counted in that step."""
-    from credit.cli.train import run
+    from credit.cli.train import run_command
     from credit.train.step import TrainingStep
 
     counter = CallCounter()
@@ -69,7 +74,7 @@ def count_step(number: int) -> CallCounter:
     template = Path(credit.__file__).parent / "config" / "templates" / "quickstart.yml"
     with tempfile.TemporaryDirectory() as folder, mock.patch.object(TrainingStep, "__call__", count):
         overrides = [f"save_loc={folder}/run", f"trainer.max_steps={number}", "trainer.valid_samples=2"]
-        run(argparse.Namespace(config=str(template), overrides=overrides))
+        run_command(argparse.Namespace(config=str(template), overrides=overrides))
     return counter
 
 

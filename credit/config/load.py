@@ -318,6 +318,7 @@ def _expand_environment(value: Any, key: str, problems: list[str]) -> Any:
         key: dotted key of this part, for messages.
         problems: receives a message for each variable that is not set.
     """
+    # Sections and lists are followed down to their strings.
     if isinstance(value, Mapping):
         expanded = {}
         for name, item in value.items():
@@ -335,6 +336,7 @@ def _expand_environment(value: Any, key: str, problems: list[str]) -> Any:
             problems.append(
                 f'{key}: "{value}": there is no variable {name} in the environment; export it or write the path'
             )
+            # The text stays, so that the validation goes on and reports further problems.
             return match[0]
         return os.environ[name]
 

@@ -54,7 +54,9 @@ def rename_keys(raw: Mapping[str, Any], origin: str) -> tuple[dict[str, Any], li
         if new_name in section:
             raise ConfigError(f"{origin}: {old_key} is the old name of {new_key}, and both are given; remove {old_key}")
         # Rebuild the section, so that its keys keep their order.
-        renamed_section = {new_name if name == old_name else name: value for name, value in section.items()}
+        renamed_section = {}
+        for name, value in section.items():
+            renamed_section[new_name if name == old_name else name] = value
         renamed = _replace_section(renamed, section_path, renamed_section)
         old_keys.append(old_key)
     return renamed, old_keys

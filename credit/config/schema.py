@@ -117,6 +117,7 @@ class Config(StrictModel):
 
     def _require_ensemble(self) -> None:
         """Refuse keys of ensembles, in training and in forecasts, that contradict each other."""
+        # Ensembles of forecasts: something must make the members different.
         ensemble = self.inference.ensemble
         if ensemble is not None and not ensemble.has_added_spread and not self.model.noise:
             raise ValueError(
@@ -128,6 +129,7 @@ class Config(StrictModel):
                 "inference.ensemble.dropout has no effect on a network with model.noise of kind dropout, whose dropout "
                 "is always active in ensembles; remove inference.ensemble.dropout"
             )
+        # Ensembles in training: members, noise and loss must go together.
         if self.trainer.members > 1 and not self.model.noise:
             raise ValueError(
                 f"trainer.members: {self.trainer.members} members would all be the same forecast; set model.noise, for "
@@ -161,7 +163,7 @@ class Config(StrictModel):
         num_steps_from = self.trainer.forecast_len_from
         if num_steps_from is None:
             return
-        # The rollout gets longer during the run; the key maps a fraction of the run to a number of steps.
+        # The rollout gets longer during the run: the key maps a fraction of the run to a number of steps.
         if self.trainer.monitor == "loss":
             raise ValueError(
                 "trainer.monitor: the loss is not comparable while trainer.forecast_len_from changes the rollout; "

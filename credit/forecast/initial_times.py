@@ -119,6 +119,7 @@ def _select_latest(frame_offsets: Sequence[int], times: np.ndarray, calendar: Ca
             f"{format_duration(max(frame_offsets))} at data.timestep {format_duration(step)}; "
             f"{describe_span(times, calendar)}; name more files in data.sources"
         )
+    # Where the last time of the data cannot be used, the message names the frame that it lacks.
     latest = max(complete)
     last = max(available)
     if latest == last:

@@ -42,6 +42,7 @@ def render_script(job: Job) -> str:
             return value
         return _ShellText(shlex.quote(str(value)))
 
+    # With `autoescape`, Jinja2 passes every value through `finalize`, which quotes it. Undefined names are errors.
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("credit.hpc", "templates"),
         undefined=jinja2.StrictUndefined,

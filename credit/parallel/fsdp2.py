@@ -143,11 +143,13 @@ def shard_units(
         # A unit with weights of several dtypes is sharded as several modules.
         for module in split_by_dtype(unit, sharded_parameter_ids):
             parameters = [p for p in module.parameters() if id(p) not in sharded_parameter_ids]
-            has_split_weights = any(isinstance(parameter, DTensor) for parameter in parameters)
+            module_mesh = fsdp_mesh
+            if any(isinstance(parameter, DTensor) for parameter in parameters):
+                module_mesh = fsdp_mesh_of_tp_units
             copy_returned_views(module)
             fully_shard(
                 module,
-                mesh=fsdp_mesh_of_tp_units if has_split_weights else fsdp_mesh,
+                mesh=module_mesh,
                 reshard_after_forward=reshard_unit,
                 mp_policy=policy if module is model else inner_policy,
                 offload_policy=offload,

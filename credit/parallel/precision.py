@@ -42,6 +42,7 @@ def _build_mp_policy(conf: Mapping[str, Any]) -> MixedPrecisionPolicy | None:
         raise ConfigError(
             f"trainer.fsdp2_mp_policy: {policy_section!r} is not a section; its keys are {', '.join(_POLICY_KEYS)}"
         )
+    # Keys of the section replace the defaults; a plain dict has not been validated yet.
     settings: dict[str, Any] = dict(_DEFAULT_DTYPES)
     for key, value in (policy_section or {}).items():
         path = f"trainer.fsdp2_mp_policy.{key}"

@@ -174,6 +174,7 @@ def _try_network(config: Config, data: DataSummary, degrees: ParallelDims, repor
     """
     from credit.train.build.dry_run import dummy_assets, try_bfloat16, try_mesh, try_step
 
+    # Take the step in float32 on one process, which most errors of a model need no more than.
     dry_run = None
     with report.collect():
         assets = dummy_assets(config, data.grid, data.attributes, data.masks)
@@ -186,6 +187,7 @@ def _try_network(config: Config, data: DataSummary, degrees: ParallelDims, repor
             report.add_note(f"model: a step could not be tried without values ({dry_run.skip_reason})")
     if dry_run is None:
         return None
+    # Try the dtypes and the mesh of the run; each may fail although the plain step works.
     if config.trainer.amp or config.inference.amp:
         with report.collect():
             try_bfloat16(config, assets)

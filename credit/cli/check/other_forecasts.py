@@ -123,6 +123,7 @@ def _read_forecast(name: str, archive: ForecastArchive, data: DataSummary, initi
         DataError: if the forecast cannot be read, or values are missing where the data have values.
     """
     values = archive.read_members(initial, archive.lead_minutes.tolist().index(lead))
+    # Masks can be compared only on the same grid.
     if data.reader is None or data.grid.describe_mismatch(archive.grid):
         return
     incomplete_channels = []

@@ -230,11 +230,13 @@ def _list_output_channels(config: Config, data: DataSummary, longest_lead: int) 
         )
         fields = diagnostics.output_fields(data.grid, data.calendar)
     elif conf.pressure_levels is not None or conf.derive:
+        # Diagnostics need static fields, which cannot be read; the output channels give the number of fields roughly.
         return [channel.name for channel in data.channels.output]
     else:
         fields = OutputFields(
             data.channels, data.grid, data.calendar, data.attributes, step_minutes, config.data.level_units
         )
+    # The schema of one lead time applies the selection of variables and levels.
     options = OutputOptions(variables=conf.variables, levels=conf.levels)
     schema = build_schema(fields, [step_minutes], options)
     names = []

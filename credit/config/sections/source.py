@@ -134,6 +134,7 @@ class SourceConfig(StrictModel):
 
     def _require_valid_options(self, section: type[StrictModel] | None) -> None:
         """Refuse options that cannot be saved with the config, or that the section of the source type refuses."""
+        # The config of a run is saved as YAML and JSON, so every value must survive both.
         for name, value in self.options.items():
             if not _is_plain_value(value):
                 raise ValueError(
@@ -142,6 +143,7 @@ class SourceConfig(StrictModel):
                 )
         if section is None:
             return
+        # pydantic would report an unknown option without the nearest name.
         for name in self.options:
             if name not in section.model_fields:
                 hint = did_you_mean(name, section.model_fields) or "; it has no options"

@@ -99,10 +99,12 @@ class FeatureNoise:
                 f"of {len(self._generators)}; noise needs one tensor with a row for each forecast: name other blocks "
                 "in feature_noise.blocks"
             )
+        # Each forecast draws from its own generator, so its noise does not depend on the batch. A control draws none.
         noise = np.zeros(output.shape, dtype=np.float32)
         for forecast_noise, generator in zip(noise, self._generators, strict=True):
             if generator is not None:
                 generator.standard_normal(out=forecast_noise, dtype=np.float32)
+        # The noise is scaled with the standard deviation of each forecast's output.
         output_std = output.float().std(dim=tuple(range(1, output.ndim)), keepdim=True)
         scaled_noise = self._std * output_std * to_device(noise, output.device)
         return output + scaled_noise.to(output.dtype)

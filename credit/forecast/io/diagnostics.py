@@ -355,6 +355,7 @@ class OutputDiagnostics:
             )
         if len(channel_index) > 1:
             raise ConfigError(f"{key}.of: {variable} has levels; only a variable without levels can be added up")
+        # Without `over`, the sum begins at the initial time; else its window must be whole steps and fit the forecast.
         num_steps = None
         self.windows[name] = SINCE_START
         if over is not None:

@@ -60,6 +60,7 @@ class ForecastWriter:
         options = options or OutputOptions()
         self.schema = build_schema(fields, lead_minutes, options, members, global_attributes)
         self._shape = (len(fields.channels.output), *fields.grid.shape)
+        # Refuse a folder whose forecasts could not be read together with these, before anything is written.
         require_same_format(folder, options.format, options.split)
         try:
             folder.mkdir(parents=True, exist_ok=True)

@@ -66,6 +66,7 @@ def plan_files(schema: ForecastSchema, initial_minutes: int, split: str | None) 
     if split == "member":
         members = range(schema.members or 1)
         return {f"{stem}_member{member:03d}.nc": FilePart(all_leads, member) for member in members}
+    # Lead times whose name has the same end share a file.
     parts: dict[str, FilePart] = {}
     for lead_index, lead in enumerate(schema.lead_minutes.tolist()):
         if split == "lead":

@@ -63,6 +63,7 @@ def read_plan(path: str, block: nn.Module) -> list[list[PlannedLayer]]:
     Raises:
         ConfigError: if a name matches no module, a kind is unknown, or the widths of a group do not fit together.
     """
+    # Check each entry by itself.
     modules = dict(block.named_modules())
     entries: dict[str, PlanEntry] = {}
     for name, value in block._tp_plan.items():
@@ -75,6 +76,7 @@ def read_plan(path: str, block: nn.Module) -> list[list[PlannedLayer]]:
             raise ConfigError(f"{location}: only Linear layers are split, this is a {type(modules[name]).__name__}")
         entries[name] = entry
 
+    # Group the layers that are split together, and find the number of heads or hidden units of each.
     groups = []
     for parent, names in _group_names(entries).items():
         group = []
@@ -119,6 +121,7 @@ def require_splittable(model: nn.Module, layers: list[PlannedLayer]) -> None:
         problem = problem or _describe_bias_problem(module)
         problem = problem or _describe_forward_problem(module)
         if problem is None:
+            # A module that shares the weight would go on computing with the whole one.
             if parametrize.is_parametrized(module, "weight"):
                 weight = module.parametrizations.weight.original
             else:

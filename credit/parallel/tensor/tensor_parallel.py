@@ -71,6 +71,7 @@ def apply_tensor_parallel(model: nn.Module, mesh: DeviceMesh) -> list[str]:
     for path, module in model.named_modules():
         if getattr(module, "_tp_plan", None):
             groups += read_plan(path, module)
+    # Select the groups whose heads or hidden units can be divided evenly; the others stay whole.
     split_groups = []
     split_layers = []
     for group in groups:

@@ -89,6 +89,7 @@ def dummy_assets(
     """
     channels = config.data.channel_map()
     names = tuple(channel.name for channel in channels.time_varying_stored + channels.static_stored)
+    # Standard deviations of 1 keep the normalization free of divisions by zero.
     zeros_C = np.zeros(len(names))
     ones_C = np.ones(len(names))
     statistics = Statistics(
@@ -102,6 +103,7 @@ def dummy_assets(
         count=ones_C.astype(np.int64),
     )
     if masks is None:
+        # The config declares which variables have masks; which cells are masked does not matter here.
         masks = {}
         for channel in channels.input:
             if channel.source == "mask":

@@ -151,6 +151,7 @@ def verify_checkpoint(path: Path) -> str | None:
             extra_names = sorted(file_names - manifest.keys() - {MANIFEST})
             if extra_names:
                 return f"{extra_names[0]} is not in {MANIFEST}"
+        # One rank alone would take long to read a large checkpoint, so each rank takes every n-th file.
         num_ranks = dist.get_world_size() if dist.is_initialized() else 1
         for name in sorted(manifest)[current_rank() :: num_ranks]:
             size, crc32 = manifest[name]
@@ -206,6 +207,7 @@ def resolve_checkpoint(folder: Path, name_or_path: str, key: str) -> Path:
         return newest
     is_best = name_or_path == "best"
     path = folder / "best" if is_best else Path(name_or_path)
+    # All ranks must see the folder, which a shared file system may show to some of them late.
     if not all(run_on_all_ranks(path.is_dir)):
         if is_best:
             alternative = ""
@@ -345,6 +347,7 @@ def require_same_tensors(model_state: Mapping[str, Tensor], shapes: Mapping[str,
         "left over": sorted(shapes.keys() - model_state.keys()),
         "of another shape": other_shapes,
     }
+    # The message names the first three tensors of each kind of difference.
     parts = []
     for kind, names in differences.items():
         if names:

@@ -103,6 +103,7 @@ def _read_published_assets(config: Config, files: PublishedFiles) -> ModelAssets
         grid, axis_order = _read_grid(static, files.static)
         for channel in channels.group("static"):
             static_fields.append(_read_static_field(static, channel, axis_order, grid, files))
+    # `np.stack` refuses an empty list, which a model without static fields has.
     static_CHW = np.zeros((0, *grid.shape), dtype=np.float32)
     if static_fields:
         static_CHW = np.stack(static_fields)

@@ -162,6 +162,7 @@ class UsageMeter:
         """
         self._add_elapsed_time()
         spent = self.spent
+        # Add to the totals of the run; a part that is unknown makes a total unknown.
         samples = len(lengths) * self.samples_a_step
         tflop, ideal_s = self._count_work(lengths)
         spent.samples += samples

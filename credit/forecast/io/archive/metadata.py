@@ -130,6 +130,7 @@ class ForecastMetadata:
                 member = dim
         if not names_with_member:
             return
+        # A variable that the user has renamed is asked for, so leaving it out is an error.
         for name in list(self.variables):
             if name in names_with_member:
                 continue
