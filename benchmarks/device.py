@@ -3,15 +3,15 @@
     python benchmarks/device.py CONFIG --grid 181x360 [key=value ...] [--device cuda] [--rounds 5] [--steps 20]
                                 [--cases bfloat16 compiled] [--kernels 15] [--reference FOLDER]
 
-The step is the trainer's own, with CONFIG's network, batch, accumulation and rollout, on random fields that are on the
-device already; no data are opened. Every measurement is a process of its own, cases alternate, and the table has the
-medians over the rounds (least to most). A third of the steps come first and do not count: kernels are chosen and
-compiled there. The time is that from the first of the others to the device having done the last. Memory is what torch's
-allocator had given out at most on a GPU, the resident set on a CPU. MFU is as in metrics.jsonl.
+The step is the trainer's own, with CONFIG's network, batch, accumulation and rollout. The fields are random and are on
+the device already; no data are opened. Every measurement is a separate process, cases alternate, and the table has the
+medians over the rounds (least to largest). Half of --steps are taken first and do not count, because kernels are chosen
+and compiled there. The time is that from the first counted step until the device has finished the last one. Memory is
+the peak of torch's allocator on a GPU, the resident set on a CPU. MFU is as in metrics.jsonl.
 
---cases takes only those whose names have all of these words; --kernels lists what takes most of the device's time in
-one step of each. FOLDER is as in ``wxformer.py``: its network on the same device, for the 1 degree starter's grid. On a
-machine without a GPU ``--device cpu`` tries the script; no GPU has run it yet.
+--cases selects the cases whose names contain all of these words. --kernels lists the kernels that take most of the
+device's time in one step of each case. FOLDER is as in ``wxformer.py``; its network runs on the same device, on the
+grid of the 1 degree starter. On a machine without a GPU, ``--device cpu`` tries the script; no GPU has run it yet.
 """
 
 from __future__ import annotations
@@ -46,17 +46,30 @@ KEPT = {
     "selective": ("trainer.activation_checkpoint=selective",),
     "checkpointed": ("trainer.activation_checkpoint=true",),
 }
+# Name of a case -> overrides of the config: every combination of precision, compilation and checkpointing.
 CASES = {
-    " ".join(names): sum((part[name] for part, name in zip((PRECISIONS, COMPILED, KEPT), names, strict=True)), ())
-    for names in itertools.product(PRECISIONS, COMPILED, KEPT)
+    f"{precision} {compiled} {kept}": PRECISIONS[precision] + COMPILED[compiled] + KEPT[kept]
+    for precision, compiled, kept in itertools.product(PRECISIONS, COMPILED, KEPT)
 }
+# Case of the published package -> True for bfloat16.
 REFERENCE = {"reference float32": False, "reference bfloat16": True}
 
 
 def build_step(
     config: str, grid: str, settings: Sequence[str], device: torch.device
 ) -> tuple[Callable[[], object], int, float | None, float | None]:
-    """Return what takes a step, its samples, its TFLOP and the seconds of these at the device's peak, where known."""
+    """Return the training step of a config and its amount of work.
+
+    Args:
+        config: path of the config file.
+        grid: ``ROWSxCOLUMNS`` of a global grid.
+        settings: overrides ``section.key=value``.
+        device: device of the step.
+
+    Returns:
+        Function that takes a step; samples of a step; its TFLOP, None if they cannot be counted; the seconds of these
+        operations at the peak rate of the device, None if that is not known.
+    """
     from credit.cli.plan import build_grid, load_config_without_paths
     from credit.data.samples.batch import Batch
     from credit.forecast.objectives.base import build_objective
@@ -120,7 +133,12 @@ def build_reference_step(half: bool, device: torch.device) -> tuple[Callable[[],
 
 
 def measure(case: str, args: argparse.Namespace) -> dict[str, float | str | None]:
-    """Take the steps of a case in this process and return what was measured."""
+    """Take the steps of a case in this process.
+
+    Returns:
+        ``ms`` a step, ``samples`` a second, ``gb`` of peak memory, ``tflops``, ``mfu`` (None if unknown) and a table of
+        ``kernels``.
+    """
     device = torch.device(args.device)
     wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
     if case in REFERENCE:
@@ -148,13 +166,14 @@ def measure(case: str, args: argparse.Namespace) -> dict[str, float | str | None
 
 
 def _peak_gb(device: torch.device) -> float:
+    """Return the peak memory of this process in GB: of torch's allocator on a GPU, the resident set on a CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 1e9
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
 
 
 def run_case(case: str, args: argparse.Namespace) -> dict[str, float | str | None]:
-    """Return what `measure` finds in a process of its own, with the package that the case is of."""
+    """Return the result of `measure` from a separate process, which imports the package of the case."""
     folder = args.reference.resolve() if case in REFERENCE else REPOSITORY
     command = [sys.executable, str(Path(__file__).resolve()), str(Path(args.config).resolve()), *args.settings]
     command += ["--grid", args.grid, "--device", args.device, "--threads", str(args.threads)]
@@ -171,10 +190,11 @@ def show(case: str, results: list[dict[str, float | str | None]]) -> None:
     cells = []
     for name, digits in (("ms", 1), ("samples", 2), ("tflops", 2), ("mfu", 3), ("gb", 2)):
         values = [result[name] for result in results if result[name] is not None]
-        spread = (
-            [f"{value:.{digits}f}" for value in (statistics.median(values), min(values), max(values))] if values else []
-        )
-        cells.append(f"{spread[0]} ({spread[1]} to {spread[2]})" if spread else "")
+        if not values:
+            cells.append("")
+            continue
+        median = statistics.median(values)
+        cells.append(f"{median:.{digits}f} ({min(values):.{digits}f} to {max(values):.{digits}f})")
     print(f"| {case} | {' | '.join(cells)} |")
     if results[-1]["kernels"]:
         print(results[-1]["kernels"])
@@ -199,8 +219,10 @@ def main() -> None:
         return
     if args.device == "cuda" and not torch.cuda.is_available():
         parser.error("--device cuda: torch sees no GPU here; --device cpu tries the script")
-    cases = [*CASES, *(REFERENCE if args.reference else ())]
-    cases = [case for case in cases if set(args.cases) <= set(case.split())]
+    all_cases = [*CASES]
+    if args.reference:
+        all_cases += REFERENCE
+    cases = [case for case in all_cases if set(args.cases) <= set(case.split())]
     if not cases:
         words = sorted({word for case in (*CASES, *REFERENCE) for word in case.split()})
         parser.error(f"--cases {' '.join(args.cases)}: no case has all of these words; there are {', '.join(words)}")

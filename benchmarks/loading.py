@@ -1,9 +1,10 @@
-"""Throughput of the loader, beside a plain read of the same bytes and what other packages do; and of preprocessing.
+"""Throughput of the loader compared with a plain read of the same bytes and with other packages; and of preprocessing.
 
-Fields of one simulated atmosphere are brought to 1 degree and written into two stores, with and without compression,
-and into one zarr a variable group as other packages keep them. Then each way reads the same samples (two times each, in
-random order), interleaved, from the page cache and, where the system lets go of it, from the disk. A last run takes
-samples while a step of 200 ms sleeps. The folder is removed at the end.
+Fields of one simulated atmosphere are interpolated to 1 degree. They are written into two stores, with and without
+compression, and into one zarr store with an array for each variable, as other packages do. Then each method reads the
+same samples, interleaved with the others. A sample is two times, and samples are in random order. They are read from
+the page cache and, if the system drops it on request, from the disk. A last run takes samples while a step of 200 ms
+sleeps. The folder is removed at the end.
 
     SPEEDY=FOLDER python benchmarks/loading.py [--times 1200] [--samples 60] [--folder FOLDER]
 """
@@ -38,7 +39,13 @@ ROUNDS = 5
 
 
 def build_data_config(folder: Path, name: str, times: int) -> DataConfig:
-    """Return the data section for so many times of 1 degree."""
+    """Return the data section of a store with `times` times at 1 degree.
+
+    Args:
+        folder: folder of the store.
+        name: name of the store in the folder.
+        times: number of times of 6 h.
+    """
     split = "splits={{train: [2000-01-01, {}], valid: {}, test: {}}}"
     last = np.datetime64("2000-01-01") + np.timedelta64(max(1, times // 4 - 14), "D")
     other = [str(last + np.timedelta64(days, "D")) for days in (6, 12)]
@@ -54,16 +61,17 @@ def build_data_config(folder: Path, name: str, times: int) -> DataConfig:
 
 
 def chunk_files(conf: DataConfig, indices: list[int]) -> list[Path]:
-    """Return the files that hold the fields of the samples that begin at some times of a store."""
-    return [
-        Path(conf.store) / "fields" / "c" / str(index + offset) / "0" / "0" / "0"
-        for index in indices
-        for offset in (0, 1)
-    ]
+    """Return the files with the fields of the samples that begin at these indices of a store's times."""
+    chunks = Path(conf.store) / "fields" / "c"
+    files = []
+    for index in indices:
+        for sample_index in (index, index + 1):
+            files.append(chunks / str(sample_index) / "0" / "0" / "0")
+    return files
 
 
 def read_plain(conf: DataConfig, indices: list[int]) -> int:
-    """Read the bytes of samples into one buffer."""
+    """Read the bytes of samples into one buffer, and return their number."""
     files = chunk_files(conf, indices)
     buffer = bytearray(max(file.stat().st_size for file in files))
     total = 0
@@ -74,7 +82,7 @@ def read_plain(conf: DataConfig, indices: list[int]) -> int:
 
 
 def read_dataset(dataset: ForecastDataset, indices: list[int], threads: int = 1) -> int:
-    """Read samples through the loader, one a batch."""
+    """Read samples through the loader, one sample in a batch, and return the number of bytes."""
     total = 0
     with DevicePrefetcher(Loader(dataset, [[index] for index in indices], threads), torch.device("cpu")) as feed:
         for batch in feed:
@@ -83,22 +91,25 @@ def read_dataset(dataset: ForecastDataset, indices: list[int], threads: int = 1)
 
 
 def write_layout(reader: FieldReader, path: Path, count: int) -> None:
-    """Write the first times as other packages keep them: a zarr with an array a variable, a chunk a time."""
+    """Write the first `count` times as other packages do: a zarr store with an array per variable, a chunk per time."""
     fields = np.stack([reader.read(index) for index in range(count)])
-    variables, row = {}, 0
+    variables = {}
+    row = 0
     for name in dict.fromkeys(channel.variable for channel in reader.channels.time_varying_stored):
         levels = [channel.level for channel in reader.channels.time_varying_stored if channel.variable == name]
         block = fields[:, row : row + len(levels)]
         row += len(levels)
-        dims = ("time", "level", "latitude", "longitude")
-        variables[name] = (dims, block) if levels[0] is not None else (("time", *dims[2:]), block[:, 0])
+        if levels[0] is None:
+            variables[name] = (("time", "latitude", "longitude"), block[:, 0])
+        else:
+            variables[name] = (("time", "level", "latitude", "longitude"), block)
     dataset = xr.Dataset(variables, {"latitude": reader.grid.lat, "longitude": reader.grid.lon})
     encoding = {name: {"chunks": (1, *data.shape[1:])} for name, data in dataset.data_vars.items()}
     dataset.to_zarr(path, encoding=encoding, consolidated=True)
 
 
 def read_with_open_zarr(path: Path, indices: list[int]) -> int:
-    """Open the dataset anew for each sample, select two times and put the variables together."""
+    """Open the dataset for each sample, select its two times and join the variables; return the number of bytes."""
     total = 0
     for index in indices:
         with xr.open_zarr(path) as dataset:
@@ -109,7 +120,7 @@ def read_with_open_zarr(path: Path, indices: list[int]) -> int:
 
 
 def build_xbatcher_reader(path: Path) -> Callable[[list[int]], int] | None:
-    """Return what reads samples by xbatcher, None where it is not installed."""
+    """Return a function that reads samples with xbatcher, None if it is not installed."""
     try:
         import xbatcher
     except ImportError:
@@ -131,7 +142,7 @@ def build_xbatcher_reader(path: Path) -> Callable[[list[int]], int] | None:
 
 
 def drop_cache(paths: Iterator[Path]) -> None:
-    """Ask the system to forget files; they must have been written to the disk."""
+    """Ask the system to drop files from the page cache; they must have been written to the disk."""
     for path in paths:
         if path.is_file():
             handle = os.open(path, os.O_RDONLY)
@@ -140,13 +151,21 @@ def drop_cache(paths: Iterator[Path]) -> None:
 
 
 def time_read(run: Callable[[list[int]], int], indices: list[int]) -> float:
+    """Return the seconds per sample of a method that reads samples."""
     began = time.perf_counter()
     run(indices)
     return (time.perf_counter() - began) / len(indices)
 
 
 def measure_waiting_share(dataset: ForecastDataset, indices: list[int], threads: int, step: float = 0.2) -> float:
-    """Return the share of the time that a loop with such a step waits for data, the first two samples left out."""
+    """Return the share of the time that a training loop waits for data, without its first two samples.
+
+    Args:
+        dataset: the samples.
+        indices: samples to read, in this order.
+        threads: number of loader threads.
+        step: seconds of a training step.
+    """
     waited = []
     with DevicePrefetcher(Loader(dataset, [[index] for index in indices], threads), torch.device("cpu")) as feed:
         for _ in feed:
@@ -156,6 +175,7 @@ def measure_waiting_share(dataset: ForecastDataset, indices: list[int], threads:
 
 
 def main() -> None:
+    """Measure in a temporary folder and print the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--times", type=int, default=1200)
     parser.add_argument("--samples", type=int, default=60)
@@ -169,6 +189,8 @@ def main() -> None:
 
 
 def measure(folder: Path, times: int, samples: int) -> None:
+    """Write the stores into `folder`, read samples by each method, and print the tables."""
+    # Preprocessing, compared with copying the finished store.
     confs = {}
     for compression in ("lz4", "none"):
         confs[compression] = conf = build_data_config(folder, f"{compression}.zarr", times)
@@ -205,6 +227,7 @@ def measure(folder: Path, times: int, samples: int) -> None:
     other = build_xbatcher_reader(folder / "layout.zarr")
     if other is not None:
         ways["xbatcher"] = other
+    # Read from the page cache, then from the disk; the methods alternate.
     size = 2 * 4 * len(reader.channels.time_varying_stored) * 181 * 360 / 1e6
     print(f"\n{len(chosen)} samples of {size:.1f} MB, ms a sample, median of {ROUNDS}")
     print("| | warm | from the disk |\n|---|---|---|")

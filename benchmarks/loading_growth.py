@@ -1,9 +1,10 @@
-"""What a sample costs as work grows: by the number of source files, of years in a store, of threads or processes.
+"""Time to read a sample by the number of source files, of years in a store, and of threads or processes.
 
-Fields of one simulated atmosphere on 32 x 64 cells are written anew into few and many netCDF files, and into stores of
-up to 40 years (the years of one store, copied). A sample is two times in random order, through the loader, from memory
-(every file was read before). Last, preprocessing beside copying what it wrote. Rounds are interleaved; medians. The
-first two parts run on one core, the others on two, where the system gives so many. Prints tables and draws a figure.
+Fields of one simulated atmosphere on 32 x 64 cells are written into few and many netCDF files, and into stores of up to
+40 years (copies of one year). A sample is two times, read in random order by the loader, from the page cache (every
+file was read before). The last part compares preprocessing with copying the finished store. Rounds are interleaved, and
+medians count. The first two parts run on one core, the others on two if the system has them. The script prints tables
+and draws a figure.
 
     SPEEDY=FOLDER python benchmarks/loading_growth.py [--folder FOLDER] [--figure FILE.png]
 """
@@ -45,24 +46,30 @@ Panel = tuple[str, str, str, list[tuple[str, list, list]]]
 
 
 def pin(count: int) -> None:
-    """Stay on so many of the cores that this process was given."""
+    """Restrict this process to `count` of the cores that it may use."""
     os.sched_setaffinity(0, CORES[-count:])
 
 
 def make_dataset(reader: FieldReader, conf: DataConfig) -> ForecastDataset:
-    """Return all samples of one step."""
+    """Return the dataset of all samples of one forecast step."""
     initial = find_initial_times(reader.times, whole_period(reader), STEP, 1, 1)
     return ForecastDataset(FrameReader(reader, conf, None), initial, STEP, 1, 1)
 
 
 def measure_seconds(run: Callable[[], object]) -> float:
+    """Call a function and return the seconds that it took."""
     began = time.perf_counter()
     run()
     return time.perf_counter() - began
 
 
 def measure_medians(ways: dict, rounds: int = ROUNDS) -> dict:
-    """Run each way once, then in turns; return its median seconds."""
+    """Call each function once, then all in turns; return name -> median seconds.
+
+    Args:
+        ways: name -> function.
+        rounds: number of turns.
+    """
     for run in ways.values():
         run()
     taken: dict = {name: [] for name in ways}
@@ -73,7 +80,12 @@ def measure_medians(ways: dict, rounds: int = ROUNDS) -> dict:
 
 
 def small_config(pattern: Path, store: Path | None = None) -> DataConfig:
-    """Return the data section for the small fields: a year to train."""
+    """Return the data section of the fields on 32 x 64 cells, with a year of training.
+
+    Args:
+        pattern: pattern of the source files.
+        store: path of the training store, None without one.
+    """
     splits = {"train": ["2000-01-01", "2000-12-29"], "valid": ["2000-12-30"] * 2, "test": ["2000-12-31"] * 2}
     return DataConfig.model_validate(
         {
@@ -88,7 +100,7 @@ def small_config(pattern: Path, store: Path | None = None) -> DataConfig:
 
 
 def write_files(fields: xr.Dataset, folder: Path, count: int) -> DataConfig:
-    """Write all times into so many files."""
+    """Write all times into `count` files of equal length, and return the data section that reads them."""
     folder.mkdir()
     for number, rows in enumerate(np.array_split(np.arange(fields.sizes["time"]), count)):
         fields.isel(time=rows).to_netcdf(folder / f"f{number:05d}.nc")
@@ -98,10 +110,11 @@ def write_files(fields: xr.Dataset, folder: Path, count: int) -> DataConfig:
 def by_files(fields: xr.Dataset, folder: Path) -> list[Panel]:
     """Measure samples from the sources against the number of files that they are in."""
     confs = {count: write_files(fields, folder / f"files{count}", count) for count in FILES}
-    # twice, the first time from the disk
-    opening = {
-        count: min(measure_seconds(lambda c=conf: open_reader(c)) for _ in range(2)) for count, conf in confs.items()
-    }
+    # The files are opened twice, the first time from the disk; the faster time counts.
+    opening = {}
+    for count, conf in confs.items():
+        first_seconds = measure_seconds(lambda c=conf: open_reader(c))
+        opening[count] = min(first_seconds, measure_seconds(lambda c=conf: open_reader(c)))
     datasets = {count: make_dataset(open_reader(conf), conf) for count, conf in confs.items()}
     chosen = np.random.default_rng(0).permutation(len(datasets[FILES[0]]))[:SAMPLES].tolist()
     taken = measure_medians(
@@ -120,7 +133,7 @@ def by_files(fields: xr.Dataset, folder: Path) -> list[Panel]:
 
 
 def write_longer_store(source: Path, path: Path, years: int) -> None:
-    """Write a store with the fields of another over and over, at the times that follow."""
+    """Write a store of many years that repeats the fields of a store of one year, at later and later times."""
     shutil.copytree(source, path, ignore=shutil.ignore_patterns("c"))
     before, group = zarr.open_group(source, mode="r"), zarr.open_group(path, mode="r+")
     length = len(before["time"][:])
@@ -189,7 +202,7 @@ def by_workers(conf: DataConfig) -> list[Panel]:
 
 
 def by_preprocess_workers(confs: dict[str, DataConfig], rounds: int) -> list[Panel]:
-    """Measure preprocessing beside copying the finished store."""
+    """Measure preprocessing with one and two processes, compared with copying the finished store."""
     print(
         "\n| preprocessing | processes | s | MB/s written | copying the store, s | fraction of copying |\n"
         "|---|---|---|---|---|---|"
@@ -218,7 +231,7 @@ def by_preprocess_workers(confs: dict[str, DataConfig], rounds: int) -> list[Pan
 
 
 def draw(panels: list[Panel], path: Path) -> None:
-    """Draw all panels; axes begin at 0, so that what is flat looks flat."""
+    """Draw all panels; vertical axes begin at 0, so that small changes look small."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -230,7 +243,7 @@ def draw(panels: list[Panel], path: Path) -> None:
             axis.plot(x, y, "o-", label=label)
         if max(lines[0][1]) > 10:
             axis.set_xscale("log")
-            axis.set_xticks(lines[0][1], [str(one) for one in lines[0][1]])
+            axis.set_xticks(lines[0][1], [str(number) for number in lines[0][1]])
             axis.minorticks_off()
         else:
             axis.set_xticks(lines[-1][1])
@@ -243,7 +256,7 @@ def draw(panels: list[Panel], path: Path) -> None:
 
 
 def measure(folder: Path, figure: Path | None) -> None:
-    """Run all parts; see the file's own description."""
+    """Run all parts, which the docstring of this file describes, and draw the figure if its path is given."""
     logging.disable(logging.WARNING)
     pin(1)
     files = sorted(Path(os.environ["SPEEDY"]).glob("*.nc"))
@@ -264,6 +277,7 @@ def measure(folder: Path, figure: Path | None) -> None:
 
 
 def main() -> None:
+    """Measure in a temporary folder and print the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path)
     parser.add_argument("--figure", type=Path)

@@ -1,12 +1,13 @@
-"""Where a training step of the 1 degree starter spends time and memory, by part of the network, ours and the reference.
+"""Time and memory of a training step of the 1 degree starter by part of the network, here and in the reference.
 
     python benchmarks/train_step.py [--threads 2] [--rounds 5] [--reference FOLDER] [--figure FILE.png]
 
-FOLDER is as in ``wxformer.py``. The parts of a whole step are timed where it enters and leaves their modules, forward
-and backward; of the steps of a process the fastest counts, and the tables show the median over the rounds, in which the
-processes of all cases alternate. GFLOP are those of matrix products and convolutions. The floor is the time that they
-take at the rate of a large matrix product, measured in the same process. `kept` is what the forward pass leaves for the
-backward pass, by the part that leaves it first. `other` is outside of the parts: padding, the loss, sums of gradients.
+FOLDER is as in ``wxformer.py``. A part is timed from where the step enters its modules to where it leaves them, in the
+forward and in the backward pass. Of the steps of a process, the fastest counts. The tables show the median over the
+rounds, in which the processes of all cases alternate. GFLOP are those of matrix products and convolutions. The floor is
+the time of these operations at the rate of a large matrix product, measured in the same process. `kept` is what the
+forward pass leaves for the backward pass, counted for the part that leaves it first. `other` is all outside of the
+parts: padding, the loss, sums of gradients.
 """
 
 from __future__ import annotations
@@ -54,13 +55,24 @@ CASES = [("reference", "float32"), ("ours", "float32"), ("ours", "bfloat16")]
 
 
 class Parts(TorchDispatchMode):
-    """Knows in which part of the network a step is, and sums what it spends there."""
+    """Meter of what a step spends in each part of the network.
+
+    Args:
+        model: the network.
+        patterns: part -> regular expression of the names of its modules.
+
+    Attributes:
+        totals: ``forward``, ``backward`` (seconds), ``flops`` or ``kept`` (bytes) -> part -> sum.
+    """
 
     def __init__(self, model: nn.Module, patterns: dict[str, str]) -> None:
         super().__init__()
         self.totals: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
-        self._part, self._pass, self._since = OTHER, "forward", 0.0
-        self._own = {p.untyped_storage()._cdata for p in model.parameters()}
+        # The part and the pass in which the step is now, and the time since when.
+        self._part = OTHER
+        self._pass = "forward"
+        self._since = 0.0
+        self._weight_keys = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
         self._kept: dict[int, torch.UntypedStorage] = {}
         for name, module in model.named_modules():
             for part, pattern in patterns.items():
@@ -68,9 +80,14 @@ class Parts(TorchDispatchMode):
                     self._follow(module, part)
 
     def _follow(self, module: nn.Module, part: str) -> None:
+        """Count what a module spends for `part`, in both passes, by hooks."""
+
         def begin(module: nn.Module, args: tuple) -> tuple:
             self.enter(part)
-            return tuple(_Gate.apply(arg, self, OTHER) if isinstance(arg, Tensor) else arg for arg in args)
+            gated_args = []
+            for arg in args:
+                gated_args.append(_Gate.apply(arg, self, OTHER) if isinstance(arg, Tensor) else arg)
+            return tuple(gated_args)
 
         def end(module: nn.Module, args: tuple, output: Tensor) -> Tensor:
             self.enter(OTHER)
@@ -80,34 +97,45 @@ class Parts(TorchDispatchMode):
         module.register_forward_hook(end)
 
     def enter(self, part: str, new_pass: str | None = None) -> None:
-        """Count the time up to now for the part that the step leaves; `what` begins another pass."""
+        """Count the time up to now for the part that the step leaves, and enter another part.
+
+        Args:
+            part: the part that begins.
+            new_pass: ``backward`` if the backward pass begins, None to stay in the present pass.
+        """
         now = time.perf_counter()
         self.totals[self._pass][self._part] += now - self._since
-        self._part, self._since, self._pass = part, now, new_pass or self._pass
+        self._part = part
+        self._since = now
+        if new_pass is not None:
+            self._pass = new_pass
 
     def begin(self) -> None:
-        """Forget what was counted."""
+        """Reset all sums; the forward pass of a step begins."""
         self.totals.clear()
         self._kept.clear()
-        self._part, self._pass, self._since = OTHER, "forward", time.perf_counter()
+        self._part = OTHER
+        self._pass = "forward"
+        self._since = time.perf_counter()
 
     def keep(self, tensor: Tensor) -> Tensor:
         """Count a tensor that is kept for the backward pass."""
         storage = tensor.untyped_storage()
-        if storage._cdata not in self._kept and storage._cdata not in self._own:
+        if storage._cdata not in self._kept and storage._cdata not in self._weight_keys:
             self._kept[storage._cdata] = storage
             self.totals["kept"][self._part] += storage.nbytes()
         return tensor
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        if formula := flop_registry.get(func.overloadpacket):
+        formula = flop_registry.get(func.overloadpacket)
+        if formula is not None:
             self.totals["flops"][self._part] += formula(*args, **(kwargs or {}), out_val=result)
         return result
 
 
 class _Gate(torch.autograd.Function):
-    """Hands a tensor on; its gradient passes here on the way into `part`."""
+    """Identity; when the gradient of the tensor arrives here in the backward pass, the step enters `part`."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, parts: Parts, part: str) -> Tensor:
@@ -122,7 +150,7 @@ class _Gate(torch.autograd.Function):
 
 @contextmanager
 def counting(parts: Parts) -> Iterator[None]:
-    """Count operations and kept bytes too, which takes time."""
+    """Also count operations and kept bytes during the block, which makes the step slower."""
     with ExitStack() as held:
         held.enter_context(parts)
         held.enter_context(torch.autograd.graph.saved_tensors_hooks(parts.keep, lambda tensor: tensor))
@@ -130,7 +158,17 @@ def counting(parts: Parts) -> Iterator[None]:
 
 
 def measure(package: str, dtype: str, steps: int) -> dict[str, Any]:
-    """Run one case in this process; return a product's rate, and pass or quantity by part: seconds, FLOP, bytes."""
+    """Run one case in this process.
+
+    Args:
+        package: ``ours`` or ``reference``.
+        dtype: ``float32`` or ``bfloat16``.
+        steps: number of steps, of which the fastest counts.
+
+    Returns:
+        ``rate`` -> FLOP/s of a large matrix product; ``forward``, ``backward``, ``flops`` and ``kept`` -> part ->
+        seconds, FLOP or bytes.
+    """
     torch.manual_seed(0)
     model = build_ours() if package == "ours" else build_reference()
     if package == "ours":
@@ -184,14 +222,16 @@ def _product_rate(dtype: torch.dtype) -> float:
 def summarise(rounds: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
     """Return column -> part -> median over the rounds: milliseconds, GFLOP, MB."""
     units = {"forward": 1e3, "backward": 1e3, "flops": 1e-9, "kept": 1e-6}
-    columns = {
-        column: {part: statistics.median(result[column].get(part, 0.0) * unit for result in rounds) for part in ROWS}
-        for column, unit in units.items()
-    }
-    columns["floor"] = {
-        part: statistics.median(result["flops"].get(part, 0.0) / result["rate"] * 1e3 for result in rounds)
-        for part in ROWS
-    }
+    columns: dict[str, dict[str, float]] = {}
+    for column, unit in units.items():
+        columns[column] = {}
+        for part in ROWS:
+            values = [result[column].get(part, 0.0) * unit for result in rounds]
+            columns[column][part] = statistics.median(values)
+    columns["floor"] = {}
+    for part in ROWS:
+        floors = [result["flops"].get(part, 0.0) / result["rate"] * 1e3 for result in rounds]
+        columns["floor"][part] = statistics.median(floors)
     return columns
 
 
@@ -210,7 +250,7 @@ def show(case: tuple[str, str], columns: dict[str, dict[str, float]]) -> None:
 
 
 def draw(results: dict[tuple[str, str], dict[str, dict[str, float]]], path: Path) -> None:
-    """Draw where the time goes, a bar for each case, and its floor as a line."""
+    """Draw the time of each case as a bar of its parts, with its floor as a line."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -4,18 +4,21 @@
                                   [--model starter|published]
 
 FOLDER holds the unpacked wheel of the reference (``pip download --no-deps miles-credit``, then ``unzip -d FOLDER``),
-whose model file needs torch and einops. Every measurement is a process of its own, so that peak memory (resident set,
-library and weights included) is its own; those of one round follow one another, and ratios are of one round, as the
-machine may be faster in the next. A training step is forward, mean squared error, backward and a fused AdamW update; of
-its times the least of the steps after the first counts. Ours is prepared as `credit train` and `credit rollout` do it,
-with folded weights in evaluation. `tensors` is the most that what torch made in a step took at a time, counted in a
-step of its own after the others; weights, samples and optimizer are not in it.
+whose model file needs torch and einops. Every measurement is a separate process, because peak memory (resident set,
+with library and weights) is that of a process. The processes of one round follow one another. Ratios are taken within a
+round, because the machine may be faster in the next one.
 
-`published` is the size of NCAR's published weights, 640 x 1280 cells and 124 million weights, ours alone; its training
-step needs `--cases checkpoint` on most machines.
+A training step is forward pass, mean squared error, backward pass and a fused AdamW update. The first step does not
+count; of the others, the fastest counts. Our network is prepared as `credit train` and `credit rollout` prepare it,
+with folded weights in evaluation. `tensors` is the largest memory, at a time, of the tensors that torch makes in a
+step. It is counted in a separate step after the others, without weights, samples and optimizer.
 
-Cases of ours alone: `checkpoint` is a training step with activation checkpointing of every block, `rollout` one of two
-forecast steps, the first of which is computed again in the backward pass, `rollout-kept` the same with everything kept.
+`published` is the size of NCAR's published weights, 640 x 1280 cells and 124 million weights, for our network only. Its
+training step needs `--cases checkpoint` on most machines.
+
+Cases for our network only: `checkpoint` is a training step with activation checkpointing of every block. `rollout` is a
+training step of two forecast steps, of which the first is computed again in the backward pass. `rollout-kept` is the
+same without this recomputation.
 """
 
 from __future__ import annotations
@@ -59,7 +62,8 @@ def build_ours(model: str = "starter") -> nn.Module:
 def build_reference() -> nn.Module:
     """Return the starter's network of the published package, which must be first on the path."""
     post = types.ModuleType("credit.postblock.gen1")
-    post.PostBlock = None  # asks for much and is not used here
+    # The real class imports many packages, and is not used here.
+    post.PostBlock = None
     sys.modules |= {"credit.postblock": types.ModuleType("credit.postblock"), post.__name__: post}
     from credit.models.wxformer.crossformer import CrossFormer
 
@@ -67,15 +71,32 @@ def build_reference() -> nn.Module:
 
 
 def random_sample(settings: Mapping[str, Any], device: str | torch.device = "cpu") -> tuple[Tensor, Tensor]:
-    """Return an input and a target of a network."""
-    cells = settings["image_height"], settings["image_width"]
-    x, target = (torch.randn(1, settings[key], 1, *cells, device=device) for key in ("in_channels", "out_channels"))
+    """Return a random input (1, C_in, 1, H, W) and a random target (1, C_out, 1, H, W) of a network.
+
+    Args:
+        settings: arguments of the network's constructor.
+        device: device of the tensors.
+    """
+    cells = (settings["image_height"], settings["image_width"])
+    x = torch.randn(1, settings["in_channels"], 1, *cells, device=device)
+    target = torch.randn(1, settings["out_channels"], 1, *cells, device=device)
     return x, target
 
 
 def measure(who: str, mode: str, dtype: str, steps: int, size: str = "starter") -> dict[str, float]:
-    """Run one case in this process; return seconds, CPU seconds, peak resident memory and that of tensors in GB."""
-    from live_memory import LiveMemory  # beside this script
+    """Run one case in this process.
+
+    Args:
+        who: ``ours`` or ``reference``.
+        mode: one of `MODES`.
+        dtype: ``float32`` or ``bfloat16``.
+        steps: number of steps, of which the fastest counts.
+        size: one of `MODELS`.
+
+    Returns:
+        ``time`` and ``cpu`` -> seconds; ``peak`` (resident set) and ``tensors`` -> GB.
+    """
+    from live_memory import LiveMemory
 
     torch.manual_seed(0)
     model = build_ours(size) if who == "ours" else build_reference()
@@ -95,8 +116,10 @@ def measure(who: str, mode: str, dtype: str, steps: int, size: str = "starter") 
             return mean_square(model(x), target)
         from credit.models.kernels.recompute_cache import recompute_contexts
 
-        again = mode == "rollout"
-        first = checkpoint(model, x, use_reentrant=False, context_fn=recompute_contexts) if again else model(x)
+        if mode == "rollout":
+            first = checkpoint(model, x, use_reentrant=False, context_fn=recompute_contexts)
+        else:
+            first = model(x)
         second = model(first[:, : x.shape[1]])
         return mean_square(first, target) + mean_square(second, target)
 
@@ -128,7 +151,10 @@ def measure(who: str, mode: str, dtype: str, steps: int, size: str = "starter") 
 
 
 def mean_square(y: Tensor, target: Tensor) -> Tensor:
-    """Return the mean squared error; the mean that torch's own takes would hold the memory of all its terms."""
+    """Return the mean squared error of two tensors of one shape.
+
+    torch's own mean would keep the memory of all its terms until the backward pass.
+    """
     return F.mse_loss(y.float(), target, reduction="none").mean()
 
 
@@ -161,13 +187,14 @@ def main() -> None:
     titles = "".join(f"{title:>24}" for title in ("time [s]", "CPU [s]", "peak [GB]", "tensors [GB]"))
     print(f"{'case':14}{'dtype':10}{'':10}{titles}", flush=True)
     results: dict[tuple[str, str, str], list[dict[str, float]]] = {}
-    cases = [
-        (who, mode, dtype)
-        for mode in args.cases
-        for dtype in ("float32", "bfloat16")
-        for who in ("ours", "reference")
-        if who == "ours" or (args.reference and args.model == "starter" and mode in SHARED)
-    ]
+    cases = []
+    for mode in args.cases:
+        # The reference has no checkpointing and no rollouts.
+        has_reference = args.reference and args.model == "starter" and mode in SHARED
+        for dtype in ("float32", "bfloat16"):
+            cases.append(("ours", mode, dtype))
+            if has_reference:
+                cases.append(("reference", mode, dtype))
     for _ in range(args.rounds):
         for case in cases:
             results.setdefault(case, []).append(run_script(Path(__file__), case, args))
@@ -175,14 +202,20 @@ def main() -> None:
         who, mode, dtype = case
         _print(mode, dtype, who, round_results)
         if who == "reference":
-            our_results = results["ours", mode, dtype]
-            _print(
-                "", "", "ratio", [{k: b[k] / a[k] for k in a} for a, b in zip(our_results, round_results, strict=True)]
-            )
+            ratios = []
+            for ours, reference in zip(results["ours", mode, dtype], round_results, strict=True):
+                ratios.append({key: reference[key] / ours[key] for key in ours})
+            _print("", "", "ratio", ratios)
 
 
 def run_script(script: Path, case: tuple[str, ...], args: argparse.Namespace) -> dict[str, Any]:
-    """Return what `script` prints as JSON for --case in a process of its own, with the package that the case is of."""
+    """Return the JSON that `script` prints for --case in a separate process, which imports the package of the case.
+
+    Args:
+        script: a benchmark with the option --case.
+        case: words after --case; the first is ``ours`` or ``reference``.
+        args: options of this process, which are passed on.
+    """
     folder = REPOSITORY if case[0] == "ours" else args.reference.resolve()
     command = [sys.executable, str(script.resolve()), "--threads", str(args.threads), "--steps", str(args.steps)]
     command += ["--model", args.model] if hasattr(args, "model") else []
@@ -194,9 +227,13 @@ def run_script(script: Path, case: tuple[str, ...], args: argparse.Namespace) ->
 
 
 def _print(mode: str, dtype: str, package: str, results: list[dict[str, float]]) -> None:
-    values = [[result[key] for result in results] for key in ("time", "cpu", "peak", "tensors")]
-    shown = "".join(f"{f'{statistics.median(v):.2f} ({min(v):.2f} to {max(v):.2f})':>24}" for v in values)
-    print(f"{mode:14}{dtype:10}{package:10}{shown}", flush=True)
+    """Print a row with the median, the least and the largest of each quantity over the rounds."""
+    cells = ""
+    for key in ("time", "cpu", "peak", "tensors"):
+        values = [result[key] for result in results]
+        cell = f"{statistics.median(values):.2f} ({min(values):.2f} to {max(values):.2f})"
+        cells += f"{cell:>24}"
+    print(f"{mode:14}{dtype:10}{package:10}{cells}", flush=True)
 
 
 if __name__ == "__main__":
