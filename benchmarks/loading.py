@@ -189,8 +189,7 @@ def main() -> None:
 
 
 def measure(folder: Path, times: int, samples: int) -> None:
-    """Write the stores into `folder`, read samples by each method, and print the tables."""
-    # Preprocessing, compared with copying the finished store.
+    """Compare preprocessing with copying its result, read samples by each method, and print the tables."""
     confs = {}
     for compression in ("lz4", "none"):
         confs[compression] = conf = build_data_config(folder, f"{compression}.zarr", times)
@@ -203,8 +202,7 @@ def measure(folder: Path, times: int, samples: int) -> None:
         shutil.copytree(conf.store, folder / "copy")
         copied = time.perf_counter() - began
         shutil.rmtree(folder / "copy")
-        speeds = f"{seconds:.0f} s, {size / 1e9:.2f} GB; copying them {copied:.0f} s"
-        print(f"preprocessing, {compression}: {speeds}", flush=True)
+        print(f"preprocessing, {compression}: {seconds:.0f} s, {size / 1e9:.2f} GB; copying {copied:.0f} s", flush=True)
     readers = {name: open_reader(conf) for name, conf in confs.items()}
     reader = readers["lz4"]
     datasets = {}

@@ -84,17 +84,10 @@ def random_sample(settings: Mapping[str, Any], device: str | torch.device = "cpu
 
 
 def measure(who: str, mode: str, dtype: str, steps: int, size: str = "starter") -> dict[str, float]:
-    """Run one case in this process.
-
-    Args:
-        who: ``ours`` or ``reference``.
-        mode: one of `MODES`.
-        dtype: ``float32`` or ``bfloat16``.
-        steps: number of steps, of which the fastest counts.
-        size: one of `MODELS`.
+    """Run one case in this process: the package ``ours`` or ``reference``, a mode, a dtype and a size of `MODELS`.
 
     Returns:
-        ``time`` and ``cpu`` -> seconds; ``peak`` (resident set) and ``tensors`` -> GB.
+        ``time`` and ``cpu`` -> seconds of the fastest step; ``peak`` (resident set) and ``tensors`` -> GB.
     """
     from live_memory import LiveMemory
 
