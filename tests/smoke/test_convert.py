@@ -163,3 +163,20 @@ def test_what_is_wrong_with_the_files_is_said(published: Path, command) -> None:
         assert not list(published.glob("run/checkpoints/*"))
     process = command("convert", config, "--weights", "x.pt")
     assert process.returncode == 2 and "--mean, --std, --static" in process.stderr
+
+
+@pytest.mark.slow
+def test_published_weights_with_noise(published: Path, command) -> None:
+    """Dropout gives members that differ at once; the other kinds add nothing before training."""
+    config = published / "config.yml"
+    members = {}
+    for name, noise in (("quiet", "[global, cell, spherical]"), ("dropout", "[dropout, cell]")):
+        run = [config, f"save_loc={published / name}", f"model.noise={noise}", "trainer.members=2", "loss.kind=crps"]
+        imported = command("convert", *run, *import_options(published))
+        assert imported.returncode == 0, imported.stderr
+        rolled_out = command("rollout", *run, "inference.ensemble={members: 2}")
+        assert rolled_out.returncode == 0, rolled_out.stderr
+        with xr.open_dataset(published / name / "forecasts" / "forecast_2020-06-01T00.nc") as forecast:
+            members[name] = forecast["t2m"].transpose("member", ...).to_numpy()
+    np.testing.assert_allclose(*members["quiet"], rtol=1e-6)
+    assert np.abs(members["dropout"][0] - members["dropout"][1]).max() > 1e-3

@@ -66,6 +66,11 @@ def test_adapters_with_noise(small_run: Path, command) -> None:
     tuned = small_run / "tuned"
     run = [config, f"save_loc={tuned}", f"trainer.resume={base}", lora, noise, *ENSEMBLE, *SHORT, *FORECASTS]
 
+    # Without adapters, a checkpoint continues its own run, which has no noise.
+    refused = command("train", config, f"save_loc={small_run / 'other'}", f"trainer.resume={base}", noise, *ENSEMBLE)
+    assert refused.returncode == 1
+    assert "To change model.noise, begin a new run with weights of credit convert --export" in refused.stderr
+
     # The run is stopped after its first step, and continued.
     checked = command("check", *run)
     assert checked.returncode == 0, checked.stdout
