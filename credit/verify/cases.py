@@ -318,6 +318,7 @@ def common_cases(
     Raises:
         DataError: if there is none.
     """
+    # Without a common time, or without truth at the common ones, the message lists what there is.
     all_initial_times = [set(archive.initial_minutes.tolist()) for archive in archives.values()]
     common = set.intersection(*all_initial_times)
     if not common:

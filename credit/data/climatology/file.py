@@ -267,6 +267,7 @@ class _ClimatologyFile:
         Raises:
             DataError: if it lacks the day, latitude or longitude, or has a dimension without a role.
         """
+        # Days and hours are known by their names, all other dimensions by their role.
         variable = self._dataset.variables[name_in_file]
         dims: dict[str, str] = {}
         unknown_dims = []
@@ -360,6 +361,7 @@ def _lazy_fields(shape: tuple[int, int, int, int, int], variables: Sequence[_Fil
             return read(hour, slice(None))
 
         return LazyFields(shape, lambda hour, day: read_hour(hour)[day])
+    # A day at a time reads each chunk again for each of its days, so long chunks are slow.
     chunk_days = 1
     for variable in variables:
         chunks = variable.variable.encoding.get("preferred_chunks", {})

@@ -164,6 +164,7 @@ class Coordinates:
                 "has no coordinate variable, so its values are not known; add the coordinate to the file, or cut the "
                 "file to one position"
             )
+        # The attributes of the coordinate may be wrong, or its values not numbers.
         standard_name = coordinate.attrs.get("standard_name")
         if standard_name in _OTHER_STANDARD_NAMES:
             return (
@@ -279,6 +280,7 @@ def read_level_values(coordinate: xr.Variable, name: str, level_units: str, orig
     units = str(coordinate.attrs.get("units", "")).strip()
     if not units and level_units != "model_level":
         units = "hPa" if values.max() <= _HIGHEST_HPA else "Pa"
+    # Numbers of model levels have no unit of pressure, and pressures must have one.
     hpa_per_unit = PRESSURE_IN_HPA.get(units.lower())
     if level_units == "model_level":
         if hpa_per_unit is not None:
@@ -308,6 +310,7 @@ def match_levels(
     Raises:
         DataError: if levels are missing; the message lists them and those of the file.
     """
+    # All missing levels are collected for one message.
     rows = []
     missing_levels = []
     for level in requested:

@@ -118,6 +118,7 @@ class ValueRules:
             implausible: the values, from `apply`.
             location: location of the first of them; empty if it is not known.
         """
+        # Parts that the messages for fill values and for values outside the limits share.
         value = f"{implausible.value:.6g}"
         suffix = f" at {location}" if location else ""
         count = f"{int(implausible.cells.sum())} of {implausible.cells.size} values are"

@@ -202,11 +202,13 @@ class Loader:
         With 0 threads the caller loads each batch when it needs it. The last function must be called in any case:
         worker processes ignore signals, and would keep the interpreter from ending.
         """
+        # The calls are made one by one, because the order of a whole run may be long.
         calls = (functools.partial(self._dataset.__getitems__, indices) for indices in self._order)
         if self._dataset.is_thread_safe:
             return calls, max(1, self._workers), calls.close
         if not self._workers:
             return calls, 0, calls.close
+        # Processes read source files and pass on whole batches, for which one thread waits.
         batches = iter(
             DataLoader(
                 self._dataset,

@@ -26,6 +26,7 @@ def find_masks(fields: np.ndarray, channels: Sequence[Channel], declared: Sequen
     for field, channel in zip(fields, channels, strict=True):
         if channel.variable not in declared:
             continue
+        # The first level of a variable sets its mask, with which the others must agree.
         missing = np.isnan(field)
         mask = masks.setdefault(channel.variable, missing)
         if not np.array_equal(missing, mask):

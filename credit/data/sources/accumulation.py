@@ -98,6 +98,7 @@ def _find_interval_begins(name: str, series: VariableSeries, calendar: Calendar)
     bounds_of_file = [file_variable.layout.window_bounds for file_variable in series.file_variables]
     if any(bounds is None for bounds in bounds_of_file):
         return None
+    # Bring the bounds of all files into the order of the series.
     bounds = []
     for file_index, position in zip(series.file_index, series.position, strict=True):
         bounds.append(bounds_of_file[file_index][position])

@@ -191,6 +191,7 @@ def _build_overlap_error(
     name: str, first_series: VariableSeries, second_series: VariableSeries, calendar: Calendar
 ) -> SourceOverlapError:
     """Return the error for two sources that have a time in common, with the period that would cut them apart."""
+    # The source that ends later could begin where the other one ends.
     shared_times = np.intersect1d(first_series.times, second_series.times)
     early, late = sorted((first_series, second_series), key=lambda series: int(series.times[-1]))
     early_number = early.file_variables[0].source_number
@@ -332,6 +333,7 @@ def _require_equal_fields(
         if series.file_index[index] == series.file_index[index - 1]:
             path = series.file_variables[series.file_index[index]].path
             raise DataError(f"{path}: {calendar.format(series.times[index])} is there twice ({name}); remove one")
+    # A few fields, spread over all repeated times, show whether the files hold the same data.
     compared = np.unique(np.linspace(0, len(repeated) - 1, _MAX_COMPARED).astype(int))
     for index in repeated[compared]:
         earlier_file = series.file_variables[series.file_index[index - 1]]

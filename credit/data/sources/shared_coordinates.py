@@ -69,6 +69,7 @@ class SharedCoordinates:
         arrays = [coordinates.read_values(lat), coordinates.read_values(lon)]
         if bounds is not None:
             arrays.append(bounds)
+        # Building a grid or a regridder takes longer than comparing the bytes of the coordinates.
         key = tuple(array.tobytes() for array in arrays)
         if key not in self._grids:
             grid, orientation = coordinates.build_grid(lat, lon, origin)
@@ -120,6 +121,7 @@ class SharedCoordinates:
             minutes = calendar.minutes_from_cf(values, str(coordinate.attrs.get("units", "")))
         except DataError as error:
             raise DataError(f"{origin}: {error}; rewrite the time axis, for example as hours since a date") from error
+        # The first file decides the calendar; later files must have the same one, or one with the same dates.
         if self.calendar is None:
             self.calendar = calendar
             self._calendar_origin = origin

@@ -44,6 +44,7 @@ def align_times(
     Raises:
         DataError: if there is no such time, or a representative year is longer than a year.
     """
+    # Exact variables decide the times of the run; other variables only have to have a value at these times.
     exact_times = [aggregation.times for name, aggregation in aggregations.items() if policies[name] == "exact"]
     times = np.unique(np.concatenate(exact_times))
     # Variable -> index of the value that counts at each time; -1 where none does.
@@ -58,6 +59,7 @@ def align_times(
             index_of[name] = _find_persisting_values(variable_times, times)
         else:
             index_of[name] = _find_values_of_year(name, variable_times, times, calendar)
+    # A time counts if every variable has a value.
     has_all = np.all([index >= 0 for index in index_of.values()], axis=0)
     if not has_all.any():
         spans = []

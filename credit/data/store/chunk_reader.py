@@ -149,6 +149,7 @@ def find_size_fault(path: str, plain_bytes: int | None, has_checksum: bool) -> s
             compressed size.
         has_checksum: True if a CRC32C follows the values.
     """
+    # The size that the file should have is known from the shape or stands in the header of Blosc.
     try:
         if plain_bytes is not None:
             size = os.stat(path).st_size

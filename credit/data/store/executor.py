@@ -159,6 +159,7 @@ def _run_in_jobs(write_part: WritePart, numbers: Sequence[int], conf: Preprocess
             f"preprocess.cluster: {conf.cluster} needs dask-jobqueue and distributed ({error}); install them with: "
             f"{install_command('cluster')}"
         ) from error
+    # Options of the config come before this default of one worker process in a job.
     class_name = _CLUSTER_CLASSES[conf.cluster]
     options: dict[str, Any] = {"processes": 1, **conf.cluster_options}
     try:

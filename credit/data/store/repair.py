@@ -138,6 +138,7 @@ def find_times_to_redo(
     keys = {*changes.changed, *changes.new}
     if not keys:
         return None
+    # New files may only continue the data beyond the store, and changed ones may hold other variables.
     affected = np.intersect1d(sources.find_times_from(keys), times)
     if len(affected) == 0 and not sources.has_static_from(keys):
         group = zarr.open_group(path, mode="r+")

@@ -105,6 +105,7 @@ def write_part(task: WriteTask, number: int) -> int:
     with file_lock(lock_folder(task.path) / f"{number:06d}.lock", wait=False) as is_held:
         if not is_held or (group["done"][span] != NOT_WRITTEN).all():
             return 0
+        # Each time gets a mark, a checksum and moments; bad times have no fields.
         times = group["time"][:]
         part_reader = _PartReader(task, group, times)
         marks = []

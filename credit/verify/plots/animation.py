@@ -59,6 +59,7 @@ def write_animation(
         first_image, *other_images = _draw_frames(
             channel, units, frames, forecast_name, initial_time, calendar, background
         )
+    # The last frame stays longer before the animation starts again.
     durations = [_FRAME_MILLISECONDS] * len(other_images) + [_LAST_FRAME_MILLISECONDS]
 
     def save(temporary: Path) -> None:

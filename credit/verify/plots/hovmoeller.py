@@ -130,6 +130,7 @@ def _draw_panels(
     Returns:
         The figure and its three axes.
     """
+    # Truth and forecast share a colour scale; that of the error is symmetric about 0.
     factor, units = display_units(units)
     truth, forecast = factor * values
     error = forecast - truth

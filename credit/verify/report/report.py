@@ -70,6 +70,7 @@ def write_report(
     notices = _list_notices(verification)
     if notice:
         notices.insert(0, notice)
+    # The page draws the scores itself from embedded data; other figures are embedded as images.
     page, left_out = build_page_scores(table, verification.figure_channels[0])
     images = [(caption, path) for caption, path in figures if _is_embedded(path)]
     text = render_template(
@@ -219,6 +220,7 @@ def _tabulate_blurring(table: ScoreTable) -> dict[str, Any] | None:
     """
     if SHORT_WAVES not in table.dataset:
         return None
+    # Only figures' channels and lead times have spectra; a coarse grid may have no short waves.
     wavenumbers = table.dataset["wavenumber"].values
     short_waves = wavenumbers[is_among_shortest_third(wavenumbers)]
     if not len(short_waves):

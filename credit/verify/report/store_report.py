@@ -70,6 +70,7 @@ def _list_facts(reader: StoreReader, description: dict, path: Path) -> list[tupl
         description: description of the store, see `credit.data.store.store_reader.read_description`.
         path: path of the store.
     """
+    # Of many gaps the first twenty are listed.
     calendar = reader.calendar
     times = reader.times
     height, width = reader.grid.shape

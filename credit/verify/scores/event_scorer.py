@@ -191,6 +191,7 @@ class EventScorer:
                 event.sign * truth_CP[event.channel],
                 *thresholds,
             )
+        # SEEPS compares categories of precipitation in mm.
         for number, (precipitation, thresholds) in enumerate(zip(self.precipitation, seeps_pairs, strict=True)):
             if precipitation.channel not in channels:
                 continue

@@ -144,6 +144,7 @@ def find_precipitation_channels(
         variable_attributes = attributes.get(channel.variable, {})
         units = normalise_units(str(variable_attributes.get("units", "")))
         is_sum = variable_attributes.get("temporal") == "accumulate"
+        # Without a request, channels that do not fit are left out; a requested channel that does not fit is an error.
         if requested is None:
             standard_name = variable_attributes.get("standard_name")
             is_precipitation = (
@@ -186,6 +187,7 @@ def has_climate(
     num_times, minutes = climate.smallest_season(valid_times)
     if num_times >= MIN_TIMES:
         return True
+    # A quantile cannot be computed from so few times. Other events are scored without skill.
     reason = (
         f"{period} has {num_times} times within {WITHIN_DAYS} days of the time of the year of "
         f"{calendar.format(minutes)}"

@@ -67,6 +67,7 @@ class EventResults:
             for name, seeps in self.seeps_statistics.items():
                 statistics[name] = (seeps, rows)
             scores = compute_seasonal_scores(statistics, forecasts, (SEEPS,), num_channels, leads, seasons)
+            # In a climate that is too dry or too wet everywhere there is no score, and so no variable.
             if np.isfinite(scores[SEEPS]).any():
                 for name, values in scores.items():
                     variables[name] = (dims, values)
@@ -95,6 +96,7 @@ class EventResults:
             )
             comparisons["brier"] = "event", brier
         if self.precipitation:
+            # The statistics have a row for each channel of SEEPS, the table one for each channel.
             rows = list(range(len(self.precipitation)))
             statistics = {name: (self.seeps_statistics[name], rows) for name in forecasts}
             results = compare_with_references(statistics, seasons, leads, _seeps_of_cases)
@@ -176,6 +178,7 @@ class EventResults:
         shape = len(forecasts), num_events, num_leads, num_regions, num_probabilities
         forecast_frequency = np.full(shape, np.nan)
         observed_frequency = np.full(shape, np.nan)
+        # The climatology has no diagram. An ensemble fills as many probabilities as it has.
         for f, name in enumerate(forecasts):
             if name not in self.event_statistics:
                 continue

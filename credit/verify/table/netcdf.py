@@ -99,6 +99,7 @@ def long_name(name: str) -> str:
         return _DESCRIPTIONS[name].label
     if name in _LONG_NAMES:
         return _LONG_NAMES[name]
+    # The names of scores of winds are those of the channels with a prefix.
     score = name.removeprefix("wind_vector_").removeprefix("wind_")
     if score != name:
         return f"{long_name(score.replace('crps', 'energy_score'))}, wind vectors"

@@ -85,6 +85,7 @@ def summarize(
     Raises:
         ValueError: if the table has no such channel, lead time or reference.
     """
+    # The comparison of a channel has a value for each lead time of the table, of which some are shown.
     opponent = reference or BEST_BASELINE
     rows = []
     for channel in channels:
@@ -117,6 +118,7 @@ def summary_document(table: ScoreTable, reference: str | None, files: dict[str, 
         reference: see `summarize`.
         files: kind -> path of the files that were written.
     """
+    # JSON has no NaN, so scores that do not exist are null.
     rows = []
     for row in summarize(table, table.channels, table.lead_hours, reference):
         rmse = {name: _finite_or_none(value) for name, value in row.rmse.items()}

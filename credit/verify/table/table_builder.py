@@ -261,6 +261,7 @@ def _rank_variables(
     frequency = np.full((num_forecasts, axes.num_channels, num_leads, num_regions, num_ranks), np.nan)
     shape = num_forecasts, len(axes.seasons), axes.num_channels, num_leads, num_regions
     metrics = {name: np.full(shape, np.nan) for name in RANK_METRICS}
+    # Only channels have ranks, and only in all seasons together, which have the index 0.
     for f, (forecast, (_, rows)) in enumerate(statistics.items()):
         if forecast not in histograms:
             continue

@@ -107,6 +107,7 @@ def _select_messages(messages: list[Message], select: Mapping[str, Value], origi
                 f"{origin}: data.sources.N.select: {key} {selected} is not there; the file has "
                 f"{format_values(sorted(values))}"
             )
+        # A key that a message does not have excludes nothing.
         taken_messages = []
         for message in messages:
             if key not in message.key_values or is_selected(key, message.key_values[key], selected):

@@ -84,6 +84,7 @@ class Unreadable:
             preferred_types = ("hybrid", "pressure")
         else:
             preferred_types = ("pressure", "hybrid")
+        # Of pressure and model levels the run's kind comes first; a 2-D variable avoids both.
         for level_type in preferred_types:
             for value in values:
                 if _merge_pressure_types(value) == level_type:

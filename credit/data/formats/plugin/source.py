@@ -163,6 +163,7 @@ def _build_coordinates(metadata: _SourceMetadata) -> tuple[dict[str, xr.Variable
     if metadata.latitude_bounds is not None:
         variables["latitude"].attrs["bounds"] = "latitude_bounds"
         variables["latitude_bounds"] = xr.Variable(("latitude", "two"), metadata.latitude_bounds)
+    # Variables on the same levels share a coordinate, whose standard name depends on its units.
     level_names: dict[tuple, str] = {}
     for variable in metadata.variables.values():
         if variable.levels is not None and _level_axis(variable) not in level_names:
