@@ -74,7 +74,8 @@ def write_file(
             made.units = _UNITS.get(name, "K")
             made.setncatts((attributes or {}).get(name, {}))
             if scale:
-                made.scale_factor, made.add_offset = scale, 280.0
+                made.scale_factor = scale
+                made.add_offset = 280.0
             made[:] = np.ma.array(np.nan_to_num(values, nan=280.0), mask=np.isnan(values)) if scale else values
     return path
 

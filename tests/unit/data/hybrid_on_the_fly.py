@@ -25,7 +25,8 @@ def half_levels(count: int = K) -> tuple[np.ndarray, np.ndarray]:
     eta = np.linspace(0.0, 1.0, count + 1) ** 1.5
     b = (np.maximum(eta - 0.06, 0.0) / 0.94) ** 1.3
     a = P0 * (eta - b)
-    a[-1], b[-1] = 0.0, 1.0
+    a[-1] = 0.0
+    b[-1] = 1.0
     return a, b
 
 

@@ -53,7 +53,8 @@ def make_config(save_loc: Path, **verification: object) -> Config:
 def make_reader(every: int = STEP) -> AnalyticReader:
     """Return 14 months of an annual cycle with a wave that decorrelates in about a day."""
     channels = ChannelMap.build(VARIABLES, [500.0], masked_variables=["sst"])
-    grid, calendar = make_grid(12, 24), Calendar()
+    grid = make_grid(12, 24)
+    calendar = Calendar()
     lon = np.deg2rad(grid.lon)
     shape = np.cos(np.deg2rad(grid.lat))[:, None]
 

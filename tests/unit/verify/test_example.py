@@ -80,8 +80,10 @@ def test_means_over_a_band() -> None:
 
 def test_zonal_means() -> None:
     """Against numpy's nanmean of the fields; a row without a cell has none."""
-    grid, rng = make_grid(), np.random.default_rng(1)
-    truth, members = rng.normal(280, 10, (2, *grid.shape)), rng.normal(280, 10, (3, 2, *grid.shape))
+    grid = make_grid()
+    rng = np.random.default_rng(1)
+    truth = rng.normal(280, 10, (2, *grid.shape))
+    members = rng.normal(280, 10, (3, 2, *grid.shape))
     hidden = rng.random(grid.shape) < 0.4
     hidden[4] = True
     part = keep_all([360, 720], truth, lambda lead: members + lead, {"sst": hidden})
@@ -98,7 +100,8 @@ def test_zonal_means() -> None:
 
 def test_frames_are_few_and_small() -> None:
     """Of 200 lead times at half a degree 60 remain, the first and the last among them, at one degree."""
-    grid, leads = make_grid(40, 720), [60 * number for number in range(1, 201)]
+    grid = make_grid(40, 720)
+    leads = [60 * number for number in range(1, 201)]
     wave = np.cos(np.deg2rad(grid.lon)) * np.ones((2, 40, 1))
     collector = ExampleCollector(VerificationConfig(animate=["t2m"]), grid, CHANNELS, {}, leads, [])
     part = empty()
@@ -115,7 +118,8 @@ def test_frames_are_few_and_small() -> None:
 
 def test_scoring_keeps_the_course_of_the_example(run: Run) -> None:
     verification = score_forecasts(run.config, run.reader, run.archive)
-    evolution, weights = verification.evolution, band_weights(run.reader.grid, (35.0, 60.0))
+    evolution = verification.evolution
+    weights = band_weights(run.reader.grid, (35.0, 60.0))
     assert set(evolution.band_means) == {(name, lead) for name in ("z500", "t2m", "tp") for lead in LEADS}
     assert set(evolution.zonal_means) == set(evolution.band_means)
     assert set(evolution.animation_frames) == {("t2m", lead) for lead in LEADS} and not evolution.is_ensemble
@@ -154,7 +158,9 @@ def test_no_diagram_without_times_or_cells(run: Run, tmp_path: Path, leads: tupl
 
 def test_waves_move_through_the_diagram_at_their_speed(tmp_path: Path) -> None:
     """cos(k (lon - c t)) with known k and c, both read off what is drawn; the forecast is slower."""
-    background, speeds, wavenumber = MapBackground(make_grid(12, 48), None), (11.0, 7.0), 5
+    background = MapBackground(make_grid(12, 48), None)
+    speeds = (11.0, 7.0)
+    wavenumber = 5
     lon = background.grid.lon
     strips = {
         minutes: tuple(np.cos(np.deg2rad(wavenumber * (lon - speed * minutes / 1440))) for speed in speeds)
@@ -170,7 +176,8 @@ def test_waves_move_through_the_diagram_at_their_speed(tmp_path: Path) -> None:
     panels = [axis for axis in figures[0].axes if axis.get_title()]
     assert [axis.get_title() for axis in panels] == ["Truth", "Forecast", "Error"]
     assert figures[0].get_suptitle() == "z500, mean over 35°N to 60°N: waves from 2001-03-01 00:00 UTC"
-    values, limits = [], []
+    values = []
+    limits = []
     for axis in panels:
         assert axis.yaxis_inverted()
         (mesh,) = axis.collections
@@ -191,7 +198,8 @@ def test_waves_move_through_the_diagram_at_their_speed(tmp_path: Path) -> None:
 
 def test_zonal_means_are_drawn_at_their_latitudes(tmp_path: Path) -> None:
     """What is drawn is what was given, row by row and time by time; a masked row is grey, in all panels."""
-    grid, rng = make_grid(), np.random.default_rng(2)
+    grid = make_grid()
+    rng = np.random.default_rng(2)
     zonal = {minutes: tuple(rng.normal(280, 5, (2, 12))) for minutes in range(360, 360 * 9, 360)}
     for fields in zonal.values():
         fields[0][3] = fields[1][3] = np.nan
@@ -225,7 +233,8 @@ def test_frames_of_an_animation(tmp_path: Path) -> None:
     """Fields of one value each: the colour of a frame is that value's, by limits that stay."""
     background = MapBackground(make_grid(), None)
     leads = [360 * number for number in range(1, 12)]
-    truth, forecast = np.linspace(270.0, 290.0, 11), np.linspace(290.0, 270.0, 11)
+    truth = np.linspace(270.0, 290.0, 11)
+    forecast = np.linspace(290.0, 270.0, 11)
     frames = {
         lead: tuple(np.full(background.grid.shape, value) for value in values)
         for lead, values in zip(leads, zip(truth, forecast, strict=True), strict=True)
@@ -237,7 +246,8 @@ def test_frames_of_an_animation(tmp_path: Path) -> None:
     with Image.open(path) as image:
         assert (image.format, image.n_frames, image.info["loop"]) == ("GIF", 11, 0)
         assert 800 < image.width < 1200 and image.getpixel((1, 1)) is not None
-        durations, pictures = [], []
+        durations = []
+        pictures = []
         for frame in ImageSequence.Iterator(image):
             durations.append(frame.info["duration"])
             pictures.append(np.asarray(frame.convert("RGB")))

@@ -25,7 +25,8 @@ def test_fields_and_masks() -> None:
     """A cell of 30 degrees is two rows, by area, and one column with half of its neighbours."""
     reader = make_reader()
     fields = RegriddedReader(reader, 1, COARSE)
-    native, brought = reader.read(5), fields.read(5)
+    native = reader.read(5)
+    brought = fields.read(5)
     area = reader.grid.area_weights()
     columns = native[:, :, ::2] / 2 + np.roll(native, 1, axis=2)[:, :, ::2] / 4 + native[:, :, 1::2] / 4
     rows = area[:, :1].reshape(6, 2, 1)
@@ -39,7 +40,8 @@ def test_fields_and_masks() -> None:
 @pytest.fixture(scope="module")
 def verification(run: Run, tmp_path_factory: pytest.TempPathFactory) -> Verification:
     """The model on the data's grid; another forecast that is the same, made on the coarse one."""
-    folder, reader = tmp_path_factory.mktemp("coarse"), run.reader
+    folder = tmp_path_factory.mktemp("coarse")
+    reader = run.reader
     starts = [int(minutes) for minutes in run.archive.initial_minutes[:3]]
     fields = OutputFields(reader.channels, COARSE, reader.calendar, reader.attributes, STEP)
     writer = ForecastWriter(folder, fields, LEADS, starts)
@@ -51,12 +53,14 @@ def verification(run: Run, tmp_path_factory: pytest.TempPathFactory) -> Verifica
 
 
 def test_scores_are_of_the_coarse_fields(run: Run, verification: Verification) -> None:
-    table, reader = verification.table, run.reader
+    table = verification.table
+    reader = run.reader
     assert verification.grid.shape == (6, 12)
     assert (
         table.dataset.attrs["grid"].startswith("6 x 12, 30 degrees") and "from 12 x 24" in table.dataset.attrs["grid"]
     )
-    regridder, area = Regridder(reader.grid, COARSE, "conservative"), COARSE.area_weights()
+    regridder = Regridder(reader.grid, COARSE, "conservative")
+    area = COARSE.area_weights()
     for number, lead in enumerate(LEADS):
         squares = []
         for initial in verification.cases.tolist():
@@ -77,7 +81,8 @@ def test_forecasts_of_any_grid_are_compared(verification: Verification) -> None:
 
 
 def test_without_a_common_grid_they_are_not(run: Run, tmp_path: Path) -> None:
-    reader, start = run.reader, int(run.archive.initial_minutes[0])
+    reader = run.reader
+    start = int(run.archive.initial_minutes[0])
     fields = OutputFields(reader.channels, COARSE, reader.calendar, reader.attributes, STEP)
     writer = ForecastWriter(tmp_path, fields, LEADS, [start])
     writer.write(start, np.zeros((3, len(reader.channels.output), 6, 12), dtype=np.float32))

@@ -44,7 +44,8 @@ def test_the_models_scores(verification: Verification) -> None:
 
 def test_the_baselines_scores(run: Run, verification: Verification) -> None:
     """Persistence by hand; damping is fitted so that it beats both of its parents."""
-    table, reader = verification.table, run.reader
+    table = verification.table
+    reader = run.reader
     area = reader.grid.area_weights()
     for number, lead in enumerate(LEADS):
         squares = []
@@ -113,8 +114,10 @@ def test_spectra_on_a_finer_grid_end_where_those_of_the_data_do(run: Run, tmp_pa
 
 
 def test_spectra_are_numbers_of_every_forecast(run: Run, tmp_path: Path) -> None:
-    reader, start = run.reader, "2001-03-04T06:00"
-    colatitude, lon = np.deg2rad(90.0 - reader.grid.lat)[:, None], np.deg2rad(reader.grid.lon)
+    reader = run.reader
+    start = "2001-03-04T06:00"
+    colatitude = np.deg2rad(90.0 - reader.grid.lat)[:, None]
+    lon = np.deg2rad(reader.grid.lon)
     # a harmonic whose square has mean 1, of an order that the truth has not
     wave = np.sqrt(8 * np.pi) * special.sph_harm_y(8, 4, colatitude, lon).real
     write_forecasts(tmp_path / "other", reader, [start], wave, variables=["t2m"])
@@ -137,10 +140,12 @@ def test_spectra_are_numbers_of_every_forecast(run: Run, tmp_path: Path) -> None
 
 
 def test_levels_by_other_names(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    grid, start = make_grid(12, 24), np.array(["2001-03-04T06:00"], dtype="datetime64[ns]")
+    grid = make_grid(12, 24)
+    start = np.array(["2001-03-04T06:00"], dtype="datetime64[ns]")
     leads = ("prediction_timedelta", [6, 12], {"units": "hours"})
     coords = {"time": start, "prediction_timedelta": leads, "latitude": grid.lat, "longitude": grid.lon}
-    plain, values = tuple(coords), np.zeros((1, 2, 12, 24), dtype=np.float32)
+    plain = tuple(coords)
+    values = np.zeros((1, 2, 12, 24), dtype=np.float32)
     for dim in ("level", "pressure_level", "isobaricInhPa", "height"):
         variables = {"t2m": (plain, values), "z": ((dim, *plain), values[None])}
         xr.Dataset(variables, coords | {dim: [500]}).to_zarr(tmp_path / f"{dim}.zarr", consolidated=False)
@@ -181,7 +186,8 @@ def test_what_was_asked_for_and_has_no_scores_is_said(
     complete = score_forecasts(build_config(raw), run.reader, run.archive).table
     assert not any("lead time" in words for words in complete.warnings())
     assert "asks for" not in caplog.text and "cover" not in caplog.text
-    raw["data"]["splits"]["test"], raw["inference"] = ["2001-03-01", "2001-03-20"], {"lead_time": "36h"}
+    raw["data"]["splits"]["test"] = ["2001-03-01", "2001-03-20"]
+    raw["inference"] = {"lead_time": "36h"}
     caplog.clear()
     table = score_forecasts(build_config(raw), run.reader, run.archive).table
     warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
@@ -293,7 +299,8 @@ def test_a_masked_output_is_scored_over_its_valid_cells(tmp_path: Path) -> None:
     archive = write_forecasts(tmp_path / "forecasts", masked, ["2001-03-02"], leads=[1440])
     raw = make_config(tmp_path).model_dump()
     raw["data"]["variables"] = variables
-    raw["data"]["timestep"], raw["verification"]["figure_leads"] = "24h", ["24h"]
+    raw["data"]["timestep"] = "24h"
+    raw["verification"]["figure_leads"] = ["24h"]
     verification = score_forecasts(build_config(raw), masked, archive)
     assert verification.table.score("model", "sst", 24) == pytest.approx(MODEL_ERROR, rel=1e-4)
     assert not verification.spectra and np.isnan(verification.maps["sst", 1440][0]).sum() == 4

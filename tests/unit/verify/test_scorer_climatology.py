@@ -54,7 +54,8 @@ def config_of(folder: Path, year: str, **verification: object) -> Config:
 
 def write_climatology(path: Path, reader: StoreReader) -> xr.Dataset:
     """Write the sample's first days of each hour, moved on from day to day, as WeatherBench 2 lays it out."""
-    grid, rng = reader.grid, np.random.default_rng(0)
+    grid = reader.grid
+    rng = np.random.default_rng(0)
     first = np.stack([reader.read(number) for number in range(4)]).astype(np.float64)
     drift = np.cos(2 * np.pi * np.arange(366) / 366) + 0.3 * rng.standard_normal(366)
     stored = {channel.name: number for number, channel in enumerate(reader.channels.time_varying_stored)}
@@ -90,7 +91,8 @@ class Sample:
 @pytest.fixture(scope="module")
 def sample(tmp_path_factory: pytest.TempPathFactory) -> Sample:
     folder = tmp_path_factory.mktemp("wb2")
-    reader, archives = open_sources(config_of(folder, "2000").data), {}
+    reader = open_sources(config_of(folder, "2000").data)
+    archives = {}
     for year, texts in STARTS.items():
         starts = [reader.calendar.parse(text) for text in texts]
         fields = OutputFields(reader.channels, reader.grid, reader.calendar, reader.attributes, 360)
@@ -127,7 +129,8 @@ def labelled(sample: Sample, year: str, fields: np.ndarray, grid: LatLonGrid) ->
 
 def expected(sample: Sample, year: str, onto: LatLonGrid | None = None) -> dict[str, xr.DataArray]:
     """Return metric -> (lead, channel), global, by WeatherBench 2's formulas; fields brought `onto` a grid first."""
-    reader, calendar = sample.reader, sample.reader.calendar
+    reader = sample.reader
+    calendar = sample.reader.calendar
     starts = [calendar.parse(text) for text in STARTS[year]]
     truth, forecast = (
         np.stack([[reader.read(reader.index_of(t + lead - back)) for lead in LEADS] for t in starts])
@@ -143,8 +146,10 @@ def expected(sample: Sample, year: str, onto: LatLonGrid | None = None) -> dict[
     if onto is not None:
         file_grid, _ = LatLonGrid.from_coords(sample.normal["latitude"].values, sample.normal["longitude"].values)
         normal = Regridder(file_grid, onto, "conservative").apply(normal)
-        bring, grid = Regridder(reader.grid, onto, "conservative").apply, onto
-        truth, forecast = bring(truth), bring(forecast)
+        bring = Regridder(reader.grid, onto, "conservative").apply
+        grid = onto
+        truth = bring(truth)
+        forecast = bring(forecast)
     truth, forecast, normal = (labelled(sample, year, field, grid) for field in (truth, forecast, normal))
     edges = np.deg2rad(np.concatenate([[90.0], (grid.lat[1:] + grid.lat[:-1]) / 2, [-90.0]]))
     weights = truth["latitude"].copy(data=-np.diff(np.sin(edges)))
@@ -152,16 +157,19 @@ def expected(sample: Sample, year: str, onto: LatLonGrid | None = None) -> dict[
     def mean(field: xr.DataArray) -> xr.DataArray:
         return field.weighted(weights).mean(["latitude", "longitude"])
 
-    forecast_anomaly, truth_anomaly = forecast - normal, truth - normal
+    forecast_anomaly = forecast - normal
+    truth_anomaly = truth - normal
     acc = mean(forecast_anomaly * truth_anomaly) / np.sqrt(mean(forecast_anomaly**2) * mean(truth_anomaly**2))
     return {"acc_wb2": acc.mean("start"), "climatology": np.sqrt(mean(truth_anomaly**2).mean("start"))}
 
 
 @pytest.mark.parametrize("year", list(STARTS))
 def test_scores_are_those_of_weatherbench(sample: Sample, year: str) -> None:
-    table, wanted = score(sample, year), expected(sample, year)
+    table = score(sample, year)
+    wanted = expected(sample, year)
     for number, channel in enumerate(CHANNELS):
-        acc, rmse = table.scores_by_lead("model", channel, "acc_wb2"), table.scores_by_lead("climatology", channel)
+        acc = table.scores_by_lead("model", channel, "acc_wb2")
+        rmse = table.scores_by_lead("climatology", channel)
         np.testing.assert_allclose(acc, wanted["acc_wb2"][:, number], rtol=0, atol=1e-6, err_msg=channel)
         np.testing.assert_allclose(rmse, wanted["climatology"][:, number], rtol=1e-6, err_msg=channel)
     assert table.dataset.attrs["climatology"] == f"file {sample.path.name}"

@@ -26,7 +26,8 @@ INITIAL = ["2001-03-02T00:00", "2001-03-04T06:00", "2001-03-07T12:00"]
 @pytest.fixture(scope="module")
 def ensemble(tmp_path_factory: pytest.TempPathFactory, run: Run) -> tuple[ScoreTable, Path]:
     """The ensemble is the model; the single forecasts of `run` are another forecast."""
-    folder, reader = tmp_path_factory.mktemp("ensemble"), make_reader()
+    folder = tmp_path_factory.mktemp("ensemble")
+    reader = make_reader()
     starts = [reader.calendar.parse(text) for text in INITIAL]
     attributes = {"forcing": "sst: persist", "ensemble": "3 members; made up", "weights": "0a1b2c3d"}
     fields = OutputFields(reader.channels, reader.grid, reader.calendar, reader.attributes, STEP, masks=reader.masks)
@@ -123,9 +124,11 @@ def test_figures_and_maps_show_the_spread(ensemble: tuple[ScoreTable, Path]) -> 
 def test_events_of_members_and_of_a_single_forecast(ensemble: tuple[ScoreTable, Path]) -> None:
     """Members are wrong in cells that lie less than their error from 290; the single forecast, too warm by 3, too."""
     table, _ = ensemble
-    reader, area = make_reader(), make_reader().grid.area_weights()
+    reader = make_reader()
+    area = make_reader().grid.area_weights()
     number = [channel.name for channel in reader.channels.time_varying_stored].index("t2m")
-    members, single = [], []
+    members = []
+    single = []
     for text in INITIAL:
         truth = reader.read(reader.index_of(reader.calendar.parse(text) + 720))[number]
         share = np.mean([truth + np.float32(error) > 290 for error in MEMBER_ERRORS], axis=0)

@@ -81,7 +81,8 @@ class Scored:
 
 @pytest.fixture(scope="module")
 def scored(tmp_path_factory: pytest.TempPathFactory) -> Scored:
-    folder, reader = tmp_path_factory.mktemp("events"), make_reader()
+    folder = tmp_path_factory.mktemp("events")
+    reader = make_reader()
     starts = [CALENDAR.parse(text) for text in INITIAL]
     fields = OutputFields(reader.channels, GRID, CALENDAR, reader.attributes, DAY, masks=reader.masks)
     writer = ForecastWriter(folder / "forecasts", fields, LEADS, starts, members=MEMBERS)
@@ -154,7 +155,8 @@ def expected_brier(scored: Scored, climate: xr.DataArray, name: str) -> dict[str
 
 @pytest.mark.parametrize("name", list(EVENTS))
 def test_brier_scores_are_the_librarys(scored: Scored, climate: xr.DataArray, name: str) -> None:
-    expected, table = expected_brier(scored, climate, name), scored.table
+    expected = expected_brier(scored, climate, name)
+    table = scored.table
     scores = {
         metric: table.scores_by_lead("model", "t2m", f"{metric}:{name}")
         for metric in expected
@@ -217,7 +219,8 @@ def test_what_the_files_have(scored: Scored) -> None:
         np.testing.assert_allclose(shares.sum("members_beyond"), 1.0)
         scores = dataset.sel(forecast="model", region="global", season="all", event="cold")
         p = np.arange(MEMBERS + 1) / MEMBERS
-        forecast, observed = scores["forecast_frequency"], scores["observed_frequency"].fillna(0)
+        forecast = scores["forecast_frequency"]
+        observed = scores["observed_frequency"].fillna(0)
         brier = (forecast * (observed * (1 - p) ** 2 + (1 - observed) * p**2)).sum("members_beyond")
         np.testing.assert_allclose(brier, scores["brier"])
 
@@ -229,7 +232,8 @@ def test_two_shares_are_one_to_the_last_bit(scored: Scored, monkeypatch: pytest.
         score_forecasts(config_of(scored.folder, events=EVENTS), make_reader(), scored.archive, share)
         return partial_scores[0]
 
-    all_cases, joined = part(WorkShare()), PartialScores.join([part(WorkShare(1, 2)), part(WorkShare(0, 2))])
+    all_cases = part(WorkShare())
+    joined = PartialScores.join([part(WorkShare(1, 2)), part(WorkShare(0, 2))])
     every = {"model", "persistence", "damped_persistence"}
     for sums, joined_statistics, keys in (
         (all_cases.events, joined.events, every),

@@ -59,7 +59,8 @@ def test_an_annual_cycle_is_found_in_every_calendar(calendar: str, options: dict
 def test_only_the_period_is_used() -> None:
     reader = _reader()
     calendar = reader.calendar
-    inner, cycle = calendar.parse("2001-01-01"), reader._function
+    inner = calendar.parse("2001-01-01")
+    cycle = reader._function
     reader._function = lambda minutes, channel: cycle(minutes, channel) + (1e6 if minutes < inner else 0)
     climatology = fit_climatology(reader, NAMES, inner, int(reader.times[-1]))
     assert (
@@ -121,7 +122,8 @@ def test_times_of_the_day_are_told_apart() -> None:
 def test_channels_are_made_one_by_one_as_all_at_once(options: dict) -> None:
     climatology = _fit(_reader(end="2010-01-01"), **options)
     minutes = Calendar().parse("2003-05-01T07:00")
-    evaluated, lazy = climatology.evaluate(minutes), climatology.evaluate_lazily(minutes)
+    evaluated = climatology.evaluate(minutes)
+    lazy = climatology.evaluate_lazily(minutes)
     assert evaluated.shape == lazy.shape and evaluated.dtype == lazy.dtype and lazy.ndim == 3
     for channel in range(len(NAMES)):
         np.testing.assert_array_equal(lazy[channel], evaluated[channel])

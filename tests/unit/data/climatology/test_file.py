@@ -163,7 +163,8 @@ def test_calendars(tmp_path: Path, calendar: str, days: int, works: bool) -> Non
         with pytest.raises(DataError, match=f"{days} days, but the longest year of the data's calendar, {calendar}"):
             load(path, calendar=calendar, rename=NAMES)
         return
-    climatology, last = load(path, calendar=calendar, rename=NAMES), Calendar(calendar).parse("2001-12-30T12:00")
+    climatology = load(path, calendar=calendar, rename=NAMES)
+    last = Calendar(calendar).parse("2001-12-30T12:00")
     day = 360 if calendar == "360_day" else 364
     field = wb2(days).sel(hour=12, dayofyear=day)["2m_temperature"].transpose("latitude", "longitude")
     np.testing.assert_array_equal(climatology.evaluate(last)[-1], field.values[::-1])
@@ -186,7 +187,8 @@ def test_units_are_converted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -
 
 
 def test_behind_a_url(tmp_path: Path) -> None:
-    dataset, memory = wb2(), fsspec.filesystem("memory")
+    dataset = wb2()
+    memory = fsspec.filesystem("memory")
     memory.put(str(write(dataset, tmp_path / "a_v2.zarr")), "/test_climatology/a.zarr", recursive=True)
     try:
         climatology = load("memory://test_climatology/a.zarr", rename=NAMES, storage_options={"asynchronous": False})

@@ -96,7 +96,8 @@ def test_leap_years_have_365_days(every: int, by_hour: bool, days: int) -> None:
     for hour_of_day in np.unique(hours) if by_hour else [None]:
         chosen = slice(None) if hour_of_day is None else (hours == hour_of_day).values
         grouped = series[chosen].groupby(number[chosen].rename("part"))
-        sums, counts = grouped.sum().values, grouped.count().values
+        sums = grouped.sum().values
+        counts = grouped.count().values
         # odd windows reach as far back as ahead, even ones begin a part earlier
         shifts = range(-(days // 2), days - days // 2)
         mean = sum(np.roll(sums, -shift) for shift in shifts) / sum(np.roll(counts, -shift) for shift in shifts)

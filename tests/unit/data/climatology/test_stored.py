@@ -53,7 +53,8 @@ WAVES_BY_HOUR = ClimatologyConfig(harmonics=2, by_hour=True)
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    rng, count = np.random.default_rng(0), DAYS * 24 // EVERY
+    rng = np.random.default_rng(0)
+    count = DAYS * 24 // EVERY
     sst = rng.normal(290, 3, (count, ROWS, COLUMNS)).astype(np.float32)
     sst[:, 1, 2] = np.nan
     fields = {
@@ -258,7 +259,8 @@ def test_a_kill_loses_one_block_at_most(
     caplog.set_level(logging.INFO)
     load_or_fit_climatology(reader, names, train, WINDOW)
     assert "is not complete" in caplog.text and "fitted now" in caplog.text
-    fitted, written = fit_climatology(reader, names, train.first, train.last, WINDOW), []
+    fitted = fit_climatology(reader, names, train.first, train.last, WINDOW)
+    written = []
     original = module.fit_fields
     monkeypatch.setattr(module, "fit_fields", lambda *args: written.append(args[4]) or original(*args))
     # the blocks are those that it was begun with, whatever the room now
@@ -270,7 +272,9 @@ def test_a_kill_loses_one_block_at_most(
 
 def test_memory_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a fit holds is what is said of it, whatever the size of the table."""
-    rows, columns, count = 64, 128, 420
+    rows = 64
+    columns = 128
+    count = 420
     fields = {"t2m": np.random.default_rng(0).normal(280, 9, (count, rows, columns)).astype(np.float32)}
     file = write_file(tmp_path / "b.nc", fields, np.arange(count) * 24)
     conf = make(file, tmp_path, timestep="24h", variables={"prognostic": {"vars_2D": ["t2m"]}}, variable_options={})
@@ -334,7 +338,8 @@ def test_scores_read_the_training_period_no_more(
     writer = ForecastWriter(tmp_path / "forecasts", fields, [2160], starts)
     for start in starts:
         writer.write(start, reader.read(reader.index_of(start + 2160))[None, :3] + 1)
-    read, original = set(), StoreReader.read
+    read = set()
+    original = StoreReader.read
     monkeypatch.setattr(StoreReader, "read", lambda self, index: read.add(index) or original(self, index))
 
     def score() -> tuple[ScoreTable, int]:

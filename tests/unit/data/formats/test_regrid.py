@@ -40,7 +40,8 @@ def mean(fields: np.ndarray, grid: LatLonGrid) -> float:
 @pytest.mark.parametrize("method", ["bilinear", "conservative", "nearest"])
 @each_pair
 def test_a_constant_stays(source: str, target: str, method: str) -> None:
-    source, target = GRIDS[source], GRIDS[target]
+    source = GRIDS[source]
+    target = GRIDS[target]
     regridded = Regridder(source, target, method).apply(np.full((2, *source.shape), 287.3, np.float32))
     assert regridded.shape == (2, *target.shape) and regridded.dtype == np.float32 and regridded.flags.c_contiguous
     np.testing.assert_allclose(regridded, 287.3, rtol=5e-7)
@@ -48,7 +49,8 @@ def test_a_constant_stays(source: str, target: str, method: str) -> None:
 
 @each_pair
 def test_conservative_keeps_the_global_mean(source: str, target: str) -> None:
-    source, target = GRIDS[source], GRIDS[target]
+    source = GRIDS[source]
+    target = GRIDS[target]
     noise = np.random.default_rng(3).normal(280.0, 20.0, source.shape).astype(np.float32)
     regridded = Regridder(source, target, "conservative").apply(noise)
     assert mean(regridded, target) == pytest.approx(mean(noise, source), rel=1e-6)
@@ -57,7 +59,8 @@ def test_conservative_keeps_the_global_mean(source: str, target: str) -> None:
 @pytest.mark.parametrize(("source", "target"), [("gaussian", "odd"), ("shifted", "coarse"), ("coarse", "odd")])
 def test_conservative_against_areas_counted(source: str, target: str) -> None:
     """The sphere is cut into small pieces of equal area, each looked up in both grids."""
-    source, target = GRIDS[source], GRIDS[target]
+    source = GRIDS[source]
+    target = GRIDS[target]
     values = np.random.default_rng(0).normal(size=source.shape)
 
     def cells(grid: LatLonGrid, sines: np.ndarray, longitudes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -86,7 +89,8 @@ def test_conservative_against_areas_counted(source: str, target: str) -> None:
 @each_pair
 def test_bilinear_is_exact_for_what_is_linear(source: str, target: str) -> None:
     """In latitude everywhere between the rows; in longitude but for the column where a sawtooth falls."""
-    source, target = GRIDS[source], GRIDS[target]
+    source = GRIDS[source]
+    target = GRIDS[target]
     regridder = Regridder(source, target, "bilinear")
     inside = (target.lat <= source.lat[0]) & (target.lat >= source.lat[-1])
     regridded = regridder.apply(np.broadcast_to(source.lat[:, None], source.shape))
@@ -100,7 +104,8 @@ def test_bilinear_is_exact_for_what_is_linear(source: str, target: str) -> None:
 
 @each_pair
 def test_bilinear_against_scipy(source: str, target: str) -> None:
-    source, target = GRIDS[source], GRIDS[target]
+    source = GRIDS[source]
+    target = GRIDS[target]
     values = np.random.default_rng(1).normal(size=source.shape).astype(np.float32)
     around = np.concatenate([values[:, -1:], values, values[:, :1]], axis=1)
     longitudes = np.concatenate([[source.lon[-1] - 360], source.lon, [source.lon[0] + 360]])
@@ -115,7 +120,8 @@ def test_bilinear_against_scipy(source: str, target: str) -> None:
 @each_pair
 def test_harmonics_within_the_error_of_second_order(source: str, target: str, degree: int, order: int) -> None:
     """Linear interpolation and cell means err by at most h^2/8 and h^2/24 of second derivatives, up to l (l + 1)."""
-    source, target = GRIDS[source], GRIDS[target]
+    source = GRIDS[source]
+    target = GRIDS[target]
     field = harmonic(source, degree, order)
     truth = harmonic(target, degree, order)
     step = np.deg2rad(max(180.0 / source.shape[0], 360.0 / source.shape[1]))

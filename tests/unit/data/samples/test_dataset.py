@@ -139,7 +139,8 @@ def test_persistence_holds_the_anomaly() -> None:
     climatology = fit_climatology(reader, ["f"], int(times[0]), int(times[-1]))
     later = reader_of(times, lambda minutes: cycle(minutes) + 2)
     frames = FrameReader(later, conf(in_forecast="persist"), climatology)
-    start, valid = int(times[50]), int(times[120])
+    start = int(times[50])
+    valid = int(times[120])
     assert frames.forcing(valid, initial=start)[0, 0, 0] == pytest.approx(cycle(valid) + 2, abs=0.01)
     assert abs(cycle(valid) - cycle(start)) > 2  # plain persistence would be far off
 
@@ -179,7 +180,8 @@ def test_a_time_is_read_once_and_kept() -> None:
     reader = reader_of(360 * np.arange(10))
     kept = CachedReader(reader)
     assert kept.grid is reader.grid and kept.index_of(720) == reader.index_of(720)
-    first, place = kept.read(np.int64(3)), np.empty(reader.grid.shape, np.float32)
+    first = kept.read(np.int64(3))
+    place = np.empty(reader.grid.shape, np.float32)
     kept.read_into(3, [place, *[None] * (len(first) - 1)])
     np.testing.assert_array_equal(place, reader.read(3)[0])
     assert reader.reads == 2 and kept.read(3) is first

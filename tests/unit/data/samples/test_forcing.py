@@ -109,7 +109,8 @@ def test_model_calendars_follow_the_fraction_of_the_year(calendar_name: str) -> 
     for fraction in (0.1, 0.6):
         daily = []
         for own in (calendar, CALENDAR):
-            begin, end = own.parse("2001-01-01"), own.parse("2002-01-01")
+            begin = own.parse("2001-01-01")
+            end = own.parse("2002-01-01")
             minutes = begin + round(fraction * (end - begin))
             daily.append(toa_radiation(LAT, LON, minutes, own, 2, mean="daily"))
         assert np.abs(daily[0] - daily[1]).max() < 3e-3 * daily[1].max()  # 365 days against the Sun's year: 0.15 days
@@ -167,7 +168,8 @@ def test_fixed_statistics_are_those_of_a_year(mean: str) -> None:
 
 
 def test_a_one_degree_field_takes_less_than_50_ms() -> None:
-    lat, lon = np.linspace(90, -90, 181), np.arange(360.0)
+    lat = np.linspace(90, -90, 181)
+    lon = np.arange(360.0)
     durations = []
     for repeat in range(5):
         begin = time.perf_counter()

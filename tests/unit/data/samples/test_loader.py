@@ -56,7 +56,8 @@ def test_a_batch_larger_than_the_data() -> None:
 @pytest.mark.parametrize("done", [1, 4])
 def test_an_epoch_goes_on_with_another_number_of_ranks(done: int, ranks: int) -> None:
     """Begun on two ranks, broken off after some steps: what is left is met exactly once."""
-    samples, block = 56, 8
+    samples = 56
+    block = 8
     before = [list(ResumableSampler(samples, 4, 1, 3, 0, done, rank, 2)) for rank in range(2)]
     after = [list(ResumableSampler(samples, block // ranks, 1, 3, done, 7, rank, ranks)) for rank in range(ranks)]
     met = [index for stream in before + after for batch in stream for index in batch]

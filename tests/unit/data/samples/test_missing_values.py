@@ -75,7 +75,8 @@ def test_fill_values_are_missing_values(tmp_path: Path) -> None:
 
 
 def test_a_declared_mask(tmp_path: Path) -> None:
-    sst, t2m = with_land(random_fields(4, H, W)), random_fields(4, H, W)
+    sst = with_land(random_fields(4, H, W))
+    t2m = random_fields(4, H, W)
     path = write_file(tmp_path / "a.nc", {"sst": sst, "t2m": t2m})
     reader = open_sources(make_config(path, p2=["t2m", "sst"], **DECLARED))
     assert list(reader.masks) == ["sst"]

@@ -74,7 +74,8 @@ def flip_a_bit(path: Path) -> None:
 def test_lost_chunks_are_found_and_only_their_parts_written_again(conf: DataConfig, compression: str) -> None:
     path = write_training_store(conf, PreprocessConfig(compression=compression))
     assert not find_damage(path) and not find_damage(path, deep=True)
-    before, meta = chunk_states(conf), read_description(path)
+    before = chunk_states(conf)
+    meta = read_description(path)
     shutil.rmtree(chunk_path(conf, 3).parents[2])
     short = chunk_path(conf, 21)
     short.write_bytes(short.read_bytes()[:-7])
@@ -143,7 +144,8 @@ def test_lost_marks_are_no_gap(conf: DataConfig) -> None:
 @pytest.mark.parametrize("how", ["lost", "cut", "altered"])
 def test_arrays_without_parts(conf: DataConfig, name: str, how: str) -> None:
     path = write_training_store(conf)
-    meta, before = read_description(path), chunk_states(conf)
+    meta = read_description(path)
+    before = chunk_states(conf)
     array = zarr.open_group(path, mode="r+")[name]
     values = array[...]
     (file,) = [item for item in (path / name / "c").rglob("*") if item.is_file()]
@@ -219,7 +221,8 @@ def test_repair_goes_on_after_a_kill(conf: DataConfig, monkeypatch: pytest.Monke
 
 
 def test_processes_look_for_damage_side_by_side(conf: DataConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    path, look = write_training_store(conf), integrity._check_chunks
+    path = write_training_store(conf)
+    look = integrity._check_chunks
     lock = store_writer.lock_folder(path) / "create.lock"
     program = "import fcntl, sys; fcntl.lockf(open(sys.argv[1], 'w'), fcntl.LOCK_EX | fcntl.LOCK_NB)"
     is_free: list[bool] = []
@@ -243,7 +246,8 @@ def test_a_kill_while_marking_forgets_nothing_that_a_deep_look_found(
     conf: DataConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = write_training_store(conf)
-    meta, describe = read_description(path), SourceReader.fingerprint_files
+    meta = read_description(path)
+    describe = SourceReader.fingerprint_files
     flip_a_bit(chunk_path(conf, 9))
     calls: list[int] = []
 
@@ -277,7 +281,8 @@ def test_a_store_of_format_1(conf: DataConfig) -> None:
     """It had all marks in one chunk, no checksums and no moments: sizes are all that can be checked."""
     path = write_training_store(conf)
     group = zarr.open_group(path, mode="r+")
-    meta, marks = dict(group.attrs)["credit"], group["done"][:]
+    meta = dict(group.attrs)["credit"]
+    marks = group["done"][:]
     for name in ("done", "digest", "moments"):
         del group[name]
     group.create_array("done", data=marks, chunks=marks.shape)
@@ -308,7 +313,8 @@ def test_changed_sources_of_a_store_of_format_1(tmp_path: Path, conf: DataConfig
 
 def test_changed_sources_are_written_again_when_asked(tmp_path: Path, conf: DataConfig) -> None:
     path = write_training_store(conf)
-    before, content = chunk_states(conf), read_description(path)["content"]
+    before = chunk_states(conf)
+    content = read_description(path)["content"]
     t = random_fields(20, H, W, seed=7)
     sst = random_fields(20, H, W, seed=8)
     sst[:, 1, 3:6] = np.nan
@@ -317,7 +323,9 @@ def test_changed_sources_are_written_again_when_asked(tmp_path: Path, conf: Data
         write_training_store(conf)
     assert chunk_states(conf) == before and read_description(path)["complete"]
     write_training_store(conf, redo_changed=True)
-    after, sources, stored = chunk_states(conf), open_sources(conf), open_reader(conf)
+    after = chunk_states(conf)
+    sources = open_sources(conf)
+    stored = open_reader(conf)
     # the second file begins with the time 20, in the third part
     assert {index for index in after if after[index][0] != before[index][0]} == set(range(16, 32))
     for index, time in enumerate(stored.times):
@@ -378,7 +386,8 @@ def test_blocks_of_a_climatology_are_fitted_again(conf: DataConfig, how: str) ->
     folder = path / "climatology"
     before = {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()}
     assert find_damaged_blocks(path) == find_damaged_blocks(path, deep=True) == []
-    file, deep = folder / "fields" / "c" / "2" / "0" / "0" / "0" / "0", how == "flipped"
+    file = folder / "fields" / "c" / "2" / "0" / "0" / "0" / "0"
+    deep = how == "flipped"
     if deep:
         flip_a_bit(file)
     else:

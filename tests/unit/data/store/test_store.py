@@ -59,7 +59,8 @@ def make(tmp_path: Path, **options: object) -> DataConfig:
 
 def test_the_store_gives_what_the_sources_give(conf: DataConfig) -> None:
     path = write_training_store(conf)
-    sources, stored = open_sources(conf), open_reader(conf)
+    sources = open_sources(conf)
+    stored = open_reader(conf)
     assert len(stored.times) == 32 and stored.calendar == sources.calendar and stored.channels == sources.channels
     for index, time in enumerate(stored.times):
         np.testing.assert_array_equal(stored.read(index), sources.read(sources.index_of(int(time))))
@@ -67,7 +68,8 @@ def test_the_store_gives_what_the_sources_give(conf: DataConfig) -> None:
     np.testing.assert_array_equal(stored.masks["sst"], sources.masks["sst"])
     assert stored.attributes == sources.attributes and stored.grid.describe_mismatch(sources.grid) is None
     np.testing.assert_array_equal(stored.grid.lat_bounds, sources.grid.lat_bounds)
-    first, last = sources.calendar.parse("2000-01-01"), sources.calendar.parse_period_end("2000-01-04")
+    first = sources.calendar.parse("2000-01-01")
+    last = sources.calendar.parse_period_end("2000-01-04")
     fitted = fit_statistics(sources, first, last, 360)
     assert stored.statistics.to_dict() == fitted.to_dict()
     assert fitted.count.tolist() == [16 * H * W] * 3 + [16 * (H * W - 3), H * W]

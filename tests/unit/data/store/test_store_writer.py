@@ -91,8 +91,10 @@ def test_any_order_any_number_of_processes(folder: Path, monkeypatch: pytest.Mon
     )
     write_training_store(shuffled)
     assert same_but_name(alone.store, many.store) and same_but_name(alone.store, shuffled.store)
-    reader, sources = open_reader(alone), open_sources(alone)
-    first, last = reader.calendar.parse("2000-01-02"), reader.calendar.parse_period_end("2000-01-09")
+    reader = open_reader(alone)
+    sources = open_sources(alone)
+    first = reader.calendar.parse("2000-01-02")
+    last = reader.calendar.parse_period_end("2000-01-09")
     assert reader.statistics.to_dict() == fit_statistics(sources, first, last, 360).to_dict(), "to the last bit"
     assert not store_writer.lock_folder(Path(alone.store)).exists()
     group = zarr.open_group(alone.store, mode="r")
@@ -125,7 +127,8 @@ def test_a_part_holds_the_sources_chunks_and_reads_them_at_once(
     write_training_store(conf, PreprocessConfig(memory_gib=(held + 1) / 2**30))
     monkeypatch.undo()
     assert [n for n in lengths if n > 1] == reads
-    reader, sources = open_reader(conf), open_sources(conf)
+    reader = open_reader(conf)
+    sources = open_sources(conf)
     for number, minutes in enumerate(reader.times.tolist()):
         np.testing.assert_array_equal(reader.read(number), sources.read(sources.index_of(minutes)))
 
@@ -153,8 +156,10 @@ def test_another_period_reads_no_field(folder: Path, monkeypatch: pytest.MonkeyP
     other = make(folder, splits=splits, split_gap="1min")
     write_training_store(other)
     monkeypatch.undo()
-    reader, sources = open_reader(other), open_sources(other)
-    first, last = reader.calendar.parse("2000-01-03"), reader.calendar.parse_period_end("2000-01-07")
+    reader = open_reader(other)
+    sources = open_sources(other)
+    first = reader.calendar.parse("2000-01-03")
+    last = reader.calendar.parse_period_end("2000-01-07")
     assert reader.statistics.to_dict() == fit_statistics(sources, first, last, 360).to_dict()
 
 
@@ -187,7 +192,8 @@ def start(conf: DataConfig, pause: float, most: int) -> subprocess.Popen:
 
 
 def test_a_kill_loses_one_part_at_most(folder: Path) -> None:
-    conf, uninterrupted_conf = make(folder), make(folder, "whole.zarr")
+    conf = make(folder)
+    uninterrupted_conf = make(folder, "whole.zarr")
     write_training_store(uninterrupted_conf)
     killed = start(conf, 0.0, 2 * LENGTH + 5)
     killed.communicate(timeout=60)
@@ -203,7 +209,8 @@ def test_a_kill_loses_one_part_at_most(folder: Path) -> None:
 
 
 def test_two_at_once_write_no_part_twice(folder: Path) -> None:
-    conf, uninterrupted_conf = make(folder), make(folder, "whole.zarr")
+    conf = make(folder)
+    uninterrupted_conf = make(folder, "whole.zarr")
     write_training_store(uninterrupted_conf)
     both = [start(conf, 0.05, 10**6) for _ in range(2)]
     read = [[int(line) for line in process.communicate(timeout=120)[0].split()] for process in both]
@@ -281,7 +288,8 @@ def test_a_store_of_before(folder: Path) -> None:
     write_training_store(conf)
     expected = open_reader(conf).statistics.to_dict()
     group = zarr.open_group(conf.store, mode="r+")
-    meta, marks = dict(group.attrs)["credit"], group["done"][:]
+    meta = dict(group.attrs)["credit"]
+    marks = group["done"][:]
     for name in ("done", "digest", "moments"):
         del group[name]
     group.create_array("done", data=marks, chunks=marks.shape)
@@ -298,7 +306,8 @@ def test_a_store_of_before(folder: Path) -> None:
 @pytest.mark.slow
 def test_on_a_cluster(folder: Path) -> None:
     """The way of a PBS or Slurm cluster, with processes of this machine as its jobs."""
-    alone, conf = make(folder, "alone.zarr"), make(folder)
+    alone = make(folder, "alone.zarr")
+    conf = make(folder)
     write_training_store(alone)
     sources = open_sources(conf)
     splits = build_splits(conf, sources.calendar)
@@ -327,7 +336,8 @@ def test_a_clusters_settings(folder: Path) -> None:
 
 def test_moments_are_of_one_kind_whatever_a_resumed_run_asks(folder: Path) -> None:
     """Begun plainly, gone on with a transform, ended plainly: the statistics are the plain ones."""
-    conf, uninterrupted_conf = make(folder), make(folder, "whole.zarr")
+    conf = make(folder)
+    uninterrupted_conf = make(folder, "whole.zarr")
     write_training_store(uninterrupted_conf)
     start(conf, 0.0, LENGTH + 3).communicate(timeout=60)
     changed = make(folder, transforms={"t2m": {"kind": "log1p", "unit": 10.0}})

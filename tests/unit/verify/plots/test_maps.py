@@ -89,7 +89,8 @@ def test_cells_are_drawn_between_their_bounds(grid: LatLonGrid) -> None:
 @pytest.mark.parametrize("grid", GRIDS.values(), ids=GRIDS)
 def test_the_graticule_has_its_degrees(grid: LatLonGrid) -> None:
     """Parallels where they meet the map's left edge, meridians where they meet its lower edge; none lies on another."""
-    background, figure = MapBackground(grid, None), new_figure(11 / 3, 2.05)
+    background = MapBackground(grid, None)
+    figure = new_figure(11 / 3, 2.05)
     axis = create_map_axes(figure, 1, 1)[0, 0]
     draw_map(axis, fields(grid, 1)[0], background, FIELD_COLORMAP, 250.0, 290.0)
     texts = {text.get_text(): text for text in axis.texts}
@@ -208,7 +209,8 @@ def test_land_comes_from_the_datas_mask_on_any_grid() -> None:
     class Masked(AnalyticReader):
         def static(self) -> np.ndarray:
             both = np.zeros((2, *grid.shape), dtype=np.float32)
-            both[0], both[1, 3:6, 4:9] = 7.0, 1.0
+            both[0] = 7.0
+            both[1, 3:6, 4:9] = 1.0
             return both
 
     reader = Masked(ChannelMap.build(variables, []), grid, CALENDAR, np.arange(2) * 360, lambda *_: np.zeros(1))

@@ -23,7 +23,8 @@ def test_every_forecast_that_has_a_spectrum_is_shown(run: Run, tmp_path: Path) -
     write_forecasts(tmp_path / "other", run.reader, ["2001-03-04T06:00"], noise, variables=["t2m"])
     config = make_config(tmp_path, other_forecasts={"other": str(tmp_path / "other")})
     table = score_forecasts(config, run.reader, run.archive).table
-    colours, data = {name: own["color"] for name, own in forecast_styles(table).items()}, table.dataset
+    colours = {name: own["color"] for name, own in forecast_styles(table).items()}
+    data = table.dataset
     figure = plot_spectra(table, ["z500", "t2m", "no_such_channel"])
     axes = np.array(figure.axes).reshape(3, 2)  # power, the ratios at 6 and 24 h; z500, t2m
     for column, (channel, names) in enumerate({"z500": ["model"], "t2m": ["model", "other"]}.items()):

@@ -22,7 +22,8 @@ def unpack(packed: list[int | None] | None, length: int) -> np.ndarray:
     """Return a packed curve's values, as the page does."""
     if packed is None:
         return np.full(length, np.nan)
-    total, values = 0, []
+    total = 0
+    values = []
     for step in packed[1:]:
         total += step or 0
         values.append(np.nan if step is None else total * 10.0 ** packed[0])
@@ -39,7 +40,8 @@ def test_curves_are_kept_to_five_digits_of_their_largest_value() -> None:
     rng = np.random.default_rng(0)
     curves = rng.normal(size=(500, 12)) * 10.0 ** rng.integers(-9, 9, (500, 1))
     curves[rng.random(curves.shape) < 0.2] = np.nan
-    curves[3], curves[4] = np.nan, 0.0
+    curves[3] = np.nan
+    curves[4] = 0.0
     packed = pack_curves(curves)
     assert packed[3] is None and packed[4] == [0] + [0] * 12
     for packed_curve, curve in zip(packed, curves, strict=True):

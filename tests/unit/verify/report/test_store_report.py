@@ -19,9 +19,11 @@ from credit.verify.report.store_report import write_data_report
 @pytest.fixture
 def conf(tmp_path: Path) -> DataConfig:
     rng = np.random.default_rng(0)
-    shape, dims = (60, 8, 16), ("time", "latitude", "longitude")
+    shape = (60, 8, 16)
+    dims = ("time", "latitude", "longitude")
     # one value is missing
-    t2m, rain = rng.normal(288, 9, shape).astype(np.float32), rng.gamma(0.3, 2.0, shape).astype(np.float32)
+    t2m = rng.normal(288, 9, shape).astype(np.float32)
+    rain = rng.gamma(0.3, 2.0, shape).astype(np.float32)
     t2m[20, 3, 4] = np.nan
     land = (rng.random(shape[1:]) > 0.6).astype(np.float32)
     variables = {

@@ -28,7 +28,8 @@ DAMPING = np.array([0.9, 0.0, 1e-7, 0.4])
 def _fields() -> dict[str, np.ndarray]:
     """Return truth and climatology of two times, float32, missing where masked; anomalies are small beside means."""
     rng = np.random.default_rng(1)
-    mean, size = np.array([5e4, 3.0, -2.0, 290.0]), np.array([500.0, 8.0, 6.0, 2.0])
+    mean = np.array([5e4, 3.0, -2.0, 290.0])
+    size = np.array([500.0, 8.0, 6.0, 2.0])
     names = ("start", "normal_start", "truth", "normal")
     fields = {}
     for name in names:
@@ -59,7 +60,8 @@ def test_sums_of_the_baselines(dtype: type, rtol: float, scale: float) -> None:
     damped = DAMPING[:, None, None] * anomaly
     of = build_baseline_fields(start, anomaly, normal, DAMPING[:, None, None])
     for name, sums in _sums(fields).items():
-        error, true = of[name] - truth, truth - normal
+        error = of[name] - truth
+        true = truth - normal
         forecast_anomaly = damped if name == "damped_persistence" else of[name] - normal
         planes = {
             "error": error, "absolute_error": np.abs(error), "squared_error": error**2,
@@ -74,10 +76,12 @@ def test_sums_of_the_baselines(dtype: type, rtol: float, scale: float) -> None:
                 atol = 0.02 * rtol * np.nanstd(values[channel]) + 1e-300
                 message = f"{name} {plane} {channel}"
                 np.testing.assert_allclose(mean, expected, rtol=rtol, atol=atol, err_msg=message)
-        u, v = error[1], error[2]
+        u = error[1]
+        v = error[2]
         lengths = np.hypot(of[name][1], of[name][2]) - np.hypot(truth[1], truth[2])
         for plane, values in (("absolute_error", np.hypot(u, v)), ("error", lengths)):
-            expected, mean = [np.average(values, weights=weight) for weight in WEIGHTS], getattr(sums, plane)[0, 0, 4]
+            expected = [np.average(values, weights=weight) for weight in WEIGHTS]
+            mean = getattr(sums, plane)[0, 0, 4]
             # the error of the length is the difference of two mean lengths
             atol = 0.02 * rtol * np.hypot(truth[1], truth[2]).mean()
             np.testing.assert_allclose(mean, expected, rtol=rtol, atol=atol, err_msg=f"{name} {plane}")
@@ -90,16 +94,20 @@ def test_sums_of_the_baselines(dtype: type, rtol: float, scale: float) -> None:
 @pytest.mark.parametrize("held", [None, 2, 1])
 def test_the_damping_is_the_slope_over_all_pairs_of_times(held: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of training times with a gap, and of a lead time that only two pairs have; where memory holds few anomalies."""
-    grid, rng = make_grid(8, 16), np.random.default_rng(4)
-    weights, mask = grid.area_weights(), rng.random(grid.shape) < 0.3
+    grid = make_grid(8, 16)
+    rng = np.random.default_rng(4)
+    weights = grid.area_weights()
+    mask = rng.random(grid.shape) < 0.3
     times = np.delete(360 * np.arange(30), 11)
     fields = {minutes: rng.standard_normal((4, *grid.shape)).astype(np.float32) for minutes in times.tolist()}
     for minutes, before in zip(times[1:].tolist(), times.tolist(), strict=False):
         fields[minutes] += np.float32(0.9) * fields[before]
         fields[minutes][3, mask] = np.nan
     normal = (0.1 * rng.standard_normal((4, *grid.shape))).astype(np.float32)
-    means, leads = AreaMean(CHANNELS, {"sst": mask}, weights[None]), np.array([360, 1080, 9000])
-    train, asked = Split("train", 720, 28 * 360), []
+    means = AreaMean(CHANNELS, {"sst": mask}, weights[None])
+    leads = np.array([360, 1080, 9000])
+    train = Split("train", 720, 28 * 360)
+    asked = []
 
     def read(minutes: int) -> np.ndarray:
         asked.append(minutes)

@@ -142,7 +142,8 @@ def test_by_hand() -> None:
 def test_only_the_fair_score_is_that_of_the_distribution(count: int) -> None:
     """The event has the probability 0.3, in the forecast 0.5: 400 independent cases, 4 standard errors."""
     rng = np.random.default_rng(count)
-    brier, fair = [], []
+    brier = []
+    fair = []
     for _ in range(400):
         cases = Cases(
             rng.random((1, count, len(CHANNELS), CELLS)), rng.random((1, len(CHANNELS), CELLS)) - 0.2, np.empty(0)
@@ -168,7 +169,8 @@ def test_there_is_no_skill_against_a_climatology_that_is_never_wrong() -> None:
     never = np.full((1, len(CHANNELS), 1), cases.truth.max() + 1.0)
     cases.members[:, 0] = never[0, :, 0].max() + 1.0
     sums = _events(cases, never, np.zeros((1, len(CHANNELS), 1)))
-    metrics, ends = sums.metrics(), confidence_intervals(sums, 0, 1440)
+    metrics = sums.metrics()
+    ends = confidence_intervals(sums, 0, 1440)
     np.testing.assert_allclose(metrics["brier"], 1 / 16, rtol=1e-12)
     np.testing.assert_allclose(ends["brier"], 1 / 16, rtol=1e-9)
     for name in ("brier_skill", "brier_skill_fair"):
@@ -182,7 +184,8 @@ def test_quantiles_of_each_cell_have_the_skill_of_the_climatology() -> None:
     mean = 10 * rng.standard_normal(shape)
     upper = (mean + 1.2815515655446004)[None]  # the quantile 0.9 of N(mean, 1)
     climatology = np.full((1, *shape), 0.1)
-    truth, draws = mean + rng.standard_normal((150, *shape)), rng.standard_normal((150, 40, *shape))
+    truth = mean + rng.standard_normal((150, *shape))
+    draws = rng.standard_normal((150, 40, *shape))
     blind = _events(Cases(mean + draws, truth, truth), upper, climatology).metrics()
     sharp = _events(Cases(truth[:, None] + 0.5 * draws, truth, truth), upper, climatology).metrics()
     np.testing.assert_allclose(blind["brier_skill_fair"], 0, atol=0.02)
@@ -210,9 +213,11 @@ def test_an_event_that_a_forecast_lacks_has_no_score() -> None:
 def test_intervals_of_the_skill_cover_it() -> None:
     """Independent days of 300 events: the Brier score is 0.125 on average, that of the climatology 0.25."""
     rng = np.random.default_rng(5)
-    shape, days = (300, 1), np.arange(120)
+    shape = (300, 1)
+    days = np.arange(120)
     sums = EventStatistics.empty(1440 * days, 1, *shape)
-    sums.brier[:], sums.brier_fair[:] = rng.gamma(4.0, 0.125 / 4, (120, 1, *shape)), np.nan
+    sums.brier[:] = rng.gamma(4.0, 0.125 / 4, (120, 1, *shape))
+    sums.brier_fair[:] = np.nan
     sums.reference[:] = rng.gamma(4.0, 0.25 / 4, (120, 1, *shape))
     intervals = confidence_intervals(sums, 0, 1440)
     for name, truth in (("brier", 0.125), ("brier_skill", 0.5)):

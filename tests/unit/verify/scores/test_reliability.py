@@ -51,7 +51,8 @@ def test_points_of_large_ensembles_are_pooled() -> None:
     events = draw(40, 50, np.linspace(0.1, 0.9, 51))
     events.forecasts[..., 7] = events.occurrences[..., 7] = 0.0
     p, share, observed = (values[0, :, 0] for values in ReliabilityStatistics.build(events).metrics().values())
-    frequency, happened = events.forecasts.mean(axis=0)[0, 0, 0], events.occurrences.mean(axis=0)[0, 0, 0]
+    frequency = events.forecasts.mean(axis=0)[0, 0, 0]
+    happened = events.occurrences.mean(axis=0)[0, 0, 0]
     assert len(p) == 11 and (np.diff(p) > 0).all() and share.sum() == pytest.approx(frequency.sum())
     assert (p * share).sum() == pytest.approx((np.arange(51) / 50 * frequency).sum())
     for point, chosen in enumerate(np.array_split(np.arange(51), np.arange(1, 11) * 51 // 11)):
@@ -76,7 +77,9 @@ def test_intervals_are_of_the_block_bootstrap() -> None:
 
 def test_how_often_intervals_cover_the_truth() -> None:
     """Of 200 times 120 days; a naive interval, of independent cells, would cover it in two of three."""
-    chance, hits, naive = np.linspace(0.3, 0.7, 6), [], []
+    chance = np.linspace(0.3, 0.7, 6)
+    hits = []
+    naive = []
     for seed in range(200):
         sums = ReliabilityStatistics.build(draw(120, 5, chance, memory=0.6, seed=seed))
         low, high = sums.observed_intervals(LEADS[:1])[:, 0, :, 0]

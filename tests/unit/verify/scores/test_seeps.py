@@ -98,7 +98,8 @@ def test_of_an_ensemble_it_is_the_mean_over_members() -> None:
 
 
 def test_parts_join_and_a_region_without_such_a_climate_has_no_score() -> None:
-    all_cases, joined = _sums(range(CASES)), SeepsStatistics.join([_sums(range(1, CASES)), _sums(range(1))])
+    all_cases = _sums(range(CASES))
+    joined = SeepsStatistics.join([_sums(range(1, CASES)), _sums(range(1))])
     np.testing.assert_array_equal(joined.penalty, all_cases.penalty)
     sums = SeepsStatistics.empty(np.zeros(1), 1, len(CHANNELS), len(NAMES))
     dry = np.where(np.repeat(np.arange(8), 16) < 4, 0.95, 0.5)

@@ -38,7 +38,8 @@ def test_only_resolved_wavenumbers() -> None:
 
 def test_what_the_fields_own_grid_does_not_resolve_is_left_out() -> None:
     """Cells of a coarse grid are steps on a fine one, with power at wavenumbers that the field does not have."""
-    coarse, fine = make_grid(32, 64), make_grid(96, 192)
+    coarse = make_grid(32, 64)
+    fine = make_grid(96, 192)
     steps = np.kron(_harmonic(coarse, 15, 6), np.ones((3, 3)))
     full_spectrum, cut_spectrum = (
         SphericalSpectrum(fine),

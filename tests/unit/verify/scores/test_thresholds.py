@@ -104,7 +104,8 @@ def test_dry_and_heavy_are_numpys_quantiles() -> None:
     rng = np.random.default_rng(1)
     values = np.maximum(rng.gamma(0.7, 4.0, (90, 50)) - rng.uniform(0, 4, 50), 0.0)
     values[:, 0] = 0.0
-    values[:-1, 1], values[-1, 1] = 0.0, 3.0
+    values[:-1, 1] = 0.0
+    values[-1, 1] = 3.0
     dry, heavy = seeps_thresholds(values)
     for cell in range(1, 50):
         wet = values[values[:, cell] >= 0.25, cell]

@@ -58,7 +58,8 @@ def test_the_best_opponent_is_chosen_score_by_score() -> None:
 
 def test_the_interval_of_a_difference_is_relative_to_the_opponent() -> None:
     """On 40 blocks of 5 days, against Student's t of the block means, of a mean and of a root of a mean."""
-    model, rival = squares(np.array([0.9])), squares(np.array([1.0]), seed=1)
+    model = squares(np.array([0.9]))
+    rival = squares(np.array([1.0]), seed=1)
     block_means = (model - rival)[:, 0, 0, 0].reshape(40, 5).mean(axis=1)
     r = max(np.corrcoef(block_means[1:], block_means[:-1])[0, 1], 0.0)
     half_width = stats.t.ppf(0.975, 39) * stats.sem(block_means) * np.sqrt((1 + r) / (1 - r))
@@ -70,7 +71,8 @@ def test_the_interval_of_a_difference_is_relative_to_the_opponent() -> None:
 
 
 def test_an_interval_that_reaches_below_a_score_of_0_has_an_end() -> None:
-    model, rival = squares(np.array([1.0])), squares(np.array([1.0]), seed=1)
+    model = squares(np.array([1.0]))
+    rival = squares(np.array([1.0]), seed=1)
     model[0] = 1e3
     results = compare_with_best_opponent(DAILY, model, [(rival, [0])], LEADS[:1], power=0.5)
     assert results["difference_low"].item() == -1.0
@@ -165,7 +167,8 @@ def test_no_other_forecast_is_scored_under_a_name_of_ours(
         match=rf'verification.*other_forecasts: "{name}" is a name that every run uses .* take another name',
     ):
         make_config(tmp_path, other_forecasts={name: "/nowhere"})
-    first_run, second_run = make_config(tmp_path / "own"), make_config(tmp_path / "other")
+    first_run = make_config(tmp_path / "own")
+    second_run = make_config(tmp_path / "other")
     for config, experiment in ((first_run, "waves"), (second_run, name.replace(" ", "_"))):
         Path(config.save_loc).mkdir()
         text = dump_config(config.model_copy(update={"experiment": experiment}))

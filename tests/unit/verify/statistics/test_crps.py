@@ -104,7 +104,8 @@ def test_memory_is_linear_in_members() -> None:
     """All that is held, members included, and without them: a part that does not grow, and one that does so evenly."""
     grid = make_grid(100, 200)
     channels = ChannelMap.build({"prognostic": {"vars_3D": [], "vars_2D": ["t2m"]}}, []).output
-    means, cells = AreaMean(channels, {}, grid.area_weights()[None]), 20_000
+    means = AreaMean(channels, {}, grid.area_weights()[None])
+    cells = 20_000
 
     def peak(count: int, with_members: bool) -> int:
         members = np.random.default_rng(0).random((count, 1, cells))

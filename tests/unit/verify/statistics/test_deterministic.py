@@ -99,7 +99,8 @@ def test_scores_agree_with_the_libraries(grid, masked: bool, dtype: type, rtol: 
 def test_parts_that_are_joined_are_the_whole_to_the_last_bit() -> None:
     cases, masks = _cases(GRIDS["small"], True)
     all_cases = _sums(GRIDS["small"], cases, masks, range(CASES))
-    first, last = _sums(GRIDS["small"], cases, masks, range(1)), _sums(GRIDS["small"], cases, masks, range(1, CASES))
+    first = _sums(GRIDS["small"], cases, masks, range(1))
+    last = _sums(GRIDS["small"], cases, masks, range(1, CASES))
     for joined in (DeterministicStatistics.join([first, last]), DeterministicStatistics.join([last, first])):
         for name in ("initial_times", *DeterministicStatistics.array_names()):
             np.testing.assert_array_equal(getattr(joined, name), getattr(all_cases, name))
@@ -137,7 +138,8 @@ def test_wind_vectors() -> None:
         sums.add(case, 0, means, forecast, ReferenceFields(truth, normal))
     vector = {name: field[:, 0] + 1j * field[:, 2] for name, field in cases.items()}
     error = vector["forecast"] - vector["truth"]
-    forecast_anomaly, truth_anomaly = vector["forecast"] - vector["normal"], vector["truth"] - vector["normal"]
+    forecast_anomaly = vector["forecast"] - vector["normal"]
+    truth_anomaly = vector["truth"] - vector["normal"]
 
     def mean(values: np.ndarray) -> complex:
         return (values.mean(axis=0) * grid.area_weights()).sum()
@@ -158,7 +160,9 @@ def test_wind_vectors() -> None:
 
 def test_a_small_bias_of_large_values_keeps_its_digits() -> None:
     """Geopotential of the stratosphere, whose float32 values are 1/32 m2 s-2 apart."""
-    grid, channels, rng = GRIDS["181 x 360 with poles"], CHANNELS[:1], np.random.default_rng(6)
+    grid = GRIDS["181 x 360 with poles"]
+    channels = CHANNELS[:1]
+    rng = np.random.default_rng(6)
     truth = (5e5 + 2e3 * rng.standard_normal((1, *grid.shape))).astype(np.float32)
     error = 40 * rng.standard_normal(truth.shape)
     error += 0.01 - (error * grid.area_weights()).sum()
@@ -230,7 +234,8 @@ def test_threads_find_the_same_to_the_last_bit(monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_a_wind_beyond_float32_is_summed_and_leaves_other_regions_alone(dtype: type) -> None:
-    grid, channels = GRIDS["small"], [Channel(name, name, None, "prognostic") for name in ("u10", "v10")]
+    grid = GRIDS["small"]
+    channels = [Channel(name, name, None, "prognostic") for name in ("u10", "v10")]
     means = AreaMean(channels, {}, region_weights(grid, _on(grid)), [(0, 1)])
     truth = np.random.default_rng(2).standard_normal((2, *grid.shape)).astype(dtype)
     forecast = truth.copy()

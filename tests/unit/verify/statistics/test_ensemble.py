@@ -20,7 +20,8 @@ def _sums(cases: Cases, which: Iterable[int] | None = None) -> EnsembleStatistic
     chosen = np.array(list(which or range(len(cases.truth))))
     sums = EnsembleStatistics.empty(chosen * 1440, 1, MEANS, cases.members.shape[1])
     for number, case in enumerate(chosen.tolist()):
-        members, truth = cases.members[case], cases.truth[case]
+        members = cases.members[case]
+        truth = cases.truth[case]
         sums.add(number, 0, MEANS, members.mean(axis=0), ReferenceFields(truth, cases.normal[case]))
         sums.add_members(number, 0, MEANS, members, truth, "test")
     return sums
@@ -63,7 +64,8 @@ def test_rows_of_vectors_have_the_energy_score() -> None:
     cases = draw_cases(2, MEMBERS)
     metrics = {name: value[0, len(CHANNELS)] for name, value in _sums(cases).metrics().items()}
     u, v = WINDS[0]
-    members, truth = cases.members[:, :, [u, v]], cases.truth[:, [u, v]]
+    members = cases.members[:, :, [u, v]]
+    truth = cases.truth[:, [u, v]]
     for name, estimator in (("crps", "nrg"), ("crps_fair", "fair")):
         cells = scoringrules.es_ensemble(
             np.moveaxis(truth, 1, -1), np.moveaxis(members, (1, 2), (-2, -1)), estimator=estimator
@@ -121,7 +123,8 @@ def test_too_little_and_too_much_spread_show(spread: float, low: float, high: fl
 
 def test_parts_are_joined_in_any_order() -> None:
     cases = draw_cases(4, MEMBERS)
-    all_cases, parts = _sums(cases), EnsembleStatistics.join([_sums(cases, range(1, 4)), _sums(cases, range(1))])
+    all_cases = _sums(cases)
+    parts = EnsembleStatistics.join([_sums(cases, range(1, 4)), _sums(cases, range(1))])
     assert parts.initial_times.tolist() == all_cases.initial_times.tolist()
     for name, value in all_cases.metrics().items():
         np.testing.assert_array_equal(parts.metrics()[name], value)

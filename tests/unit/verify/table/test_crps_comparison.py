@@ -69,7 +69,8 @@ def found_of(table: ScoreTable, score: str, reference: str, row: int) -> dict[st
 def test_crps(table: ScoreTable, planes: Planes, lead: int, row: int, reference: str, plane: str) -> None:
     """That of a single forecast is its absolute error."""
     name = "climatology" if reference == "best_baseline" else reference
-    model, opponent = planes["model"]["crps"][:, lead, row, 1], planes[name][plane][:, lead, row, 1]
+    model = planes["model"]["crps"][:, lead, row, 1]
+    opponent = planes[name][plane][:, lead, row, 1]
     results = found_of(table, "crps", reference, row)
     assert results["p_value"][lead, 1] == pytest.approx(expected_p(model, opponent, lead), rel=1e-6)
     assert results["difference"][lead, 1] == pytest.approx(model.mean() / opponent.mean() - 1, rel=1e-9)
