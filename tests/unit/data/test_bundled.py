@@ -17,7 +17,8 @@ def test_it_is_small_and_says_where_it_is_from() -> None:
     assert sorted(path.name for path in folder.glob("*.nc")) == sorted(cut_sample.FILES)
     assert sum(path.stat().st_size for path in folder.iterdir()) <= cut_sample.LIMIT_BYTES
     text = (folder / "README.md").read_text(encoding="utf-8")
-    assert "Simulated, not observed" in text and "Apache-2.0" in text
+    assert "Simulated, not observed" in text
+    assert "Apache-2.0" in text
 
 
 def test_every_field_of_it_can_be_read() -> None:

@@ -106,7 +106,8 @@ def test_samples_begin_where_they_are_asked_to() -> None:
     times = np.arange(split.first, split.last + 1, 60)
     every = require_samples(times, split, CALENDAR, conf(), 1)
     found = require_samples(times, split, CALENDAR, hourly, 1)
-    assert len(every) == len(times) - 6 and len(found) == 31 * 4 - 1
+    assert len(every) == len(times) - 6
+    assert len(found) == 31 * 4 - 1
     assert {int(t % 1440) // 60 for t in found.tolist()} == {0, 6, 12, 18}
     twice = require_samples(times, split, CALENDAR, conf(init_hours=[3, 15]), 1)
     assert [CALENDAR.format(t)[-5:] for t in twice[:3]] == ["03:00", "15:00", "03:00"]

@@ -36,8 +36,10 @@ def test_only_named_variables_change() -> None:
     fields = np.random.default_rng(0).gamma(1.0, 1.0, (4, 3, 5)).astype(np.float32)
     before = fields.copy()
     changed = transform_channels(fields, channels, {"q": ROOT, "tp": LOG})
-    assert np.array_equal(changed[2], fields[2]) and np.array_equal(fields, before)
-    assert changed[:2] == pytest.approx(np.sqrt(before[:2] / 4), rel=1e-6) and changed.dtype == np.float32
+    assert np.array_equal(changed[2], fields[2])
+    assert np.array_equal(fields, before)
+    assert changed[:2] == pytest.approx(np.sqrt(before[:2] / 4), rel=1e-6)
+    assert changed.dtype == np.float32
     assert transform_channels(fields, channels, {}) is fields
 
 

@@ -74,7 +74,8 @@ def test_means_over_a_band() -> None:
     np.testing.assert_allclose(forecast, 2 * expected + 360, rtol=1e-6)
     truth, _ = part.band_means["sst", 360]
     np.testing.assert_allclose(truth[:3], (np.sin(np.deg2rad(30)) + np.sin(np.deg2rad(45))) / 2, rtol=1e-12)
-    assert np.isnan(truth[5]) and np.isfinite(np.delete(truth, 5)).all()
+    assert np.isnan(truth[5])
+    assert np.isfinite(np.delete(truth, 5)).all()
     assert not part.animation_frames
 
 
@@ -95,7 +96,8 @@ def test_zonal_means() -> None:
                 row[there].mean() if there.any() else np.nan for row, there in zip(field[number], seen, strict=True)
             ]
             np.testing.assert_allclose(zonal_mean, expected, rtol=1e-6)
-    assert np.isnan(part.zonal_means["sst", 360][0][4]) and np.isfinite(part.zonal_means["t2m", 360]).all()
+    assert np.isnan(part.zonal_means["sst", 360][0][4])
+    assert np.isfinite(part.zonal_means["t2m", 360]).all()
 
 
 def test_frames_are_few_and_small() -> None:
@@ -109,7 +111,9 @@ def test_frames_are_few_and_small() -> None:
         collector.add(part, lead, wave + lead / 12000, wave[None])
     evolution = collector.build_evolution(part, 1)
     held = [lead for _, lead in evolution.animation_frames]
-    assert len(held) == 60 and (held[0], held[-1]) == (60, 12000) and not evolution.band_means
+    assert len(held) == 60
+    assert (held[0], held[-1]) == (60, 12000)
+    assert not evolution.band_means
     truth, forecast = evolution.animation_frames["t2m", 12000]
     assert truth.shape == forecast.shape == evolution.frame_grid.shape == (180, 360)
     wave = np.cos(np.deg2rad(evolution.frame_grid.lon))
@@ -122,7 +126,8 @@ def test_scoring_keeps_the_course_of_the_example(run: Run) -> None:
     weights = band_weights(run.reader.grid, (35.0, 60.0))
     assert set(evolution.band_means) == {(name, lead) for name in ("z500", "t2m", "tp") for lead in LEADS}
     assert set(evolution.zonal_means) == set(evolution.band_means)
-    assert set(evolution.animation_frames) == {("t2m", lead) for lead in LEADS} and not evolution.is_ensemble
+    assert set(evolution.animation_frames) == {("t2m", lead) for lead in LEADS}
+    assert not evolution.is_ensemble
     for lead in LEADS:
         at = run.reader.read(run.reader.index_of(verification.example + lead))
         truth, forecast = evolution.band_means["z500", lead]
@@ -190,10 +195,13 @@ def test_waves_move_through_the_diagram_at_their_speed(tmp_path: Path) -> None:
     for speed, drawn in zip(speeds, values, strict=False):
         phase = np.unwrap(np.angle(drawn @ np.exp(-1j * wavenumber * np.deg2rad(longitudes))))
         slope, start = np.polyfit(days, -np.rad2deg(phase) / wavenumber, 1)
-        assert slope == pytest.approx(speed, rel=1e-9) and start == pytest.approx(0.0, abs=1e-9)
+        assert slope == pytest.approx(speed, rel=1e-9)
+        assert start == pytest.approx(0.0, abs=1e-9)
     np.testing.assert_allclose(values[2], values[1] - values[0], atol=1e-12)
-    assert limits[0] == limits[1] and limits[2][0] == -limits[2][1] < 0
-    assert panels[0].get_ylabel() == "Lead time (days)" and panels[0].get_xlabel() == "Longitude"
+    assert limits[0] == limits[1]
+    assert limits[2][0] == -limits[2][1] < 0
+    assert panels[0].get_ylabel() == "Lead time (days)"
+    assert panels[0].get_xlabel() == "Longitude"
 
 
 def test_zonal_means_are_drawn_at_their_latitudes(tmp_path: Path) -> None:
@@ -220,7 +228,8 @@ def test_zonal_means_are_drawn_at_their_latitudes(tmp_path: Path) -> None:
         np.testing.assert_allclose((corners[:-1, 0, 1] + corners[1:, 0, 1]) / 2, grid.lat)
         np.testing.assert_allclose((corners[0, :-1, 0] + corners[0, 1:, 0]) / 2, 6 * np.arange(1, 9))
         np.testing.assert_array_equal(np.ma.filled(mesh.get_array(), np.nan), expected)
-        assert axis.get_ylim() == (-90, 90) and axis.get_xlabel() == "Lead time (hours)"
+        assert axis.get_ylim() == (-90, 90)
+        assert axis.get_xlabel() == "Lead time (hours)"
     assert [label.get_text() for label in panels[0].get_yticklabels()][::3] == ["90°S", "0°", "90°N"]
     assert panels[0].collections[0].get_clim() == panels[1].collections[0].get_clim()
 
@@ -245,7 +254,8 @@ def test_frames_of_an_animation(tmp_path: Path) -> None:
     path = write_animation(tmp_path / "a.gif", "t2m", "K", frames, "Forecast", START, CALENDAR, background)
     with Image.open(path) as image:
         assert (image.format, image.n_frames, image.info["loop"]) == ("GIF", 11, 0)
-        assert 800 < image.width < 1200 and image.getpixel((1, 1)) is not None
+        assert 800 < image.width < 1200
+        assert image.getpixel((1, 1)) is not None
         durations = []
         pictures = []
         for frame in ImageSequence.Iterator(image):

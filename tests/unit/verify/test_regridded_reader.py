@@ -34,7 +34,8 @@ def test_fields_and_masks() -> None:
     stored = [channel.variable for channel in reader.channels.time_varying_stored]
     plain = [number for number, name in enumerate(stored) if name != "sst"]
     np.testing.assert_allclose(brought[plain], expected[plain], rtol=1e-5)
-    assert (np.isnan(brought[stored.index("sst")]) == fields.masks["sst"]).all() and fields.masks["sst"].any()
+    assert (np.isnan(brought[stored.index("sst")]) == fields.masks["sst"]).all()
+    assert fields.masks["sst"].any()
 
 
 @pytest.fixture(scope="module")
@@ -56,9 +57,8 @@ def test_scores_are_of_the_coarse_fields(run: Run, verification: Verification) -
     table = verification.table
     reader = run.reader
     assert verification.grid.shape == (6, 12)
-    assert (
-        table.dataset.attrs["grid"].startswith("6 x 12, 30 degrees") and "from 12 x 24" in table.dataset.attrs["grid"]
-    )
+    assert table.dataset.attrs["grid"].startswith("6 x 12, 30 degrees")
+    assert "from 12 x 24" in table.dataset.attrs["grid"]
     regridder = Regridder(reader.grid, COARSE, "conservative")
     area = COARSE.area_weights()
     for number, lead in enumerate(LEADS):

@@ -79,7 +79,8 @@ def test_old_files_stay_if_writing_fails(folder: Path, error: BaseException) -> 
     with pytest.raises(type(error)), replace_files(folder, remove=["figures/*.png"]) as temporary_folder:
         write_all(temporary_folder)
         raise error
-    assert read_all(folder) == before and sorted(folder.iterdir()) == listing
+    assert read_all(folder) == before
+    assert sorted(folder.iterdir()) == listing
 
 
 @pytest.mark.parametrize("call", [1, 2, 3, 4])
@@ -106,7 +107,8 @@ def test_a_folder_in_the_place_of_a_file_stays(folder: Path) -> None:
     before = read_all(folder)
     with pytest.raises(CreditError, match="scores.csv: cannot be written"), replace_files(folder) as temporary_folder:
         write_all(temporary_folder)
-    assert read_all(folder) == before and (folder / "scores.csv" / "mine").exists()
+    assert read_all(folder) == before
+    assert (folder / "scores.csv" / "mine").exists()
 
 
 def test_two_verifications_at_once(folder: Path) -> None:

@@ -92,9 +92,8 @@ def test_of_a_single_forecast_the_crps_is_the_absolute_error(ensemble: tuple[Sco
     table, _ = ensemble
     for name in ("single", "persistence", "climatology"):
         assert table.score(name, "z500", 24, "crps") == table.score(name, "z500", 24, "mae")
-        assert np.isnan(table.score(name, "z500", 24, "crps_fair")) and np.isnan(
-            table.score(name, "z500", 24, "spread")
-        )
+        assert np.isnan(table.score(name, "z500", 24, "crps_fair"))
+        assert np.isnan(table.score(name, "z500", 24, "spread"))
 
 
 def test_wind_has_the_energy_score(ensemble: tuple[ScoreTable, Path]) -> None:

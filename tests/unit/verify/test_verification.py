@@ -74,7 +74,8 @@ def test_scores_csv(run: Run, table: ScoreTable) -> None:
     (row,) = find(**wind, metric="wind_vector_activity_ratio")
     assert row["units"] == "1"
     assert {row["season"] for row in rows} == {"all", "MAM"}
-    assert not find(forecast="climatology", metric="acc") and not find(lead_hours="0")
+    assert not find(forecast="climatology", metric="acc")
+    assert not find(lead_hours="0")
     # 12 x 24 cells resolve 8 waves
     assert {row["event"] for row in find(metric="short_wave_power")} == {"total wavenumbers 7 to 8"}
     assert {row["event"] for row in find(metric="rmse")} == {""}
@@ -83,17 +84,23 @@ def test_scores_csv(run: Run, table: ScoreTable) -> None:
 def test_scores_nc(run: Run, table: ScoreTable) -> None:
     with xr.open_dataset(run.folder / "scores.nc") as dataset:
         xr.testing.assert_equal(dataset.load(), table.dataset)
-        assert dataset.attrs["Conventions"] == "CF-1.8" and dataset["n_cases"].encoding["dtype"] == "int32"
+        assert dataset.attrs["Conventions"] == "CF-1.8"
+        assert dataset["n_cases"].encoding["dtype"] == "int32"
         names = {name: dataset[name].attrs["long_name"] for name in dataset.variables}
         assert names["rmse_low"] == "lower end of the 95 % interval of the root-mean-square error (RMSE)"
-        assert names["wind_vector_mae"] == "Mean absolute error, wind vectors" and names["lead"] == "lead time"
+        assert names["wind_vector_mae"] == "Mean absolute error, wind vectors"
+        assert names["lead"] == "lead time"
         assert names["wind_n_eff"] == f"{names['n_eff']}, wind vectors"
         assert dataset["rmse"].dims == ("forecast", "season", "channel", "lead", "region")
-        assert dataset["n_cases"].values.tolist() == [3, 3] and dataset["n_blocks"].values.tolist() == [[1, 1, 1]] * 2
+        assert dataset["n_cases"].values.tolist() == [3, 3]
+        assert dataset["n_blocks"].values.tolist() == [[1, 1, 1]] * 2
         assert dataset["p_value"].dims == ("reference", "season", "channel", "lead", "region")
         assert dataset["reference"].values.tolist() == ["best_baseline"]
-        assert "rmse_low" in dataset and "wind_vector_rmse_high" in dataset and "wind_n_eff" in dataset
-        assert set(COMMON_ATTRIBUTES) <= set(dataset.attrs) and dataset.attrs["n_cases"] == 3
+        assert "rmse_low" in dataset
+        assert "wind_vector_rmse_high" in dataset
+        assert "wind_n_eff" in dataset
+        assert set(COMMON_ATTRIBUTES) <= set(dataset.attrs)
+        assert dataset.attrs["n_cases"] == 3
         assert dataset["lead"].values.tolist() == [6.0, 12.0, 24.0]
 
 
@@ -116,7 +123,8 @@ def test_hours_are_ticked_as_a_day_is_divided(table: ScoreTable) -> None:
     assert table.lead_hours[-1] <= 48
     axis = plot_skill(table, ["t2m"]).axes[-1]
     shown = [tick for tick in axis.get_xticks() if 0 <= tick <= table.lead_hours[-1]]
-    assert len(shown) > 3 and all(24 % step == 0 for step in np.diff(shown))
+    assert len(shown) > 3
+    assert all(24 % step == 0 for step in np.diff(shown))
 
 
 def test_the_terminals_table(table: ScoreTable) -> None:

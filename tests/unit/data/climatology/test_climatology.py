@@ -68,7 +68,8 @@ def test_only_the_period_is_used() -> None:
         < 300
     )
     assert "2001-01-01 to 2001-12-31" in climatology.description
-    assert climatology.short_period_warning and "1.0 years" in climatology.short_period_warning
+    assert climatology.short_period_warning
+    assert "1.0 years" in climatology.short_period_warning
 
 
 def test_harmonics_are_the_least_squares_fit() -> None:
@@ -102,7 +103,8 @@ def test_unsmoothed_days_need_ten_years() -> None:
         _fit(_reader(), method="window", window_days=1)
     reader = _reader(end="2010-01-01")
     climatology = _fit(reader, method="window", window_days=1)
-    assert climatology.fields.shape[1] == 365 and climatology.short_period_warning is None
+    assert climatology.fields.shape[1] == 365
+    assert climatology.short_period_warning is None
     np.testing.assert_allclose(climatology.evaluate(reader.calendar.parse("2003-05-01")), reader.read(1216), atol=0.3)
 
 
@@ -124,7 +126,9 @@ def test_channels_are_made_one_by_one_as_all_at_once(options: dict) -> None:
     minutes = Calendar().parse("2003-05-01T07:00")
     evaluated = climatology.evaluate(minutes)
     lazy = climatology.evaluate_lazily(minutes)
-    assert evaluated.shape == lazy.shape and evaluated.dtype == lazy.dtype and lazy.ndim == 3
+    assert evaluated.shape == lazy.shape
+    assert evaluated.dtype == lazy.dtype
+    assert lazy.ndim == 3
     for channel in range(len(NAMES)):
         np.testing.assert_array_equal(lazy[channel], evaluated[channel])
     for some in (slice(1, 3), [3, 0]):
@@ -139,4 +143,5 @@ def test_round_trip() -> None:
     climatology = _fit(_reader())
     again = Climatology.from_dict(climatology.to_dict())
     np.testing.assert_array_equal(again.evaluate(12345), climatology.evaluate(12345))
-    assert again.names == climatology.names and again.description == climatology.description
+    assert again.names == climatology.names
+    assert again.description == climatology.description

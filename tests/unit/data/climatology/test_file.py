@@ -102,7 +102,8 @@ def test_fields_are_those_that_xarray_selects(
         fields = climatology.evaluate(Calendar().parse(time))
         assert fields.dtype == np.float32
         np.testing.assert_array_equal(fields, expected(dataset, time), err_msg=time)
-    assert climatology.names == ("z850", "z500", "t850", "t500", "t2m") and climatology.short_period_warning is None
+    assert climatology.names == ("z850", "z500", "t850", "t500", "t2m")
+    assert climatology.short_period_warning is None
     assert climatology.description == f"file {name}"
 
 

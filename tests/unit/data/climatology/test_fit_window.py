@@ -115,7 +115,8 @@ def test_every_year_has_the_same_weight_at_midnight(days: int) -> None:
     if days <= 12:
         assert (np.abs(share - 0.25) < 1e-6).sum() == 365 - days
         np.testing.assert_allclose(share[np.abs(share - 0.25) > 1e-6], most, rtol=1e-6)
-    assert share.min() > 0.24 and share.max() <= most + 1e-6
+    assert share.min() > 0.24
+    assert share.max() <= most + 1e-6
 
 
 @pytest.mark.parametrize("calendar_name", ["standard", "noleap", "360_day", "julian"])
@@ -132,7 +133,8 @@ def test_five_whole_years_are_not_less_than_five(calendar_name: str) -> None:
     calendar = Calendar(calendar_name)
     times = np.arange(calendar.parse("2001-01-01"), calendar.parse("2006-01-01"), 360)
     climatology = _fit(calendar, times, np.zeros(len(times)), window_days=61)
-    assert climatology.years == 5.0 and climatology.short_period_warning is None
+    assert climatology.years == 5.0
+    assert climatology.short_period_warning is None
     shorter = _fit(calendar, times[:-360], np.zeros(len(times) - 360), window_days=61)
     assert shorter.short_period_warning == "The climatology is from 4.8 years of data, less than 5."
 

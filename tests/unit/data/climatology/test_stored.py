@@ -258,7 +258,8 @@ def test_a_kill_loses_one_block_at_most(
     reader, train, names = opened(conf)
     caplog.set_level(logging.INFO)
     load_or_fit_climatology(reader, names, train, WINDOW)
-    assert "is not complete" in caplog.text and "fitted now" in caplog.text
+    assert "is not complete" in caplog.text
+    assert "fitted now" in caplog.text
     fitted = fit_climatology(reader, names, train.first, train.last, WINDOW)
     written = []
     original = module.fit_fields
@@ -284,7 +285,8 @@ def test_memory_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(blocks, "BLOCK_BYTES", 2**22)
     fit = module.FitTask(Path(conf.store), climatology_config, (train.first, train.last), False).plan_fit(reader)
     disk, memory = blocks.estimate_bytes(fit, 1, (rows, columns))
-    assert disk == 4 * math.prod(fit.shape) * rows * columns and 2**21 < memory < 2**22 + 16 * rows * columns < disk
+    assert disk == 4 * math.prod(fit.shape) * rows * columns
+    assert 2**21 < memory < 2**22 + 16 * rows * columns < disk
     keep(conf, HARMONIC)  # what is loaded and compiled once is no part of it
     tracemalloc.start()
     keep(conf, climatology_config)
@@ -351,7 +353,8 @@ def test_scores_read_the_training_period_no_more(
     before, many = score()
     keep(conf, BY_HOUR)
     after, few = score()
-    assert many == (reader.times <= train.last).sum() > 200 and few <= 10
+    assert many == (reader.times <= train.last).sum() > 200
+    assert few <= 10
     xr.testing.assert_identical(after.dataset, before.dataset)
 
 
@@ -374,7 +377,8 @@ def test_no_room(conf: DataConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "estimate_bytes", lambda *args: (2**60, 0))
     with pytest.raises(DataError, match="needs up to .* more"):
         keep(conf, WINDOW)
-    assert not list(Path(conf.store).parent.glob(".*")) and not (Path(conf.store) / "climatology").exists()
+    assert not list(Path(conf.store).parent.glob(".*"))
+    assert not (Path(conf.store) / "climatology").exists()
 
 
 def test_the_disk_is_full(conf: DataConfig, monkeypatch: pytest.MonkeyPatch) -> None:

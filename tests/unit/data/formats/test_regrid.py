@@ -43,7 +43,9 @@ def test_a_constant_stays(source: str, target: str, method: str) -> None:
     source = GRIDS[source]
     target = GRIDS[target]
     regridded = Regridder(source, target, method).apply(np.full((2, *source.shape), 287.3, np.float32))
-    assert regridded.shape == (2, *target.shape) and regridded.dtype == np.float32 and regridded.flags.c_contiguous
+    assert regridded.shape == (2, *target.shape)
+    assert regridded.dtype == np.float32
+    assert regridded.flags.c_contiguous
     np.testing.assert_allclose(regridded, 287.3, rtol=5e-7)
 
 

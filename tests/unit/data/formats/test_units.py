@@ -45,7 +45,8 @@ IN_KELVIN = {"t2m": {"units": "K"}}
 def test_known_conversions(source_units: str, target_units: str, value: float, expected: float) -> None:
     conversion = find_conversion(source_units, target_units, "x", "a.nc") or Conversion(1.0, 0.0)
     converted = conversion.apply(np.array([value, np.nan], np.float32))
-    assert converted.dtype == np.float32 and np.isnan(converted[1])
+    assert converted.dtype == np.float32
+    assert np.isnan(converted[1])
     assert converted[0] == pytest.approx(expected, rel=1e-6, abs=1e-4)
 
 
@@ -78,7 +79,8 @@ def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cf_units", None)
     assert find_conversion("K", "K", "t", "a.nc") is None
     # docs/data.md says which spellings need it.
-    assert is_same_unit("m2 s-2", "J kg-1") and not is_same_unit("m2 s-2", "N m kg-1")
+    assert is_same_unit("m2 s-2", "J kg-1")
+    assert not is_same_unit("m2 s-2", "N m kg-1")
     with pytest.raises(
         ConfigError, match=r"a.nc: t is in .*data.variable_options.t.units.*cf-units.*pip install .*\[units\]"
     ):
@@ -117,7 +119,8 @@ def test_two_spellings_of_one_unit_are_one(tmp_path: Path, first_units: str, sec
         for number, units in enumerate((first_units, second_units))
     ]  # fmt: skip
     reader = open_sources(make_config(paths, p2=["x"]))
-    assert len(reader.times) == 8 and reader.attributes["x"]["units"] == first_units
+    assert len(reader.times) == 8
+    assert reader.attributes["x"]["units"] == first_units
     assert find_conversion(first_units, second_units, "x", "a.nc") is None
 
 

@@ -38,5 +38,7 @@ def test_views_and_arrays_hold_it() -> None:
 def test_other_sizes_and_none() -> None:
     buffers = BufferPool()
     first = buffers.take(4, 5)
-    assert buffers.take(5, 4).shape == (5, 4) and buffers.take(0, 5).shape == (0, 5) and first.shape == (4, 5)
+    assert buffers.take(5, 4).shape == (5, 4)
+    assert buffers.take(0, 5).shape == (0, 5)
+    assert first.shape == (4, 5)
     assert pickle.loads(pickle.dumps(buffers)).take(4, 5).shape == (4, 5)

@@ -165,7 +165,8 @@ def test_forcing_that_is_not_read_keeps_to_its_bounds(in_forecast: str) -> None:
             expected = np.clip(free.forcing(valid, initial=start), 0, 1)
             np.testing.assert_array_equal(bound.forcing(valid, initial=start), expected)
             assert bound.forcing(valid, initial=start).dtype == np.float32
-    assert free.forcing(summer, initial=start).min() < 1 and free.forcing(winter, initial=start).max() > 1
+    assert free.forcing(summer, initial=start).min() < 1
+    assert free.forcing(winter, initial=start).max() > 1
     read = FrameReader(reader_of(times, lambda minutes: -1.0), conf(minimum=0), climatology)
     assert read.forcing(start, initial=start).max() == read.forcing(summer).max() == -1
 
@@ -179,12 +180,14 @@ def test_a_time_that_is_not_there() -> None:
 def test_a_time_is_read_once_and_kept() -> None:
     reader = reader_of(360 * np.arange(10))
     kept = CachedReader(reader)
-    assert kept.grid is reader.grid and kept.index_of(720) == reader.index_of(720)
+    assert kept.grid is reader.grid
+    assert kept.index_of(720) == reader.index_of(720)
     first = kept.read(np.int64(3))
     place = np.empty(reader.grid.shape, np.float32)
     kept.read_into(3, [place, *[None] * (len(first) - 1)])
     np.testing.assert_array_equal(place, reader.read(3)[0])
-    assert reader.reads == 2 and kept.read(3) is first
+    assert reader.reads == 2
+    assert kept.read(3) is first
     with pytest.raises(ValueError, match="read-only"):
         first += 1
     assert getattr(kept, "statistics", None) is None

@@ -145,7 +145,8 @@ def test_encodings() -> None:
     expected = toa_radiation(grid.lat, grid.lon, CALENDAR.parse("2001-07-02T12:00"), CALENDAR, 360)
     np.testing.assert_array_equal(fields["toa_incident_solar_radiation"], expected)
     static = {name: compute_static(name, grid) for name in COMPUTED_STATIC}
-    assert static["sin_latitude"][0, 0] == 1 and static["sin_latitude"][-1, 5] == -1
+    assert static["sin_latitude"][0, 0] == 1
+    assert static["sin_latitude"][-1, 5] == -1
     np.testing.assert_allclose(static["sin_longitude"] ** 2 + static["cos_longitude"] ** 2, 1.0, rtol=1e-6)
     assert static["sin_longitude"][3, 9] == pytest.approx(1.0)
 

@@ -94,7 +94,8 @@ def test_coefficients_from_a_file(tmp_path: Path, all_variables: Path) -> None:
 
 def test_derived_fields_by_hand(all_variables: Path) -> None:
     reader = open_sources(config(all_variables, p3=["t", "z", "r", "ws"], p2=["msl"], variable_options=DERIVED))
-    assert reader.attributes["z"]["units"] == "m2 s-2" and reader.attributes["msl"]["units"] == "Pa"
+    assert reader.attributes["z"]["units"] == "m2 s-2"
+    assert reader.attributes["msl"]["units"] == "Pa"
     t, z, r, ws = np.split(reader.read(5)[:-1], 4)
     speed = np.hypot(ATMOSPHERE["u"][5], ATMOSPHERE["v"][5])
     surface = ATMOSPHERE["sp"][5].astype(np.float64)
@@ -107,8 +108,10 @@ def test_derived_fields_by_hand(all_variables: Path) -> None:
     virtual = ATMOSPHERE["t"][5][column] * (1 + 0.60777 * ATMOSPHERE["q"][5][column])
     thickness = world.R * np.trapezoid(np.interp(np.log(p), np.log(log_pressure[column]), virtual) / p, p)
     assert z[1, 4, 3] - z[2, 4, 3] == pytest.approx(thickness, abs=40.0)
-    assert (np.diff(z, axis=0) < 0).all() and t.shape == z.shape
-    assert r.min() >= 0 and np.isfinite(r).all()
+    assert (np.diff(z, axis=0) < 0).all()
+    assert t.shape == z.shape
+    assert r.min() >= 0
+    assert np.isfinite(r).all()
 
 
 def test_a_store_has_the_same_numbers_and_knows_how_they_were_made(tmp_path: Path, all_variables: Path) -> None:

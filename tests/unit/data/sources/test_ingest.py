@@ -31,7 +31,8 @@ def values_of(path: Path, name: str) -> np.ndarray:
 def test_era_interim_one_time_a_file(ingest: Path) -> None:
     reader = open_sources(make_config(ingest / "ERA_Interim_2017?.nc", p2=["t2m", "sp"]))
     assert [reader.calendar.format(time) for time in reader.times] == ["2017-02-01T12:00", "2017-03-01T12:00"]
-    assert reader.grid.shape == (241, 480) and reader.grid.has_pole_points
+    assert reader.grid.shape == (241, 480)
+    assert reader.grid.has_pole_points
     with netCDF4.Dataset(ingest / "ERA_Interim_2017b.nc") as file:
         north_first = file["latitude"][0] > 0
     t2m = values_of(ingest / "ERA_Interim_2017b.nc", "t2m")[0]
@@ -55,8 +56,10 @@ def test_era5_with_level_longitude_latitude(ingest: Path) -> None:
 def test_gaussian_rows_and_longitudes_from_minus_180(ingest: Path) -> None:
     path = ingest / "t_in_Celsius_1.nc"
     reader = open_sources(make_config(path, p2=["tC"]))
-    assert len(reader.times) == 40 and set(np.diff(reader.times)) == {360}
-    assert reader.grid.lon[0] == 0 and reader.grid.lat[0] > 88
+    assert len(reader.times) == 40
+    assert set(np.diff(reader.times)) == {360}
+    assert reader.grid.lon[0] == 0
+    assert reader.grid.lat[0] > 88
     assert reader.attributes["tC"]["units"] == "degC"
     np.testing.assert_array_equal(reader.read(7)[0], np.roll(values_of(path, "tC")[7], 96, axis=-1))
 
@@ -64,7 +67,8 @@ def test_gaussian_rows_and_longitudes_from_minus_180(ingest: Path) -> None:
 def test_a_climate_model_without_leap_days(ingest: Path) -> None:
     path = ingest / "sresa1b_ncar_ccsm3-example.nc"
     reader = open_sources(make_config(path, p3=["ua"], p2=["tas"], static=["area"], levels=[50000], level_units="Pa"))
-    assert reader.calendar.name == "noleap" and reader.calendar.format(reader.times[0]) == "2000-05-16T12:00"
+    assert reader.calendar.name == "noleap"
+    assert reader.calendar.format(reader.times[0]) == "2000-05-16T12:00"
     with netCDF4.Dataset(path) as file:
         row = int(np.flatnonzero(file["plev"][:] == 50000)[0])
         bounds = np.sort(np.unique(np.round(file["lat_bnds"][:], 6)))[::-1]
@@ -95,7 +99,8 @@ def test_celsius_to_kelvin_and_from_gaussian_to_equiangular(ingest: Path) -> Non
     path = ingest / "t_in_Celsius_1.nc"
     grid = {"rows": 32, "columns": 64, "poles": False}
     reader = open_sources(make_config(path, p2=["tC"], grid=grid, variable_options={"tC": {"units": "K"}}))
-    assert reader.attributes["tC"]["units"] == "K" and reader.grid.shape == (32, 64)
+    assert reader.attributes["tC"]["units"] == "K"
+    assert reader.grid.shape == (32, 64)
     values = values_of(path, "tC")[7]
     assert values.min() + 273.1 < reader.read(7)[0].min() < reader.read(7)[0].max() < values.max() + 273.2
 
@@ -196,7 +201,8 @@ def test_a_file_without_time_serves_static_fields(ingest: Path, shared_data: Pat
         {"path": str(ingest / "era5_msl_2025120100_2.5x2.5.nc"), "variables": ["fixed"], "rename": {"fixed": "msl"}},
     ]
     reader = open_sources(make_config("", sources=sources, p2=["msl"], static=["fixed"]))
-    assert len(reader.times) == 31 and reader.static().mean() > 9e4
+    assert len(reader.times) == 31
+    assert reader.static().mean() > 9e4
 
 
 def test_long_series_with_a_mask(shared_data: Path) -> None:

@@ -91,7 +91,8 @@ def test_a_gap_makes_no_chunk_longer(tmp_path: Path) -> None:
     with xr.open_dataset(tmp_path / "a.nc", decode_times=False) as dataset:
         dataset.to_netcdf(tmp_path / "b.nc", encoding={"t2m": {"chunksizes": (8, H, W)}})
     reader = open_sources(make_config(tmp_path / "b.nc", p2=["t2m"], timestep="6h"))
-    assert len(reader.times) == 40 and reader.times_per_chunk == 8
+    assert len(reader.times) == 40
+    assert reader.times_per_chunk == 8
 
 
 @pytest.mark.parametrize(("step", "expected"), [(1, 12), (6, 8)])

@@ -125,7 +125,8 @@ def test_the_way_through_preprocess(tmp_path: Path, conf: DataConfig) -> None:
     (tmp_path / "config.yml").write_text(yaml.safe_dump(raw))
     assert main(["preprocess", str(tmp_path / "config.yml")]) == 0
     stored = open_reader(conf)
-    assert stored.grid.describe_mismatch(TARGET) is None and len(stored.times) == 32
+    assert stored.grid.describe_mismatch(TARGET) is None
+    assert len(stored.times) == 32
     np.testing.assert_array_equal(stored.read(9), expected(9))
     np.testing.assert_array_equal(stored.static(), open_sources(conf).static())
     assert stored.statistics.names[0] == "t850"

@@ -103,7 +103,8 @@ def test_two_spellings_of_a_unit_are_one(tmp_path: Path, units: tuple[str, str])
         for number, (spelling, hours) in enumerate(zip(units, (OLD_HOURS, NEW_HOURS), strict=True))
     )
     reader = open_sources(make_config("", sources=[{"path": str(first_file)}, {"path": str(second_file)}], p2=["z"]))
-    assert reader.attributes["z"]["units"] == units[0] and len(reader.times) == 8
+    assert reader.attributes["z"]["units"] == units[0]
+    assert len(reader.times) == 8
 
 
 def test_other_units_are_refused_or_converted(tmp_path: Path) -> None:

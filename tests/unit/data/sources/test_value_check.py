@@ -36,7 +36,8 @@ def test_a_time_of_each_file_is_looked_at(tmp_path: Path, caplog: pytest.LogCapt
     with caplog.at_level(logging.INFO):
         result = check_sampled_values(reader, int(reader.times[0]), int(reader.times[-1]))
     assert (result.num_checked, result.num_times) == (20, NUM_TIMES)
-    assert len(result.problems) == 1 and "07.nc: t2m" in result.problems[0]
+    assert len(result.problems) == 1
+    assert "07.nc: t2m" in result.problems[0]
     assert "looking at the values of 20 of 40 times, 20 of them to see each file" in caplog.text
 
 
@@ -54,7 +55,8 @@ def test_one_bad_time_of_eight_may_be_the_only_one(tmp_path: Path) -> None:
     inspect_data(write_bad_times(tmp_path, [0]), check_report)
     assert check_report.messages == []
     report = "\n".join(lines)
-    assert " 8 of " in report and "at least one of each file; preprocessing checks all" in report
+    assert " 8 of " in report
+    assert "at least one of each file; preprocessing checks all" in report
     assert "training look" not in report
     assert "values: 1 of these times are bad and will be left out" in report
 
@@ -62,4 +64,5 @@ def test_one_bad_time_of_eight_may_be_the_only_one(tmp_path: Path) -> None:
 def test_more_than_one_bad_time_of_eight_is_a_problem(tmp_path: Path) -> None:
     check_report = CheckReport(lambda line: None)
     inspect_data(write_bad_times(tmp_path, list(range(NUM_TIMES))), check_report)
-    assert len(check_report.messages) == 1 and "8 of these times are bad" in check_report.messages[0]
+    assert len(check_report.messages) == 1
+    assert "8 of these times are bad" in check_report.messages[0]

@@ -91,7 +91,8 @@ def test_an_outlier_stays_bad_when_its_part_is_mended(tmp_path: Path) -> None:
     before = read_description(path)
     lose_chunk(path, SPOILT + 1)
     write_training_store(conf)
-    assert list(before["bad_times"]) == [WHEN] and read_description(path) == before
+    assert list(before["bad_times"]) == [WHEN]
+    assert read_description(path) == before
 
 
 def test_the_message_gives_physical_values_of_a_transformed_variable(tmp_path: Path) -> None:

@@ -61,12 +61,15 @@ def test_the_store_gives_what_the_sources_give(conf: DataConfig) -> None:
     path = write_training_store(conf)
     sources = open_sources(conf)
     stored = open_reader(conf)
-    assert len(stored.times) == 32 and stored.calendar == sources.calendar and stored.channels == sources.channels
+    assert len(stored.times) == 32
+    assert stored.calendar == sources.calendar
+    assert stored.channels == sources.channels
     for index, time in enumerate(stored.times):
         np.testing.assert_array_equal(stored.read(index), sources.read(sources.index_of(int(time))))
     np.testing.assert_array_equal(stored.static(), sources.static())
     np.testing.assert_array_equal(stored.masks["sst"], sources.masks["sst"])
-    assert stored.attributes == sources.attributes and stored.grid.describe_mismatch(sources.grid) is None
+    assert stored.attributes == sources.attributes
+    assert stored.grid.describe_mismatch(sources.grid) is None
     np.testing.assert_array_equal(stored.grid.lat_bounds, sources.grid.lat_bounds)
     first = sources.calendar.parse("2000-01-01")
     last = sources.calendar.parse_period_end("2000-01-04")
@@ -74,7 +77,8 @@ def test_the_store_gives_what_the_sources_give(conf: DataConfig) -> None:
     assert stored.statistics.to_dict() == fitted.to_dict()
     assert fitted.count.tolist() == [16 * H * W] * 3 + [16 * (H * W - 3), H * W]
     assert open_store(path).channels == conf.channel_map()
-    assert stored.index_of(int(stored.times[5])) == 5 and stored.index_of(0) is None
+    assert stored.index_of(int(stored.times[5])) == 5
+    assert stored.index_of(0) is None
     np.testing.assert_array_equal(pickle.loads(pickle.dumps(stored)).read(3), stored.read(3))
 
 

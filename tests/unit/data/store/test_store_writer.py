@@ -90,7 +90,8 @@ def test_any_order_any_number_of_processes(folder: Path, monkeypatch: pytest.Mon
         store_writer, "list_pending_parts", lambda *args: random.Random(1).sample(order(*args), len(order(*args)))
     )
     write_training_store(shuffled)
-    assert same_but_name(alone.store, many.store) and same_but_name(alone.store, shuffled.store)
+    assert same_but_name(alone.store, many.store)
+    assert same_but_name(alone.store, shuffled.store)
     reader = open_reader(alone)
     sources = open_sources(alone)
     first = reader.calendar.parse("2000-01-02")
@@ -199,12 +200,14 @@ def test_a_kill_loses_one_part_at_most(folder: Path) -> None:
     killed.communicate(timeout=60)
     assert killed.returncode == -signal.SIGKILL
     done = zarr.open_group(conf.store, mode="r")["done"][:]
-    assert done[: 2 * LENGTH].all() and not done[2 * LENGTH :].any()
+    assert done[: 2 * LENGTH].all()
+    assert not done[2 * LENGTH :].any()
     # which, were it kept, would be a wrong field
     zarr.open_group(conf.store, mode="r+")["fields"][2 * LENGTH + 1] = 0.0
     resumed = start(conf, 0.0, 10**6)
     again = [int(line) for line in resumed.communicate(timeout=60)[0].split()]
-    assert resumed.returncode == 0 and len(again) == len(set(again)) == len(done) - 2 * LENGTH
+    assert resumed.returncode == 0
+    assert len(again) == len(set(again)) == len(done) - 2 * LENGTH
     assert same_but_name(conf.store, uninterrupted_conf.store)
 
 
@@ -246,7 +249,8 @@ def test_bad_times(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     assert "2000-01-03T12:00 is left out: t2m" in caplog.text
     reader = open_reader(conf)
     sources = open_sources(make(folder))
-    assert len(reader.times) == 46 and reader.index_of(reader.calendar.parse("2000-01-03T12:00")) is None
+    assert len(reader.times) == 46
+    assert reader.index_of(reader.calendar.parse("2000-01-03T12:00")) is None
     for index, minutes in enumerate(reader.times):
         np.testing.assert_array_equal(reader.read(index), sources.read(sources.index_of(int(minutes))))
     meta = dict(zarr.open_group(conf.store, mode="r").attrs)["credit"]
@@ -343,7 +347,8 @@ def test_moments_are_of_one_kind_whatever_a_resumed_run_asks(folder: Path) -> No
     changed = make(folder, transforms={"t2m": {"kind": "log1p", "unit": 10.0}})
     start(changed, 0.0, LENGTH + 3).communicate(timeout=60)
     done = zarr.open_group(conf.store, mode="r")["done"][:]
-    assert done[: 2 * LENGTH].all() and not done.all()
+    assert done[: 2 * LENGTH].all()
+    assert not done.all()
     write_training_store(conf)
     assert open_reader(conf).statistics.to_dict() == open_reader(uninterrupted_conf).statistics.to_dict()
 

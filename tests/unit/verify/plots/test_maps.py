@@ -66,7 +66,8 @@ def test_cells_lie_where_their_centres_are(grid: LatLonGrid) -> None:
     centres = (background.edges[:-1] + background.edges[1:]) / 2
     np.testing.assert_allclose((centres - grid.lon[background.column_order] + 180) % 360, 180, atol=1e-9)
     assert sorted(background.column_order) == list(range(len(grid.lon)))
-    assert np.ptp(background.edges) == pytest.approx(360.0) and abs(background.edges[0] + 180) <= 180 / len(grid.lon)
+    assert np.ptp(background.edges) == pytest.approx(360.0)
+    assert abs(background.edges[0] + 180) <= 180 / len(grid.lon)
 
 
 @pytest.mark.parametrize("grid", GRIDS.values(), ids=GRIDS)
@@ -96,7 +97,8 @@ def test_the_graticule_has_its_degrees(grid: LatLonGrid) -> None:
     texts = {text.get_text(): text for text in axis.texts}
     parallels = {"60°S": -60, "30°S": -30, "0°": 0, "30°N": 30, "60°N": 60}
     meridians = {"120°W": -120, "60°W": -60, "60°E": 60, "120°E": 120}
-    assert len(axis.texts) == 10 and texts.keys() == parallels.keys() | meridians.keys()
+    assert len(axis.texts) == 10
+    assert texts.keys() == parallels.keys() | meridians.keys()
     for text, lat in parallels.items():
         expected = equal_earth(np.array(-180.0), np.array(float(lat)))
         assert any(np.allclose(label.xy, expected) for label in axis.texts if label.get_text() == text), text
@@ -132,10 +134,14 @@ def test_truth_and_forecast_share_their_colours_and_each_error_has_its_own(tmp_p
     assert len({*limits[0:2], *limits[4:6]}) == 1
     for true, ((low, high), spread_limits) in zip((truth, later), (limits[2:4], limits[6:8]), strict=True):
         widest = np.nanpercentile(np.abs(forecast - true), 99.5)
-        assert low == -high and high == pytest.approx(widest) and spread_limits == (0.0, high)
+        assert low == -high
+        assert high == pytest.approx(widest)
+        assert spread_limits == (0.0, high)
     titles = [axis.get_title() for axis in figures[0].axes if axis.get_title()]
-    assert titles[0] == "Truth, 2001-03-01 06:00 UTC" and titles[5] == "Ensemble mean at 24 h"
-    assert titles[7].startswith("Spread, ") and figures[0].get_suptitle().endswith("each error has its own scale")
+    assert titles[0] == "Truth, 2001-03-01 06:00 UTC"
+    assert titles[5] == "Ensemble mean at 24 h"
+    assert titles[7].startswith("Spread, ")
+    assert figures[0].get_suptitle().endswith("each error has its own scale")
     error = (forecast - later).astype(np.float64)
     rmse = np.sqrt((error**2 * grid.area_weights()).sum())
     assert titles[6] == f"Error, RMSE {rmse:.3g} K"
@@ -183,7 +189,8 @@ def test_the_coastline_runs_between_land_and_sea() -> None:
     for lon, lat in ((52.5, 22.5), (127.5, 22.5), (90.0, 0.0), (90.0, 45.0)):
         assert np.linalg.norm(points - on_the_map(background, lon, lat), axis=1).min() < 0.01, (lon, lat)
     north, south = (on_the_map(background, 90.0, lat)[1] for lat in (45.0, 0.0))
-    assert points[:, 1].max() == pytest.approx(north, abs=0.01) and points[:, 1].min() == pytest.approx(south, abs=0.01)
+    assert points[:, 1].max() == pytest.approx(north, abs=0.01)
+    assert points[:, 1].min() == pytest.approx(south, abs=0.01)
 
 
 def test_land_across_the_dateline_reaches_both_edges() -> None:

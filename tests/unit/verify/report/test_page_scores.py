@@ -43,7 +43,8 @@ def test_curves_are_kept_to_five_digits_of_their_largest_value() -> None:
     curves[3] = np.nan
     curves[4] = 0.0
     packed = pack_curves(curves)
-    assert packed[3] is None and packed[4] == [0] + [0] * 12
+    assert packed[3] is None
+    assert packed[4] == [0] + [0] * 12
     for packed_curve, curve in zip(packed, curves, strict=True):
         error = np.abs(unpack(packed_curve, 12) - curve)
         np.testing.assert_array_equal(np.isnan(error), np.isnan(curve))
@@ -57,9 +58,12 @@ def test_whole_numbers_are_kept_as_they_are() -> None:
 def test_everything_small_is_there(table: ScoreTable) -> None:
     scores, left_out = build_page_scores(table, "v500")
     read = json.loads(zlib.decompress(base64.b64decode(encode_page_scores(scores))))
-    assert read == scores and scores["rows"][scores["first_row"]]["name"] == "v500"
+    assert read == scores
+    assert scores["rows"][scores["first_row"]]["name"] == "v500"
     assert [score["name"] for score in scores["metrics"]] == list(SCORE_DESCRIPTIONS)
-    assert "acc_wb2" in left_out and "season" not in left_out and "lead times" not in left_out
+    assert "acc_wb2" in left_out
+    assert "season" not in left_out
+    assert "lead times" not in left_out
     for name in ("rmse", "acc_low", "crps", "spread_skill_high"):
         values = table.dataset[name].values
         for place in np.ndindex(values.shape[:3]):
@@ -73,7 +77,8 @@ def test_names_of_a_user_are_shown_as_they_were_written() -> None:
     table = make_table([Channel("t500", "t", 500.0, "prognostic")], "IFS_hres")
     scores, _ = build_page_scores(table, "t500")
     labels = {forecast["name"]: forecast["label"] for forecast in scores["forecasts"]}
-    assert labels["IFS_hres"] == "IFS_hres" and labels["damped_persistence"] == "Damped persistence"
+    assert labels["IFS_hres"] == "IFS_hres"
+    assert labels["damped_persistence"] == "Damped persistence"
     assert plot_scorecard(table, "IFS_hres", table.regions).get_suptitle().startswith("Model against IFS_hres ")
     assert (
         plot_scorecard(table, "best_baseline", table.regions).get_suptitle().startswith("Model against best baseline ")
@@ -88,7 +93,8 @@ def test_events_and_precipitation_have_one_row() -> None:
     assert {name: score["rows"] for name, score in extra.items()} == dict.fromkeys(
         ("seeps", "brier:high", "brier_skill:high"), [3]
     )
-    assert extra["brier:high"]["label"] == "Brier score: high" and "uncertainty" in left_out
+    assert extra["brier:high"]["label"] == "Brier score: high"
+    assert "uncertainty" in left_out
     for name in ("seeps", "seeps_high", "brier:high", "brier_low:high"):
         metric, _, event = name.partition(":")
         values = table.dataset[metric].sel(forecast="model", season="all").values[0 if event else 3]
@@ -121,15 +127,15 @@ def test_the_page_has_the_figures_colours(table: ScoreTable) -> None:
     assert {name: forecast["colour"] for name, forecast in looks.items()} == {
         k: v["color"] for k, v in forecast_styles(table).items()
     }
-    assert looks["persistence"]["dash"] and not looks["model"]["dash"]
+    assert looks["persistence"]["dash"]
+    assert not looks["model"]["dash"]
 
 
 def test_units_are_written_with_raised_exponents() -> None:
-    assert (
-        superscript_units("m2 s-2") == "m² s⁻²"
-        and superscript_units("kg kg-1") == "kg kg⁻¹"
-        and superscript_units("1") == "1"
-    )
+    assert superscript_units("m2 s-2") == "m² s⁻²"
+    assert superscript_units("kg kg-1") == "kg kg⁻¹"
+    assert superscript_units("1") == "1"
     assert superscript_units("1e-5 s-1") == "1e-5 s⁻¹"
     for units in ("m**2 s**-2", "m^2 s^-2", "m2/s2"):  # ERA5's spelling, and others
-        assert superscript_units(units) == "m² s⁻²" and format_units(units) == "m$^{2}$ s$^{-2}$"
+        assert superscript_units(units) == "m² s⁻²"
+        assert format_units(units) == "m$^{2}$ s$^{-2}$"

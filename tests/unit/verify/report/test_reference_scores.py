@@ -90,6 +90,9 @@ def test_initial_times_that_cover_the_years_suffice(cases: np.ndarray) -> None:
 
 def test_the_table_says_where_each_number_is_from() -> None:
     for published in load_published_scores():
-        assert published.source and published.years[0] <= published.years[1] and published.truth == "ERA5"
+        assert published.source
+        assert published.years[0] <= published.years[1]
+        assert published.truth == "ERA5"
         for scores in published.rmse.values():
-            assert list(scores) == sorted(scores) and all(score > 0 for score in scores.values())
+            assert list(scores) == sorted(scores)
+            assert all(score > 0 for score in scores.values())

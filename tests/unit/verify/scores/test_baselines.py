@@ -128,7 +128,8 @@ def test_the_damping_is_the_slope_over_all_pairs_of_times(held: int | None, monk
         )
         np.testing.assert_allclose(damping[row], product / square if pairs else 0.0, rtol=1e-6, atol=1e-8)
     assert (len(asked) == len(set(asked))) == (held is None)
-    assert damping[0].min() > 0.2 and len(pairs) == 2
+    assert damping[0].min() > 0.2
+    assert len(pairs) == 2
 
 
 def test_products_do_not_depend_on_how_many_are_made_at_once() -> None:

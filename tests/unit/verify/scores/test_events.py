@@ -106,7 +106,8 @@ def test_the_parts_add_up_to_the_score(members: int) -> None:
     parts = metrics["reliability"] - metrics["resolution"] + metrics["uncertainty"]
     np.testing.assert_allclose(parts, metrics["brier"], rtol=1e-12, atol=1e-14)
     for name in ("reliability", "resolution", "uncertainty"):
-        assert (metrics[name] >= 0).all() and metrics[name].max() > 0.001
+        assert (metrics[name] >= 0).all()
+        assert metrics[name].max() > 0.001
 
 
 def test_by_hand() -> None:
@@ -135,7 +136,8 @@ def test_by_hand() -> None:
     climatology = sums.of_climatology().metrics()
     for name in ("brier", "brier_fair"):
         np.testing.assert_allclose(climatology[name], 0.3125)
-    assert (climatology["brier_skill"] == 0).all() and np.isnan(climatology["reliability"]).all()
+    assert (climatology["brier_skill"] == 0).all()
+    assert np.isnan(climatology["reliability"]).all()
 
 
 @pytest.mark.parametrize("count", [2, 4, 16])
@@ -159,7 +161,8 @@ def test_only_the_fair_score_is_that_of_the_distribution(count: int) -> None:
 
 def test_one_member_has_no_fair_score() -> None:
     metrics = _events(draw_cases(2, 1)).metrics()
-    assert np.isnan(metrics["brier_fair"]).all() and np.isnan(metrics["brier_skill_fair"]).all()
+    assert np.isnan(metrics["brier_fair"]).all()
+    assert np.isnan(metrics["brier_skill_fair"]).all()
     assert np.isfinite(metrics["brier"]).all()
 
 
@@ -174,7 +177,8 @@ def test_there_is_no_skill_against_a_climatology_that_is_never_wrong() -> None:
     np.testing.assert_allclose(metrics["brier"], 1 / 16, rtol=1e-12)
     np.testing.assert_allclose(ends["brier"], 1 / 16, rtol=1e-9)
     for name in ("brier_skill", "brier_skill_fair"):
-        assert np.isnan(metrics[name]).all() and np.isnan(ends[name]).all()
+        assert np.isnan(metrics[name]).all()
+        assert np.isnan(ends[name]).all()
 
 
 def test_quantiles_of_each_cell_have_the_skill_of_the_climatology() -> None:
@@ -207,7 +211,8 @@ def test_an_event_that_a_forecast_lacks_has_no_score() -> None:
     rows = np.array([[0.0], [2.0]]) * np.ones(CELLS), np.ones(CELLS)
     sums.add((0, 0, 1), MEANS, 0, *rows, np.array([1.0]), np.full(CELLS, 0.5))
     for values in sums.metrics().values():
-        assert np.isnan(values[0, 0]).all() and np.isfinite(values[0, 1]).all()
+        assert np.isnan(values[0, 0]).all()
+        assert np.isfinite(values[0, 1]).all()
 
 
 def test_intervals_of_the_skill_cover_it() -> None:

@@ -53,7 +53,9 @@ def test_points_of_large_ensembles_are_pooled() -> None:
     p, share, observed = (values[0, :, 0] for values in ReliabilityStatistics.build(events).metrics().values())
     frequency = events.forecasts.mean(axis=0)[0, 0, 0]
     happened = events.occurrences.mean(axis=0)[0, 0, 0]
-    assert len(p) == 11 and (np.diff(p) > 0).all() and share.sum() == pytest.approx(frequency.sum())
+    assert len(p) == 11
+    assert (np.diff(p) > 0).all()
+    assert share.sum() == pytest.approx(frequency.sum())
     assert (p * share).sum() == pytest.approx((np.arange(51) / 50 * frequency).sum())
     for point, chosen in enumerate(np.array_split(np.arange(51), np.arange(1, 11) * 51 // 11)):
         assert observed[point] == pytest.approx(happened[chosen].sum() / frequency[chosen].sum())
@@ -62,17 +64,21 @@ def test_points_of_large_ensembles_are_pooled() -> None:
 def test_intervals_are_of_the_block_bootstrap() -> None:
     """40 lead days leave too few blocks; where errors last, bars are longer; a rare point has none."""
     ends = ReliabilityStatistics.build(draw(120, 5, np.linspace(0, 1, 6))).observed_intervals(LEADS)
-    assert ends.shape == (2, 2, 6, 1) and np.isnan(ends[:, 1]).all() and MIN_BLOCKS_FOR_INTERVALS > 120 // 42
+    assert ends.shape == (2, 2, 6, 1)
+    assert np.isnan(ends[:, 1]).all()
+    assert MIN_BLOCKS_FOR_INTERVALS > 120 // 42
     centre = ReliabilityStatistics.build(draw(120, 5, np.linspace(0, 1, 6))).metrics()[OBSERVED_FREQUENCY]
     assert ((ends[0, 0] < centre[0]) & (centre[0] < ends[1, 0])).all()
-    assert ends[0, 0].min() >= 0 and ends[1, 0].max() <= 1
+    assert ends[0, 0].min() >= 0
+    assert ends[1, 0].max() <= 1
     lasting = ReliabilityStatistics.build(draw(120, 5, np.linspace(0, 1, 6), memory=0.9)).observed_intervals(LEADS)
     middle = slice(1, 5)  # at 0 and 1 chances are clipped
     assert (np.diff(lasting, axis=0)[0, 0, middle] > 1.5 * np.diff(ends, axis=0)[0, 0, middle]).all()
     events = draw(120, 5, np.linspace(0, 1, 6))
     events.forecasts[5:, ..., 3] = events.occurrences[5:, ..., 3] = 0.0
     rare = ReliabilityStatistics.build(events).observed_intervals(LEADS)
-    assert np.isnan(rare[:, 0, 3]).all() and np.isfinite(rare[:, 0, [0, 1, 2, 4, 5]]).all()
+    assert np.isnan(rare[:, 0, 3]).all()
+    assert np.isfinite(rare[:, 0, [0, 1, 2, 4, 5]]).all()
 
 
 def test_how_often_intervals_cover_the_truth() -> None:
@@ -99,7 +105,8 @@ def test_smaller_ensembles_lack_the_last_points() -> None:
     variables = EventResults([None], events)._diagram_points([*events, "climatology"], LEADS)
     for name, (dims, values) in variables.items():
         assert dims == ("forecast", "event", "lead", "region", "point") and values.shape == (5, 1, 2, 1, 6), name
-        assert np.isfinite(values[1, 0, 0, 0]).tolist() == [True] * 2 + [False] * 4 and np.isnan(values[-1]).all()
+        assert np.isfinite(values[1, 0, 0, 0]).tolist() == [True] * 2 + [False] * 4
+        assert np.isnan(values[-1]).all()
     for name in POINT_NAMES:
         expected = ReliabilityStatistics.build(events["model"]).metrics()[name]
         np.testing.assert_array_equal(variables[name][1][0, 0, :, 0], expected[:, :, 0])

@@ -45,9 +45,13 @@ def test_a_season_is_two_months_of_all_years_and_every_hour() -> None:
     climate = make_climate()
     times = climate.season_times(climate.season_of(MARCH))
     dates = [CALENDAR.datetime(t) for t in times.tolist()]
-    assert 60 <= len(times) <= 75 and times.min() >= TRAIN.first and times.max() <= TRAIN.last
+    assert 60 <= len(times) <= 75
+    assert times.min() >= TRAIN.first
+    assert times.max() <= TRAIN.last
     days = np.array([date.dayofyr for date in dates])
-    assert days.min() >= 69 - 33 and days.max() <= 69 + 33 and abs(np.mean(days) - 69) < 4
+    assert days.min() >= 69 - 33
+    assert days.max() <= 69 + 33
+    assert abs(np.mean(days) - 69) < 4
     assert {date.year for date in dates} == set(range(1990, 2000))
     by_hour = [sum(date.hour == hour for date in dates) for hour in (0, 6, 12, 18)]
     assert min(by_hour) >= 10
@@ -58,14 +62,16 @@ def test_a_season_is_two_months_of_all_years_and_every_hour() -> None:
 def test_a_season_goes_across_the_new_year() -> None:
     climate = make_climate()
     times = climate.season_times(climate.season_of(CALENDAR.parse("2000-12-30")))
-    assert {CALENDAR.datetime(t).month for t in times.tolist()} == {11, 12, 1} and 60 <= len(times) <= 75
+    assert {CALENDAR.datetime(t).month for t in times.tolist()} == {11, 12, 1}
+    assert 60 <= len(times) <= 75
     assert climate.smallest_season(np.array([MARCH, CALENDAR.parse("2000-12-30")]))[0] >= 60
 
 
 def test_hours_that_are_told_apart_have_as_many_times_each() -> None:
     climate = make_climate(by_hour=True)
     times = climate.season_times(climate.season_of(MARCH))
-    assert 60 <= len(times) <= 75 and {t % 1440 for t in times.tolist()} == {360}
+    assert 60 <= len(times) <= 75
+    assert {t % 1440 for t in times.tolist()} == {360}
 
 
 def test_large_fields_have_fewer_times(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,7 +91,8 @@ def test_limits_of_a_known_distribution(count: int) -> None:
         np.testing.assert_allclose(threshold, sign * (1 + 0.9 * (count - 1)), rtol=1e-6)
         np.testing.assert_allclose(probability, share, atol=1.01 / count)
     threshold, probability = compute_event_threshold(make_event(below=11.0), values)
-    assert threshold.tolist() == [-11.0] and probability.tolist() == [10 / count] * 3
+    assert threshold.tolist() == [-11.0]
+    assert probability.tolist() == [10 / count] * 3
     dry = compute_event_threshold(make_event(above_quantile=0.5), np.zeros((count, 2)))
     assert dry[1].tolist() == [0.0, 0.0]  # nothing lies above a median that most values have
 
@@ -96,7 +103,8 @@ def test_a_value_that_was_rounded_to_the_limit_is_not_beyond_it(limit: float) ->
     values = np.array([[limit]], dtype=np.float32)
     for event in (make_event(above=limit), make_event(below=limit)):
         threshold, probability = compute_event_threshold(event, values)
-        assert not (event.sign * values[0] > threshold).any() and probability == 0
+        assert not (event.sign * values[0] > threshold).any()
+        assert probability == 0
     assert make_event(above=limit).definition == f"x above {limit:g} K"
 
 
@@ -111,7 +119,9 @@ def test_dry_and_heavy_are_numpys_quantiles() -> None:
         wet = values[values[:, cell] >= 0.25, cell]
         assert dry[cell] == pytest.approx(1 - len(wet) / 90)
         assert heavy[cell] == pytest.approx(np.quantile(wet, 2 / 3), rel=1e-12)
-    assert dry[0] == 1 and np.isnan(heavy[0]) and heavy[1] == 3.0
+    assert dry[0] == 1
+    assert np.isnan(heavy[0])
+    assert heavy[1] == 3.0
 
 
 def test_which_channels_are_precipitation() -> None:
@@ -135,7 +145,8 @@ def test_an_event_of_a_channel_that_is_not_scored() -> None:
     with pytest.raises(ConfigError, match='events.warm.channel: "t2n" is not scored; did you mean "t2m"?'):
         build_events(conf, CHANNELS, ATTRIBUTES)
     (event,) = build_events({"dry": EventConfig(channel="tp", below=1e-3)}, CHANNELS, ATTRIBUTES)
-    assert event.channel == 1 and event.definition == "tp below 0.001 m"
+    assert event.channel == 1
+    assert event.definition == "tp below 0.001 m"
 
 
 @pytest.mark.parametrize(

@@ -130,7 +130,8 @@ def test_the_paired_test_is_scipys_where_blocks_are_independent() -> None:
     np.testing.assert_allclose(2 * half_width[alone], (interval.high - interval.low)[alone], rtol=1e-9)
     # The interval excludes 0 exactly where the p-value is below 5 %.
     np.testing.assert_array_equal(np.abs(difference.mean(axis=0)) > half_width, p < 0.05)
-    assert alone.sum() > 10 and (p >= expected - 1e-12).all()
+    assert alone.sum() > 10
+    assert (p >= expected - 1e-12).all()
     means = difference.reshape(8, 5, 50).mean(axis=1)
     p = paired_test(difference, 5)[0]
     neighbours = ((means - means.mean(0))[1:] * (means - means.mean(0))[:-1]).sum(axis=0)
@@ -151,5 +152,6 @@ def test_the_paired_test_keeps_its_level(cases: int, length: int, phi: float) ->
 
 def test_equal_forecasts_do_not_differ() -> None:
     test = paired_test(np.zeros((40, 3)), 5)
-    assert (test.p_value == 1).all() and (test.half_width == 0).all()
+    assert (test.p_value == 1).all()
+    assert (test.half_width == 0).all()
     assert (paired_test(np.full((40, 3), 2.0), 5)[0] == 0).all()

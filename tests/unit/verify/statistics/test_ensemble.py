@@ -118,7 +118,8 @@ def test_a_consistent_ensemble_has_the_ratio_1(members: int) -> None:
 @pytest.mark.parametrize(("spread", "low", "high"), [(0.5, 0.45, 0.6), (2.0, 1.5, 2.0)])
 def test_too_little_and_too_much_spread_show(spread: float, low: float, high: float) -> None:
     ratio = _sums(draw_cases(50, 10, spread=spread)).metrics()["spread_skill"]
-    assert (ratio > low).all() and (ratio < high).all()
+    assert (ratio > low).all()
+    assert (ratio < high).all()
 
 
 def test_parts_are_joined_in_any_order() -> None:

@@ -41,7 +41,9 @@ def test_regions_have_their_area_and_place() -> None:
             area = (np.sin(np.deg2rad(north)) - np.sin(np.deg2rad(south))) / 2 * width / 360
             assert grid.area_weights()[weight > 0].sum() == pytest.approx(area, rel=1e-9), name
     columns = shifted.lon[(region_weights(shifted, {"europe": REGIONS["europe"]})[0] > 0).any(axis=0)]
-    assert columns.min() == 0.25 and columns[columns < 180].max() == 42.25 and columns[columns > 180].min() == 347.75
+    assert columns.min() == 0.25
+    assert columns[columns < 180].max() == 42.25
+    assert columns[columns > 180].min() == 347.75
 
 
 def test_boxes_of_ones_own() -> None:
@@ -52,7 +54,8 @@ def test_boxes_of_ones_own() -> None:
     weights = region_weights(grid, scored_regions(conf))
     assert list(scored_regions(conf)) == ["global", "alps", "band"]
     rows, columns = np.nonzero(weights[1])
-    assert set(grid.lat[rows]) == {45.0} and grid.lon[columns].tolist() == [0, 5, 10, 15, 355]
+    assert set(grid.lat[rows]) == {45.0}
+    assert grid.lon[columns].tolist() == [0, 5, 10, 15, 355]
     assert (weights[2] > 0).sum() == 3 * 72
 
 

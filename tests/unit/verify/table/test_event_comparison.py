@@ -124,7 +124,8 @@ def test_fair_scores_of_events(table_and_scores: tuple, lead: int, reference: st
     scores = {
         name: table.scores_by_lead(name, "t2m", "brier_fair:warm")[lead] for name in ("model", opponent, "persistence")
     }
-    assert results[1] == pytest.approx(scores["model"] / scores[opponent] - 1) and np.isnan(scores["persistence"])
+    assert results[1] == pytest.approx(scores["model"] / scores[opponent] - 1)
+    assert np.isnan(scores["persistence"])
     data = table.dataset.sel(reference=reference, season="all", region="global")
     p = data["brier_fair_p_value"].values.ravel()
     adjusted = data["brier_fair_p_adjusted"].values.ravel()
@@ -173,4 +174,6 @@ def test_one_false_discovery_rate_over_the_scorecard(table_and_scores: tuple) ->
     np.testing.assert_array_equal(sure.ravel(), np.concatenate(adjusted).ravel() <= FALSE_DISCOVERY_RATE)
     difference = scorecard_values(table, rows, "difference")[0, 0, ..., 0]
     np.testing.assert_array_equal(difference[3], table.comparison("brier_difference:warm", "t2m"))
-    assert sure[3].all() and (difference[3] < 0).all() and (difference[4] > 0).all()
+    assert sure[3].all()
+    assert (difference[3] < 0).all()
+    assert (difference[4] > 0).all()

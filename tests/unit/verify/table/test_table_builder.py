@@ -127,7 +127,8 @@ def test_stars_and_hatching_need_twenty_blocks(table: ScoreTable) -> None:
     lines = format_summary(table, show_all=True).splitlines()
     assert "1*" in lines[2].replace(f"{table.ratio_to_best_baseline('u500', 6):.2f}", "1")
     assert "54 blocks at the first lead time and 22 at the last" in lines[-1]
-    assert "false discovery rate of 5 %" in lines[-1] and "only where" not in lines[-1]
+    assert "false discovery rate of 5 %" in lines[-1]
+    assert "only where" not in lines[-1]
 
 
 @pytest.mark.parametrize("reference", ["best_baseline", "other"])
@@ -184,8 +185,10 @@ def test_every_region_has_its_panel(count: int, rows: int, shapes: list[tuple[in
 def test_scorecards_have_their_files(tmp_path: Path) -> None:
     captions, paths = zip(*draw_scorecards(many(["global", *"abcde"], 100), tmp_path), strict=True)
     names = ["scorecard.png", "scorecard_page2.png", "scorecard_1.png", "scorecard_1_page2.png"]
-    assert [path.name for path in paths] == names and all(path.stat().st_size > 20_000 for path in paths)
-    assert "best of the three baselines" in captions[1] and "against other," in captions[2]
+    assert [path.name for path in paths] == names
+    assert all(path.stat().st_size > 20_000 for path in paths)
+    assert "best of the three baselines" in captions[1]
+    assert "against other," in captions[2]
 
 
 def test_a_long_name_leaves_the_title_on_the_page(sums: dict) -> None:
@@ -197,7 +200,9 @@ def test_a_long_name_leaves_the_title_on_the_page(sums: dict) -> None:
     figure = plot_scorecard(renamed_table, name, ["global"])
     FigureCanvasAgg(figure).draw()
     box = figure._suptitle.get_window_extent()
-    assert name in figure.get_suptitle().replace("\n", "") and figure.bbox.x0 <= box.x0 and box.x1 <= figure.bbox.x1
+    assert name in figure.get_suptitle().replace("\n", "")
+    assert figure.bbox.x0 <= box.x0
+    assert box.x1 <= figure.bbox.x1
 
 
 def luminance(rgb: np.ndarray) -> np.ndarray:
@@ -268,8 +273,10 @@ def test_the_legend_names_every_curve_and_is_whole(sums: dict[str, tuple[Determi
         absent = {names[0]} if channels == ["t500"] else set()
         assert shown == {table.display_name(name) for name in table.forecasts} - absent
         for box in (legend.get_window_extent(), figure._suptitle.get_window_extent()):
-            assert figure.bbox.x0 <= box.x0 and box.x1 <= figure.bbox.x1
-            assert figure.bbox.y0 <= box.y0 and box.y1 <= figure.bbox.y1
+            assert figure.bbox.x0 <= box.x0
+            assert box.x1 <= figure.bbox.x1
+            assert figure.bbox.y0 <= box.y0
+            assert box.y1 <= figure.bbox.y1
         assert legend.get_window_extent().y1 <= min(axis.get_tightbbox().y0 for axis in figure.axes)
 
 
@@ -284,9 +291,12 @@ def test_the_table_of_the_terminal_has_straight_columns(
     )
     head, *rows = format_summary(table, name, show_all=True).splitlines()[1 : 2 + 3 * len(LEADS)]
     end = head.index(name[:20]) + 20
-    assert all(len(row) == len(head) for row in rows) and "nan" not in "".join(rows)
+    assert all(len(row) == len(head) for row in rows)
+    assert "nan" not in "".join(rows)
     for row, channel in zip(rows, np.repeat(["u500", "v500", "t500"], len(LEADS)), strict=True):
-        assert (row[end - 2 : end] == " -") == (channel == "t500") and row[end - 1] != " " and row[end] == " "
+        assert (row[end - 2 : end] == " -") == (channel == "t500")
+        assert row[end - 1] != " "
+        assert row[end] == " "
 
 
 def test_curves_are_shaded_between_the_ends(table: ScoreTable) -> None:

@@ -50,7 +50,8 @@ def test_half_levels_of_every_archive(table: Path) -> None:
 def test_levels_in_another_order(tmp_path: Path) -> None:
     table = world.write(tmp_path / "levels.nc", "ecmwf", world.fields_of("t", "sp", times=1), world.HOURS[:1])
     down, up = (build_layers(config(list(order), coefficients=table)) for order in (range(1, 25), range(24, 0, -1)))
-    assert np.array_equal(up.a, down.a[::-1]) and np.array_equal(up.b, down.b[::-1])
+    assert np.array_equal(up.a, down.a[::-1])
+    assert np.array_equal(up.b, down.b[::-1])
 
 
 def test_pressure_levels_reach_from_0_to_the_ground() -> None:
@@ -58,15 +59,18 @@ def test_pressure_levels_reach_from_0_to_the_ground() -> None:
     assert layers.a.tolist() == [
         [92500.0, 0.0], [77500.0, 92500.0], [60000.0, 77500.0], [40000.0, 60000.0], [20000.0, 40000.0], [0.0, 20000.0],
     ]  # fmt: skip
-    assert layers.b.tolist() == [[0.0, 1.0], *[[0.0, 0.0]] * 5] and layers.cut_by_ground
+    assert layers.b.tolist() == [[0.0, 1.0], *[[0.0, 0.0]] * 5]
+    assert layers.cut_by_ground
     assert np.array_equal(build_layers(config([1e5, 85e3, 7e4, 5e4, 3e4, 1e4], "Pa")).a, layers.a)
 
 
 def test_what_a_checkpoint_keeps() -> None:
     layers = build_layers(config([50, 200, 400, 600, 800, 1000], "hPa"))
     again = VerticalLayers.from_dict(layers.to_dict())
-    assert again.levels == layers.levels and again.cut_by_ground
-    assert np.array_equal(again.a, layers.a) and np.array_equal(again.b, layers.b)
+    assert again.levels == layers.levels
+    assert again.cut_by_ground
+    assert np.array_equal(again.a, layers.a)
+    assert np.array_equal(again.b, layers.b)
 
 
 @pytest.mark.parametrize(
