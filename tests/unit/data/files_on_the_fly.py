@@ -70,13 +70,13 @@ def write_file(
                 if axis not in file.dimensions:
                     file.createDimension(axis, length)
             scale = (packed or {}).get(name)
-            made = file.createVariable(name, "i2" if scale else "f4", axes, fill_value=-32767 if scale else None)
-            made.units = _UNITS.get(name, "K")
-            made.setncatts((attributes or {}).get(name, {}))
+            variable = file.createVariable(name, "i2" if scale else "f4", axes, fill_value=-32767 if scale else None)
+            variable.units = _UNITS.get(name, "K")
+            variable.setncatts((attributes or {}).get(name, {}))
             if scale:
-                made.scale_factor = scale
-                made.add_offset = 280.0
-            made[:] = np.ma.array(np.nan_to_num(values, nan=280.0), mask=np.isnan(values)) if scale else values
+                variable.scale_factor = scale
+                variable.add_offset = 280.0
+            variable[:] = np.ma.array(np.nan_to_num(values, nan=280.0), mask=np.isnan(values)) if scale else values
     return path
 
 

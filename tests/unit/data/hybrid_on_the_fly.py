@@ -33,8 +33,8 @@ def half_levels(count: int = K) -> tuple[np.ndarray, np.ndarray]:
 def levels(count: int = K) -> HybridLevels:
     """Return these levels; full levels are at the mean pressure of their half levels."""
     a, b = half_levels(count)
-    bounds = [np.stack([one[:-1], one[1:]], axis=1) for one in (a, b)]
-    return HybridLevels(np.arange(1.0, count + 1), *(one.mean(axis=1) for one in bounds), *bounds)
+    bounds = [np.stack([coefficients[:-1], coefficients[1:]], axis=1) for coefficients in (a, b)]
+    return HybridLevels(np.arange(1.0, count + 1), *(coefficients.mean(axis=1) for coefficients in bounds), *bounds)
 
 
 def atmosphere(times: int = len(HOURS)) -> dict[str, np.ndarray]:
@@ -76,8 +76,8 @@ def write(path: Path, kind: str, fields: dict[str, np.ndarray], hours: np.ndarra
     """Write fields by their names as ``cam``, ``ecmwf``, ``cf`` or with ``no`` coefficients, or as ``grib``."""
     if kind == "grib":
         return _write_grib(path, fields, hours)
-    own = levels()
-    (a, b), (am, bm) = half_levels(), (own.a, own.b)
+    hybrid_levels = levels()
+    (a, b), (am, bm) = half_levels(), (hybrid_levels.a, hybrid_levels.b)
     number = {"cam": 1000.0 * (am / P0 + bm)}.get(kind, np.arange(1.0, K + 1))
     dataset = xr.Dataset(
         coords={
@@ -105,8 +105,8 @@ def write(path: Path, kind: str, fields: dict[str, np.ndarray], hours: np.ndarra
         dataset["lev_bnds"] = (("lev", "two"), np.stack([number - 0.5, number + 0.5], axis=1))
         dataset["lev_bnds"].attrs["formula_terms"] = "ap: ap_bnds b: b_bnds ps: sp"
         dataset = dataset.assign(ap=("lev", am / 100, {"units": "hPa"}), b=("lev", bm))
-        dataset["ap_bnds"] = (("lev", "two"), own.a_bounds / 100, {"units": "hPa"})
-        dataset["b_bnds"] = (("lev", "two"), own.b_bounds)
+        dataset["ap_bnds"] = (("lev", "two"), hybrid_levels.a_bounds / 100, {"units": "hPa"})
+        dataset["b_bnds"] = (("lev", "two"), hybrid_levels.b_bounds)
     dataset.to_netcdf(path, encoding={name: {"_FillValue": None} for name in dataset.variables})
     return path
 
@@ -114,9 +114,9 @@ def write(path: Path, kind: str, fields: dict[str, np.ndarray], hours: np.ndarra
 def _write_grib(path: Path, fields: dict[str, np.ndarray], hours: np.ndarray) -> Path:
     pv = np.concatenate(half_levels())
     with open(path, "wb") as file:
-        for place, hour in enumerate(hours):
+        for position, hour in enumerate(hours):
             for name, values in fields.items():
-                column = values if values.ndim == 2 else values[place]
+                column = values if values.ndim == 2 else values[position]
                 for level, field in enumerate(column if column.ndim == 3 else column[None], start=1):
                     file.write(_message({"zs": "z"}.get(name, name), field, level, int(hour), pv))
     return path

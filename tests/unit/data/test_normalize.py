@@ -71,6 +71,6 @@ def test_transforms_are_of_their_channels_alone() -> None:
 
 def test_differences_are_physical() -> None:
     normalizer = build({"tp": TransformConfig(kind="log1p", unit=0.1)})
-    one, other = (torch.tensor(values)[None, :, None, None] for values in ([4e-3, 9e-5, 12.3], [3e-3, 8e-5, 2.1]))
-    difference = [normalizer.decode_differences(normalizer.encode(x, "output"), "output") for x in (one, other)]
-    assert torch.allclose(difference[0] - difference[1], one - other, rtol=1e-4)
+    first, other = (torch.tensor(values)[None, :, None, None] for values in ([4e-3, 9e-5, 12.3], [3e-3, 8e-5, 2.1]))
+    difference = [normalizer.decode_differences(normalizer.encode(x, "output"), "output") for x in (first, other)]
+    assert torch.allclose(difference[0] - difference[1], first - other, rtol=1e-4)

@@ -67,13 +67,13 @@ def test_a_sample_lies_inside_its_split_and_crosses_no_gap() -> None:
     first = CALENDAR.parse("1999-12-25")
     times = first + 360 * np.arange(400)
     times = np.delete(times, 100)  # one six-hourly field is missing
-    found = find_initial_times(times, split, 360, history_len=2, forecast_len=3)
+    initial_times = find_initial_times(times, split, 360, history_len=2, forecast_len=3)
     inside = set(times[(times >= split.first) & (times <= split.last)].tolist())
-    for initial in found.tolist():
+    for initial in initial_times.tolist():
         assert {initial + k * 360 for k in range(-1, 4)} <= inside
     # brute force over all times
     expected = [t for t in times.tolist() if {t + k * 360 for k in range(-1, 4)} <= inside]
-    assert found.tolist() == expected
+    assert initial_times.tolist() == expected
     assert 0 < len(expected) < len(inside)
 
 
@@ -105,14 +105,14 @@ def test_samples_begin_where_they_are_asked_to() -> None:
     split = build_splits(hourly, CALENDAR)["train"]
     times = np.arange(split.first, split.last + 1, 60)
     every = require_samples(times, split, CALENDAR, conf(), 1)
-    found = require_samples(times, split, CALENDAR, hourly, 1)
+    hourly_times = require_samples(times, split, CALENDAR, hourly, 1)
     assert len(every) == len(times) - 6
-    assert len(found) == 31 * 4 - 1
-    assert {int(t % 1440) // 60 for t in found.tolist()} == {0, 6, 12, 18}
+    assert len(hourly_times) == 31 * 4 - 1
+    assert {int(t % 1440) // 60 for t in hourly_times.tolist()} == {0, 6, 12, 18}
     twice = require_samples(times, split, CALENDAR, conf(init_hours=[3, 15]), 1)
     assert [CALENDAR.format(t)[-5:] for t in twice[:3]] == ["03:00", "15:00", "03:00"]
-    both = require_samples(times, split, CALENDAR, conf(init_hours=[0, 12], sample_every="18h"), 1)
-    assert np.unique(np.diff(both)).tolist() == [36 * 60]
+    selected_times = require_samples(times, split, CALENDAR, conf(init_hours=[0, 12], sample_every="18h"), 1)
+    assert np.unique(np.diff(selected_times)).tolist() == [36 * 60]
     test = build_splits(hourly, CALENDAR)["test"]
     later = np.arange(test.first, test.last + 1, 60)
     assert len(require_samples(later, test, CALENDAR, hourly, 1)) == len(later) - 6, "forecasts have their own times"

@@ -174,10 +174,10 @@ def test_forecasts_have_their_valid_time(tmp_path: Path) -> None:
     assert [reader.calendar.format(time)[11:] for time in reader.times] == ["00:00", "06:00", "12:00"]
     np.testing.assert_allclose(reader.read(1)[0], field_number(1), atol=PACKING)
     # Two forecasts for one time.
-    both = write_grib(tmp_path / "b.grib", *first, message(field_number(8), dataTime=600, step=0))
+    path = write_grib(tmp_path / "b.grib", *first, message(field_number(8), dataTime=600, step=0))
     with pytest.raises(DataError, match=r"with step 0, 6, 12; choose with data.sources.N.select: \{step: 0\}"):
-        open_sources(config(both, p2=["t"]))
-    reader = open_sources(config(both, {"step": 0}, p2=["t"]))
+        open_sources(config(path, p2=["t"]))
+    reader = open_sources(config(path, {"step": 0}, p2=["t"]))
     assert [reader.calendar.format(time)[11:] for time in reader.times] == ["00:00", "06:00"]
     np.testing.assert_allclose(reader.read(1)[0], field_number(8), atol=PACKING)
     minutes = write_grib(tmp_path / "c.grib", message(field_number(0), stepUnits="m", step=30))

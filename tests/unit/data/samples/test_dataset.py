@@ -92,11 +92,11 @@ def test_batches_hold_what_frames_give(field: dict, cache: str, as_forecast: boo
     starts = [1440, 360, 720]
     batch = ForecastDataset(frames, starts, 360, 2, 3, as_forecast).__getitems__([2, 0, 1])
     for row, start in enumerate([720, 1440, 360]):
-        known = start if as_forecast else None
+        initial = start if as_forecast else None
         inputs = [start + 360 * k for k in (-1, 0, 1, 2)]
         expected = [
             np.stack([frames.prognostic(t) for t in inputs[:2]], axis=1),
-            np.stack([frames.forcing(t, known) for t in inputs], axis=1),
+            np.stack([frames.forcing(t, initial) for t in inputs], axis=1),
             np.stack([frames.state(t) for t in (start + 360, start + 720, start + 1080)], axis=1),
         ]
         filled = [getattr(batch, f"{name}_BCTHW")[row].numpy() for name in ("history", "forcing", "target")]
@@ -179,15 +179,15 @@ def test_a_time_that_is_not_there() -> None:
 
 def test_a_time_is_read_once_and_kept() -> None:
     reader = reader_of(360 * np.arange(10))
-    kept = CachedReader(reader)
-    assert kept.grid is reader.grid
-    assert kept.index_of(720) == reader.index_of(720)
-    first = kept.read(np.int64(3))
-    place = np.empty(reader.grid.shape, np.float32)
-    kept.read_into(3, [place, *[None] * (len(first) - 1)])
-    np.testing.assert_array_equal(place, reader.read(3)[0])
+    cached_reader = CachedReader(reader)
+    assert cached_reader.grid is reader.grid
+    assert cached_reader.index_of(720) == reader.index_of(720)
+    first = cached_reader.read(np.int64(3))
+    target = np.empty(reader.grid.shape, np.float32)
+    cached_reader.read_into(3, [target, *[None] * (len(first) - 1)])
+    np.testing.assert_array_equal(target, reader.read(3)[0])
     assert reader.reads == 2
-    assert kept.read(3) is first
+    assert cached_reader.read(3) is first
     with pytest.raises(ValueError, match="read-only"):
         first += 1
-    assert getattr(kept, "statistics", None) is None
+    assert getattr(cached_reader, "statistics", None) is None

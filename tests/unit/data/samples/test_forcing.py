@@ -46,18 +46,18 @@ def _pvlib_integral(start: pd.Timestamp, hours: int) -> np.ndarray:
 
 @pytest.mark.parametrize("date", ["2001-03-21T00:00", "2000-06-10T18:00", "2023-11-03T06:00", "2024-02-29T12:00"])
 def test_six_hours_agree_with_pvlib(date: str) -> None:
-    ours = toa_radiation(LAT, LON, CALENDAR.parse(date), CALENDAR, 360, window="next").astype(np.float64)
-    theirs = _pvlib_integral(pd.Timestamp(date), 6)
-    assert np.abs(ours - theirs).max() < 1e-3 * theirs.max()
+    computed = toa_radiation(LAT, LON, CALENDAR.parse(date), CALENDAR, 360, window="next").astype(np.float64)
+    expected = _pvlib_integral(pd.Timestamp(date), 6)
+    assert np.abs(computed - expected).max() < 1e-3 * expected.max()
     weights = np.cos(np.deg2rad(LAT))[:, None]
-    assert abs((weights * (ours - theirs)).sum()) < 1e-3 * (weights * theirs).sum()
+    assert abs((weights * (computed - expected)).sum()) < 1e-3 * (weights * expected).sum()
 
 
 def test_a_whole_day_agrees_with_pvlib_and_with_the_daily_mean() -> None:
     start = CALENDAR.parse("2001-05-07")
     day = toa_radiation(LAT, LON, start, CALENDAR, 1440, window="next").astype(np.float64)
-    theirs = _pvlib_integral(pd.Timestamp("2001-05-07"), 24)
-    assert np.abs(day - theirs).max() < 1e-3 * theirs.max()
+    expected = _pvlib_integral(pd.Timestamp("2001-05-07"), 24)
+    assert np.abs(day - expected).max() < 1e-3 * expected.max()
     daily = toa_radiation(LAT, LON, start, CALENDAR, 1440, window="next", mean="daily")
     assert np.abs(day - daily).max() < 2e-3 * daily.max()  # the declination moves by 0.14 degrees within the day
     steps = sum(toa_radiation(LAT, LON, start + h * 60, CALENDAR, 360, window="next") for h in (0, 6, 12, 18))
@@ -72,8 +72,8 @@ def test_the_daily_mean_is_the_textbook_closed_form() -> None:
     sunset = np.arccos(-np.tan(lat) * np.tan(declination))
     flux = SOLAR_CONSTANT * inverse_square / np.pi
     flux *= sunset * np.sin(lat) * np.sin(declination) + np.cos(lat) * np.cos(declination) * np.sin(sunset)
-    ours = toa_radiation(np.array([60.0]), LON, minutes, CALENDAR, 360, window="next", mean="daily")
-    np.testing.assert_allclose(ours, flux * 21600.0, rtol=1e-6)
+    computed = toa_radiation(np.array([60.0]), LON, minutes, CALENDAR, 360, window="next", mean="daily")
+    np.testing.assert_allclose(computed, flux * 21600.0, rtol=1e-6)
 
 
 @pytest.mark.parametrize("mean", ["step", "daily"])
@@ -108,11 +108,11 @@ def test_model_calendars_follow_the_fraction_of_the_year(calendar_name: str) -> 
     calendar = Calendar(calendar_name)
     for fraction in (0.1, 0.6):
         daily = []
-        for own in (calendar, CALENDAR):
-            begin = own.parse("2001-01-01")
-            end = own.parse("2002-01-01")
+        for tested_calendar in (calendar, CALENDAR):
+            begin = tested_calendar.parse("2001-01-01")
+            end = tested_calendar.parse("2002-01-01")
             minutes = begin + round(fraction * (end - begin))
-            daily.append(toa_radiation(LAT, LON, minutes, own, 2, mean="daily"))
+            daily.append(toa_radiation(LAT, LON, minutes, tested_calendar, 2, mean="daily"))
         assert np.abs(daily[0] - daily[1]).max() < 3e-3 * daily[1].max()  # 365 days against the Sun's year: 0.15 days
     first, later = (calendar.parse(f"{year}-04-01T06:00") for year in (1950, 2099))
     np.testing.assert_array_equal(*(toa_radiation(LAT, LON, t, calendar, 360) for t in (first, later)))

@@ -37,8 +37,8 @@ def array(tmp_path: Path, request: pytest.FixtureRequest) -> zarr.Array:
 def test_as_zarr_reads_them(tmp_path: Path, array: zarr.Array) -> None:
     """To places among others, as in a batch of several steps; some are not wanted."""
     batch = np.zeros((CHANNELS, 2, ROWS, COLUMNS), dtype=np.float32)
-    places = [batch[channel, 1] if channel != 2 else None for channel in range(CHANNELS)]
-    ChunkReader(array, tmp_path / "fields").read(1, places)
+    targets = [batch[channel, 1] if channel != 2 else None for channel in range(CHANNELS)]
+    ChunkReader(array, tmp_path / "fields").read(1, targets)
     expected = np.zeros_like(batch)
     expected[:, 1] = array[1]
     expected[2] = 0
@@ -49,8 +49,8 @@ def test_a_system_call_may_bring_less(tmp_path: Path, array: zarr.Array, monkeyp
     """As on network file systems when a signal comes."""
     original_preadv = os.preadv
 
-    def some(file: int, places: list[memoryview], offset: int) -> int:
-        return original_preadv(file, [places[0][: max(1, len(places[0]) // 2 + 1)]], offset)
+    def some(file: int, buffers: list[memoryview], offset: int) -> int:
+        return original_preadv(file, [buffers[0][: max(1, len(buffers[0]) // 2 + 1)]], offset)
 
     monkeypatch.setattr(os, "preadv", some)
     fields = np.empty((CHANNELS, ROWS, COLUMNS), dtype=np.float32)
@@ -61,7 +61,7 @@ def test_a_system_call_may_bring_less(tmp_path: Path, array: zarr.Array, monkeyp
 
 def test_damage(tmp_path: Path, array: zarr.Array) -> None:
     chunks = ChunkReader(array, tmp_path / "fields")
-    places = list(np.empty((CHANNELS, ROWS, COLUMNS), dtype=np.float32))
+    targets = list(np.empty((CHANNELS, ROWS, COLUMNS), dtype=np.float32))
     path = tmp_path / "fields" / "c" / "1" / "0" / "0" / "0"
     chunk_bytes = path.read_bytes()
     if chunks.has_checksums:
@@ -69,11 +69,11 @@ def test_damage(tmp_path: Path, array: zarr.Array) -> None:
         flipped[len(chunk_bytes) // 2] ^= 1
         path.write_bytes(flipped)
         with pytest.raises(ValueError, match="checksum"):
-            chunks.read(1, places)
+            chunks.read(1, targets)
     for size in (0, 2, len(chunk_bytes) // 2, len(chunk_bytes) - 2):
         path.write_bytes(chunk_bytes[:size])
         with pytest.raises((ValueError, RuntimeError)):
-            chunks.read(1, places)
+            chunks.read(1, targets)
     path.unlink()
     with pytest.raises(FileNotFoundError):
-        chunks.read(1, places)
+        chunks.read(1, targets)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 
@@ -92,9 +93,12 @@ def test_changes_are_over_exactly_one_step(fields: np.ndarray, every: int) -> No
     times = np.arange(40) * STEP
     times[20:] += STEP // 2 if every == 1 else STEP
     statistics = fit_statistics(make_reader(fields, times), times[0], times[-1], STEP * every)
-    pairs = [(a, b) for a in range(40) for b in range(40) if times[b] - times[a] == STEP * every]
-    assert 0 < len(pairs) < 40
-    change = np.stack([fields[b].astype(np.float64) - fields[a] for a, b in pairs])
+    changes = []
+    for start, end in itertools.combinations(range(40), 2):
+        if times[end] - times[start] == STEP * every:
+            changes.append(fields[end].astype(np.float64) - fields[start])
+    assert 0 < len(changes) < 40
+    change = np.stack(changes)
     np.testing.assert_allclose(statistics.tendency_std, change.std(axis=(0, 2, 3)), rtol=1e-11)
 
 

@@ -42,14 +42,13 @@ def fields(grid: LatLonGrid, count: int) -> list[np.ndarray]:
 
 def meshes(figure: Figure) -> list[QuadMesh]:
     """Return the maps of a figure, without the colour bars, row by row."""
-    meshes = [
-        [collection for collection in axis.collections if isinstance(collection, QuadMesh)] for axis in figure.axes
-    ]
-    return [
-        axis_meshes[0]
-        for axis_meshes in meshes
-        if axis_meshes and axis_meshes[0].get_array().shape[0] > 1 and axis_meshes[0].get_array().shape[1] > 1
-    ]
+    maps = []
+    for axis in figure.axes:
+        axis_meshes = [collection for collection in axis.collections if isinstance(collection, QuadMesh)]
+        # A colour bar is a mesh of one row or of one column.
+        if axis_meshes and min(axis_meshes[0].get_array().shape[:2]) > 1:
+            maps.append(axis_meshes[0])
+    return maps
 
 
 def test_the_projection_is_equal_earth() -> None:
@@ -215,10 +214,10 @@ def test_land_comes_from_the_datas_mask_on_any_grid() -> None:
 
     class Masked(AnalyticReader):
         def static(self) -> np.ndarray:
-            both = np.zeros((2, *grid.shape), dtype=np.float32)
-            both[0] = 7.0
-            both[1, 3:6, 4:9] = 1.0
-            return both
+            fields_2HW = np.zeros((2, *grid.shape), dtype=np.float32)
+            fields_2HW[0] = 7.0
+            fields_2HW[1, 3:6, 4:9] = 1.0
+            return fields_2HW
 
     reader = Masked(ChannelMap.build(variables, []), grid, CALENDAR, np.arange(2) * 360, lambda *_: np.zeros(1))
     assert MapBackground.build(reader).land is None  # nothing says that it is one

@@ -23,19 +23,19 @@ def test_every_forecast_that_has_a_spectrum_is_shown(run: Run, tmp_path: Path) -
     write_forecasts(tmp_path / "other", run.reader, ["2001-03-04T06:00"], noise, variables=["t2m"])
     config = make_config(tmp_path, other_forecasts={"other": str(tmp_path / "other")})
     table = score_forecasts(config, run.reader, run.archive).table
-    colours = {name: own["color"] for name, own in forecast_styles(table).items()}
+    colours = {name: style["color"] for name, style in forecast_styles(table).items()}
     data = table.dataset
     figure = plot_spectra(table, ["z500", "t2m", "no_such_channel"])
     axes = np.array(figure.axes).reshape(3, 2)  # power, the ratios at 6 and 24 h; z500, t2m
     for column, (channel, names) in enumerate({"z500": ["model"], "t2m": ["model", "other"]}.items()):
         upper, *lower = axes[:, column]
         assert upper.get_title() == channel
-        own = data.sel(spectrum_channel=channel).isel(wavenumber=slice(1, None))
+        channel_data = data.sel(spectrum_channel=channel).isel(wavenumber=slice(1, None))
         shown = curves(upper)
-        np.testing.assert_array_equal(shown.pop("black"), own["power_truth"].sel(spectrum_lead=24))
+        np.testing.assert_array_equal(shown.pop("black"), channel_data["power_truth"].sel(spectrum_lead=24))
         assert set(shown) == {colours[name] for name in names}
         for name in names:
-            forecast = own.sel(forecast=name)
+            forecast = channel_data.sel(forecast=name)
             np.testing.assert_array_equal(shown[colours[name]], forecast["power"].sel(spectrum_lead=24))
             for axis, lead in zip(lower, (6, 24), strict=True):
                 assert set(curves(axis)) == set(shown)

@@ -66,11 +66,11 @@ def test_everything_small_is_there(table: ScoreTable) -> None:
     assert "lead times" not in left_out
     for name in ("rmse", "acc_low", "crps", "spread_skill_high"):
         values = table.dataset[name].values
-        for place in np.ndindex(values.shape[:3]):
-            forecast, season, channel = place
+        for index in np.ndindex(values.shape[:3]):
+            forecast, season, channel = index
             for region in range(values.shape[-1]):
                 packed_curve = scores["curves"][name][season][forecast][channel][region]
-                np.testing.assert_allclose(unpack(packed_curve, 6), values[place][:, region], rtol=1e-3)
+                np.testing.assert_allclose(unpack(packed_curve, 6), values[index][:, region], rtol=1e-3)
 
 
 def test_names_of_a_user_are_shown_as_they_were_written() -> None:
@@ -123,12 +123,12 @@ def test_a_page_that_would_be_too_large(table: ScoreTable) -> None:
 
 def test_the_page_has_the_figures_colours(table: ScoreTable) -> None:
     scores, _ = build_page_scores(table, "u500")
-    looks = {forecast["name"]: forecast for forecast in scores["forecasts"]}
-    assert {name: forecast["colour"] for name, forecast in looks.items()} == {
-        k: v["color"] for k, v in forecast_styles(table).items()
-    }
-    assert looks["persistence"]["dash"]
-    assert not looks["model"]["dash"]
+    forecasts = {forecast["name"]: forecast for forecast in scores["forecasts"]}
+    page_colours = {name: forecast["colour"] for name, forecast in forecasts.items()}
+    figure_colours = {name: style["color"] for name, style in forecast_styles(table).items()}
+    assert page_colours == figure_colours
+    assert forecasts["persistence"]["dash"]
+    assert not forecasts["model"]["dash"]
 
 
 def test_units_are_written_with_raised_exponents() -> None:

@@ -33,9 +33,9 @@ def _events(
     sums = EventStatistics.empty(1440 * np.array(chosen), 1, events * channels, len(NAMES), cases.members.shape[1])
     for number, case in enumerate(chosen):
         for e, c in np.ndindex(events, channels):
-            place = number, 0, e * channels + c
+            index = number, 0, e * channels + c
             fields = cases.members[case][:, c], cases.truth[case][c], thresholds[e, c], climatology[e, c]
-            sums.add(place, area_mean, c, *fields)
+            sums.add(index, area_mean, c, *fields)
     return sums
 
 

@@ -92,7 +92,13 @@ def test_sums_do_not_depend_on_the_order_of_the_cases() -> None:
     cases = _rain(draw_cases(60, 6))
     each = [_rank(cases, range(case, case + 1)) for case in range(60)]
     order = np.random.default_rng(0).permutation(60)
-    others = [sum((each[case] for case in order[first::3]), RankHistogram.zeros(1, MEANS, 6)) for first in range(3)]
-    shared = others[2] + others[0] + others[1]
+    # Three processes share the shuffled cases; their histograms are added in another order still.
+    process_histograms = []
+    for process in range(3):
+        process_histogram = RankHistogram.zeros(1, MEANS, 6)
+        for case in order[process::3]:
+            process_histogram = process_histogram + each[case]
+        process_histograms.append(process_histogram)
+    shared = process_histograms[2] + process_histograms[0] + process_histograms[1]
     np.testing.assert_array_equal(shared.ranks, _rank(cases).ranks)
     np.testing.assert_array_equal(shared.frequencies(), _rank(cases).frequencies())

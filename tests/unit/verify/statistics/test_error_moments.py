@@ -108,12 +108,12 @@ def test_all_forecasts_at_once(scale: float) -> None:
         u, v = WIND
         longer = np.hypot(forecast[u], forecast[v]) - np.hypot(truth[u], truth[v])
         error_length = np.hypot(error[u], error[v])
-        for values, made in zip(
+        for values, computed in zip(
             (longer, error_length),
             (moments_by_name[name].speed_error, moments_by_name[name].vector_error_length),
             strict=True,
         ):
-            np.testing.assert_allclose(made[0] / scale, _averages(values[None])[0], rtol=1e-5, atol=1e-5)
+            np.testing.assert_allclose(computed[0] / scale, _averages(values[None])[0], rtol=1e-5, atol=1e-5)
 
 
 def test_every_block_counts() -> None:

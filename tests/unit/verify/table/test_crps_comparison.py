@@ -103,10 +103,10 @@ def test_one_false_discovery_rate_over_the_scorecard(table: ScoreTable) -> None:
     comparison = table.dataset.sel(reference="old", season="all", region="global")
     in_card = [f"{wind}{score}" for score in ("", "crps_") for wind in ("", "wind_")]
     for scores, number in ((in_card, 16), (["crps_fair_", "wind_crps_fair_"], 8)):
-        p, adjusted = (np.concatenate([comparison[f"{s}{what}"].values.ravel() for s in scores]) for what in
-                       ("p_value", "p_adjusted"))  # fmt: skip
-        assert p.size == number
-        np.testing.assert_allclose(adjusted, stats.false_discovery_control(p, method="bh"), rtol=1e-12)
+        p_values = np.concatenate([comparison[f"{score}p_value"].values.ravel() for score in scores])
+        adjusted = np.concatenate([comparison[f"{score}p_adjusted"].values.ravel() for score in scores])
+        assert p_values.size == number
+        np.testing.assert_allclose(adjusted, stats.false_discovery_control(p_values, method="bh"), rtol=1e-12)
 
 
 def test_the_scorecard_has_it(table: ScoreTable) -> None:

@@ -60,13 +60,11 @@ def table_and_scores() -> tuple[ScoreTable, dict[str, np.ndarray], dict[str, np.
     names = {"warm": (0, 290.0), "wet": (1, 5.0)}
     kinds = [Event.build(n, EventConfig(channel=CHANNELS[c].name, above=v), c, "1") for n, (c, v) in names.items()]
     squares = {name: gamma(size, 20 + seed, 2) for seed, (name, size) in enumerate(SIZES.items())}
-    sums = {
-        name: (
-            DeterministicStatistics(INITIAL, *(squared_errors for _ in DeterministicStatistics.array_names())),
-            [0, 1],
-        )
-        for name, squared_errors in squares.items()
-    }
+    sums = {}
+    for name, squared_errors in squares.items():
+        # The events are what is tested: every deterministic statistic is the same array.
+        arrays = [squared_errors] * len(DeterministicStatistics.array_names())
+        sums[name] = (DeterministicStatistics(INITIAL, *arrays), [0, 1])
     facts = dict.fromkeys(COMMON_ATTRIBUTES, "x") | {"n_cases": CASES, "level_units": "hPa", "initial_times": "made up"}
     table = build_table(
         sums,
@@ -85,10 +83,14 @@ def table_and_scores() -> tuple[ScoreTable, dict[str, np.ndarray], dict[str, np.
 
 def expected_p(model: np.ndarray, opponent: np.ndarray, lead: int) -> float:
     """Return the p-value of a paired t test of block means, t shrunk by what their neighbours have in common."""
-    model, opponent = (scores if lead == 0 else scores.reshape(20, 3).mean(axis=1) for scores in (model, opponent))
-    deviation = model - opponent - (model - opponent).mean()
-    r = np.clip((deviation[1:] * deviation[:-1]).sum() / (deviation**2).sum(), 0.0, 0.9)
-    t = stats.ttest_rel(model, opponent).statistic / np.sqrt((1 + r) / (1 - r))
+    if lead > 0:  # forecasts that overlap in time: blocks of three
+        model = model.reshape(20, 3).mean(axis=1)
+        opponent = opponent.reshape(20, 3).mean(axis=1)
+    difference = model - opponent
+    deviation = difference - difference.mean()
+    autocorrelation = np.clip((deviation[1:] * deviation[:-1]).sum() / (deviation**2).sum(), 0.0, 0.9)
+    inflation = np.sqrt((1 + autocorrelation) / (1 - autocorrelation))
+    t = stats.ttest_rel(model, opponent).statistic / inflation
     return 2 * stats.t.sf(abs(t), len(model) - 1)
 
 
@@ -159,8 +161,8 @@ def test_what_cannot_be_compared(table_and_scores: tuple) -> None:
 def test_one_false_discovery_rate_over_the_scorecard(table_and_scores: tuple) -> None:
     """RMSE of two channels, SEEPS and two events, each at two lead times, are ten tests."""
     table = table_and_scores[0]
-    place = {"reference": "best_baseline", "season": "all", "region": "global"}
-    scores = table.dataset.sel(place)
+    selection = {"reference": "best_baseline", "season": "all", "region": "global"}
+    scores = table.dataset.sel(selection)
     p = np.concatenate(
         [scores["p_value"], scores["seeps_p_value"].sel(channel=["tp"]), scores["brier_p_value"]]
     ).ravel()
