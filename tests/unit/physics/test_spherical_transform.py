@@ -118,7 +118,9 @@ def test_equals_torch_harmonics(kind: str, grid: LatLonGrid, is_exact_for_all: b
     peer_N = peer_N * sign_N[is_common_N] / math.sqrt(4 * math.pi)
     torch.testing.assert_close(peer_N, coefficient_N[..., is_common_N], rtol=0, atol=1e-9)
     peer_field_HW = torch_harmonics.InverseRealSHT(num_rows, num_columns, **options)(peer_LM)
-    torch.testing.assert_close(peer_field_HW, transform.synthesise(coefficient_N), rtol=0, atol=1e-9)
+    expected_HW = transform.synthesise(coefficient_N)
+    # The field adds up thousands of harmonics, so its values are of the order of 100.
+    torch.testing.assert_close(peer_field_HW, expected_HW, rtol=0, atol=1e-9 * expected_HW.std().item())
 
 
 def test_single_precision() -> None:
