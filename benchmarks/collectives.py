@@ -27,7 +27,7 @@ class CollectiveCounter(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        collective = read_collective(func, result)
+        collective = read_collective(func, args, result)
         if collective is not None:
             kind, size = collective
             self.calls[kind] += 1

@@ -170,6 +170,12 @@ class ChannelMap:
         slices = {"prognostic": slice(0, num_prognostic), "diagnostic": slice(num_prognostic, len(self.output))}
         return slices[group]
 
+    def select_output(self, channels: slice) -> ChannelMap:
+        """Return a map with only these output channels; channels that are input only stay."""
+        selected = self.output[channels]
+        input_only = self._by_group["dynamic_forcing"] + self._by_group["static"]
+        return ChannelMap(selected + input_only, self.input_order)
+
     @property
     def time_varying_stored(self) -> tuple[Channel, ...]:
         """Time-varying channels that are read from data: prognostic, diagnostic, then dynamic forcing."""

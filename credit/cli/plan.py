@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 import copy
 import logging
+import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from credit.cli.common import add_config_arguments
@@ -21,7 +23,8 @@ if TYPE_CHECKING:
     from credit.config import Config
     from credit.data.samples.batch import Batch
     from credit.grid import LatLonGrid
-    from credit.hpc.planner.mesh import Checkpointing
+    from credit.hpc.planner.planned_run import Checkpointing, MemberBatches
+    from credit.losses.member_loss import FieldPart
     from credit.parallel.mesh import DeviceGrid
     from credit.train.build.assets import ModelAssets
 
@@ -69,15 +72,25 @@ def run_command(arguments: argparse.Namespace) -> int:
         ConfigError: if the config or the GPU is wrong, or no mesh of the ranks fits.
     """
     from credit.hpc.planner.gpus import find_gpu
-    from credit.hpc.planner.mesh import PlannedRun
     from credit.hpc.planner.plan import make_plan
+    from credit.hpc.planner.planned_run import PlannedRun
     from credit.hpc.planner.report import format_plan, to_dict
 
     gpu = find_gpu(arguments.gpu, arguments.per_node, arguments.network)
     with _suppress_notices():
         config, assets, num_samples = build_plan_inputs(arguments.config, arguments.overrides, arguments.grid)
         rollout = config.trainer.forecast_len_from or {0.0: config.data.forecast_len}
-        planned_run = PlannedRun(config.trainer, rollout, num_samples, TrainingStepBuilder(config, assets))
+        step_builder = TrainingStepBuilder(config, assets)
+        num_output_values = len(assets.channels.output) * math.prod(assets.grid.shape)
+        planned_run = PlannedRun(
+            config.trainer,
+            rollout,
+            num_samples,
+            step_builder,
+            # float32
+            output_bytes=4 * config.trainer.train_batch_size * num_output_values,
+            gathers_members=step_builder.gathers_members,
+        )
         plan = make_plan(planned_run, arguments.world_size, gpu)
     if arguments.json:
         print_json(to_dict(plan, planned_run))
@@ -196,7 +209,7 @@ def build_grid(text: str) -> LatLonGrid:
 
 
 class TrainingStepBuilder:
-    """Builder of the network and the training step of a config, the `StepBuilder` of `credit.hpc.planner.mesh`.
+    """Builder of the network and the training step of a config, the `StepBuilder` of `credit.hpc.planner.planned_run`.
 
     Args:
         config: config of the run.
@@ -204,18 +217,19 @@ class TrainingStepBuilder:
     """
 
     def __init__(self, config: Config, assets: ModelAssets) -> None:
-        import torch
-
+        from credit.losses.build import build_loss_from_context
         from credit.train.build.dry_run import dummy_assets
-        from credit.train.build.stepper import build_run_loss
+        from credit.train.build.stepper import build_run_loss_context
 
         self._config = config
         self._assets = assets
         # The loss has fields of weights. On the run's grid they would take gigabytes of this machine's memory, so they
         # are computed on a coarse grid and replaced by fake tensors of the right size (`_build_loss`).
         self._loss_grid = assets.grid if config.loss.depends_on_resolution else build_grid(_COARSE_GRID)
-        loss_assets = dummy_assets(config, self._loss_grid, {})
-        self._real_loss = build_run_loss(config, loss_assets, torch.device("cpu"))
+        self._loss_context = build_run_loss_context(config, dummy_assets(config, self._loss_grid, {}))
+        self._real_loss = build_loss_from_context(config.loss, self._loss_context)
+        # A loss that couples all dimensions is computed whole on every rank.
+        self.gathers_members = self._real_loss.coupled_dims == {"cells", "channels"}
 
     def build_network(self, mesh: DeviceGrid, sharded: bool, checkpointing: Checkpointing) -> tuple[nn.Module, bool]:
         """Return the network, parallelized on the meta device, and whether it runs under autocast.
@@ -241,7 +255,7 @@ class TrainingStepBuilder:
         return build_parallel_model(config, self._assets, mesh, torch.device("meta"))
 
     def build_step(
-        self, model: nn.Module, autocast: bool, rollout: int, micro_steps: int
+        self, model: nn.Module, autocast: bool, rollout: int, members: MemberBatches, micro_steps: int
     ) -> tuple[torch.optim.Optimizer, Callable[[Callable[[], None]], object]]:
         """Return the optimizer of a materialised network, and a function that takes one training step.
 
@@ -249,6 +263,7 @@ class TrainingStepBuilder:
             model: network of `build_network`.
             autocast: True if the network runs under autocast.
             rollout: number of forecast steps of a batch.
+            members: members that the rank computes of each sample.
             micro_steps: number of batches of one optimizer step (gradient accumulation).
 
         Returns:
@@ -266,6 +281,12 @@ class TrainingStepBuilder:
         stepper = build_stepper(self._config, self._assets, model, torch.device("cpu"), autocast)
         optimizer = build_optimizer(model, trainer)
         context = build_objective_context(self._config, self._assets, stepper, self._build_loss())
+        context = replace(
+            context,
+            build_part_losses=self._build_part_losses,
+            members=members.members,
+            members_at_once=members.at_once,
+        )
         settings = StepSettings(
             forecast_len=lambda _: rollout, accumulation=micro_steps, grad_max_norm=trainer.grad_max_norm
         )
@@ -275,6 +296,17 @@ class TrainingStepBuilder:
     def _build_loss(self) -> nn.Module:
         """Return the loss with fields (H, W) of the run's grid; call it in a mode that makes new tensors fake."""
         return self._resize_fields(self._real_loss)
+
+    def _build_part_losses(self, parts: Sequence[FieldPart]) -> list[nn.Module]:
+        """Return the losses of some channels with fields of the run's grid; call it in a mode of fake tensors."""
+        from credit.losses.build import build_loss_from_context
+
+        all_rows = slice(0, self._loss_grid.shape[0])
+        losses = []
+        for part in parts:
+            part_context = self._loss_context.select(part.channels, all_rows)
+            losses.append(self._resize_fields(build_loss_from_context(self._config.loss, part_context)))
+        return losses
 
     def _resize_fields(self, module: nn.Module) -> nn.Module:
         """Return a copy of a module and its submodules whose fields (H, W) are new buffers on the run's grid."""

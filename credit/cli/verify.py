@@ -290,10 +290,16 @@ def _open_data_and_forecasts(
     else:
         _, forecasts = _open_online(model_config, process, mesh, has_other_truth=True)
         truth_reader = open_reader_once(config.data)
-    if mesh.device_mesh is None:
+    if mesh.degrees.world == 1:
         return truth_reader, forecasts, WorkShare(process.rank, process.world)
-    # Ranks that share weights forecast the same cases; one of them counts the scores.
-    share = WorkShare(mesh.data_rank, mesh.num_data_ranks, is_counted=mesh.tensor_rank == 0, is_sharded=True)
+    # Ranks that share weights or members forecast the same cases; one of them counts the scores.
+    share = WorkShare(
+        mesh.sample_rank,
+        mesh.num_sample_ranks,
+        is_counted=mesh.reads_samples,
+        is_sharded=True,
+        has_all_members=mesh.ensemble_rank == 0,
+    )
     return truth_reader, forecasts, share
 
 
@@ -337,7 +343,7 @@ def _open_online(
     else:
         fields = _describe_model_output(config.data, forecaster.assets, reader.calendar)
     # Scoring reads files in this thread only, so no lock is needed.
-    forecast_batch = build_forecast_function(config, forecaster, nullcontext())
+    forecast_batch = build_forecast_function(config, forecaster, nullcontext(), mesh)
     ensemble = inference.ensemble
     members = None if ensemble is None else ensemble.members
     forecasts = OnlineForecasts(
@@ -345,7 +351,7 @@ def _open_online(
         fields,
         choose_initial_times(inference, config.data, reader.times, reader.calendar, splits["test"]),
         lead_minutes,
-        ForecastBatching(inference.batch_size, members, lag_minutes(ensemble)),
+        ForecastBatching(inference.batch_size, members, lag_minutes(ensemble), mesh.degrees.ensemble),
         origin=forecaster.path,
         attributes=run_attributes,
         diagnostics=diagnostics,

@@ -150,6 +150,23 @@ class Config(StrictModel):
                 f"loss.kind: {self.loss.kind} compares the members of an ensemble; set trainer.members to 2 or more, "
                 "or loss.kind to mae, which crps is for one member"
             )
+        ranks_per_sample = self.trainer.parallelism.ensemble
+        if self.trainer.members % ranks_per_sample:
+            raise ValueError(
+                f"trainer.parallelism.ensemble: {ranks_per_sample} ranks cannot share trainer.members "
+                f"{self.trainer.members} evenly; set it to a divisor of trainer.members"
+            )
+        ranks_per_forecast = self.inference.parallelism.ensemble
+        if ranks_per_forecast > 1 and ensemble is None:
+            raise ValueError(
+                f"inference.parallelism.ensemble: {ranks_per_forecast} ranks have no members to share; set "
+                "inference.ensemble, or leave this key out"
+            )
+        if ranks_per_forecast > 1 and self.inference.parallelism.shard and ensemble.lagged is not None:
+            raise ValueError(
+                "inference.parallelism: with ensemble above 1 and shard, all ranks take the same number of steps, but "
+                "lagged members (inference.ensemble.lagged) take more than others; set shard to false or ensemble to 1"
+            )
 
     def _require_rollout(self) -> None:
         """Refuse keys of the training rollout that do not fit its number of steps."""

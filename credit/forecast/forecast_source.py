@@ -61,13 +61,14 @@ class ForecastSource(ABC):
         """
         return [[minutes] for minutes in self.initial_minutes.tolist()]
 
-    def join_collectives(self, leads: Sequence[int]) -> None:
+    def join_collectives(self, leads: Sequence[int], initial_times: Sequence[int] = ()) -> None:
         """Collective: run the network as the other ranks do, and discard the forecast.
 
-        A rank whose own forecasts are complete calls this. Only sharded networks have collectives; forecasts in files
-        do not.
+        A rank whose own forecasts are complete calls this, and a rank that computes members for another one. Forecasts
+        in files have no collectives.
 
         Args:
             leads: lead times in minutes that the other ranks read.
+            initial_times: initial times in minutes of the group that another rank reads; empty if this rank has none.
         """
         return

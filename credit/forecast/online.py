@@ -5,7 +5,7 @@ Shape suffixes: B starts of a batch, M members, C channels, H rows, W columns.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,10 +17,11 @@ from credit.forecast.forecast_source import ForecastSource
 from credit.forecast.io.diagnostics import OutputDiagnostics
 from credit.forecast.io.schema import OutputFields
 from credit.forecast.rollout import ForecastStart, batch_starts, iterate_in_inference_mode
+from credit.forecast.shared_forecasts import ForecastFunction, pad_batches
 from credit.parallel.host_copy import prefetch_to_host
 
-# (starts of a batch, number of steps) -> output (B, C, H, W) of each step in physical units.
-ForecastFunction = Callable[[Sequence[ForecastStart], int], Iterator[Tensor]]
+# Value of `next` for an iterator at its end; None is an output that this rank does not get.
+_END = object()
 
 
 @dataclass(frozen=True)
@@ -31,11 +32,14 @@ class ForecastBatching:
         batch_size: starts in a batch.
         members: number of ensemble members, None for single forecasts.
         lag_minutes: interval between the analyses of lagged members, else 0.
+        num_ranks: number of ranks that share the members of an initial time; see
+            `credit.forecast.shared_forecasts.SharedForecasts`, which the forecast function then is.
     """
 
     batch_size: int
     members: int | None = None
     lag_minutes: int = 0
+    num_ranks: int = 1
 
 
 @dataclass
@@ -105,13 +109,16 @@ class OnlineForecasts(ForecastSource):
         self._step_minutes = fields.step_minutes
         self._batch_size = batching.batch_size
         self._lag_minutes = batching.lag_minutes
+        self._num_ranks = batching.num_ranks
         self._diagnostics = diagnostics
         self._scored_leads = frozenset(self.lead_minutes.tolist())
         self._last_lead = int(self.lead_minutes[-1])
         # State of the current group: its initial times, its batches with their outputs, and the number of steps so far.
         self._group: list[int] = []
-        self._batches: list[tuple[list[ForecastStart], Iterator[Tensor]]] = []
+        self._batches: list[tuple[list[ForecastStart], Iterator[Tensor | None]]] = []
         self._num_steps = 0
+        self._num_batches = 0
+        self._longest_lag = 0
         # (initial time, lead time) -> fields that were computed and not yet read.
         self._pending: dict[tuple[int, int], _PendingLead] = {}
 
@@ -126,23 +133,28 @@ class OnlineForecasts(ForecastSource):
         read in increasing order, each one once for an initial time.
         """
         if initial_minutes not in self._group:
-            for group in self.initial_time_groups():
-                if initial_minutes in group:
-                    self._start_group(group)
+            self._start_group(self._find_group(initial_minutes))
         lead_minutes = int(self.lead_minutes[lead_index])
         key = (initial_minutes, lead_minutes)
         while key not in self._pending or self._pending[key].num_missing > 0:
             self._advance(first_lead=lead_minutes)
         return self._pending.pop(key).fields_MCHW
 
-    def join_collectives(self, leads: Sequence[int]) -> None:
+    def join_collectives(self, leads: Sequence[int], initial_times: Sequence[int] = ()) -> None:
         """Collective: make forecasts and discard them; see the base class."""
-        initial_minutes = int(self.initial_minutes[0])
-        self._start_group([initial_minutes])
-        all_leads = self.lead_minutes.tolist()
+        group = [int(self.initial_minutes[0])]
+        if initial_times:
+            group = self._find_group(initial_times[0])
+        self._start_group(group)
         for lead in leads:
-            self.read_members(initial_minutes, all_leads.index(lead))
+            while self._num_steps * self._step_minutes < lead + self._longest_lag:
+                self._advance(first_lead=lead)
         self._group = []
+        self._pending = {}
+
+    def _find_group(self, initial_minutes: int) -> list[int]:
+        """Return the group of an initial time."""
+        return next(group for group in self.initial_time_groups() if initial_minutes in group)
 
     def _start_group(self, group: list[int]) -> None:
         """Drop the current group, and prepare the forecasts of another one; the first step is not made yet.
@@ -157,12 +169,15 @@ class OnlineForecasts(ForecastSource):
         if self._diagnostics is not None:
             self._diagnostics.reset()
         batches = batch_starts(group, self._batch_size, self.members or 1, self._lag_minutes)
-        for batch in batches:
+        self._num_batches = len(batches)
+        self._longest_lag = 0
+        for batch in batches + pad_batches(batches, self._num_ranks):
             longest_lag = max(start.initial_minutes - start.analysis_minutes for start in batch)
+            self._longest_lag = max(self._longest_lag, longest_lag)
             num_steps = (self._last_lead + longest_lag) // self._step_minutes
             outputs = iterate_in_inference_mode(self._forecast_batch(batch, num_steps))
             # Prefetching to the host keeps one more step in memory. Several batches keep a GPU busy without it.
-            if len(batches) == 1:
+            if len(batches) == 1 and self._num_ranks == 1:
                 outputs = prefetch_to_host(outputs)
             self._batches.append((batch, outputs))
 
@@ -177,11 +192,14 @@ class OnlineForecasts(ForecastSource):
             if lead < first_lead:
                 del self._pending[initial_minutes, lead]
         has_advanced = False
-        for batch, outputs in self._batches:
-            output_BCHW = next(outputs, None)
+        for number, (batch, outputs) in enumerate(self._batches):
+            output_BCHW = next(outputs, _END)
             # A batch without members of the longest lag reaches the last lead time before the others.
-            if output_BCHW is not None:
-                has_advanced = True
+            if output_BCHW is _END:
+                continue
+            has_advanced = True
+            # Ranks that send their members to another one have no output, and padding is discarded.
+            if output_BCHW is not None and number < self._num_batches:
                 self._collect(batch, output_BCHW.cpu().numpy(), first_lead)
         assert has_advanced, (self._group, first_lead)
 
@@ -196,7 +214,7 @@ class OnlineForecasts(ForecastSource):
         num_members = self.members or 1
         diagnostics = self._diagnostics
         # In one batch without lag, the members of an initial time are adjacent and arrive at once: no copy is needed.
-        members_are_adjacent = diagnostics is None and self._lag_minutes == 0 and len(self._batches) == 1
+        members_are_adjacent = diagnostics is None and self._lag_minutes == 0 and self._num_batches == 1
         for index, start in enumerate(batch):
             lead = start.analysis_minutes + self._num_steps * self._step_minutes - start.initial_minutes
             is_read = lead in self._scored_leads and lead >= first_lead

@@ -48,6 +48,26 @@ class LossContext:
     error_scale_C: np.ndarray
     masks: Mapping[str, np.ndarray]
 
+    def select(self, channels: slice, rows: slice) -> LossContext:
+        """Return the context of a part of the fields; its weights add up to the part's share of the whole.
+
+        Args:
+            channels: output channels of the part.
+            rows: latitude rows of the part.
+        """
+        grid = self.grid
+        if rows != slice(0, len(grid.lat)):
+            grid = LatLonGrid(grid.lat[rows], grid.lon, grid.lat_bounds[rows.start : rows.stop + 1])
+        return LossContext(
+            channels=self.channels.select_output(channels),
+            grid=grid,
+            area_CHW=self.area_CHW[channels, rows],
+            cell_weight_CHW=self.cell_weight_CHW[channels, rows],
+            channel_weight_C=self.channel_weight_C[channels],
+            error_scale_C=self.error_scale_C[channels],
+            masks={name: mask_HW[rows] for name, mask_HW in self.masks.items()},
+        )
+
 
 class Loss(nn.Module):
     """Base class of all losses.
@@ -113,8 +133,9 @@ class WeightedLoss(Loss):
         self.register_constant("scale_C11", context.error_scale_C[:, None, None])
 
     def scaled_error(self, prediction_BMCHW: Tensor, target_BCHW: Tensor) -> Tensor:
-        """Return forecast minus truth, (B, M, C, H, W) float32, in the unit of ``loss.scaling``."""
-        return (prediction_BMCHW.float() - target_BCHW.float()[:, None]) * self.scale_C11
+        """Return forecast minus truth, (B, M, C, H, W), in the unit of ``loss.scaling``; at least float32."""
+        dtype = torch.promote_types(prediction_BMCHW.dtype, torch.float32)
+        return (prediction_BMCHW.to(dtype) - target_BCHW.to(dtype)[:, None]) * self.scale_C11
 
     def masked_error(self, prediction_BMCHW: Tensor, target_BCHW: Tensor) -> Tensor:
         """Return `scaled_error` with 0 in the cells where a variable is missing, for losses that combine cells."""

@@ -21,7 +21,19 @@ def build_loss(
     tendency_scale_C: np.ndarray,
     masks: Mapping[str, np.ndarray],
 ) -> Loss:
-    """Return the loss of a run.
+    """Return the loss of a run; see `build_loss_context` and `build_loss_from_context`."""
+    context = build_loss_context(section, channels, grid, tendency_scale_C, masks)
+    return build_loss_from_context(section, context)
+
+
+def build_loss_context(
+    section: LossSection,
+    channels: ChannelMap,
+    grid: LatLonGrid,
+    tendency_scale_C: np.ndarray,
+    masks: Mapping[str, np.ndarray],
+) -> LossContext:
+    """Return the weights and scales of a run's loss.
 
     Args:
         section: the loss section of the config.
@@ -32,7 +44,7 @@ def build_loss(
         masks: variable -> (H, W) bool, True where the variable is missing.
 
     Raises:
-        ConfigError: for weights of variables that are not predicted, or a loss with trainable parameters.
+        ConfigError: for weights of variables that are not predicted.
     """
     # Cells where a variable is missing count neither in the error nor in the weights of the others.
     no_missing_cells_HW = np.zeros(grid.shape, dtype=bool)
@@ -46,7 +58,7 @@ def build_loss(
     if section.scaling == "tendency":
         error_scale_C[channels.output_slice("prognostic")] = 1.0 / np.asarray(tendency_scale_C, dtype=np.float64)
 
-    context = LossContext(
+    return LossContext(
         channels=channels,
         grid=grid,
         area_CHW=area_CHW,
@@ -55,6 +67,14 @@ def build_loss(
         error_scale_C=error_scale_C,
         masks=masks,
     )
+
+
+def build_loss_from_context(section: LossSection, context: LossContext) -> Loss:
+    """Return the registered loss of a section.
+
+    Raises:
+        ConfigError: for a loss with trainable parameters.
+    """
     loss = LOSSES.find_class(section.kind)(context, section)
     parameter_names = [name for name, _ in loss.named_parameters()]
     if parameter_names:

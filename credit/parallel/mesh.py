@@ -1,10 +1,17 @@
-"""The mesh of ranks: replicas x shards x tensor-parallel ranks, checked before anything is built."""
+"""The mesh of ranks: replicas x shards x tensor-parallel ranks, checked before anything is built.
+
+Replicas and shards are the data-parallel ranks. They may be divided further into ensemble groups: the ranks of a group
+share the members of the same samples. For the weights these ranks are data-parallel ranks like any others, so sharding
+does not know of the groups, and a larger group needs no more memory.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
+import torch
+import torch.distributed as dist
 from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
@@ -21,17 +28,30 @@ class ParallelDims:
     Attributes:
         replicate: number of groups of ranks that hold the same shards.
         shard: number of ranks over which FSDP2 shards.
-        tensor: number of ranks that share the work on one sample.
+        tensor: number of ranks that share the layers of one sample.
+        ensemble: number of neighbouring data-parallel ranks that share the members of one sample. It divides
+            replicate x shard and is not a further factor of the number of ranks.
     """
 
     replicate: int = 1
     shard: int = 1
     tensor: int = 1
+    ensemble: int = 1
 
     @property
     def world(self) -> int:
         """Number of all ranks."""
-        return self.replicate * self.shard * self.tensor
+        return self.num_data_ranks * self.tensor
+
+    @property
+    def num_data_ranks(self) -> int:
+        """Number of data-parallel ranks."""
+        return self.replicate * self.shard
+
+    @property
+    def num_sample_ranks(self) -> int:
+        """Number of groups of ranks that train on different samples."""
+        return self.num_data_ranks // self.ensemble
 
 
 class ParallelismSettings(Protocol):
@@ -40,12 +60,14 @@ class ParallelismSettings(Protocol):
     Attributes:
         data: ``fsdp2`` shards, ``ddp`` keeps whole replicas, ``none`` is tensor parallelism alone.
         replicate: number of groups of ranks that hold the same shards.
-        tensor: number of ranks that share the work on one sample.
+        tensor: number of ranks that share the layers of one sample.
+        ensemble: number of data-parallel ranks that share the members of one sample.
     """
 
     data: Literal["fsdp2", "ddp", "none"]
     replicate: int
     tensor: int
+    ensemble: int
 
 
 def plan_degrees(settings: ParallelismSettings, world: int) -> ParallelDims:
@@ -58,6 +80,19 @@ def plan_degrees(settings: ParallelismSettings, world: int) -> ParallelDims:
     Raises:
         ConfigError: if they do not divide the number of ranks; it lists every factor and the meshes that would do.
     """
+    degrees = _plan_axes(settings, world)
+    if degrees.num_data_ranks % settings.ensemble:
+        divisors = [str(size) for size in range(1, degrees.num_data_ranks + 1) if degrees.num_data_ranks % size == 0]
+        raise ConfigError(
+            f"trainer.parallelism.ensemble: {settings.ensemble} does not divide the {degrees.num_data_ranks} "
+            f"data-parallel ranks (replicate {degrees.replicate} x shard {degrees.shard}); these do: "
+            f"{', '.join(divisors)}"
+        )
+    return replace(degrees, ensemble=settings.ensemble)
+
+
+def _plan_axes(settings: ParallelismSettings, world: int) -> ParallelDims:
+    """Return the length of each mesh axis for `world` ranks, without ensemble groups; see `plan_degrees`."""
     requested = (
         f"trainer.parallelism: data {settings.data}, replicate {settings.replicate}, tensor {settings.tensor} on "
         f"{world} ranks"
@@ -103,59 +138,117 @@ def _list_valid_settings(world: int) -> list[str]:
 
 @dataclass(frozen=True)
 class DeviceGrid:
-    """Mesh of ranks, and the position of this process in it; neighbouring ranks are tensor-parallel peers.
+    """Mesh of ranks, and the position of this process in it.
+
+    Neighbouring ranks are tensor-parallel peers; neighbouring data-parallel ranks form an ensemble group.
 
     Attributes:
         degrees: length of each axis.
         rank: rank of this process, from 0.
-        device_mesh: axes ``replicate`` (where it is longer than 1), ``dp``, ``tp``; None for one process.
+        device_mesh: axes ``replicate`` (where it is longer than 1), ``dp``, ``tp``; None if every rank has the whole
+            network.
+        ensemble_group: ranks that share the members of the same samples, in the order of the members; None where there
+            is no other.
+        sample_group: ranks that train on the same samples: tensor-parallel peers and the ensemble group together;
+            None where there is no other.
     """
 
     degrees: ParallelDims = ParallelDims()
     rank: int = 0
     device_mesh: DeviceMesh | None = None
+    ensemble_group: ProcessGroup | None = None
+    sample_group: ProcessGroup | None = None
 
     @property
     def data_rank(self) -> int:
-        """Index, from 0, of the share of the samples that this rank reads; tensor-parallel peers have the same."""
+        """Index, from 0, among the data-parallel ranks; tensor-parallel peers have the same."""
         return self.rank // self.degrees.tensor
 
     @property
     def num_data_ranks(self) -> int:
-        """Number of shares of the samples."""
-        return self.degrees.replicate * self.degrees.shard
+        """Number of data-parallel ranks."""
+        return self.degrees.num_data_ranks
+
+    @property
+    def sample_rank(self) -> int:
+        """Index, from 0, of the share of the training samples that this rank works on."""
+        return self.data_rank // self.degrees.ensemble
+
+    @property
+    def num_sample_ranks(self) -> int:
+        """Number of shares of the training samples."""
+        return self.degrees.num_sample_ranks
+
+    @property
+    def ensemble_rank(self) -> int:
+        """Position, from 0, among the ranks that share the members of a sample."""
+        return self.data_rank % self.degrees.ensemble
 
     @property
     def tensor_rank(self) -> int:
-        """Position, from 0, among the ranks that work on the same sample."""
+        """Position, from 0, among the ranks that share the layers of a sample."""
         return self.rank % self.degrees.tensor
 
     @property
+    def reads_samples(self) -> bool:
+        """True for the one rank of a sample group that reads the samples, which the others receive."""
+        return self.tensor_rank == 0 and self.ensemble_rank == 0
+
+    @property
     def tensor_group(self) -> ProcessGroup | None:
-        """Process group of the ranks that work on the same sample as this one; None where there is no other."""
+        """Process group of the ranks that share the layers of a sample with this one; None where there is no other."""
         if self.degrees.tensor == 1:
             return None
         return self.device_mesh["tp"].get_group()
 
     def describe(self) -> str:
-        """Return the mesh in words: ``8 = replicate 1 x shard 4 x tensor 2``."""
+        """Return the mesh in words: ``8 = replicate 1 x shard 4 x tensor 2, members shared by 2``."""
         degrees = self.degrees
-        return f"{degrees.world} = replicate {degrees.replicate} x shard {degrees.shard} x tensor {degrees.tensor}"
+        text = f"{degrees.world} = replicate {degrees.replicate} x shard {degrees.shard} x tensor {degrees.tensor}"
+        if degrees.ensemble > 1:
+            text += f", members shared by {degrees.ensemble}"
+        return text
 
 
-def build_mesh(degrees: ParallelDims, rank: int, device_type: str) -> DeviceGrid:
+def build_mesh(degrees: ParallelDims, rank: int, device_type: str, *, shares_weights: bool = True) -> DeviceGrid:
     """Collective: return the mesh of all ranks.
 
     Args:
         degrees: length of each axis; their product is the number of ranks.
         rank: rank of this process, from 0.
         device_type: ``"cpu"`` or ``"cuda"``.
+        shares_weights: False if every rank has the whole network, and ranks share only the members of an ensemble.
     """
     if degrees.world == 1:
         return DeviceGrid()
-    axis_sizes = {"replicate": degrees.replicate, "dp": degrees.shard, "tp": degrees.tensor}
-    # FSDP2 takes a mesh with an axis of replicas for hybrid sharding, which needs collectives of its own.
-    if degrees.replicate == 1:
-        del axis_sizes["replicate"]
-    device_mesh = init_device_mesh(device_type, tuple(axis_sizes.values()), mesh_dim_names=tuple(axis_sizes))
-    return DeviceGrid(degrees, rank, device_mesh)
+    device_mesh = None
+    if shares_weights:
+        axis_sizes = {"replicate": degrees.replicate, "dp": degrees.shard, "tp": degrees.tensor}
+        # FSDP2 takes a mesh with an axis of replicas for hybrid sharding, which needs collectives of its own.
+        if degrees.replicate == 1:
+            del axis_sizes["replicate"]
+        device_mesh = init_device_mesh(device_type, tuple(axis_sizes.values()), mesh_dim_names=tuple(axis_sizes))
+    grid = DeviceGrid(degrees, rank, device_mesh)
+    if degrees.ensemble == 1:
+        return replace(grid, sample_group=grid.tensor_group)
+    ensemble_group = _build_ensemble_group(degrees)
+    sample_group = ensemble_group
+    if degrees.tensor > 1:
+        sample_group = _build_sample_group(degrees)
+    return replace(grid, ensemble_group=ensemble_group, sample_group=sample_group)
+
+
+def _build_ensemble_group(degrees: ParallelDims) -> ProcessGroup:
+    """Collective: return the process group of this rank's ensemble group."""
+    ranks_SET = torch.arange(degrees.world).view(-1, degrees.ensemble, degrees.tensor)
+    rank_lists = ranks_SET.transpose(1, 2).reshape(-1, degrees.ensemble).tolist()
+    group, _ = dist.new_subgroups_by_enumeration(rank_lists)
+    return group
+
+
+def _build_sample_group(degrees: ParallelDims) -> ProcessGroup:
+    """Collective: return the process group of the ranks that train on the same samples as this one."""
+    ranks_per_sample = degrees.ensemble * degrees.tensor
+    rank_lists = torch.arange(degrees.world).view(-1, ranks_per_sample).tolist()
+    group, _ = dist.new_subgroups_by_enumeration(rank_lists)
+    return group

@@ -21,8 +21,9 @@ class DevicePrefetcher(Iterator[Batch]):
     While the caller computes with a batch, threads load the next batches from a store or from loader processes. On a
     GPU, the first of these is copied to the device on a separate stream.
 
-    Tensor-parallel peers work on the same samples. The first of them reads the batches and broadcasts them; the loaders
-    of the others have a dataset with ``placeholder`` set, which returns batches of the same shapes.
+    Tensor-parallel peers and the ranks of an ensemble group work on the same samples. The first of them reads the
+    batches and broadcasts them; the loaders of the others have a dataset with ``placeholder`` set, which returns
+    batches of the same shapes.
 
     Args:
         loader: the loader of the batches.

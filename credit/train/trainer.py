@@ -252,7 +252,7 @@ class Trainer:
         """Return the prefetcher of the batches of optimizer steps `first` to `last`, without `last`."""
         parts = self._parts
         loader = parts.order.loader(first, last, self._state.skipped_blocks)
-        return DevicePrefetcher(loader, parts.device, parts.mesh.tensor_group)
+        return DevicePrefetcher(loader, parts.device, parts.mesh.sample_group)
 
     def _save_seconds(self) -> float:
         """Return an upper bound on the seconds of a save, which may have to wait for the one before it."""
@@ -373,7 +373,7 @@ class Trainer:
         }
         state.usage = parts.meter.to_dict()
         meta = build_checkpoint_meta(
-            parts.config, parts.assets, state, parts.calendar.name, parts.mesh.num_data_ranks, parts.base
+            parts.config, parts.assets, state, parts.calendar.name, parts.mesh.num_sample_ranks, parts.base
         )
         keep = retention.Retention(
             self._conf.keep_last, self._conf.keep_every, tuple(int(step) for _, step in state.best_saved)

@@ -34,12 +34,14 @@ class WorkShare:
         num_shares: number of shares.
         is_counted: False for a process that makes the same forecasts as another one, whose scores count.
         is_sharded: True if several ranks make each forecast together and meet at every step.
+        has_all_members: False for a process that sends the members which it computes to another one and scores nothing.
     """
 
     index: int = 0
     num_shares: int = 1
     is_counted: bool = True
     is_sharded: bool = False
+    has_all_members: bool = True
 
 
 @dataclass(frozen=True)

@@ -159,7 +159,12 @@ def _score_share(
     """Collective: return the scores of the share of this process, None if another process has the same share."""
     # Groups are assigned round-robin, so the numbers of two ranks differ by at most one.
     share_groups = select_round_robin(sample.groups, share.index, share.num_shares)
-    scores = scorer.score(share_groups, example)
+    scores = None
+    if share.has_all_members:
+        scores = scorer.score(share_groups, example)
+    else:
+        for group in share_groups:
+            archive.join_collectives(sample.leads.tolist(), group)
     # All ranks gather sharded weights, so a rank without further groups joins in the others' forecasts.
     largest_share = math.ceil(len(sample.groups) / share.num_shares)
     for _ in range(largest_share - len(share_groups)):

@@ -71,9 +71,9 @@ def plan_ranks(config: Config, world_size: int | None, job: Job | None, report: 
             elif job is not None:
                 world_size = job.ranks
             else:
-                world_size = parallelism.tensor
+                world_size = parallelism.tensor * parallelism.ensemble
                 if parallelism.data == "fsdp2":
-                    world_size *= parallelism.replicate
+                    world_size = parallelism.tensor * math.lcm(parallelism.replicate, parallelism.ensemble)
         degrees = plan_degrees(parallelism, world_size)
         report.add_note(f"ranks: {DeviceGrid(degrees).describe()} (--world-size N checks another number)")
     return degrees
@@ -97,7 +97,7 @@ def check_run_length(config: Config, data: DataSummary, degrees: ParallelDims, r
     with report.collect():
         sampler = ResumableSampler(
             len(data.samples["train"]), trainer.train_batch_size, trainer.grad_accum_every, config.seed, 0, 0,
-            num_data_ranks=DeviceGrid(degrees).num_data_ranks,
+            num_data_ranks=degrees.num_sample_ranks,
         )  # fmt: skip
         samples_per_step = sampler.block_size
         num_steps = trainer.max_steps or trainer.num_epoch * sampler.steps_per_epoch

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 import functools
+import itertools
 import logging
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,19 +17,17 @@ from credit.cli.console.terminal import add_quiet_argument
 from credit.utils.progress import ProgressBar
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
+    from credit.cli.rollout.rank_work import Round
     from credit.config import Config
     from credit.data.reader import FieldReader
     from credit.forecast.io.async_writer import BackgroundWriter
     from credit.forecast.io.diagnostics import OutputDiagnostics
     from credit.forecast.io.forecast_writer import ForecastWriter
-    from credit.forecast.rollout import ForecastStart
+    from credit.forecast.shared_forecasts import ForecastFunction
     from credit.parallel.mesh import DeviceGrid
     from credit.parallel.process_info import ProcessInfo
     from credit.train.build.forecaster import Forecaster
 
-    ForecastFunction = Callable[[Sequence[ForecastStart], int], Iterator[Tensor]]
 
 logger = logging.getLogger(__name__)
 
@@ -88,7 +87,7 @@ def run_command(arguments: argparse.Namespace) -> int:
     parallelism = config.inference.parallelism
     device = choose_device(config.trainer.device, process_info.local_rank)
     with ExitStack() as stack:
-        if parallelism.shares_forecasts:
+        if parallelism.needs_process_group:
             timeout_minutes = parse_duration(config.trainer.parallelism.timeout)
             stack.enter_context(process_group(process_info, device, timeout_minutes))
         mesh = build_forecast_mesh(parallelism, process_info, device.type)
@@ -140,20 +139,19 @@ def _make_forecasts(config: Config, part: str | None, process_info: ProcessInfo,
     with BackgroundWriter(
         writer, lead_numbers, step_minutes, str(forecaster.path), work.incomplete_times, diagnostics
     ) as background:
-        forecast_batch = build_forecast_function(config, forecaster, background.file_lock)
+        forecast_batch = build_forecast_function(config, forecaster, background.file_lock, mesh)
         # Only the main rank shows a progress bar, and only on a terminal.
         hidden = None if process_info.is_main else True
-        num_starts = sum(map(len, work.batches))
-        with ProgressBar(total=num_starts, desc="forecasting", unit="start", disable=hidden) as bar:
-            for batch in work.batches:
-                # Tensor-parallel peers compute the same output; one of them writes it.
-                output_writer = background if mesh.tensor_rank == 0 else None
-                _forecast_one_batch(forecast_batch, batch, lead_minutes[-1], step_minutes, output_writer)
-                bar.update(len(batch))
+        with ProgressBar(total=work.num_starts, desc="forecasting", unit="start", disable=hidden) as bar:
+            for round in work.rounds:
+                # One rank of those that share the members and layers of a forecast writes it.
+                output_writer = background if mesh.reads_samples else None
+                _forecast_round(forecast_batch, round, lead_minutes[-1], step_minutes, output_writer)
+                bar.update(round.num_starts)
             # This rank takes part in the collectives of ranks that have more batches.
-            for batch in work.padding_batches:
-                _forecast_one_batch(forecast_batch, batch, lead_minutes[-1], step_minutes, None)
-    if mesh.tensor_rank == 0:
+            for round in work.padding_rounds:
+                _forecast_round(forecast_batch, round, lead_minutes[-1], step_minutes, None)
+    if mesh.reads_samples:
         rank_name = f"rank {process_info.rank}: " if process_info.world > 1 else ""
         num_written = len(work.incomplete_times)
         num_complete = len(work.initial_times) - num_written
@@ -163,34 +161,40 @@ def _make_forecasts(config: Config, part: str | None, process_info: ProcessInfo,
         )
 
 
-def _forecast_one_batch(
+def _forecast_round(
     forecast_batch: ForecastFunction,
-    batch: Sequence[ForecastStart],
+    round: Round,
     longest_lead: int,
     step_minutes: int,
     output_writer: BackgroundWriter | None,
 ) -> None:
-    """Make the forecasts of a batch up to the longest lead time and queue the output of each step for writing.
+    """Make the forecasts of a round up to the longest lead time and queue the output of each step for writing.
 
     Args:
         forecast_batch: function that makes the forecasts.
-        batch: starts of the forecasts.
+        round: starts of the forecasts of each batch.
         longest_lead: longest lead time in minutes.
         step_minutes: time step of the model in minutes.
         output_writer: writer of the outputs; None to discard them.
     """
     from credit.forecast.rollout import iterate_in_inference_mode
 
-    # Lagged members start before their initial time and need more steps to reach the same lead time.
-    longest_lag = max(start.initial_minutes - start.analysis_minutes for start in batch)
-    outputs = forecast_batch(batch, (longest_lead + longest_lag) // step_minutes)
-    for step, output in enumerate(iterate_in_inference_mode(outputs), start=1):
-        if output_writer is not None:
-            output_writer.put(batch, step, output)
+    output_iterators = []
+    for batch in round.batches:
+        # Lagged members start before their initial time and need more steps to reach the same lead time.
+        longest_lag = max(start.initial_minutes - start.analysis_minutes for start in batch)
+        outputs = forecast_batch(batch, (longest_lead + longest_lag) // step_minutes)
+        output_iterators.append(iterate_in_inference_mode(outputs))
+    # The batches advance together, because each is made by another rank.
+    for step, step_outputs in enumerate(itertools.zip_longest(*output_iterators), start=1):
+        written_outputs = step_outputs[: round.num_written]
+        for batch, output in zip(round.batches, written_outputs, strict=False):
+            if output_writer is not None and output is not None:
+                output_writer.put(batch, step, output)
 
 
 def build_forecast_function(
-    config: Config, forecaster: Forecaster, file_lock: AbstractContextManager
+    config: Config, forecaster: Forecaster, file_lock: AbstractContextManager, mesh: DeviceGrid
 ) -> ForecastFunction:
     """Return the function that makes the forecasts of a batch, with the perturbations of ``inference.ensemble``.
 
@@ -198,10 +202,11 @@ def build_forecast_function(
         config: config of the run that forecasts.
         forecaster: model, normalization and fields of this run.
         file_lock: context that is entered while fields are read, because netCDF allows one thread at a time.
+        mesh: mesh of the forecasts.
 
     Returns:
         Function of B forecast starts and a number of steps, which yields the output (B, C, H, W) of each step in
-        physical units.
+        physical units. If ranks share the members of an ensemble, only the first of them gets the output.
 
     Raises:
         ConfigError: if ``inference.ensemble`` asks for something that the network does not have, such as dropout.
@@ -212,6 +217,7 @@ def build_forecast_function(
     from credit.forecast.ensemble.perturbations import build_perturbation
     from credit.forecast.ensemble.sppt import build_tendency_perturbation
     from credit.forecast.rollout import ForecastInputs, forecast_batch
+    from credit.forecast.shared_forecasts import SharedForecasts
     from credit.train.build.assets import build_model_spec
 
     ensemble = config.inference.ensemble
@@ -228,7 +234,7 @@ def build_forecast_function(
                 "model.noise; give perturbation, lagged, stochastic, feature_noise or dropout"
             )
         perturb_states = build_perturbation(ensemble, stepper, inputs, grid)
-    return functools.partial(
+    make_forecasts = functools.partial(
         forecast_batch,
         stepper,
         inputs,
@@ -237,6 +243,11 @@ def build_forecast_function(
         build_noise_context=build_feature_noise(ensemble, stepper.model),
         draw_conditions=build_model_noise(ensemble, spec, forecaster.config.model),
     )
+    if mesh.ensemble_group is None:
+        return make_forecasts
+    output_shape = (len(assets.channels.output), *grid.shape)
+    device = stepper.normalizer.tendency_scale_C.device
+    return SharedForecasts(make_forecasts, mesh.ensemble_group, output_shape, device)
 
 
 def _warn_old_store(config: Config, reader: FieldReader) -> None:

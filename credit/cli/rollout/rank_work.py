@@ -11,11 +11,30 @@ from credit.config.sections.inference import InferenceConfig
 from credit.forecast.distribution import group_initial_times, select_part, select_round_robin
 from credit.forecast.ensemble.perturbations import lag_minutes
 from credit.forecast.rollout import ForecastStart, batch_starts
+from credit.forecast.shared_forecasts import pad_batches
 from credit.parallel.mesh import DeviceGrid
 from credit.parallel.object_collectives import run_on_all_ranks
 from credit.parallel.process_info import ProcessInfo
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Round:
+    """Batches of forecasts that the ranks of an ensemble group make at the same time, one each.
+
+    Attributes:
+        batches: forecast starts of each batch.
+        num_written: number of batches that are written; those after them only fill the round.
+    """
+
+    batches: list[list[ForecastStart]]
+    num_written: int
+
+    @property
+    def num_starts(self) -> int:
+        """Number of forecasts that are written."""
+        return sum(map(len, self.batches[: self.num_written]))
 
 
 @dataclass(frozen=True)
@@ -25,15 +44,20 @@ class RankWork:
     Attributes:
         initial_times: initial times of this rank in minutes.
         incomplete_times: initial times whose forecast is not on disk yet, in minutes.
-        batches: forecast starts of each batch that has an incomplete forecast.
-        padding_batches: further batches, whose forecasts are discarded. They give all ranks that share weights the same
+        rounds: rounds of batches, each of which has an incomplete forecast.
+        padding_rounds: further rounds, whose forecasts are discarded. They give all ranks that share weights the same
             number of batches, and so the same collectives.
     """
 
     initial_times: list[int]
     incomplete_times: list[int]
-    batches: list[list[ForecastStart]]
-    padding_batches: list[list[ForecastStart]]
+    rounds: list[Round]
+    padding_rounds: list[Round]
+
+    @property
+    def num_starts(self) -> int:
+        """Number of forecasts that are written."""
+        return sum(round.num_starts for round in self.rounds)
 
 
 def shard_initial_times(
@@ -46,7 +70,8 @@ def shard_initial_times(
         inference: the section inference.
         part: ``I/N`` of ``--part``, None or empty for all.
         process_info: rank and world size of this process.
-        mesh: mesh of the ranks that forecast; tensor-parallel peers forecast the same initial times.
+        mesh: mesh of the ranks that forecast; tensor-parallel peers and the ranks of an ensemble group forecast the
+            same initial times.
 
     Raises:
         ConfigError: if `part` is not ``I/N`` with 1 <= I <= N.
@@ -55,12 +80,12 @@ def shard_initial_times(
     groups = group_initial_times(initial_times, members, inference.batch_size)
     if part:
         groups = select_part(groups, part)
-    if mesh.device_mesh is None:
+    if mesh.degrees.world == 1:
         rank = process_info.rank
         num_ranks = process_info.world
     else:
-        rank = mesh.data_rank
-        num_ranks = mesh.num_data_ranks
+        rank = mesh.sample_rank
+        num_ranks = mesh.num_sample_ranks
     if process_info.is_main and len(groups) < num_ranks:
         logger.warning(
             "inference.batch_size: it makes only %d batches of initial times, so %d of %d ranks are idle; lower it",
@@ -95,9 +120,19 @@ def plan_rank_work(
     for batch in _build_batches(rank_groups, inference):
         if any(start.initial_minutes in incomplete_times for start in batch):
             batches.append(batch)
-    num_padding = _find_max_batches(len(batches), mesh) - len(batches)
-    padding_batches = _build_padding_batches(padding_time, inference, num_padding)
-    return RankWork(rank_times, incomplete_times, batches, padding_batches)
+    rounds = _build_rounds(batches, mesh.degrees.ensemble)
+    num_padding = _find_max_rounds(len(rounds), mesh) - len(rounds)
+    padding_rounds = _build_padding_rounds(padding_time, inference, num_padding, mesh.degrees.ensemble)
+    return RankWork(rank_times, incomplete_times, rounds, padding_rounds)
+
+
+def _build_rounds(batches: list[list[ForecastStart]], num_ranks: int) -> list[Round]:
+    """Return the batches in rounds of one for each rank of an ensemble group; the last round is filled up."""
+    rounds = []
+    for first in range(0, len(batches), num_ranks):
+        round_batches = batches[first : first + num_ranks]
+        rounds.append(Round(round_batches + pad_batches(round_batches, num_ranks), len(round_batches)))
+    return rounds
 
 
 def _build_batches(groups: list[list[int]], inference: InferenceConfig) -> list[list[ForecastStart]]:
@@ -115,38 +150,41 @@ def _build_batches(groups: list[list[int]], inference: InferenceConfig) -> list[
     return batches
 
 
-def _build_padding_batches(
-    initial_time: int, inference: InferenceConfig, num_batches: int
-) -> list[list[ForecastStart]]:
-    """Return batches whose forecasts are discarded, so that an idle rank joins the collectives of the others.
+def _build_padding_rounds(
+    initial_time: int, inference: InferenceConfig, num_rounds: int, num_ranks: int
+) -> list[Round]:
+    """Return rounds whose forecasts are discarded, so that an idle rank joins the collectives of the others.
 
     Args:
         initial_time: initial time of all batches in minutes.
         inference: the section inference, for the batch size and the ensemble.
-        num_batches: number of batches.
+        num_rounds: number of rounds.
+        num_ranks: number of ranks of an ensemble group.
     """
     # Padding batches use the same lagged members, because these need more steps and so more collectives.
-    batches = _build_batches([[initial_time]], inference)
-    return list(itertools.islice(itertools.cycle(batches), num_batches))
+    rounds = _build_rounds(_build_batches([[initial_time]], inference), num_ranks)
+    return list(itertools.islice(itertools.cycle(rounds), num_rounds))
 
 
 def _sync_incomplete_times(times: list[int], process_info: ProcessInfo, mesh: DeviceGrid) -> list[int]:
-    """Collective: return the incomplete times that the first tensor-parallel peer has found.
+    """Collective: return the incomplete times that the rank has found which writes the forecasts.
 
-    Peers look at the files at different moments and may find different times, but must make the same forecasts.
+    Ranks look at the files at different moments and may find different times, but must make the same forecasts.
 
     Args:
         times: incomplete times that this rank has found, in minutes.
         process_info: rank and world size of this process.
         mesh: mesh of the ranks that forecast.
     """
-    if mesh.device_mesh is None:
+    if mesh.degrees.world == 1:
         return times
-    return run_on_all_ranks(lambda: times)[process_info.rank - mesh.tensor_rank]
+    ranks_per_start = mesh.degrees.tensor * mesh.degrees.ensemble
+    writing_rank = process_info.rank // ranks_per_start * ranks_per_start
+    return run_on_all_ranks(lambda: times)[writing_rank]
 
 
-def _find_max_batches(num_batches: int, mesh: DeviceGrid) -> int:
-    """Collective: return the largest number of batches of any rank that shares weights with this one."""
+def _find_max_rounds(num_rounds: int, mesh: DeviceGrid) -> int:
+    """Collective: return the largest number of rounds of any rank that shares weights with this one."""
     if mesh.device_mesh is None:
-        return num_batches
-    return max(run_on_all_ranks(lambda: num_batches))
+        return num_rounds
+    return max(run_on_all_ranks(lambda: num_rounds))

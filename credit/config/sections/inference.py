@@ -147,6 +147,12 @@ class ForecastParallelismConfig(StrictModel):
         description="Number of tensor-parallel ranks. It must divide the number of ranks. A layer is not split if "
         "this number does not divide its heads or hidden units.",
     )
+    ensemble: int = Field(
+        1,
+        ge=1,
+        description="Number of ranks that share the members of one initial time. It must divide the number of ranks / "
+        "tensor. Each of these ranks takes whole batches of `inference.batch_size` members.",
+    )
     shard: bool = Field(
         False,
         description="Shard the weights over all ranks (FSDP2), for models that do not fit into the memory of one "
@@ -155,8 +161,13 @@ class ForecastParallelismConfig(StrictModel):
 
     @property
     def shares_forecasts(self) -> bool:
-        """True if several ranks share one forecast."""
+        """True if several ranks share the weights of one forecast."""
         return self.shard or self.tensor > 1
+
+    @property
+    def needs_process_group(self) -> bool:
+        """True if several ranks work together on the forecasts of one initial time."""
+        return self.shares_forecasts or self.ensemble > 1
 
 
 class InferenceConfig(StrictModel):

@@ -70,6 +70,13 @@ class ParallelismConfig(StrictModel):
         description="Number of groups of ranks that each hold all shards (hybrid sharding). A common choice is one "
         "group per host.",
     )
+    ensemble: int = Field(
+        1,
+        ge=1,
+        description="Number of data-parallel ranks that share the members of one sample. It must divide the number of "
+        "data-parallel ranks (replicate x shard) and `trainer.members`. Weights are sharded over these ranks like over "
+        "all others.",
+    )
     reshard_after_forward: bool = Field(
         True,
         description="Free the gathered weights after the forward pass and gather them again in the backward pass. "

@@ -12,12 +12,14 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from torch import Tensor
+from torch.distributed import ProcessGroup
 
 from credit.config.registry import OBJECTIVES
 from credit.config.sections.trainer import ObjectiveSection
 from credit.data.samples.batch import Batch
 from credit.forecast.stepper import Stepper, slice_forcing_by_step
 from credit.losses.base import Loss
+from credit.losses.member_loss import BuildPartLosses
 from credit.models.noise.base import NoiseGenerator
 
 
@@ -34,6 +36,9 @@ class ObjectiveContext:
         members: members of the ensemble in training (``trainer.members``).
         members_at_once: members that are computed in one batch (``trainer.members_at_once``).
         valid_members: members of the ensemble in validation (``trainer.valid_members``).
+        field_shape: (C, H, W) of the output; only ensembles need it.
+        build_part_losses: builds the losses of parts of the fields; only ensembles need it.
+        ensemble_group: ranks that share the members of a sample; None if each rank computes all.
     """
 
     stepper: Stepper
@@ -44,6 +49,9 @@ class ObjectiveContext:
     members: int = 1
     members_at_once: int = 1
     valid_members: int = 1
+    field_shape: tuple[int, int, int] = (0, 0, 0)
+    build_part_losses: BuildPartLosses | None = None
+    ensemble_group: ProcessGroup | None = None
 
 
 @dataclass(frozen=True)

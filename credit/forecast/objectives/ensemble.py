@@ -8,7 +8,11 @@ number (as contrastive losses are, Gao et al. 2021, arXiv:2101.06983):
 2. Compute the gradient of the loss with respect to the outputs.
 3. Compute each member again, with the same noise, and backpropagate its part of that gradient.
 
-The gradients are exact. The first computation adds a third to the operations of a step.
+The gradients are exact. The first computation adds a third to the operations of a step. If all members are computed in
+one batch, their graph is kept and nothing is computed twice.
+
+Several ranks may share the members of a sample (``trainer.parallelism.ensemble``). Each computes its members as above,
+and `credit.losses.member_loss` compares them with those of the other ranks.
 
 Shape suffixes: B batch, M ensemble members, C channels, T time frames, H latitude rows, W longitude columns.
 """
@@ -19,12 +23,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from credit.config.sections.trainer import ObjectiveSection
 from credit.data.samples.batch import Batch
 from credit.forecast.objectives.base import EncodedBatch, MicroStep, Objective, ObjectiveContext, register_objective
 from credit.forecast.objectives.section import EnsembleObjectiveSection
+from credit.losses.member_loss import MemberLoss
 from credit.models.noise.base import MemberKey
 from credit.parallel.fsdp2 import set_gradient_sync
 from credit.utils.seeds import derive_seed
@@ -60,38 +66,48 @@ class EnsembleRollout(Objective):
 
     def __init__(self, context: ObjectiveContext, section: ObjectiveSection) -> None:
         super().__init__(context, section)
-        self._num_members = context.members
-        self._members_at_once = min(context.members_at_once, context.members)
+        group = context.ensemble_group
+        num_ranks, rank = (1, 0) if group is None else (dist.get_world_size(group), dist.get_rank(group))
+        members_per_rank = context.members // num_ranks
+        # Members that this rank computes.
+        self._members = range(rank * members_per_rank, (rank + 1) * members_per_rank)
+        self._members_at_once = min(context.members_at_once, members_per_rank)
+        assert context.build_part_losses is not None
+        self._member_loss = MemberLoss(
+            self.loss, context.build_part_losses, context.members, context.field_shape, group
+        )
 
     def training_loss(self, batch: Batch, micro_step: MicroStep) -> Tensor:
-        """Return the loss with the graph of all members; see the base class."""
+        """Return the loss with the graph of all members of this rank; see the base class.
+
+        With an ensemble group, the mean over its ranks is the loss.
+        """
         encoded = self.encode(batch)
-        all_members = self._member_batch(encoded, range(self._num_members), micro_step.optimizer_step)
+        members = self._member_batch(encoded, self._members, micro_step.optimizer_step)
         self._set_gradient_sync(micro_step, is_last_chunk=True)
-        outputs = []
-        for output_NCHW in self._rollout(all_members, micro_step, is_last_chunk=True):
-            outputs.append(_split_members(output_NCHW, len(encoded.history_BCTHW)))
+        outputs = list(self._rollout(members, micro_step, is_last_chunk=True))
         return self._loss_of_outputs(outputs, encoded, micro_step.counted_steps)
 
     def accumulate_gradients(self, batch: Batch, micro_step: MicroStep) -> Tensor:
         """See the base class; members are computed ``members_at_once`` at a time."""
-        if self._members_at_once == self._num_members:
+        if self._members_at_once == len(self._members):
             return super().accumulate_gradients(batch, micro_step)
         encoded = self.encode(batch)
-        starts = range(0, self._num_members, self._members_at_once)
         chunks = []
-        for start in starts:
-            members = range(start, min(start + self._members_at_once, self._num_members))
+        for start in range(self._members.start, self._members.stop, self._members_at_once):
+            members = range(start, min(start + self._members_at_once, self._members.stop))
             chunks.append(self._member_batch(encoded, members, micro_step.optimizer_step))
 
-        # 1. Outputs of all members at the counted steps, without a graph.
+        # 1. Outputs of all members of this rank at the counted steps, without a graph.
         outputs_of_chunks = []
         for chunk in chunks:
             with torch.no_grad():
                 outputs_of_chunks.append(list(self._rollout(chunk, micro_step, is_last_chunk=False)))
 
-        # 2. Gradient of the loss with respect to these outputs.
-        leaves = _gather_members(outputs_of_chunks, len(encoded.history_BCTHW))
+        # 2. Gradient of the loss with respect to these outputs, as leaves of a new graph.
+        leaves = []
+        for outputs in zip(*outputs_of_chunks, strict=True):
+            leaves.append(torch.cat(outputs).requires_grad_())
         del outputs_of_chunks
         loss = self._loss_of_outputs(leaves, encoded, micro_step.counted_steps)
         gradients = torch.autograd.grad(loss / micro_step.num_micro_steps, leaves)
@@ -100,16 +116,14 @@ class EnsembleRollout(Objective):
         del leaves
 
         # 3. Each chunk again, with a graph; the gradients of the parameters add up.
-        for number, chunk in enumerate(chunks):
+        forecasts_per_chunk = [len(chunk.keys) for chunk in chunks]
+        gradients_by_step = [gradient_NCHW.split(forecasts_per_chunk) for gradient_NCHW in gradients]
+        gradients_by_chunk = zip(*gradients_by_step, strict=True)
+        for number, (chunk, chunk_gradients) in enumerate(zip(chunks, gradients_by_chunk, strict=True)):
             is_last_chunk = number + 1 == len(chunks)
             self._set_gradient_sync(micro_step, is_last_chunk)
             outputs = list(self._rollout(chunk, micro_step, is_last_chunk))
-            output_gradients = []
-            for gradient_BMCHW in gradients:
-                chunk_gradient_BMCHW = gradient_BMCHW[:, chunk.members.start : chunk.members.stop]
-                # In the order of the outputs: all samples of a member, then those of the next.
-                output_gradients.append(chunk_gradient_BMCHW.transpose(0, 1).flatten(0, 1))
-            torch.autograd.backward(outputs, output_gradients)
+            torch.autograd.backward(outputs, chunk_gradients)
             del outputs
         return loss
 
@@ -187,27 +201,14 @@ class EnsembleRollout(Objective):
     def _loss_of_outputs(
         self, outputs: Sequence[Tensor], encoded: EncodedBatch, counted_steps: Sequence[int]
     ) -> Tensor:
-        """Return the mean loss over the counted steps, given the outputs (B, M, C, H, W) at each of them."""
+        """Collective over the ensemble group: return the mean loss over the counted steps.
+
+        Args:
+            outputs: output (members * B, C, H, W) of this rank's members at each counted step.
+            encoded: samples in normalised space, with the truth.
+            counted_steps: rollout steps (from 1) whose loss counts.
+        """
         losses = []
-        for step, output_BMCHW in zip(sorted(counted_steps), outputs, strict=True):
-            losses.append(self.loss(output_BMCHW, encoded.target_BCTHW[:, :, step - 1]))
+        for step, output_NCHW in zip(sorted(counted_steps), outputs, strict=True):
+            losses.append(self._member_loss(output_NCHW, encoded.target_BCTHW[:, :, step - 1]))
         return torch.stack(losses).mean()
-
-
-def _gather_members(outputs_of_chunks: Sequence[Sequence[Tensor]], batch_size: int) -> list[Tensor]:
-    """Return the outputs of all members at each counted step, (B, M, C, H, W), as leaves of a new graph.
-
-    Args:
-        outputs_of_chunks: for each chunk of members its outputs (members * B, C, H, W) at the counted steps.
-        batch_size: number of samples B.
-    """
-    leaves = []
-    for outputs_of_step in zip(*outputs_of_chunks, strict=True):
-        members = [_split_members(output_NCHW, batch_size) for output_NCHW in outputs_of_step]
-        leaves.append(torch.cat(members, dim=1).requires_grad_())
-    return leaves
-
-
-def _split_members(output_NCHW: Tensor, batch_size: int) -> Tensor:
-    """Return the outputs of members one after another, (members * B, C, H, W), as (B, members, C, H, W)."""
-    return output_NCHW.unflatten(0, (-1, batch_size)).transpose(0, 1)

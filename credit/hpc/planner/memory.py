@@ -107,16 +107,23 @@ class Schedule:
         micro_steps: number of micro-steps.
         rollout: number of steps of the training rollout.
         recompute: whether steps of a rollout are computed again in the backward pass.
+        member_batches: batches in which a rank computes the members of a sample, one after another.
     """
 
     micro_steps: int = 1
     rollout: int = 1
     recompute: bool = False
+    member_batches: int = 1
 
     @property
     def passes(self) -> int:
         """Number of forward and backward passes through the model."""
-        return self.micro_steps * self.rollout
+        return self.micro_steps * self.rollout * self.member_batches
+
+    @property
+    def forwards_without_gradient(self) -> int:
+        """Number of further forward passes, in which members are computed before their gradients are known."""
+        return self.passes if self.member_batches > 1 else 0
 
     @property
     def recomputes(self) -> bool:

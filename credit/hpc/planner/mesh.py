@@ -7,111 +7,38 @@ the sharding units, so that planning thousands of ranks costs no more than plann
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol
+from typing import Literal
 
 import torch
-from torch import nn
 
-from credit.config.sections.trainer import MixedPrecisionConfig, TrainerConfig
+from credit.config.sections.trainer import MixedPrecisionConfig
 from credit.errors import ConfigError
 from credit.hpc.planner.gpus import MEMORY_SHARE, Gpu
 from credit.hpc.planner.memory import (
     Memory,
     Precision,
-    Schedule,
     ShardUnit,
     bound_in_flight_memory,
     compute_state_memory,
     count_buffer_bytes,
     read_units,
 )
+from credit.hpc.planner.planned_run import Checkpointing, MemberBatches, PlannedRun
 from credit.hpc.planner.trace import Collective, Trace, extrapolate_trace, trace_step
 from credit.hpc.planner.traffic import (
     count_iteration_collectives,
+    count_member_collectives,
     count_sharding_collectives,
     estimate_seconds,
     read_iterated_bytes,
 )
 from credit.parallel.mesh import DeviceGrid, ParallelDims, build_mesh
 
-Checkpointing = bool | Literal["selective"]
 CHECKPOINTING: tuple[Checkpointing, ...] = (False, "selective", True)
 # Reads and writes of each element of a rank's weights in an update: AdamW with clipping 8, the norm 1, the average 3.
 _UPDATE_MOVES = 12
-
-
-class StepBuilder(Protocol):
-    """Builder of the network and the training step of a run; the planner knows no config and no model."""
-
-    def build_network(self, mesh: DeviceGrid, sharded: bool, checkpointing: Checkpointing) -> tuple[nn.Module, bool]:
-        """Return the network, parallelized on the meta device, and whether it runs under autocast.
-
-        Args:
-            mesh: mesh of the ranks.
-            sharded: False to leave the weights whole on each rank.
-            checkpointing: value of ``trainer.activation_checkpoint``.
-        """
-        ...
-
-    def build_step(
-        self, model: nn.Module, autocast: bool, rollout: int, micro_steps: int
-    ) -> tuple[torch.optim.Optimizer, Callable[[Callable[[], None]], object]]:
-        """Return the optimizer and the step of a network with memory; see `credit.hpc.planner.trace.BuildStep`.
-
-        Args:
-            model: network of `build_network`.
-            autocast: whether it runs under autocast.
-            rollout: number of rollout steps.
-            micro_steps: number of micro-steps in an optimizer step.
-        """
-        ...
-
-
-@dataclass(frozen=True)
-class PlannedRun:
-    """Facts of a config that a plan depends on.
-
-    Attributes:
-        trainer: the section ``trainer``.
-        rollout: share of the run (0 to 1) -> number of steps of the training rollout from there on.
-        samples: number of initial times of the training period.
-        step_builder: builds the network and the training step.
-    """
-
-    trainer: TrainerConfig
-    rollout: Mapping[float, int]
-    samples: int
-    step_builder: StepBuilder
-
-    @property
-    def schedule(self) -> Schedule:
-        """Passes through the model of the run's longest optimizer step."""
-        longest_rollout = max(self.rollout.values())
-        return Schedule(self.trainer.grad_accum_every, longest_rollout, self.trainer.recompute_steps)
-
-    @property
-    def mean_rollout_fraction(self) -> float:
-        """Mean length of the rollout over the run, as a fraction of the longest, in (0, 1]."""
-        starts = sorted(self.rollout)
-        ends = [*starts[1:], 1.0]
-        mean_steps = 0.0
-        for start, end in zip(starts, ends, strict=True):
-            mean_steps += (end - start) * self.rollout[start]
-        return mean_steps / max(self.rollout.values())
-
-    def samples_per_step(self, degrees: ParallelDims) -> int:
-        """Return the number of samples in an optimizer step, over all ranks."""
-        trainer = self.trainer
-        return degrees.replicate * degrees.shard * trainer.train_batch_size * trainer.grad_accum_every
-
-    def count_steps(self, degrees: ParallelDims) -> int:
-        """Return the number of optimizer steps of the run, 0 if the samples do not fill a single one."""
-        steps_per_epoch = self.samples // self.samples_per_step(degrees)
-        if not steps_per_epoch:
-            return 0
-        return self.trainer.max_steps or self.trainer.num_epoch * steps_per_epoch
 
 
 @dataclass(frozen=True)
@@ -204,7 +131,7 @@ class Planner:
         self._gpu = gpu
         self._on_gpu = kernels == "gpu"
         self._networks: dict[tuple[bool, int], _Network] = {}
-        self._traces: dict[tuple[bool, int, Checkpointing], Trace] = {}
+        self._traces: dict[tuple[bool, int, Checkpointing, MemberBatches], Trace] = {}
         self.parameters = 0
 
     def search_meshes(self) -> Iterator[MeshPlan]:
@@ -217,10 +144,13 @@ class Planner:
             yield self.plan_mesh("none", ParallelDims(), self._run.trainer.activation_checkpoint)
             return
         best_speed = 0.0
-        for tensor in _divisors(self._world):
+        for tensor in divisors(self._world):
             if tensor > self._gpu.per_node:
                 return
-            if not self._run.count_steps(ParallelDims(1, self._world // tensor, tensor)):
+            if self._world // tensor % self._run.trainer.parallelism.ensemble:
+                # The data-parallel ranks do not form whole ensemble groups.
+                continue
+            if not self._run.count_steps(self._build_degrees(1, tensor)):
                 # A step would take more samples than there are.
                 continue
             try:
@@ -238,42 +168,54 @@ class Planner:
 
     def _plan_tensor_degree(self, tensor: int) -> list[MeshPlan]:
         """Return the plans of all numbers of replicas at one degree of tensor parallelism."""
-        num_data_ranks = self._world // tensor
         meshes = []
-        for replicate in _divisors(num_data_ranks):
+        for replicate in divisors(self._world // tensor):
             # With a whole replica on each rank FSDP2 would be DDP.
             data = "ddp" if replicate == self._world else "fsdp2"
-            degrees = ParallelDims(replicate, num_data_ranks // replicate, tensor)
+            degrees = self._build_degrees(replicate, tensor)
             meshes.append(self.plan_mesh(data, degrees, self._run.trainer.activation_checkpoint))
         return meshes
 
-    def plan_mesh(self, data: str, degrees: ParallelDims, checkpointing: Checkpointing) -> MeshPlan:
+    def _build_degrees(self, replicate: int, tensor: int) -> ParallelDims:
+        """Return the degrees of a mesh of all ranks, with the ensemble groups of the config."""
+        shard = self._world // (replicate * tensor)
+        return ParallelDims(replicate, shard, tensor, self._run.trainer.parallelism.ensemble)
+
+    def plan_mesh(
+        self, data: str, degrees: ParallelDims, checkpointing: Checkpointing, members_at_once: int | None = None
+    ) -> MeshPlan:
         """Return the plan of one mesh.
 
         Args:
             data: value of ``trainer.parallelism.data``: none, ddp or fsdp2.
             degrees: number of ranks along each axis of the mesh.
             checkpointing: value of ``trainer.activation_checkpoint``.
+            members_at_once: value of ``trainer.members_at_once``; None for that of the config.
 
         Raises:
             ConfigError: if the network cannot be built, split or checkpointed so.
         """
         run = self._run
+        members = run.member_batches(degrees, members_at_once)
+        schedule = run.schedule(members)
         gpu = self._gpu
         trainer = run.trainer
         sharded = data != "none"
         network = self._describe_network(sharded, degrees.tensor)
-        trace = self._trace_step(sharded, degrees.tensor, checkpointing)
+        trace = self._trace_step(sharded, degrees.tensor, checkpointing, members)
 
         # Memory: states of the optimizer and weights, then what the step needs for a while.
         on_host = sharded and trainer.parallelism.cpu_offload
         memory = compute_state_memory(network.units, degrees, network.buffers, average=trainer.use_ema, host=on_host)
         memory = replace(memory, fields=trace.constants, activations=trace.activations)
         collectives = trace.collectives + count_iteration_collectives(network.iterated, degrees)
+        output_bytes = run.output_bytes * members.members
+        num_exchanges = run.num_counted_steps * schedule.micro_steps
+        collectives += count_member_collectives(output_bytes, run.gathers_members, num_exchanges, degrees)
         if sharded:
-            gathered, reduced = bound_in_flight_memory(network.units, degrees, network.precision, run.schedule)
+            gathered, reduced = bound_in_flight_memory(network.units, degrees, network.precision, schedule)
             memory = replace(memory, gathered=gathered, reduced=reduced)
-            collectives += count_sharding_collectives(network.units, degrees, network.precision, run.schedule)
+            collectives += count_sharding_collectives(network.units, degrees, network.precision, schedule)
 
         # Time: kernels and the update, and collectives by whether the kernels wait for them.
         kernel_seconds = sum(gpu.estimate_kernel_seconds(*kernel) * count for kernel, count in trace.kernels.items())
@@ -327,26 +269,27 @@ class Planner:
             )
         return self._networks[sharded, tensor]
 
-    def _trace_step(self, sharded: bool, tensor: int, checkpointing: Checkpointing) -> Trace:
+    def _trace_step(self, sharded: bool, tensor: int, checkpointing: Checkpointing, members: MemberBatches) -> Trace:
         """Return the trace of an optimizer step without FSDP2, whose cost follows from the units."""
         network = self._describe_network(sharded, tensor)
         step_builder = self._run.step_builder
+        schedule = self._run.schedule(members)
 
         def trace_rollout(rollout: int) -> Trace:
             model, _ = step_builder.build_network(self._smallest_mesh(tensor), False, checkpointing)
             return trace_step(
                 model,
-                functools.partial(step_builder.build_step, model, network.autocast, rollout),
-                micro_steps=self._run.schedule.micro_steps,
+                functools.partial(step_builder.build_step, model, network.autocast, rollout, members),
+                micro_steps=schedule.micro_steps,
                 gpu=self._on_gpu,
                 autocast=network.autocast,
                 dtypes=network.dtypes,
                 tf32=self._run.trainer.tf32,
             )
 
-        key = (sharded, tensor, checkpointing)
+        key = (sharded, tensor, checkpointing, members)
         if key not in self._traces:
-            rollout = self._run.schedule.rollout
+            rollout = schedule.rollout
             if rollout <= 3:
                 self._traces[key] = trace_rollout(rollout)
             else:
@@ -359,6 +302,6 @@ class Planner:
         return build_mesh(ParallelDims(1, min(2, self._world // tensor), tensor), 0, "cpu")
 
 
-def _divisors(number: int) -> list[int]:
+def divisors(number: int) -> list[int]:
     """Return the divisors of a number, increasing."""
     return [n for n in range(1, number + 1) if number % n == 0]

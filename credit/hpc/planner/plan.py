@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from credit.errors import ConfigError
 from credit.hpc.planner.gpus import Gpu, find_gpu, list_gpu_names
-from credit.hpc.planner.mesh import CHECKPOINTING, Checkpointing, MeshPlan, PlannedRun, Planner
+from credit.hpc.planner.mesh import CHECKPOINTING, MeshPlan, Planner, divisors
+from credit.hpc.planner.planned_run import Checkpointing, PlannedRun
 from credit.parallel.mesh import plan_degrees
 from credit.parallel.process_info import fake_process_group
 
@@ -25,6 +26,7 @@ class Plan:
         meshes: the recommended one first, then those that work, fastest first, then those that do not.
         configured: the mesh of the config.
         checkpointing: the recommended mesh with each kind of activation checkpointing that the network supports.
+        members_at_once: the recommended mesh with each number of members in a batch that divides those of a rank.
     """
 
     gpu: Gpu
@@ -32,6 +34,13 @@ class Plan:
     meshes: tuple[MeshPlan, ...]
     configured: MeshPlan
     checkpointing: Mapping[Checkpointing, MeshPlan]
+    members_at_once: Mapping[int, MeshPlan]
+
+    @property
+    def best_members_at_once(self) -> int | None:
+        """Number of members in a batch that is fastest among those that fit; None if none fits."""
+        fitting = {number: mesh for number, mesh in self.members_at_once.items() if mesh.fits}
+        return min(fitting, key=lambda number: fitting[number].step_seconds, default=None)
 
     @property
     def best(self) -> MeshPlan:
@@ -90,9 +99,14 @@ def make_plan(run: PlannedRun, world: int, gpu: Gpu) -> Plan:
                 # A network that marks no blocks cannot recompute them; only the configured kind has to work.
                 if kind == run.trainer.activation_checkpoint:
                     raise
+        members_at_once = {}
+        for number in divisors(run.member_batches(best.degrees).members):
+            members_at_once[number] = planner.plan_mesh(
+                best.data, best.degrees, run.trainer.activation_checkpoint, members_at_once=number
+            )
     if not best.works:
         raise ConfigError(_describe_misfit(run, best, checkpointing, gpu))
-    return Plan(gpu, planner.parameters, tuple(ordered_meshes), meshes[configured_key], checkpointing)
+    return Plan(gpu, planner.parameters, tuple(ordered_meshes), meshes[configured_key], checkpointing, members_at_once)
 
 
 def _order_meshes(meshes: list[MeshPlan]) -> list[MeshPlan]:

@@ -15,8 +15,9 @@ from credit.hpc.planner.gpus import (
     RESERVED_SHARE,
     Gpu,
 )
-from credit.hpc.planner.mesh import MeshPlan, PlannedRun
+from credit.hpc.planner.mesh import MeshPlan
 from credit.hpc.planner.plan import Plan
+from credit.hpc.planner.planned_run import PlannedRun
 from credit.hpc.planner.traffic import count_calls_by_kind, sum_bytes_by_kind, sum_ring_bytes_by_kind
 
 _MAX_MESHES_SHOWN = 10
@@ -61,6 +62,7 @@ def format_plan(plan: Plan, run: PlannedRun) -> str:
         "",
         *_format_checkpointing(plan, run),
         "",
+        *_format_members_at_once(plan, run),
         _HOW_ESTIMATED,
         "",
         "assumed:",
@@ -81,6 +83,8 @@ def to_dict(plan: Plan, run: PlannedRun) -> dict[str, Any]:
         "configured": _mesh_dict(plan.configured),
         "meshes": [_mesh_dict(mesh) for mesh in plan.meshes],
         "checkpointing": {str(kind).lower(): _mesh_dict(mesh) for kind, mesh in plan.checkpointing.items()},
+        "members_at_once": {number: _mesh_dict(mesh) for number, mesh in plan.members_at_once.items()},
+        "recommended_members_at_once": plan.best_members_at_once,
         "estimated_how": _HOW_ESTIMATED,
         "assumed": list_assumptions(run, plan.gpu),
     }
@@ -91,11 +95,14 @@ def format_settings(mesh: MeshPlan) -> str:
     degrees = mesh.degrees
     if degrees.world == 1:
         return "one GPU"
+    ensemble = ""
+    if degrees.ensemble > 1:
+        ensemble = f", ensemble: {degrees.ensemble}"
     if mesh.data == "fsdp2":
-        return f"{{data: fsdp2, replicate: {degrees.replicate}, tensor: {degrees.tensor}}}"
+        return f"{{data: fsdp2, replicate: {degrees.replicate}, tensor: {degrees.tensor}{ensemble}}}"
     if mesh.data == "none":
         return f"{{data: none, tensor: {degrees.tensor}}}"
-    return "{data: ddp}"
+    return f"{{data: ddp{ensemble}}}"
 
 
 def list_assumptions(run: PlannedRun, gpu: Gpu) -> list[str]:
@@ -201,6 +208,29 @@ def _format_checkpointing(plan: Plan, run: PlannedRun) -> list[str]:
             f"{mesh.step_seconds:.3f} | {', '.join(notes)} |"
         )
     return rows
+
+
+def _format_members_at_once(plan: Plan, run: PlannedRun) -> list[str]:
+    """Return the Markdown table of the recommended mesh with each number of members in a batch; empty for one."""
+    if len(plan.members_at_once) == 1:
+        return []
+    rows = [
+        "| trainer.members_at_once | activations, GiB | all, GiB | estimate: s a step | |",
+        "|---|---|---|---|---|",
+    ]
+    for number, mesh in plan.members_at_once.items():
+        notes = []
+        if number == plan.best_members_at_once:
+            notes.append("recommended")
+        if number == run.trainer.members_at_once:
+            notes.append("the config's")
+        if not mesh.fits:
+            notes.append("does not fit")
+        rows.append(
+            f"| {number} | {mesh.memory.activations / 2**30:.2f} | {mesh.memory.device / 2**30:.2f} | "
+            f"{mesh.step_seconds:.3f} | {', '.join(notes)} |"
+        )
+    return [*rows, ""]
 
 
 def _mesh_dict(mesh: MeshPlan) -> dict[str, Any]:

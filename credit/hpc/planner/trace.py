@@ -28,7 +28,8 @@ from credit.parallel.state.materialise import allocate_
 
 # Names of collectives differ between releases of torch.
 _COLLECTIVES = {"allgather": "all-gather", "all_gather": "all-gather", "reduce_scatter": "reduce-scatter",
-                "allreduce": "all-reduce", "all_reduce": "all-reduce", "broadcast": "broadcast"}  # fmt: skip
+                "allreduce": "all-reduce", "all_reduce": "all-reduce", "broadcast": "broadcast",
+                "alltoall": "all-to-all", "all_to_all": "all-to-all"}  # fmt: skip
 
 
 class Kernel(NamedTuple):
@@ -176,14 +177,16 @@ def trace_step(
     return recorder.build_trace(micro_steps)
 
 
-def read_collective(func: Any, result: Any) -> tuple[str, int] | None:
+def read_collective(func: Any, arguments: Sequence[Any], result: Any) -> tuple[str, int] | None:
     """Return the kind of a collective and the bytes of its result, None for an operator that is none."""
     if func.namespace not in ("c10d", "_c10d_functional"):
         return None
     operator_name = func._schema.name.split("::")[1].strip("_")
     for start, kind in _COLLECTIVES.items():
         if operator_name.startswith(start):
-            tensors = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
+            # An all-to-all returns nothing and writes into its first argument.
+            written = arguments[0] if kind == "all-to-all" else result
+            tensors = [leaf for leaf in tree_leaves(written) if isinstance(leaf, Tensor)]
             return kind, sum(tensor.numel() * tensor.element_size() for tensor in tensors)
     return None
 
@@ -261,7 +264,7 @@ class _CostRecorder(TorchDispatchMode):
 
     def _count_operator(self, func: Any, args: tuple, kwargs: dict, result: Any) -> None:
         """Count the storages, the kernel and the collective of one operator of torch."""
-        collective = read_collective(func, result)
+        collective = read_collective(func, args, result)
         if collective is not None:
             group = next(arg for arg in args if isinstance(arg, torch.ScriptObject))
             kind, num_bytes = collective

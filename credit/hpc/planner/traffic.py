@@ -33,8 +33,9 @@ def count_sharding_collectives(
     """Return the number of each collective of FSDP2 in an optimizer step.
 
     In each pass forward and back, a unit that frees its weights after the forward is gathered twice, and a unit that
-    keeps them once. Weights that are gathered to recompute a rollout step are kept for its backward pass. Gradients are
-    reduced once per optimizer step: over the shards, then over the replicas.
+    keeps them once. A forward without gradients gathers each unit once. Weights that are gathered to recompute a
+    rollout step are kept for its backward pass. Gradients are reduced once per optimizer step: over the shards, then
+    over the replicas.
 
     Args:
         units: sharding units of the model.
@@ -51,7 +52,7 @@ def count_sharding_collectives(
             gathered_bytes = unit.gathered_elements(degrees) * precision.gathered
             gather = Collective("all-gather", ranks, gathered_bytes, stride, blocks=False)
             gathers_per_pass = 1 if unit.stays_gathered else 2
-            collectives[gather] += schedule.passes * gathers_per_pass
+            collectives[gather] += schedule.passes * gathers_per_pass + schedule.forwards_without_gradient
             if gradient_bytes:
                 reduce = Collective("reduce-scatter", ranks, gradient_bytes, stride, blocks=False)
                 collectives[reduce] += 1
@@ -59,6 +60,30 @@ def count_sharding_collectives(
             replica_stride = degrees.shard * degrees.tensor
             reduce = Collective("all-reduce", degrees.replicate, gradient_bytes, replica_stride, blocks=False)
             collectives[reduce] += 1
+    return collectives
+
+
+def count_member_collectives(
+    output_bytes: int, whole_fields: bool, num_exchanges: int, degrees: ParallelDims
+) -> Counter[Collective]:
+    """Return the number of each collective of an optimizer step by which ranks exchange the members of samples.
+
+    Args:
+        output_bytes: bytes of the output of the members that a rank computes, at one step of the rollout.
+        whole_fields: True if every rank gathers the whole fields of all members.
+        num_exchanges: number of rollout steps whose loss counts, times the micro-steps.
+        degrees: degrees of parallelism.
+    """
+    collectives: Counter[Collective] = Counter()
+    if degrees.ensemble == 1:
+        return collectives
+    if whole_fields:
+        gathered_bytes = output_bytes * degrees.ensemble
+        collectives[Collective("all-gather", degrees.ensemble, gathered_bytes, degrees.tensor)] += num_exchanges
+    else:
+        # Outputs change hands before the loss, and their gradients after it.
+        exchange = Collective("all-to-all", degrees.ensemble, output_bytes, degrees.tensor)
+        collectives[exchange] += 2 * num_exchanges
     return collectives
 
 
@@ -133,6 +158,8 @@ def ring_bytes(collective: Collective) -> float:
         "reduce-scatter": result_bytes * (ranks - 1),
         "all-reduce": 2 * result_bytes * (ranks - 1) / ranks,
         "broadcast": result_bytes,
+        # Each rank keeps its own part.
+        "all-to-all": result_bytes * (ranks - 1) / ranks,
     }[collective.kind]
 
 

@@ -187,17 +187,18 @@ def build_mixed_precision_policy(conf: TrainerConfig, sharded: bool) -> MixedPre
 
 
 def build_forecast_mesh(conf: ForecastParallelismConfig, launch: ProcessInfo, device_type: str) -> DeviceGrid:
-    """Collective: return the mesh of the ranks that compute a forecast together.
+    """Collective: return the mesh of the ranks that compute a forecast or an ensemble together.
 
     Args:
-        conf: ``inference.parallelism``. If it does not distribute the model, every rank forecasts alone.
+        conf: ``inference.parallelism``. If it distributes neither the model nor the members, every rank forecasts
+            alone.
         launch: rank and number of ranks of this process.
         device_type: "cuda" or "cpu".
 
     Raises:
-        ConfigError: if the number of ranks is not a multiple of ``tensor``.
+        ConfigError: if the number of ranks is not a multiple of ``tensor`` x ``ensemble``.
     """
-    if not conf.shares_forecasts:
+    if not conf.needs_process_group:
         return DeviceGrid()
     num_groups, remainder = divmod(launch.world, conf.tensor)
     if remainder or not num_groups:
@@ -205,11 +206,16 @@ def build_forecast_mesh(conf: ForecastParallelismConfig, launch: ProcessInfo, de
             f"inference.parallelism.tensor: {conf.tensor} does not divide the {launch.world} ranks that were started; "
             f"start a multiple of {conf.tensor}, or set it to 1"
         )
+    if num_groups % conf.ensemble:
+        raise ConfigError(
+            f"inference.parallelism.ensemble: {conf.ensemble} x tensor {conf.tensor} does not divide the "
+            f"{launch.world} ranks that were started; start a multiple of {conf.ensemble * conf.tensor}, or set it to 1"
+        )
     if conf.shard:
-        degrees = ParallelDims(shard=num_groups, tensor=conf.tensor)
+        degrees = ParallelDims(shard=num_groups, tensor=conf.tensor, ensemble=conf.ensemble)
     else:
-        degrees = ParallelDims(replicate=num_groups, tensor=conf.tensor)
-    return build_mesh(degrees, launch.rank, device_type)
+        degrees = ParallelDims(replicate=num_groups, tensor=conf.tensor, ensemble=conf.ensemble)
+    return build_mesh(degrees, launch.rank, device_type, shares_weights=conf.shares_forecasts)
 
 
 def require_compiler(device: torch.device) -> None:

@@ -5,6 +5,7 @@ Training, forecasts and dry runs use the same functions, so that all of them tre
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import numpy as np
@@ -18,9 +19,11 @@ from credit.data.samples.forcing import fixed_statistics
 from credit.forecast.objectives.base import ObjectiveContext
 from credit.forecast.postprocess.base import PostprocessContext, build_postprocess
 from credit.forecast.stepper import Stepper
-from credit.losses.base import Loss
-from credit.losses.build import build_loss
+from credit.losses.base import Loss, LossContext
+from credit.losses.build import build_loss_context, build_loss_from_context
+from credit.losses.member_loss import FieldPart
 from credit.models.noise.base import NoiseGenerator
+from credit.parallel.mesh import DeviceGrid
 from credit.train.build.assets import ModelAssets, build_model_spec
 
 
@@ -98,8 +101,25 @@ def build_run_loss(config: Config, assets: ModelAssets, device: torch.device) ->
     Raises:
         ConfigError: if the section ``loss`` does not fit the channels.
     """
+    return build_loss_from_context(config.loss, build_run_loss_context(config, assets)).to(device)
+
+
+def build_part_losses(
+    config: Config, assets: ModelAssets, device: torch.device, parts: Sequence[FieldPart]
+) -> list[Loss]:
+    """Return the losses of some parts of the fields on `device`; see `build_run_loss`."""
+    context = build_run_loss_context(config, assets)
+    losses = []
+    for part in parts:
+        part_context = context.select(part.channels, part.rows)
+        losses.append(build_loss_from_context(config.loss, part_context).to(device))
+    return losses
+
+
+def build_run_loss_context(config: Config, assets: ModelAssets) -> LossContext:
+    """Return the weights and scales of the run's loss."""
     tendency_scale_C = build_normalizer(config, assets).tendency_scale_C.numpy()
-    return build_loss(config.loss, assets.channels, assets.grid, tendency_scale_C, assets.masks).to(device)
+    return build_loss_context(config.loss, assets.channels, assets.grid, tendency_scale_C, assets.masks)
 
 
 def find_valid_cells(assets: ModelAssets, channels: Sequence[Channel]) -> np.ndarray:
@@ -121,7 +141,9 @@ def compute_cell_weights(assets: ModelAssets, device: torch.device) -> torch.Ten
     return torch.from_numpy(assets.grid.masked_area_weights(is_valid_CHW)).to(device)
 
 
-def build_objective_context(config: Config, assets: ModelAssets, stepper: Stepper, loss: Loss) -> ObjectiveContext:
+def build_objective_context(
+    config: Config, assets: ModelAssets, stepper: Stepper, loss: Loss, mesh: DeviceGrid | None = None
+) -> ObjectiveContext:
     """Return the context that the run's objective is built from: stepper, loss, noise and numbers of members.
 
     Args:
@@ -129,6 +151,7 @@ def build_objective_context(config: Config, assets: ModelAssets, stepper: Steppe
         assets: the assets of the model.
         stepper: stepper of the network.
         loss: the training loss, on the device of the network.
+        mesh: this rank's position among the ranks; None for one rank that computes all members.
     """
     spec = build_model_spec(config.data, assets.channels, assets.grid, assets.attributes)
     trainer = config.trainer
@@ -141,4 +164,9 @@ def build_objective_context(config: Config, assets: ModelAssets, stepper: Steppe
         members=trainer.members,
         members_at_once=trainer.members_at_once,
         valid_members=trainer.valid_members,
+        field_shape=(len(assets.channels.output), *assets.grid.shape),
+        build_part_losses=functools.partial(
+            build_part_losses, config, assets, stepper.normalizer.tendency_scale_C.device
+        ),
+        ensemble_group=None if mesh is None else mesh.ensemble_group,
     )

@@ -249,7 +249,7 @@ def build_components(
 
     # Components of a step: rollout and loss, update of the weights and of their average.
     stepper = build_stepper(config, assets, model, device, autocast)
-    objective = build_run_objective(config, assets, stepper, device)
+    objective = build_run_objective(config, assets, stepper, device, mesh)
     optimizer = build_optimizer(model, config.trainer)
     average = EMA(model, config.trainer.ema_decay) if config.trainer.use_ema else None
 
@@ -284,10 +284,20 @@ def build_components(
     )
 
 
-def build_run_objective(config: Config, assets: ModelAssets, stepper: Stepper, device: torch.device) -> Objective:
-    """Return the training objective of ``trainer.objective``, with the loss of ``loss`` on `device`."""
+def build_run_objective(
+    config: Config, assets: ModelAssets, stepper: Stepper, device: torch.device, mesh: DeviceGrid | None = None
+) -> Objective:
+    """Return the training objective of ``trainer.objective``, with the loss of ``loss`` on `device`.
+
+    Args:
+        config: the config of the run.
+        assets: channels, grid, statistics and masks of the model.
+        stepper: stepper of the network.
+        device: the device of the network.
+        mesh: this rank's position among the ranks; None for one rank that computes all members.
+    """
     loss = build_run_loss(config, assets, device)
-    return build_objective(config.trainer.objective, build_objective_context(config, assets, stepper, loss))
+    return build_objective(config.trainer.objective, build_objective_context(config, assets, stepper, loss, mesh))
 
 
 def build_sample_schedule(config: Config, frames: FrameReader, split: Split, mesh: DeviceGrid) -> SampleSchedule:
@@ -305,8 +315,8 @@ def build_sample_schedule(config: Config, frames: FrameReader, split: Split, mes
     data = config.data
     reader = frames.reader
     initial_times = require_samples(reader.times, split, reader.calendar, data, data.forecast_len)
-    # The first of the tensor-parallel peers reads and broadcasts; the others hold placeholders and need no workers.
-    placeholder = mesh.tensor_rank > 0
+    # One rank of those that work on a sample reads and broadcasts; the others hold placeholders and need no workers.
+    placeholder = not mesh.reads_samples
     num_workers = 0 if placeholder else data.num_workers
     dataset = ForecastDataset(
         frames, initial_times, data.step_minutes, data.history_len, data.forecast_len, placeholder=placeholder
@@ -317,8 +327,8 @@ def build_sample_schedule(config: Config, frames: FrameReader, split: Split, mes
         config.trainer.grad_accum_every,
         config.seed,
         num_workers,
-        data_rank=mesh.data_rank,
-        num_data_ranks=mesh.num_data_ranks,
+        data_rank=mesh.sample_rank,
+        num_data_ranks=mesh.num_sample_ranks,
     )
 
 

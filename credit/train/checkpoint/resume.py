@@ -187,7 +187,7 @@ def load_run_state(
         require_same_function(config, meta["config"], origin, extendable_keys=EXTENDABLE_KEYS)
         return config, assets
     require_same_run(config, meta["config"], origin)
-    return keep_global_batch(config, mesh.num_data_ranks, meta["samples_a_step"], origin), assets
+    return keep_global_batch(config, mesh.num_sample_ranks, meta["samples_a_step"], origin), assets
 
 
 def keep_global_batch(config: Config, num_data_ranks: int, samples: int, path: Path) -> Config:

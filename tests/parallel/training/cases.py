@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import product
 from typing import Any
@@ -24,7 +24,9 @@ from credit.forecast.objectives.ensemble import EnsembleRollout
 from credit.forecast.objectives.section import DeterministicSection, EnsembleObjectiveSection
 from credit.forecast.stepper import Stepper
 from credit.grid import LatLonGrid
-from credit.losses.build import build_loss
+from credit.losses.base import Loss
+from credit.losses.build import build_loss_context, build_loss_from_context
+from credit.losses.member_loss import FieldPart
 from credit.losses.section import CRPSSection, PointwiseSection
 from credit.models.base import ModelSpec
 from credit.models.initialise import initial_values
@@ -60,6 +62,17 @@ MESHES: dict[str, dict[str, Any]] = {
     "2x1x2": {"data": "fsdp2", "replicate": 2, "tensor": 2},
     "ddp": {"data": "ddp"},
 }
+# Meshes whose ranks share the members of a sample, by the number of ranks
+ENSEMBLE_MESHES: dict[int, dict[str, dict[str, Any]]] = {
+    2: {"ens 2": {"data": "fsdp2", "ensemble": 2}},
+    4: {
+        "ens 4": {"data": "fsdp2", "ensemble": 4},
+        "ens 2 x fsdp2 2": {"data": "fsdp2", "ensemble": 2},
+        "ens 2 x replicate 2": {"data": "fsdp2", "ensemble": 2, "replicate": 2},
+        "ens 2 x tensor 2": {"data": "fsdp2", "ensemble": 2, "tensor": 2},
+        "ens 2 x ddp 2": {"data": "ddp", "ensemble": 2},
+    },
+}
 
 
 @dataclass(frozen=True)
@@ -78,6 +91,10 @@ class Case:
     # More than one member: noise inside the network, and the CRPS.
     members: int = 1
     members_at_once: int = 1
+    global_mean: float = 0.0
+    rows: int = ROWS
+    # float64, without clipping, whose factor is float32
+    double: bool = False
     # many ranks normalise weights of one shape together, as they do on GPUs; one process does not
     alike: bool = False
     # Kinds of noise of an ensemble.
@@ -97,9 +114,23 @@ CASES = [
     Case(False, False, 2, 1, "pixel_shuffle"),
     Case(False, True, 2, 2, "transposed", recompute=True, steps=3),
     Case(True, True, 2, 2, "pixel_shuffle", recompute=True, steps=3, members=3),
+    # members shared by ranks: rows of the loss are divided, then channels, then both kept whole in float64
+    Case(True, False, 2, 3, "transposed", members=4, rows=15),
+    Case(False, True, 1, 2, "pixel_shuffle", recompute=True, members=4, members_at_once=2, global_mean=1.0, rows=15),
+    Case(False, False, 2, 2, "transposed", members=4, rows=15, steps=20, double=True),
 ]
+ENSEMBLE_CASES = (7, 8, 9)
+# Parts of the package compute in float32 in any case, so the float64 case runs where a rank has all samples
+ENSEMBLE_CASE_NUMBERS = {
+    "ens 2": (7, 8, 9),
+    "ens 4": (7, 8, 9),
+    "ens 2 x fsdp2 2": (7, 8),
+    "ens 2 x replicate 2": (7, 8),
+    "ens 2 x tensor 2": (7, 8, 9),
+    "ens 2 x ddp 2": (8,),
+}
 # all of them sharded, those with most in them also split; on other meshes two that differ in everything
-CASE_NUMBERS = dict.fromkeys(MESHES, (2, 4)) | {"4x1": range(len(CASES)), "2x2": (1, 2, 4, 6)}
+CASE_NUMBERS = dict.fromkeys(MESHES, (2, 4)) | {"4x1": range(7), "2x2": (1, 2, 4, 6)}
 if os.environ.get("EQUALITY") == "product":  # of all options, on every mesh: three quarters of an hour
     OPTIONS = *2 * [(True, False)], *2 * [(1, 2)], ("transposed", "pixel_shuffle"), (False, True)
     # without spectral norm there is nothing to do together
@@ -110,11 +141,11 @@ if os.environ.get("EQUALITY") == "product":  # of all options, on every mesh: th
 def settings(case: Case) -> dict[str, Any]:
     """Return what the network is built with."""
     return {
-        "image_height": ROWS, "image_width": COLUMNS, "in_channels": 4, "out_channels": 3, "frames": 1,
+        "image_height": case.rows, "image_width": COLUMNS, "in_channels": 4, "out_channels": 3, "frames": 1,
         "output_frames": 1, "dim": [8, 16, 32, 64], "depth": [1, 1, 1, 1], "dim_head": 4,
         "global_window_size": [2, 2, 1, 1], "local_window_size": [4, 2, 1, 1],
         "cross_embed_kernel_sizes": [[4, 8, 16], [2, 4], [2, 4], [2, 4]],
-        "padding": {"mode": "earth", "lat": [8, 8], "lon": [4, 4]},
+        "padding": {"mode": "earth", "lat": [8, 24 - case.rows], "lon": [4, 4]},
         "decoder": case.decoder, "use_spectral_norm": case.spectral_norm,
         "attn_dropout": case.dropout, "ff_dropout": case.dropout,
         "noise": [NOISES[kind] for kind in case.noise] if case.members > 1 else [],
@@ -125,6 +156,8 @@ def build(case: Case, mesh: DeviceGrid, data: str, **changes: Any) -> tuple[nn.M
     """Return the filled network on its ranks, and whether it runs under autocast."""
     with torch.device("meta"):
         model = WXFormer.from_kwargs(**settings(case))
+    if case.double:
+        model.double()
     sharded = mesh.device_mesh is not None and data != "none"
     policy = _build_mp_policy({"trainer": {"amp": True, "fsdp2_mp_policy": {"param_dtype": "bfloat16"}}})
     policy = policy if case.amp and sharded else None
@@ -153,15 +186,35 @@ def build_step(case: Case, model: nn.Module, autocast: bool, mesh: DeviceGrid) -
     std, tendency = numbers.uniform(1, 3, 5), numbers.uniform(0.2, 0.5, 5)
     statistics = Statistics(("a", "b", "rain", "sun", "land"), zeros, std, zeros, zeros, zeros, tendency, zeros)
     normalizer = Normalizer(CHANNELS, statistics, {}, {})
-    static = torch.randn(1, ROWS, COLUMNS, generator=torch.Generator().manual_seed(5))
+    static = torch.randn(1, case.rows, COLUMNS, generator=torch.Generator().manual_seed(5))
+    grid = LatLonGrid.from_coords(np.linspace(84, -84, case.rows), np.arange(COLUMNS) * 360 / COLUMNS)[0]
+    loss_section = PointwiseSection() if case.members == 1 else CRPSSection(global_mean=case.global_mean)
+    loss_context = build_loss_context(loss_section, CHANNELS, grid, normalizer.tendency_scale_C.numpy(), {})
+    loss = build_loss_from_context(loss_section, loss_context)
+    if case.double:
+        for module in (normalizer, loss):
+            module.double()
+        static = static.double()
     stepper = Stepper(model, CHANNELS, normalizer, static, True, None, amp=autocast)
-    grid = LatLonGrid.from_coords(np.linspace(84, -84, ROWS), np.arange(COLUMNS) * 360 / COLUMNS)[0]
-    loss_section = PointwiseSection() if case.members == 1 else CRPSSection()
-    loss = build_loss(loss_section, CHANNELS, grid, normalizer.tendency_scale_C.numpy(), {})
     optimizer = build_optimizer(model, TrainerConfig(max_steps=5, learning_rate=1e-3, weight_decay=0.1))
     average = EMA(model, 0.9)
-    objective = build_objective(ObjectiveContext(stepper, loss, case.recompute), case)
-    settings = StepSettings(lambda _: case.rollout, 1, case.accumulation, 1.0, data_rank=mesh.data_rank)
+
+    def build_part_losses(parts: Sequence[FieldPart]) -> list[Loss]:
+        contexts = [loss_context.select(part.channels, part.rows) for part in parts]
+        losses = [build_loss_from_context(loss_section, context) for context in contexts]
+        return [loss.double() if case.double else loss for loss in losses]
+
+    context = ObjectiveContext(
+        stepper,
+        loss,
+        case.recompute,
+        field_shape=(3, case.rows, COLUMNS),
+        build_part_losses=build_part_losses,
+        ensemble_group=mesh.ensemble_group,
+    )
+    objective = build_objective(context, case)
+    max_norm = None if case.double else 1.0
+    settings = StepSettings(lambda _: case.rollout, 1, case.accumulation, max_norm, data_rank=mesh.data_rank)
     step = TrainingStep(objective, optimizer, average, settings)
     return step, optimizer, average
 
@@ -171,7 +224,7 @@ def build_objective(context: ObjectiveContext, case: Case) -> Objective:
     if case.members == 1:
         return DeterministicRollout(context, DeterministicSection())
     section = WXFormerSection.model_validate({"type": "wxformer", "noise": settings(case)["noise"]})
-    spec = ModelSpec.from_sizes(image_height=ROWS, image_width=COLUMNS, in_channels=4, out_channels=3)
+    spec = ModelSpec.from_sizes(image_height=case.rows, image_width=COLUMNS, in_channels=4, out_channels=3)
     noise = NoiseGenerator(spec, section)
     context = replace(
         context, noise=noise, seed=3, members=case.members, members_at_once=case.members_at_once, valid_members=4
@@ -180,14 +233,16 @@ def build_objective(context: ObjectiveContext, case: Case) -> Objective:
 
 
 def batches(case: Case, mesh: DeviceGrid, first_batch: int = 0) -> Iterator[Batch]:
-    """Yield this data rank's micro-batches; each step's samples are the same on any mesh."""
+    """Yield this rank's micro-batches; each step's samples are the same on any mesh."""
     for number in range(first_batch, first_batch + 1000):
         generator = torch.Generator().manual_seed(number)
-        shape = (SAMPLES, 3 + case.rollout, max(3, case.rollout), ROWS, COLUMNS)
-        micro_steps = (case.accumulation, mesh.num_data_ranks, -1)
+        shape = (SAMPLES, 3 + case.rollout, max(3, case.rollout), case.rows, COLUMNS)
+        micro_steps = (case.accumulation, mesh.num_sample_ranks, -1)
         fields = torch.randn(shape, generator=generator).unflatten(0, micro_steps)
+        if case.double:
+            fields = fields.double()
         sample_numbers = (number * SAMPLES + torch.arange(SAMPLES)).unflatten(0, micro_steps)
-        for share, numbers in zip(fields[:, mesh.data_rank], sample_numbers[:, mesh.data_rank], strict=True):
+        for share, numbers in zip(fields[:, mesh.sample_rank], sample_numbers[:, mesh.sample_rank], strict=True):
             target = torch.stack([share[:, 3 + n, :3] for n in range(case.rollout)], dim=2)
             yield Batch(share[:, :2, :1], share[:, 2:3, : case.rollout], target, tuple(numbers.tolist()))
 
@@ -218,7 +273,8 @@ def _train(case: Case, mesh: DeviceGrid, model: nn.Module, autocast: bool) -> di
     optimizer.register_step_pre_hook(keep)
     model.eval()
     with torch.no_grad():
-        before = model(torch.randn(2, 4, 1, ROWS, COLUMNS, generator=torch.Generator().manual_seed(3)))
+        x = torch.randn(2, 4, 1, case.rows, COLUMNS, generator=torch.Generator().manual_seed(3))
+        before = model(x.double() if case.double else x)
     model.train()
     source, losses, norms = batches(case, mesh), [], []
     for number in range(case.steps):
@@ -227,16 +283,19 @@ def _train(case: Case, mesh: DeviceGrid, model: nn.Module, autocast: bool) -> di
         norms.append(result.grad_norm)
     model.eval()
     with average.applied(), torch.no_grad():
-        after = model(torch.randn(2, 4, 1, ROWS, COLUMNS, generator=torch.Generator().manual_seed(4)))
+        x = torch.randn(2, 4, 1, case.rows, COLUMNS, generator=torch.Generator().manual_seed(4))
+        after = model(x.double() if case.double else x)
+    weights = {f"weight/{strip_wrapper_prefixes(n)}": to_full_tensor(p) for n, p in model.named_parameters()}
     results = {
         "output": before,
         "output of the average": after,
         "loss": torch.stack(losses),
         "norm": torch.stack(norms),
     }
-    return {**results, **{f"gradient/{name}": value for name, value in gradients.items()}}
+    return {**results, **weights, **{f"gradient/{name}": value for name, value in gradients.items()}}
 
 
 def parallelism(name: str) -> ParallelismConfig:
     """Return the config of one of `MESHES`."""
-    return ParallelismConfig(**MESHES[name])
+    meshes = MESHES | ENSEMBLE_MESHES[2] | ENSEMBLE_MESHES[4]
+    return ParallelismConfig(**meshes[name])

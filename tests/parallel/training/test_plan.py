@@ -9,7 +9,8 @@ import pytest
 
 from credit.config import Config
 from credit.hpc.planner.gpus import find_gpu
-from credit.hpc.planner.mesh import MeshPlan, PlannedRun, Planner
+from credit.hpc.planner.mesh import MeshPlan, Planner
+from credit.hpc.planner.planned_run import PlannedRun
 from credit.hpc.planner.traffic import count_calls_by_kind, sum_bytes_by_kind
 from credit.parallel.mesh import plan_degrees
 from credit.parallel.process_info import fake_process_group

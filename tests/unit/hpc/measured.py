@@ -16,6 +16,7 @@ from credit.cli.init import load_starter_configs
 from credit.cli.plan import TrainingStepBuilder, build_grid
 from credit.config import Config, build_config
 from credit.config.load import _StrictLoader, apply_overrides
+from credit.hpc.planner.planned_run import MemberBatches
 from credit.hpc.planner.trace import Trace, trace_step
 from credit.models.initialise import initial_values
 from credit.parallel.mesh import DeviceGrid
@@ -46,7 +47,7 @@ def traced(config: Config, rollout: int = 1, gpu: bool = False, grid: str = GRID
     """Return the trace of a micro-step on one process."""
     step_builder = step_builder_of(config, grid)
     model, autocast = step_builder.build_network(DeviceGrid(), False, config.trainer.activation_checkpoint)
-    start = functools.partial(step_builder.build_step, model, autocast, rollout)
+    start = functools.partial(step_builder.build_step, model, autocast, rollout, MemberBatches())
     return trace_step(model, start, gpu=gpu, autocast=autocast)
 
 
@@ -57,7 +58,7 @@ def real(config: Config, rollout: int = 1, grid: str = GRID) -> tuple[nn.Module,
     allocate_(model, torch.device("cpu"))
     fill_(model, initial_values(model, seed=0))
     model.train()
-    _, step = step_builder.build_step(model, autocast, rollout, 1)
+    _, step = step_builder.build_step(model, autocast, rollout, MemberBatches(), 1)
     return model, lambda: step(lambda: None)
 
 

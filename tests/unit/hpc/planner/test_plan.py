@@ -21,8 +21,9 @@ from credit.hpc.planner.memory import (
     count_buffer_bytes,
     read_units,
 )
-from credit.hpc.planner.mesh import CHECKPOINTING, PlannedRun
+from credit.hpc.planner.mesh import CHECKPOINTING
 from credit.hpc.planner.plan import Plan, make_plan
+from credit.hpc.planner.planned_run import PlannedRun
 from credit.hpc.planner.report import format_plan, to_dict
 from credit.hpc.planner.trace import Collective
 from credit.hpc.planner.traffic import estimate_seconds

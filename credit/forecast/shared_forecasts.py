@@ -1,0 +1,87 @@
+"""Forecasts of ensemble members that several ranks make at the same time, and whose outputs one of them receives.
+
+Shape suffixes: B forecasts of a batch, C output channels, H latitude rows, W longitude columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from credit.forecast.rollout import ForecastStart
+
+# (starts of a batch, number of steps) -> output (B, C, H, W) of each step in physical units; None on a rank that does
+# not get the output.
+ForecastFunction = Callable[[Sequence[ForecastStart], int], Iterator[Tensor | None]]
+
+
+class SharedForecasts:
+    """Forecast function whose batches are distributed over the ranks of an ensemble group.
+
+    All ranks of the group call it for the same batches in the same order, and take the steps of the same batches in the
+    same order. The batches go round the ranks: the n-th call belongs to rank n modulo the number of ranks. The first
+    rank of the group gets the outputs of all batches, for files and scores; the others get None.
+
+    A batch is computed as on one rank, so its output is the same bit for bit on any number of ranks.
+
+    Args:
+        forecast_batch: makes the forecasts of a batch on this rank.
+        group: ranks that share the members.
+        output_shape: (C, H, W) of the output.
+        device: device of the output.
+    """
+
+    def __init__(
+        self,
+        forecast_batch: ForecastFunction,
+        group: dist.ProcessGroup,
+        output_shape: tuple[int, int, int],
+        device: torch.device,
+    ) -> None:
+        self._forecast_batch = forecast_batch
+        self._group = group
+        self._rank = dist.get_rank(group)
+        self._output_shape = output_shape
+        self._device = device
+        self._next_rank = 0
+        self.num_ranks = dist.get_world_size(group)
+
+    def __call__(self, batch: Sequence[ForecastStart], num_steps: int) -> Iterator[Tensor | None]:
+        """Return the outputs of the next batch; see the class."""
+        rank = self._next_rank
+        self._next_rank = (rank + 1) % self.num_ranks
+        if rank == self._rank:
+            outputs = self._forecast_batch(batch, num_steps)
+            return outputs if rank == 0 else self._send(outputs)
+        if self._rank == 0:
+            return self._receive(rank, len(batch), num_steps)
+        return iter([None] * num_steps)
+
+    def _send(self, outputs: Iterator[Tensor | None]) -> Iterator[None]:
+        """Compute a batch and send the output of each step to the first rank."""
+        for output in outputs:
+            dist.send(output.contiguous(), group=self._group, group_dst=0)
+            yield None
+
+    def _receive(self, rank: int, batch_size: int, num_steps: int) -> Iterator[Tensor]:
+        """Yield the output of each step of a batch that another rank of the group computes."""
+        for _ in range(num_steps):
+            output_BCHW = torch.empty(batch_size, *self._output_shape, device=self._device)
+            dist.recv(output_BCHW, group=self._group, group_src=rank)
+            yield output_BCHW
+
+
+def pad_batches(batches: Sequence[list[ForecastStart]], num_ranks: int) -> list[list[ForecastStart]]:
+    """Return the batches that are added so that each rank of an ensemble group gets equally many.
+
+    Ranks that share weights need that, because all of them take part in every gathering of weights. The added forecasts
+    are those of the first batch once more; their outputs are discarded.
+
+    Args:
+        batches: batches of the group, at least one.
+        num_ranks: ranks of the group.
+    """
+    return [list(batches[0]) for _ in range(-len(batches) % num_ranks)]

@@ -1,0 +1,131 @@
+"""Facts of a training run that its plan depends on: the config's numbers, and a builder of its training step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import torch
+from torch import nn
+
+from credit.config.sections.trainer import TrainerConfig
+from credit.hpc.planner.memory import Schedule
+from credit.parallel.mesh import DeviceGrid, ParallelDims
+
+Checkpointing = bool | Literal["selective"]
+
+
+@dataclass(frozen=True)
+class MemberBatches:
+    """Members of an ensemble that one rank computes of each sample.
+
+    Attributes:
+        members: number of them; 1 for a deterministic forecast.
+        at_once: number of members in a batch.
+    """
+
+    members: int = 1
+    at_once: int = 1
+
+    @property
+    def num_batches(self) -> int:
+        """Number of batches."""
+        return math.ceil(self.members / self.at_once)
+
+
+class StepBuilder(Protocol):
+    """Builder of the network and the training step of a run; the planner knows no config and no model."""
+
+    def build_network(self, mesh: DeviceGrid, sharded: bool, checkpointing: Checkpointing) -> tuple[nn.Module, bool]:
+        """Return the network, parallelized on the meta device, and whether it runs under autocast.
+
+        Args:
+            mesh: mesh of the ranks.
+            sharded: False to leave the weights whole on each rank.
+            checkpointing: value of ``trainer.activation_checkpoint``.
+        """
+        ...
+
+    def build_step(
+        self, model: nn.Module, autocast: bool, rollout: int, members: MemberBatches, micro_steps: int
+    ) -> tuple[torch.optim.Optimizer, Callable[[Callable[[], None]], object]]:
+        """Return the optimizer and the step of a network with memory; see `credit.hpc.planner.trace.BuildStep`.
+
+        Args:
+            model: network of `build_network`.
+            autocast: whether it runs under autocast.
+            rollout: number of rollout steps.
+            members: members that the rank computes of each sample.
+            micro_steps: number of micro-steps in an optimizer step.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """Facts of a config that a plan depends on.
+
+    Attributes:
+        trainer: the section ``trainer``.
+        rollout: share of the run (0 to 1) -> number of steps of the training rollout from there on.
+        samples: number of initial times of the training period.
+        step_builder: builds the network and the training step.
+        output_bytes: bytes of a batch of outputs of one member at one step, in float32.
+        gathers_members: True if the loss needs whole fields of all members on every rank.
+    """
+
+    trainer: TrainerConfig
+    rollout: Mapping[float, int]
+    samples: int
+    step_builder: StepBuilder
+    output_bytes: int = 0
+    gathers_members: bool = False
+
+    def schedule(self, members: MemberBatches) -> Schedule:
+        """Return the passes through the model of the run's longest optimizer step."""
+        longest_rollout = max(self.rollout.values())
+        trainer = self.trainer
+        return Schedule(
+            trainer.grad_accum_every, longest_rollout, trainer.recompute_steps, member_batches=members.num_batches
+        )
+
+    def member_batches(self, degrees: ParallelDims, at_once: int | None = None) -> MemberBatches:
+        """Return the members that a rank computes of each sample.
+
+        Args:
+            degrees: number of ranks along each axis of the mesh.
+            at_once: members in a batch; None for ``trainer.members_at_once``.
+        """
+        members = self.trainer.members // degrees.ensemble
+        return MemberBatches(members, min(at_once or self.trainer.members_at_once, members))
+
+    @property
+    def num_counted_steps(self) -> int:
+        """Number of rollout steps whose loss counts in the run's longest optimizer step."""
+        if self.trainer.backprop_on_timestep is not None:
+            return len(self.trainer.backprop_on_timestep)
+        return max(self.rollout.values())
+
+    @property
+    def mean_rollout_fraction(self) -> float:
+        """Mean length of the rollout over the run, as a fraction of the longest, in (0, 1]."""
+        starts = sorted(self.rollout)
+        ends = [*starts[1:], 1.0]
+        mean_steps = 0.0
+        for start, end in zip(starts, ends, strict=True):
+            mean_steps += (end - start) * self.rollout[start]
+        return mean_steps / max(self.rollout.values())
+
+    def samples_per_step(self, degrees: ParallelDims) -> int:
+        """Return the number of samples in an optimizer step, over all ranks."""
+        trainer = self.trainer
+        return degrees.num_sample_ranks * trainer.train_batch_size * trainer.grad_accum_every
+
+    def count_steps(self, degrees: ParallelDims) -> int:
+        """Return the number of optimizer steps of the run, 0 if the samples do not fill a single one."""
+        steps_per_epoch = self.samples // self.samples_per_step(degrees)
+        if not steps_per_epoch:
+            return 0
+        return self.trainer.max_steps or self.trainer.num_epoch * steps_per_epoch

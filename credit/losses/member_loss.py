@@ -1,0 +1,180 @@
+"""Loss of an ensemble whose members may be shared by several ranks, computed part by part.
+
+Shape suffixes: N forecasts, all samples B of one member and then those of the next, M members, C output channels,
+H latitude rows, W longitude columns.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.autograd.function import FunctionCtx, once_differentiable
+
+from credit.losses.base import Loss
+from credit.parallel.member_exchange import MemberExchange, PartExchange, WholeExchange
+
+logger = logging.getLogger(__name__)
+
+# A loss keeps some copies of its input (the CRPS about six). Parts of a third of a field bound them by two fields.
+_PARTS_PER_FIELD = 3
+
+
+@dataclass(frozen=True)
+class FieldPart:
+    """Part of the output fields.
+
+    Attributes:
+        channels: output channels of the part.
+        rows: latitude rows of the part.
+    """
+
+    channels: slice
+    rows: slice
+
+
+# Function that returns the losses of some parts of the fields; they add up to the loss of the whole fields if the parts
+# do.
+BuildPartLosses = Callable[[Sequence[FieldPart]], list[Loss]]
+
+
+class MemberLoss:
+    """Loss of an ensemble, of which a rank has computed some members.
+
+    The loss and its gradient with respect to the outputs are computed together, part by part, so that the copies of the
+    outputs that a loss makes are those of one part. With several ranks, each computes a part of the loss for all
+    members: rows if the loss couples nothing, channels if it couples only the cells of a field, the rows again if it
+    couples only channels. If it couples both, every rank gathers all members and computes the whole loss.
+
+    FSDP2 and DDP average gradients over all data-parallel ranks, but the gradients of a group's ranks belong to
+    different members and have to be added. So they are multiplied by the number of ranks in the group, and so is the
+    rank's part of the loss: the mean over the ranks is the loss.
+
+    Args:
+        loss: loss of whole fields.
+        build_part_losses: builds the losses of parts.
+        num_members: members of the ensemble on all ranks together.
+        field_shape: (C, H, W) of the output.
+        group: ranks that share the members of a sample; None if this rank computes all.
+    """
+
+    def __init__(
+        self,
+        loss: Loss,
+        build_part_losses: BuildPartLosses,
+        num_members: int,
+        field_shape: tuple[int, int, int],
+        group: dist.ProcessGroup | None = None,
+    ) -> None:
+        num_channels, num_rows, _ = field_shape
+        channels, rows = slice(0, num_channels), slice(0, num_rows)
+        self._exchange: MemberExchange | None = None
+        self._value_factor = 1.0
+        self._gradient_factor = 1.0
+        if group is not None:
+            self._exchange = choose_exchange(loss, num_channels, num_rows, group)
+            self._gradient_factor = float(self._exchange.num_ranks)
+            if isinstance(self._exchange, PartExchange):
+                self._value_factor = self._gradient_factor
+                if self._exchange.dim == 1:
+                    channels = self._exchange.part
+                else:
+                    rows = self._exchange.part
+
+        # The part of this rank in smaller ones, which are computed one after another.
+        local_channels = slice(0, channels.stop - channels.start)
+        self._parts = [local_channels]
+        self._target_parts = [FieldPart(channels, rows)]
+        self._losses = [loss]
+        if "channels" not in loss.coupled_dims:
+            num_fields = num_members * (channels.stop - channels.start) * (rows.stop - rows.start)
+            num_fields = math.ceil(num_fields / (num_channels * num_rows))
+            self._parts = split_slice(local_channels, _PARTS_PER_FIELD * num_fields)
+            self._target_parts = []
+            for part in self._parts:
+                part_channels = slice(channels.start + part.start, channels.start + part.stop)
+                self._target_parts.append(FieldPart(part_channels, rows))
+        if self._target_parts != [FieldPart(slice(0, num_channels), slice(0, num_rows))]:
+            self._losses = build_part_losses(self._target_parts)
+
+    def __call__(self, output_NCHW: Tensor, target_BCHW: Tensor) -> Tensor:
+        """Collective over the group: return the loss, a float32 scalar with a gradient.
+
+        The mean over the ranks of the group is the loss; see the class for the gradient.
+
+        Args:
+            output_NCHW: normalised output of this rank's members.
+            target_BCHW: normalised truth.
+        """
+        return _PartwiseLoss.apply(output_NCHW, target_BCHW, self)
+
+    def compute(self, output_NCHW: Tensor, target_BCHW: Tensor, needs_gradient: bool) -> tuple[Tensor, Tensor | None]:
+        """Collective over the group: return the loss and its gradient (N, C, H, W), None unless it is needed."""
+        part_NCHW = output_NCHW
+        if self._exchange is not None:
+            part_NCHW = self._exchange.collect(output_NCHW)
+        part_BMCHW = part_NCHW.unflatten(0, (-1, len(target_BCHW))).transpose(0, 1)
+        gradient_NCHW = torch.empty_like(part_NCHW) if needs_gradient else None
+        # The part of a rank is empty if there are fewer channels than ranks.
+        dtype = torch.promote_types(output_NCHW.dtype, torch.float32)
+        total = torch.zeros((), dtype=dtype, device=output_NCHW.device)
+        for channels, field_part, loss in zip(self._parts, self._target_parts, self._losses, strict=True):
+            members_BMCHW = part_BMCHW[:, :, channels].detach().requires_grad_(needs_gradient)
+            target_part_BCHW = target_BCHW[:, field_part.channels, field_part.rows]
+            with torch.set_grad_enabled(needs_gradient):
+                value = loss(members_BMCHW, target_part_BCHW)
+            total += value.detach()
+            if gradient_NCHW is not None:
+                (members_gradient_BMCHW,) = torch.autograd.grad(value, members_BMCHW)
+                gradient_NCHW[:, channels] = members_gradient_BMCHW.transpose(0, 1).flatten(0, 1)
+        del part_NCHW, part_BMCHW
+        if gradient_NCHW is not None:
+            gradient_NCHW *= self._gradient_factor
+            if self._exchange is not None:
+                gradient_NCHW = self._exchange.give_back(gradient_NCHW)
+        return total * self._value_factor, gradient_NCHW
+
+
+class _PartwiseLoss(torch.autograd.Function):
+    """The loss of `MemberLoss` with the gradient that was computed beside it."""
+
+    @staticmethod
+    def forward(ctx: FunctionCtx, output_NCHW: Tensor, target_BCHW: Tensor, loss: MemberLoss) -> Tensor:
+        value, ctx.gradient_NCHW = loss.compute(output_NCHW, target_BCHW, ctx.needs_input_grad[0])
+        return value
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: FunctionCtx, grad_loss: Tensor) -> tuple[Tensor, None, None]:
+        # The loss is differentiated once, so its gradient may be scaled in place.
+        return ctx.gradient_NCHW.mul_(grad_loss), None, None
+
+
+def choose_exchange(loss: Loss, num_channels: int, num_rows: int, group: dist.ProcessGroup) -> MemberExchange:
+    """Collective: return the exchange of members that leaves together what the loss couples."""
+    if "cells" not in loss.coupled_dims:
+        return PartExchange(group, 2, num_rows)
+    if "channels" not in loss.coupled_dims:
+        return PartExchange(group, 1, num_channels)
+    logger.warning(
+        "loss.kind: %s compares all cells and all channels, so each rank of an ensemble group gathers the outputs of "
+        "all members; this needs memory and communication",
+        type(loss).__name__,
+    )
+    return WholeExchange(group)
+
+
+def split_slice(whole: slice, num_parts: int) -> list[slice]:
+    """Return a slice in at most `num_parts` parts that are not empty; their lengths differ by at most one."""
+    length = whole.stop - whole.start
+    num_parts = min(num_parts, length)
+    parts = []
+    for number in range(num_parts):
+        start = whole.start + number * length // num_parts
+        parts.append(slice(start, whole.start + (number + 1) * length // num_parts))
+    return parts

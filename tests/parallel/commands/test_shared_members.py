@@ -1,0 +1,110 @@
+"""Ranks that share the members of an ensemble, through the commands: the files and scores of one process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from credit.cli.main import main
+from credit.forecast.io.forecast_reader import open_forecasts
+from tests.parallel.torchrun import launch
+from tests.smoke.conftest import world
+
+pytestmark = pytest.mark.slow
+
+TRAINING = (
+    "trainer.max_steps=3", "trainer.members=4", "loss.kind=crps", "data.forecast_len=2",
+    "model.noise={kind: global, channels: 4, memory: [0h, forecast]}", "trainer.valid_members=4",
+    "trainer.valid_samples=4", "trainer.validate_every=3",
+)  # fmt: skip
+# Five members in batches of two make three batches, so that one of two ranks makes a batch that is discarded.
+FORECASTS = (
+    *TRAINING,
+    "inference.initial_times=[2000-02-09T00:00, 2000-02-10T06:00, 2000-02-12T00:00]", "inference.lead_time=24h",
+    "inference.batch_size=2", "inference.ensemble={members: 5}",
+    "verification.events={warm: {channel: t2m, above_quantile: 0.8}}",
+)  # fmt: skip
+SHARED = "inference.parallelism.ensemble=2"
+
+
+@pytest.fixture(scope="module")
+def ensemble(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with an ensemble that was trained on one process, and its forecasts in ``one``."""
+    folder = world(tmp_path_factory.mktemp("ensemble"))
+    assert main(["train", str(folder / "config.yml"), *TRAINING]) == 0
+    assert main(["rollout", str(folder / "config.yml"), *FORECASTS, "inference.folder=one"]) == 0
+    return folder
+
+
+def run_on_ranks(num_ranks: int, command: str, folder: Path, *overrides: str) -> str:
+    """Run a command of credit on several ranks and return its output."""
+    return launch("credit.cli.main", num_ranks, command, str(folder / "config.yml"), *FORECASTS, *overrides)
+
+
+def test_files_are_those_of_one_process(ensemble: Path) -> None:
+    run = ensemble / "run"
+    output = run_on_ranks(2, "rollout", ensemble, SHARED, "inference.folder=two")
+    assert "rank 0: 3 forecasts written" in output and "rank 1" not in output
+    output = run_on_ranks(4, "rollout", ensemble, SHARED, "inference.folder=four")
+    assert "rank 0: 2 forecasts written" in output and "rank 2: 1 forecasts written" in output
+    expected = {path.name: path.read_bytes() for path in (run / "one").iterdir()}
+    assert len(expected) == 3
+    for folder in ("two", "four"):
+        assert {path.name: path.read_bytes() for path in (run / folder).iterdir()} == expected, folder
+
+
+def test_zarr_stores_have_the_same_values(ensemble: Path) -> None:
+    zarr_option = "inference.format=zarr"
+    assert main(["rollout", str(ensemble / "config.yml"), *FORECASTS, zarr_option, "inference.folder=zarr_one"]) == 0
+    run_on_ranks(2, "rollout", ensemble, SHARED, zarr_option, "inference.folder=zarr_two")
+    expected, shared = (open_forecasts(ensemble / "run" / name) for name in ("zarr_one", "zarr_two"))
+    assert shared.initial_minutes.tolist() == expected.initial_minutes.tolist()
+    for initial in expected.initial_minutes.tolist():
+        for lead in range(len(expected.lead_minutes)):
+            np.testing.assert_array_equal(shared.read_members(initial, lead), expected.read_members(initial, lead))
+
+
+def test_sharded_weights(ensemble: Path) -> None:
+    """Every rank gathers the weights of all, so all make the same number of batches."""
+    run_on_ranks(2, "rollout", ensemble, SHARED, "inference.parallelism.shard=true", "inference.folder=sharded")
+    expected, sharded = (open_forecasts(ensemble / "run" / name) for name in ("one", "sharded"))
+    assert sharded.initial_minutes.tolist() == expected.initial_minutes.tolist()
+    for initial in expected.initial_minutes.tolist():
+        np.testing.assert_allclose(
+            sharded.read_members(initial, 3), expected.read_members(initial, 3), rtol=1e-4, atol=1e-4
+        )
+
+
+@pytest.mark.parametrize("overrides", [(), ("inference.parallelism.shard=true",)])
+def test_scores_without_files_are_those_of_one_process(ensemble: Path, overrides: tuple[str, ...]) -> None:
+    run = ensemble / "run"
+    assert main(["verify", str(ensemble / "config.yml"), *FORECASTS, "--online"]) == 0
+    expected = (run / "scores.csv").read_text()
+    (run / "scores.csv").unlink()
+    run_on_ranks(2, "verify", ensemble, SHARED, "--online", *overrides)
+    shared = (run / "scores.csv").read_text()
+    if not overrides:
+        assert shared == expected
+    expected_rows, shared_rows = expected.splitlines(), shared.splitlines()
+    assert len(shared_rows) == len(expected_rows) > 100
+
+
+def test_training_takes_the_same_steps_and_reads_each_sample_once(
+    ensemble: Path, tmp_path: Path, capfd: pytest.CaptureFixture
+) -> None:
+    """Two ranks share the members of a sample; the run continues from its checkpoint on one rank."""
+    import json
+
+    folder = world(tmp_path)
+    arguments = (str(folder / "config.yml"), *TRAINING)
+    launch("credit.cli.main", 2, "train", *arguments, "trainer.parallelism.ensemble=2", "trainer.max_steps=3")
+    rows = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
+    expected_rows = [json.loads(line) for line in (ensemble / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert len(rows) == len(expected_rows)
+    for row, expected in zip(rows, expected_rows, strict=True):
+        for key in ("loss", "grad_norm", "fair_crps", "calibration"):
+            if key in expected:
+                assert row[key] == pytest.approx(expected[key], rel=1e-4), key
+    assert main(["train", *arguments, "trainer.max_steps=4"]) == 0
