@@ -46,10 +46,12 @@ BuildPartLosses = Callable[[Sequence[FieldPart]], list[Loss]]
 class MemberLoss:
     """Loss of an ensemble, of which a rank has computed some members.
 
-    The loss and its gradient with respect to the outputs are computed together, part by part, so that the copies of the
-    outputs that a loss makes are those of one part. With several ranks, each computes a part of the loss for all
-    members: rows if the loss couples nothing, channels if it couples only the cells of a field, the rows again if it
-    couples only channels. If it couples both, every rank gathers all members and computes the whole loss.
+    The loss and its gradient with respect to the outputs are computed together. If the loss couples nothing, they are
+    computed part by part, so that the copies of the outputs that a loss makes are those of one part.
+
+    With several ranks, each computes the loss of a part of the fields for all members. The parts are rows, or channels
+    if the loss couples the cells of a field. If it couples both cells and channels, every rank gathers all members and
+    computes the whole loss.
 
     FSDP2 and DDP average gradients over all data-parallel ranks, but the gradients of a group's ranks belong to
     different members and have to be added. So they are multiplied by the number of ranks in the group, and so is the
@@ -86,21 +88,20 @@ class MemberLoss:
                 else:
                     rows = self._exchange.part
 
-        # The part of this rank in smaller ones, which are computed one after another.
-        local_channels = slice(0, channels.stop - channels.start)
-        self._parts = [local_channels]
-        self._target_parts = [FieldPart(channels, rows)]
+        # This rank's part in smaller ones, which are computed one after another. A loss that couples cells or channels
+        # may have large tables, of which each part would have a copy, so it stays in one.
+        num_parts = 1
+        if not loss.coupled_dims:
+            num_values = num_members * (channels.stop - channels.start) * (rows.stop - rows.start)
+            num_parts = _PARTS_PER_FIELD * math.ceil(num_values / (num_channels * num_rows))
+        # Channels within this rank's part. There are none if the output has fewer channels than the group has ranks.
+        self._channels_of_parts = split_slice(slice(0, channels.stop - channels.start), num_parts)
+        self._field_parts = []
+        for part in self._channels_of_parts:
+            self._field_parts.append(FieldPart(slice(channels.start + part.start, channels.start + part.stop), rows))
         self._losses = [loss]
-        if "channels" not in loss.coupled_dims:
-            num_fields = num_members * (channels.stop - channels.start) * (rows.stop - rows.start)
-            num_fields = math.ceil(num_fields / (num_channels * num_rows))
-            self._parts = split_slice(local_channels, _PARTS_PER_FIELD * num_fields)
-            self._target_parts = []
-            for part in self._parts:
-                part_channels = slice(channels.start + part.start, channels.start + part.stop)
-                self._target_parts.append(FieldPart(part_channels, rows))
-        if self._target_parts != [FieldPart(slice(0, num_channels), slice(0, num_rows))]:
-            self._losses = build_part_losses(self._target_parts)
+        if self._field_parts != [FieldPart(slice(0, num_channels), slice(0, num_rows))]:
+            self._losses = build_part_losses(self._field_parts)
 
     def __call__(self, output_NCHW: Tensor, target_BCHW: Tensor) -> Tensor:
         """Collective over the group: return the loss, a float32 scalar with a gradient.
@@ -123,7 +124,7 @@ class MemberLoss:
         # The part of a rank is empty if there are fewer channels than ranks.
         dtype = torch.promote_types(output_NCHW.dtype, torch.float32)
         total = torch.zeros((), dtype=dtype, device=output_NCHW.device)
-        for channels, field_part, loss in zip(self._parts, self._target_parts, self._losses, strict=True):
+        for channels, field_part, loss in zip(self._channels_of_parts, self._field_parts, self._losses, strict=True):
             members_BMCHW = part_BMCHW[:, :, channels].detach().requires_grad_(needs_gradient)
             target_part_BCHW = target_BCHW[:, field_part.channels, field_part.rows]
             with torch.set_grad_enabled(needs_gradient):

@@ -1,0 +1,93 @@
+"""Tests of losses that are computed part by part: the parts add up to the whole, in values and gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+
+from credit.config.registry import LOSSES
+from credit.losses.base import Loss
+from credit.losses.build import build_loss_context, build_loss_from_context
+from credit.losses.member_loss import FieldPart, MemberLoss, split_slice
+from tests.unit.losses.test_crps import draw_members
+from tests.unit.losses.test_losses import CHANNELS, GRID
+
+NUM_CHANNELS, NUM_ROWS = 3, GRID.shape[0]
+ALL_ROWS = slice(0, NUM_ROWS)
+MASK = np.zeros(GRID.shape, dtype=bool)
+MASK[2:4, 1:3] = True
+LOSS_CONFIGS = [
+    {"kind": "crps", "alpha": 0.95},
+    {"kind": "crps", "global_mean": 0.5},
+    {"kind": "mae"},
+    {"kind": "spectral_crps"},
+    {"kind": "multiscale_crps", "scales": ["5000km", "0km"]},
+    {"kind": "amse"},
+    {"kind": "sum", "terms": [{"kind": "crps"}, {"kind": "spectral_crps", "weight": 0.1}]},
+]
+
+
+def build_losses(conf: dict, masks: dict | None = None) -> tuple[Loss, object]:
+    """Return the loss of whole fields, and the function that builds losses of parts."""
+    section = LOSSES.find_section(conf["kind"]).model_validate({"scaling": "state", **conf})
+    context = build_loss_context(section, CHANNELS, GRID, np.array([0.5, 0.1, 0.02]), masks or {})
+
+    def build_part_losses(parts: Sequence[FieldPart]) -> list[Loss]:
+        return [build_loss_from_context(section, context.select(part.channels, part.rows)) for part in parts]
+
+    return build_loss_from_context(section, context), build_part_losses
+
+
+@pytest.mark.parametrize("conf", LOSS_CONFIGS, ids=lambda conf: conf["kind"])
+def test_parts_add_up_to_the_whole(conf: dict) -> None:
+    """Channels may be divided if a loss does not couple them, and rows if it does not couple cells."""
+    loss, build_part_losses = build_losses(conf)
+    members, truth = draw_members(3)
+    divisions = []
+    if "channels" not in loss.coupled_dims:
+        divisions.append([FieldPart(channels, ALL_ROWS) for channels in split_slice(slice(0, NUM_CHANNELS), 2)])
+    if "cells" not in loss.coupled_dims:
+        divisions.append([FieldPart(slice(0, NUM_CHANNELS), rows) for rows in split_slice(ALL_ROWS, 3)])
+    assert divisions
+    for parts in divisions:
+        total = 0.0
+        for part, part_loss in zip(parts, build_part_losses(parts), strict=True):
+            total += part_loss(members[:, :, part.channels, part.rows], truth[:, part.channels, part.rows])
+        torch.testing.assert_close(total, loss(members, truth), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("masks", [{}, {CHANNELS.output[0].variable: MASK}])
+@pytest.mark.parametrize("num_members", [2, 5])
+def test_value_and_gradient_of_one_rank(num_members: int, masks: dict) -> None:
+    loss, build_part_losses = build_losses({"kind": "crps", "alpha": 0.95}, masks)
+    members, truth = draw_members(num_members)
+    members.requires_grad_()
+    expected_value = loss(members, truth)
+    (expected_gradient,) = torch.autograd.grad(2.0 * expected_value, members)
+
+    member_loss = MemberLoss(loss, build_part_losses, num_members, (NUM_CHANNELS, *GRID.shape))
+    # All samples of the first member, then those of the next.
+    output = members.detach().transpose(0, 1).flatten(0, 1).requires_grad_()
+    value = member_loss(output, truth)
+    (gradient,) = torch.autograd.grad(2.0 * value, output)
+    torch.testing.assert_close(value, expected_value, rtol=1e-6, atol=0)
+    gradient_by_member = gradient.unflatten(0, (num_members, -1)).transpose(0, 1)
+    torch.testing.assert_close(gradient_by_member, expected_gradient, rtol=1e-6, atol=1e-9)
+
+
+def test_without_gradient() -> None:
+    loss, build_part_losses = build_losses({"kind": "crps"})
+    members, truth = draw_members(2)
+    member_loss = MemberLoss(loss, build_part_losses, 2, (NUM_CHANNELS, *GRID.shape))
+    value = member_loss(members.transpose(0, 1).flatten(0, 1), truth)
+    assert not value.requires_grad
+    torch.testing.assert_close(value, loss(members, truth))
+
+
+def test_split_slice() -> None:
+    assert split_slice(slice(2, 9), 3) == [slice(2, 4), slice(4, 6), slice(6, 9)]
+    assert split_slice(slice(0, 2), 5) == [slice(0, 1), slice(1, 2)]
+    assert split_slice(slice(4, 4), 3) == []
