@@ -156,7 +156,7 @@ def _build_job(config: Config, model_config: Config | None, arguments: argparse.
         config=Path(arguments.config),
         overrides=arguments.overrides,
         variables=variables,
-        spread=config.inference.parallelism.shares_forecasts,
+        spread=config.inference.parallelism.needs_process_group,
         online=arguments.online,
         model=Path(arguments.model) if model_config is not None else None,
         after=arguments.after,
@@ -164,11 +164,12 @@ def _build_job(config: Config, model_config: Config | None, arguments: argparse.
     job = build_job(request, cluster, section)
 
     # Refuse here what would fail when the job starts.
-    tensor = config.inference.parallelism.tensor
-    if job.spread and job.ranks % tensor:
+    parallelism = config.inference.parallelism
+    ranks_per_start = parallelism.tensor * parallelism.ensemble
+    if job.spread and job.ranks % ranks_per_start:
         raise ConfigError(
-            f"inference.parallelism.tensor: {tensor} does not divide the {job.ranks} ranks of this job; choose other "
-            "nodes or ranks_per_node"
+            f"inference.parallelism.tensor: {parallelism.tensor} x ensemble {parallelism.ensemble} does not divide the "
+            f"{job.ranks} ranks of this job; choose other nodes or ranks_per_node"
         )
     if job.kind == "train":
         plan_degrees(config.trainer.parallelism, job.ranks)

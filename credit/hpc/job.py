@@ -35,7 +35,7 @@ class Job:
         start: words of the command that starts processes on nodes, with the placeholders ``{ranks}`` and
             ``{ranks_per_node}``.
         variables: name -> value of the environment variables in the config; the script sets those that are not set.
-        spread: True if several ranks share one forecast (``inference.parallelism``).
+        spread: True if several ranks share one forecast or its members (``inference.parallelism``).
         after: kind of the jobs of this run that must succeed before this job starts, None for none.
     """
 
