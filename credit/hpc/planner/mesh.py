@@ -220,13 +220,7 @@ class Planner:
         # Time: kernels and the update, and collectives by whether the kernels wait for them.
         kernel_seconds = sum(gpu.estimate_kernel_seconds(*kernel) * count for kernel, count in trace.kernels.items())
         update_seconds = memory.parameters * _UPDATE_MOVES / (gpu.memory_gbs * 1e9 * MEMORY_SHARE)
-        blocking_seconds = 0.0
-        overlapped_seconds = 0.0
-        for collective, count in collectives.items():
-            if collective.blocks:
-                blocking_seconds += estimate_seconds(collective, gpu) * count
-            else:
-                overlapped_seconds += estimate_seconds(collective, gpu) * count
+        blocking_seconds, overlapped_seconds = self._estimate_collective_seconds(collectives)
         plan = MeshPlan(
             data=data,
             degrees=degrees,
@@ -245,6 +239,17 @@ class Planner:
         # Shorter rollouts are taken to need proportionally less time.
         hours = plan.steps * plan.step_seconds * run.mean_rollout_fraction / 3600
         return replace(plan, hours=hours, megawatt_hours=hours * degrees.world * gpu.watts / 1e6)
+
+    def _estimate_collective_seconds(self, collectives: Mapping[Collective, int]) -> tuple[float, float]:
+        """Return the seconds of the collectives that the kernels wait for, and of those that run beside them."""
+        blocking_seconds = 0.0
+        overlapped_seconds = 0.0
+        for collective, count in collectives.items():
+            if collective.blocks:
+                blocking_seconds += estimate_seconds(collective, self._gpu) * count
+            else:
+                overlapped_seconds += estimate_seconds(collective, self._gpu) * count
+        return blocking_seconds, overlapped_seconds
 
     def _describe_network(self, sharded: bool, tensor: int) -> _Network:
         """Return the facts of the network at a degree of tensor parallelism, which is built once."""
