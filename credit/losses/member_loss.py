@@ -170,12 +170,12 @@ def choose_exchange(loss: Loss, num_channels: int, num_rows: int, group: dist.Pr
     return WholeExchange(group)
 
 
-def split_slice(whole: slice, num_parts: int) -> list[slice]:
+def split_slice(indices: slice, num_parts: int) -> list[slice]:
     """Return a slice in at most `num_parts` parts that are not empty; their lengths differ by at most one."""
-    length = whole.stop - whole.start
+    length = indices.stop - indices.start
     num_parts = min(num_parts, length)
     parts = []
     for number in range(num_parts):
-        start = whole.start + number * length // num_parts
-        parts.append(slice(start, whole.start + (number + 1) * length // num_parts))
+        start = indices.start + number * length // num_parts
+        parts.append(slice(start, indices.start + (number + 1) * length // num_parts))
     return parts
