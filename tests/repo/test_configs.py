@@ -34,6 +34,7 @@ def _gaussian(rows: int, columns: int) -> np.ndarray:
 GRIDS = {
     "quickstart": (_equiangular, 32, 64),
     "speedy_5p6deg": (_equiangular, 32, 64),
+    "speedy_ensemble": (_equiangular, 32, 64),
     "gfs_wind_1deg": (_with_poles, 181, 360),
     "wxformer_1deg": (_with_poles, 181, 360),
     "wxformer_0p25deg": (_with_poles, 721, 1440),
@@ -53,6 +54,16 @@ def test_each_is_a_link_to_its_template() -> None:
     for path in CONFIGS:
         assert path.is_symlink(), f"{path} is a copy; link it to {TEMPLATES / path.name}"
         assert path.resolve() == (TEMPLATES / path.name).resolve()
+
+
+def test_the_ensemble_fine_tunes_the_network_of_its_base_config(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPEEDY", "/nowhere")
+    base, ensemble = (load_config(REPOSITORY / "config" / f"{name}.yml") for name in ("speedy_5p6deg", "speedy_ensemble"))
+    assert Path(ensemble.trainer.resume).parent == Path(base.save_loc)
+    # Only the noise is added; other weights would not fit the exported file.
+    assert ensemble.model.noise and not base.model.noise
+    assert ensemble.model.model_copy(update={"noise": base.model.noise}) == base.model
+    assert ensemble.data.model_dump() == base.data.model_dump()
 
 
 def test_the_list_is_complete() -> None:
