@@ -58,7 +58,8 @@ def test_each_is_a_link_to_its_template() -> None:
 
 def test_the_ensemble_fine_tunes_the_network_of_its_base_config(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPEEDY", "/nowhere")
-    base, ensemble = (load_config(REPOSITORY / "config" / f"{name}.yml") for name in ("speedy_5p6deg", "speedy_ensemble"))
+    base = load_config(REPOSITORY / "config" / "speedy_5p6deg.yml")
+    ensemble = load_config(REPOSITORY / "config" / "speedy_ensemble.yml")
     assert Path(ensemble.trainer.resume).parent == Path(base.save_loc)
     # Only the noise is added; other weights would not fit the exported file.
     assert ensemble.model.noise and not base.model.noise
