@@ -260,7 +260,7 @@ def take_channels(fields: np.ndarray, channels: list[int]) -> np.ndarray:
         channels: indices of K channels, at least one.
 
     Returns:
-        (..., K, H, W): a view if the channels are adjacent and ascending, else a copy.
+        An array (..., K, H, W), which is a view if the channels are adjacent and ascending, else a copy.
     """
     first = channels[0]
     stop = channels[-1] + 1

@@ -129,8 +129,9 @@ class EventStatistics(CaseStatistics):
         """Return the reliability diagram over all cases.
 
         Returns:
-            Two arrays (L, E, R, K): the frequency with which each of `probabilities` was forecast, which adds up to 1
-            over K; and the frequency of the event in these cases, NaN for a probability that was never forecast.
+            Two arrays (L, E, R, K). The first is the frequency with which each of `probabilities` was forecast, which
+            adds up to 1 over K. The second is the frequency of the event in these cases, NaN for a probability that was
+            never forecast.
         """
         forecast = self.forecasts.mean(axis=0)
         occurred = self.occurrences.mean(axis=0)
