@@ -167,9 +167,12 @@ def _build_job(config: Config, model_config: Config | None, arguments: argparse.
     parallelism = config.inference.parallelism
     ranks_per_start = parallelism.tensor * parallelism.ensemble
     if job.spread and job.ranks % ranks_per_start:
+        degrees = f"tensor {parallelism.tensor}"
+        if parallelism.ensemble > 1:
+            degrees = f"ensemble {parallelism.ensemble} x {degrees}"
         raise ConfigError(
-            f"inference.parallelism.tensor: {parallelism.tensor} x ensemble {parallelism.ensemble} does not divide the "
-            f"{job.ranks} ranks of this job; choose other nodes or ranks_per_node"
+            f"inference.parallelism: {degrees} does not divide the {job.ranks} ranks of this job; choose other nodes "
+            "or ranks_per_node"
         )
     if job.kind == "train":
         plan_degrees(config.trainer.parallelism, job.ranks)
