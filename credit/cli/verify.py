@@ -276,6 +276,7 @@ def _open_data_and_forecasts(
     Raises:
         DataError: if the data or the forecasts cannot be opened.
     """
+    from credit.calendar import parse_duration
     from credit.forecast.io.forecast_reader import open_forecasts
     from credit.train.build.model import build_forecast_mesh
     from credit.train.build.open_data import open_reader_once
@@ -284,7 +285,8 @@ def _open_data_and_forecasts(
     if not online:
         archive = open_forecasts(Path(config.save_loc) / config.inference.folder)
         return open_reader_once(config.data), archive, WorkShare(process.rank, process.world)
-    mesh = build_forecast_mesh(config.inference.parallelism, process, device_type)
+    timeout_minutes = parse_duration(config.trainer.parallelism.timeout)
+    mesh = build_forecast_mesh(config.inference.parallelism, process, device_type, timeout_minutes)
     if model_config is None:
         truth_reader, forecasts = _open_online(config, process, mesh, has_other_truth=False)
     else:

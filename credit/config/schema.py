@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -156,11 +157,27 @@ class Config(StrictModel):
                 f"trainer.parallelism.ensemble: {ranks_per_sample} ranks cannot share trainer.members "
                 f"{self.trainer.members} evenly; set it to a divisor of trainer.members"
             )
+        if ranks_per_sample > 1 and self.trainer.parallelism.data == "none":
+            raise ValueError(
+                f"trainer.parallelism.ensemble: {ranks_per_sample} needs data parallelism; set "
+                "trainer.parallelism.data to fsdp2 or ddp"
+            )
+        if ranks_per_sample > 1 and not self.trainer.objective.shares_members:
+            raise ValueError(
+                f"trainer.parallelism.ensemble: trainer.objective.kind {self.trainer.objective.kind} does not share "
+                "members among ranks; set trainer.parallelism.ensemble to 1"
+            )
         ranks_per_forecast = self.inference.parallelism.ensemble
         if ranks_per_forecast > 1 and ensemble is None:
             raise ValueError(
                 f"inference.parallelism.ensemble: {ranks_per_forecast} ranks have no members to share; set "
                 "inference.ensemble, or leave this key out"
+            )
+        if ranks_per_forecast > 1 and ranks_per_forecast > math.ceil(ensemble.members / self.inference.batch_size):
+            raise ValueError(
+                f"inference.parallelism.ensemble: {ensemble.members} members in batches of inference.batch_size "
+                f"{self.inference.batch_size} are too few batches for {ranks_per_forecast} ranks; lower "
+                "inference.batch_size, to at most the members divided by the ranks"
             )
         if ranks_per_forecast > 1 and self.inference.parallelism.shard and ensemble.lagged is not None:
             raise ValueError(

@@ -163,10 +163,19 @@ class PointwiseLoss(WeightedLoss):
             the squared error of each channel's area mean.
     """
 
+    coupled_dims: frozenset[CoupledDim] = frozenset()
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        # Another way to combine the costs may couple anything, unless the class says what.
+        if "forward" in vars(cls) and "coupled_dims" not in vars(cls):
+            cls.coupled_dims = Loss.coupled_dims
+
     def __init__(self, context: LossContext, section: LossSection) -> None:
         super().__init__(context, section)
         self._global_mean_weight = getattr(section, "global_mean", 0.0)
-        self.coupled_dims = frozenset({"cells"}) if self._global_mean_weight else frozenset()
+        if self._global_mean_weight:
+            self.coupled_dims = self.coupled_dims | {"cells"}
 
     def cost(self, error_BMCHW: Tensor) -> Tensor:
         """Return the cost of the error in each cell, in the same shape.

@@ -21,7 +21,7 @@ from credit.parallel.member_exchange import MemberExchange, PartExchange, WholeE
 
 logger = logging.getLogger(__name__)
 
-# A loss keeps some copies of its input (the CRPS about six). Parts of a third of a field bound them by two fields.
+# A loss keeps some copies of its input (the CRPS about six). With parts of a third of a field, they take two fields.
 _PARTS_PER_FIELD = 3
 
 
@@ -38,8 +38,8 @@ class FieldPart:
     rows: slice
 
 
-# Function that returns the losses of some parts of the fields; they add up to the loss of the whole fields if the parts
-# do.
+# Function that returns the losses of some parts of the fields. The losses of parts that together cover the fields add
+# up to the loss of the whole fields.
 BuildPartLosses = Callable[[Sequence[FieldPart]], list[Loss]]
 
 
@@ -95,9 +95,9 @@ class MemberLoss:
             num_values = num_members * (channels.stop - channels.start) * (rows.stop - rows.start)
             num_parts = _PARTS_PER_FIELD * math.ceil(num_values / (num_channels * num_rows))
         # Channels within this rank's part. There are none if the output has fewer channels than the group has ranks.
-        self._channels_of_parts = split_slice(slice(0, channels.stop - channels.start), num_parts)
+        self._local_channels = split_slice(slice(0, channels.stop - channels.start), num_parts)
         self._field_parts = []
-        for part in self._channels_of_parts:
+        for part in self._local_channels:
             self._field_parts.append(FieldPart(slice(channels.start + part.start, channels.start + part.stop), rows))
         self._losses = [loss]
         if self._field_parts != [FieldPart(slice(0, num_channels), slice(0, num_rows))]:
@@ -124,7 +124,7 @@ class MemberLoss:
         # The part of a rank is empty if there are fewer channels than ranks.
         dtype = torch.promote_types(output_NCHW.dtype, torch.float32)
         total = torch.zeros((), dtype=dtype, device=output_NCHW.device)
-        for channels, field_part, loss in zip(self._channels_of_parts, self._field_parts, self._losses, strict=True):
+        for channels, field_part, loss in zip(self._local_channels, self._field_parts, self._losses, strict=True):
             members_BMCHW = part_BMCHW[:, :, channels].detach().requires_grad_(needs_gradient)
             target_part_BCHW = target_BCHW[:, field_part.channels, field_part.rows]
             with torch.set_grad_enabled(needs_gradient):

@@ -119,4 +119,5 @@ class WholeExchange(MemberExchange):
     def give_back(self, part_NCHW: Tensor) -> Tensor:
         """See the base class; every rank has computed the same, so nothing is sent."""
         num_forecasts = len(part_NCHW) // self.num_ranks
-        return part_NCHW[self.rank * num_forecasts : (self.rank + 1) * num_forecasts]
+        # A copy, so that the gradients of the other members can be freed.
+        return part_NCHW[self.rank * num_forecasts : (self.rank + 1) * num_forecasts].clone()

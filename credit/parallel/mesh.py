@@ -8,6 +8,7 @@ does not know of the groups, and a larger group needs no more memory.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from typing import Literal, Protocol
 
 import torch
@@ -147,10 +148,10 @@ class DeviceGrid:
         rank: rank of this process, from 0.
         device_mesh: axes ``replicate`` (where it is longer than 1), ``dp``, ``tp``; None if every rank has the whole
             network.
-        ensemble_group: ranks that share the members of the same samples, in the order of the members; None where there
-            is no other.
+        ensemble_group: ranks that share the members of the same samples, in the order of the members; None if this
+            rank computes all members.
         sample_group: ranks that train on the same samples: tensor-parallel peers and the ensemble group together;
-            None where there is no other.
+            None if this rank is alone in it.
     """
 
     degrees: ParallelDims = ParallelDims()
@@ -210,7 +211,14 @@ class DeviceGrid:
         return text
 
 
-def build_mesh(degrees: ParallelDims, rank: int, device_type: str, *, shares_weights: bool = True) -> DeviceGrid:
+def build_mesh(
+    degrees: ParallelDims,
+    rank: int,
+    device_type: str,
+    *,
+    shares_weights: bool = True,
+    timeout_minutes: int | None = None,
+) -> DeviceGrid:
     """Collective: return the mesh of all ranks.
 
     Args:
@@ -218,6 +226,7 @@ def build_mesh(degrees: ParallelDims, rank: int, device_type: str, *, shares_wei
         rank: rank of this process, from 0.
         device_type: ``"cpu"`` or ``"cuda"``.
         shares_weights: False if every rank has the whole network, and ranks share only the members of an ensemble.
+        timeout_minutes: minutes that the ranks of an ensemble group wait for each other; None for torch's default.
     """
     if degrees.world == 1:
         return DeviceGrid()
@@ -231,24 +240,22 @@ def build_mesh(degrees: ParallelDims, rank: int, device_type: str, *, shares_wei
     grid = DeviceGrid(degrees, rank, device_mesh)
     if degrees.ensemble == 1:
         return replace(grid, sample_group=grid.tensor_group)
-    ensemble_group = _build_ensemble_group(degrees)
+    # S groups of E x T ranks that train on the same samples.
+    ranks_SET = torch.arange(degrees.world).view(-1, degrees.ensemble, degrees.tensor)
+    ensemble_group = _build_group(ranks_SET.transpose(1, 2).flatten(0, 1), timeout_minutes)
     sample_group = ensemble_group
     if degrees.tensor > 1:
-        sample_group = _build_sample_group(degrees)
+        sample_group = _build_group(ranks_SET.flatten(1), timeout_minutes)
     return replace(grid, ensemble_group=ensemble_group, sample_group=sample_group)
 
 
-def _build_ensemble_group(degrees: ParallelDims) -> ProcessGroup:
-    """Collective: return the process group of this rank's ensemble group."""
-    ranks_SET = torch.arange(degrees.world).view(-1, degrees.ensemble, degrees.tensor)
-    rank_lists = ranks_SET.transpose(1, 2).reshape(-1, degrees.ensemble).tolist()
-    group, _ = dist.new_subgroups_by_enumeration(rank_lists)
-    return group
+def _build_group(ranks_GN: torch.Tensor, timeout_minutes: int | None) -> ProcessGroup:
+    """Collective: divide all ranks into groups and return the process group of this rank.
 
-
-def _build_sample_group(degrees: ParallelDims) -> ProcessGroup:
-    """Collective: return the process group of the ranks that train on the same samples as this one."""
-    ranks_per_sample = degrees.ensemble * degrees.tensor
-    rank_lists = torch.arange(degrees.world).view(-1, ranks_per_sample).tolist()
-    group, _ = dist.new_subgroups_by_enumeration(rank_lists)
+    Args:
+        ranks_GN: (groups, ranks of a group) every rank once.
+        timeout_minutes: minutes that a collective waits; None for torch's default.
+    """
+    timeout = None if timeout_minutes is None else timedelta(minutes=timeout_minutes)
+    group, _ = dist.new_subgroups_by_enumeration(ranks_GN.tolist(), timeout=timeout)
     return group

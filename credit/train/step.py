@@ -26,7 +26,8 @@ class StepResult:
     """Scalars of a step, still on the device.
 
     Attributes:
-        loss: mean over this rank's part of the global batch.
+        loss: mean over this rank's part of the global batch; the mean over the ranks is the loss of the whole. The
+            ranks that share the members of a sample have parts of its loss, times their number.
         grad_norm: global norm before clipping.
         bad: 1.0 if loss or gradient was not finite and the step was skipped, else 0.0.
         stop: number of ranks that had been asked to stop when the step began.

@@ -108,7 +108,7 @@ def score_forecasts(
     # What is unequal or has no scores is reported before the long computation begins.
     missing_leads, gaps = describe_unscored(config, archive, reader, leads, test)
     notices = {SEEN_PERIODS: describe_seen_periods(archives, test, reader.calendar), MISSING_LEADS: missing_leads}
-    if share.index == 0:
+    if share.index == 0 and share.is_counted:
         _log_unscored(archive, channels, [*notices.values(), *gaps])
 
     # Score the share of this process and bring all shares together on the first rank, which alone goes on.

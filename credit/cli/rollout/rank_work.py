@@ -184,7 +184,11 @@ def _sync_incomplete_times(times: list[int], process_info: ProcessInfo, mesh: De
 
 
 def _find_max_rounds(num_rounds: int, mesh: DeviceGrid) -> int:
-    """Collective: return the largest number of rounds of any rank that shares weights with this one."""
-    if mesh.device_mesh is None:
+    """Collective: return the largest number of rounds of any rank.
+
+    Ranks that share weights need equally many. Others wait for each other at the end of the command, and must not wait
+    longer than the timeout of the process group.
+    """
+    if mesh.degrees.world == 1:
         return num_rounds
     return max(run_on_all_ranks(lambda: num_rounds))

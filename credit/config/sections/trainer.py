@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, SerializeAsAny, model_validator
 
@@ -14,8 +14,13 @@ Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
 class ObjectiveSection(StrictModel):
-    """Keys that every training objective has: `trainer.objective`, what one training step asks of the model."""
+    """Keys that every training objective has: `trainer.objective`, what one training step asks of the model.
 
+    Attributes:
+        shares_members: True if the objective divides members among the ranks of `trainer.parallelism.ensemble`.
+    """
+
+    shares_members: ClassVar[bool] = False
     kind: str
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
@@ -18,4 +18,5 @@ class DeterministicSection(ObjectiveSection):
 class EnsembleObjectiveSection(ObjectiveSection):
     """A rollout of `trainer.members` forecasts per sample, which differ by the noise of `model.noise`."""
 
+    shares_members: ClassVar[bool] = True
     kind: Literal["ensemble"] = Field("ensemble", description="Several forecasts per sample (`trainer.members`).")

@@ -207,9 +207,14 @@ class Planner:
         # Memory: states of the optimizer and weights, then what the step needs for a while.
         on_host = sharded and trainer.parallelism.cpu_offload
         memory = compute_state_memory(network.units, degrees, network.buffers, average=trainer.use_ema, host=on_host)
-        memory = replace(memory, fields=trace.constants, activations=trace.activations)
-        collectives = trace.collectives + count_iteration_collectives(network.iterated, degrees)
         output_bytes = run.output_bytes * members.members
+        activations = trace.activations
+        if degrees.ensemble > 1:
+            # Members as they are sent and as they arrive; a loss of whole fields has those of all ranks.
+            num_copies = 2 * degrees.ensemble if run.gathers_members else 2
+            activations += num_copies * output_bytes
+        memory = replace(memory, fields=trace.constants, activations=activations)
+        collectives = trace.collectives + count_iteration_collectives(network.iterated, degrees)
         num_exchanges = run.num_counted_steps * schedule.micro_steps
         collectives += count_member_collectives(output_bytes, run.gathers_members, num_exchanges, degrees)
         if sharded:

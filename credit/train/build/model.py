@@ -186,7 +186,9 @@ def build_mixed_precision_policy(conf: TrainerConfig, sharded: bool) -> MixedPre
     return _build_mp_policy({"trainer": {"amp": True, "fsdp2_mp_policy": policy_config.model_dump()}})
 
 
-def build_forecast_mesh(conf: ForecastParallelismConfig, launch: ProcessInfo, device_type: str) -> DeviceGrid:
+def build_forecast_mesh(
+    conf: ForecastParallelismConfig, launch: ProcessInfo, device_type: str, timeout_minutes: int | None = None
+) -> DeviceGrid:
     """Collective: return the mesh of the ranks that compute a forecast or an ensemble together.
 
     Args:
@@ -194,6 +196,7 @@ def build_forecast_mesh(conf: ForecastParallelismConfig, launch: ProcessInfo, de
             alone.
         launch: rank and number of ranks of this process.
         device_type: "cuda" or "cpu".
+        timeout_minutes: minutes that ranks which share members wait for each other; None for torch's default.
 
     Raises:
         ConfigError: if the number of ranks is not a multiple of ``tensor`` x ``ensemble``.
@@ -215,7 +218,13 @@ def build_forecast_mesh(conf: ForecastParallelismConfig, launch: ProcessInfo, de
         degrees = ParallelDims(shard=num_groups, tensor=conf.tensor, ensemble=conf.ensemble)
     else:
         degrees = ParallelDims(replicate=num_groups, tensor=conf.tensor, ensemble=conf.ensemble)
-    return build_mesh(degrees, launch.rank, device_type, shares_weights=conf.shares_forecasts)
+    return build_mesh(
+        degrees,
+        launch.rank,
+        device_type,
+        shares_weights=conf.shares_forecasts,
+        timeout_minutes=timeout_minutes,
+    )
 
 
 def require_compiler(device: torch.device) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from credit.calendar import parse_duration
 from credit.config import Config
 from credit.data.reader import FieldReader
 from credit.data.samples.cached_reader import CachedReader
@@ -77,7 +78,8 @@ def assemble_training(
     retain_freed_memory(device)
     use_deterministic_algorithms(config.trainer.deterministic)
     degrees = plan_degrees(config.trainer.parallelism, process_info.world)
-    mesh = build_mesh(degrees, process_info.rank, device.type)
+    timeout_minutes = parse_duration(config.trainer.parallelism.timeout)
+    mesh = build_mesh(degrees, process_info.rank, device.type, timeout_minutes=timeout_minutes)
 
     # The monitor is checked before the statistics are fitted, which can take hours.
     reader, splits = open_training_reader(config)

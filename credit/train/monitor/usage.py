@@ -245,9 +245,10 @@ def build_usage_meter(
         start_time: `time.perf_counter` at the start of this part of the run.
     """
     degrees = mesh.degrees
-    # Tensor-parallel ranks share the operations of each micro-batch.
-    # Each member of an ensemble is a batch of its own; that members are computed twice is not counted as work.
-    micro_batches = config.trainer.grad_accum_every * config.trainer.members / degrees.tensor
+    # Each member of an ensemble is a batch of its own. That members are computed twice is not counted as work.
+    micro_batches = config.trainer.grad_accum_every * config.trainer.members
+    # Tensor-parallel ranks share the operations of each batch, and the ranks of an ensemble group the members.
+    micro_batches /= degrees.tensor * degrees.ensemble
     sharded = mesh.device_mesh is not None and config.trainer.parallelism.data != "none"
     flop_counter = FlopCounter(config, assets, sharded)
     energy_meter = EnergyMeter(device)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from credit.config.registry import LOSSES
-from credit.losses.base import Loss
+from credit.losses.base import Loss, PointwiseLoss
 from credit.losses.build import build_loss_context, build_loss_from_context
 from credit.losses.member_loss import FieldPart, MemberLoss, split_slice
 from tests.unit.losses.test_crps import draw_members
@@ -91,3 +91,23 @@ def test_split_slice() -> None:
     assert split_slice(slice(2, 9), 3) == [slice(2, 4), slice(4, 6), slice(6, 9)]
     assert split_slice(slice(0, 2), 5) == [slice(0, 1), slice(1, 2)]
     assert split_slice(slice(4, 4), 3) == []
+
+
+def test_a_pointwise_loss_with_its_own_forward_couples_everything_unless_it_says_what() -> None:
+    class CostOnly(PointwiseLoss):
+        """Changes the cost alone."""
+
+    class OwnForward(PointwiseLoss):
+        """Combines the costs in another way."""
+
+        def forward(self, prediction_BMCHW: torch.Tensor, target_BCHW: torch.Tensor) -> torch.Tensor:
+            raise NotImplementedError
+
+    class Declared(OwnForward):
+        """Says what it couples."""
+
+        coupled_dims = frozenset({"channels"})
+
+    assert CostOnly.coupled_dims == frozenset()
+    assert OwnForward.coupled_dims == {"cells", "channels"}
+    assert Declared.coupled_dims == {"channels"}

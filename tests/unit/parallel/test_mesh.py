@@ -51,3 +51,20 @@ def test_neighbours_are_tensor_peers_and_share_samples() -> None:
     assert [m.data_rank for m in ranks] == [0, 0, 1, 1, 2, 2, 3, 3]
     assert [m.tensor_rank for m in ranks] == [0, 1] * 4
     assert ranks[0].num_data_ranks == 4
+
+
+def test_positions_in_ensemble_groups() -> None:
+    """Eight ranks: two groups of two data-parallel ranks share members, each of two tensor-parallel ranks."""
+    degrees = plan_degrees(ParallelismConfig(tensor=2, ensemble=2), 8)
+    assert degrees == ParallelDims(1, 4, 2, ensemble=2)
+    assert (degrees.num_data_ranks, degrees.num_sample_ranks) == (4, 2)
+    positions = [DeviceGrid(degrees, rank) for rank in range(8)]
+    assert [position.sample_rank for position in positions] == [0, 0, 0, 0, 1, 1, 1, 1]
+    assert [position.ensemble_rank for position in positions] == [0, 0, 1, 1, 0, 0, 1, 1]
+    assert [position.reads_samples for position in positions] == [True, False, False, False] * 2
+    assert positions[0].describe() == "8 = replicate 1 x shard 4 x tensor 2, members shared by 2"
+
+
+def test_an_ensemble_group_must_divide_the_data_ranks() -> None:
+    with pytest.raises(ConfigError, match="3 does not divide the 4 data-parallel ranks.*these do: 1, 2, 4"):
+        plan_degrees(ParallelismConfig(ensemble=3), 4)
