@@ -56,6 +56,7 @@ class Config(StrictModel):
         self._require_multiples_of_step()
         self._require_effects()
         self._require_ensemble()
+        self._require_shared_members()
         self._require_rollout()
         return self
 
@@ -151,6 +152,10 @@ class Config(StrictModel):
                 f"loss.kind: {self.loss.kind} compares the members of an ensemble; set trainer.members to 2 or more, "
                 "or loss.kind to mae, which crps is for one member"
             )
+
+    def _require_shared_members(self) -> None:
+        """Refuse numbers of ranks that cannot share the members of a sample or of a forecast."""
+        ensemble = self.inference.ensemble
         ranks_per_sample = self.trainer.parallelism.ensemble
         if self.trainer.members % ranks_per_sample:
             raise ValueError(

@@ -215,10 +215,9 @@ class Trainer:
             last_step = divergence.steps[-1]
             with self._open_batches(last_step, last_step + 1) as batches:
                 explanation = parts.training_step.explain(batches, last_step)
-            explanations = [text for text in run_on_all_ranks(lambda: explanation) if text is not None]
-            # The loss is not finite on every rank that shares the members of a sample; the cause is what one names.
-            explanations.sort(key=lambda text: text == "the loss")
-            layer = next(iter(explanations), None)
+            explanations = run_on_all_ranks(lambda: explanation)
+            # On ranks that share members, the loss of all is not finite; the rank with the cause names something else.
+            layer = next(filter(None, sorted(explanations, key=lambda text: text == "the loss")), None)
             raise CreditError(
                 f"{problem}, and the run had gone back for this before. Initial times of the batches: {times}. "
                 + (f"Not finite at first: {layer}. " if layer else "Computed once more, the last one is finite. ")

@@ -266,6 +266,21 @@ def bound_in_flight_memory(
     return gathered * precision.gathered, gradient_bytes
 
 
+def count_exchange_bytes(output_bytes: int, gathers_members: bool, degrees: ParallelDims) -> int:
+    """Return the bytes of the copies that ranks make to exchange the members of samples.
+
+    Args:
+        output_bytes: bytes of the output of the members that a rank computes, at one step of the rollout.
+        gathers_members: True if every rank gathers the whole fields of all members.
+        degrees: degrees of parallelism.
+    """
+    if degrees.ensemble == 1:
+        return 0
+    # Members as they are sent and as they arrive; a loss of whole fields has those of all ranks.
+    num_copies = 2 * degrees.ensemble if gathers_members else 2
+    return num_copies * output_bytes
+
+
 def count_buffer_bytes(model: nn.Module) -> int:
     """Return the bytes of a rank's part of the model's buffers."""
     return sum(to_local(buffer).numel() * buffer.element_size() for buffer in model.buffers())

@@ -23,6 +23,7 @@ from credit.hpc.planner.memory import (
     bound_in_flight_memory,
     compute_state_memory,
     count_buffer_bytes,
+    count_exchange_bytes,
     read_units,
 )
 from credit.hpc.planner.planned_run import Checkpointing, MemberBatches, PlannedRun
@@ -208,11 +209,7 @@ class Planner:
         on_host = sharded and trainer.parallelism.cpu_offload
         memory = compute_state_memory(network.units, degrees, network.buffers, average=trainer.use_ema, host=on_host)
         output_bytes = run.output_bytes * members.members
-        activations = trace.activations
-        if degrees.ensemble > 1:
-            # Members as they are sent and as they arrive; a loss of whole fields has those of all ranks.
-            num_copies = 2 * degrees.ensemble if run.gathers_members else 2
-            activations += num_copies * output_bytes
+        activations = trace.activations + count_exchange_bytes(output_bytes, run.gathers_members, degrees)
         memory = replace(memory, fields=trace.constants, activations=activations)
         collectives = trace.collectives + count_iteration_collectives(network.iterated, degrees)
         num_exchanges = run.num_counted_steps * schedule.micro_steps
