@@ -100,8 +100,10 @@ def test_training_takes_the_same_steps(ensemble: Path, tmp_path: Path, capfd: py
     launch("credit.cli.main", 2, "train", *arguments, "trainer.parallelism.ensemble=2", "trainer.max_steps=3")
     rows = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
     expected_rows = [json.loads(line) for line in (ensemble / "run" / "metrics.jsonl").read_text().splitlines()]
-    assert len(rows) == len(expected_rows)
-    for row, expected in zip(rows, expected_rows, strict=True):
+    steps = [row for row in rows if "loss" in row]
+    expected_steps = [row for row in expected_rows if "loss" in row]
+    assert len(steps) == len(expected_steps) > 0
+    for row, expected in zip(steps, expected_steps, strict=True):
         for key in ("loss", "grad_norm"):
             assert row[key] == pytest.approx(expected[key], rel=1e-4), key
     validations = [row["valid"] for row in rows if row.get("valid")]
