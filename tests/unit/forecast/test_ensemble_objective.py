@@ -153,3 +153,44 @@ def test_new_noise_leaves_the_network_unchanged(decoder: str) -> None:
     }  # fmt: skip
     assert torch.equal(model(x, condition), quiet_model(x))
     assert torch.equal(model(x), quiet_model(x))
+
+
+def test_saved_tensors_of_many_members_are_those_of_one() -> None:
+    """What the backward pass needs of eight members, computed one by one, is that of one and the outputs of eight."""
+    peaks = {}
+    for members in (2, 8):
+        objective, batch = build_ensemble(replace(CASE, members=members, rollout=2, noise=("global",)))
+        tracker = SavedTensors()
+        with torch.autograd.graph.saved_tensors_hooks(tracker.pack, lambda packed: packed.tensor):
+            objective.accumulate_gradients(batch, MicroStep(0, [1, 2]))
+        peaks[members] = tracker.peak
+    # Two rollout steps of eight members: (B, C, H, W) float32 each.
+    output_bytes = 2 * 8 * 4 * 3 * cases.ROWS * cases.COLUMNS * 4
+    assert output_bytes < 0.1 * peaks[2], "the outputs must not hide activations"
+    assert peaks[8] < 1.1 * peaks[2] + output_bytes
+
+
+class SavedTensors:
+    """Bytes of the tensors that are saved for backward passes at one time, and their peak."""
+
+    def __init__(self) -> None:
+        self.held = 0
+        self.peak = 0
+
+    def pack(self, tensor: Tensor) -> HeldTensor:
+        held_tensor = HeldTensor(tensor, self)
+        self.peak = max(self.peak, self.held)
+        return held_tensor
+
+
+class HeldTensor:
+    """A saved tensor; its bytes count until the graph releases it."""
+
+    def __init__(self, tensor: Tensor, tracker: SavedTensors) -> None:
+        self.tensor = tensor
+        self._bytes = tensor.numel() * tensor.element_size()
+        self._tracker = tracker
+        tracker.held += self._bytes
+
+    def __del__(self) -> None:
+        self._tracker.held -= self._bytes
