@@ -112,7 +112,7 @@ def _suppress_notices() -> Iterator[None]:
 
 
 def build_plan_inputs(path: str, overrides: Sequence[str], grid: str | None) -> tuple[Config, ModelAssets, int]:
-    """Return what a plan needs to know about a run.
+    """Return the facts of a run that a plan depends on.
 
     Args:
         path: config file.

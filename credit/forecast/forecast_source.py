@@ -64,8 +64,8 @@ class ForecastSource(ABC):
     def join_collectives(self, leads: Sequence[int], initial_times: Sequence[int] = ()) -> None:
         """Collective: run the network as the other ranks do, and discard the forecast.
 
-        A rank whose own forecasts are complete calls this, and a rank that computes members for another one. Forecasts
-        in files have no collectives.
+        A rank calls this when its own forecasts are complete. A rank that computes members for another rank calls it
+        for every group. Forecasts in files have no collectives.
 
         Args:
             leads: lead times in minutes that the other ranks read.

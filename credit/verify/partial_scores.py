@@ -33,7 +33,7 @@ class WorkShare:
         index: index of the share among all shares of the cases, from 0.
         num_shares: number of shares.
         is_counted: False for a process that makes the same forecasts as another one, whose scores count.
-        is_sharded: True if several ranks make each forecast together and meet at every step.
+        is_sharded: True if several ranks share the weights or the members of each forecast and meet at every step.
         has_all_members: False for a process that sends the members which it computes to another one and scores nothing.
     """
 

@@ -165,7 +165,7 @@ def _score_share(
     else:
         for group in share_groups:
             archive.join_collectives(sample.leads.tolist(), group)
-    # All ranks gather sharded weights, so a rank without further groups joins in the others' forecasts.
+    # Ranks that share weights meet at every step, so a rank without further groups joins in the others' forecasts.
     largest_share = math.ceil(len(sample.groups) / share.num_shares)
     for _ in range(largest_share - len(share_groups)):
         archive.join_collectives(sample.leads.tolist())

@@ -17,7 +17,7 @@ from credit.cli.console.terminal import add_quiet_argument
 from credit.utils.progress import ProgressBar
 
 if TYPE_CHECKING:
-    from credit.cli.rollout.rank_work import Round
+    from credit.cli.rollout.rank_work import BatchRound
     from credit.config import Config
     from credit.data.reader import FieldReader
     from credit.forecast.io.async_writer import BackgroundWriter
@@ -143,14 +143,14 @@ def _make_forecasts(config: Config, part: str | None, process_info: ProcessInfo,
         # Only the main rank shows a progress bar, and only on a terminal.
         hidden = None if process_info.is_main else True
         with ProgressBar(total=work.num_starts, desc="forecasting", unit="start", disable=hidden) as bar:
-            for round in work.rounds:
+            for batch_round in work.rounds:
                 # One rank of those that share the members and layers of a forecast writes it.
                 output_writer = background if mesh.reads_samples else None
-                _forecast_round(forecast_batch, round, lead_minutes[-1], step_minutes, output_writer)
-                bar.update(round.num_starts)
+                _forecast_round(forecast_batch, batch_round, lead_minutes[-1], step_minutes, output_writer)
+                bar.update(batch_round.num_starts)
             # This rank takes part in the collectives of ranks that have more batches.
-            for round in work.padding_rounds:
-                _forecast_round(forecast_batch, round, lead_minutes[-1], step_minutes, None)
+            for batch_round in work.padding_rounds:
+                _forecast_round(forecast_batch, batch_round, lead_minutes[-1], step_minutes, None)
     if mesh.reads_samples:
         rank_name = f"rank {process_info.rank}: " if process_info.world > 1 else ""
         num_written = len(work.incomplete_times)
@@ -163,7 +163,7 @@ def _make_forecasts(config: Config, part: str | None, process_info: ProcessInfo,
 
 def _forecast_round(
     forecast_batch: ForecastFunction,
-    round: Round,
+    batch_round: BatchRound,
     longest_lead: int,
     step_minutes: int,
     output_writer: BackgroundWriter | None,
@@ -172,7 +172,7 @@ def _forecast_round(
 
     Args:
         forecast_batch: function that makes the forecasts.
-        round: starts of the forecasts of each batch.
+        batch_round: starts of the forecasts of each batch.
         longest_lead: longest lead time in minutes.
         step_minutes: time step of the model in minutes.
         output_writer: writer of the outputs; None to discard them.
@@ -180,15 +180,15 @@ def _forecast_round(
     from credit.forecast.rollout import iterate_in_inference_mode
 
     output_iterators = []
-    for batch in round.batches:
+    for batch in batch_round.batches:
         # Lagged members start before their initial time and need more steps to reach the same lead time.
         longest_lag = max(start.initial_minutes - start.analysis_minutes for start in batch)
         outputs = forecast_batch(batch, (longest_lead + longest_lag) // step_minutes)
         output_iterators.append(iterate_in_inference_mode(outputs))
     # The batches advance together, because each is made by another rank.
     for step, step_outputs in enumerate(itertools.zip_longest(*output_iterators), start=1):
-        written_outputs = step_outputs[: round.num_written]
-        for batch, output in zip(round.batches, written_outputs, strict=False):
+        written_outputs = step_outputs[: batch_round.num_written]
+        for batch, output in zip(batch_round.batches, written_outputs, strict=False):
             if output_writer is not None and output is not None:
                 output_writer.put(batch, step, output)
 

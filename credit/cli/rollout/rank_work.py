@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Round:
+class BatchRound:
     """Batches of forecasts that the ranks of an ensemble group make at the same time, one each.
 
     Attributes:
@@ -51,13 +51,13 @@ class RankWork:
 
     initial_times: list[int]
     incomplete_times: list[int]
-    rounds: list[Round]
-    padding_rounds: list[Round]
+    rounds: list[BatchRound]
+    padding_rounds: list[BatchRound]
 
     @property
     def num_starts(self) -> int:
         """Number of forecasts that are written."""
-        return sum(round.num_starts for round in self.rounds)
+        return sum(batch_round.num_starts for batch_round in self.rounds)
 
 
 def shard_initial_times(
@@ -126,12 +126,12 @@ def plan_rank_work(
     return RankWork(rank_times, incomplete_times, rounds, padding_rounds)
 
 
-def _build_rounds(batches: list[list[ForecastStart]], num_ranks: int) -> list[Round]:
+def _build_rounds(batches: list[list[ForecastStart]], num_ranks: int) -> list[BatchRound]:
     """Return the batches in rounds of one for each rank of an ensemble group; the last round is filled up."""
     rounds = []
     for first in range(0, len(batches), num_ranks):
         round_batches = batches[first : first + num_ranks]
-        rounds.append(Round(round_batches + pad_batches(round_batches, num_ranks), len(round_batches)))
+        rounds.append(BatchRound(round_batches + pad_batches(round_batches, num_ranks), len(round_batches)))
     return rounds
 
 
@@ -152,7 +152,7 @@ def _build_batches(groups: list[list[int]], inference: InferenceConfig) -> list[
 
 def _build_padding_rounds(
     initial_time: int, inference: InferenceConfig, num_rounds: int, num_ranks: int
-) -> list[Round]:
+) -> list[BatchRound]:
     """Return rounds whose forecasts are discarded, so that an idle rank joins the collectives of the others.
 
     Args:

@@ -189,7 +189,7 @@ class InferenceConfig(StrictModel):
     )
     amp: bool = Field(False, description="Compute in bfloat16.")
     parallelism: ForecastParallelismConfig = Field(
-        ForecastParallelismConfig(), description="Sharing of one forecast among several ranks."
+        ForecastParallelismConfig(), description="Sharing of one forecast, or of its members, among several ranks."
     )
     ensemble: EnsembleConfig | None = Field(None, description="Several forecasts from each initial time.")
     hyperdiffusion: HyperdiffusionEntry | None = Field(

@@ -245,7 +245,7 @@ class SourceReader:
         return list_contributions(conf, self._source_index, self._series)
 
     def _read_variables(self, indices: Sequence[int], names: Collection[str]) -> list[np.ndarray]:
-        """Return what `_read_unchecked` returns; raises DataError for values that are wrongly missing or infinite."""
+        """Return the fields of `_read_unchecked`; raises DataError for values that are wrongly missing or infinite."""
         channels = [channel for channel in self.channels.time_varying_stored if channel.variable in names]
         fields = self._read_unchecked(indices, names)
         for index, fields_CHW in zip(indices, fields, strict=True):

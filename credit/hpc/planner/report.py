@@ -193,20 +193,12 @@ def _format_collectives(mesh: MeshPlan) -> list[str]:
 
 def _format_checkpointing(plan: Plan, run: PlannedRun) -> list[str]:
     """Return the Markdown table of the recommended mesh with each kind of activation checkpointing."""
-    rows = [
-        "| trainer.activation_checkpoint | activations, GiB | all, GiB | estimate: s a step | |",
-        "|---|---|---|---|---|",
-    ]
+    rows = _start_alternatives("trainer.activation_checkpoint")
     for kind, mesh in plan.checkpointing.items():
         notes = []
         if kind == run.trainer.activation_checkpoint:
             notes.append("the config's")
-        if not mesh.fits:
-            notes.append("does not fit")
-        rows.append(
-            f"| {str(kind).lower()} | {mesh.memory.activations / 2**30:.2f} | {mesh.memory.device / 2**30:.2f} | "
-            f"{mesh.step_seconds:.3f} | {', '.join(notes)} |"
-        )
+        rows.append(_format_alternative(str(kind).lower(), mesh, notes))
     return rows
 
 
@@ -214,23 +206,30 @@ def _format_members_at_once(plan: Plan, run: PlannedRun) -> list[str]:
     """Return the Markdown table of the recommended mesh with each number of members in a batch; empty for one."""
     if len(plan.members_at_once) == 1:
         return []
-    rows = [
-        "| trainer.members_at_once | activations, GiB | all, GiB | estimate: s a step | |",
-        "|---|---|---|---|---|",
-    ]
+    rows = _start_alternatives("trainer.members_at_once")
     for number, mesh in plan.members_at_once.items():
         notes = []
         if number == plan.best_members_at_once:
             notes.append("recommended")
         if number == run.trainer.members_at_once:
             notes.append("the config's")
-        if not mesh.fits:
-            notes.append("does not fit")
-        rows.append(
-            f"| {number} | {mesh.memory.activations / 2**30:.2f} | {mesh.memory.device / 2**30:.2f} | "
-            f"{mesh.step_seconds:.3f} | {', '.join(notes)} |"
-        )
+        rows.append(_format_alternative(str(number), mesh, notes))
     return [*rows, ""]
+
+
+def _start_alternatives(key: str) -> list[str]:
+    """Return the heading of a Markdown table of the values of a config key."""
+    return [f"| {key} | activations, GiB | all, GiB | estimate: s a step | |", "|---|---|---|---|---|"]
+
+
+def _format_alternative(value: str, mesh: MeshPlan, notes: list[str]) -> str:
+    """Return the row of one value of a config key, with the mesh that it leads to."""
+    if not mesh.fits:
+        notes = [*notes, "does not fit"]
+    return (
+        f"| {value} | {mesh.memory.activations / 2**30:.2f} | {mesh.memory.device / 2**30:.2f} | "
+        f"{mesh.step_seconds:.3f} | {', '.join(notes)} |"
+    )
 
 
 def _mesh_dict(mesh: MeshPlan) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -93,8 +94,6 @@ def test_scores_without_files_are_those_of_one_process(ensemble: Path, overrides
 
 def test_training_takes_the_same_steps(ensemble: Path, tmp_path: Path, capfd: pytest.CaptureFixture) -> None:
     """Two ranks share the members of a sample; the run continues from its checkpoint on one rank."""
-    import json
-
     folder = world(tmp_path)
     arguments = (str(folder / "config.yml"), *TRAINING)
     launch("credit.cli.main", 2, "train", *arguments, "trainer.parallelism.ensemble=2", "trainer.max_steps=3")

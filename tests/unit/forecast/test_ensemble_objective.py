@@ -156,7 +156,7 @@ def test_new_noise_leaves_the_network_unchanged(decoder: str) -> None:
 
 
 def test_saved_tensors_of_many_members_are_those_of_one() -> None:
-    """What the backward pass needs of eight members, computed one by one, is that of one and the outputs of eight."""
+    """Eight members, computed one by one, save the activations of one member and the outputs of eight."""
     peaks = {}
     for members in (2, 8):
         objective, batch = build_ensemble(replace(CASE, members=members, rollout=2, noise=("global",)))
