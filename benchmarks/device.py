@@ -4,19 +4,25 @@
                                 [--cases bfloat16 compiled] [--kernels 15] [--reference FOLDER]
 
 The step is the trainer's own, with CONFIG's network, batch, accumulation and rollout. The fields are random and are on
-the device already; no data are opened. Every measurement is a separate process, cases alternate, and the table has the
-medians over the rounds (least to largest). Half of --steps are taken first and do not count, because kernels are chosen
-and compiled there. The time is that from the first counted step until the device has finished the last one. Memory is
-the peak of torch's allocator on a GPU, the resident set on a CPU. MFU is as in metrics.jsonl.
+the device already; no data are opened. Cases alternate, and the table has the medians over the rounds (least to
+largest). On a GPU, this process measures all cases; on a CPU, each measurement is a separate process, because memory is
+its resident set there. Half of --steps are taken first and do not count, because kernels are chosen and compiled there.
+The time is that from the first counted step until the device has finished the last one. Memory is the peak of torch's
+allocator on a GPU. MFU is as in metrics.jsonl.
+
+Besides training steps there are steps of an ensemble of four members with noise, trained on the CRPS, and steps of a
+forecast with ``inference.batch_size`` states.
 
 --cases selects the cases whose names contain all of these words. --kernels lists the kernels that take most of the
-device's time in one step of each case. FOLDER is as in ``wxformer.py``; its network runs on the same device, on the
-grid of the 1 degree starter. On a machine without a GPU, ``--device cpu`` tries the script; no GPU has run it yet.
+device's time in one step of each case. --json writes every measurement to a file as soon as it is there. FOLDER is as
+in ``wxformer.py``; its network runs on the same device, on the grid of the 1 degree starter. On a machine without a
+GPU, ``--device cpu`` tries the script.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import itertools
 import json
 import os
@@ -50,6 +56,18 @@ KEPT = {
 CASES = {
     f"{precision} {compiled} {kept}": PRECISIONS[precision] + COMPILED[compiled] + KEPT[kept]
     for precision, compiled, kept in itertools.product(PRECISIONS, COMPILED, KEPT)
+}
+ENSEMBLE = ("loss={kind: crps}", "trainer.members=4", "model.noise={kind: global, memory: [24h, forecast]}")
+MEMBERS = {"one-by-one": ("trainer.members_at_once=1",), "at-once": ("trainer.members_at_once=4",)}
+CASES |= {
+    f"{precision} eager ensemble {order}": PRECISIONS[precision] + KEPT["all-kept"] + ENSEMBLE + MEMBERS[order]
+    for precision, order in itertools.product(PRECISIONS, MEMBERS)
+}
+# Case of a forecast -> overrides of the config.
+FORECASTS = {
+    "forecast float32": ("inference.amp=false", "trainer.tf32=false"),
+    "forecast tf32": ("inference.amp=false", "trainer.tf32=true"),
+    "forecast bfloat16": ("inference.amp=true",),
 }
 # Case of the published package -> True for bfloat16.
 REFERENCE = {"reference float32": False, "reference bfloat16": True}
@@ -115,6 +133,38 @@ def build_step(
     return lambda: step(itertools.repeat(batch), 0, 1e-6), samples * micro_steps, tflop, ideal
 
 
+def build_forecast_step(
+    config: str, grid: str, settings: Sequence[str], device: torch.device
+) -> tuple[Callable[[], object], int, None, None]:
+    """Return a step of forecasts with random weights, decoded to physical units, as `build_step` does."""
+    from credit.cli.plan import build_grid, load_config_without_paths
+    from credit.models.inference import prepare_for_inference
+    from credit.models.initialise import initial_values
+    from credit.parallel.mesh import DeviceGrid
+    from credit.parallel.state.materialise import fill_
+    from credit.train.build.dry_run import dummy_assets
+    from credit.train.build.model import build_parallel_model
+    from credit.train.build.stepper import build_stepper
+
+    conf = load_config_without_paths(config, settings)
+    assets = dummy_assets(conf, build_grid(grid), {})
+    # Sets the precision of products, too.
+    model, _ = build_parallel_model(conf, assets, DeviceGrid(), device)
+    fill_(model, initial_values(model, conf.seed))
+    prepare_for_inference(model.eval(), torch.bfloat16 if conf.inference.amp else None)
+    stepper = build_stepper(conf, assets, model, device, conf.inference.amp)
+    states, frames, cells = conf.inference.batch_size, conf.data.history_len, assets.grid.shape
+    channels = {name: len(assets.channels.group(name)) for name in ("prognostic", "dynamic_forcing")}
+    state = torch.randn(states, channels["prognostic"], frames, *cells, device=device)
+    forcing = torch.randn(states, channels["dynamic_forcing"], frames, *cells, device=device)
+
+    @torch.inference_mode()
+    def step() -> Tensor:
+        return stepper.decode(stepper.step(state, forcing))
+
+    return step, states, None, None
+
+
 def build_reference_step(half: bool, device: torch.device) -> tuple[Callable[[], object], int, None, None]:
     """Return a step of the published package's network with torch's defaults, as `build_step` does."""
     model = build_reference().to(device).train()
@@ -143,6 +193,9 @@ def measure(case: str, args: argparse.Namespace) -> dict[str, float | str | None
     wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
     if case in REFERENCE:
         step, samples, tflop, ideal = build_reference_step(REFERENCE[case], device)
+    elif case in FORECASTS:
+        settings = [*args.settings, *FORECASTS[case]]
+        step, samples, tflop, ideal = build_forecast_step(args.config, args.grid, settings, device)
     else:
         step, samples, tflop, ideal = build_step(args.config, args.grid, [*args.settings, *CASES[case]], device)
     for _ in range(-(-args.steps // 2)):
@@ -173,7 +226,16 @@ def _peak_gb(device: torch.device) -> float:
 
 
 def run_case(case: str, args: argparse.Namespace) -> dict[str, float | str | None]:
-    """Return the result of `measure` from a separate process, which imports the package of the case."""
+    """Return the result of `measure`; the published package, and everything on a CPU, has a process of its own."""
+    if args.device == "cuda" and case not in REFERENCE:
+        gc.collect()
+        torch._dynamo.reset()
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        try:
+            return measure(case, args)
+        except torch.OutOfMemoryError:
+            return {"kernels": "out of memory"}
     folder = args.reference.resolve() if case in REFERENCE else REPOSITORY
     command = [sys.executable, str(Path(__file__).resolve()), str(Path(args.config).resolve()), *args.settings]
     command += ["--grid", args.grid, "--device", args.device, "--threads", str(args.threads)]
@@ -189,7 +251,7 @@ def show(case: str, results: list[dict[str, float | str | None]]) -> None:
     """Print the row of a case, and its kernels."""
     cells = []
     for name, digits in (("ms", 1), ("samples", 2), ("tflops", 2), ("mfu", 3), ("gb", 2)):
-        values = [result[name] for result in results if result[name] is not None]
+        values = [result[name] for result in results if result.get(name) is not None]
         if not values:
             cells.append("")
             continue
@@ -209,6 +271,7 @@ def main() -> None:
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--cases", nargs="+", default=[], metavar="WORD")
     parser.add_argument("--kernels", type=int, default=0, metavar="N")
+    parser.add_argument("--json", type=Path, metavar="FILE")
     add_counts(parser, rounds=5, steps=20)
     add_reference(parser)
     parser.add_argument("--case", help=argparse.SUPPRESS)
@@ -219,14 +282,21 @@ def main() -> None:
         return
     if args.device == "cuda" and not torch.cuda.is_available():
         parser.error("--device cuda: torch sees no GPU here; --device cpu tries the script")
-    all_cases = [*CASES]
+    all_cases = [*CASES, *FORECASTS]
     if args.reference:
         all_cases += REFERENCE
     cases = [case for case in all_cases if set(args.cases) <= set(case.split())]
     if not cases:
-        words = sorted({word for case in (*CASES, *REFERENCE) for word in case.split()})
+        words = sorted({word for case in (*CASES, *FORECASTS, *REFERENCE) for word in case.split()})
         parser.error(f"--cases {' '.join(args.cases)}: no case has all of these words; there are {', '.join(words)}")
-    rounds = [[run_case(case, args) for case in cases] for _ in range(args.rounds)]
+    rounds: list[list[dict[str, float | str | None]]] = []
+    for _ in range(args.rounds):
+        rounds.append([])
+        for case in cases:
+            rounds[-1].append(run_case(case, args))
+            if args.json is not None:
+                with args.json.open("a") as lines:
+                    lines.write(json.dumps({"case": case, **rounds[-1][-1]}) + "\n")
     name = torch.cuda.get_device_name() if args.device == "cuda" else f"CPU, {args.threads} threads"
     print(f"torch {torch.__version__}, {name}, {args.rounds} rounds")
     print("| case | ms a step | samples/s | TFLOP/s | MFU | peak GB |")
