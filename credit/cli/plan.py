@@ -32,7 +32,8 @@ HELP = """Predict memory and communication of a training run on N GPUs, and reco
 
 The command compares every mesh (replicate x shard x tensor). Memory, operations and collectives come from a training
 step on tensors without memory. The output marks which numbers are exact and which are upper bounds. Every time, speed
-and energy is an estimate from data sheets of the GPU (roofline model) and of the links. None was measured on a GPU.
+and energy is an estimate from data sheets of the GPU (roofline model) and of the links. The time that the host needs
+to queue a kernel was measured on one machine; it differs between hosts (--launch).
 
 The grid and the number of samples come from the data. Without the data, give the size of the grid with --grid.
 
@@ -61,6 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--network", type=float, metavar="GBS", help="bandwidth between nodes in GB/s, per GPU and direction"
     )
+    parser.add_argument("--launch", type=float, metavar="US", help="time that the host needs to queue a kernel, in us")
     parser.add_argument("--grid", metavar="ROWSxCOLUMNS", help="size of a global grid; the data are then not read")
     parser.add_argument("--json", action="store_true", help="print the plan as one JSON document")
 
@@ -76,7 +78,7 @@ def run_command(arguments: argparse.Namespace) -> int:
     from credit.hpc.planner.planned_run import PlannedRun
     from credit.hpc.planner.report import format_plan, to_dict
 
-    gpu = find_gpu(arguments.gpu, arguments.per_node, arguments.network)
+    gpu = find_gpu(arguments.gpu, arguments.per_node, arguments.network, arguments.launch)
     with _suppress_notices():
         config, assets, num_samples = build_plan_inputs(arguments.config, arguments.overrides, arguments.grid)
         rollout = config.trainer.forecast_len_from or {0.0: config.data.forecast_len}

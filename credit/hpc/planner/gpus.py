@@ -13,12 +13,15 @@ from dataclasses import dataclass, replace
 
 from credit.errors import ConfigError, did_you_mean
 
-# Shares of the peak that kernels, memory and links are taken to reach. Assumed: nothing here was measured on a GPU.
+# Shares of the peak that kernels, memory and links are taken to reach. Assumed.
 COMPUTE_SHARE = 0.5
 MEMORY_SHARE = 0.8
 LINK_SHARE = 0.8
-# No kernel takes less than what its launch takes. Assumed.
-KERNEL_SECONDS = 5e-6
+# Shortest time of a kernel on the GPU: 4335 kernels of a step of the 1 degree starter took 17.3 ms on an H100.
+KERNEL_SECONDS = 4e-6
+# Time that the host needs to put a kernel into the GPU's queue, without ``trainer.compile``. Measured: 36 to 50 us in
+# steps of three networks on one virtual machine with an H100 (benchmarks/lab_notes.md). Other hosts differ.
+LAUNCH_SECONDS = 40e-6
 # The context of CUDA, NCCL's buffers, the libraries' workspaces, and what the allocator cannot use. Assumed.
 RESERVED_GIB = 2.0
 RESERVED_SHARE = 0.05
@@ -39,6 +42,7 @@ class Gpu:
         network_gbs: bandwidth to other nodes in one direction, a GPU's share of the node's ports, in GB/s.
         per_node: number of GPUs in a node.
         watts: highest power of the board in watts.
+        launch_seconds: time that the host needs to queue a kernel, in seconds.
     """
 
     name: str
@@ -51,6 +55,7 @@ class Gpu:
     network_gbs: float
     per_node: int
     watts: float
+    launch_seconds: float = LAUNCH_SECONDS
 
     @property
     def usable_bytes(self) -> int:
@@ -58,7 +63,7 @@ class Gpu:
         return int(2**30 * (self.memory_gib * (1 - RESERVED_SHARE) - RESERVED_GIB))
 
     def estimate_kernel_seconds(self, rate: str, flops: float, moved_bytes: float) -> float:
-        """Return the seconds of one kernel: the longest of arithmetic, memory traffic and launch.
+        """Return the seconds of one kernel: the longest of arithmetic, memory traffic and `KERNEL_SECONDS`.
 
         This is the roofline model of Williams et al. 2009, doi 10.1145/1498765.1498785.
 
@@ -110,21 +115,32 @@ def list_gpu_names() -> Sequence[str]:
     return list(_GPUS)
 
 
-def find_gpu(name: str, per_node: int | None = None, network_gbs: float | None = None) -> Gpu:
+def find_gpu(
+    name: str, per_node: int | None = None, network_gbs: float | None = None, launch_us: float | None = None
+) -> Gpu:
     """Return a GPU by name.
 
     Args:
         name: one of `list_gpu_names`.
         per_node: number of GPUs in a node, if the site has another number; None for the usual one.
         network_gbs: GB/s of a GPU to other nodes in one direction, if the site has others; None for the usual ones.
+        launch_us: microseconds that the host needs to queue a kernel; None for the measured ones.
 
     Raises:
         ConfigError: for an unknown name, or a number that is not positive.
     """
     if name not in _GPUS:
         raise ConfigError(f'--gpu: "{name}" is not known{did_you_mean(name, _GPUS)}')
-    for option, value in (("--per-node", per_node), ("--network", network_gbs)):
+    for option, value in (("--per-node", per_node), ("--network", network_gbs), ("--launch", launch_us)):
         if value is not None and value <= 0:
             raise ConfigError(f"{option}: {value} must be more than 0")
     gpu = _GPUS[name]
-    return replace(gpu, per_node=per_node or gpu.per_node, network_gbs=network_gbs or gpu.network_gbs)
+    launch_seconds = gpu.launch_seconds
+    if launch_us is not None:
+        launch_seconds = launch_us * 1e-6
+    return replace(
+        gpu,
+        per_node=per_node or gpu.per_node,
+        network_gbs=network_gbs or gpu.network_gbs,
+        launch_seconds=launch_seconds,
+    )

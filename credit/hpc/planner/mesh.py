@@ -53,6 +53,7 @@ class MeshPlan:
         collectives: number of each collective of an optimizer step.
         flops: FLOP of an optimizer step on a rank.
         kernel_seconds: estimated time of the kernels of an optimizer step, in seconds.
+        launch_seconds: estimated time that the host needs to queue these kernels, in seconds.
         blocking_seconds: estimated time of the collectives of a step that the kernels wait for, in seconds.
         overlapped_seconds: estimated time of the collectives of a step that run beside the kernels, in seconds.
         samples: number of samples in an optimizer step, over all ranks.
@@ -68,6 +69,7 @@ class MeshPlan:
     collectives: Mapping[Collective, int]
     flops: int
     kernel_seconds: float
+    launch_seconds: float
     blocking_seconds: float
     overlapped_seconds: float
     samples: int
@@ -79,7 +81,7 @@ class MeshPlan:
     @property
     def step_seconds(self) -> float:
         """Estimated seconds of an optimizer step with the longest rollout."""
-        return self.blocking_seconds + max(self.kernel_seconds, self.overlapped_seconds)
+        return self.blocking_seconds + max(self.kernel_seconds, self.launch_seconds, self.overlapped_seconds)
 
     @property
     def samples_per_second(self) -> float:
@@ -219,7 +221,7 @@ class Planner:
             memory = replace(memory, gathered=gathered, reduced=reduced)
             collectives += count_sharding_collectives(network.units, degrees, network.precision, schedule)
 
-        # Time: kernels and the update, and collectives by whether the kernels wait for them.
+        # Time: kernels and the update, the host that queues them, and collectives by whether the kernels wait for them.
         kernel_seconds = sum(gpu.estimate_kernel_seconds(*kernel) * count for kernel, count in trace.kernels.items())
         update_seconds = memory.parameters * _UPDATE_MOVES / (gpu.memory_gbs * 1e9 * MEMORY_SHARE)
         blocking_seconds, overlapped_seconds = self._estimate_collective_seconds(collectives)
@@ -230,6 +232,7 @@ class Planner:
             collectives=collectives,
             flops=trace.flops,
             kernel_seconds=kernel_seconds + update_seconds,
+            launch_seconds=sum(trace.kernels.values()) * gpu.launch_seconds,
             blocking_seconds=blocking_seconds,
             overlapped_seconds=overlapped_seconds,
             samples=run.samples_per_step(degrees),

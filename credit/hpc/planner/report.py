@@ -34,9 +34,9 @@ _MEMORY_KINDS = {
     "reduced": "whole gradients in flight (upper bound)",
 }
 _HOW_ESTIMATED = (
-    "All times, and the energy that follows from them, are estimates from data sheets: no GPU was measured. A kernel "
-    "takes the longest of its arithmetic, its memory traffic and its launch (roofline model); a collective takes its "
-    "bytes over the slowest link plus the latency of its hops."
+    "All times, and the energy that follows from them, are estimates. A kernel takes the longer of its arithmetic and "
+    "its memory traffic, by data sheets (roofline model). The host queues one kernel after another. A collective takes its "
+    "bytes over the slowest link, plus the latency of its hops."
 )
 
 
@@ -53,8 +53,9 @@ def format_plan(plan: Plan, run: PlannedRun) -> str:
         f"recommended: {format_settings(best)}; of the fastest that fit, the one with the shortest collectives",
         f"  {best.samples} samples a step, {best.steps} steps, {best.flops / 1e12:.1f} TFLOP a GPU and step",
         f"  estimate of the run: {best.hours:.3g} hours, {best.megawatt_hours:.3g} MWh at the boards' full power",
-        f"  estimate of a step: {best.step_seconds:.3f} s = max(kernels {best.kernel_seconds:.3f}, collectives beside "
-        f"them {best.overlapped_seconds:.3f}) + collectives that the kernels wait for {best.blocking_seconds:.3f}",
+        f"  estimate of a step: {best.step_seconds:.3f} s = max(kernels {best.kernel_seconds:.3f}, their launch by the "
+        f"host {best.launch_seconds:.3f}, collectives beside them {best.overlapped_seconds:.3f}) + collectives that "
+        f"the kernels wait for {best.blocking_seconds:.3f}",
         "",
         *_format_memory(best, gpu),
         "",
@@ -110,7 +111,9 @@ def list_assumptions(run: PlannedRun, gpu: Gpu) -> list[str]:
     trainer = run.trainer
     lines = [
         f"kernels reach {COMPUTE_SHARE:.0%} of the peak rate or {MEMORY_SHARE:.0%} of the memory bandwidth and take at "
-        f"least {KERNEL_SECONDS * 1e6:.0f} us; never measured on a GPU",
+        f"least {KERNEL_SECONDS * 1e6:.0f} us",
+        f"the host takes {gpu.launch_seconds * 1e6:g} us to queue a kernel (--launch), as on one virtual machine with an "
+        "H100; trainer.compile needs fewer kernels",
         f"links reach {LINK_SHARE:.0%} of {gpu.node_gbs:g} GB/s in a node and {gpu.network_gbs:g} GB/s a GPU between "
         "nodes; hops have the latency of NCCL's own model; FSDP2's collectives run beside the kernels",
         f"{RESERVED_GIB:g} GiB and {RESERVED_SHARE:.0%} of the memory are taken by CUDA, NCCL, the libraries and "
@@ -249,6 +252,7 @@ def _mesh_dict(mesh: MeshPlan) -> dict[str, Any]:
         "estimate": {
             "step_seconds": mesh.step_seconds,
             "kernel_seconds": mesh.kernel_seconds,
+            "launch_seconds": mesh.launch_seconds,
             "blocking_seconds": mesh.blocking_seconds,
             "overlapped_seconds": mesh.overlapped_seconds,
             "samples_per_second": mesh.samples_per_second,

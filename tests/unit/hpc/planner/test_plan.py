@@ -101,7 +101,7 @@ def test_seconds_by_hand() -> None:
 def test_a_kernel_is_as_slow_as_its_slowest_part() -> None:
     assert H100.estimate_kernel_seconds("bfloat16", 989e12, 0) == pytest.approx(2.0)
     assert H100.estimate_kernel_seconds("float32", 0, int(3350e9)) == pytest.approx(1.25)
-    assert H100.estimate_kernel_seconds("tf32", 1, 1) == 5e-6
+    assert H100.estimate_kernel_seconds("tf32", 1, 1) == 4e-6
 
 
 def test_meshes_of_a_plan(plan: Plan) -> None:
@@ -136,7 +136,8 @@ def test_hours_and_energy(plan: Plan) -> None:
     assert best.samples == 16 and best.steps == 10
     assert best.hours == pytest.approx(10 * best.step_seconds / 3600)
     assert best.megawatt_hours == pytest.approx(best.hours * 16 * 700 / 1e6)
-    assert best.step_seconds == best.blocking_seconds + max(best.kernel_seconds, best.overlapped_seconds)
+    longest = max(best.kernel_seconds, best.launch_seconds, best.overlapped_seconds)
+    assert best.step_seconds == best.blocking_seconds + longest
 
 
 def test_epochs_and_growing_rollouts() -> None:
@@ -149,7 +150,7 @@ def test_epochs_and_growing_rollouts() -> None:
 
 def test_report(plan: Plan) -> None:
     text = format_plan(plan, planned_run_of())
-    for word in ("recommended", "exact", "upper bound", "assumed", "never measured on a GPU", "MWh"):
+    for word in ("recommended", "exact", "upper bound", "assumed", "the host takes 40 us", "MWh"):
         assert word in text
     for line in text.splitlines():
         if re.search(r"\bs a step|samples/s|\bhours|MWh| s = ", line):
@@ -217,6 +218,7 @@ def test_gpus() -> None:
         assert gpu.bfloat16 > gpu.tf32 > gpu.float32 and gpu.node_gbs > gpu.network_gbs
         assert 0 < gpu.usable_bytes < gpu.memory_gib * 2**30
     assert find_gpu("h100", per_node=4, network_gbs=25).per_node == 4
+    assert find_gpu("h100", launch_us=10).launch_seconds == pytest.approx(1e-5)
     with pytest.raises(ConfigError, match='did you mean "h100"'):
         find_gpu("h10")
     with pytest.raises(ConfigError, match="--network"):
