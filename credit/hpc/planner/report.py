@@ -35,8 +35,8 @@ _MEMORY_KINDS = {
 }
 _HOW_ESTIMATED = (
     "All times, and the energy that follows from them, are estimates. A kernel takes the longer of its arithmetic and "
-    "its memory traffic, by data sheets (roofline model). The host queues one kernel after another. A collective takes its "
-    "bytes over the slowest link, plus the latency of its hops."
+    "its memory traffic, by data sheets (roofline model). The host queues one kernel after another. A collective takes "
+    "its bytes over the slowest link, plus the latency of its hops."
 )
 
 
@@ -112,8 +112,8 @@ def list_assumptions(run: PlannedRun, gpu: Gpu) -> list[str]:
     lines = [
         f"kernels reach {COMPUTE_SHARE:.0%} of the peak rate or {MEMORY_SHARE:.0%} of the memory bandwidth and take at "
         f"least {KERNEL_SECONDS * 1e6:.0f} us",
-        f"the host takes {gpu.launch_seconds * 1e6:g} us to queue a kernel (--launch), as on one virtual machine with an "
-        "H100; trainer.compile needs fewer kernels",
+        f"the host takes {gpu.launch_seconds * 1e6:g} us to queue a kernel (--launch), as on one virtual machine with "
+        "an H100; trainer.compile needs fewer kernels",
         f"links reach {LINK_SHARE:.0%} of {gpu.node_gbs:g} GB/s in a node and {gpu.network_gbs:g} GB/s a GPU between "
         "nodes; hops have the latency of NCCL's own model; FSDP2's collectives run beside the kernels",
         f"{RESERVED_GIB:g} GiB and {RESERVED_SHARE:.0%} of the memory are taken by CUDA, NCCL, the libraries and "
