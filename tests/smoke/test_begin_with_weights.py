@@ -107,3 +107,56 @@ def test_noise_is_added_to_trained_weights(small_run: Path, exported: Path, comm
     assert command("convert", small_run / "config.yml", run_folder, *ensemble, "--export", noisy).returncode == 0
     refused = command("train", small_run / "config.yml", f"save_loc={small_run / 'plain'}", f"trainer.resume={noisy}")
     assert refused.returncode == 1 and "scale_shift.weight" in refused.stderr
+
+
+def test_run_folder_gives_its_best_weights_at_step_0(small_run: Path, command) -> None:
+    config, base = small_run / "config.yml", small_run / "base"
+    settings = ["trainer.validate_every=2", "trainer.checkpoint_every=5"]
+    assert command("train", config, f"save_loc={base}", *settings, "trainer.max_steps=6").returncode == 0
+    shorter = "data.splits.train=[2000-01-01, 2000-01-12]"
+    start = [config, f"save_loc={small_run / 'tuned'}", f"trainer.resume={base}", shorter, "model.noise=global"]
+    ensemble = ["loss.kind=crps", "trainer.members=2", "trainer.valid_members=2"]
+    checked = command("check", *start, *ensemble)
+    assert checked.returncode == 0, checked.stdout
+    assert f"the run begins with {(base / 'checkpoints' / 'best').resolve()}, step 0" in checked.stdout
+    trained = command("train", *start, *ensemble, *STILL)
+    assert trained.returncode == 0, trained.stderr
+    for text in (checked.stdout, trained.stderr):
+        assert "that the model adds for its noise" in text
+
+    # The weights and the statistics are those of the best checkpoint; noise has its initial values, which are 0.
+    exports = []
+    for name, changes in (("base", []), ("tuned", ["model.noise=global", *ensemble])):
+        path = small_run / f"{name}.safetensors"
+        assert command("convert", config, f"save_loc={small_run / name}", *changes, "--export", path).returncode == 0
+        exports.append(path)
+    before, after = load_file(exports[0]), load_file(exports[1])
+    assert statistics(exports[0]) == statistics(exports[1])
+    for key, value in before.items():
+        if not key.endswith((".u", ".v")):
+            assert torch.equal(after[key], value), key
+    assert all(not value.any() for key, value in after.items() if "scale_shift" in key)
+
+    # It continues from its own checkpoints, and does not need the other run any more.
+    base.rename(small_run / "gone")
+    again = command("train", *start, *ensemble, *STILL, "trainer.max_steps=2")
+    assert again.returncode == 0, again.stderr
+    rows = [json.loads(row) for row in (small_run / "tuned" / "metrics.jsonl").read_text().splitlines()]
+    assert sorted({row["step"] for row in rows}) == [1, 2]
+
+
+def test_adapters_start_from_a_run_folder_and_are_no_run_to_start_from(small_run: Path, command) -> None:
+    config, base = small_run / "config.yml", small_run / "base"
+    settings = ["trainer.validate_every=2", "trainer.max_steps=2"]
+    assert command("train", config, f"save_loc={base}", *settings).returncode == 0
+    adapted = [config, f"save_loc={small_run / 'adapted'}", f"trainer.resume={base}"]
+    lora = "trainer.lora={rank: 2, targets: ['*.to_qkv']}"
+    trained = command("train", *adapted, lora, *settings)
+    assert trained.returncode == 0, trained.stderr
+    assert f"training adapters of {(base / 'checkpoints' / 'best').resolve()}" in trained.stderr
+    refused = command("train", config, f"save_loc={small_run / 'new'}", f"trainer.resume={small_run / 'adapted'}")
+    assert refused.returncode == 1 and "contains only adapters; merge them" in refused.stderr, refused.stderr
+    empty = small_run / "nothing"
+    empty.mkdir()
+    missing = command("train", config, f"save_loc={small_run / 'new'}", f"trainer.resume={empty}")
+    assert missing.returncode != 0 and str(empty) in missing.stderr

@@ -263,8 +263,8 @@ class TrainerConfig(StrictModel):
     resume: PathText = Field(
         "auto",
         description="Start of the run. `auto`: the last checkpoint of the run, if there is one. `never`: step 0; an "
-        "undamaged checkpoint is then an error. Otherwise the path of a checkpoint or of a file with "
-        "weights.",
+        "undamaged checkpoint is then an error. The path of a checkpoint: its weights, optimizer state and "
+        "step. The folder of another run: its best weights, at step 0. A file: its weights, at step 0.",
     )
     max_bad_steps: int = Field(
         10,

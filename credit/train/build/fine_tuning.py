@@ -1,7 +1,7 @@
-"""Fine-tuning with LoRA adapters: choice and loading of the base checkpoint, and merging of adapters for forecasts.
+"""Fine-tuning of another run: choice and loading of the base checkpoint, and merging of LoRA adapters for forecasts.
 
-A checkpoint of adapters contains only the adapters. Its meta.json identifies the base checkpoint by its path and by a
-checksum of its weights.
+The base is the checkpoint whose forecast weights a new run begins with. A checkpoint of adapters contains only the
+adapters. Its meta.json identifies the base by its path and by a checksum of its weights.
 """
 
 from __future__ import annotations
@@ -25,12 +25,13 @@ from credit.train.build.assets import ModelAssets
 from credit.train.build.model import build_network, set_tf32
 from credit.train.checkpoint import checkpoint
 from credit.train.checkpoint.external_weights import describe_added_values, find_added_values
+from credit.train.checkpoint.resume import starts_from_run_folder
 
 logger = logging.getLogger(__name__)
 
 
 def choose_base_checkpoint(config: Config, origin: Path | None) -> Path | None:
-    """Collective: return the base checkpoint that ``trainer.lora`` adapts, None if all weights train.
+    """Collective: return the base checkpoint: that of adapters, or the best one of another run. None without a base.
 
     Args:
         config: the config of the run.
@@ -38,11 +39,17 @@ def choose_base_checkpoint(config: Config, origin: Path | None) -> Path | None:
             adapters of this run, whose meta.json names their base, or the base itself.
 
     Raises:
-        ConfigError: if there is no checkpoint, or the base lies in the folder that adapters are to be saved in.
-        CheckpointError: if the base of adapters is missing or has changed.
+        ConfigError: if adapters have no checkpoint to start from, or it lies in the folder of this run.
+        CheckpointError: if the base of adapters is missing or has changed, or a base contains only adapters.
     """
+    starts_from_run = starts_from_run_folder(config, origin)
+    if starts_from_run and "base" in checkpoint.load_meta(origin):
+        raise CheckpointError(
+            f"trainer.resume: {origin} contains only adapters; merge them with credit convert CONFIG --export FILE, "
+            "and set trainer.resume to this file"
+        )
     if config.trainer.lora is None:
-        return None
+        return origin.resolve() if starts_from_run else None
     if origin is None:
         raise ConfigError(
             "trainer.lora: adapters need a trained model; set trainer.resume to the path of one of its checkpoints"
@@ -94,12 +101,12 @@ def locate_recorded_base(recorded: Mapping[str, str], resume: str, origin: Path)
 
 
 def load_base(model: nn.Module, base: Path, seed: int) -> None:
-    """Collective: load the forecast weights of `base` into a model with adapters, and initialise the adapters.
+    """Collective: load the forecast weights of `base` into a model, and initialise its adapters, if it has any.
 
     Parameters of noise that the base lacks have their initial values, with which its function is unchanged.
 
     Args:
-        model: the model with adapters, with memory and without values.
+        model: the model, with memory and without values.
         base: the base checkpoint.
         seed: the seed of the initial adapters.
 
@@ -115,7 +122,7 @@ def load_base(model: nn.Module, base: Path, seed: int) -> None:
 
 
 def _load_base_weights(model: nn.Module, base: Path) -> set[str]:
-    """Collective: load the forecast weights of `base` into a model with adapters; return the names of its tensors."""
+    """Collective: load the forecast weights of `base` into a model without its adapters; return their names."""
     stored_names = run_on_rank0(lambda: set(checkpoint.read_stored_shapes(base, "forecast")))
     checkpoint.load_into(base, "forecast", base_state_dict(model, stored_names))
     return stored_names

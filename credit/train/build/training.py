@@ -109,7 +109,8 @@ class Origin:
     Attributes:
         checkpoint: the checkpoint that ``trainer.resume`` finds; None for a run from scratch or from a file of weights.
         resumed: the same checkpoint if the run continues it; None for new adapters of it, which begin at step 0.
-        base: the checkpoint with the frozen weights that LoRA adapters adapt; None if all weights train.
+        base: the checkpoint of another run whose forecast weights this run begins with: those that LoRA adapters adapt,
+            or those of the run folder in ``trainer.resume``. None without a base.
         weights: the file of weights that the run begins with; None without such a file.
     """
 
@@ -168,9 +169,9 @@ def choose_origin(config: Config, process_info: ProcessInfo) -> Origin:
     """
     checkpoint = prepare_start(config, process_info)
     base = choose_base_checkpoint(config, checkpoint)
-    # New adapters start from their base, but at step 0 of a run of their own.
-    starts_adapters = base is not None and checkpoint.resolve() == base
-    resumed = None if starts_adapters else checkpoint
+    # A run with a base starts from it, but at step 0.
+    starts_from_base = base is not None and checkpoint.resolve() == base
+    resumed = None if starts_from_base else checkpoint
     return Origin(checkpoint, resumed, base, find_initial_weights(config, checkpoint))
 
 
@@ -209,7 +210,7 @@ def fill_model(model: nn.Module, origin: Origin, seed: int) -> None:
 
     Args:
         model: the model, with memory and without values.
-        origin: the base of adapters or the file of weights; without them, the weights are drawn.
+        origin: the base or the file of weights; without them, the weights are drawn.
         seed: the seed of drawn weights.
     """
     if origin.base is not None:
@@ -265,6 +266,10 @@ def build_components(
     valid = setup.splits["valid"]
     weight_CHW = compute_cell_weights(assets, device)
     run_validation = build_validation(config, assets, objective, frames, valid, forecast_len, weight_CHW, mesh)
+    # Only checkpoints of adapters need their base again.
+    base_description = None
+    if config.trainer.lora is not None:
+        base_description = describe_base(setup.origin.base)
     return TrainingComponents(
         config=config,
         launch=setup.process_info,
@@ -282,7 +287,7 @@ def build_components(
         meter=build_usage_meter(config, assets, device, mesh, schedule.samples_a_step, peak_rates, start_time),
         validate=run_validation,
         preview=build_preview(config, frames, valid, stepper, weight_CHW, mesh, draw),
-        base=describe_base(setup.origin.base) if setup.origin.base is not None else None,
+        base=base_description,
     )
 
 

@@ -70,9 +70,10 @@ def write_config(config: Config, folder: Path) -> None:
 def choose_checkpoint(config: Config, folder: Path) -> Path | None:
     """Collective: return the checkpoint to start from, None for a run that starts without one.
 
-    If ``trainer.resume`` is the path of a checkpoint, a new run starts from it. If it is the path of a file of weights,
-    this function returns None and `find_initial_weights` returns the file. A run with checkpoints in its own folder
-    always continues from those, even if the path no longer exists.
+    If ``trainer.resume`` is the path of a checkpoint, a new run starts from it; of the folder of another run, from the
+    best checkpoint there (`starts_from_run_folder`). If it is the path of a file of weights, this function returns None
+    and `find_initial_weights` returns the file. A run with checkpoints in its own folder always continues from those,
+    even if the path no longer exists.
 
     Args:
         config: the config of the run.
@@ -100,18 +101,20 @@ def choose_checkpoint(config: Config, folder: Path) -> Path | None:
         return newest
     if resume not in _RESUME_MODES:
 
-        def inspect_path() -> tuple[bool, bool]:
+        def inspect_path() -> tuple[bool, bool, bool]:
             is_of_other_run = Path(resume).resolve().parent != checkpoints.resolve()
-            return os.path.isfile(resume), is_of_other_run and not os.path.exists(resume)
+            return os.path.isfile(resume), _is_run_folder(resume), is_of_other_run and not os.path.exists(resume)
 
         # Only rank 0 looks, because a shared file system may show a new or removed file to some ranks late.
-        is_file, is_gone = run_on_rank0(inspect_path)
+        is_file, is_run, is_gone = run_on_rank0(inspect_path)
         if is_file:
             # A file of weights is for the start of a run; `find_initial_weights` returns it.
             return newest
         if is_gone and newest is not None:
             logger.warning("trainer.resume: %s does not exist; the run continues from its own %s", resume, newest.name)
             return newest
+        if is_run:
+            return newest or checkpoint.resolve_checkpoint(Path(resume) / "checkpoints", "best", "trainer.resume")
     path = checkpoint.resolve_checkpoint(checkpoints, resume, "trainer.resume")
     if newest is not None and path.parent == checkpoints.resolve() and path != newest.resolve():
         raise ConfigError(
@@ -119,6 +122,25 @@ def choose_checkpoint(config: Config, folder: Path) -> Path | None:
             "save_loc to branch off"
         )
     return newest or path
+
+
+def starts_from_run_folder(config: Config, origin: Path | None) -> bool:
+    """Collective: return whether a new run starts at step 0 with the best weights of the run in ``trainer.resume``.
+
+    Args:
+        config: the config of the run.
+        origin: the checkpoint from `choose_checkpoint`.
+    """
+    resume = config.trainer.resume
+    if origin is None or resume in _RESUME_MODES:
+        return False
+    is_own = origin.resolve().parent == (Path(config.save_loc) / "checkpoints").resolve()
+    return not is_own and run_on_rank0(lambda: _is_run_folder(resume))
+
+
+def _is_run_folder(path: str) -> bool:
+    """Return whether a path is the folder of a run with checkpoints."""
+    return os.path.isdir(os.path.join(path, "checkpoints"))
 
 
 def prepare_start(config: Config, launch: ProcessInfo) -> Path | None:
