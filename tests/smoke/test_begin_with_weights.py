@@ -135,7 +135,7 @@ def test_run_folder_gives_its_best_weights_at_step_0(small_run: Path, command) -
     for key, value in before.items():
         if not key.endswith((".u", ".v")):
             assert torch.equal(after[key], value), key
-    assert all(not value.any() for key, value in after.items() if "scale_shift" in key)
+    assert all(value.abs().max() < 1e-20 for key, value in after.items() if "scale_shift" in key)
 
     # It continues from its own checkpoints, and does not need the other run any more.
     base.rename(small_run / "gone")
