@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from pathlib import Path
 
 import numpy as np
@@ -10,8 +12,10 @@ import pytest
 
 from credit.cli.main import main
 from credit.forecast.io.forecast_reader import open_forecasts
+from tests.parallel.commands.test_train_command import rank_pid, start_two_ranks
 from tests.parallel.torchrun import launch
 from tests.smoke.conftest import world
+from tests.smoke.test_train import rows, wait_for_row
 
 pytestmark = pytest.mark.slow
 
@@ -37,6 +41,12 @@ def ensemble(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert main(["train", str(folder / "config.yml"), *TRAINING]) == 0
     assert main(["rollout", str(folder / "config.yml"), *FORECASTS, "inference.folder=one"]) == 0
     return folder
+
+
+def read_steps(run: Path) -> list[dict[str, float]]:
+    """Return the rows of a run's log with the loss of a step."""
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [row for row in rows if "loss" in row]
 
 
 def run_on_ranks(num_ranks: int, command: str, folder: Path, *overrides: str) -> str:
@@ -111,3 +121,62 @@ def test_training_takes_the_same_steps(ensemble: Path, tmp_path: Path, capfd: py
     for key in ("loss", "fair_crps", "calibration"):
         assert validations[0][key] == pytest.approx(expected_validations[0][key], rel=1e-3), key
     assert main(["train", *arguments, "trainer.max_steps=4"]) == 0
+
+
+STEADY = (
+    *TRAINING, "trainer.schedule.kind=constant", "trainer.schedule.warmup=0", "trainer.log_every=1", "model.attn_dropout=0",
+    "trainer.train_batch_size=4", "trainer.validate_every=4", "trainer.checkpoint_every=4",
+)  # fmt: skip
+
+
+def test_one_rank_of_a_group_reads_each_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four ranks form two groups; together they read the samples of one process, each once."""
+    reads = {}
+    for name, num_ranks in (("one", 1), ("groups", 4)):
+        reads_folder = tmp_path / name / "reads"
+        reads_folder.mkdir(parents=True)
+        folder = world(tmp_path / name)
+        monkeypatch.setenv("READS_FOLDER", str(reads_folder))
+        # Two groups with half of the batch each take the samples of one process.
+        batch = 4 * min(num_ranks, 2) // num_ranks
+        overrides = [f"trainer.train_batch_size={batch}", "plugins=[tests.parallel.commands.count_reads]"]
+        if num_ranks > 1:
+            overrides.append("trainer.parallelism.ensemble=2")
+        launch("credit.cli.main", num_ranks, "train", str(folder / "config.yml"), *STEADY, *overrides)
+        reads[name] = {path.name: path.read_text().split() for path in reads_folder.iterdir()}
+    assert reads["groups"].keys() == {"rank_0", "rank_2"}
+    samples = sorted(sample for by_rank in reads["groups"].values() for sample in by_rank)
+    assert samples == sorted(reads["one"]["rank_0"]) and len(samples) == 3 * 4
+
+
+def test_run_wanders_over_ensemble_degrees(tmp_path: Path) -> None:
+    """Each part of the run continues on another mesh; losses are those of one process."""
+    folder = world(tmp_path)
+    config = str(folder / "config.yml")
+    parts = [
+        (2, 4, ("trainer.parallelism.ensemble=2",)),
+        (4, 8, ("trainer.parallelism.ensemble=4", "trainer.parallelism.data=ddp")),
+        (1, 10, ()),
+        (4, 12, ("trainer.parallelism.ensemble=2", "trainer.train_batch_size=2")),
+    ]
+    one, many = f"save_loc={folder / 'one'}", f"save_loc={folder / 'many'}"
+    launch("credit.cli.main", 1, "train", config, *STEADY, "trainer.max_steps=12", one)
+    for num_ranks, steps, overrides in parts:
+        launch("credit.cli.main", num_ranks, "train", config, *STEADY, f"trainer.max_steps={steps}", many, *overrides)
+    expected_steps, steps = read_steps(folder / "one"), read_steps(folder / "many")
+    assert [row["step"] for row in steps] == [row["step"] for row in expected_steps] == list(range(1, 13))
+    for row, expected in zip(steps, expected_steps, strict=True):
+        # The first five steps agree to 1e-5; then rounding grows, where members tie.
+        assert row["loss"] == pytest.approx(expected["loss"], rel=1e-5 if row["step"] <= 5 else 1e-3), row["step"]
+
+
+def test_killed_rank_of_a_group_restarts_the_run(tmp_path: Path) -> None:
+    """Under ``torchrun --max-restarts``, the run resumes and ends with the same losses."""
+    folder = world(tmp_path)
+    overrides = (*STEADY, "trainer.max_steps=10", "trainer.parallelism.ensemble=2")
+    with start_two_ranks(folder, *overrides, f"save_loc={folder / 'whole'}"):
+        pass
+    with start_two_ranks(folder, *overrides, f"save_loc={folder / 'killed'}", restarts=1) as process:
+        wait_for_row(folder / "killed", 6, process)
+        os.kill(rank_pid(f"save_loc={folder / 'killed'}", 1), signal.SIGKILL)
+    assert rows(folder / "killed") == rows(folder / "whole")
