@@ -1,7 +1,7 @@
 """Times as whole minutes since 1900-01-01 00:00 UTC of one CF calendar, and durations in minutes.
 
-Integer minutes make every comparison of times exact in any calendar. Only `Calendar` converts between them, text and
-calendar dates.
+Integer minutes make every comparison of times exact in any calendar. Only `Calendar` converts between such minutes,
+text and calendar dates. "Minutes" alone, as a time, always means minutes since 1900-01-01 00:00 UTC.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _ISO_8601 = re.compile(r"^(\d{4})-(\d{2})-(\d{2})(?:[T ](\d{2})(?::?(\d{2})(?::?
 
 
 def parse_duration(text: str | int | float, key: str = "duration") -> int:
-    """Return the minutes of a duration such as ``"6h"``, ``"30min"`` or ``"10d"``; a bare number means hours.
+    """Return the length in minutes of a duration such as ``"6h"``, ``"30min"`` or ``"10d"``; a bare number means hours.
 
     Args:
         text: the duration.
@@ -74,7 +74,7 @@ class Calendar:
         object.__setattr__(self, "name", name)
 
     def parse(self, text: str, key: str = "time") -> int:
-        """Return the minutes of an ISO 8601 date or date and time, UTC.
+        """Return the minutes since 1900-01-01 00:00 UTC of an ISO 8601 date, or date and time, in UTC.
 
         Args:
             text: the time, for example ``2000-01-01`` or ``2000-01-01T06:00``.
@@ -95,7 +95,7 @@ class Calendar:
         return int(cftime.date2num(date, TIME_UNITS, self.name))
 
     def parse_period_end(self, text: str, key: str = "time") -> int:
-        """Return the minutes of the end of a period; a date without a time of day means the last minute of that day.
+        """Return the last time of a period in minutes; a date without a time of day means the last minute of that day.
 
         Args:
             text: the time, for example ``2000-12-31`` or ``2000-12-31T18:00``.
@@ -136,7 +136,7 @@ class Calendar:
         return np.rint(np.asarray(minutes, dtype=np.float64)).astype(np.int64)
 
     def year_fraction(self, minutes: np.ndarray) -> np.ndarray:
-        """Return the fraction of the calendar year elapsed at `minutes` of any shape: in [0, 1), float64."""
+        """Return the elapsed fraction of the calendar year at `minutes`, in [0, 1), float64, of the same shape."""
         # The length of each year is taken from the calendar, as leap years are longer.
         flat = np.atleast_1d(minutes).ravel()
         years = [_find_year(self.name, int(value)) for value in flat]
@@ -162,7 +162,7 @@ def _first_minute_of_year(calendar: str, year: int) -> int:
 
 
 def _find_year(calendar: str, minutes: int) -> int:
-    """Return the year that contains a minute.
+    """Return the calendar year of a time in minutes since 1900-01-01 00:00 UTC.
 
     This takes a hundredth of the time of a conversion by cftime, because `_first_minute_of_year` is cached.
     """

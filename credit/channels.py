@@ -60,7 +60,7 @@ class Channel:
 
 
 class ChannelMap:
-    """Ordered channels with slices by group.
+    """Ordered channels of a model's input and output, and the slice of each group in them.
 
     Args:
         channels: all channels; their order within a group is kept.
@@ -105,12 +105,13 @@ class ChannelMap:
         """Build the channels of a config.
 
         Args:
-            variables: group -> ``{"vars_3D": [...], "vars_2D": [...]}``.
+            variables: names of the variables of each group, by group: ``{"vars_3D": [...], "vars_2D": [...]}``.
             levels: level values of the 3-D variables, in `level_units`.
-            levels_by_variable: variable -> its levels, where they differ from `levels`.
+            levels_by_variable: levels of the 3-D variables that have others than `levels`, by variable.
             masked_variables: variables with declared missing values; each adds a static channel ``NAME_mask``.
             input_order: the order of the groups in the input.
-            level_units: part of a channel's name only where name and level alone collide with a 2-D variable.
+            level_units: units of the levels. A channel's name contains them only if variable and level alone would give
+                the name of a 2-D variable: ``t2hPa`` if there is a ``t2``.
 
         Raises:
             ConfigError: if two channels have the same name.
@@ -171,7 +172,11 @@ class ChannelMap:
         return slices[group]
 
     def select_output(self, channels: slice) -> ChannelMap:
-        """Return a map with only these output channels; channels that are input only stay."""
+        """Return a map that keeps some output channels and all channels that are input only.
+
+        Args:
+            channels: slice of the output channels to keep.
+        """
         selected = self.output[channels]
         input_only = self._by_group["dynamic_forcing"] + self._by_group["static"]
         return ChannelMap(selected + input_only, self.input_order)
@@ -191,7 +196,7 @@ class ChannelMap:
         return tuple(channel for channel in self._by_group[group] if channel.source == "data")
 
     def to_dict(self) -> dict[str, object]:
-        """Return a JSON-ready description, for checkpoints and stores.
+        """Return the map as plain data that can be written as JSON, for checkpoints and stores.
 
         ``channels`` is a list of the attributes of each `Channel`, and ``input_order`` a list of groups.
         """
@@ -202,7 +207,7 @@ class ChannelMap:
 
     @classmethod
     def from_dict(cls, data: Mapping) -> ChannelMap:
-        """Return the channels of a description by `to_dict`."""
+        """Return the map from which `to_dict` has made `data`."""
         channels = [Channel(**attributes) for attributes in data["channels"]]
         return cls(channels, data["input_order"])
 
@@ -253,10 +258,10 @@ def select_figure_channels(requested: Sequence[str] | None, channels: Sequence[C
 
 
 def take_channels(fields: np.ndarray, channels: list[int]) -> np.ndarray:
-    """Return some channels of fields.
+    """Select some channels of fields.
 
     Args:
-        fields: (..., C, H, W); also a lazy sum of fields, (C, H, W).
+        fields: (..., C, H, W) with C channels, H rows and W columns; or a `LazyWeightedSum` of fields, (C, H, W).
         channels: indices of K channels, at least one.
 
     Returns:

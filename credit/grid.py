@@ -21,26 +21,26 @@ class AxisOrder:
     """Indices that bring fields from the order of a file to that of the grid: ``field[..., rows, :][..., columns]``.
 
     Attributes:
-        rows: (H,) indices of the file's rows, from north to south.
-        columns: (W,) indices of the file's columns, eastward from the smallest longitude.
+        rows: (H,) indices of the file's H rows, from north to south.
+        columns: (W,) indices of the file's W columns, eastward from the smallest longitude.
     """
 
     rows: np.ndarray
     columns: np.ndarray
 
     def apply(self, field: np.ndarray) -> np.ndarray:
-        """Return `field` (..., latitude, longitude) in the grid's order, contiguous."""
+        """Return a contiguous copy in the grid's order of a field (..., H, W) in the file's order."""
         return np.ascontiguousarray(field[..., self.rows, :][..., self.columns])
 
 
 @dataclass(frozen=True, eq=False)
 class LatLonGrid:
-    """A global latitude-longitude grid.
+    """A global latitude-longitude grid with H rows and W columns.
 
     Attributes:
-        lat: (H,) degrees north, descending, float64.
-        lon: (W,) degrees east in [0, 360), ascending and equally spaced, float64.
-        lat_bounds: (H + 1,) cell edges, degrees north, descending from 90 to -90, float64.
+        lat: (H,) latitude of the rows, degrees north, descending, float64.
+        lon: (W,) longitude of the columns, degrees east in [0, 360), ascending and equally spaced, float64.
+        lat_bounds: (H + 1,) latitude of the edges of the rows, degrees north, descending from 90 to -90, float64.
     """
 
     lat: np.ndarray
@@ -56,7 +56,7 @@ class LatLonGrid:
         Args:
             lat: (H,) degrees north, ascending or descending.
             lon: (W,) degrees east, in -180..180 or 0..360, ascending from any start.
-            lat_bounds: (H, 2) cell edges of the file in degrees north; None puts the edges half way between the rows.
+            lat_bounds: (H, 2) edges of each row in degrees north; None puts the edges half way between the rows.
             origin: name of the grid in messages, for example that of the file.
 
         Returns:
@@ -134,7 +134,10 @@ class LatLonGrid:
         return area_CHW / area_CHW.sum(axis=(1, 2), keepdims=True)
 
     def describe_mismatch(self, other: LatLonGrid) -> str | None:
-        """Return a description of how `other` differs from this grid, None if they agree within 0.001 degrees."""
+        """Return a description of how `other` differs from this grid.
+
+        None means that all latitudes and longitudes agree within 0.001 degrees. `lat_bounds` are not compared.
+        """
         if self.shape != other.shape:
             return f"{self.shape[0]} x {self.shape[1]} cells against {other.shape[0]} x {other.shape[1]}"
         axes = (("latitude", self.lat, other.lat), ("longitude", self.lon, other.lon))
@@ -151,7 +154,7 @@ class LatLonGrid:
 
     @classmethod
     def from_dict(cls, data: dict[str, list[float]]) -> LatLonGrid:
-        """Return the grid of the lists by `to_dict`; they are not checked again."""
+        """Return the grid from which `to_dict` has made `data`; the coordinates are not checked again."""
         return cls(
             lat=np.asarray(data["lat"], dtype=np.float64),
             lon=np.asarray(data["lon"], dtype=np.float64),
@@ -195,7 +198,12 @@ def _refuse_repeated_columns(eastward: np.ndarray, columns: np.ndarray, lon: np.
 
 
 def _require_global_longitudes(eastward: np.ndarray, origin: str) -> None:
-    """Raise DataError unless (W,) ascending longitudes are equally spaced round the globe, to 1 % of the spacing."""
+    """Raise DataError unless longitudes are equally spaced round the globe, to 1 % of the spacing.
+
+    Args:
+        eastward: (W,) longitudes in degrees, ascending.
+        origin: name of the grid in messages.
+    """
     # The last spacing is that from the last column to the first one.
     spacing = np.diff(np.append(eastward, eastward[0] + 360.0))
     equal_spacing = 360.0 / len(eastward)
@@ -212,7 +220,7 @@ def _bounds_from_centres(lat: np.ndarray, origin: str) -> np.ndarray:
     """Return (H + 1,) edges half way between the rows, the outermost at the poles (the rule of WeatherBench 2).
 
     Args:
-        lat: (H,) latitudes from north to south.
+        lat: (H,) latitudes of the rows in degrees, from north to south.
         origin: name of the grid in messages.
 
     Raises:
@@ -231,12 +239,12 @@ def _bounds_from_centres(lat: np.ndarray, origin: str) -> np.ndarray:
 
 
 def _bounds_from_file(bounds: np.ndarray, rows: np.ndarray, lat: np.ndarray, origin: str) -> np.ndarray:
-    """Return (H + 1,) edges from the bounds of a file.
+    """Return (H + 1,) edges of the rows, from north to south, from the latitude bounds of a file.
 
     Args:
-        bounds: (H, 2) edges of the file's rows, either edge first.
-        rows: (H,) indices that sort them from north to south.
-        lat: (H,) latitudes from north to south.
+        bounds: (H, 2) edges of the file's rows in degrees, either edge first.
+        rows: (H,) indices that sort the file's rows from north to south.
+        lat: (H,) latitudes of the rows in degrees, from north to south.
         origin: name of the grid in messages.
 
     Raises:

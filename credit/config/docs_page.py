@@ -40,7 +40,7 @@ _TYPE_NAMES: dict[Any, str] = {
     bool: "`true` or `false`",
     Any: "any value",
 }
-# Lists whose kinds are those of another key: post-processes of the model, and losses.
+# Keys whose sections are the same as below another key (`model.postprocess`, `loss`), where the page describes them.
 _DESCRIBED_ELSEWHERE = ("inference.hyperdiffusion", "inference.postprocess", "loss.terms")
 
 
@@ -61,13 +61,13 @@ def render_config_reference() -> str:
 
 
 def _describe_section(path: str, section: type[BaseModel], title: str, heading: str = "##") -> list[str]:
-    """Return the Markdown parts of a section and all sections below it: heading, docstring and table of each.
+    """Return the Markdown of a section and of all sections below it: heading, docstring and table of each.
 
     Args:
         path: dotted key of the section.
         section: class of the section.
         title: text of the heading.
-        heading: level of the heading, as its number signs.
+        heading: number signs that begin the heading and set its level; sections below get ``###``.
     """
     parts = [
         f"{heading} {title}\n\n{inspect.cleandoc(section.__doc__)}\n",
@@ -89,7 +89,15 @@ def _describe_section(path: str, section: type[BaseModel], title: str, heading: 
 
 
 def _describe_registered_sections(field: FieldInfo) -> list[tuple[type[BaseModel], str]]:
-    """Return the sections of the registered kinds that a key may hold, each with its kinds as text for a heading."""
+    """Return the sections of the registered kinds that a config key may hold.
+
+    Args:
+        field: pydantic field of the key.
+
+    Returns:
+        Pairs of section class and title; the title lists the kinds that have this section, as Markdown for a heading:
+        "`kind: gaussian` or `kind: bred`". The list is empty for a key without registered kinds.
+    """
     titles: dict[type[BaseModel], list[str]] = {}
     for kind in find_registered_sections(field):
         names = [kind.default] if kind.default == "hyperdiffusion" else kind.names()
@@ -99,7 +107,12 @@ def _describe_registered_sections(field: FieldInfo) -> list[tuple[type[BaseModel
 
 
 def _render_table(prefix: str, fields: Mapping[str, FieldInfo]) -> str:
-    """Return the keys of a section as a Markdown table; `prefix` comes before their names."""
+    """Return the keys of a section as a Markdown table.
+
+    Args:
+        prefix: dotted key of the section with a dot at the end, which is put before each name; empty at the top level.
+        fields: pydantic field of each key, by name.
+    """
     rows = ["| key | type | default | meaning |", "|---|---|---|---|"]
     for name, field in fields.items():
         default = "required"
@@ -123,7 +136,7 @@ def _format_default(value: Any) -> str:
 
 
 def _type_name(annotation: Any) -> str:
-    """Return a type in words: ``list of float``, ``section``, `` `a` or `b` ``."""
+    """Return the name of a key's type as the page writes it: ``list of number``, ``section``, `` `a` or `b` ``."""
     origin = typing.get_origin(annotation)
     arguments = typing.get_args(annotation)
     if origin is typing.Annotated:
@@ -150,7 +163,7 @@ def _kind_of(section: type[BaseModel]) -> str:
 
 
 def _item_suffix(annotation: Any) -> str:
-    """Return the suffix of a key for an item below it, as the page writes it.
+    """Return the suffix that turns the name of a key into the name of one of its items, as in ``data.sources.N``.
 
     Args:
         annotation: type of the key.

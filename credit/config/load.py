@@ -119,9 +119,9 @@ def read_yaml(path: str | os.PathLike) -> dict[str, Any]:
 
 
 def apply_overrides(raw: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
-    """Return a copy of a config with each ``a.b.c=value`` set.
+    """Return a copy of a config in which each override ``section.key=value`` is applied.
 
-    The value is read as YAML. Items of a list are addressed by their number, and missing sections are added.
+    The value is read as YAML. An item of a list is named by its index, from 0. Missing sections are added.
 
     Args:
         raw: a config, not yet validated.
@@ -129,7 +129,7 @@ def apply_overrides(raw: Mapping[str, Any], overrides: Iterable[str]) -> dict[st
 
     Raises:
         ConfigError: if an override has another form, its value is not YAML, or its key lies below a value that is not a
-            section.
+            section or names an item that a list does not have.
     """
     result = _copy_nested(raw)
     for text in overrides:
@@ -145,7 +145,7 @@ def apply_overrides(raw: Mapping[str, Any], overrides: Iterable[str]) -> dict[st
 
 
 def _copy_nested(value: Any) -> Any:
-    """Return a copy of nested data in which sections that YAML shares (``slurm: *jobs``) are separate objects.
+    """Return a copy of nested data in which sections shared by a YAML alias (``slurm: *jobs``) are separate objects.
 
     `copy.deepcopy` would keep them shared, and an override of one section would change the other.
     """
@@ -161,12 +161,12 @@ def _set_value(node: Any, keys: list[str], value: Any, override: str) -> None:
 
     Args:
         node: the mapping or list that the path starts from.
-        keys: parts of a dotted key, from the outermost section to the value; an item of a list is named by its number.
+        keys: parts of a dotted key, from the outermost section to the value; an item of a list is named by its index.
         value: the value to set.
         override: text of the override, for messages.
 
     Raises:
-        ConfigError: if the path leads through a value, or to an item that a list does not have.
+        ConfigError: if a key lies below a value that is not a section, or names an item that a list does not have.
     """
     for position, key in enumerate(keys):
         is_last = position == len(keys) - 1
@@ -189,7 +189,7 @@ def _set_value(node: Any, keys: list[str], value: Any, override: str) -> None:
 
 
 def referenced_env_vars(raw: Mapping[str, Any]) -> set[str]:
-    """Return the names of the environment variables that occur in the strings of a config.
+    """Return the names of the environment variables that a config contains as ``$NAME`` or ``${NAME}``.
 
     Args:
         raw: a config, not yet validated.
@@ -200,7 +200,7 @@ def referenced_env_vars(raw: Mapping[str, Any]) -> set[str]:
 
 
 def build_config(raw: Mapping[str, Any], origin: str = "config") -> Config:
-    """Return the config of a plain mapping: expand ``$VAR``, import plugins and validate.
+    """Build the config from a plain mapping: expand ``$VAR``, import plugins and validate.
 
     Old names of keys are accepted silently, so that saved files of earlier versions can be read.
 
@@ -226,7 +226,7 @@ def build_config(raw: Mapping[str, Any], origin: str = "config") -> Config:
 
 
 def build_section(section: type[SectionClass], raw: Mapping[str, Any], origin: str) -> SectionClass:
-    """Return the section of a plain mapping, for files that are not the config of a run.
+    """Build a section from a plain mapping, also for files that are not the config of a run, such as cluster files.
 
     Args:
         section: class of the section.
@@ -309,7 +309,7 @@ class _StrictLoader(yaml.SafeLoader):
 
 
 def _expand_environment(value: Any, key: str, problems: list[str]) -> Any:
-    """Return a value with ``$NAME`` and ``${NAME}`` replaced in every string.
+    """Return a value in which environment variables, ``$NAME`` and ``${NAME}``, are replaced in every string.
 
     The environment changes a config in no other way.
 
@@ -347,7 +347,7 @@ def _import_plugins(plugins: Any, problems: list[str]) -> None:
     """Import the modules in ``plugins``, which register models, losses and sources.
 
     Args:
-        plugins: names of modules. Any value but a list is left to the validation.
+        plugins: names of modules. A value that is not a list is ignored here, and the validation reports it.
         problems: receives a message for each module that cannot be imported.
     """
     if not isinstance(plugins, list):

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Row:
-    """Row of a migration table: keys of miles-credit with one meaning, and their replacement in this package.
+    """Row of a migration table: keys of miles-credit that have the same meaning, and their replacement here.
 
     Attributes:
         generation_1: dotted keys of the first generation of miles-credit, separated by spaces.
         generation_2: dotted keys of the second generation, separated by spaces.
-        here: the keys of this package, or what is done instead, as Markdown.
+        here: the keys of this package, or a text about what replaces them, as Markdown.
         is_changed: True if both packages have a key of this name, with different values.
     """
 
@@ -34,7 +34,7 @@ class Row:
 
 
 def _row_of_both(keys: str, here: str, is_changed: bool = False) -> Row:
-    """Return a row of keys that both generations have."""
+    """Return a row of keys that have the same names in both generations; the arguments are those of `Row`."""
     return Row(keys, keys, here, is_changed)
 
 
@@ -288,7 +288,7 @@ def find_replacement(key: str, of_changed: bool = False) -> str | None:
 
     Args:
         key: the dotted key.
-        of_changed: True to consider only keys that both packages have with different values (`Row.is_changed`).
+        of_changed: True to search only the keys that both packages have with different values (`Row.is_changed`).
     """
     for row in itertools.chain.from_iterable(TABLES.values()):
         if key in row.keys and (row.is_changed or not of_changed):
@@ -298,7 +298,7 @@ def find_replacement(key: str, of_changed: bool = False) -> str | None:
 
 
 def describe_table(title: str) -> str:
-    """Return one of `TABLES` as Markdown."""
+    """Return the table of `TABLES` with this title as Markdown."""
     lines = ["| generation 1 | generation 2 | here |", "|---|---|---|"]
     for row in TABLES[title]:
         second = _describe_keys(row.generation_2.split())

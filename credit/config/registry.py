@@ -1,6 +1,6 @@
-"""Registries, which map a kind that a config names to its class and its config section.
+"""Registries of components, which map the kind that a config names to the component's class and config section.
 
-One decorator registers a model, loss, objective, post-process or perturbation, for the package and for plugins alike.
+A kind is the name by which a config selects a component, such as ``model.type: wxformer``. One decorator registers a model, loss, objective, post-process or perturbation, for the package and for plugins alike.
 The built-in kinds are also listed here with their modules, because loading a config must not import torch. The config
 imports only the module of the section. The module of the class is imported when `Registry.find_class` is called.
 """
@@ -38,12 +38,12 @@ class BuiltInLocation:
 
 
 class Registry:
-    """Classes and config sections of one type of component, such as models, by kind.
+    """Registry of one type of component, such as models: it maps each kind to a class and a config section.
 
     Args:
         key: config key that names a kind, for messages, such as ``model.type``.
         noun: noun for a kind, for messages, such as "model".
-        built_in: kind -> its modules, for the kinds that are part of the package.
+        built_in: modules of each kind that is part of the package, by kind.
     """
 
     def __init__(self, key: str, noun: str, built_in: Mapping[str, BuiltInLocation]) -> None:
@@ -234,13 +234,15 @@ PERTURBATIONS = Registry(
 
 @dataclass(frozen=True)
 class RegisteredSection:
-    """Annotation of a config key that holds the section of a registered kind; pydantic validates it as that section.
+    """Annotation of a config key whose value is the section of a registered kind.
+
+    The value names its kind, and pydantic validates it with the section class that is registered for this kind.
 
     Attributes:
         registry: registry of the kinds.
-        tag: key of the section that names the kind.
+        tag: key in the section that names the kind.
         default: kind of a section that names none; None if every section must name its kind.
-        base: class from which the section of an allowed kind derives.
+        base: class from which the section class of an allowed kind must derive.
         only: kinds that are allowed at this key; empty for all.
         excluded: kinds that are not allowed at this key.
     """
@@ -253,7 +255,7 @@ class RegisteredSection:
     excluded: tuple[str, ...] = ()
 
     def find_section(self, raw: object) -> type[StrictModel] | None:
-        """Return the section class of a plain mapping, None if it names no kind that is allowed at this key.
+        """Return the section class of the kind that a value names; None if it names no kind allowed at this key.
 
         Args:
             raw: value of the key, not yet validated.
@@ -276,7 +278,7 @@ class RegisteredSection:
         return core_schema.no_info_before_validator_function(self._build_section, handler(source))
 
     def _build_section(self, raw: object) -> object:
-        """Return the validated section of a plain mapping; any other value is returned unchanged.
+        """Return the validated section of a plain mapping; a value that is not a mapping is returned unchanged.
 
         Raises:
             PydanticCustomError: if the mapping names no kind, or a kind that is not allowed at this key.
@@ -306,7 +308,7 @@ def find_registered_sections(field: FieldInfo) -> list[RegisteredSection]:
 
 
 def _annotations_below(annotation: Any) -> Iterator[RegisteredSection]:
-    """Yield the `RegisteredSection` annotations inside a type."""
+    """Yield the `RegisteredSection` annotations inside a type, such as that of the items of a list."""
     for argument in get_args(annotation):
         if isinstance(argument, RegisteredSection):
             yield argument

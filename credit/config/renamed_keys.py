@@ -38,10 +38,10 @@ def rename_keys(raw: Mapping[str, Any], origin: str) -> tuple[dict[str, Any], li
         origin: file that the config comes from, for the message.
 
     Returns:
-        A copy of the config with new names, and the old keys that the config had.
+        A copy of the config with new names, and the dotted old keys that were replaced.
 
     Raises:
-        ConfigError: if the config has an old key and its new name.
+        ConfigError: if the config has a key under its old name and its new name.
     """
     renamed = dict(raw)
     old_keys = []
@@ -63,7 +63,7 @@ def rename_keys(raw: Mapping[str, Any], origin: str) -> tuple[dict[str, Any], li
 
 
 def _find_section(raw: Mapping[str, Any], section_path: Sequence[str]) -> Mapping[str, Any]:
-    """Return the section at a path of keys, an empty one if there is none or the value there is not a section."""
+    """Return the section at a path of keys; an empty mapping if no section is there."""
     section: Any = raw
     for name in section_path:
         section = section.get(name)
@@ -73,7 +73,7 @@ def _find_section(raw: Mapping[str, Any], section_path: Sequence[str]) -> Mappin
 
 
 def _replace_section(raw: Mapping[str, Any], section_path: Sequence[str], section: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a copy of a config with another section at a path of keys; `raw` itself is not changed."""
+    """Return a copy of a config in which `section` replaces the section at a path of keys; `raw` is not changed."""
     if not section_path:
         return dict(section)
     name, *path_below = section_path
@@ -81,9 +81,10 @@ def _replace_section(raw: Mapping[str, Any], section_path: Sequence[str], sectio
 
 
 def drop_former_loss_keys(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a config without those former keys of `loss` that the kind no longer has and that had no effect.
+    """Return a config without the former keys of ``loss`` that had no effect.
 
-    Call this after importing the plugins, because they register further kinds.
+    These are keys that every loss once had, that the kind of loss no longer has, and whose value is the former default.
+    Call this after importing the plugins, because they register further kinds of losses.
 
     Args:
         raw: the whole config, not yet validated.
@@ -102,7 +103,7 @@ def drop_former_loss_keys(raw: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def find_old_key(key: str) -> str | None:
-    """Return the old key that equals a dotted key or is the section around it, None if there is none."""
+    """Return the old key that is a dotted key itself or a section that contains it; None if there is none."""
     for old_key in RENAMED_KEYS:
         if key == old_key or key.startswith(f"{old_key}."):
             return old_key
@@ -110,7 +111,7 @@ def find_old_key(key: str) -> str | None:
 
 
 def rename_dotted_key(key: str) -> str:
-    """Return a dotted key with the new name of the old key in it; any other key is returned unchanged."""
+    """Return a dotted key in which an old key is replaced by its new name; any other key is returned unchanged."""
     old_key = find_old_key(key)
     if old_key is None:
         return key

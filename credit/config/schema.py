@@ -22,7 +22,7 @@ from credit.config.step_defaults import fill_step_defaults
 
 
 class Config(StrictModel):
-    """A run."""
+    """Config of a run: its name, folder, seed and plugins, and one section for each topic."""
 
     experiment: str = Field("experiment", description="Name of the run.")
     save_loc: PathText = Field(description="Folder of the run. `~` and `$VAR` are expanded.")
@@ -87,7 +87,7 @@ class Config(StrictModel):
             raise ValueError("; ".join(problems))
 
     def _require_effects(self) -> None:
-        """Refuse keys that have no effect or no meaning together with keys of other sections."""
+        """Refuse keys that have no effect, or that contradict keys of other sections."""
         # Post-processes, in training and in forecasts.
         model_entries = self.model.postprocess_entries
         forecast_entries = replace_entries(model_entries, self.inference.postprocess_entries)
@@ -154,7 +154,7 @@ class Config(StrictModel):
             )
 
     def _require_shared_members(self) -> None:
-        """Refuse numbers of ranks that cannot share the members of a sample or of a forecast."""
+        """Refuse an ensemble parallelism whose ranks cannot share the members of a sample or of a forecast."""
         ensemble = self.inference.ensemble
         ranks_per_sample = self.trainer.parallelism.ensemble
         if self.trainer.members % ranks_per_sample:

@@ -1,4 +1,4 @@
-"""Defaults that depend on other keys: durations that are multiples of the time step, and the control member."""
+"""Defaults that depend on other keys: durations in multiples of the time step, and the control member."""
 
 from __future__ import annotations
 
@@ -74,14 +74,14 @@ def fill_step_defaults(raw: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _with_defaults(section: Any, defaults: Mapping[str, Any]) -> Any:
-    """Return a copy of a section with defaults for missing keys; a value that is no mapping is returned unchanged."""
+    """Return a copy of a section with `defaults` for missing keys; a value that is no mapping is returned unchanged."""
     if not isinstance(section, Mapping):
         return section
     return {**defaults, **section}
 
 
 def _rounded_default(section: type[StrictModel], key: str, step: int) -> str:
-    """Return the default of a key with a duration, rounded up to a multiple of `step` minutes, as text."""
+    """Return the default of a section's key, a duration, as text, rounded up to a multiple of `step` minutes."""
     return _round_up(section.model_fields[key].default, step)
 
 

@@ -34,7 +34,7 @@ class UnknownKeyProblem(str):
 def build_error(problems: Sequence[str], origin: str) -> ConfigError:
     """Return the error that lists all problems.
 
-    The keys of a section are listed once at the end, however many of them are unknown.
+    The allowed keys of a section are listed once at the end, however many unknown keys the section has.
 
     Args:
         problems: descriptions of the problems; `describe_problem` returns most of them.
@@ -65,7 +65,7 @@ def describe_problem(root: type[BaseModel], raw: Any, detail: Mapping[str, Any])
     Args:
         root: class of the section that was validated.
         raw: mapping that was validated as `root`.
-        detail: item of ``ValidationError.errors()``.
+        detail: one item of pydantic's ``ValidationError.errors()``.
     """
     # Pydantic adds the types of its validators to the location; their names contain a bracket, those of keys do not.
     location = []
@@ -163,7 +163,7 @@ def _find_keys_named(name: str) -> list[str]:
 
 
 def _container_of(annotation: Any) -> type | None:
-    """Return list or dict if a type, perhaps optional, is a list or a mapping; None for any other type."""
+    """Return `list` or `dict` for the type of a list or mapping, also of an optional one; None for any other type."""
     for option in (annotation, *get_args(annotation)):
         if get_origin(option) in (list, dict):
             return get_origin(option)
@@ -173,17 +173,19 @@ def _container_of(annotation: Any) -> type | None:
 def _resolve_location(
     root: type[BaseModel], raw: Any, location: Sequence[Any]
 ) -> tuple[list[type[BaseModel]], list[Any]]:
-    """Return the section classes that may lie at a location of a pydantic error, and the key of this location.
+    """Return the section classes that the location of a pydantic error may hold, and the key of this location.
 
-    In a list of sections of several kinds, pydantic adds the kind to the location; the returned key does not have it.
+    For a value that may be a section of several kinds, pydantic adds the kind to the location. The returned key does
+    not contain the kind.
 
     Args:
         root: class of the section that was validated.
         raw: mapping that was validated as `root`; it names the kinds of its sections.
-        location: keys and numbers of list items from `root` downwards.
+        location: keys and indices of list items from `root` downwards.
 
     Returns:
-        The possible section classes, empty if a value lies there; and the parts of the dotted key.
+        The possible section classes, and the parts of the dotted key. There are no classes if the location holds a
+        value that is not a section.
     """
     # The section classes that may lie at the parts of the location that were followed so far.
     choices = [root]
@@ -208,7 +210,7 @@ def _resolve_location(
 
 
 def _item_of(value: Any, key: Any) -> Any:
-    """Return the item of a mapping or list, None if there is no such item."""
+    """Return an item of a mapping or list; None if `value` has no such item or is neither."""
     try:
         return value[key]
     except (KeyError, IndexError, TypeError):

@@ -1,4 +1,8 @@
-"""Base class of every config section, and the types of values that several sections share."""
+"""Base class of every config section, and the types of values that several sections share.
+
+The validators of the sections refuse a value by raising ValueError. Pydantic collects these errors, and
+`credit.config.load` reports all of them in one ConfigError.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +59,12 @@ class StrictModel(BaseModel):
     @model_validator(mode="wrap")
     @classmethod
     def _refuse_bool_as_number(cls, values: Any, validate: ModelWrapValidatorHandler) -> Any:
-        """Refuse ``yes`` or ``true`` where a number is expected: pydantic would read it as 1."""
+        """Refuse ``yes`` or ``true`` where a number is expected, because pydantic would read it as 1.
+
+        Args:
+            values: keys and values of the section, not yet validated.
+            validate: pydantic's validation of the section.
+        """
         section = validate(values)
         if not isinstance(values, Mapping):
             return section

@@ -197,7 +197,7 @@ class DataConfig(StrictModel):
         return self
 
     def _require_known_variables(self) -> None:
-        """Refuse variables without levels, and options and transforms of variables that do not exist."""
+        """Refuse variables in ``vars_3D`` without levels, and options and transforms of variables that do not exist."""
         names_3d = self._names_on_levels()
         for name in names_3d:
             if not self.levels and not self.options_of(name).levels:
@@ -260,7 +260,7 @@ class DataConfig(StrictModel):
         ]
 
     def options_of(self, name: str) -> VariableOptions:
-        """Return the options of a variable, the defaults if the config has none for it."""
+        """Return the options of a variable; the default options if the config names none for it."""
         return self.variable_options.get(name, _DEFAULT_OPTIONS)
 
     def channel_map(self) -> ChannelMap:

@@ -47,7 +47,7 @@ class FeatureNoiseConfig(StrictModel):
 
 
 class InitialPerturbationSection(StrictModel):
-    """Keys that every perturbation of the initial states has."""
+    """Base of the sections of perturbations of the initial states, with the keys that all of them have."""
 
     kind: str
     amplitude: float = Field(
@@ -58,14 +58,14 @@ class InitialPerturbationSection(StrictModel):
     )
 
     def analysis_lags_minutes(self) -> list[int]:
-        """Return the ages, in minutes before the initial time, of the analyses that a forecast reads.
+        """Return how many minutes before the initial time the analyses are valid that a forecast reads.
 
-        Age 0 is the analysis at the initial time.
+        0 stands for the analysis at the initial time itself.
         """
         return [0]
 
     def step_multiples(self) -> dict[str, str]:
-        """Return key of this section -> duration as text, for durations that must be multiples of ``data.timestep``."""
+        """Return the durations (text, by key of this section) that must be multiples of ``data.timestep``."""
         return {}
 
     def describe(self) -> str:
@@ -74,7 +74,7 @@ class InitialPerturbationSection(StrictModel):
 
 
 class TendencyPerturbationSection(StrictModel):
-    """Keys that every perturbation of the tendencies has."""
+    """Base of the sections of perturbations of the tendencies, with the key that all of them have."""
 
     kind: str
 
@@ -161,12 +161,12 @@ class ForecastParallelismConfig(StrictModel):
 
     @property
     def shares_forecasts(self) -> bool:
-        """True if several ranks share the weights of one forecast."""
+        """True if several ranks share the weights that make a forecast (sharding or tensor parallelism)."""
         return self.shard or self.tensor > 1
 
     @property
     def needs_process_group(self) -> bool:
-        """True if several ranks work together on the forecasts of one initial time."""
+        """True if several ranks work together on the forecasts from one initial time."""
         return self.shares_forecasts or self.ensemble > 1
 
 
@@ -290,7 +290,10 @@ class InferenceConfig(StrictModel):
 
     @property
     def postprocess_entries(self) -> dict[str, PostprocessSection]:
-        """Config key -> post-process that replaces those of its kind in the model; `hyperdiffusion` is the first."""
+        """Post-processes by config key, in their order; each replaces those of the same kind in the model.
+
+        The value of the key ``hyperdiffusion`` comes first.
+        """
         return list_entries_by_key("inference", self.hyperdiffusion, self.postprocess)
 
     @model_validator(mode="after")
@@ -312,7 +315,7 @@ class InferenceConfig(StrictModel):
 
     @model_validator(mode="after")
     def _require_fitting_lead_times(self) -> InferenceConfig:
-        """Refuse lead times that do not increase or exceed the length of a forecast."""
+        """Refuse ``lead_times`` that do not increase, exceed the length of a forecast, or come with ``output_every``."""
         if self.lead_times is None:
             return self
         if self.output_every is not None:

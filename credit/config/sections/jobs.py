@@ -1,4 +1,4 @@
-"""The ``pbs`` and ``slurm`` sections: resources and settings of jobs. None means: as the cluster file says."""
+"""The ``pbs`` and ``slurm`` sections: resources and settings of jobs. None stands for the cluster file's value."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Name = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 
 
 class SchedulerConfig(StrictModel):
-    """Keys that both schedulers have."""
+    """Base of the sections of schedulers, with the keys that both schedulers have."""
 
     cluster: PathText | None = Field(
         None, description="Name of a cluster that `credit submit` knows, or the path of a cluster file."

@@ -13,7 +13,7 @@ Weight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class LossSection(StrictModel):
-    """Keys that every training loss has; they set the weights and scales that a loss is built with."""
+    """Base of the sections of training losses, with the keys that all have: weights and scales of the errors."""
 
     kind: str
     scaling: Literal["tendency", "state"] = Field(
@@ -36,9 +36,9 @@ class LossSection(StrictModel):
 
     @property
     def depends_on_resolution(self) -> bool:
-        """True for a loss whose constants depend on the grid in other ways than as fields of its size.
+        """True for a loss with constants that depend on the grid, other than fields (H, W), such as spectral tables.
 
-        ``credit plan`` builds the other losses on a coarse grid, which takes less time and memory.
+        ``credit plan`` builds any other loss on a coarse grid and resizes its fields, which takes less time and memory.
         """
         return False
 

@@ -25,10 +25,14 @@ HyperdiffusionEntry = Annotated[
 
 
 def _canonical_memory(value: object) -> object:
-    """Return the memory of a noise in its standard spelling: ``step``, ``forecast`` or a duration.
+    """Return a value of ``memory``, the correlation time of a noise, in its standard spelling.
+
+    Args:
+        value: ``step``, ``forecast`` or a duration; a duration of 0 becomes ``step``. Pydantic reports a value of any
+            other type.
 
     Raises:
-        ValueError: if text or a number is not a duration.
+        ValueError: if text or a number is neither a duration nor one of the two words.
     """
     if value in ("step", "forecast"):
         return value
@@ -48,7 +52,7 @@ Memory = Annotated[str, BeforeValidator(_canonical_memory)]
 
 
 class ModelNoiseSection(StrictModel):
-    """Keys that every kind of noise has."""
+    """Base of the sections of noise inside the network, with the keys that every kind of noise has."""
 
     kind: str
     memory: Annotated[list[Memory], BeforeValidator(_as_list_of_values)] = Field(
@@ -60,7 +64,7 @@ class ModelNoiseSection(StrictModel):
     )
 
     def memory_minutes(self) -> list[float]:
-        """Return the memories in minutes, in their order: 0 for `step`, infinity for `forecast`."""
+        """Return each value of `memory` in minutes, in their order: 0 for ``step``, infinity for ``forecast``."""
         special_minutes = {"step": 0.0, "forecast": float("inf")}
         minutes = []
         for memory in self.memory:
@@ -75,7 +79,10 @@ ModelNoiseEntry = Annotated[SerializeAsAny[ModelNoiseSection], RegisteredSection
 
 
 def _as_list(value: Any) -> Any:
-    """Return a kind, a section, or a list of these, as a list of sections; None gives an empty list."""
+    """Return the value of ``model.noise`` (a kind, a section, or a list of these) as a list of sections.
+
+    A kind alone becomes a section with this kind. None becomes an empty list.
+    """
     sections = []
     for entry in _as_list_of_values(value):
         if isinstance(entry, str):
@@ -105,7 +112,7 @@ def require_different_kinds(entries: list[ModelNoiseSection]) -> None:
 
 
 class ModelSection(StrictModel):
-    """Keys that every model has."""
+    """Base of the sections of models, with the keys that every model has."""
 
     type: str = Field(description="Registered name of the model.")
     residual: bool = Field(
@@ -144,7 +151,7 @@ class ModelSection(StrictModel):
         return self
 
     def find_noise(self, kind: str) -> ModelNoiseSection | None:
-        """Return the entry of `model.noise` of a kind, None if the model has no such noise."""
+        """Return the entry of `model.noise` with this kind; None if the model has no such noise."""
         for entry in self.noise:
             if entry.kind == kind:
                 return entry
@@ -152,7 +159,7 @@ class ModelSection(StrictModel):
 
     @property
     def postprocess_entries(self) -> dict[str, PostprocessSection]:
-        """Config key -> post-process, in their order; `hyperdiffusion` is the first."""
+        """Post-processes by config key, in their order; the value of the key ``hyperdiffusion`` comes first."""
         return list_entries_by_key("model", self.hyperdiffusion, self.postprocess)
 
 

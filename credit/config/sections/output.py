@@ -81,7 +81,10 @@ class DerivedVariableConfig(StrictModel):
 
     @property
     def input_variables(self) -> dict[str, str]:
-        """Role of an input -> variable. The derived variable has the levels of the first input."""
+        """Variable of each input, by its role, such as ``temperature``.
+
+        The derived variable has the levels of the first input.
+        """
         if self.of is not None:
             return {"amount": self.of}
         return DERIVED_VARIABLE_INPUTS[self.kind] | self.inputs

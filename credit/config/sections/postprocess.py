@@ -18,7 +18,7 @@ BUILT_IN_ORDER = ("hyperdiffusion", "clamp", "dry_mass", "water", "energy")
 
 
 class PostprocessSection(StrictModel):
-    """Keys that every post-process has."""
+    """Base of the sections of post-processes, with the key that every post-process has."""
 
     kind: str
 
@@ -27,11 +27,14 @@ class PostprocessSection(StrictModel):
 
     @property
     def subject(self) -> str:
-        """Kind of this entry, with its variable if it has one; two entries of a list must not have equal subjects."""
+        """Text that identifies this entry in its list: the kind, with the variable if the entry has one.
+
+        No two built-in entries of a list may have the same subject.
+        """
         return self.kind
 
     def require_variables(self, data: DataConfig, key: str) -> None:
-        """Refuse variables that are not in the part of ``data.variables`` that this entry needs.
+        """Refuse variables that are not in the group of ``data.variables`` that this entry needs.
 
         This base class accepts every variable; a section that names variables overrides the method.
 
@@ -52,12 +55,12 @@ PostprocessEntry = Annotated[
 def list_entries_by_key(
     section: str, hyperdiffusion: PostprocessSection | None, postprocess: Sequence[PostprocessSection] | None
 ) -> dict[str, PostprocessSection]:
-    """Return config key -> entry of the post-processes of a section, in their order.
+    """Return the post-processes of a section by config key, such as ``model.postprocess.0``, in their order.
 
     Args:
         section: ``model`` or ``inference``.
-        hyperdiffusion: value of the key ``hyperdiffusion``, which becomes the first entry; None without it.
-        postprocess: value of the key ``postprocess``, None without it.
+        hyperdiffusion: value of the key ``hyperdiffusion``, which becomes the first entry; None if the key is not set.
+        postprocess: value of the key ``postprocess``; None if the key is not set.
     """
     entries = {}
     if hyperdiffusion is not None:
@@ -73,7 +76,7 @@ def require_order(entries: Mapping[str, PostprocessSection], key: str) -> None:
     Kinds of plugins may stand at any position and may be repeated.
 
     Args:
-        entries: config key -> entry, in their order.
+        entries: post-processes by config key, in their order.
         key: config key of the list, for messages.
 
     Raises:
@@ -92,17 +95,17 @@ def require_order(entries: Mapping[str, PostprocessSection], key: str) -> None:
 def replace_entries(
     entries: Mapping[str, PostprocessSection], replacements: Mapping[str, PostprocessSection]
 ) -> dict[str, PostprocessSection]:
-    """Return the entries with all entries of some kinds replaced.
+    """Replace all post-processes of some kinds by others.
 
     All replacements of a kind are put at the position of the first entry of that kind. A kind that `entries` lacks is
     added: a built-in kind before the first entry that must follow it (`BUILT_IN_ORDER`), any other kind at the end.
 
     Args:
-        entries: config key -> entry, in their order.
-        replacements: config key -> entry; they replace all entries of their kinds.
+        entries: post-processes by config key, in their order.
+        replacements: post-processes by config key, which replace all entries of their kinds.
 
     Returns:
-        Config key -> entry, in the new order.
+        Post-processes by config key, in the new order.
     """
     replaced_kinds = {entry.kind for entry in replacements.values()}
     result: list[tuple[str, PostprocessSection]] = []
@@ -123,12 +126,12 @@ def replace_entries(
 
 
 def _entries_of_kind(entries: Mapping[str, PostprocessSection], kind: str) -> list[tuple[str, PostprocessSection]]:
-    """Return the entries of one kind in their order, with their config keys."""
+    """Return the pairs of config key and entry of one kind, in their order."""
     return [(key, entry) for key, entry in entries.items() if entry.kind == kind]
 
 
 def _find_insert_position(kind: str, entries: Sequence[PostprocessSection]) -> int:
-    """Return the position in a list at which entries of a kind that it lacks are inserted."""
+    """Return the index in a list at which entries of a kind that the list does not have are inserted."""
     if kind in BUILT_IN_ORDER:
         following_kinds = BUILT_IN_ORDER[BUILT_IN_ORDER.index(kind) + 1 :]
         for position, entry in enumerate(entries):
@@ -139,7 +142,7 @@ def _find_insert_position(kind: str, entries: Sequence[PostprocessSection]) -> i
 
 
 def require_variable_in(key: str, name: str, allowed: set[str], rule: str) -> None:
-    """Refuse a variable that is not in the part of ``data.variables`` that a post-process needs.
+    """Refuse a variable that is not in the group of ``data.variables`` that a post-process needs.
 
     Args:
         key: config key that names the variable, for the message.

@@ -15,7 +15,9 @@ _OPTION_SECTIONS: dict[str, type[StrictModel] | None] = {}
 
 
 def register_source_type(name: str, options: type[StrictModel] | None = None) -> None:
-    """Add a value that ``data.sources.N.type`` may have; `credit.data.formats.plugin.source.register_source` calls it.
+    """Allow a value of ``data.sources.N.type``.
+
+    `credit.data.formats.plugin.source.register_source`, by which a plugin registers a source, calls this function.
 
     Args:
         name: name of the type.
@@ -93,7 +95,7 @@ class SourceConfig(StrictModel):
     )
 
     def names_in_files(self, variable: str) -> list[str]:
-        """Return the names under which the files may contain a variable of the run, in the order of preference."""
+        """Return the names that a variable of the run may have in the files, in the order of preference."""
         names = self.rename.get(variable, variable)
         if isinstance(names, str):
             return [names]
@@ -109,7 +111,7 @@ class SourceConfig(StrictModel):
 
     @model_validator(mode="after")
     def _require_files_or_type(self) -> SourceConfig:
-        """Refuse a source that is neither files nor of a registered type, and keys that do not apply to it."""
+        """Refuse a source without exactly one of ``path`` and ``type``, and keys that do not apply to it."""
         if (self.path is None) == (self.type is None):
             state = "neither is" if self.path is None else "both are"
             raise ValueError(
@@ -133,7 +135,11 @@ class SourceConfig(StrictModel):
         return self
 
     def _require_valid_options(self, section: type[StrictModel] | None) -> None:
-        """Refuse options that cannot be saved with the config, or that the section of the source type refuses."""
+        """Refuse options that cannot be saved with the config, or that the section of the source type refuses.
+
+        Args:
+            section: section of the options of this type; None if its options are not validated.
+        """
         # The config of a run is saved as YAML and JSON, so every value must survive both.
         for name, value in self.options.items():
             if not _is_plain_value(value):
@@ -184,7 +190,7 @@ class GridConfig(StrictModel):
 
     @model_validator(mode="after")
     def _require_one_description(self) -> GridConfig:
-        """Refuse a grid that has neither all of rows, columns and poles, nor like alone."""
+        """Refuse a grid unless either ``rows``, ``columns`` and ``poles`` are given, or ``like`` alone."""
         num_missing = (self.rows, self.columns, self.poles).count(None)
         num_allowed = 0 if self.like is None else 3
         if num_missing != num_allowed:

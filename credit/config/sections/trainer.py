@@ -14,10 +14,13 @@ Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
 class ObjectiveSection(StrictModel):
-    """Keys that every training objective has: `trainer.objective`, what one training step asks of the model.
+    """Base of the sections of training objectives (`trainer.objective`), with the key that all of them have.
+
+    An objective defines how a training step runs the model and computes the loss.
 
     Attributes:
-        shares_members: True if the objective divides members among the ranks of `trainer.parallelism.ensemble`.
+        shares_members: True if the objective can divide the members of a sample among several ranks
+            (`trainer.parallelism.ensemble`).
     """
 
     shares_members: ClassVar[bool] = False
@@ -300,7 +303,7 @@ class TrainerConfig(StrictModel):
     @model_validator(mode="before")
     @classmethod
     def _fill_ensemble_defaults(cls, raw: Any) -> Any:
-        """For several members, set the objective and the metrics of ensembles, unless the config names others."""
+        """Set the objective and metrics of ensembles if there are several members and the config names no others."""
         if not isinstance(raw, Mapping) or raw.get("members", 1) in (1, None):
             return raw
         return {"objective": {"kind": "ensemble"}, "metrics": ["rmse", "crps"], **raw}

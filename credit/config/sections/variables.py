@@ -14,7 +14,7 @@ Level = Annotated[float, Field(gt=0)]
 
 
 def _require_unique(levels: list[float]) -> list[float]:
-    """Return the levels.
+    """Return the levels unchanged.
 
     Raises:
         ValueError: if a level is named twice.
@@ -141,9 +141,10 @@ class VariableOptions(StrictModel):
 
     @property
     def derived_from(self) -> dict[str, str]:
-        """Inputs of a derived variable: role -> variable; empty for a variable that is read from data.
+        """Variable of each input of a derived variable, by the input's role, such as ``temperature``.
 
-        The derived variable has the grid and the times of the first input.
+        The derived variable has the grid and the times of the first input. The mapping is empty for a variable that is
+        read from data.
         """
         if self.derive is None:
             return {}
@@ -172,7 +173,7 @@ class VariableOptions(StrictModel):
             raise ValueError(f"{key}.inputs has no effect without derive")
 
     def require_derivable(self, name: str, has_levels: bool, is_predicted_or_read: bool) -> None:
-        """Refuse `derive` if the quantity does not fit the variable.
+        """Refuse `derive` if the derived quantity does not fit the variable.
 
         Args:
             name: name of the variable, for the message.

@@ -41,7 +41,12 @@ class RegionConfig(StrictModel):
 
 
 def _make_region(lat: tuple[float, float], lon: tuple[float, float] = (0.0, 360.0)) -> tuple[RegionConfig]:
-    """Return a region of one box, as a tuple of its boxes; `lat` is (south, north), `lon` (west, east), in degrees."""
+    """Return a region that consists of one box, as a tuple of boxes.
+
+    Args:
+        lat: (south, north) in degrees.
+        lon: (west, east) in degrees.
+    """
     return (RegionConfig(lat=lat, lon=lon),)
 
 
@@ -261,5 +266,5 @@ class VerificationConfig(StrictModel):
 
 
 def is_reserved_name(name: str) -> bool:
-    """Return whether `name` is one of `RESERVED_NAMES`, even in the spelling of figures ("Damped persistence")."""
+    """Return whether `name` is one of `RESERVED_NAMES`, also as figures write it ("Damped persistence")."""
     return name.strip().lower().replace(" ", "_") in RESERVED_NAMES
