@@ -46,8 +46,8 @@ def run_command(arguments: argparse.Namespace) -> int:
     """List, verify or prune the checkpoints of a run; return the exit status, which the help text lists.
 
     Raises:
-        ConfigError: if an option is below 1.
-        CheckpointError: if the folder has no checkpoints, or pruning meets a run at work.
+        ConfigError: if an option is below 1, or checkpoints are to be pruned while a run is at work in the folder.
+        CheckpointError: if the folder has no checkpoints.
     """
     from credit.errors import CheckpointError, ConfigError
     from credit.train.checkpoint.checkpoint import list_checkpoints
@@ -89,7 +89,11 @@ def _list_checkpoints(folder: Path, paths: list[Path], arguments: argparse.Names
 
 
 def _format_best_score(path: Path) -> str:
-    """Return the best validation score up to a checkpoint as text, ``unreadable`` for a damaged checkpoint."""
+    """Return the best validation score of the run up to a checkpoint, as text; ``unreadable`` if it is damaged.
+
+    Args:
+        path: folder of the checkpoint.
+    """
     import json
 
     try:
@@ -116,7 +120,7 @@ def _verify_checkpoints(folder: Path, paths: list[Path], arguments: argparse.Nam
 
 
 def _prune_checkpoints(folder: Path, paths: list[Path], arguments: argparse.Namespace) -> int:
-    """Remove checkpoints, or name them with ``--dry-run``; return the exit status 0.
+    """Remove old checkpoints, or with ``--dry-run`` only print their paths; return the exit status 0.
 
     The parameters are those of `_list_checkpoints`.
     """

@@ -9,7 +9,9 @@ from credit.utils.paths import expand_home
 
 
 def path_argument(text: str) -> str:
-    """Return a path from the command line with ``~`` expanded; shells leave it inside quotes and after ``--option=``.
+    """Return a path from the command line with ``~`` expanded.
+
+    Shells leave ``~`` unexpanded inside quotes and after ``--option=``.
 
     Raises:
         argparse.ArgumentTypeError: if the home folder of a user is not known.
@@ -32,13 +34,15 @@ def add_config_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def set_environment_defaults() -> None:
-    """Set variables for fast CPU runs, unless they are set; call it before numpy and torch are used.
+    """Set environment variables that make runs on a CPU faster, unless the user has set them.
+
+    Call this function before numpy and torch are used. The variables request:
 
     - Huge pages for tensors of 2 MB and more. Many Linux distributions give them only on request (``madvise``).
       Without them the kernel clears and looks up 512 times as many small pages, which costs a few per cent of a step
       or a forecast on a CPU (benchmarks/lab_notes.md).
-    - One thread for numpy's matrix products, which are small here. Its other threads would busy-wait on the cores that
-      torch computes on, which costs 8 % of the processor time of a scored forecast on two cores.
+    - One thread for numpy's matrix products, which are small here. More threads would busy-wait on the cores on which
+      torch computes, which costs 8 % of the processor time of a scored forecast on two cores.
     """
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")

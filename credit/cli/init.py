@@ -15,7 +15,7 @@ example:
 
 
 def load_starter_configs() -> dict[str, str]:
-    """Return name -> YAML text of the starter configs, which lie in the package as credit/config/templates/NAME.yml."""
+    """Return the YAML text of each starter config, by name; the files are credit/config/templates/NAME.yml."""
     folder = resources.files("credit.config") / "templates"
     texts = {}
     for file in folder.iterdir():

@@ -41,8 +41,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run ``credit NAME ...`` and return its exit status.
 
     Args:
-        arguments: words after ``credit``; None for those of the command line. With None, an interrupt ends the process
-            instead of returning.
+        arguments: words after ``credit``. None takes those of the command line; an interrupt then ends the process, and
+            the function does not return.
 
     Raises:
         SystemExit: from argparse, with status 0 after ``--help`` and 2 after a wrong argument.
@@ -140,13 +140,14 @@ def _set_up_output(quiet: bool) -> None:
 
 
 def _print_error(program: str, message: str) -> None:
-    """Print ``PROGRAM: MESSAGE`` on standard error, wrapped first and coloured second, since colour adds characters."""
+    """Print ``PROGRAM: MESSAGE`` on standard error, wrapped and coloured if this is a terminal."""
+    # Wrap before colouring, because escape sequences of colours would count as characters of a line.
     text = wrap_text(f"{program}: {message}", sys.stderr, indent="  ")
     print(colorize(f"{program}:", "red", sys.stderr) + text.removeprefix(f"{program}:"), file=sys.stderr)
 
 
 def _entry_point(command: str) -> Callable[[], int]:
-    """Return the function behind the program ``credit_COMMAND``, which setup.cfg names."""
+    """Return the function that the program ``credit_COMMAND`` runs; setup.cfg refers to it."""
 
     def run_program() -> int:
         program = f"credit_{command}"
@@ -156,11 +157,12 @@ def _entry_point(command: str) -> Callable[[], int]:
 
 
 def _run_with_exit_status(command: Callable[[], int], owns_process: bool) -> int:
-    """Run a command and return its exit status, also after Ctrl-C and if the reader of the output has closed it.
+    """Run a command and return its exit status, also after Ctrl-C or after the reader of the output has closed it.
 
     Args:
         command: function that parses the arguments, runs the command and returns the exit status.
-        owns_process: True if the process ends with the command; an interrupt then ends the process at once.
+        owns_process: True if the process ends with the command. After an interrupt the process is then ended here, and
+            the function does not return.
     """
     try:
         status = _run_with_readable_output(command)
@@ -176,7 +178,9 @@ def _run_with_exit_status(command: Callable[[], int], owns_process: bool) -> int
 
 
 def _run_with_readable_output(command: Callable[[], int]) -> int:
-    """Run a command and return its exit status; if the reader of its output has closed it (``| head``), 128 + SIGPIPE.
+    """Run a command and return its exit status.
+
+    If the reader of the output has closed it, as in ``| head``, the status is 128 + SIGPIPE, as in a shell.
 
     Args:
         command: as for `_run_with_exit_status`.

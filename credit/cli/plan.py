@@ -114,15 +114,16 @@ def _suppress_notices() -> Iterator[None]:
 
 
 def build_plan_inputs(path: str, overrides: Sequence[str], grid: str | None) -> tuple[Config, ModelAssets, int]:
-    """Return the facts of a run that a plan depends on.
+    """Return the config, channels, grid and number of samples of a run, on which its plan depends.
 
     Args:
         path: config file.
         overrides: ``section.key=value``.
-        grid: ``ROWSxCOLUMNS`` of a global grid, None to open the data.
+        grid: ``ROWSxCOLUMNS`` of a global grid, for a plan without the data; None to open the data.
 
     Returns:
-        The config; assets of the right shapes with dummy values; the number of training samples.
+        The config; the model's assets (channels, grid, normalization), whose values are dummies; the number of training
+        samples.
 
     Raises:
         ConfigError: if the config is wrong, or the data cannot be opened and no grid is given.
@@ -156,9 +157,9 @@ def build_plan_inputs(path: str, overrides: Sequence[str], grid: str | None) -> 
 
 
 def load_config_without_paths(path: str, overrides: Sequence[str]) -> Config:
-    """Return a config whose paths, and the environment variables in them, need not exist; no path is opened.
+    """Return a config for a plan without the data, whose paths and environment variables need not exist.
 
-    Keys with paths are set to the current folder or to None. The sections ``pbs``, ``slurm`` and
+    No path is opened. Keys with paths are set to the current folder or to None. The sections ``pbs``, ``slurm`` and
     ``model.postprocess`` are left out.
 
     Args:
@@ -211,7 +212,9 @@ def build_grid(text: str) -> LatLonGrid:
 
 
 class TrainingStepBuilder:
-    """Builder of the network and the training step of a config, the `StepBuilder` of `credit.hpc.planner.planned_run`.
+    """Builder of the network and the training step of a config, on tensors without memory.
+
+    It implements the protocol `StepBuilder` of `credit.hpc.planner.planned_run`.
 
     Args:
         config: config of the run.
@@ -262,15 +265,15 @@ class TrainingStepBuilder:
         """Return the optimizer of a materialised network, and a function that takes one training step.
 
         Args:
-            model: network of `build_network`.
+            model: network that `build_network` has returned, materialised by the caller.
             autocast: True if the network runs under autocast.
             rollout: number of forecast steps of a batch.
-            members: members that the rank computes of each sample.
+            members: number of members of each sample that the rank computes, in all and in one batch.
             micro_steps: number of batches of one optimizer step (gradient accumulation).
 
         Returns:
-            The optimizer, and the function that takes one step. The argument of that function is called before each
-            batch.
+            The optimizer, and a function that takes one training step. Its argument is a callback, which it calls
+            before each batch.
         """
         import torch
 
@@ -296,11 +299,20 @@ class TrainingStepBuilder:
         return optimizer, lambda begin: step(self._batches(rollout, begin), 0, trainer.learning_rate)
 
     def _build_loss(self) -> nn.Module:
-        """Return the loss with fields (H, W) of the run's grid; call it in a mode that makes new tensors fake."""
+        """Return the loss, with its fields (H, W) on the run's grid.
+
+        Call this method under a `FakeTensorMode`, in which new tensors have no memory.
+        """
         return self._resize_fields(self._real_loss)
 
     def _build_part_losses(self, parts: Sequence[FieldPart]) -> list[nn.Module]:
-        """Return the losses of some channels with fields of the run's grid; call it in a mode of fake tensors."""
+        """Return a loss for each part of the output channels, with its fields (H, W) on the run's grid.
+
+        Call this method under a `FakeTensorMode`, in which new tensors have no memory.
+
+        Args:
+            parts: parts of the output; only the channels of a part are used.
+        """
         from credit.losses.build import build_loss_from_context
 
         all_rows = slice(0, self._loss_grid.shape[0])
@@ -311,7 +323,7 @@ class TrainingStepBuilder:
         return losses
 
     def _resize_fields(self, module: nn.Module) -> nn.Module:
-        """Return a copy of a module and its submodules whose fields (H, W) are new buffers on the run's grid."""
+        """Return a copy of a module, with submodules, in which new buffers on the run's grid replace fields (H, W)."""
         # A shallow copy shares the parameters; buffers and children get containers of their own.
         resized = copy.copy(module)
         resized._buffers = {}

@@ -38,7 +38,7 @@ def _render_command(command: str, summary: str) -> str:
 
     Args:
         command: name of the command, such as ``train``.
-        summary: half a sentence from `credit.cli.main.COMMANDS`.
+        summary: text of the command in `credit.cli.main.COMMANDS`, without a full stop.
     """
     parser = build_parser(command, f"credit {command}")
     # argparse has no public list of its arguments.
@@ -53,7 +53,14 @@ def _render_command(command: str, summary: str) -> str:
 
 
 def _render_usage(program: str, actions: Iterable[argparse.Action]) -> str:
-    """Return the usage line with optional arguments in brackets; that of argparse differs between Python versions."""
+    """Return the usage line of a command, with optional arguments in brackets.
+
+    The usage line of argparse is not used, because it differs between Python versions.
+
+    Args:
+        program: name of the program.
+        actions: arguments and options of its parser.
+    """
     parts = [program]
     for action in actions:
         name = _render_name(action)

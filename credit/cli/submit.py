@@ -124,11 +124,11 @@ def _build_job(config: Config, model_config: Config | None, arguments: argparse.
 
     Args:
         config: config of the run.
-        model_config: config of the run of ``--model``, None without it.
+        model_config: config of the run that ``--model`` names; None without this option.
         arguments: options of the command.
 
     Raises:
-        ConfigError: if the site is not named, or the job does not fit the site or the config's parallelism.
+        ConfigError: if the site is not named, or the job does not fit the site or the parallelism in the config.
     """
     import os
     from pathlib import Path
@@ -180,7 +180,7 @@ def _build_job(config: Config, model_config: Config | None, arguments: argparse.
 
 
 def _find_site(config: Config, arguments: argparse.Namespace) -> tuple[Cluster, PbsConfig | SlurmConfig]:
-    """Return the site of ``--cluster`` or of the config, and the config's section for the site's scheduler.
+    """Return the site that ``--cluster`` or the config names, and the config's section for the site's scheduler.
 
     Raises:
         ConfigError: if no site or several are named, or the site has another scheduler than the section that names it.
@@ -204,7 +204,16 @@ def _find_site(config: Config, arguments: argparse.Namespace) -> tuple[Cluster, 
 
 
 def _list_environment_variables(config: Config, model_config: Config | None, arguments: argparse.Namespace) -> set[str]:
-    """Return the names of the environment variables that the job needs; PBS does not pass on those of this shell."""
+    """Return the names of the environment variables that the job needs.
+
+    These are the variables that the configs refer to, and PYTHONPATH for plugins. They must be written into the job
+    script, because PBS does not pass on the variables of this shell.
+
+    Args:
+        config: config of the run.
+        model_config: config of the run that ``--model`` names; None without this option.
+        arguments: options of the command.
+    """
     from credit.cli.verify import resolve_config_path
     from credit.config.load import apply_overrides, read_yaml, referenced_env_vars
 

@@ -138,7 +138,7 @@ def _print_scores(table: ScoreTable, folder: Path, other_name: str | None, argum
         table: the scores.
         folder: folder of the written files.
         other_name: name of the second run, None without one.
-        arguments: has `json` and `all`.
+        arguments: options of the command, of which `json` and `all` are used.
     """
     files = {
         "scores_csv": str(folder / "scores.csv"),
@@ -160,15 +160,16 @@ def _print_scores(table: ScoreTable, folder: Path, other_name: str | None, argum
 
 
 def load_configs(arguments: argparse.Namespace, overrides: list[str]) -> tuple[Config, Config | None]:
-    """Return the config of the run, and the config of the run of ``--model``, None without it.
+    """Load the config of the run, and with ``--model`` the config of the run that makes the forecasts.
 
     Args:
-        arguments: has `config`, `model` and `online`.
-        overrides: ``section.key=value``. With ``--model``, keys of the section inference apply to the second config,
-            all others to the first.
+        arguments: options of the command, of which `config`, `model` and `online` are used.
+        overrides: texts ``section.key=value``. With ``--model``, keys of the section ``inference`` apply to the second
+            config, and all other keys to the first.
 
     Returns:
-        Both configs. With ``--model``, the section inference of the first is that of the second.
+        The config of the run, and the config of ``--model``, which is None without this option. With ``--model``, the
+        section ``inference`` of the first config is replaced by that of the second.
 
     Raises:
         ConfigError: if a config is not valid, or ``--model`` is given without ``--online``.
@@ -199,7 +200,7 @@ def resolve_config_path(run: str) -> Path:
 def load_run_config(run: str, overrides: list[str]) -> Config:
     """Return the config of a run, given its file or its folder.
 
-    A folder becomes the config's save_loc, because it may have been moved since the run.
+    If the folder is given, it replaces `save_loc` in the config, because it may have been moved since the run.
 
     Args:
         run: path of a config file or of a run's folder.
@@ -217,14 +218,14 @@ def load_run_config(run: str, overrides: list[str]) -> Config:
 
 
 def _add_other_run(config: Config, other_runs: list[str]) -> tuple[Config, str | None]:
-    """Return the config with the second run in ``verification.other_forecasts``, and the name of that run.
+    """Add the forecasts of a second run to ``verification.other_forecasts``.
 
     Args:
         config: config of the first run.
-        other_runs: paths of config files or folders, at most one.
+        other_runs: paths of config files or folders of runs; at most one path.
 
     Returns:
-        The config and the name; the unchanged config and None without a second run.
+        A copy of the config, and the name of the second run in it. Without a second run, the unchanged config and None.
 
     Raises:
         ConfigError: if there are several paths, if the path is not a run, or if the run's name is taken.
@@ -264,11 +265,11 @@ def _add_other_run(config: Config, other_runs: list[str]) -> tuple[Config, str |
 def _open_data_and_forecasts(
     config: Config, model_config: Config | None, online: bool, process: ProcessInfo, device_type: str
 ) -> tuple[FieldReader, ForecastSource, WorkShare]:
-    """Collective: return the reader of the truth, the forecasts, and this process's share of the initial times.
+    """Collective: return the reader of the truth, the forecasts, and the initial times that this process scores.
 
     Args:
         config: config of the run whose data are the truth.
-        model_config: config of the run of ``--model``, None without it.
+        model_config: config of the run that ``--model`` names; None without this option.
         online: True to make the forecasts while scoring, False to read them from files.
         process: rank and world size of this process.
         device_type: ``cpu`` or ``cuda``, the device of the forecasts.
@@ -308,7 +309,9 @@ def _open_data_and_forecasts(
 def _open_online(
     config: Config, process: ProcessInfo, mesh: DeviceGrid, has_other_truth: bool
 ) -> tuple[FieldReader, ForecastSource]:
-    """Collective: return the data of the run that forecasts, and forecasts that are made from them during scoring.
+    """Collective: open the data of the run that forecasts, and return their reader and the forecasts.
+
+    The forecasts are not read from files: the model makes them from these data when the scoring asks for them.
 
     Args:
         config: config of the run that forecasts.

@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class WeightsCheck:
-    """Result of comparing the forecasts' weights with the checkpoints of a run.
+    """Result of comparing the weights that made forecasts with the checkpoints of a run.
 
     Attributes:
-        notice: sentence for the user if the forecasts were made with other weights than the config names, else None.
-        are_of_run: False if none of the run's checkpoints has these weights.
+        notice: text for the user if the forecasts were made with other weights than the config names; else None.
+        are_of_run: False if none of the run's checkpoints has the weights; True also if nothing could be compared.
     """
 
     notice: str | None = None

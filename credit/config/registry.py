@@ -1,6 +1,7 @@
 """Registries of components, which map the kind that a config names to the component's class and config section.
 
-A kind is the name by which a config selects a component, such as ``model.type: wxformer``. One decorator registers a model, loss, objective, post-process or perturbation, for the package and for plugins alike.
+A kind is the name by which a config selects a component, such as ``wxformer`` in ``model.type: wxformer``. One
+decorator registers a model, loss, objective, post-process or perturbation, for the package and for plugins alike.
 The built-in kinds are also listed here with their modules, because loading a config must not import torch. The config
 imports only the module of the section. The module of the class is imported when `Registry.find_class` is called.
 """

@@ -22,8 +22,8 @@ class MetricContext:
 
     Attributes:
         channels: the channels of the run; ``channels.output`` gives the order of C.
-        weight_CHW: (C, H, W) weights of the cells, summing to 1 over each channel, 0 where a variable is missing;
-            float64.
+        weight_CHW: (C, H, W) weights of the cells, float64. They sum to 1 in each channel and are 0 where its variable
+            has no values.
         lead_hours: (L,) lead times in hours.
     """
 
@@ -33,10 +33,11 @@ class MetricContext:
 
 
 class Metric(ABC):
-    """Base class of metrics: sums over cases, and the metric's values as a function of these sums.
+    """Base class of metrics, which have sums over cases and compute their values from these sums.
 
-    Each rank sums over its own cases. `credit.train.validate.validate` then replaces each sum, in place, by its mean
-    over the ranks, and calls `summary` with the mean number of cases of a rank.
+    A case is the forecast from one initial time. Each rank sums over its own cases. `credit.train.validate.validate`
+    then replaces each sum, in place, by its mean over the ranks, and calls `summary` with the mean number of cases of a
+    rank.
 
     Args:
         context: channels, weights and lead times of the validation.
@@ -48,7 +49,7 @@ class Metric(ABC):
     @classmethod
     @abstractmethod
     def names(cls, channels: ChannelMap, lead_hours: Sequence[float]) -> list[str]:
-        """Return the keys of `summary`; one of them may be ``trainer.monitor``.
+        """Return the names of the metric's values, the keys of `summary`; ``trainer.monitor`` may be one of them.
 
         Args:
             channels: the channels of the run.
@@ -58,7 +59,7 @@ class Metric(ABC):
     @property
     @abstractmethod
     def sums(self) -> Mapping[str, Tensor]:
-        """Name -> sum over the cases of this rank so far, a float64 tensor of any shape.
+        """Sums over the cases of this rank so far, by name; each is a float64 tensor of any shape.
 
         The tensors must be those that the metric itself uses, because their values are replaced in place by the means
         over the ranks.
@@ -68,22 +69,24 @@ class Metric(ABC):
     def add(self, lead: int, forecast_BMCHW: Tensor, persistence_BCHW: Tensor, truth_BCHW: Tensor) -> None:
         """Add one lead time of a batch to the sums.
 
-        Fields are in physical units minus the mean of the statistics. Masked cells have any finite value, and the
-        weight 0.
+        The fields are in physical units, but the mean of each channel in the training statistics is subtracted. Masked
+        cells may have any finite value, because their weight is 0.
 
         Args:
             lead: index of the lead time, from 0.
             forecast_BMCHW: (B, M, C, H, W) forecast of each member.
-            persistence_BCHW: (B, C, H, W) persistence forecast, the state at the initial time.
+            persistence_BCHW: (B, C, H, W) persistence forecast: the state at the initial time, and 0 (the mean) for
+                diagnostic channels.
             truth_BCHW: (B, C, H, W) truth.
         """
 
     @abstractmethod
     def summary(self, num_cases: float) -> dict[str, float]:
-        """Return name -> value of the metric, for each of `names` and in their order.
+        """Return the values of the metric by name, for each of `names` and in their order.
 
         Args:
-            num_cases: number of cases in the sums; a fraction if the sums are averages over the ranks.
+            num_cases: number of cases by which the sums are divided. It need not be an integer, because it is an
+                average over the ranks.
         """
 
 

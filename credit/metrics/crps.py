@@ -20,11 +20,11 @@ class EnsembleScores(Metric):
     """Area-weighted scores of an ensemble by lead time and channel.
 
     - ``crps/z500/24h``: fair CRPS, in the unit of the channel. For one member it is the mean absolute error.
-    - ``spread_skill/z500/24h``: spread over error; 1 for a calibrated ensemble. The spread is the root of the mean
-      variance of M members times (M + 1) / M, the error is the RMSE of their mean (Fortin et al. 2014,
-      doi:10.1175/JHM-D-14-0008.1).
-    - ``fair_crps``: the mean over prognostic channels and lead times of the CRPS divided by the mean absolute error of
-      persistence; lower is better.
+    - ``spread_skill/z500/24h``: ratio of spread to error; 1 for a calibrated ensemble. The spread is the square root of
+      (M + 1) / M times the mean variance of the M members. The error is the RMSE of the ensemble mean (Fortin et al.
+      2014, doi:10.1175/JHM-D-14-0008.1).
+    - ``fair_crps``: the ratio of the CRPS to the mean absolute error of persistence, averaged over prognostic channels
+      and lead times; lower is better.
     - ``calibration``: the mean over prognostic channels and lead times of |ln(spread / error)|; 0 is perfect.
 
     Args:
@@ -55,7 +55,7 @@ class EnsembleScores(Metric):
 
     @property
     def sums(self) -> Mapping[str, Tensor]:
-        """Sums of CRPS, persistence's absolute error, variance and squared error, each (L, C); see the base class."""
+        """Sums of CRPS, absolute error of persistence, variance and squared error, each (L, C); see the base class."""
         return self._sums
 
     def add(self, lead: int, forecast_BMCHW: Tensor, persistence_BCHW: Tensor, truth_BCHW: Tensor) -> None:
@@ -92,10 +92,13 @@ class EnsembleScores(Metric):
 
 
 def _fair_crps(error_BMCHW: Tensor) -> Tensor:
-    """Return the fair CRPS of each cell, (B, C, H, W), from the errors of the members.
+    """Return the fair CRPS of each cell, (B, C, H, W), in the unit of the errors.
 
-    It is mean |e_j| - sum over all pairs of |e_j - e_k| / (M (M - 1)), with each pair counted once (Ferro 2014,
-    doi:10.1002/qj.2270). For one member it is the absolute error.
+    It is the mean of |e_j| over the M members minus the sum of |e_j - e_k| / (M (M - 1)) over all pairs of members, in
+    which each pair counts once (Ferro 2014, doi:10.1002/qj.2270). For one member it is the absolute error.
+
+    Args:
+        error_BMCHW: (B, M, C, H, W) errors e_j of the members, forecast minus truth.
     """
     num_members = error_BMCHW.shape[1]
     mean_error_BCHW = error_BMCHW.abs().mean(dim=1)

@@ -18,9 +18,9 @@ from credit.metrics.base import Metric, MetricContext, register_metric
 class RootMeanSquareError(Metric):
     """Area-weighted RMSE of the ensemble mean by lead time and channel, ``rmse/z500/24h``, and ``skill``.
 
-    The RMSE is in the unit of the channel: the root of the squared error averaged over cells and cases. ``skill`` is
-    the mean over prognostic channels and lead times of the forecast's RMSE divided by that of persistence; lower is
-    better.
+    The RMSE is the square root of the squared error averaged over cells and cases, in the unit of the channel.
+    ``skill`` is the ratio of the forecast's RMSE to that of persistence, averaged over prognostic channels and lead
+    times; lower is better.
 
     Args:
         context: channels, weights and lead times of the validation.
@@ -71,6 +71,6 @@ class RootMeanSquareError(Metric):
         return dict(zip(self.names(channels, self.context.lead_hours), values, strict=True))
 
     def _squared_error(self, forecast_BCHW: Tensor, truth_BCHW: Tensor) -> Tensor:
-        """Return the squared error of each channel, averaged over the cells and summed over the batch, (C,)."""
+        """Return the squared error of each channel, averaged over the cells and summed over the batch, (C,) float64."""
         weighted_BCHW = (forecast_BCHW - truth_BCHW).double().square() * self._weight_CHW
         return weighted_BCHW.sum(dim=(0, 2, 3))

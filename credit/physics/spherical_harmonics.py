@@ -1,8 +1,10 @@
 """Spherical harmonics on the rows of a latitude-longitude grid, and random fields that are made of them.
 
-`credit.physics.spherical_transform` has the transform of fields in torch.
+The harmonics are normalised so that the mean of their square over the sphere is 1. A harmonic has a degree l (total
+wavenumber) and an order m (zonal wavenumber). The transform of fields in torch is in
+`credit.physics.spherical_transform`.
 
-They are normalised so that the mean of their square over the sphere is 1.
+Letters of shapes: H latitude rows, W longitude columns.
 """
 
 from __future__ import annotations
@@ -15,25 +17,30 @@ EARTH_RADIUS_KM = 6371.0
 
 
 def max_wavenumber(grid: LatLonGrid) -> int:
-    """Return the largest total wavenumber whose squares the grid still resolves: 21 on 32 x 64 (the 2/3 rule).
+    """Return the largest total wavenumber that the 2/3 rule allows on a grid, for example 21 on 32 x 64 cells.
 
-    S. A. Orszag, J. Atmos. Sci. 28, 1074 (1971): products of waves up to 2/3 of the shortest resolved one are not
-    aliased. A meridian circle has 2 H points and a parallel has W.
+    Up to 2/3 of the largest wavenumber that a grid resolves, the product of two waves is not aliased to a wave in this
+    range (S. A. Orszag, J. Atmos. Sci. 28, 1074, 1971). A circle of n points resolves wavenumbers up to n / 2. A
+    meridian circle of the grid has 2 H points, and a parallel has W.
     """
     num_rows, num_columns = grid.shape
     return min(2 * num_rows, num_columns) // 3
 
 
 def compute_legendre(max_degree: int, m: int, sine: np.ndarray) -> np.ndarray:
-    """Return the associated Legendre functions of order `m`, degrees m..max_degree, (max_degree - m + 1, H) float64.
+    """Compute the associated Legendre functions of one order.
 
-    Normalised so that half the integral of their square over -1..1 is 1. The recursion in the degree is the stable one
-    (Holmes and Featherstone 2002, doi:10.1007/s00190-002-0216-2, eq. 11).
+    They are normalised so that half the integral of their square over the sine of latitude, from -1 to 1, is 1. The
+    recursion over the degree is numerically stable (Holmes and Featherstone 2002, doi:10.1007/s00190-002-0216-2,
+    eq. 11).
 
     Args:
         max_degree: largest degree, at least `m`.
-        m: order, the zonal wavenumber.
+        m: order (zonal wavenumber).
         sine: (H,) sine of the latitude of each row.
+
+    Returns:
+        (max_degree - m + 1, H) float64: the functions of degrees m to `max_degree` at each row.
     """
     cosine = np.sqrt(np.maximum(1.0 - sine**2, 0.0))
     table = np.zeros((max_degree - m + 1, len(sine)))
@@ -52,10 +59,10 @@ def compute_legendre(max_degree: int, m: int, sine: np.ndarray) -> np.ndarray:
 
 
 def latitude_quadrature(grid: LatLonGrid) -> np.ndarray:
-    """Return (H,) weights that integrate polynomials of the sine of latitude up to degree H - 1 exactly; they sum to 2.
+    """Return the (H,) weights of the rows for integrals over the sine of latitude, float64; they sum to 2.
 
-    They are the interpolatory weights of the grid's own rows, which are Clenshaw and Curtis's on an equiangular grid
-    with poles, Fejer's on one without, and Gauss's on a Gaussian grid.
+    They integrate polynomials of the sine of latitude up to degree H - 1 exactly. On an equiangular grid with poles
+    they are the weights of Clenshaw and Curtis, without poles those of Fejer, and on a Gaussian grid those of Gauss.
     """
     colatitude = np.deg2rad(90.0 - grid.lat)
     order = np.arange(len(colatitude))
@@ -66,14 +73,18 @@ def latitude_quadrature(grid: LatLonGrid) -> np.ndarray:
 
 
 def build_analysis_matrices(grid: LatLonGrid, max_degree: int) -> list[np.ndarray]:
-    """Return, for each order m, the matrix (max_degree - m + 1, H) from values on the rows to coefficients, float64.
+    """Return the matrices of the Legendre transform, one for each order m from 0 to `max_degree`.
 
-    The coefficients are the quadrature-weighted least-squares fit. It is exact on any rows for a field that is made of
-    harmonics up to `max_degree`; the quadrature alone is not, unless the rows are Gaussian.
+    A matrix turns the Fourier coefficient of order m on each row into the coefficients of the harmonics of this order.
+    They are a least-squares fit, weighted by the quadrature. On any rows the fit is exact for a field that is made of
+    harmonics up to `max_degree`. The quadrature alone would be exact only on Gaussian rows.
 
     Args:
         grid: grid of the fields.
         max_degree: largest degree, at most `max_wavenumber` of the grid.
+
+    Returns:
+        For each order m a matrix (max_degree - m + 1, H), float64, with one row for each degree m to `max_degree`.
     """
     sine = np.sin(np.deg2rad(grid.lat))
     # Very uneven rows can have negative weights.
@@ -87,14 +98,17 @@ def build_analysis_matrices(grid: LatLonGrid, max_degree: int) -> list[np.ndarra
 
 
 def gaussian_response(degree: np.ndarray, length_km: float) -> np.ndarray:
-    """Return exp(-l (l + 1) length^2 / (2 R^2)) of each degree l, the factor by which a Gaussian damps it.
+    """Return the factor exp(-l (l + 1) length^2 / (2 R^2)) by which a Gaussian filter damps each degree l.
 
-    On the sphere this solves the heat equation. It is the Gaussian exp(-d^2 / (2 length^2)) of the distance d if the
-    length is small against the radius R of the Earth.
+    The filter is the solution of the heat equation on the sphere. If its length is small against the radius R of the
+    Earth, it is a Gaussian exp(-d^2 / (2 length^2)) of the distance d.
 
     Args:
-        degree: degrees, any shape.
+        degree: degrees l, any shape.
         length_km: standard deviation of the Gaussian in km.
+
+    Returns:
+        Array of the same shape, between 0 and 1.
     """
     return np.exp(-degree * (degree + 1) * (length_km / EARTH_RADIUS_KM) ** 2 / 2)
 
@@ -106,7 +120,7 @@ class CorrelatedNoise:
 
     Args:
         grid: grid of the fields.
-        length_km: length of the correlation in km; wavenumbers that the grid does not resolve are left out.
+        length_km: correlation length in km. Wavenumbers above `max_wavenumber` of the grid are left out.
     """
 
     def __init__(self, grid: LatLonGrid, length_km: float) -> None:
@@ -123,11 +137,11 @@ class CorrelatedNoise:
         self._functions = [compute_legendre(max_degree, m, sine) * amplitude[m:, None] for m in range(max_degree + 1)]
 
     def draw(self, count: int, generator: np.random.Generator) -> np.ndarray:
-        """Return `count` independent fields, (count, H, W) float32, without unit.
+        """Return independent random fields, (count, H, W) float32, dimensionless.
 
         Args:
             count: number of fields.
-            generator: source of random numbers; it decides the fields.
+            generator: source of the random numbers; generators in the same state give the same fields.
         """
         # Fourier coefficients of each row, which the transform along the row turns into fields.
         waves = np.zeros((count, self._functions[0].shape[1], self._num_columns // 2 + 1), dtype=np.complex128)

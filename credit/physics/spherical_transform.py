@@ -8,7 +8,8 @@ with the Legendre functions of `credit.physics.spherical_harmonics`. The mean of
 sum of abs(a)^2, in which orders above 0 count twice. The coefficients are those of orthonormal harmonics divided by
 sqrt(4 pi). Longitudes count from the first column of the grid.
 
-Shape suffixes: H latitude rows, W longitude columns, N coefficients; leading dimensions are any.
+Shape suffixes: H latitude rows, W longitude columns, N coefficients (pairs of degree and order), K fields, l degrees of
+one order, m orders, 2 real and imaginary part.
 """
 
 from __future__ import annotations
@@ -31,22 +32,25 @@ _NEGLIGIBLE = 1e-20
 class SphericalTransform(nn.Module):
     """Analysis of fields into coefficients, and synthesis of fields from them; both are linear and differentiable.
 
-    The analysis is exact for fields whose degrees are at most `max_degree`, up to rounding. Of other fields it returns
-    the coefficients of the nearest such field.
+    The analysis is exact, up to rounding, for fields whose degrees are at most `max_degree`. Of any other field it
+    returns the coefficients of the nearest field of this kind, by a weighted least-squares fit.
 
-    Its tables are computed in float64. Each has N x H numbers: in float32 5 MB on 181 x 360 cells and 334 MB on
-    721 x 1440, where building them takes ten seconds and 2.3 GB of host memory. They are not part of checkpoints.
+    One table serves the analysis and one the synthesis. A table has N x H numbers: in float32 it takes 5 MB on
+    181 x 360 cells, and 334 MB on 721 x 1440 cells, where building the tables takes ten seconds and 2.3 GB of host
+    memory. The tables are computed in float64. They are not part of checkpoints.
 
     Args:
         grid: grid of the fields.
-        can_synthesise: whether the table for `synthesise` is built as well.
-        dtype: float32 or float64; fields are converted to it, under autocast as well, and products do not use TF32.
+        can_synthesise: True to build the table for `synthesise` as well.
+        dtype: float32 or float64, the type of the tables. Fields are converted to it, also under autocast, and matrix
+            products do not use TF32.
 
     Attributes:
         max_degree: largest degree, `max_wavenumber` of the grid.
-        degree_N: (N,) degree l of each coefficient, int64. The coefficients of an order stand together: order 0 with
-            its degrees 0 to `max_degree`, then order 1 from degree 1, and so on.
-        multiplicity_N: (N,) 1 for order 0 and 2 for the others: a real field has each of these with -m, too.
+        degree_N: (N,) degree l of each coefficient, int64. Coefficients are sorted by order: those of order 0 with the
+            degrees 0 to `max_degree`, then those of order 1 with the degrees 1 to `max_degree`, and so on.
+        multiplicity_N: (N,) number of times that a coefficient counts in a sum over orders of both signs: 1 for order 0
+            and 2 for others, because a real field has the complex conjugate of the coefficient at order -m.
     """
 
     def __init__(self, grid: LatLonGrid, can_synthesise: bool = True, dtype: torch.dtype = torch.float32) -> None:
@@ -68,7 +72,13 @@ class SphericalTransform(nn.Module):
         self._register_table("degree_N", np.concatenate(degrees), torch.int64)
 
     def _register_table(self, name: str, values: np.ndarray, dtype: torch.dtype) -> None:
-        """Keep constants in a buffer, so that they move with the module; checkpoints do not contain them."""
+        """Keep a table in a buffer, which moves with the module to another device but is not part of checkpoints.
+
+        Args:
+            name: name of the buffer.
+            values: the table; values that are too small to matter are set to 0 in place.
+            dtype: type of the buffer.
+        """
         # Functions of high order are tiny near the poles. Processors are slow with numbers below the normal range.
         values[np.abs(values) < _NEGLIGIBLE] = 0
         self.register_buffer(name, torch.from_numpy(values).to(dtype), persistent=False)
@@ -80,7 +90,7 @@ class SphericalTransform(nn.Module):
             field_HW: (..., H, W) of any real dtype.
 
         Returns:
-            (..., N) complex, in the unit of the field.
+            (..., N) complex coefficients, in the unit of the field.
         """
         num_columns = self._grid_shape[1]
         leading_shape = field_HW.shape[:-2]
@@ -97,7 +107,14 @@ class SphericalTransform(nn.Module):
         return coefficient_KN.reshape(*leading_shape, -1)
 
     def synthesise(self, coefficient_N: Tensor) -> Tensor:
-        """Return the real fields (..., H, W) of coefficients (..., N), in their unit; inverse of `analyse`."""
+        """Return the real fields of coefficients, the inverse of `analyse`.
+
+        Args:
+            coefficient_N: (..., N) complex coefficients.
+
+        Returns:
+            (..., H, W) fields, in the unit of the coefficients.
+        """
         num_columns = self._grid_shape[1]
         leading_shape = coefficient_N.shape[:-1]
         with _full_precision(coefficient_N.device):
@@ -114,13 +131,13 @@ class SphericalTransform(nn.Module):
         return field_KHW.reshape(*leading_shape, *self._grid_shape)
 
     def sum_by_degree(self, values_N: Tensor) -> Tensor:
-        """Return the sum over the orders of each degree, counted with their multiplicity.
+        """Return the sums over all orders of each degree, in which orders above 0 count twice (`multiplicity_N`).
 
         Args:
-            values_N: (..., N) real, one for each coefficient.
+            values_N: (..., N) real values, one for each coefficient, such as abs(a)^2.
 
         Returns:
-            (..., max_degree + 1).
+            (..., max_degree + 1) sums, one for each degree.
         """
         counted_N = values_N * self.multiplicity_N
         # Not `index_add`, whose order of operations differs from call to call on a GPU.
@@ -128,13 +145,16 @@ class SphericalTransform(nn.Module):
         return torch.stack([functional.pad(part, (m, 0)) for m, part in enumerate(orders)]).sum(0)
 
     def _tables(self, name: str) -> tuple[Tensor, ...]:
-        """Return the part (degrees, H) of a table for each order."""
+        """Return the table in the buffer `name` in parts, one for each order m: (max_degree + 1 - m, H)."""
         return getattr(self, name).split(self._num_degrees)
 
 
 @contextlib.contextmanager
 def _full_precision(device: torch.device) -> Iterator[None]:
-    """Context without autocast and TF32: the rounding errors of the longest waves would exceed the shortest ones."""
+    """Context in which matrix products on a device use neither autocast nor TF32.
+
+    With less precision, the rounding errors of the longest waves would exceed the amplitude of the shortest waves.
+    """
     # The meta device, on which `credit check` tries a training step, has no autocast.
     no_autocast = contextlib.nullcontext() if device.type == "meta" else torch.autocast(device.type, enabled=False)
     precision = torch.get_float32_matmul_precision()

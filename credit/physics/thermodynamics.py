@@ -1,6 +1,7 @@
-"""Formulas of the atmosphere on hybrid levels: humidity, hydrostatic geopotential, extrapolation below the ground.
+"""Formulas of the atmosphere on hybrid levels: humidity, hydrostatic geopotential, extrapolation below the surface.
 
-All arrays are float64 in SI units. Their first axis is the level, from the top down; the other axes are cells.
+All arrays are float64 in SI units. Arrays on levels have the shape (K, N...): K levels or layers, from the top down,
+and one or more axes of cells. Arrays without levels have the shape (N...).
 
 Sources: [IFS] ECMWF, IFS Documentation CY47R3 (2021), Part III (dynamics) and IV (physics). [TBB] K. E. Trenberth,
 J. C. Berry and L. E. Buja, Vertical Interpolation and Truncation of Model-Coordinate Data, NCAR/TN-396+STR (1993),
@@ -23,10 +24,10 @@ _EPSILON = R_DRY / R_VAPOUR
 _LAPSE_RATE = 0.0065  # K m-1, of the standard atmosphere
 # Derivative of ln T by ln p at this lapse rate.
 ALPHA = _LAPSE_RATE * R_DRY / GRAVITY
-# K, [TBB]: temperatures below the ground that are warmer or colder are moderated, which gives a smoother pressure.
+# K, [TBB]: temperatures below the surface that are warmer or colder are moderated, which gives a smoother pressure.
 _WARMEST = 290.5
 _COLDEST = 255.0
-# m, [TBB]: between these heights of the ground the limit _WARMEST_PLATEAU (K) of the temperature at sea level sets in.
+# m, [TBB]: between these heights of the surface the limit _WARMEST_PLATEAU (K) of temperature at sea level sets in.
 _LOW_PLATEAU = 2000.0
 _HIGH_PLATEAU = 2500.0
 _WARMEST_PLATEAU = 298.0
@@ -37,7 +38,7 @@ _ALL_ICE = 250.16
 
 
 def virtual_temperature(temperature: np.ndarray, humidity: np.ndarray) -> np.ndarray:
-    """Return virtual temperature (K), at which dry air has the density of the humid air; [IFS] part III.
+    """Return virtual temperature (K), at which dry air would have the density of the humid air; [IFS] part III.
 
     Args:
         temperature: temperature (K), any shape.
@@ -49,8 +50,8 @@ def virtual_temperature(temperature: np.ndarray, humidity: np.ndarray) -> np.nda
 def saturation_pressure_mixed(temperature: np.ndarray) -> np.ndarray:
     """Return saturation vapour pressure (Pa): over water above 0 degC, over ice below -23 degC, mixed between.
 
-    [IFS] part IV, chapter 7 (Tetens' formula; the constants of Buck (1981) for water, of Alduchov and
-    Eskridge (1996) for ice). ERA5's relative humidity is with respect to this.
+    [IFS] part IV, chapter 7 (Tetens' formula with the constants of Buck (1981) for water and of Alduchov and
+    Eskridge (1996) for ice). The relative humidity of ERA5 refers to this pressure.
 
     Args:
         temperature: temperature (K), any shape.
@@ -66,48 +67,54 @@ def _compute_tetens(temperature: np.ndarray, factor: float, pole: float) -> np.n
 
     Args:
         temperature: temperature (K), any shape.
-        factor: factor of the exponent, a3 of [IFS].
-        pole: temperature at which the exponent is infinite (K), a4 of [IFS].
+        factor: factor in the exponent, a3 in [IFS].
+        pole: temperature (K) at which the exponent is infinite, a4 in [IFS].
     """
     return 611.21 * np.exp(factor * (temperature - _FREEZING) / (temperature - pole))
 
 
 def saturation_pressure_water(temperature: np.ndarray) -> np.ndarray:
-    """Return saturation vapour pressure over water (Pa) at any temperature (K), as weather stations report.
+    """Return saturation vapour pressure (Pa) over water, also below 0 degC, to which weather stations refer humidity.
 
-    WMO, Guide to Instruments and Methods of Observation (WMO-No. 8), volume I, annex 4.B. Any shape.
+    WMO, Guide to Instruments and Methods of Observation (WMO-No. 8), volume I, annex 4.B.
+
+    Args:
+        temperature: temperature (K), any shape.
     """
     celsius = temperature - 273.15
     return 611.2 * np.exp(17.62 * celsius / (243.12 + celsius))
 
 
 def relative_humidity(humidity: np.ndarray, pressure: np.ndarray, saturation: np.ndarray) -> np.ndarray:
-    """Return relative humidity (%), the vapour pressure over that at saturation.
+    """Return relative humidity (%), the ratio of vapour pressure to saturation vapour pressure.
 
     Args:
         humidity: specific humidity (kg kg-1), any shape.
-        pressure: pressure (Pa).
-        saturation: saturation vapour pressure (Pa).
+        pressure: pressure (Pa), the same shape.
+        saturation: saturation vapour pressure (Pa), the same shape.
     """
+    # The vapour pressure is pressure * humidity / (epsilon + humidity * (1 - epsilon)).
     return 100.0 * pressure * humidity / (_EPSILON + humidity * (1.0 - _EPSILON)) / saturation
 
 
 def geopotential(
     temperature_KN: np.ndarray, upper_KN: np.ndarray, lower_KN: np.ndarray, surface_N: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return geopotential (m2 s-2) at full levels and at the layers' lower edges, by integration from the ground up.
+    """Return geopotential (m2 s-2) at full levels and at the layers' lower edges, by hydrostatic integration upwards.
 
-    [IFS] part III, equations 2.21 to 2.23: from half level to half level R Tv ln(lower / upper), from the half level
-    below to the full level R Tv alpha, alpha = 1 - upper / (lower - upper) ln(lower / upper), at the top ln 2.
+    The integration starts at the surface. From the lower to the upper edge of a layer, geopotential grows by
+    R Tv ln(lower / upper). From the lower edge to the full level it grows by R Tv alpha, with
+    alpha = 1 - upper / (lower - upper) ln(lower / upper), and alpha = ln 2 in the top layer. R is the gas constant of
+    dry air and Tv virtual temperature ([IFS] part III, equations 2.21 to 2.23).
 
     Args:
-        temperature_KN: virtual temperature (K) of K layers, the lowest of the model last.
-        upper_KN: pressure at the upper edges of the layers (Pa), 0 at the top of the atmosphere.
-        lower_KN: pressure at the lower edges (Pa); the last is surface pressure.
-        surface_N: geopotential of the ground (m2 s-2).
+        temperature_KN: (K, N...) virtual temperature (K) of K layers, from the top down to the lowest layer.
+        upper_KN: (K, N...) pressure (Pa) at the upper edges of the layers, 0 at the top of the atmosphere.
+        lower_KN: (K, N...) pressure (Pa) at the lower edges; the last is surface pressure.
+        surface_N: (N...) surface geopotential (m2 s-2).
 
     Returns:
-        (K, N...) geopotential at full levels, and (K, N...) at the lower edges.
+        (K, N...) geopotential at full levels, and (K, N...) geopotential at the lower edges.
     """
     at_top = upper_KN <= 0.0
     # At the top the logarithm is infinite. It is replaced by ln 2, which is alpha there.
@@ -119,12 +126,12 @@ def geopotential(
 
 
 def surface_temperature(lowest: np.ndarray, lowest_pressure: np.ndarray, surface_pressure: np.ndarray) -> np.ndarray:
-    """Return temperature at the ground (K) by the standard lapse rate from the lowest level, after [TBB].
+    """Return surface temperature (K), extrapolated from the lowest level by the standard lapse rate, after [TBB].
 
     Args:
-        lowest: temperature of the lowest level (K).
-        lowest_pressure: pressure of the lowest level (Pa).
-        surface_pressure: pressure at the ground (Pa).
+        lowest: (N...) temperature of the lowest level (K).
+        lowest_pressure: (N...) pressure of the lowest level (Pa).
+        surface_pressure: (N...) surface pressure (Pa).
     """
     return lowest * (1.0 + ALPHA * (surface_pressure / lowest_pressure - 1.0))
 
@@ -136,23 +143,23 @@ def extrapolate_temperature(
     lowest_pressure: np.ndarray,
     surface_geopotential: np.ndarray,
 ) -> np.ndarray:
-    """Return temperature (K) below the lowest level: linear in pressure down to the ground, extrapolated below it.
+    """Return temperature (K) below the lowest level, after [TBB].
 
-    [TBB]: below the ground temperature follows the lapse rate of the standard atmosphere if the ground is low, and a
-    smaller one if it is high.
+    Down to the surface, temperature is linear in pressure. Below the surface it is extrapolated with the lapse rate of
+    the standard atmosphere, or with a smaller one if the surface is higher than 2000 m.
 
     Args:
-        pressure: pressure of the target (Pa), at least that of the lowest level.
-        surface_pressure: pressure at the ground (Pa).
-        lowest: temperature of the lowest level (K).
-        lowest_pressure: pressure of the lowest level (Pa).
-        surface_geopotential: geopotential of the ground (m2 s-2).
+        pressure: (N...) target pressure (Pa), at least that of the lowest level.
+        surface_pressure: (N...) surface pressure (Pa).
+        lowest: (N...) temperature of the lowest level (K).
+        lowest_pressure: (N...) pressure of the lowest level (Pa).
+        surface_geopotential: (N...) surface geopotential (m2 s-2).
     """
-    # Between the lowest level and the ground.
+    # Between the lowest level and the surface.
     ground = surface_temperature(lowest, lowest_pressure, surface_pressure)
     share = (pressure - lowest_pressure) / (surface_pressure - lowest_pressure)
     above = lowest + share * (ground - lowest)
-    # Below the ground, whose lapse rate follows from a temperature at sea level that is limited under plateaus.
+    # Below the surface, the lapse rate follows from a temperature at sea level that is limited under plateaus.
     height = surface_geopotential / GRAVITY
     sea_level = ground + _LAPSE_RATE * height
     plateau = np.minimum(sea_level, _WARMEST_PLATEAU)
@@ -170,10 +177,13 @@ def extrapolate_geopotential(
     lowest_pressure: np.ndarray,
     surface_geopotential: np.ndarray,
 ) -> np.ndarray:
-    """Return geopotential (m2 s-2) below the ground, after [TBB]; arguments as of `extrapolate_temperature`."""
+    """Return geopotential (m2 s-2) at a pressure below the surface, after [TBB].
+
+    The arguments are those of `extrapolate_temperature`; `lowest_temperature` is called `lowest` there.
+    """
     ground, alpha = _moderate_ground(lowest_temperature, lowest_pressure, surface_pressure, surface_geopotential)
     depth = np.log(pressure / surface_pressure)
-    # The integral of R T over ln p from the ground, with the expansion of T in ln p to second order.
+    # The integral of R T over ln p from the surface, with the expansion of T in ln p to second order.
     y = alpha * depth
     return surface_geopotential - R_DRY * ground * depth * (1.0 + y / 2.0 + y**2 / 6.0)
 
@@ -184,7 +194,10 @@ def sea_level_pressure(
     lowest_pressure: np.ndarray,
     surface_geopotential: np.ndarray,
 ) -> np.ndarray:
-    """Return pressure at mean sea level (Pa), after [TBB]; arguments as of `extrapolate_temperature`."""
+    """Return pressure (Pa) at mean sea level, after [TBB].
+
+    The arguments are those of `extrapolate_temperature`; `lowest_temperature` is called `lowest` there.
+    """
     ground, alpha = _moderate_ground(lowest_temperature, lowest_pressure, surface_pressure, surface_geopotential)
     # The inverse of the integral in `extrapolate_geopotential`, as a series.
     x = surface_geopotential / (R_DRY * ground)
@@ -195,9 +208,9 @@ def sea_level_pressure(
 def _moderate_ground(
     lowest: np.ndarray, lowest_pressure: np.ndarray, surface_pressure: np.ndarray, surface_geopotential: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return temperature at the ground (K) and d ln T / d ln p below it, neither very warm nor very cold.
+    """Return surface temperature (K), moderated where it is very warm or cold, and d ln T / d ln p below the surface.
 
-    [TBB]; arguments as of `extrapolate_temperature`.
+    The limits are those of [TBB], and the arguments those of `extrapolate_temperature`.
     """
     ground = surface_temperature(lowest, lowest_pressure, surface_pressure)
     ground = np.where(ground < _COLDEST, 0.5 * (_COLDEST + ground), ground)
@@ -208,9 +221,13 @@ def _moderate_ground(
 
 
 def _compute_alpha(warming: np.ndarray, surface_geopotential: np.ndarray) -> np.ndarray:
-    """Return d ln T / d ln p with which air warms by `warming` (K) from the ground down to sea level.
+    """Return d ln T / d ln p for air that warms by `warming` (K) from the surface down to sea level.
 
-    On flat ground it is that of the standard atmosphere.
+    Where the surface is at sea level, it is the value of the standard atmosphere.
+
+    Args:
+        warming: (N...) difference of temperature (K) between sea level and the surface.
+        surface_geopotential: (N...) surface geopotential (m2 s-2).
     """
     is_flat = np.abs(surface_geopotential) < _FLAT
     # At sea level the quotient is 0 / 0, so it is computed with another divisor and not used.

@@ -1,10 +1,11 @@
 """Hybrid sigma-pressure levels, and interpolation from one set of levels to another, linear in ln p.
 
-On hybrid levels pressure is a + b times surface pressure; a pressure level is one with b = 0. So one function
-interpolates between any two sets: from hybrid to pressure levels, back, and from one model's levels to another's.
+On a hybrid level, pressure is a + b times surface pressure. A pressure level is a hybrid level with b = 0, so one
+function interpolates between any two sets: from hybrid to pressure levels, back, and from one model's levels to those
+of another model.
 
-Letters of shapes: K are the levels of a source, L the levels to interpolate to, both from the top down; N stands for
-the axes of cells, of which there may be several.
+Letters of shapes: K levels of a source and L levels to interpolate to, both from the top down; N stands for one or more
+axes of cells.
 """
 
 from __future__ import annotations
@@ -23,12 +24,13 @@ _TOLERANCE = 1e-5
 
 @dataclass(frozen=True, eq=False)
 class HybridLevels:
-    """Levels at the pressure a + b * surface pressure.
+    """Levels at the pressure a + b * surface pressure, from the top down.
 
     Attributes:
-        values: (K,) values of the level coordinate in the data: pressures in its units, or level numbers.
+        values: (K,) values of the level coordinate in the data: pressures in the units of the coordinate, or numbers of
+            model levels.
         a: (K,) Pa, float64.
-        b: (K,) float64, without unit.
+        b: (K,) float64, dimensionless.
         a_bounds: (K, 2) Pa, a at the upper and lower edge of each layer; None if the edges are not known.
         b_bounds: (K, 2) b at the same edges; None if they are not known.
     """
@@ -41,11 +43,11 @@ class HybridLevels:
 
     @classmethod
     def from_pressures(cls, values: Sequence[float] | np.ndarray, pascal: float) -> HybridLevels:
-        """Return pressure levels.
+        """Return pressure levels, which have b = 0.
 
         Args:
-            values: (K,) pressures of the levels.
-            pascal: their unit in Pa, for example 100 for hPa.
+            values: (K,) pressures of the levels, in any unit.
+            pascal: size of this unit in Pa, for example 100 for hPa.
         """
         values = np.asarray(values, dtype=np.float64)
         return cls(values, values * pascal, np.zeros(len(values)))
@@ -62,13 +64,14 @@ class HybridLevels:
         return replace(selected, a_bounds=self.a_bounds[rows], b_bounds=self.b_bounds[rows])
 
     def pressure(self, surface_N: np.ndarray) -> np.ndarray:
-        """Return pressure (K, N...) in Pa for a surface pressure (N...) in Pa; NaN where that is NaN."""
+        """Return pressure (K, N...) in Pa for a surface pressure (N...) in Pa; NaN where surface pressure is NaN."""
+        # The product with 0 gives `a` the shape (K, N...).
         return np.add.outer(self.a, 0.0 * surface_N) + np.multiply.outer(self.b, surface_N)
 
     def lower_edges(self) -> HybridLevels:
         """Return K + 1 levels: the uppermost full level, then the lower edge of every layer; the edges must be known.
 
-        They are numbered from 0.
+        The `values` of the returned levels are the numbers 0 to K.
         """
         assert self.a_bounds is not None and self.b_bounds is not None
         a = np.concatenate([self.a[:1], self.a_bounds[:, 1]])
@@ -83,7 +86,7 @@ class HybridLevels:
         """Return pressure at the layers' upper and lower edges, (K, N...) each, in Pa; the edges must be known.
 
         Args:
-            surface_N: surface pressure in Pa.
+            surface_N: (N...) surface pressure in Pa.
         """
         assert self.a_bounds is not None and self.b_bounds is not None
         upper = HybridLevels(self.values, self.a_bounds[:, 0], self.b_bounds[:, 0])
@@ -110,12 +113,14 @@ class LevelMapping:
 class VerticalInterpolator:
     """Interpolator of fields from the levels of a source to target levels, for one field of surface pressure.
 
-    Each target level lies between two source levels; below the lowest source level these are the lowest two.
+    Each target level is interpolated from the source levels above and below it. A target level below the lowest source
+    level is extrapolated from the two lowest source levels.
 
     Attributes:
-        upper_index: (L, N...) int64 index of the source level above the target level.
-        lower_weight: (L, N...) weight of the source level below, 0 to 1; more than 1 below the lowest source level.
-        log_distance: (L, N...) distance of the two source levels in ln p.
+        upper_index: (L, N...) int64 index of the upper of the two source levels.
+        lower_weight: (L, N...) weight of the lower of the two source levels, 0 to 1; more than 1 for a target level
+            below the lowest source level.
+        log_distance: (L, N...) difference of ln p between the lower and the upper source level, positive.
         pressure: (L, N...) pressure of the target levels, Pa.
     """
 
@@ -130,27 +135,28 @@ class VerticalInterpolator:
         return self.lower_weight > 1.0
 
     def interpolate_constant(self, fields_KN: np.ndarray) -> np.ndarray:
-        """Return fields (L, N...) linear in ln p; below the lowest source level they keep its value."""
+        """Return fields (L, N...), interpolated linearly in ln p; below the lowest source level they are constant."""
         return self._interpolate(fields_KN, np.minimum(self.lower_weight, 1.0))
 
     def interpolate_linear(self, fields_KN: np.ndarray) -> np.ndarray:
-        """Return fields (L, N...) linear in ln p; below the lowest source level the last slope continues."""
+        """Return fields (L, N...), interpolated linearly in ln p; below the lowest source level the slope continues."""
         return self._interpolate(fields_KN, self.lower_weight)
 
     def _interpolate(self, fields_KN: np.ndarray, lower_weight: np.ndarray) -> np.ndarray:
-        """Return the weighted means (L, N...) of the source levels above and below each target level."""
+        """Return the means (L, N...) of the two source levels of each target level, weighted by `lower_weight`."""
         above = np.take_along_axis(fields_KN, self.upper_index, axis=0)
         below = np.take_along_axis(fields_KN, self.upper_index + 1, axis=0)
         return above + lower_weight * (below - above)
 
     def interpolate_hydrostatic(self, fields_KN: np.ndarray, slopes_KN: np.ndarray) -> np.ndarray:
-        """Return fields (L, N...) whose derivative by ln p is linear in ln p, such as geopotential.
-
-        Below the lowest source level they keep its value.
+        """Interpolate fields whose derivative by ln p is linear in ln p between levels, such as geopotential.
 
         Args:
-            fields_KN: fields on the levels of the source.
-            slopes_KN: their derivatives by ln p there.
+            fields_KN: (K, N...) fields on the levels of the source.
+            slopes_KN: (K, N...) derivatives of the fields by ln p on these levels.
+
+        Returns:
+            (L, N...) fields on the target levels; below the lowest source level they are constant.
         """
         lower_weight = np.minimum(self.lower_weight, 1.0)
         slope_above = np.take_along_axis(slopes_KN, self.upper_index, axis=0)
@@ -164,14 +170,14 @@ class VerticalInterpolator:
 def build_interpolator(source: HybridLevels, target: HybridLevels, surface_N: np.ndarray) -> VerticalInterpolator:
     """Return the interpolator from the levels of a source to target levels.
 
-    Source level k lies above a target level if (b_k - b) ps <= a - a_k. The number of source levels for which this
-    holds depends on surface pressure ps only. So it is looked up among K thresholds, and no pressure of whole columns
-    is computed.
+    Source level k, with the coefficients a_k and b_k, lies above the target level with a and b if
+    (b_k - b) ps <= a - a_k. So the number of source levels above a target level depends on surface pressure ps alone.
+    It is looked up among K thresholds of ps, which avoids computing the pressure of all source levels in every column.
 
     Args:
         source: the K levels of the source, at least two, from the top down.
         target: the L levels to interpolate to, from the top down.
-        surface_N: surface pressure in Pa; its values do not matter if all levels are pressure levels.
+        surface_N: (N...) surface pressure in Pa; its values do not matter if all levels are pressure levels.
 
     Raises:
         DataError: if a target level lies above the uppermost level of the source.
@@ -201,10 +207,10 @@ def _count_above(source: HybridLevels, a: float, b: float, surface_N: np.ndarray
     """Return the number of source levels that lie above or at the level (a, b), (N...) int64.
 
     Args:
-        source: the levels of the source.
-        a: coefficient of the level, Pa.
-        b: coefficient of the level.
-        surface_N: surface pressure ps in Pa.
+        source: the K levels of the source.
+        a: coefficient a of the level, Pa.
+        b: coefficient b of the level, dimensionless.
+        surface_N: (N...) surface pressure ps in Pa.
     """
     # Level k lies above if slope_k * ps <= difference_k.
     slope_K = source.b - b

@@ -1,4 +1,4 @@
-"""Atomic replacement of files and folders: readers see the old content or the new one, never a part of either."""
+"""Atomic replacement of files and folders: readers never see content that is only partly written."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ _DISK_FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT)
 def atomic_write(path: Path, write: Callable[[Path], object]) -> Path:
     """Write a file under a temporary name in the folder of `path`, then rename it to `path`.
 
-    Only one process may write a path at a time. The file is flushed to the disk before it is renamed. The folder is
-    not flushed, so the old file may be back after a power cut. The file gets the mode of any new file, even if a
-    library creates files that only the owner can read.
+    The caller must ensure that only one process writes `path` at a time, because the temporary name is always the same.
+    The file is flushed to the disk before it is renamed. The folder is not flushed, so after a power failure the old
+    file may be there again. The file gets the permissions of any new file in its folder, even if the library that
+    writes it creates files that only the owner can read.
 
     Args:
         path: the file to write.
-        write: function that writes the content to the temporary path, its argument.
+        write: function that writes the content to the temporary path, which is its argument.
 
     Returns:
         `path`.
@@ -65,15 +66,19 @@ def atomic_write_text(path: Path, text: str) -> Path:
 
 @contextmanager
 def atomic_folder(path: Path, scratch_folder: Path | None = None) -> Iterator[Path]:
-    """Yield a temporary path, at which the block creates a folder; rename it to `path` if the block raises nothing.
+    """Context that yields a temporary path, and renames the folder that the block has created there to `path`.
 
-    An old folder at `path` is first moved away and removed afterwards. Readers see the old folder, no folder or the new
-    one, never a folder that is partly filled or partly removed.
+    If the block raises an error, its folder is removed and `path` stays as it was. Otherwise an old folder at `path` is
+    moved away before the renaming and removed after it. Readers of `path` see the old folder, for a moment no folder,
+    or the new folder; never one that is partly filled or partly removed.
 
     Args:
         path: the folder to create or replace.
         scratch_folder: folder of the temporary paths, on the same file system as `path`. None means the parent of
             `path`.
+
+    Yields:
+        The temporary path. It does not exist yet, and the block must create a folder there.
 
     Raises:
         OSError: if the block created no folder, or the new folder cannot be renamed.
@@ -93,7 +98,8 @@ def atomic_folder(path: Path, scratch_folder: Path | None = None) -> Iterator[Pa
 
 
 def _mode_of_new_file(path: Path) -> int:
-    """Return the mode that the system gives a new file at `path`, by the umask or the rules of the folder."""
+    """Return the permission bits that the system gives a new file at `path`, where no file exists."""
+    # The umask can be read only by changing it, and a folder may have rules of its own; so a file is created to look.
     path.touch(exist_ok=False)
     mode = path.stat().st_mode & 0o777
     path.unlink()

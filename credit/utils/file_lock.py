@@ -10,13 +10,16 @@ from pathlib import Path
 
 @contextmanager
 def file_lock(path: Path, wait: bool = True) -> Iterator[bool]:
-    """Hold the lock file `path` during the block; yield True if this process holds the lock.
+    """Context that holds the lock on the file `path` during the block.
 
     The system releases the lock when the process ends, even if it is killed, so no lock is ever stale.
 
     Args:
         path: the lock file; it is created, with its folder, if it does not exist.
-        wait: True to wait while another process holds the lock; False to yield False at once.
+        wait: True to wait while another process holds the lock; False to enter the block without the lock.
+
+    Yields:
+        True if this process holds the lock; False if another process holds it, which happens only without `wait`.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     operation = fcntl.LOCK_EX

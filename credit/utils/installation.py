@@ -44,7 +44,7 @@ def find_checkout() -> Path | None:
 
 
 def describe_installation(search_path: Sequence[str] | None = None) -> str:
-    """Return lines of text on where the package is imported from and which distribution installed it.
+    """Return lines of text that say where the package is imported from and which distribution installed it.
 
     Args:
         search_path: folders in which distributions are looked for; None for ``sys.path``.
@@ -95,7 +95,7 @@ def find_conflicts(search_path: Sequence[str] | None = None) -> list[str]:
 
 
 def _find_distributions(search_path: Sequence[str] | None) -> Iterator[metadata.Distribution]:
-    """Yield every installed distribution once, without the metadata that a build leaves in a source folder.
+    """Yield every installed distribution once, except for metadata that a build has left in the checkout.
 
     Args:
         search_path: as for `describe_installation`.

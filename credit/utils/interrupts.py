@@ -10,8 +10,8 @@ from multiprocessing.process import BaseProcess
 def start_without_interrupts(process: BaseProcess) -> None:
     """Start a process that never receives SIGINT.
 
-    A terminal sends Ctrl-C to every process of a command. A worker without a handler would end with a traceback. The
-    parent still receives the signal: a SIGINT that arrives during the start is delivered after it.
+    A terminal sends Ctrl-C as SIGINT to every process of a command, and a worker that does not handle it would end with
+    a traceback. The parent still receives the signal. If it arrives during the start, it is delivered afterwards.
 
     Args:
         process: a process that has not been started.

@@ -20,12 +20,12 @@ _NONE = 0
 def retain_freed_memory(device: torch.device) -> None:
     """Keep freed memory in this process, so that the tensors of the next step on the CPU reuse it.
 
-    By default glibc returns freed memory to the system, which clears each page before it is used again. That takes some
-    per cent of a step, and a third of it for large arrays. Keeping the memory needs up to a third more of it
-    (benchmarks/lab_notes.md). torch itself keeps the memory of a GPU. Without glibc this function does nothing.
+    By default glibc returns freed memory to the system, which clears each page before it is used again. This clearing
+    takes a few per cent of a training step, and a third of a step with large arrays. A process that keeps its freed
+    memory needs up to a third more memory (benchmarks/lab_notes.md). With another C library the function does nothing.
 
     Args:
-        device: the device of the tensors; nothing is done unless it is a CPU.
+        device: the device of the tensors. For a GPU nothing is done, because torch itself keeps the memory of a GPU.
     """
     if device.type != "cpu":
         return

@@ -8,16 +8,16 @@ from pathlib import Path
 
 
 def start_writeback(path: Path) -> None:
-    """Ask the system to write a file's data to the disk now, and to drop written data from the page cache.
+    """Ask the system to write a file's data to the disk now, and to drop the written data from the page cache.
 
-    Without this, all data of a forecast stay in the page cache until the file is flushed at the end. Each new field
-    then needs new memory, which the system has to clear first. On systems other than Linux, and if the file cannot be
-    opened, nothing happens.
+    Without this request, all data of a forecast stay in the page cache until the file is flushed at the end. Each new
+    field then needs new memory, which the system has to clear first. On systems other than Linux, and if the file
+    cannot be opened, nothing happens.
 
     Args:
         path: the file that is being written.
     """
-    # The advice exists on Linux only.
+    # Not every system has this call. "Don't need" makes Linux start the writing; pages not yet written stay cached.
     if hasattr(os, "posix_fadvise"):
         with suppress(OSError), open(path, "rb") as handle:
             os.posix_fadvise(handle.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)

@@ -11,7 +11,7 @@ _quiet = False
 
 
 def set_quiet(quiet: bool) -> None:
-    """Hide all progress bars and notices of this process, or show them again."""
+    """Hide all progress bars and notices of this process (True), or show them again (False)."""
     global _quiet
     _quiet = quiet
 

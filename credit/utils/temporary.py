@@ -1,4 +1,4 @@
-"""Names of temporary files, and search for those that killed processes have left."""
+"""Names of temporary files, and search for temporary files that killed processes have left behind."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ _ENDING = re.compile(r"\.part(\.(?P<host>[\w.-]+)\.(?P<process>\d+))?")
 
 
 def temporary_path(path: Path) -> Path:
-    """Return ``NAME.part.HOST.PID`` in the folder of `path`, a name that no other process uses.
+    """Return the path ``NAME.part.HOST.PID`` beside `path`, a name that no other process uses.
 
-    The name has the host because processes of two hosts may have the same number.
+    The name contains the host because processes on two hosts may have the same process ID.
     """
     return path.with_name(f"{path.name}.part.{socket.gethostname()}.{os.getpid()}")
 
 
 def find_stale_files(folder: Path, pattern: str, is_alive: Callable[[int], bool], seconds: float) -> list[Path]:
-    """Return the temporary files that killed processes have left, ``NAME.part.HOST.PID`` or ``NAME.part``.
+    """Return the temporary files that killed processes have left behind, ``NAME.part.HOST.PID`` or ``NAME.part``.
 
     Args:
         folder: the folder to search.
-        pattern: glob pattern of the names without their ending.
-        is_alive: function of a process number on this host; True if that process may still be writing.
-        seconds: a file of another host, or of an unknown one, is stale if its last change is older than this.
+        pattern: glob pattern of NAME.
+        is_alive: function of the process ID on this host; it returns True if that process may still be writing.
+        seconds: age of the last change above which a file of another host, or without a host, counts as left behind.
     """
     stale_paths = []
     for path in folder.glob(f"{pattern}.part*"):
@@ -49,7 +49,7 @@ def find_stale_files(folder: Path, pattern: str, is_alive: Callable[[int], bool]
 
 
 def process_exists(process: int) -> bool:
-    """Return whether this host has a process with this number."""
+    """Return whether this host has a process with this process ID."""
     try:
         # Signal 0 is not delivered; the system only checks that the process exists.
         os.kill(process, 0)

@@ -18,18 +18,20 @@ os.register_at_fork(after_in_child=_pool.clear)
 
 
 def thread_map(process_item: Callable[[int], None], num_items: int, cells_per_item: int) -> None:
-    """Call `process_item` with each number below `num_items`, in at most as many threads as torch uses.
+    """Call `process_item` with each index from 0 to `num_items` - 1, in at most as many threads as torch uses.
 
-    If an item raises an error, no further item is begun. The error is raised when all threads have finished their item.
+    If an item raises an error, no further item is begun. The error is raised when all threads have finished the item
+    that they had begun.
 
     Args:
-        process_item: function of an item's number. It must write only to memory of this item, must release the
-            interpreter's lock most of the time, and must not call `thread_map`.
+        process_item: function of an item's index. It must write only to memory of this item, must release the
+            interpreter's lock (GIL) most of the time, and must not call `thread_map`.
         num_items: number of items.
         cells_per_item: number of array elements that `process_item` reads or writes for an item. An array that it
-            reads twice counts twice. Small items get fewer threads.
+            reads twice counts twice. Items with little work in all are processed by fewer threads.
     """
-    # Each thread takes the next number when it is done, so a thread whose core is busy elsewhere takes fewer.
+    # Each thread takes the next index when it is done, so a thread whose core is busy elsewhere takes fewer. The
+    # interpreter's lock makes taking an index from the shared iterator atomic.
     remaining = iter(range(num_items))
 
     def process_remaining() -> None:

@@ -104,8 +104,8 @@ def check_config(config: Config, report: CheckReport, world_size: int | None = N
     Args:
         config: a valid config.
         report: receives errors, warnings and notes.
-        world_size: number of ranks of the run; None for the number of the launcher, else of the job, else of the
-            config.
+        world_size: number of ranks of the run. None for the number of ranks of the launcher, else of the job of the
+            config, else for the smallest number that the config allows.
         deep: True to read every field of the store and compare checksums.
     """
     from credit.cli.check.data import inspect_data
@@ -142,7 +142,7 @@ def check_config(config: Config, report: CheckReport, world_size: int | None = N
 
 
 def _check_data_alone(document: Mapping[str, Any], report: CheckReport) -> None:
-    """Check the data section of a config with errors elsewhere, which the report has already.
+    """Check the data section of a config that has errors in other sections, which the report contains already.
 
     Args:
         document: contents of the config file, not validated.
@@ -161,7 +161,7 @@ def _check_data_alone(document: Mapping[str, Any], report: CheckReport) -> None:
 
 
 def _try_network(config: Config, data: DataSummary, degrees: ParallelDims, report: CheckReport) -> DryRunResult | None:
-    """Take a training step on tensors without memory, then split the model as on the run's ranks.
+    """Try a training step on tensors without memory, then try to split the model over the ranks of the run.
 
     Args:
         config: config of the run.
@@ -170,7 +170,7 @@ def _try_network(config: Config, data: DataSummary, degrees: ParallelDims, repor
         report: receives errors and notes.
 
     Returns:
-        The model and its size; None if the model cannot be built or the step fails.
+        The result of the dry run, with the model and its sizes; None if the model cannot be built or the step fails.
     """
     from credit.train.build.dry_run import dummy_assets, try_bfloat16, try_mesh, try_step
 

@@ -32,18 +32,22 @@ _HIGHEST_HPA = 1100.0
 
 @dataclass(frozen=True)
 class DataSummary:
-    """Metadata of the data, as far as they are valid; it has the attributes of a `FieldReader`, but reads no fields.
+    """Metadata of the data, as far as they are valid.
+
+    The summary has the attributes of a `FieldReader`, so that other functions accept it in place of a reader.
 
     Attributes:
         channels: channels of the config.
-        grid: grid of the files or the store, (H, W).
-        calendar: calendar of the files or the store.
-        times: (N,) int64 minutes of the calendar.
-        attributes: variable -> units, standard_name, long_name; empty if the sources have errors.
-        masks: variable -> (H, W) bool, True where the variable has no values; empty if the sources have errors.
-        splits: name (train, valid, test) -> split; empty if the splits have errors.
-        samples: split -> (M,) int64 initial times of its samples in minutes; splits without samples are left out.
-        reader: reader of the fields, None if the sources have errors.
+        grid: grid of the files or of the store, H rows and W columns.
+        calendar: calendar of the files or of the store.
+        times: (N,) int64 times of the data, minutes since 1900-01-01 00:00 UTC; empty if a file cannot be read.
+        attributes: units, standard_name and long_name of each variable, by variable; empty if the sources have errors.
+        masks: (H, W) bool mask of each variable with missing cells, by variable, True where it has no values; empty if
+            the sources have errors.
+        splits: splits by name (train, valid, test); empty if the splits have errors.
+        samples: (M,) int64 initial times of the samples of each split in minutes, by the split's name; splits without
+            samples are left out.
+        reader: reader of the fields; None if the sources have errors.
     """
 
     channels: ChannelMap
@@ -58,12 +62,15 @@ class DataSummary:
 
 
 def inspect_data(conf: DataConfig, report: CheckReport, deep: bool = False) -> DataSummary | None:
-    """Check everything that the data section describes and return a summary, None if the grid cannot be determined.
+    """Check everything that the data section describes, and summarise it.
 
     Args:
         conf: the data section.
         report: receives errors and notes.
         deep: True to read every field of the store and compare checksums.
+
+    Returns:
+        The summary; None if the grid of the data cannot be determined.
     """
     _check_level_units(conf, report)
     reader = _open_reader(conf, report, deep)
@@ -102,7 +109,7 @@ def inspect_data(conf: DataConfig, report: CheckReport, deep: bool = False) -> D
 
 
 def _check_level_units(conf: DataConfig, report: CheckReport) -> None:
-    """Report levels in hPa that can only be Pa; if the files have the same mistake, no other check finds it."""
+    """Report levels in hPa that are too large for hPa; if the files have the same mistake, no other check finds it."""
     if conf.level_units != "hPa":
         return
     channels = conf.channel_map()
@@ -116,12 +123,15 @@ def _check_level_units(conf: DataConfig, report: CheckReport) -> None:
 
 
 def _open_reader(conf: DataConfig, report: CheckReport, deep: bool) -> FieldReader | None:
-    """Return the reader of a valid store, else the reader of the sources, None if the sources have errors.
+    """Open the store if it exists and is valid, else the sources.
 
     Args:
         conf: the data section.
         report: receives errors, and notes on the variables, units and times of the data.
         deep: True to read every field of the store and compare checksums.
+
+    Returns:
+        The reader of the store or of the sources; None if the sources have errors.
     """
     reader: FieldReader | None = None
     if conf.store is not None and Path(conf.store).exists():
@@ -159,9 +169,10 @@ def _report_contributions(
 
 
 def _longest_times(scan: SourceIndex) -> np.ndarray:
-    """Return the times (N,) of the variable with the most times, int64 minutes, for sources that have errors.
+    """Return the times of the variable with the most times, for sources that have errors.
 
-    The result is empty if a file could not be read, because the times would be incomplete.
+    They are (N,) int64 minutes, in ascending order. The result is empty if a file could not be read, because the times
+    would be incomplete.
 
     Args:
         scan: index of the source files.
@@ -170,7 +181,7 @@ def _longest_times(scan: SourceIndex) -> np.ndarray:
     variables = [*scan.file_variables.values(), *scan.inputs.values()]
     file_variables = list(itertools.chain.from_iterable(variables))
     timed_sources = {file_variable.source_number for file_variable in file_variables if file_variable.times is not None}
-    # Files without times are complete only in sources that have no times at all.
+    # A file without times counts as read only if no file of its source has times.
     complete_paths = {path for _, path in scan.unused_files}
     for file_variable in file_variables:
         if file_variable.times is not None or file_variable.source_number not in timed_sources:
@@ -189,7 +200,7 @@ def _longest_times(scan: SourceIndex) -> np.ndarray:
 
 
 def _build_splits(conf: DataConfig, calendar: Calendar, report: CheckReport) -> dict[str, Split]:
-    """Return name -> split; an empty dict if the splits have errors, which are reported."""
+    """Return the splits by name; an empty dict if they have errors, which are reported."""
     splits: dict[str, Split] = {}
     with report.collect():
         splits = build_splits(conf, calendar)
@@ -199,14 +210,18 @@ def _build_splits(conf: DataConfig, calendar: Calendar, report: CheckReport) -> 
 def _count_samples(
     conf: DataConfig, calendar: Calendar, times: np.ndarray, splits: dict[str, Split], report: CheckReport
 ) -> dict[str, np.ndarray]:
-    """Return split -> (M,) initial times of its samples in minutes, and report their number and gaps.
+    """Find the samples of each split, and report their number and the gaps between the times.
 
     Args:
         conf: the data section.
         calendar: calendar of the data.
         times: (N,) times of the data in minutes.
-        splits: name -> split.
+        splits: splits by name.
         report: receives an error for a split without samples, and notes.
+
+    Returns:
+        (M,) initial times of the samples of each split in minutes, by the split's name. Splits without samples are left
+        out.
     """
     samples = {}
     forecast_lengths = _forecast_lengths(conf)
@@ -225,10 +240,10 @@ def _count_samples(
 
 
 def _forecast_lengths(conf: DataConfig) -> dict[str, int]:
-    """Return split -> number of forecast steps of its samples.
+    """Return the number of forecast steps that a sample of each split must have, by the split's name.
 
-    The test split has a sample for each time from which one step can be made. `check_forecasts` compares the lead times
-    with the data.
+    For the test split, each time from which one step can be made counts as a sample. `check_forecasts` finds out which
+    forecasts of the full length can be scored.
     """
     return {"train": conf.forecast_len, "valid": conf.valid_forecast_len, "test": 1}
 
@@ -240,13 +255,13 @@ def _check_values(
     samples: dict[str, np.ndarray],
     report: CheckReport,
 ) -> None:
-    """Check the values at some times of every source file, then those of the samples in `_read_samples`.
+    """Check the values at some times of every source file, then the values of some samples (`_read_samples`).
 
     Args:
         conf: the data section.
         reader: reader of the store or of the sources.
-        splits: name -> split.
-        samples: split -> (M,) initial times of its samples in minutes.
+        splits: splits by name.
+        samples: (M,) initial times of the samples of each split in minutes, by the split's name.
         report: receives errors and notes.
     """
     bad_times: list[str] = []
@@ -275,14 +290,15 @@ def _check_values(
 
 
 def _read_samples(conf: DataConfig, reader: FieldReader, samples: dict[str, np.ndarray], report: CheckReport) -> None:
-    """Read the first, the middle and the last sample of each split at its initial time, and the forcing of the last.
+    """Read some samples of each split, to find problems with the values.
 
-    Without samples the first time of the data is read, to find problems with the values.
+    These are the fields at the initial times of the first, the middle and the last sample, and the forcing at the last
+    input time of the last sample. If there are no samples, the first time of the data is read.
 
     Args:
         conf: the data section.
         reader: reader of the store or of the sources.
-        samples: split -> (M,) initial times of its samples in minutes.
+        samples: (M,) initial times of the samples of each split in minutes, by the split's name.
         report: receives errors.
     """
     if not samples:
@@ -318,12 +334,13 @@ def _read_samples(conf: DataConfig, reader: FieldReader, samples: dict[str, np.n
 def _report_constant_outputs(
     channels: ChannelMap, minimum_C: np.ndarray, maximum_C: np.ndarray, report: CheckReport
 ) -> None:
-    """Report output channels with one value at all times and places that were read, which training would refuse.
+    """Report output channels with the same value in all cells at all times that were read; training would refuse them.
 
     Args:
         channels: channels of the data.
-        minimum_C: (C,) smallest value of each stored channel; output channels come first.
-        maximum_C: (C,) largest value.
+        minimum_C: (C,) smallest value of each channel that is read from data and varies in time; the output channels
+            come first.
+        maximum_C: (C,) largest value of the same channels.
         report: receives the error.
     """
     constant_names = []

@@ -27,7 +27,7 @@ _NETCDF_CACHE_BYTES = 2**24
 
 
 def check_folder(config: Config, report: CheckReport) -> None:
-    """Check that the folders of the run and of its forecasts can be written, by a temporary file in each.
+    """Check that the folders of the run and of its forecasts can be written, by creating a temporary file in each.
 
     Args:
         config: config of the run.
@@ -58,8 +58,8 @@ class _DiskDemand:
 
     Attributes:
         purpose: name of the files in messages, such as "checkpoints".
-        folder: folder that they are written to; it need not exist yet.
-        num_bytes: number of bytes at most.
+        folder: folder that the files are written to; it need not exist yet.
+        num_bytes: largest number of bytes that are still to be written.
     """
 
     purpose: str
@@ -80,8 +80,8 @@ def check_disk_space(
     Args:
         config: config of the run.
         data: summary of the data.
-        dry_run: has the size of a checkpoint; None if the model cannot be built.
-        forecast_bytes: size of all forecasts.
+        dry_run: result of the dry run, with the size of a checkpoint; None if the model cannot be built.
+        forecast_bytes: upper bound of the size of all forecasts in bytes.
         num_steps: optimizer steps of the run, 0 if unknown.
         report: receives errors and notes.
     """
@@ -112,7 +112,12 @@ def check_disk_space(
 
 
 def _compare_with_free_space(demands: list[_DiskDemand], report: CheckReport) -> None:
-    """Report the bytes that one disk will receive, as an error if more than it has free."""
+    """Report how many bytes will be written to one disk, as an error if the disk has less free space.
+
+    Args:
+        demands: all demands whose folders are on this disk.
+        report: receives a note, and the error.
+    """
     folder = _nearest_existing(demands[0].folder)
     needed_bytes = sum(demand.num_bytes for demand in demands)
     free_bytes = shutil.disk_usage(folder).free
@@ -131,7 +136,7 @@ def _checkpoint_bytes(config: Config, dry_run: DryRunResult, num_steps: int, rep
 
     Args:
         config: config of the run.
-        dry_run: has the size of one checkpoint.
+        dry_run: result of the dry run, with the size of one checkpoint.
         num_steps: optimizer steps of the run, 0 if unknown.
         report: receives a note.
     """
@@ -150,7 +155,7 @@ def _checkpoint_bytes(config: Config, dry_run: DryRunResult, num_steps: int, rep
 
 
 def _report_long_chunks(config: Config, data: DataSummary, report: CheckReport) -> None:
-    """Report the cost of source files whose chunks span many times; each read of a time unpacks a whole chunk."""
+    """Report source files whose chunks span many times, because reading one time unpacks a whole chunk."""
     reader = data.reader
     num_cells = math.prod(data.grid.shape)
     if not isinstance(reader, SourceReader) or reader.times_per_chunk * 4 * num_cells <= _NETCDF_CACHE_BYTES:
@@ -176,7 +181,10 @@ def _report_long_chunks(config: Config, data: DataSummary, report: CheckReport) 
 
 
 def _store_bytes(config: Config, data: DataSummary) -> int:
-    """Return an upper bound of the bytes still to be written to the store; 0 if it is complete or not readable."""
+    """Return an upper bound of the bytes still to be written to the store.
+
+    The result is 0 without a store in the config, with a valid store, and if the sources cannot be read.
+    """
     if config.data.store is None or not data.splits or not isinstance(data.reader, SourceReader):
         return 0
     complete_bytes = estimate_store_bytes(data.reader, len(select_times_in_splits(data.reader, data.splits)))
@@ -184,7 +192,10 @@ def _store_bytes(config: Config, data: DataSummary) -> int:
 
 
 def _climatology_bytes(config: Config, data: DataSummary, report: CheckReport) -> int:
-    """Report the size of the climatology and return the bytes still to be written for it; 0 if none is stored."""
+    """Report the size of the climatology, and return the bytes that are still to be written for it.
+
+    The result is 0 if the climatology is read from a file, is stored already, or is fitted anew by each verification.
+    """
     climatology = config.verification.climatology
     if climatology.method == "file" or "train" not in data.samples:
         return 0
@@ -215,11 +226,11 @@ def _climatology_bytes(config: Config, data: DataSummary, report: CheckReport) -
 
 
 def _nearest_existing(path: Path, is_folder: bool = True) -> Path:
-    """Return the absolute path, or its nearest parent, that exists.
+    """Return a path, or its nearest parent that exists, as an absolute path.
 
     Args:
-        path: file or folder.
-        is_folder: True to accept folders only.
+        path: file or folder, which need not exist.
+        is_folder: True to return a folder in any case; False to return also a file.
     """
     path = path.absolute()
     exists = Path.is_dir if is_folder else Path.exists
@@ -229,7 +240,7 @@ def _nearest_existing(path: Path, is_folder: bool = True) -> Path:
 
 
 def _bytes_below(folder: Path) -> int:
-    """Return the bytes of all files in a folder and in the folders below it, 0 if it does not exist."""
+    """Return the size in bytes of all files in a folder and in the folders below it; 0 if the folder does not exist."""
     total = 0
     for parent, _, names in os.walk(folder):
         for name in names:

@@ -34,7 +34,8 @@ def render_job(config: Config, report: CheckReport) -> Job | None:
         report: receives errors.
 
     Returns:
-        The training job; None if the config names no site or two, or if the settings are wrong, which is reported.
+        The training job. None if the config names no site or two sites (``pbs.cluster``, ``slurm.cluster``), and if the
+        settings are wrong, which is reported.
     """
     sections = [section for section in (config.pbs, config.slurm) if section.cluster is not None]
     if len(sections) != 1:
@@ -56,9 +57,9 @@ def plan_ranks(config: Config, world_size: int | None, job: Job | None, report: 
 
     Args:
         config: config of the run.
-        world_size: number of ranks. None for the number of the launcher, else of the job, else the smallest number that
-            the config allows.
-        job: training job of the site that the config names, None without one.
+        world_size: number of ranks. None for the number of ranks of the launcher, else of the job, else for the
+            smallest number that the config allows.
+        job: training job of the site that the config names; None if there is none.
         report: receives an error if the ranks do not form a mesh.
     """
     parallelism = config.trainer.parallelism
@@ -80,9 +81,9 @@ def plan_ranks(config: Config, world_size: int | None, job: Job | None, report: 
 
 
 def check_run_length(config: Config, data: DataSummary, degrees: ParallelDims, report: CheckReport) -> tuple[int, int]:
-    """Return the number of optimizer steps of the whole run, and of samples of a step over all ranks.
+    """Return the number of optimizer steps of the whole run, and the number of samples of a step over all ranks.
 
-    Both are 0 if a step needs more samples than the training period has.
+    Both numbers are 0 if a step needs more samples than the training period has.
 
     Args:
         config: config of the run.
@@ -117,11 +118,13 @@ def check_run_length(config: Config, data: DataSummary, degrees: ParallelDims, r
 def check_walltime(
     config: Config, job: Job | None, remaining_steps: int, samples_per_step: int, report: CheckReport
 ) -> None:
-    """Compare the time of the remaining steps with the job's walltime, if metrics.jsonl has the speed of the run.
+    """Compare the time that the remaining steps need with the walltime of the jobs.
+
+    The time is estimated from the speed of earlier steps in metrics.jsonl; without it, only the keys are checked.
 
     Args:
         config: config of the run.
-        job: training job of the site that the config names, None without one.
+        job: training job of the site that the config names; None if there is none.
         remaining_steps: optimizer steps that are still to be taken.
         samples_per_step: samples of an optimizer step over all ranks.
         report: receives errors and notes.

@@ -37,7 +37,7 @@ class PlannedForecasts:
 
 
 def open_other_archives(config: Config, report: CheckReport) -> dict[str, ForecastArchive]:
-    """Return name -> archive of the other forecasts that can be opened, and report those that cannot."""
+    """Return the archives of the other forecasts that can be opened, by name, and report the others as errors."""
     opened = {}
     for name, other in config.verification.other_forecasts.items():
         with report.collect():
@@ -46,7 +46,7 @@ def open_other_archives(config: Config, report: CheckReport) -> dict[str, Foreca
 
 
 def check_other_forecasts(config: Config, data: DataSummary, planned: PlannedForecasts, report: CheckReport) -> None:
-    """Check whether the other forecasts can be scored, and report how many initial and lead times are common.
+    """Check that the other forecasts can be scored, and report how many initial and lead times all forecasts have.
 
     Args:
         config: config of the run.
@@ -84,16 +84,16 @@ def check_other_forecasts(config: Config, data: DataSummary, planned: PlannedFor
 def _compare_times(
     archives: dict[str, PlannedForecasts | ForecastArchive], data: DataSummary, report: CheckReport
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the lead times (L,) and the initial times (N,) that all archives have, int64 minutes.
+    """Return the lead times and the initial times that all archives have.
 
     Args:
-        archives: name -> forecasts; the name ``model`` stands for the run.
+        archives: forecasts by name; the name ``model`` stands for the run.
         data: summary of the data that the forecasts are scored against.
         report: receives an error if no lead time or no initial time is common.
 
     Returns:
-        Lead times and initial times. Each is empty after an error; the initial times also if those of the run are not
-        known.
+        (L,) lead times and (N,) initial times, int64 minutes. Each array is empty if no time is common, which is
+        reported. The initial times are also empty if those of the run are not known.
     """
     leads = np.empty(0, dtype=np.int64)
     cases = np.empty(0, dtype=np.int64)

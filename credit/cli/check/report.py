@@ -19,10 +19,12 @@ _MAX_FILES_SHOWN = 3
 
 
 class CheckReport(ErrorCollector):
-    """Errors, warnings and notes of a check; an error inside `collect` is added instead of ending the check.
+    """Errors, warnings and notes of a check.
+
+    A `CreditError` that is raised inside the context `collect` is added to the report and does not end the check.
 
     Args:
-        show_note: called with each note as soon as it is known.
+        show_note: function that is called with each note as soon as it is known, to show it; the default does nothing.
 
     Attributes:
         messages: errors, each once.
@@ -48,7 +50,7 @@ class CheckReport(ErrorCollector):
 
     @contextmanager
     def collect(self) -> Iterator[None]:
-        """Add the `CreditError` that the block raises, and continue after the block; other errors are raised."""
+        """Context that adds a `CreditError` of the block to the report and continues after it; other errors pass."""
         try:
             with super().collect():
                 yield
@@ -57,7 +59,7 @@ class CheckReport(ErrorCollector):
 
     @contextmanager
     def collect_log(self) -> Iterator[None]:
-        """Turn warnings that the package logs inside the block into warnings of this report."""
+        """Context that turns warnings which the package logs inside the block into warnings of this report."""
         logger = logging.getLogger("credit")
         handler = _WarningHandler(self)
         logger.addHandler(handler)
@@ -104,15 +106,15 @@ class MessageGroup:
     """Messages that are equal except for the name of a file.
 
     Attributes:
-        message: the first message, with the first file.
-        files: the name of the file in each message; empty for a single message.
+        message: the first of the messages, which contains the first of `files`.
+        files: the names of the files in the messages, in their order; empty for a single message.
     """
 
     message: str
     files: tuple[str, ...] = ()
 
     def describe(self) -> str:
-        """Return the text of the group: the number of files, the message without the file, and the first file names."""
+        """Return the group as text: the number of files, the message without a file, and the first file names."""
         if not self.files:
             return self.message
         first_file = self.files[0]

@@ -30,18 +30,18 @@ def check_resume(
     degrees: ParallelDims,
     report: CheckReport,
 ) -> tuple[Config, int]:
-    """Check whether the run could continue from the checkpoint that it would find.
+    """Check that the run can continue from the checkpoint, or begin with the weights, that it would find.
 
     Args:
         config: config of the run.
-        data: summary of the data, None if the grid is not known.
-        dry_run: model of the config, None if it cannot be built.
+        data: summary of the data; None if the grid is not known.
+        dry_run: result of the dry run; None if the model cannot be built.
         degrees: degrees of parallelism of the run's mesh.
         report: receives errors, warnings and notes.
 
     Returns:
-        The config that the run would use, whose global batch size is that of the checkpoint; and the first step, 0
-        without a checkpoint.
+        The config that the run would use, whose global batch size is that of the checkpoint; and the step at which the
+        run would begin, 0 without a checkpoint.
     """
     folder = Path(config.save_loc)
     first_step = 0
@@ -86,12 +86,12 @@ def check_resume(
 def _check_initial_weights(
     config: Config, data: DataSummary | None, dry_run: DryRunResult | None, path: Path, report: CheckReport
 ) -> None:
-    """Check whether weights of another run or program fit the data and the model.
+    """Check that the weights of another run or program fit the data and the model.
 
     Args:
         config: config of the run.
-        data: summary of the data, None if the grid is not known.
-        dry_run: model of the config, None if it cannot be built.
+        data: summary of the data; None if the grid is not known.
+        dry_run: result of the dry run; None if the model cannot be built.
         path: file with the weights.
         report: receives errors and notes.
 
@@ -116,7 +116,15 @@ def _check_initial_weights(
 def _require_unseen_test_period(
     config: Config, data: DataSummary, assets: ModelAssets, path: Path, report: CheckReport
 ) -> None:
-    """Report a test period that overlaps with the times that the weights in `path` were trained on."""
+    """Report a test period that overlaps with the times on which the weights in `path` were trained.
+
+    Args:
+        config: config of the run; with ``verification.allow_seen``, nothing is checked.
+        data: summary of the data, with the test period.
+        assets: description of the weights, with the periods on which they were trained.
+        path: file or checkpoint with the weights.
+        report: receives the error.
+    """
     if "test" in data.splits and not config.verification.allow_seen:
         with report.collect():
             require_no_leakage(data.splits["test"], assets.trained_periods, str(path), data.calendar)
@@ -129,7 +137,8 @@ def _report_damaged_checkpoints(
 
     Args:
         folder: the folder ``checkpoints`` of this run.
-        start_checkpoint: checkpoint that the run would continue from, of this run or another one; None without one.
+        start_checkpoint: checkpoint of this run or of another one that the run would continue from; None if there is
+            none.
         starts_anew: True if ``trainer.resume: never`` is set.
         report: receives errors, or warnings if the run starts anew.
     """

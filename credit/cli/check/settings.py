@@ -1,4 +1,4 @@
-"""Checks that build, from the config alone, the objects that training, forecasts and scores build later."""
+"""Checks that build the objects which training, forecasts and scores build later, to find errors in the config."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from credit.verify.statistics.regions import region_weights, scored_regions
 
 
 def check_training(config: Config, data: DataSummary, report: CheckReport) -> None:
-    """Check the sections that training uses, by building the loss, the optimizer and the preview's plan.
+    """Check the sections that training uses, by building the loss, the optimizer and the plan of the previews.
 
     Args:
         config: config of the run.
@@ -91,7 +91,7 @@ def _check_forcing_climatology(config: Config, data: DataSummary, report: CheckR
 
 
 def check_forecasts(config: Config, data: DataSummary, report: CheckReport) -> int:
-    """Check the sections that forecasts and scores use, by choosing the initial times and laying out the files.
+    """Check the sections that forecasts and scores use, by choosing the initial times and the contents of the files.
 
     Args:
         config: config of the run.
@@ -152,9 +152,9 @@ def check_forecasts(config: Config, data: DataSummary, report: CheckReport) -> i
 
 
 def _check_scores(config: Config, data: DataSummary, report: CheckReport) -> None:
-    """Check the section verification: its channels, grid, regions, events and climatology.
+    """Check the section ``verification``: its channels, grid, regions, events and climatology.
 
-    Each block is collected on its own, so that one wrong key does not hide the others.
+    The error of each check is reported separately, so that one wrong key does not hide others.
     """
     with report.collect():
         select_figure_channels(
@@ -177,11 +177,11 @@ def _check_scores(config: Config, data: DataSummary, report: CheckReport) -> Non
 
 
 def check_ensemble(config: Config, model: nn.Module, report: CheckReport) -> None:
-    """Check that the network has the blocks that get noise, and has dropout if the ensemble uses it.
+    """Check that the network has the dropout and the blocks that ``inference.ensemble`` names.
 
     Args:
         config: config of the run.
-        model: network of the config; `enable_dropout` changes its mode.
+        model: network of the config; `enable_dropout` sets its dropout layers to training mode.
         report: receives errors and notes.
     """
     conf = config.inference.ensemble
@@ -198,7 +198,10 @@ def check_ensemble(config: Config, model: nn.Module, report: CheckReport) -> Non
 
 
 def _check_checkpoint(config: Config, report: CheckReport) -> None:
-    """Check that ``inference.checkpoint`` exists if it belongs to another run; this run may still write its own."""
+    """Check that ``inference.checkpoint`` exists if it belongs to another run.
+
+    A checkpoint of this run may be missing, because training may still write it.
+    """
     name = config.inference.checkpoint
     if name in ("best", "latest"):
         return
@@ -210,9 +213,9 @@ def _check_checkpoint(config: Config, report: CheckReport) -> None:
 
 
 def _list_output_channels(config: Config, data: DataSummary, longest_lead: int) -> list[str]:
-    """Return the names of the channels in the forecasts' files.
+    """Return the names of the channels that the forecast files will contain.
 
-    Variables that are derived from the model's outputs are included only if the data can be read.
+    If the data cannot be read, derived variables and pressure levels are left out.
 
     Args:
         config: config of the run.
@@ -220,7 +223,7 @@ def _list_output_channels(config: Config, data: DataSummary, longest_lead: int) 
         longest_lead: longest lead time in minutes.
 
     Raises:
-        ConfigError: if a variable of ``inference.variables`` is no output of the model and cannot be derived from them.
+        ConfigError: if a variable of ``inference.variables`` is neither an output of the model nor a derived variable.
     """
     conf = config.inference
     step_minutes = config.data.step_minutes
@@ -246,7 +249,7 @@ def _list_output_channels(config: Config, data: DataSummary, longest_lead: int) 
 
 
 def _check_climatology(config: Config, data: DataSummary) -> None:
-    """Read the file of the scores' climatology, or plan its fit to the times of the training period.
+    """Check the climatology of the scores, by reading its file or by planning its fit to the training period.
 
     Raises:
         ConfigError: if the climatology cannot be fitted to the training period.

@@ -19,7 +19,7 @@ def check_store(conf: DataConfig, report: CheckReport, deep: bool) -> StoreReade
 
     Args:
         conf: the data section; its store must exist.
-        report: receives source files that changed, and notes on what was checked.
+        report: receives an error if source files have changed since, and notes on what was checked.
         deep: True to read every field and compare checksums.
 
     Raises:

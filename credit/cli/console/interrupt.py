@@ -23,9 +23,9 @@ _RETRY_SECONDS = 0.01
 class InterruptGuard:
     """Context manager that turns SIGINT into a KeyboardInterrupt of the main thread and keeps other threads quiet.
 
-    Python's own handler has three weaknesses for these commands. A KeyboardInterrupt in a destructor is printed and
-    then lost. Libraries replace a KeyboardInterrupt by errors of their own. Threads whose main thread has ended print
-    tracebacks.
+    With Python's own handler, three things go wrong in these commands. A KeyboardInterrupt in a destructor is printed
+    and then lost. Libraries replace a KeyboardInterrupt by errors of their own. Threads that go on after the main
+    thread has ended print tracebacks.
 
     A handler other than Python's default, or an ignored SIGINT (``nohup``, background jobs), stays in place.
 

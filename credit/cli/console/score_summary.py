@@ -16,13 +16,13 @@ _MAX_NAME_LETTERS = 20
 def format_summary(table: ScoreTable, reference: str | None = None, show_all: bool = False) -> str:
     """Return the summary of a table of scores as text.
 
-    Each row has the global RMSE in the units of the channel, the ratio of the model's RMSE to that of the reference,
-    and the effective number of initial times (n_eff).
+    Each row has the global RMSE of each forecast in the units of the channel, the ratio of the model's RMSE to that of
+    the reference, and the effective number of independent initial times (n_eff).
 
     Args:
         table: the scores.
-        reference: name of the forecast with which the model is compared; None for the baselines.
-        show_all: True for all channels, False for the headline channels.
+        reference: name of the forecast with which the model is compared; None for the best of the baselines.
+        show_all: True to show all channels, False to show the headline channels.
     """
     # Choose the columns and rows.
     forecasts = summary_forecasts(reference)
@@ -67,17 +67,17 @@ def format_summary(table: ScoreTable, reference: str | None = None, show_all: bo
 
 
 def _column_name(table: ScoreTable, forecast: str) -> str:
-    """Return the name of a forecast in the header, short enough for a column."""
+    """Return the name of a forecast for the header of the table, shortened to the width of a column."""
     if forecast == "damped_persistence":
         return "Damped"
     return table.display_name(forecast)[:_MAX_NAME_LETTERS]
 
 
 def _format_number(value: float, format_spec: str) -> str:
-    """Return a number as text, a hyphen for NaN.
+    """Return a number as text; a hyphen for NaN.
 
     Args:
         value: the number; NaN if it is missing.
-        format_spec: format of Python, such as ``.2f``.
+        format_spec: Python format specification, such as ``.2f``.
     """
     return "-" if math.isnan(value) else format(value, format_spec)

@@ -35,7 +35,8 @@ def print_json(document: object) -> None:
     """Print a document as JSON on standard output.
 
     Raises:
-        ValueError: if it contains NaN or infinity, which JSON lacks; replace them by None before.
+        ValueError: if the document contains NaN or infinity, which JSON does not have. The caller must replace them by
+            None.
     """
     print(json.dumps(document, indent=2, allow_nan=False))
 
@@ -52,9 +53,9 @@ def is_terminal(stream: TextIO | None) -> bool:
 def supports_color(stream: TextIO | None) -> bool:
     """Return whether text for this stream may have colours.
 
-    Environment variables decide first, in the order that Python itself uses. ``NO_COLOR`` (https://no-color.org)
-    forbids colours. ``FORCE_COLOR`` (https://force-color.org) demands them, even in a pipe. ``TERM=dumb`` stands for a
-    terminal without colours.
+    Environment variables are considered first, in the order that Python itself uses. ``NO_COLOR``
+    (https://no-color.org) forbids colours. ``FORCE_COLOR`` (https://force-color.org) demands them, even in a pipe.
+    ``TERM=dumb`` stands for a terminal without colours. Otherwise a terminal gets colours, and a file or pipe does not.
     """
     if os.environ.get("NO_COLOR"):
         return False
@@ -66,7 +67,7 @@ def supports_color(stream: TextIO | None) -> bool:
 
 
 def colorize(text: str, name: str, stream: TextIO | None = None) -> str:
-    """Return text with the escape sequences of a colour, unchanged if the stream shows no colours.
+    """Return text with the escape sequences of a colour; unchanged if the stream does not support colours.
 
     Args:
         text: text to show.
@@ -107,7 +108,7 @@ def wrap_text(text: str, stream: TextIO | None = None, indent: str = "") -> str:
     Args:
         text: one or more lines, which stay separate; each keeps its own indentation.
         stream: stream that the text goes to; None for standard output.
-        indent: text put before each continuation of a broken line.
+        indent: text put at the beginning of each further line into which a line is broken.
     """
     width = terminal_width(stream)
     if width is None:
@@ -124,7 +125,7 @@ def _wrap_line(line: str, width: int, indent: str) -> str:
     Args:
         line: text without line breaks.
         width: number of characters.
-        indent: text put before each continuation, after the indentation of `line`.
+        indent: text put before each further line, after the indentation of `line`.
     """
     if visible_length(line) <= width:
         return line
@@ -141,7 +142,7 @@ def _wrap_line(line: str, width: int, indent: str) -> str:
 
 
 def visible_length(text: str) -> int:
-    """Return the number of characters of a text that a terminal shows, without those that set colours."""
+    """Return the number of characters of a text that a terminal shows; escape sequences of colours do not count."""
     return len(_ESCAPE.sub("", text))
 
 

@@ -1,4 +1,4 @@
-"""``credit doctor``: collect the facts that a bug report needs in one text file."""
+"""``credit doctor``: collect the information that a bug report needs in one text."""
 
 from __future__ import annotations
 

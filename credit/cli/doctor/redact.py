@@ -1,7 +1,8 @@
 """Redact secrets and the path of the home folder from a text.
 
-Secrets are recognised by the name before them or by their form. A value that is recognised once is hidden everywhere. A
-secret without such a name or form looks like any word, so the command asks its user to read the report before sending.
+Secrets are recognised by the name of their key or variable, or by their form. A value that is recognised once is hidden
+everywhere. A secret without such a name or form looks like any other word. Therefore the command asks the user to read
+the report before sending it.
 """
 
 from __future__ import annotations
@@ -77,9 +78,9 @@ def redact_values(value: Any, secrets: set[str], hidden: bool = False) -> Any:
     """Return a copy of plain data with the values under secret names hidden.
 
     Args:
-        value: mappings, lists and plain values, as YAML has them.
-        secrets: receives the hidden values.
-        hidden: True if all values below are hidden, because a key above has a secret name.
+        value: data of mappings, lists, text, numbers and so on, as read from YAML.
+        secrets: set to which the hidden values are added.
+        hidden: True to hide all values in `value`, because the name of its key is secret.
     """
     if isinstance(value, Mapping):
         redacted = {}

@@ -1,7 +1,7 @@
 """Sections of the report of ``credit doctor``. A section that fails does not affect the others.
 
-The function of a section takes the context of the report and a set of secret values. It returns the section's text and
-adds the values to the set that must be hidden in the whole report.
+The function of a section takes the context of the report and a set. It returns the section's text, and adds secret
+values to the set, which are then hidden in the whole report.
 """
 
 from __future__ import annotations
@@ -61,10 +61,10 @@ class DiagnosticContext:
     """Config, folder and environment of the run that a report describes.
 
     Attributes:
-        config: the resolved config, None if it is not valid.
+        config: the validated config with all defaults; None if the config is not valid.
         config_error: message of the error, empty for a valid config.
         raw: contents of the config file, not validated; empty if it cannot be read.
-        folder: the run's folder (save_loc), None if the file does not name it.
+        folder: the run's folder (save_loc); None if the file does not name it.
         environ: environment variables.
     """
 
@@ -184,7 +184,7 @@ def _describe_ranks(context: DiagnosticContext, secrets: set[str]) -> str:
 
 
 def _describe_environment(context: DiagnosticContext, secrets: set[str]) -> str:
-    """Return the environment variables that tell how the run was started, one on a line."""
+    """Return the environment variables that affect a run or describe its job, one on a line."""
     lines = []
     for name, value in sorted(context.environ.items()):
         if _VARIABLES.fullmatch(name):
@@ -203,7 +203,7 @@ def _describe_config(context: DiagnosticContext, secrets: set[str]) -> str:
 
 
 def _describe_run_folder(context: DiagnosticContext, secrets: set[str]) -> str:
-    """Return the files about the state of the run, and names, sizes and ages of all entries of its folder."""
+    """Return the contents of the files that hold the state of the run, and name, size and age of each entry."""
     folder = _require_folder(context)
     lines = []
     for name in ("STATUS", "heartbeat.json", "jobs.json"):
@@ -223,7 +223,7 @@ def _describe_run_folder(context: DiagnosticContext, secrets: set[str]) -> str:
 
 
 def _describe_checkpoints(context: DiagnosticContext, secrets: set[str]) -> str:
-    """Return the number of checkpoints, the links, and the state of the newest ones."""
+    """Return the number of checkpoints, the links ``latest`` and ``best``, and the state of the newest checkpoints."""
     folder = _require_folder(context) / "checkpoints"
     paths = checkpoint.list_checkpoints(folder)
     lines = [f"{len(paths)} in {folder}"]
@@ -251,7 +251,7 @@ def _show_last_metrics(context: DiagnosticContext, secrets: set[str]) -> str:
 
 
 def _show_last_error(context: DiagnosticContext, secrets: set[str]) -> str:
-    """Return the last error in the newest log that has an error, with the lines after it."""
+    """Return the last error of the newest log that contains one, with the lines after the error."""
     for path in _list_logs(context):
         lines = tail_lines(path)
         error_lines = [number for number, line in enumerate(lines) if _ERROR.search(line)]
@@ -277,7 +277,7 @@ def _require_folder(context: DiagnosticContext) -> Path:
     """Return the run's folder.
 
     Raises:
-        ConfigError: if it does not exist; the text of the section is then this message.
+        ConfigError: if the folder does not exist; the text of the section is then this message.
     """
     if context.folder is None or not context.folder.is_dir():
         raise ConfigError(f"save_loc: {context.folder} does not exist")

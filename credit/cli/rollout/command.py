@@ -52,7 +52,7 @@ __all__ = ["HELP", "add_arguments", "run_command"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add CONFIG, overrides and which initial times to forecast."""
+    """Add CONFIG, overrides and the options that select the initial times to forecast."""
     add_config_arguments(parser)
     parser.add_argument(
         "--latest",
@@ -107,8 +107,13 @@ def _require_no_initial_times(overrides: Sequence[str]) -> None:
 def _make_forecasts(config: Config, part: str | None, process_info: ProcessInfo, mesh: DeviceGrid) -> None:
     """Collective: make the forecasts of this rank and write them.
 
-    All ranks of a mesh make the same number of batches, because all of them gather sharded weights. `part` is ``I/N``
-    of ``--part``, None for all initial times.
+    All ranks of a mesh make the same number of batches, because all of them must gather the sharded weights.
+
+    Args:
+        config: config of the run.
+        part: value ``I/N`` of ``--part``; None for all initial times.
+        process_info: rank and world size of this process.
+        mesh: mesh of the ranks that forecast.
     """
     from credit.cli.rollout.rank_work import plan_rank_work, shard_initial_times
     from credit.forecast.initial_times import choose_initial_times, choose_leads
@@ -171,8 +176,8 @@ def _forecast_round(
     """Make the forecasts of a round up to the longest lead time and queue the output of each step for writing.
 
     Args:
-        forecast_batch: function that makes the forecasts.
-        batch_round: starts of the forecasts of each batch.
+        forecast_batch: function that makes the forecasts of a batch, from `build_forecast_function`.
+        batch_round: batches of the round, each with the starts of its forecasts.
         longest_lead: longest lead time in minutes.
         step_minutes: time step of the model in minutes.
         output_writer: writer of the outputs; None to discard them.
@@ -196,17 +201,18 @@ def _forecast_round(
 def build_forecast_function(
     config: Config, forecaster: Forecaster, file_lock: AbstractContextManager, mesh: DeviceGrid
 ) -> ForecastFunction:
-    """Return the function that makes the forecasts of a batch, with the perturbations of ``inference.ensemble``.
+    """Build the function that makes the forecasts of a batch, with the perturbations of ``inference.ensemble``.
 
     Args:
         config: config of the run that forecasts.
-        forecaster: model, normalization and fields of this run.
+        forecaster: model, normalization and reader of the fields of this run.
         file_lock: context that is entered while fields are read, because netCDF allows one thread at a time.
-        mesh: mesh of the forecasts.
+        mesh: mesh of the ranks that forecast.
 
     Returns:
-        Function of B forecast starts and a number of steps, which yields the output (B, C, H, W) of each step in
-        physical units. If ranks share the members of an ensemble, only the first of them gets the output.
+        Function of a list of B forecast starts and a number of steps. It yields the output of each step: (B, C, H, W)
+        in physical units, with C output channels, H rows and W columns. If ranks share the members of an ensemble, only
+        the first of these ranks gets the output, and the others get None.
 
     Raises:
         ConfigError: if ``inference.ensemble`` asks for something that the network does not have, such as dropout.
@@ -251,7 +257,10 @@ def build_forecast_function(
 
 
 def _warn_old_store(config: Config, reader: FieldReader) -> None:
-    """Log a warning if ``latest`` means the last time of a training store, which is the end of its splits."""
+    """Log a warning if ``inference.initial_times: latest`` refers to a training store.
+
+    A store ends with the last split, so the latest analyses are missing.
+    """
     from credit.data.store.store_reader import StoreReader
 
     if config.inference.initial_times == "latest" and isinstance(reader, StoreReader):
@@ -263,11 +272,14 @@ def _warn_old_store(config: Config, reader: FieldReader) -> None:
 
 
 def _warn_distribution_shift(config: Config, forecaster: Forecaster, reader: FieldReader, initial_time: int) -> None:
-    """Log a warning if the first fields differ from those of training, for example in units or orography.
+    """Log a warning if the data that forecasts start from differ from the training data, for example in their units.
+
+    The state at the first initial time is compared with the statistics of training, and the static fields with those of
+    training.
 
     Args:
         config: config of the run.
-        forecaster: has the statistics and static fields of training.
+        forecaster: model with the statistics and static fields of training.
         reader: reader of the data that forecasts start from.
         initial_time: first initial time that is forecast, in minutes.
     """
@@ -307,11 +319,13 @@ def _open_writer(
     initial_times: list[int],
     lead_minutes: list[int],
 ) -> ForecastWriter:
-    """Return the writer of the forecasts; it recognises complete forecasts of the same weights and initial states.
+    """Open the writer of the forecasts, which skips forecasts that are complete on disk.
+
+    A forecast on disk counts only if it was made with the same weights and from the same initial states.
 
     Args:
         config: config of the run.
-        forecaster: has the grid and the description of the model for the files.
+        forecaster: model, with its grid and the description of it that the files contain.
         reader: reader of the data, for its calendar.
         diagnostics: function object that computes the written fields from the model's output.
         initial_times: all initial times of the run, in minutes.

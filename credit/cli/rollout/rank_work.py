@@ -21,11 +21,15 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class BatchRound:
-    """Batches of forecasts that the ranks of an ensemble group make at the same time, one each.
+    """Batches of forecasts that the ranks of an ensemble group make at the same time, one batch on each rank.
+
+    An ensemble group consists of the ranks that share the members of one initial time
+    (``inference.parallelism.ensemble``).
 
     Attributes:
-        batches: forecast starts of each batch.
-        num_written: number of batches that are written; those after them only fill the round.
+        batches: forecast starts of each batch, one batch for each rank of the group.
+        num_written: number of batches that are written. The batches after them only fill the round, and their forecasts
+            are discarded.
     """
 
     batches: list[list[ForecastStart]]
@@ -43,10 +47,10 @@ class RankWork:
 
     Attributes:
         initial_times: initial times of this rank in minutes.
-        incomplete_times: initial times whose forecast is not on disk yet, in minutes.
-        rounds: rounds of batches, each of which has an incomplete forecast.
-        padding_rounds: further rounds, whose forecasts are discarded. They give all ranks that share weights the same
-            number of batches, and so the same collectives.
+        incomplete_times: those of the initial times whose forecast is not complete on disk, in minutes.
+        rounds: rounds of batches to write; each batch contains at least one incomplete forecast.
+        padding_rounds: further rounds, whose forecasts are discarded. With them all ranks that share weights make the
+            same number of batches, and so call the same collectives.
     """
 
     initial_times: list[int]
@@ -63,15 +67,17 @@ class RankWork:
 def shard_initial_times(
     initial_times: list[int], inference: InferenceConfig, part: str | None, process_info: ProcessInfo, mesh: DeviceGrid
 ) -> list[list[int]]:
-    """Return the groups of initial times that this rank forecasts, each group with the times of one or more batches.
+    """Return the groups of initial times that this rank forecasts.
+
+    A group has the initial times of one or more whole batches.
 
     Args:
         initial_times: all initial times of the run, in minutes.
-        inference: the section inference.
-        part: ``I/N`` of ``--part``, None or empty for all.
+        inference: the section ``inference``.
+        part: value ``I/N`` of ``--part``; None or empty for all initial times.
         process_info: rank and world size of this process.
-        mesh: mesh of the ranks that forecast; tensor-parallel peers and the ranks of an ensemble group forecast the
-            same initial times.
+        mesh: mesh of the ranks that forecast. Tensor-parallel peers and the ranks of an ensemble group get the same
+            initial times.
 
     Raises:
         ConfigError: if `part` is not ``I/N`` with 1 <= I <= N.
@@ -105,9 +111,9 @@ def plan_rank_work(
     """Collective: return the forecasts that this rank makes.
 
     Args:
-        rank_groups: groups of initial times of this rank in minutes, by `shard_initial_times`.
+        rank_groups: groups of initial times of this rank in minutes, from `shard_initial_times`.
         padding_time: initial time of the padding batches in minutes.
-        inference: the section inference.
+        inference: the section ``inference``.
         is_complete: function of an initial time in minutes; True if its forecast is complete on disk.
         process_info: rank and world size of this process.
         mesh: mesh of the ranks that forecast.
@@ -127,7 +133,10 @@ def plan_rank_work(
 
 
 def _build_rounds(batches: list[list[ForecastStart]], num_ranks: int) -> list[BatchRound]:
-    """Return the batches in rounds of one for each rank of an ensemble group; the last round is filled up."""
+    """Divide batches into rounds of `num_ranks` batches, one for each rank of an ensemble group.
+
+    If the last round has fewer batches, it is filled up with batches that are not written.
+    """
     rounds = []
     for first in range(0, len(batches), num_ranks):
         round_batches = batches[first : first + num_ranks]
@@ -140,7 +149,7 @@ def _build_batches(groups: list[list[int]], inference: InferenceConfig) -> list[
 
     Args:
         groups: initial times in minutes of each group.
-        inference: the section inference, for the batch size and the ensemble.
+        inference: the section ``inference``, which gives the batch size and the members.
     """
     members = 1 if inference.ensemble is None else inference.ensemble.members
     lag = lag_minutes(inference.ensemble)
@@ -153,12 +162,12 @@ def _build_batches(groups: list[list[int]], inference: InferenceConfig) -> list[
 def _build_padding_rounds(
     initial_time: int, inference: InferenceConfig, num_rounds: int, num_ranks: int
 ) -> list[BatchRound]:
-    """Return rounds whose forecasts are discarded, so that an idle rank joins the collectives of the others.
+    """Return rounds whose forecasts are discarded, with which an idle rank joins the collectives of other ranks.
 
     Args:
         initial_time: initial time of all batches in minutes.
-        inference: the section inference, for the batch size and the ensemble.
-        num_rounds: number of rounds.
+        inference: the section ``inference``, which gives the batch size and the members.
+        num_rounds: number of rounds to return.
         num_ranks: number of ranks of an ensemble group.
     """
     # Padding batches use the same lagged members, because these need more steps and so more collectives.
@@ -167,9 +176,10 @@ def _build_padding_rounds(
 
 
 def _sync_incomplete_times(times: list[int], process_info: ProcessInfo, mesh: DeviceGrid) -> list[int]:
-    """Collective: return the incomplete times that the rank has found which writes the forecasts.
+    """Collective: return the incomplete times that the writing rank of this rank's forecasts has found.
 
-    Ranks look at the files at different moments and may find different times, but must make the same forecasts.
+    Ranks that share forecasts look at the files at different moments and may find different incomplete times. They must
+    make the same forecasts, so all of them take the list of the rank that writes.
 
     Args:
         times: incomplete times that this rank has found, in minutes.
@@ -186,8 +196,8 @@ def _sync_incomplete_times(times: list[int], process_info: ProcessInfo, mesh: De
 def _find_max_rounds(num_rounds: int, mesh: DeviceGrid) -> int:
     """Collective: return the largest number of rounds of any rank.
 
-    Ranks that share weights need equally many. Others wait for each other at the end of the command, and must not wait
-    longer than the timeout of the process group.
+    Ranks that share weights need the same number of rounds. Ranks that do not share weights get it as well: they wait
+    for each other at the end of the command, and must not wait longer than the timeout of the process group.
     """
     if mesh.degrees.world == 1:
         return num_rounds

@@ -315,7 +315,7 @@ class InferenceConfig(StrictModel):
 
     @model_validator(mode="after")
     def _require_fitting_lead_times(self) -> InferenceConfig:
-        """Refuse ``lead_times`` that do not increase, exceed the length of a forecast, or come with ``output_every``."""
+        """Refuse ``lead_times`` with ``output_every``, in another than ascending order, or beyond ``lead_time``."""
         if self.lead_times is None:
             return self
         if self.output_every is not None:
