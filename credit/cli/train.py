@@ -76,8 +76,7 @@ def _train(config: Config, process_info: ProcessInfo) -> tuple[str, bool]:
     """Collective: train while holding the signal handlers, the process group, the log file and the lock of the run.
 
     Returns:
-        The state of the run, ``done`` or ``requeue`` (stopped before its end, to be continued by another job); and True
-        if Ctrl-C stopped the run.
+        The state of the run: ``done``, or ``requeue`` if another job is to continue it; and True if Ctrl-C stopped it.
 
     Raises:
         CreditError: if the config, the data, the run's folder or its checkpoint do not allow the run.
