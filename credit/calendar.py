@@ -59,10 +59,11 @@ class Calendar:
     """CF calendar that converts between minutes, text and calendar dates.
 
     Attributes:
-        name: CF calendar name, one of `CALENDARS` (``gregorian``, ``365_day`` and ``366_day`` are accepted).
+        name: CF name of the calendar, one of `CALENDARS`. The other CF names ``gregorian``, ``365_day`` and ``366_day``
+            are accepted and replaced.
 
     Raises:
-        DataError: for any other name.
+        DataError: if the name is not that of a CF calendar.
     """
 
     name: str = "standard"

@@ -265,7 +265,8 @@ def take_channels(fields: np.ndarray, channels: list[int]) -> np.ndarray:
         channels: indices of K channels, at least one.
 
     Returns:
-        An array (..., K, H, W), which is a view if the channels are adjacent and ascending, else a copy.
+        The K channels, (..., K, H, W). An array is a view if the channels are adjacent and ascending, else a copy; a
+        `LazyWeightedSum` gives a `LazyWeightedSum`.
     """
     first = channels[0]
     stop = channels[-1] + 1

@@ -323,7 +323,10 @@ class TrainingStepBuilder:
         return losses
 
     def _resize_fields(self, module: nn.Module) -> nn.Module:
-        """Return a copy of a module, with submodules, in which new buffers on the run's grid replace fields (H, W)."""
+        """Return a copy of a module and its submodules in which the buffers (..., H, W) have the run's grid.
+
+        The new buffers have no values, so the copy serves only to trace memory and collectives.
+        """
         # A shallow copy shares the parameters; buffers and children get containers of their own.
         resized = copy.copy(module)
         resized._buffers = {}

@@ -261,7 +261,7 @@ def build_data_config(raw: Mapping[str, Any], origin: str) -> DataConfig:
 
 
 def dump_config(config: Config) -> str:
-    """Return the resolved config as YAML; `load_config` reads it back to an equal object."""
+    """Return the config with all its defaults as YAML, which `load_config` reads back to an equal object."""
     return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, width=110)
 
 

@@ -25,7 +25,7 @@ class EnsembleScores(Metric):
       2014, doi:10.1175/JHM-D-14-0008.1).
     - ``fair_crps``: the ratio of the CRPS to the mean absolute error of persistence, averaged over prognostic channels
       and lead times; lower is better.
-    - ``calibration``: the mean over prognostic channels and lead times of |ln(spread / error)|; 0 is perfect.
+    - ``calibration``: |ln(spread / error)|, averaged over prognostic channels and lead times; 0 is perfect.
 
     Args:
         context: channels, weights and lead times of the validation.

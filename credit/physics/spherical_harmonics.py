@@ -69,6 +69,7 @@ def latitude_quadrature(grid: LatLonGrid) -> np.ndarray:
     integrals = np.zeros(len(order))
     # Integrals of cos(k theta) sin(theta) over 0..pi; those of odd k are zero.
     integrals[::2] = 2.0 / (1.0 - order[::2].astype(np.float64) ** 2)
+    # Row k of the matrix is cos(k theta) on each row of the grid, a polynomial of degree k of the sine of latitude.
     return np.linalg.solve(np.cos(order[:, None] * colatitude), integrals)
 
 
@@ -93,6 +94,7 @@ def build_analysis_matrices(grid: LatLonGrid, max_degree: int) -> list[np.ndarra
     for m in range(max_degree + 1):
         functions = compute_legendre(max_degree, m, sine)
         weighted = functions * weights
+        # The normal equations of the weighted least-squares fit.
         matrices.append(np.linalg.solve(weighted @ functions.T, weighted))
     return matrices
 

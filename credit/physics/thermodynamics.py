@@ -104,8 +104,9 @@ def geopotential(
 
     The integration starts at the surface. From the lower to the upper edge of a layer, geopotential grows by
     R Tv ln(lower / upper). From the lower edge to the full level it grows by R Tv alpha, with
-    alpha = 1 - upper / (lower - upper) ln(lower / upper), and alpha = ln 2 in the top layer. R is the gas constant of
-    dry air and Tv virtual temperature ([IFS] part III, equations 2.21 to 2.23).
+    alpha = 1 - upper / (lower - upper) ln(lower / upper), and alpha = ln 2 in a layer that reaches to pressure 0.
+    Here `lower` and `upper` are the pressures at the edges, R is the gas constant of dry air and Tv virtual temperature
+    ([IFS] part III, equations 2.21 to 2.23).
 
     Args:
         temperature_KN: (K, N...) virtual temperature (K) of K layers, from the top down to the lowest layer.
@@ -120,6 +121,7 @@ def geopotential(
     # At the top the logarithm is infinite. It is replaced by ln 2, which is alpha there.
     ratio = np.log(lower_KN / np.where(at_top, 0.5 * lower_KN, upper_KN))
     thickness = R_DRY * temperature_KN * ratio
+    # Add up the layers from the lowest one upwards; without its own thickness, a layer's sum is that at its lower edge.
     below = surface_N + np.cumsum(thickness[::-1], axis=0)[::-1] - thickness
     alpha = np.where(at_top, np.log(2.0), 1.0 - upper_KN / (lower_KN - upper_KN) * ratio)
     return below + R_DRY * temperature_KN * alpha, below
@@ -215,6 +217,7 @@ def _moderate_ground(
     ground = surface_temperature(lowest, lowest_pressure, surface_pressure)
     ground = np.where(ground < _COLDEST, 0.5 * (_COLDEST + ground), ground)
     sea_level = ground + _LAPSE_RATE * surface_geopotential / GRAVITY
+    # Where the surface itself is warmer than the limit, temperature is constant below it.
     is_hot = (ground > _WARMEST) & (sea_level > _WARMEST)
     alpha = _compute_alpha(np.minimum(sea_level, _WARMEST) - ground, surface_geopotential)
     return np.where(is_hot, 0.5 * (_WARMEST + ground), ground), np.where(is_hot, 0.0, alpha)

@@ -79,7 +79,7 @@ class HybridLevels:
         return HybridLevels(np.arange(len(a)), a, b)
 
     def lowest_pressure(self, surface_N: np.ndarray) -> np.ndarray:
-        """Return the pressure (N...) in Pa of the last level, next to the ground, for surface pressure (N...) in Pa."""
+        """Return the pressure (N...) in Pa of the last, lowest level for a surface pressure (N...) in Pa."""
         return self.a[-1] + self.b[-1] * surface_N
 
     def edge_pressures(self, surface_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -204,7 +204,7 @@ def build_interpolator(source: HybridLevels, target: HybridLevels, surface_N: np
 
 
 def _count_above(source: HybridLevels, a: float, b: float, surface_N: np.ndarray) -> np.ndarray:
-    """Return the number of source levels that lie above or at the level (a, b), (N...) int64.
+    """Return the number of source levels that lie above or at the level with the coefficients a and b, (N...) int64.
 
     Args:
         source: the K levels of the source.

@@ -107,7 +107,7 @@ def _mode_of_new_file(path: Path) -> int:
 
 
 def _flush_to_disk(path: Path) -> None:
-    """Wait until a file is on the disk."""
+    """Write a file's cached data to the disk, and wait until they are there."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

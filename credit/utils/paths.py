@@ -9,7 +9,7 @@ def expand_home(path: str) -> str:
     """Return a path with ``~`` or ``~user`` at its beginning replaced by that home folder.
 
     Raises:
-        ValueError: if the home folder is not known. Otherwise a folder with the name ``~user`` would be created.
+        ValueError: if the home folder is not known. Without this error, a folder named ``~user`` would be created.
     """
     expanded = os.path.expanduser(path)
     if expanded.startswith("~"):

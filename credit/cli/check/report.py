@@ -78,7 +78,10 @@ class CheckReport(ErrorCollector):
         return 2 if self.messages else 0
 
     def format(self) -> str:
-        """Return errors and warnings as text, equal ones grouped, with their number at the end."""
+        """Return errors and warnings as text, with their number at the end.
+
+        Messages that differ only in the name of a file are grouped.
+        """
         lines = []
         levels = (("ERROR", "red", self.messages), ("WARNING", "yellow", self.warnings))
         for level, color, messages in levels:

@@ -130,7 +130,7 @@ def _describe_installation(context: DiagnosticContext, secrets: set[str]) -> str
 
 
 def _describe_versions(context: DiagnosticContext, secrets: set[str]) -> str:
-    """Return the versions of Python, of the packages that matter and of the GPU libraries."""
+    """Return the versions of Python, of the packages that this package uses, and of the GPU libraries."""
     lines = [f"python {sys.version.split()[0]} ({sys.executable})"]
     for name in _PACKAGES:
         with suppress(PackageNotFoundError):
@@ -194,7 +194,7 @@ def _describe_environment(context: DiagnosticContext, secrets: set[str]) -> str:
 
 
 def _describe_config(context: DiagnosticContext, secrets: set[str]) -> str:
-    """Return the resolved config as YAML; for a wrong config its error and the contents of the file."""
+    """Return the config with all defaults as YAML; for a wrong config its error and the contents of the file."""
     if context.config is None:
         text = yaml.safe_dump(redact_values(context.raw, secrets), sort_keys=False, width=110)
         return f"{context.config_error}\n\nas it was read:\n{text}"

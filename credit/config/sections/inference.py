@@ -58,9 +58,9 @@ class InitialPerturbationSection(StrictModel):
     )
 
     def analysis_lags_minutes(self) -> list[int]:
-        """Return how many minutes before the initial time the analyses are valid that a forecast reads.
+        """Return the lags of the analyses that a forecast reads, in minutes before the initial time.
 
-        0 stands for the analysis at the initial time itself.
+        The lag 0 stands for the analysis at the initial time itself.
         """
         return [0]
 
@@ -131,7 +131,7 @@ class EnsembleConfig(StrictModel):
 
     @property
     def has_added_spread(self) -> bool:
-        """True if the members differ by more than the noise that the network was trained with (`model.noise`)."""
+        """True if something other than the network's own noise (`model.noise`) makes the members differ."""
         for source_of_spread in (self.perturbation, self.lagged, self.stochastic, self.feature_noise):
             if source_of_spread is not None:
                 return True

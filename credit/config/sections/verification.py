@@ -225,7 +225,7 @@ class VerificationConfig(StrictModel):
 
     @model_validator(mode="after")
     def _require_unreserved_names(self) -> VerificationConfig:
-        """Refuse names of other forecasts that the scores of every run use."""
+        """Refuse other forecasts with a name that the scores of every run use, such as ``persistence``."""
         for name in self.other_forecasts:
             if is_reserved_name(name):
                 reserved = ", ".join(RESERVED_NAMES)
