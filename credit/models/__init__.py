@@ -1,7 +1,7 @@
 """Networks, the layers that they share, and the registry that finds models by name.
 
-Each name in `__all__` is imported when it is first used. So projects that have neither the config nor the weather
-packages can use the layers and LoRA.
+Each name in `__all__` is imported when it is first used, not when this package is imported. So projects that have
+installed neither the packages for the config nor those for weather data can use the layers and LoRA.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Interface of models: the description of the data that each is built from, and the base class.
+"""Interface of models: the base class, and the description of the data that a model is built from.
 
 Shape suffixes: B batch, C channels, T time frames, H latitude rows, W longitude columns.
 """
@@ -23,14 +23,14 @@ class ModelSpec:
 
     Attributes:
         channels: the channels with their names, variables, levels and groups; ``channels.input`` and
-            ``channels.output`` are in the order of the tensors.
+            ``channels.output`` list them in the order of the channel dimension of the input and of the output tensor.
         grid: latitudes, longitudes, cell areas, and whether the outermost rows are the poles.
         input_frames: number of time frames of the input.
         output_frames: number of time frames of the output.
         timestep_minutes: minutes from one frame to the next.
-        vector_channels: indices of the input channels that hold a component of a vector, such as wind; it changes its
-            sign across a pole.
-        vector_pairs: indices of (eastward, northward) input channels of the vectors that have both components.
+        vector_channels: indices of the input channels that hold one component of a vector, such as the eastward wind.
+            Padding across a pole changes the sign of these channels.
+        vector_pairs: (eastward, northward) indices of the two input channels of each vector that has both components.
     """
 
     channels: ChannelMap
@@ -53,12 +53,12 @@ class ModelSpec:
 
     @property
     def in_shape(self) -> tuple[int, int, int, int]:
-        """Shape (C, T, H, W) of the input, without the batch."""
+        """Shape (C channels, T frames, H rows, W columns) of the input, without the batch."""
         return self.in_channels, self.input_frames, *self.grid.shape
 
     @property
     def out_shape(self) -> tuple[int, int, int, int]:
-        """Shape (C, T, H, W) of the output, without the batch."""
+        """Shape (C channels, T frames, H rows, W columns) of the output, without the batch."""
         return self.out_channels, self.output_frames, *self.grid.shape
 
     @classmethod
@@ -74,10 +74,10 @@ class ModelSpec:
         vector_channels: tuple[int, ...] = (),
         pole_points: bool = False,
     ) -> ModelSpec:
-        """Return the spec of a model whose channels have no meaning: for published weights, tests and other projects.
+        """Return a spec with numbered channels in place of variables, for published weights, tests and other projects.
 
-        The first channels of the input are predicted; what the input has beyond the output is forcing, what the output
-        has beyond the input is diagnostic. The grid's rows are equally spaced.
+        The first min(in_channels, out_channels) channels of input and output are prognostic. Further input channels are
+        forcings, further output channels are diagnostic. The grid's rows are equally spaced in latitude.
 
         Args:
             image_height: number of latitude rows.
@@ -86,8 +86,8 @@ class ModelSpec:
             out_channels: number of channels of an output frame.
             frames: number of input frames.
             output_frames: number of output frames.
-            vector_channels: see the class.
-            pole_points: True if the outermost rows are the poles.
+            vector_channels: indices of the input channels that hold one component of a vector.
+            pole_points: True if the first and the last row lie on the poles.
         """
         num_prognostic = min(in_channels, out_channels)
         # Forcing is what the input has beyond the output, diagnostics are the reverse; one of the two is empty.
@@ -107,7 +107,8 @@ class ForecastModel(nn.Module):
     """Base class of all models.
 
     A subclass is built from a `ModelSpec` and its own config section, and knows nothing of ranks, normalisation or the
-    rest of the config. Its fields are normalised; the stepper adds the residual, feeds the output back and applies the
+    rest of the config. Its input and output are normalised fields. `credit.forecast.stepper.Stepper` calls it in a
+    forecast: the stepper adds a predicted change to the state, feeds the new state back as input and applies the
     post-processing.
 
     A model may also declare:
@@ -116,7 +117,8 @@ class ForecastModel(nn.Module):
       compilation, and its output may get noise in an ensemble (`inference.ensemble.feature_noise`).
     - ``_tp_plan = {"attention.to_qkv": "colwise", ...}`` in the class of a block: its linear layers may be split over
       tensor-parallel ranks (docs/parallelism.md).
-    - ``_fsdp2_forward_methods = ("encode",)``: entry points beside `forward` that are sharded as `forward` is.
+    - ``_fsdp2_forward_methods = ("encode",)``: methods that may be called in place of `forward`. FSDP2 gathers the
+      sharded weights for them as it does for `forward`.
 
     Args:
         spec: channels, grid and frames of the data.
@@ -124,12 +126,12 @@ class ForecastModel(nn.Module):
 
     Attributes:
         spec: channels, grid and frames of the data.
-        output_is_new: True if each call returns a new tensor of which the model keeps nothing. Forecasts then write the
-            next state into it, which saves the memory of one state.
-        casts_weights: True if linear layers and convolutions use their weights in the autocast dtype alone. Forecasts
-            under `inference.amp` then cast them once.
-        conditions: names of the conditions that `forward` takes: kinds of noise (``model.noise``); empty for a model
-            that depends on its input alone. `credit.models.registry.build_model` refuses other kinds of noise.
+        output_is_new: True if each call returns a new tensor and the model keeps no reference to it. A forecast then
+            writes its next state into this tensor, which saves the memory of one state.
+        casts_weights: True if linear layers and convolutions need their weights in the autocast dtype only. Forecasts
+            with ``inference.amp`` then cast these weights once, not in each call.
+        conditions: kinds of noise (``model.noise``) that `forward` takes in its argument `condition`; empty for a model
+            that depends on its input alone. `credit.models.registry.build_model` refuses other kinds.
     """
 
     output_is_new: ClassVar[bool] = False
@@ -145,8 +147,8 @@ class ForecastModel(nn.Module):
 
         Args:
             x_BCTHW: (batch, in_channels, input_frames, rows, columns), normalised.
-            condition: kind of noise -> tensor (batch, ...), for each kind in the config; None for a forecast without
-                noise.
+            condition: dict from each kind of noise in the config to its tensor (batch, ...); None for a forecast
+                without noise.
 
         Returns:
             (batch, out_channels, output_frames, rows, columns), normalised.
@@ -155,15 +157,15 @@ class ForecastModel(nn.Module):
 
     @classmethod
     def convert_published_state(cls, state: Mapping[str, Tensor], section: ModelSection) -> dict[str, Tensor]:
-        """Return the state dict of this class for a published one, for ``credit convert``.
+        """Convert a published state dict to the names and layouts of this class, for ``credit convert``.
 
         Args:
-            state: name -> tensor, with the names and layouts of another implementation.
+            state: published state dict, with the tensor names and layouts of another implementation.
             section: the model's section of the config.
 
         Raises:
-            ConfigError: if there are no published weights of this model.
-            CheckpointError: naming keys that are unknown or missing.
+            ConfigError: if no weights of this model have been published.
+            CheckpointError: if names are unknown or missing; the message lists them.
         """
         raise ConfigError(
             f"model.type: {section.type}: credit convert knows no published weights of this model; begin with a state "
@@ -172,10 +174,10 @@ class ForecastModel(nn.Module):
 
 
 def require_input_shape(x_BCTHW: Tensor, spec: ModelSpec) -> None:
-    """Refuse an input of another shape than the model was built for.
+    """Refuse an input whose shape differs from the one that the model was built for; the batch may have any size.
 
     Args:
-        x_BCTHW: input of the model, of any shape.
+        x_BCTHW: input to check, of any shape.
         spec: description of the data that the model was built from.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Prepare a model for inference: fold spectral norm into the weights, and cache what depends on weights alone."""
+"""Preparation for inference: spectral norm is folded into the weights, and results that need no input are cached."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ CAST_LAYERS = (nn.Linear, nn.Conv2d, nn.ConvTranspose2d)
 
 @torch.no_grad()
 def prepare_for_inference(model: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
-    """Prepare `model` in place for forecasts alone, and return it; its output stays the same bit by bit.
+    """Prepare `model` in place for forecasts only, and return it; its output does not change in a single bit.
 
-    Every spectrally normalised weight W becomes W / sigma, where sigma is its largest singular value. Every module with
-    a method `precompute` has it called, and keeps what it computes from its weights. The model cannot be trained
-    afterwards.
+    Every spectrally normalised weight W is replaced by W / sigma, where sigma is the estimate of its largest singular
+    value. The method `precompute` of every module that has one is called; the module then caches results that depend
+    on its weights alone. The model cannot be trained afterwards.
 
     Args:
         model: in eval mode, neither split nor sharded over ranks, and without adapters.
-        dtype: dtype in which autocast will compute, None without autocast. The weights of linear layers and
-            convolutions are cast to it if the model declares `casts_weights`; such a model then runs under autocast
-            alone.
+        dtype: dtype in which autocast will compute; None without autocast. If the model declares `casts_weights`, the
+            weights of linear layers and convolutions are cast to this dtype. Such a model then runs only under
+            autocast.
     """
-    # Fold spectral norm into the weights.
+    # Fold spectral norm into the weights. Reading `module.weight` evaluates the parametrization.
     for module in model.modules():
         if _has_spectral_norm_alone(module):
             weight = module.weight
@@ -43,7 +43,7 @@ def prepare_for_inference(model: nn.Module, dtype: torch.dtype | None = None) ->
 
 
 def _has_spectral_norm_alone(module: nn.Module) -> bool:
-    """Return True if the weight is the only parametrized tensor, and spectral norm its last parametrization."""
+    """Return whether a module's weight is its only parametrized tensor, and spectral norm the last parametrization."""
     if not parametrize.is_parametrized(module):
         return False
     chains = module.parametrizations

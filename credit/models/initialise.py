@@ -1,8 +1,8 @@
 """Initial weights that depend only on the seed and the name of the parameter.
 
 Each tensor is drawn from a random generator of its own. So the weights do not depend on the order of construction, on
-the other parameters, or on the sharding. `initial_values` yields whole tensors one at a time. Each rank of a sharded
-model takes its parts of them.
+the other parameters, or on the sharding. `initial_values` yields whole (unsharded) tensors one at a time, of which each
+rank of a sharded model keeps its own part.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def build_generator(seed: int, name: str) -> torch.Generator:
 
     Args:
         seed: seed of the model.
-        name: name of a tensor or module.
+        name: name or path in the model of the tensor or module that is initialised.
     """
     # Python's own hash of a text differs from process to process.
     digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
@@ -54,14 +54,19 @@ def kaiming_normal(shape: Sequence[int], fan_in: int, generator: torch.Generator
 
 
 def _inputs_per_output(module: nn.Module, shape: torch.Size) -> float:
-    """Return the number of input values that contribute to one output value through a weight of this shape."""
+    """Return the mean number of input values that contribute to one output value of a linear layer or convolution.
+
+    Args:
+        module: the layer.
+        shape: shape of its weight.
+    """
     if isinstance(module, nn.ConvTranspose2d):
         return shape[0] * math.prod(shape[2:]) / math.prod(module.stride)
     return math.prod(shape[1:])
 
 
 def _direct_tensors(module: nn.Module) -> dict[str, Tensor]:
-    """Return the parameters and persistent buffers of a module, without those of the modules inside it."""
+    """Return the parameters and persistent buffers of a module by name, without those of the modules inside it."""
     tensors = dict(module.named_parameters(recurse=False))
     for key, buffer in module.named_buffers(recurse=False):
         if key not in module._non_persistent_buffers_set:
@@ -72,16 +77,16 @@ def _direct_tensors(module: nn.Module) -> dict[str, Tensor]:
 def _draw_values(
     path: str, module: nn.Module, tensors: Mapping[str, Tensor], seed: int
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield (key, initial value) of a module's direct tensors.
+    """Yield (key, initial value) for each tensor that a module itself holds; see `initial_values` for the rules.
 
     Args:
-        path: path of the module in the model.
+        path: path of the module in the model; empty for the model itself.
         module: the module.
-        tensors: key -> direct tensor of the module.
+        tensors: parameters and buffers of the module by key, their names in the module, such as ``weight``.
         seed: seed of the model.
 
     Raises:
-        ConfigError: if their initial values are not defined.
+        ConfigError: if the initial value of a tensor is not defined.
     """
     prefix = f"{path}." if path else ""
     if hasattr(module, "initial_value"):
@@ -102,20 +107,21 @@ def _draw_values(
 def _draw_reset_values(
     path: str, module: nn.Module, tensors: Mapping[str, Tensor], seed: int
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield (key, initial value) of a module's direct tensors as its ``reset_parameters`` sets them.
+    """Yield (key, initial value) for each tensor that a module itself holds, as ``reset_parameters`` sets it.
 
-    The method is called on two copies of the module, whose tensors are filled with different values before. A tensor
-    that differs afterwards, or has NaN, was not set by it.
+    The method is called on a copy of the module whose tensors are filled with NaN, so a tensor with NaN afterwards was
+    not set. For dtypes without NaN, two copies are filled with different values, and a tensor that differs between the
+    copies afterwards was not set.
 
     Args:
-        path: path of the module in the model.
+        path: path of the module in the model; empty for the model itself.
         module: the module.
-        tensors: key -> direct tensor of the module.
+        tensors: parameters and buffers of the module by key, their names in the module.
         seed: seed of the model.
 
     Raises:
-        ConfigError: for statistics of a batch, torch's own spectral or weight norm, a ``reset_parameters`` that fails
-            on tensors without values, and tensors that it does not set.
+        ConfigError: if the module is a batch norm or has torch's own spectral or weight norm, if its
+            ``reset_parameters`` fails on tensors without values, or if a tensor is not set.
     """
     description = f"model.type: {path or 'the model'} ({type(module).__name__})"
     if isinstance(module, batchnorm._BatchNorm) or (
@@ -153,14 +159,14 @@ def _draw_reset_values(
 
 
 def _reset_copy(module: nn.Module, seed: int, high: bool) -> dict[str, Tensor]:
-    """Return the direct tensors of a copy of a module on the CPU after ``reset_parameters``.
+    """Return the tensors that a copy of a module on the CPU itself holds after ``reset_parameters``, by name.
 
-    Tensors that the method does not set have the values of `_build_unset_tensor`.
+    Tensors that the method does not set have the fill value of `_build_unset_tensor`.
 
     Args:
         module: on any device, sharded or not.
         seed: seed of the random numbers that the method draws.
-        high: which of two values unset tensors have, see `_build_unset_tensor`.
+        high: selects one of two fill values for dtypes without NaN, see `_build_unset_tensor`.
     """
     unset_module = _unset_copy(module, high)
     # torch's attention and transformer have the method with an underscore.
@@ -177,7 +183,7 @@ def _reset_copy(module: nn.Module, seed: int, high: bool) -> dict[str, Tensor]:
 
 
 def _unset_copy(module: nn.Module, high: bool) -> nn.Module:
-    """Return a copy of `module` on the CPU, whose tensors are those of `_build_unset_tensor`."""
+    """Return a copy of `module` and the modules inside it on the CPU, with all tensors from `_build_unset_tensor`."""
     # The constructor of the module is unknown, so the copy is made without it.
     unset_module = object.__new__(type(module))
     unset_module.__dict__.update(module.__dict__)
@@ -199,9 +205,9 @@ def _has_nan(dtype: torch.dtype) -> bool:
 
 
 def _build_unset_tensor(tensor: Tensor, high: bool) -> Tensor:
-    """Return a tensor on the CPU of the whole shape of `tensor`, filled with NaN.
+    """Return a CPU tensor with the whole (unsharded) shape and the dtype of `tensor`, filled with NaN.
 
-    If its dtype has no NaN, it is filled with the highest or the lowest value of the dtype.
+    A dtype without NaN is filled with its highest value if `high` is true, else with its lowest value.
     """
     value = torch.zeros(tensor.shape, dtype=tensor.dtype, device="cpu")
     if _has_nan(tensor.dtype):
@@ -217,10 +223,10 @@ def _build_unset_tensor(tensor: Tensor, high: bool) -> Tensor:
 
 
 def find_addable_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Return name -> parameter of the modules that declare ``may_be_added``, those of noise.
+    """Return by name the parameters of modules that declare ``may_be_added``: the layers through which noise enters.
 
-    With the initial values of such a module, the model computes what it would compute without the module. So weights
-    that were trained without it can be loaded.
+    With the initial values of these modules, the model computes what it would compute without them. So weights that
+    were trained without them can be loaded.
     """
     parameters = {}
     for path, module in model.named_modules():
@@ -231,7 +237,7 @@ def find_addable_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def initial_values_of_addable(model: nn.Module, seed: int) -> Iterator[tuple[str, Tensor]]:
-    """Yield (name, whole CPU tensor) for the parameters of `find_addable_parameters`, as `initial_values` does."""
+    """Yield (name, initial value as a whole CPU tensor) for each parameter of `find_addable_parameters`."""
     for path, module in model.named_modules():
         if getattr(module, "may_be_added", False):
             plain_path = strip_wrapper_prefixes(path)
@@ -240,20 +246,21 @@ def initial_values_of_addable(model: nn.Module, seed: int) -> Iterator[tuple[str
 
 
 def initial_values(model: nn.Module, seed: int) -> Iterator[tuple[str, Tensor]]:
-    """Yield (state-dict name, whole CPU tensor) for every parameter and buffer in the state dict of `model`.
+    """Yield (state-dict name, initial value as a whole CPU tensor) for every tensor in the state dict of `model`.
 
     The model may be on the meta device or sharded, because only names, types and global shapes are read.
 
-    The values of a module are, in this order:
+    The first rule that applies to a module gives its values:
 
-    - those of its method ``initial_value(key, shape, generator)``, if it has one;
-    - for linear layers and convolutions, uniform in +-1/sqrt(inputs per output); for norms, the identity;
-    - for other modules, those that its method ``reset_parameters`` sets.
+    - A module with a method ``initial_value(key, shape, generator)`` gets the values that the method returns.
+    - The weight and bias of a linear layer or convolution are uniform in +-1/sqrt(inputs per output). Those of a layer
+      or group norm are 1 and 0.
+    - Any other module gets the values that its method ``reset_parameters`` sets.
 
-    A parametrization with buffers needs a method ``initial_buffers(weight, generator)``.
+    A parametrization needs a method ``initial_buffers(weight, generator)`` that returns the values of its buffers.
 
     Raises:
-        ConfigError: naming a module whose initial values are not defined.
+        ConfigError: if the initial values of a module are not defined; the message names the module.
     """
     parametrizations: set[nn.Module] = set()
     for path, module in model.named_modules():
@@ -284,10 +291,11 @@ def initial_values(model: nn.Module, seed: int) -> Iterator[tuple[str, Tensor]]:
 
 
 def _weight_parametrizations(path: str, module: nn.Module) -> parametrize.ParametrizationList:
-    """Return the parametrizations of a module's weight.
+    """Return the parametrizations of a module's weight, with the unparametrized weight in `original`.
 
     Raises:
-        ConfigError: if another tensor has a parametrization, or one of them has no method `initial_buffers`.
+        ConfigError: if another tensor of the module is parametrized, or a parametrization of the weight has no method
+            `initial_buffers`.
     """
     chains = module.parametrizations
     if set(chains) != {"weight"} or not all(hasattr(layer, "initial_buffers") for layer in chains.weight):
@@ -302,11 +310,11 @@ def initialise_(model: nn.Module, seed: int) -> None:
     """Fill every parameter and persistent buffer of an unsharded model in place from `initial_values`.
 
     Args:
-        model: has memory on any device, and no wrappers.
+        model: a model with memory on any device (not the meta device), and without wrappers.
         seed: seed of the model.
 
     Raises:
-        ConfigError: naming a module whose initial values are not defined.
+        ConfigError: if the initial values of a module are not defined; the message names the module.
     """
     state = model.state_dict()
     for name, value in initial_values(model, seed):

@@ -1,12 +1,12 @@
 """Low-rank adapters (LoRA, Hu et al. 2021, arXiv 2106.09685): fine-tuning that trains a small part of a model.
 
-Layers of noise (those that declare ``may_be_added``) train and are saved with the adapters, since the model that is
-adapted may not have them.
+Layers through which noise enters (those that declare ``may_be_added``) are trained and saved with the adapters, since
+the base model may not have them.
 
 An adapted weight is W + alpha / rank * B A. W is frozen; B (outputs x rank) starts as zeros and A (rank x inputs) as
 random numbers, so training starts exactly from the base model. The sum is a parametrization that comes before spectral
-normalization: merging the adapters into W then leaves the function as it is, which it would not after normalization.
-The vectors u and v of spectral norm follow an adapted weight; those of a frozen weight do not change.
+norm, so that the adapters can be merged into W without changing the output; after spectral norm they could not.
+The vectors u and v of spectral norm are updated for adapted weights; those of frozen weights do not change.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ ADAPTABLE_LAYERS = (nn.Linear, nn.Conv2d, nn.ConvTranspose2d)
 class LoRA(nn.Module):
     """Parametrization that adds ``scale * b @ a`` to a weight.
 
-    `b` starts as zeros and `a` as random numbers of torch's global generator; `initial_adapters` has values that depend
-    on a seed and the layer's path alone.
+    `b` starts as zeros and `a` as random numbers from torch's global generator. `initial_adapters` gives values that
+    depend only on a seed and the layer's path.
 
     Args:
-        weight: weight to be adapted, taken as a matrix of its first dimension (rows) by all others (columns). Only its
-            shape and device count.
+        weight: weight to be adapted, taken as a matrix whose rows are its first dimension and whose columns are all
+            others. Only its shape and device are read.
         rank: rank of the added product.
-        alpha: `scale` is alpha / rank.
+        alpha: numerator of the factor `scale` = alpha / rank.
 
     Attributes:
         a: (rank, columns) trainable factor.
@@ -62,7 +62,7 @@ class LoRA(nn.Module):
         """Return the whole initial value of `a` or `b`, on the CPU.
 
         Args:
-            key: ``"a"``, which is uniform in +-1/sqrt(columns), or ``"b"``, which is zero.
+            key: ``"a"`` for values that are uniform in +-1/sqrt(columns), or ``"b"`` for zeros.
             shape: whole shape of the factor.
             generator: random generator on the CPU.
         """
@@ -75,15 +75,19 @@ class LoRA(nn.Module):
     def share(
         self, split: int, total: Callable[[Tensor], Tensor], common: Callable[[Tensor], Tensor]
     ) -> dict[str, int | None]:
-        """Take the weight from now on as one rank's part of a matrix: `b` has its rows, `a` its columns.
+        """Prepare for a weight that is one rank's part of a matrix, as tensor parallelism splits it.
+
+        If the rows of the matrix are split, so are the rows of `b`, and `a` stays whole. If the columns are split, so
+        are the columns of `a`, and `b` stays whole.
 
         Args:
             split: dimension of the matrix that is split over the ranks: 0 rows, 1 columns.
-            total: differentiable sum of a tensor over the ranks; not needed here.
-            common: identity whose gradient is summed over the ranks.
+            total: function that sums a tensor over the ranks, with a gradient; not needed here.
+            common: function that returns its tensor unchanged and sums the gradient over the ranks.
 
         Returns:
-            Attribute -> its dimension that is split with the weight, None for one that stays whole on every rank.
+            For each of the attributes ``a`` and ``b`` the dimension along which it is split; None for the one that
+            stays whole on every rank.
         """
         # The factor that lies along the split dimension is split with the weight, the other one stays whole.
         self._split_dim = split
@@ -107,18 +111,19 @@ class LoRA(nn.Module):
 
 
 def apply_lora(model: nn.Module, targets: Sequence[str], rank: int = 8, alpha: float = 16.0) -> nn.Module:
-    """Freeze `model` and give some of its layers adapters that train; changes it in place and returns it.
+    """Freeze `model`, add trainable adapters to the layers in `targets`, in place, and return the model.
 
-    Layers of noise get no adapters, and are not frozen.
+    Layers through which noise enters get no adapters, and are not frozen.
 
     Args:
         model: on any device; neither wrapped nor sharded yet.
-        targets: paths of Linear or convolution layers in the model; ``*`` stands for anything (``"*.to_out"``).
+        targets: paths of Linear or convolution layers in the model; ``*`` stands for any text (``"*.to_out"``).
         rank: rank of each adapter.
-        alpha: an adapter's product counts alpha / rank times.
+        alpha: numerator of the factor alpha / rank of an adapter's product.
 
     Raises:
-        ConfigError: if a pattern matches no Linear or convolution, with the nearest that does.
+        ConfigError: if a pattern matches no Linear or convolution; the message suggests the most similar pattern that
+            does.
     """
     layers = {}
     for path, layer in model.named_modules():
@@ -149,8 +154,9 @@ def apply_lora(model: nn.Module, targets: Sequence[str], rank: int = 8, alpha: f
 
 
 def _suggest_patterns(paths: Iterable[str]) -> set[str]:
-    """Return patterns that match a layer: its path without numbers, and its own name below any parent.
+    """Return for each path two patterns that match it, to be suggested for `apply_lora`.
 
+    One has ``*`` in place of the numbers of the path, the other ``*`` in place of everything before the layer's name:
     ``stages.0.attention.to_out`` gives ``stages.*.attention.to_out`` and ``*.to_out``.
     """
     patterns = set()
@@ -165,17 +171,19 @@ def _suggest_patterns(paths: Iterable[str]) -> set[str]:
 
 
 def _adapted_layers(model: nn.Module) -> Iterator[tuple[str, nn.Module, LoRA]]:
-    """Yield (plain path, layer, adapter) of every adapted layer."""
+    """Yield (path without the prefixes of wrappers, layer, adapter) for every adapted layer."""
     for path, layer in model.named_modules():
         if parametrize.is_parametrized(layer, "weight") and isinstance(layer.parametrizations.weight[0], LoRA):
             yield strip_wrapper_prefixes(path), layer, layer.parametrizations.weight[0]
 
 
 def initial_adapters(model: nn.Module, seed: int) -> Iterator[tuple[str, Tensor]]:
-    """Yield (state-dict name, whole initial CPU tensor) of every adapter, from the seed and its layer's path alone.
+    """Yield (state-dict name, initial value as a whole CPU tensor) for both factors of every adapter.
+
+    The values depend only on the seed and the path of the layer.
 
     Args:
-        model: has adapters; it may be on the meta device or sharded, since only names and whole shapes are read.
+        model: model with adapters; it may be on the meta device or sharded, since only names and whole shapes are read.
         seed: seed of the model.
     """
     for path, _, adapter in _adapted_layers(model):
@@ -185,10 +193,10 @@ def initial_adapters(model: nn.Module, seed: int) -> Iterator[tuple[str, Tensor]
 
 
 def checkpoint_state_dict(model: nn.Module) -> dict[str, Tensor]:
-    """Return the tensors of a checkpoint by name, those of `model` itself.
+    """Return by name the tensors of `model` that its checkpoint holds; the tensors are not copied.
 
-    Of an adapted model they are the adapters, the vectors u and v of adapted weights, and the parameters of noise,
-    without the frozen weights; of any other model the whole state dict.
+    For a model with adapters these are the adapters, the vectors u and v of adapted weights, and the parameters through
+    which noise enters, without the frozen weights. For any other model they are the whole state dict.
     """
     state = model.state_dict()
     prefixes = tuple(f"{path}.parametrizations.weight." for path, _, _ in _adapted_layers(model))
@@ -204,13 +212,14 @@ def checkpoint_state_dict(model: nn.Module) -> dict[str, Tensor]:
 
 
 def base_state_dict(model: nn.Module, stored_names: Collection[str]) -> dict[str, Tensor]:
-    """Return the tensors that an adapted model takes from its base, by the names that they have there.
+    """Return the tensors that an adapted model takes from its base model, by their names in the base model.
 
-    The tensors are those of `model` itself, not copies.
+    The tensors are not copied, so loading into them changes `model`.
 
     Args:
         model: the model with adapters.
-        stored_names: names of the tensors of the base. Parameters of noise that are not among them are left out.
+        stored_names: names of the tensors that are stored for the base model. Parameters through which noise enters
+            are left out if their names are not among them.
     """
     state = model.state_dict()
     for name in find_addable_parameters(model):
@@ -233,7 +242,7 @@ def base_state_dict(model: nn.Module, stored_names: Collection[str]) -> dict[str
 
 @torch.no_grad()
 def merge_adapters(model: nn.Module) -> nn.Module:
-    """Add the adapters to their weights and remove them, in place; returns the model, which has no adapters then.
+    """Add the product of each adapter to its weight, remove the adapters, in place, and return the model.
 
     Args:
         model: neither wrapped nor sharded.

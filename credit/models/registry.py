@@ -1,8 +1,8 @@
 """Registry of models by name (``model.type``).
 
 A registered class derives from `credit.models.base.ForecastModel`, is built from a `ModelSpec` and its own config
-section, and maps (B, in_channels, frames, H, W) to (B, out_channels, output_frames, H, W). It is built on the meta
-device and filled from `credit.models.initialise.initial_values`.
+section, and maps (batch, in_channels, input_frames, rows, columns) to (batch, out_channels, output_frames, rows,
+columns). It is built on the meta device and filled from `credit.models.initialise.initial_values`.
 
 This module imports no torch, so that a config can be loaded without it.
 """
@@ -43,10 +43,10 @@ def register_model(name: str, section: type[ModelSection]) -> Callable[[ModelCla
 
 
 def model_class(name: str) -> type[ForecastModel]:
-    """Return the class registered as `name`.
+    """Return the model class that is registered as `name`.
 
     Raises:
-        ConfigError: for an unknown name, with the nearest one.
+        ConfigError: if no class has the name; the message suggests the most similar one.
     """
     return MODELS.find_class(name)
 
@@ -64,7 +64,8 @@ def build_model(spec: ModelSpec, section: ModelSection) -> ForecastModel:
         section: the model's section of the config.
 
     Raises:
-        ConfigError: for an unknown type, noise that the model does not take, or parameters that cannot be trained here.
+        ConfigError: if the type is unknown, the model does not take a kind of noise in the section, or a parameter is
+            complex or shared by two modules.
     """
     cls = model_class(section.type)
     for noise in section.noise:
@@ -79,10 +80,10 @@ def build_model(spec: ModelSpec, section: ModelSection) -> ForecastModel:
 
 
 def _require_trainable(model: ForecastModel) -> None:
-    """Refuse parameters that this package cannot allocate or train.
+    """Refuse a model with parameters that this package cannot allocate or train.
 
     Raises:
-        ConfigError: naming a parameter that two modules share, or a complex one.
+        ConfigError: if two modules share a parameter, or a parameter is complex; the message names it.
     """
     # `id` of a parameter -> its first name
     names: dict[int, str] = {}

@@ -23,8 +23,8 @@ def attention(qkv_3NhLd: Tensor, bias_LL: Tensor, dropout: float = 0.0) -> Tenso
     """Return softmax(q k^T / sqrt(d) + bias) v.
 
     Args:
-        qkv_3NhLd: queries, keys and values.
-        bias_LL: additive bias of query i and key j, shared by windows and heads.
+        qkv_3NhLd: (3, N windows, h heads, L positions, d channels) queries, keys and values.
+        bias_LL: (L, L) additive bias of query position i and key position j, the same for all windows and heads.
         dropout: probability of dropping an attention weight. Only the plain formulation has dropout.
 
     Returns:
@@ -36,7 +36,7 @@ def attention(qkv_3NhLd: Tensor, bias_LL: Tensor, dropout: float = 0.0) -> Tenso
 
 
 def sdpa(qkv_3NhLd: Tensor, bias_LL: Tensor, dropout: float = 0.0) -> Tensor:
-    """Plain formulation of `attention`, by the kernel that torch has for the device."""
+    """Plain formulation of `attention`, by torch's own scaled dot-product attention."""
     q_NhLd, k_NhLd, v_NhLd = qkv_3NhLd.unbind(0)
     return F.scaled_dot_product_attention(q_NhLd, k_NhLd, v_NhLd, attn_mask=bias_LL.to(q_NhLd.dtype), dropout_p=dropout)
 
@@ -47,9 +47,9 @@ def attention_with_changed_weights(
     """Return change_weights(softmax(q k^T / sqrt(d) + bias)) v, by torch's elementary operators.
 
     Args:
-        qkv_3NhLd: queries, keys and values.
-        bias_LL: additive bias of query i and key j, shared by windows and heads.
-        change_weights: function of the attention weights (N, h, L, L), such as dropout.
+        qkv_3NhLd: (3, N windows, h heads, L positions, d channels) queries, keys and values.
+        bias_LL: (L, L) additive bias of query position i and key position j, the same for all windows and heads.
+        change_weights: function that returns changed attention weights (N, h, L, L), such as dropout.
 
     Returns:
         (N, h, L, d), in the dtype of `qkv_3NhLd`.
@@ -61,10 +61,10 @@ def attention_with_changed_weights(
 
 
 def sdpa_cpu(qkv_3NhLd: Tensor, bias_LL: Tensor) -> Tensor:
-    """Kernel of `attention` without dropout: products of matrices, in float32 as torch's own.
+    """Compute `attention` without dropout by matrix products, in float32 as torch's own attention does.
 
-    On a CPU torch has no kernel that gives the bias a gradient (torch 2.13). The operators that it runs instead scale
-    queries and keys into copies, which they keep for the backward pass.
+    On a CPU, torch has no fused attention that gives the bias a gradient (torch 2.13). The operators that it runs
+    instead make scaled copies of queries and keys, and keep these copies for the backward pass.
     """
     return _CpuAttention.apply(qkv_3NhLd, bias_LL)
 
@@ -108,9 +108,9 @@ class _CpuAttention(torch.autograd.Function):
 
 
 def softmax_(scores_MLL: Tensor) -> Tensor:
-    """Return the softmax of each row; the result may overwrite the argument.
+    """Return the softmax over the last dimension of (N * h, L, L) scores; the result may overwrite the argument.
 
-    For rows that do not fill a vector register, torch's own takes five times as long on a CPU (torch 2.13).
+    For rows that do not fill a vector register, torch's own softmax takes five times as long on a CPU (torch 2.13).
     """
     if scores_MLL.shape[-1] >= VECTOR_LENGTH:
         return scores_MLL.softmax(-1)

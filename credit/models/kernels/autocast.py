@@ -1,7 +1,7 @@
 """Precision of kernels under `torch.autocast`.
 
-Autocast rounds the arguments of torch's own operators. A kernel that is an autograd function, or whose sums need more
-digits than bfloat16 has, states its precision with the functions of this module.
+Autocast casts the arguments of torch's own operators. A kernel that is an autograd function, or whose sums need more
+digits than bfloat16 has, must set its precision itself, with the functions of this module.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def without_autocast(x: Tensor) -> contextlib.AbstractContextManager:
 
 
 def backward_without_autocast(backward: Callable[..., Any]) -> Callable[..., Any]:
-    """Make a backward function keep the dtypes of its tensors, even if it is called under autocast."""
+    """Decorator of a backward function: its operators keep the dtypes of their tensors, even under autocast."""
 
     @functools.wraps(backward)
     def wrapper(ctx: FunctionCtx, *gradients: Tensor) -> Any:

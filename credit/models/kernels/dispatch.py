@@ -2,7 +2,7 @@
 
 A kernel is a formulation of an operation that takes less time or memory on some hardware than torch's own operators.
 Each lies in a file of this folder, beside the plain formulation that computes the same with torch's operators. The
-plain formulation is the reference in tests, and the way taken on hardware that the kernel does not suit.
+plain formulation is the reference in tests, and is used on hardware that the kernel does not suit.
 
 `uses` is the only place where the choice is made. `benchmarks/kernels.py` measures what each kernel saves.
 """
@@ -25,9 +25,11 @@ class Kernel:
 
     Attributes:
         name: name of the kernel in benchmarks and in `plain_formulations`.
-        cpu_only: True if a GPU has a better operator, or if nothing was measured there.
-        float32_only: True if the kernel costs more than it saves, or loses digits, in lower precision.
-        compiled: True if `torch.compile` may trace the kernel. Otherwise the compiler is given the plain formulation,
+        cpu_only: True to use the kernel on CPUs only, because GPUs have a better operator or the kernel was not
+            measured on them.
+        float32_only: True to use the kernel in float32 only, because in lower precision it costs more than it saves,
+            or loses accuracy.
+        compiled: True if `torch.compile` may trace the kernel. Otherwise the compiler gets the plain formulation,
             which it fuses by itself.
     """
 
@@ -49,7 +51,7 @@ _replaced: frozenset[str] = frozenset()
 
 
 def uses(kernel: Kernel, x: Tensor) -> bool:
-    """Return whether to compute on `x` with `kernel` instead of its plain formulation."""
+    """Return whether `kernel`, not its plain formulation, is to compute on `x`, given the device and dtype of `x`."""
     if kernel.name in _replaced:
         return False
     if torch.compiler.is_compiling() and not kernel.compiled:
@@ -67,7 +69,7 @@ def use_cpu_kernels(x: Tensor) -> bool:
 
 @contextmanager
 def force_gpu_path() -> Iterator[None]:
-    """Let networks on a CPU compute as they do on a GPU, to predict what they need there."""
+    """Context in which networks on a CPU take the code path of a GPU, to predict their memory and work on a GPU."""
     global _emulates_gpu
     before = _emulates_gpu
     _emulates_gpu = True
@@ -79,7 +81,7 @@ def force_gpu_path() -> Iterator[None]:
 
 @contextmanager
 def plain_formulations(*kernels: Kernel) -> Iterator[None]:
-    """Replace these kernels by their plain formulations, for tests and benchmarks."""
+    """Context in which plain formulations replace `kernels`, for tests and benchmarks."""
     global _replaced
     before = _replaced
     _replaced = before | {kernel.name for kernel in kernels}

@@ -1,11 +1,15 @@
 """Strided convolutions with large kernels and few output channels.
 
-A kernel of 32 x 32 cells with stride 2 on 80 channels that gives 4 is the largest single cost of WXFormer in its plain
-formulation: too few outputs for a convolution to be fast. Here all taps along columns become output channels of a tall
-thin (k/stride x 1) convolution over patches of stride x stride cells, and tap t of output column j is found at column
-j + t: the same sums in another order. That keeps matrix products large.
+In its plain formulation, the convolution with kernels of 32 x 32 cells and stride 2 from 80 to 4 channels is the
+largest single cost of WXFormer: it has too few output channels to be fast. Here the field is cut into patches of
+stride x stride cells, so that a kernel of k x k cells has k / stride taps (patches that it reads) along rows and as
+many along columns. A convolution along rows alone, with a kernel of k / stride x 1 patches, computes the products of
+all column taps at once, as separate output channels. The result of column tap t for output column j is then found at
+column j + t, and output column j is the sum over t. These are the sums of the plain formulation in another order, by
+larger matrix products.
 
-Shape suffixes: B batch, C channels, H and W rows and columns of patches, K channels of a patch, N patches.
+Shape suffixes: B batch, C channels, H and W rows and columns (of cells in a field, otherwise of patches), K channels of
+a patch (stride * stride * C), N patches of one sample.
 """
 
 from __future__ import annotations
@@ -23,13 +27,13 @@ from credit.models.kernels.recompute_cache import cache_across_recompute
 
 
 def strided_conv(x_BCHW: Tensor, weight: Tensor, bias: Tensor, stride: int) -> Tensor:
-    """Plain formulation of one convolution, each of whose outputs is centred on a patch.
+    """Plain formulation of one convolution, each of whose outputs is centred on a patch of stride x stride cells.
 
     Args:
-        x_BCHW: padded field.
+        x_BCHW: padded field of H x W cells.
         weight: (out, C, k, k), with k at least `stride`.
         bias: (out,).
-        stride: edge of a patch.
+        stride: stride of the convolution and edge of a patch, in cells.
 
     Returns:
         (B, out, H / stride, W / stride), rounded down.
@@ -44,13 +48,13 @@ def strided_conv(x_BCHW: Tensor, weight: Tensor, bias: Tensor, stride: int) -> T
 def large_kernel_convs(
     x_BHWC: Tensor, grid: PatchGrid, weights: Sequence[Tensor], biases: Sequence[Tensor]
 ) -> tuple[Tensor, ...]:
-    """Return the convolutions of a padded field with several large kernels.
+    """Return the convolutions of one padded field with several large kernels.
 
     Args:
-        x_BHWC: field without its padding.
+        x_BHWC: field of H x W cells without its padding, which `grid` adds.
         grid: patches of the padded field.
         weights: (out, C, k, k) for each kernel, from the smallest to the largest. Every k is a multiple of the stride,
-            and two of them differ by a multiple of twice the stride.
+            and any two k differ by a multiple of twice the stride.
         biases: (out,) for each kernel.
 
     Returns:
@@ -60,9 +64,9 @@ def large_kernel_convs(
 
 
 class _LargeKernelConvs(torch.autograd.Function):
-    """Convolutions that keep the field alone, and gather its patches again in the backward pass.
+    """Convolutions that save only the field for the backward pass, which gathers the patches again.
 
-    The patches would be the largest tensor that a training step keeps.
+    The patches would be the largest tensor that a training step saves.
     """
 
     @staticmethod
@@ -102,6 +106,7 @@ class _LargeKernelConvs(torch.autograd.Function):
             first_patch = grid.first_patch(weight.shape[-1])
             rows_BHWK = _rows_of_kernel(patches_BHWK, grid, weight.shape[-1])
             row_weight = to_row_weight(weight, grid.stride)
+            # An output column is the sum of its column taps, so each of them gets the gradient of the column.
             grad_y_BHWC = grad_BHWC.new_zeros(len(grad_BHWC), grid.output_shape[0], grid.shape[1], len(row_weight))
             column_taps(grad_y_BHWC, taps, first_patch, grid.output_shape[1]).copy_(grad_BHWC.unsqueeze(-2))
             grad_biases[i] = grad_BHWC.float().sum((0, 1, 2)).to(weight.dtype)
@@ -139,18 +144,22 @@ def _convolve(
 
 
 def _rows_of_kernel(patches_BHWK: Tensor, grid: PatchGrid, kernel: int) -> Tensor:
-    """Return the rows of patches that a kernel of this size reads."""
+    """Return the rows of patches that a kernel with an edge of `kernel` cells reads."""
     first_row = grid.first_patch(kernel)
     num_rows = grid.output_shape[0] + kernel // grid.stride - 1
     return patches_BHWK[:, first_row : first_row + num_rows]
 
 
 def to_row_weight(weight: Tensor, stride: int) -> Tensor:
-    """Return an (out, in, k, k) weight as that of a convolution over rows of patches.
+    """Rearrange the weight of a convolution over cells into the weight of a convolution over rows of patches.
+
+    Args:
+        weight: (out, in, k, k).
+        stride: edge of a patch in cells; it divides k.
 
     Returns:
-        (k/stride * out, stride^2 * in, k/stride, 1); output channels are ordered (column tap, out), input channels as
-        in `PatchGrid.unfold`.
+        (taps * out, stride^2 * in, taps, 1) with taps = k / stride. Output channels are ordered (column tap, out),
+        input channels (row in the patch, column in the patch, in) as in `PatchGrid.unfold`.
     """
     out_channels, in_channels, kernel, _ = weight.shape
     taps = kernel // stride
@@ -160,7 +169,7 @@ def to_row_weight(weight: Tensor, stride: int) -> Tensor:
 
 
 def from_row_weight(row_weight: Tensor, stride: int, shape: torch.Size) -> Tensor:
-    """Undo `to_row_weight` for a weight of `shape` (out, in, k, k)."""
+    """Undo `to_row_weight`: return the weight of shape (out, in, k, k), given as `shape`."""
     out_channels, in_channels, kernel, _ = shape
     taps = kernel // stride
     # column tap, out, row in the patch, column in the patch, in, row tap
@@ -169,10 +178,10 @@ def from_row_weight(row_weight: Tensor, stride: int, shape: torch.Size) -> Tenso
 
 
 def column_taps(y_BHWC: Tensor, taps: int, first_column: int, num_columns: int) -> Tensor:
-    """Return the outputs of all column taps that belong to each column, as a view that reads along diagonals.
+    """Return for each output column the results of its column taps, as a view that reads `y_BHWC` along diagonals.
 
     Args:
-        y_BHWC: contiguous result of a convolution over rows, channels ordered (column tap, out).
+        y_BHWC: contiguous result of a convolution over rows, with channels ordered (column tap, out).
         taps: number of column taps.
         first_column: column of patches that the first tap of the first output column reads.
         num_columns: number of output columns.
@@ -191,7 +200,7 @@ def column_taps(y_BHWC: Tensor, taps: int, first_column: int, num_columns: int) 
 
 
 def _input_gradient(grad_y_BHWC: Tensor, rows_BHWK: Tensor, row_weight: Tensor) -> Tensor:
-    """Return the gradient of the rows of patches that were convolved, given that of the result."""
+    """Return the gradient of `rows_BHWK`, the rows of patches that were convolved, given that of the result."""
     grad_rows_BKHW, _, _ = torch.ops.aten.convolution_backward(
         grad_y_BHWC.permute(0, 3, 1, 2),
         rows_BHWK.permute(0, 3, 1, 2),
@@ -209,10 +218,18 @@ def _input_gradient(grad_y_BHWC: Tensor, rows_BHWK: Tensor, row_weight: Tensor) 
 
 
 def _weight_gradient(grad_y_BHWC: Tensor, rows_BHWK: Tensor, taps: int) -> Tensor:
-    """Return the gradient (C, K, taps, 1) of the weight of a convolution over rows, float32, given that of its result.
+    """Return the float32 gradient of the weight of a convolution over rows.
 
-    Each tap is a product of matrices, which is faster than the weight gradient of a convolution: twice for 16 taps in
-    float32 on a CPU (torch 2.13).
+    Each tap is computed by one matrix product, which is faster than torch's weight gradient of a convolution: twice as
+    fast for 16 taps in float32 on a CPU (torch 2.13).
+
+    Args:
+        grad_y_BHWC: gradient of the result of the convolution.
+        rows_BHWK: rows of patches that were convolved.
+        taps: number of row taps.
+
+    Returns:
+        (C, K, taps, 1), where C is the number of channels of `grad_y_BHWC` and K that of a patch.
     """
     num_rows = grad_y_BHWC.shape[1]
     # Contiguous as it is multiplied, or each product in bfloat16 would copy it.

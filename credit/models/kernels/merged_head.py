@@ -1,10 +1,11 @@
-"""Two convolutions of a decoder's head as one, computed at the cells that are needed.
+"""The two convolutions of a decoder's head merged into one, which is computed only at the cells that are needed.
 
 A subpixel convolution turns each cell into 2 x 2 cells, and a 3x3 convolution follows. The plain formulation is the two
-layers one after the other. Nothing lies between them, so each of the four phases (even or odd row, even or odd column)
-of the output is one 4x4 convolution of the input. All four are computed as one convolution with four times as many
-outputs, read with an offset that depends on the phase. Per pair of input and output channel that takes 64 products;
-the two layers take 36, and another 36 per pair of output channels.
+layers one after the other. Nothing nonlinear lies between them, so each of the four phases of the output (even or odd
+row, even or odd column) is a 4x4 convolution of the input. All four are computed as one convolution with four times as
+many outputs, which are read with an offset that depends on the phase. For each cell of the input, this takes 64
+products per pair of an input and an output channel. The two layers take 36 such products, and another 36 per pair of
+two output channels.
 
 Shape suffixes: B batch, C channels, H and W rows and columns.
 """
@@ -31,14 +32,14 @@ HALO = 2
 
 
 def crop_input(x_BCHW: Tensor, margins: Margins) -> tuple[Tensor, slice, slice]:
-    """Crop the input of a head that doubles height and width, for an output without its margins.
+    """Crop the input of a head that doubles height and width to the cells that its output without margins depends on.
 
     Args:
         x_BCHW: (B, C, H, W) input of the head.
         margins: output rows at (north, south) and columns at (west, east) that are not needed.
 
     Returns:
-        The cropped input, and the slices of rows and of columns that are to be kept of the head's output from it.
+        The cropped input, and the slices of rows and of columns to keep of the output that the head computes from it.
     """
     input_slices = []
     output_slices = []
@@ -53,14 +54,15 @@ def crop_input(x_BCHW: Tensor, margins: Margins) -> tuple[Tensor, slice, slice]:
 
 @dataclass(frozen=True)
 class OutputWindow:
-    """Range of output rows (or columns) that are needed, and where the merged convolution has them.
+    """Range of output rows (or columns) that are needed, and where the merged convolution computes them.
 
-    Output row r = 2i + phase is found at position p = i + phase, which reads the input rows p - 2 to p + 1.
+    A position is a row of the result of the merged convolution. Output row 2i + phase, with phase 0 or 1, is computed
+    at position p = i + phase, which reads the input rows p - 2 to p + 1.
 
     Attributes:
-        size: input rows.
-        start: first needed output row.
-        end: output row after the last needed one.
+        size: number of input rows.
+        start: index of the first needed output row.
+        end: index of the output row after the last needed one.
     """
 
     size: int
@@ -69,21 +71,24 @@ class OutputWindow:
 
     @property
     def first_position(self) -> int:
-        """Position of the first needed row."""
+        """Position at which the first needed row is computed."""
         return (self.start + 1) // 2
 
     @property
     def num_positions(self) -> int:
-        """Number of positions that have a needed row."""
+        """Number of positions at which a needed row is computed."""
         return self.end // 2 - self.first_position + 1
 
     @property
     def pads(self) -> tuple[int, int]:
-        """Rows of zeros before and after the input; negative where rows of the input are not read."""
+        """Numbers of rows of zeros to pad before and after the input; negative where rows of the input are cropped."""
         return 2 - self.first_position, self.first_position + self.num_positions + 1 - self.size
 
     def phase_slices(self, phase: int) -> tuple[slice, slice]:
-        """Return the needed rows of a phase, counted from `start`, and their positions, from `first_position`."""
+        """Return the slice of the needed rows of a phase (0 or 1), and the slice of their positions.
+
+        Rows are counted from `start`, positions from `first_position`.
+        """
         row = self.start + (self.start + phase) % 2
         position = (row + 1) // 2 - self.first_position
         num_rows = (self.end - row + 1) // 2
@@ -91,7 +96,7 @@ class OutputWindow:
 
 
 def output_windows(x_BCHW: Tensor, margins: Margins) -> tuple[OutputWindow, OutputWindow]:
-    """Return the needed rows and columns of the output."""
+    """Return the windows of needed output rows and of needed output columns."""
     rows, columns = [
         OutputWindow(size, before, 2 * size - after)
         for size, (before, after) in zip(x_BCHW.shape[2:], margins, strict=True)
@@ -100,10 +105,16 @@ def output_windows(x_BCHW: Tensor, margins: Margins) -> tuple[OutputWindow, Outp
 
 
 def is_merging_worthwhile(x_BCHW: Tensor, margins: Margins, out_channels: int) -> bool:
-    """Return whether merged kernels are exact here, and take fewer products, counting those that merge them.
+    """Return whether the merged convolution is exact and takes fewer products than the two layers.
 
-    At the edge of the field they are not exact: there the second convolution reads zeros, where the merged one has
-    what the first convolution would give.
+    The products that merge the kernels are counted. The merged convolution is not exact at the edge of the field: there
+    the second layer reads zeros, but the merged one what the first layer would compute beyond the edge. So every margin
+    must be at least 1.
+
+    Args:
+        x_BCHW: input of the head.
+        margins: output rows at (north, south) and columns at (west, east) that are not needed.
+        out_channels: number of channels of the output.
     """
     if min(itertools.chain(*margins)) < 1 or not uses(MERGED_HEAD, x_BCHW):
         return False
@@ -119,13 +130,13 @@ def is_merging_worthwhile(x_BCHW: Tensor, margins: Margins, out_channels: int) -
 
 
 def merged_head(x_BCHW: Tensor, weight: Tensor, bias: Tensor, margins: Margins) -> Tensor:
-    """Return the output of the two convolutions, less the margins.
+    """Return the output of the two convolutions without the margins.
 
     Args:
-        x_BCHW: input.
-        weight: merged weight of `merge_kernels`.
-        bias: merged bias of `merge_kernels`.
-        margins: output rows and columns that are left out, at least one on each side.
+        x_BCHW: (B, in, H, W) input of the head.
+        weight: merged weight from `merge_kernels`.
+        bias: merged bias from `merge_kernels`.
+        margins: output rows at (north, south) and columns at (west, east) that are left out, at least one on each side.
 
     Returns:
         (B, out, 2H - rows left out, 2W - columns left out), contiguous.
@@ -138,17 +149,17 @@ def merged_head(x_BCHW: Tensor, weight: Tensor, bias: Tensor, margins: Margins) 
 def merge_kernels(
     subpixel_weight: Tensor, subpixel_bias: Tensor, conv_weight: Tensor, conv_bias: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return weight and bias of one convolution that does what a subpixel convolution and another one do.
+    """Return weight and bias of one convolution that replaces a subpixel convolution and the 3x3 convolution after it.
 
     Args:
-        subpixel_weight: (4 * C, in, 3, 3), outputs ordered (C, row phase, column phase).
+        subpixel_weight: (4 * C, in, 3, 3), with outputs ordered (C, row phase, column phase).
         subpixel_bias: (4 * C,).
-        conv_weight: (out, C, 3, 3).
+        conv_weight: (out, C, 3, 3), where C is the number of channels between the two convolutions.
         conv_bias: (out,).
 
     Returns:
-        Weight (4 * out, in, 4, 4) and bias (4 * out,), outputs ordered (row phase, column phase, out), for positions
-        as in `OutputWindow`, in the dtype of `subpixel_weight`.
+        Weight (4 * out, in, 4, 4) and bias (4 * out,) in the dtype of `subpixel_weight`. Outputs are ordered (row
+        phase, column phase, out), and lie at the positions that `OutputWindow` describes.
     """
     in_channels = subpixel_weight.shape[1]
     channels = conv_weight.shape[1]
@@ -173,7 +184,7 @@ def merge_kernels(
 
 
 class _Interleave(torch.autograd.Function):
-    """Put the four cells of each position into their places."""
+    """Copy the four phases that the merged convolution has in its channels to their cells of the output."""
 
     @staticmethod
     def forward(ctx: FunctionCtx, phases_BCHW: Tensor, rows: OutputWindow, columns: OutputWindow) -> Tensor:
@@ -203,7 +214,14 @@ class _Interleave(torch.autograd.Function):
 def _phase_views(
     y_BCHW: Tensor, phases_BCHW: Tensor, rows: OutputWindow, columns: OutputWindow
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield, for each phase, its cells in the output and in the merged convolution, as views of the same shape."""
+    """Yield for each of the four phases two views of the same shape: its cells in the output, and their positions.
+
+    Args:
+        y_BCHW: output of the head.
+        phases_BCHW: result of the merged convolution, with channels ordered (row phase, column phase, C).
+        rows: window of the needed output rows.
+        columns: window of the needed output columns.
+    """
     phase_pairs = itertools.product(range(2), repeat=2)
     for (row_phase, column_phase), phase_BCHW in zip(phase_pairs, phases_BCHW.chunk(4, dim=1), strict=True):
         output_rows, row_positions = rows.phase_slices(row_phase)

@@ -1,10 +1,10 @@
-"""Two linear layers with GELU between them, which keep less for the backward pass than torch's own operators.
+"""Two linear layers with GELU between them, which save less for the backward pass than torch's own operators.
 
-The hidden channels are the widest tensors of a transformer layer. torch keeps them twice: as argument of GELU, and as
-input of the second layer. The kernels keep the argument alone; or, behind a norm that is computed again, neither. They
-then work on blocks of rows whose hidden channels stay in the cache.
+The hidden channels are the widest tensors of a transformer layer. torch saves them twice: as argument of GELU, and as
+input of the second layer. One kernel saves only the argument. The other saves neither: it follows a layer norm whose
+result the backward pass computes again, and works on blocks of rows whose hidden channels fit into the CPU's cache.
 
-Shape suffixes: N rows, C channels, K hidden channels.
+Shape suffixes: N rows (all cells of the batch), C channels, K hidden channels.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ def mlp(expand: DeferredLinear, weight: Tensor, bias: Tensor | None, norm: Recom
     """Return F.linear(F.gelu(F.linear(x, expand_weight, expand_bias)), weight, bias).
 
     Args:
-        expand: x (..., C) with weight (K, C) and bias (K,) of the first layer.
-        weight: weight of the second layer (out, K).
-        bias: bias of the second layer (out,).
-        norm: tensors from which x can be computed again, None to keep x.
+        expand: x (..., C), and weight (K, C) and bias (K,) or None of the first layer, as `defer` returns them.
+        weight: weight (out, K) of the second layer.
+        bias: bias (out,) of the second layer; None for none.
+        norm: layer norm whose result x is, so that the backward pass can compute x again; None to save x instead.
 
     Returns:
         (..., out).
@@ -60,7 +60,7 @@ def mlp_plain(
 
 
 class _MlpKeepingArgument(torch.autograd.Function):
-    """MLP that keeps the argument of GELU, not its value."""
+    """MLP that saves the argument of GELU for the backward pass, but not its result."""
 
     @staticmethod
     def forward(
@@ -90,7 +90,7 @@ class _MlpKeepingArgument(torch.autograd.Function):
 
 
 class _MlpOfNorm(torch.autograd.Function):
-    """MLP of a norm's result that keeps the norm's input alone, and works on blocks of rows."""
+    """MLP of a layer norm's result that saves only the norm's input, and works on blocks of rows."""
 
     @staticmethod
     def forward(
@@ -141,7 +141,16 @@ def _gradients(
     expand_weight: Tensor,
     weight: Tensor,
 ) -> tuple[Tensor | None, ...]:
-    """Return the gradients of x, first weight, first bias, second weight and second bias, None for those not needed."""
+    """Return the gradients of x, first weight, first bias, second weight and second bias, None for those not needed.
+
+    Args:
+        needs_grad: True for each of the five gradients that is needed, in this order.
+        grad_y_NC: gradient of the MLP's result.
+        x_NC: input of the MLP.
+        hidden_NK: argument of GELU.
+        expand_weight: weight of the first layer.
+        weight: weight of the second layer.
+    """
     needs_grad_x, needs_grad_expand_weight, needs_grad_expand_bias, needs_grad_weight, needs_grad_bias = needs_grad
     grad_x_NC = grad_expand_weight = grad_expand_bias = grad_weight = grad_bias = None
     grad_hidden_NK = torch.ops.aten.gelu_backward(grad_y_NC @ weight, hidden_NK)
@@ -166,7 +175,7 @@ def _mlp_in_blocks(
     bias: Tensor | None,
     block_bytes: int,
 ) -> Tensor:
-    """Return the plain formulation, computed in blocks with at most `block_bytes` bytes of hidden channels."""
+    """Return the result of `mlp_plain`, computed in blocks of rows with at most `block_bytes` of hidden channels."""
     x_NC = x.flatten(0, -2)
     y_blocks = []
     for rows in _row_blocks(x_NC, expand_weight, block_bytes):
@@ -175,7 +184,7 @@ def _mlp_in_blocks(
 
 
 def _row_blocks(x_NC: Tensor, expand_weight: Tensor, block_bytes: int) -> list[slice]:
-    """Return slices of the rows, alike in length, with at most `block_bytes` bytes of hidden channels each."""
+    """Return slices of rows of about equal length, each with at most `block_bytes` bytes of hidden channels."""
     num_rows = max(len(x_NC), 1)
     hidden_bytes = x_NC.element_size() * len(x_NC) * len(expand_weight)
     num_blocks = max(-(-hidden_bytes // block_bytes), 1)

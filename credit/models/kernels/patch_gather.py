@@ -3,7 +3,8 @@
 A patch is a square of stride x stride cells. Each cell of each patch is looked up in the field by an index, so the
 padded field is never formed.
 
-Shape suffixes: B batch, C channels, H and W rows and columns of cells or of patches, K channels of a patch.
+Shape suffixes: B batch, C channels, H and W rows and columns of cells or of patches, K channels of a patch
+(stride * stride * C).
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ class PatchGrid:
     Attributes:
         stride: edge of a patch in cells.
         largest_kernel: edge of the largest kernel in cells.
-        field_shape: rows and columns of the field.
-        padding: padding of the field.
+        field_shape: (rows, columns) of the field without padding.
+        padding: padding of the field on the sphere.
     """
 
     stride: int
@@ -38,26 +39,33 @@ class PatchGrid:
 
     @property
     def output_shape(self) -> tuple[int, int]:
-        """Rows and columns of patches that have an output."""
+        """Number of rows and columns of patches on which an output of the convolution is centred."""
         height, width = self.padding.padded_shape(self.field_shape)
         return height // self.stride, width // self.stride
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Rows and columns of patches, those around the field included."""
+        """Number of rows and columns of all patches, those of zeros around the padded field included."""
         num_around = self.largest_kernel // self.stride - 1
         height, width = self.output_shape
         return height + num_around, width + num_around
 
     def first_patch(self, kernel: int) -> int:
-        """Return the first row (and column) of patches that a kernel of this size reads."""
+        """Return the index of the first row (and column) of patches that a kernel with an edge of `kernel` cells reads.
+
+        Smaller kernels than the largest do not read all of the patches of zeros.
+        """
         return (self.largest_kernel - kernel) // 2 // self.stride
 
     def gather_index(self, device: torch.device) -> Tensor:
-        """Return for each cell of the patches, in their order, the number of its cell in the field; 0 outside."""
+        """Return the index of the cell of the field (row * W + column) that each cell of the patches is copied from.
+
+        The result is int32, one-dimensional and in the order (row of patches, column of patches, row in the patch,
+        column in the patch). Cells outside of the padded field have the index 0, and `unfold` sets them to zero.
+        """
         H, W = self.field_shape
         cell_numbers = torch.arange(H * W, dtype=torch.int32, device=device).view(1, 1, H, W)
-        # Numbers of cells have no direction that could point the other way beyond a pole.
+        # Cell indices are padded like a scalar field, which keeps its sign beyond a pole.
         padding = replace(self.padding, vector_channels=())
         padded_height, padded_width = self.padding.padded_shape(self.field_shape)
         rows, columns = (num_patches * self.stride for num_patches in self.shape)
@@ -67,18 +75,21 @@ class PatchGrid:
         return numbers.view(rows // self.stride, self.stride, -1, self.stride).transpose(1, 2).flatten()
 
     def unfold(self, x_BHWC: Tensor, gather_index: Tensor) -> Tensor:
-        """Return the patches (B, *shape, stride^2 * C) of a field; channels are ordered (row, column, C)."""
+        """Return the patches (B, *shape, stride^2 * C) of a field.
+
+        The channels of a patch are ordered (row in the patch, column in the patch, C).
+        """
         B, H, W, C = x_BHWC.shape
         cells = F.embedding(_index_of_samples(gather_index, B, H * W), x_BHWC.reshape(-1, C))
         return self._correct_(cells.view(B, *self.shape, -1), C)
 
     def fold(self, patches_BHWK: Tensor, gather_index: Tensor, channels: int) -> Tensor:
-        """Return the transpose of `unfold`: for each cell the sum (B, H, W, C) over its copies.
+        """Apply the transpose of `unfold`: return (B, H, W, C), for each cell of the field the sum over its copies.
 
         Args:
             patches_BHWK: patches; they are overwritten.
-            gather_index: as for `unfold`.
-            channels: channels of the field.
+            gather_index: result of `gather_index`.
+            channels: number of channels C of the field.
         """
         B = len(patches_BHWK)
         H, W = self.field_shape
@@ -88,13 +99,13 @@ class PatchGrid:
 
     @property
     def _cells_before(self) -> int:
-        """Cells from the edge of the first patch to the edge of the padded field."""
+        """Number of rows (and columns) of zeros between the edge of the first patch and the padded field."""
         return (self.largest_kernel - self.stride) // 2
 
     def _correct_(self, patches_BHWK: Tensor, channels: int) -> Tensor:
-        """Set cells outside of the padded field to zero, and turn vectors beyond a pole, in place.
+        """Set cells outside of the padded field to zero, and change the sign of vectors beyond a pole, in place.
 
-        A lookup cannot express these two.
+        The lookup by index can do neither, as it only copies values.
         """
         stride = self.stride
         before = self._cells_before
@@ -103,6 +114,7 @@ class PatchGrid:
             for patch_rows, row in self._lines(before + rows.start, before + rows.stop):
                 for vector_channels in self.padding.vector_slices():
                     cells[:, patch_rows, :, row, :, vector_channels].neg_()
+        # Zero the rows, then the columns, before and after the padded field.
         for dim, padded_size in enumerate(self.padding.padded_shape(self.field_shape), start=1):
             end = self.shape[dim - 1] * stride
             for zeros in ((0, before), (min(before + padded_size, end), end)):
@@ -112,7 +124,10 @@ class PatchGrid:
         return patches_BHWK
 
     def _lines(self, start: int, stop: int) -> Iterator[tuple[slice, int]]:
-        """Yield the patches that have a cell of the rows (or columns) `start` to `stop`, and its row in the patch."""
+        """Yield (slice of patches, row in the patch) pairs that together cover the rows of cells `start` to `stop`.
+
+        The same holds for columns.
+        """
         for line in range(self.stride):
             first_patch = -(-(start - line) // self.stride)
             end_patch = -(-(stop - line) // self.stride)
@@ -121,6 +136,6 @@ class PatchGrid:
 
 
 def _index_of_samples(gather_index: Tensor, num_samples: int, cells_per_sample: int) -> Tensor:
-    """Return the index (num_samples, cells of patches) into the cells of several fields one after another."""
+    """Return the index (num_samples, cells of all patches) into the cells of all samples, one sample after another."""
     samples = torch.arange(num_samples, dtype=gather_index.dtype, device=gather_index.device)
     return gather_index + cells_per_sample * samples[:, None]

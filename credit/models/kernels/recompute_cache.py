@@ -1,8 +1,8 @@
 """Cache of selected results across activation-checkpoint recomputation.
 
-A step of a rollout is computed again in the backward pass to save memory. Where the result of a module is small against
-the work that it takes, and what the module keeps for its own gradients does not depend on the result, it is cheaper to
-keep the result of the first pass.
+Activation checkpointing computes a step of a rollout again in the backward pass, to save memory. If the result of a
+module takes much work but little memory, and the tensors that the module saves for its backward pass do not depend on
+the result, it is cheaper to keep the result of the first pass than to compute it again.
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ _current_pass: ContextVar[_Pass | None] = ContextVar("current_pass", default=Non
 
 
 def recompute_contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-    """Return the contexts of a first pass and of its recomputations, a ``context_fn`` of `torch.utils.checkpoint`."""
+    """Return one context for a first pass and one for its recomputations, as `torch.utils.checkpoint` wants them.
+
+    The function is passed as ``context_fn``.
+    """
     cached_results: list[Results] = []
     first_pass = _Pass(cached_results, is_recomputation=False)
     recomputation = _Pass(cached_results, is_recomputation=True)
@@ -29,8 +32,8 @@ def recompute_contexts() -> tuple[AbstractContextManager[None], AbstractContextM
 def cache_across_recompute(compute: Callable[[], Results]) -> Results:
     """Return the results of `compute`, or in a recomputation those of the first pass.
 
-    To be called in the forward of autograd functions, in the same order in both passes. Where the compiler traces,
-    everything is computed.
+    Call it in the forward of an autograd function. The order of the calls must be the same in both passes. While
+    torch.compile traces, and outside of the contexts of `recompute_contexts`, `compute` is always called.
     """
     current_pass = None if torch.compiler.is_compiling() else _current_pass.get()
     if current_pass is None:
@@ -39,11 +42,11 @@ def cache_across_recompute(compute: Callable[[], Results]) -> Results:
 
 
 class _Pass(AbstractContextManager):
-    """Pass through the checkpointed function, while the context is entered.
+    """Context of one pass through a checkpointed function.
 
     Args:
-        cached_results: results of the first pass, in the order of calls.
-        is_recomputation: False for the first pass, which fills the list.
+        cached_results: results of the first pass, in the order of calls; both passes share this list.
+        is_recomputation: False for the first pass, which fills the list; True for a recomputation, which reads it.
     """
 
     def __init__(self, cached_results: list[Results], is_recomputation: bool) -> None:
@@ -61,7 +64,7 @@ class _Pass(AbstractContextManager):
             assert self._num_read == len(self._cached_results), (self._num_read, len(self._cached_results))
 
     def next_results(self, compute: Callable[[], Results]) -> Results:
-        """Return the results that come next, computed in the first pass and cached afterwards."""
+        """Return the results of the next call: computed in the first pass, read from the list in a recomputation."""
         if not self._is_recomputation:
             results = compute()
             self._cached_results.append(_detach(results))
@@ -71,5 +74,5 @@ class _Pass(AbstractContextManager):
 
 
 def _detach(results: Results) -> Results:
-    """Return the results as new tensors, because those that a function returns become nodes of a graph."""
+    """Return the results as new tensors, because autograd adds the tensors that a function returns to its graph."""
     return tuple(result.detach() for result in results)

@@ -1,9 +1,9 @@
-"""Linear layers whose caller chooses how the product is computed, and products that keep less for the backward pass.
+"""Linear layers whose caller chooses how the product is computed, and products that save less for the backward pass.
 
 A kernel that spans several layers needs their weights, but spectral norm, adapters, sharding and tensor parallelism all
-act on a layer when it is called. So a layer is called as always, and takes the product as an argument.
+act on a layer when it is called. So the layer is called as usual, and the caller passes the product as an argument.
 
-Shape suffixes: N rows, C channels.
+Shape suffixes: N rows (all cells of the batch), C channels.
 """
 
 from __future__ import annotations
@@ -36,19 +36,22 @@ class RecomputeLinear(nn.Linear):
 
 
 def defer(x: Tensor, weight: Tensor, bias: Tensor | None) -> DeferredLinear:
-    """Return the arguments: a product that leaves the work to a later layer, see `credit.models.kernels.mlp`."""
+    """Return the arguments unchanged.
+
+    As the `product` of a `RecomputeLinear` it leaves the work to a later layer, see `credit.models.kernels.mlp`.
+    """
     return x, weight, bias
 
 
 @dataclass(frozen=True)
 class RecomputedNorm:
-    """Tensors from which a backward pass computes the result of a layer norm again; none of them has a gradient.
+    """Tensors, all detached, from which a backward pass computes the result of a layer norm again.
 
     Attributes:
-        x: input of the norm (..., C).
-        weight: weight of the norm (C,).
-        bias: bias of the norm (C,).
-        eps: epsilon of the norm.
+        x: (..., C) input of the norm.
+        weight: (C,) weight of the norm.
+        bias: (C,) bias of the norm.
+        eps: constant that the norm adds to the variance.
     """
 
     x: Tensor
@@ -58,10 +61,10 @@ class RecomputedNorm:
 
     @classmethod
     def if_worthwhile(cls, norm: nn.LayerNorm, x: Tensor) -> RecomputedNorm | None:
-        """Return the tensors for norm(x), or None where its result is better kept.
+        """Return the tensors that norm(x) is computed from, or None where it is better to save its result.
 
         Recomputation is worthwhile in float32 on a CPU. In bfloat16 the same work is a larger part of a step, and
-        frees half as much memory (benchmarks/lab_notes.md). Without gradients nothing is kept anyway.
+        frees half as much memory (benchmarks/lab_notes.md). Without gradients nothing is saved anyway.
         """
         if not torch.is_grad_enabled() or not uses(RECOMPUTED_NORM, x):
             return None
@@ -71,16 +74,16 @@ class RecomputedNorm:
 def norm_linear(
     x: Tensor, weight: Tensor, bias: Tensor | None, norm: RecomputedNorm, arrange: Callable[[Tensor], Tensor]
 ) -> Tensor:
-    """Return F.linear(x, weight, bias) without keeping x, which is arrange(norm(input)).
+    """Return F.linear(x, weight, bias) without saving x, which the backward pass computes again.
 
     The plain formulation is `F.linear`.
 
     Args:
-        x: (..., C).
+        x: (..., C), equal to arrange(layer norm of ``norm.x``).
         weight: (out, C).
-        bias: (out,).
-        norm: tensors from which the backward pass computes norm(input) again.
-        arrange: function that moves cells of norm(input) to other positions.
+        bias: (out,); None for none.
+        norm: input, weight and bias of the layer norm.
+        arrange: function that moves the cells of the norm's result to other positions, for example into windows.
 
     Returns:
         (..., out).
