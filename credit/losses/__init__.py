@@ -1,4 +1,4 @@
-"""Training losses: `base` has the base classes, `registry` the decorator for plugins, `build` the loss of a run.
+"""Training losses: `base` has the base classes, `registry` the decorator for plugins, `build` builds a run's loss.
 
 This module does not import torch, so that a config can look up the section of a loss without it.
 """

@@ -28,16 +28,16 @@ class LossContext:
     Attributes:
         channels: the channels of the run; ``channels.output`` gives the order of C.
         grid: the grid of the fields, (H, W).
-        area_CHW: (C, H, W) cell areas as fractions of the valid area of each channel, summing to 1 over each channel,
-            float64.
-        cell_weight_CHW: (C, H, W) weight of each cell in a channel's mean, summing to 1 over each, float64: `area_CHW`,
-            or equal weights with ``loss.latitude_weights: false``. Masked cells have 0.
-        channel_weight_C: (C,) weight of each channel by ``loss.weights`` and ``loss.level_weights``, summing to 1,
-            float64.
-        error_scale_C: (C,) factor on the normalised error of each channel by ``loss.scaling``, float64. With
-            ``tendency`` it is, for prognostic channels, the standard deviation of the state over that of a time step's
-            change; otherwise 1.
-        masks: variable -> (H, W) bool, True where the variable is missing.
+        area_CHW: (C, H, W) float64 cell areas as fractions of the valid area of each channel, which sum to 1 for each
+            channel. Masked cells have 0.
+        cell_weight_CHW: (C, H, W) float64 weight of each cell in a channel's mean, which sum to 1 for each channel:
+            `area_CHW`, or equal weights with ``loss.latitude_weights: false``. Masked cells have 0.
+        channel_weight_C: (C,) float64 weight of each channel from ``loss.weights`` and ``loss.level_weights``; they sum
+            to 1.
+        error_scale_C: (C,) float64 factor by which ``loss.scaling`` multiplies the normalised error of each channel.
+            With ``tendency`` the factor of a prognostic channel is the standard deviation of its state divided by that
+            of its change in one time step. Otherwise it is 1.
+        masks: for each variable with missing cells an (H, W) bool mask, True in the missing cells.
     """
 
     channels: ChannelMap
@@ -49,7 +49,7 @@ class LossContext:
     masks: Mapping[str, np.ndarray]
 
     def select(self, channels: slice, rows: slice) -> LossContext:
-        """Return the context of a part of the fields; its weights add up to the part's share of the whole.
+        """Return the context of a part of the fields. Weights are not rescaled, so they may sum to less than 1.
 
         Args:
             channels: output channels of the part.
@@ -80,11 +80,11 @@ class Loss(nn.Module):
         section: the loss section of the config.
 
     Attributes:
-        coupled_dims: the dimensions that one term of the loss needs whole. With "cells", a term compares sums over all
-            rows and columns of a field (a global mean, a spherical-harmonic coefficient); with "channels", a term
-            compares all channels of a cell. Of dimensions that are not listed, a part can be computed without the rest:
-            the loss is the sum of those of the parts. The members are always needed together, and samples never are.
-            A class that derives from this one directly couples both, unless it sets the attribute.
+        coupled_dims: dimensions along which the loss cannot be computed part by part. With "cells", a term of the loss
+            depends on all rows and columns of a field (a global mean, a spherical-harmonic coefficient). With
+            "channels", a term depends on all channels of a cell. Along dimensions that are not listed, the loss is the
+            sum of the losses of parts. Every term may depend on all members, but on one sample only. A direct subclass
+            couples both dimensions, unless it sets the attribute.
     """
 
     coupled_dims: frozenset[CoupledDim] = frozenset({"cells", "channels"})
@@ -114,10 +114,10 @@ class Loss(nn.Module):
 
 
 class WeightedLoss(Loss):
-    """Base class of losses that are a mean over cells (by area) and channels (by weight).
+    """Base class of losses that are a weighted mean over cells (by area) and channels (by ``loss.weights``).
 
-    The error of a prognostic channel is measured in standard deviations of its own tendency, the change in one time
-    step (``loss.scaling: tendency``), or else of its state, so that channels of large variance do not dominate.
+    Errors are divided by a standard deviation, so that channels of large variance do not dominate. For a prognostic
+    channel with ``loss.scaling: tendency`` it is that of the change in one time step, otherwise that of the state.
 
     Args:
         context: weights, scales and grid of the run.
@@ -133,17 +133,17 @@ class WeightedLoss(Loss):
         self.register_constant("scale_C11", context.error_scale_C[:, None, None])
 
     def scaled_error(self, prediction_BMCHW: Tensor, target_BCHW: Tensor) -> Tensor:
-        """Return forecast minus truth, (B, M, C, H, W), in the unit of ``loss.scaling``; at least float32."""
+        """Return forecast minus truth, (B, M, C, H, W), scaled by ``loss.scaling``, in float32 or a wider dtype."""
         dtype = torch.promote_types(prediction_BMCHW.dtype, torch.float32)
         return (prediction_BMCHW.to(dtype) - target_BCHW.to(dtype)[:, None]) * self.scale_C11
 
     def masked_error(self, prediction_BMCHW: Tensor, target_BCHW: Tensor) -> Tensor:
-        """Return `scaled_error` with 0 in the cells where a variable is missing, for losses that combine cells."""
+        """Return `scaled_error` with 0 in the cells where a variable is missing, for losses that couple cells."""
         error_BMCHW = self.scaled_error(prediction_BMCHW, target_BCHW)
         return error_BMCHW.masked_fill(self.area_CHW == 0, 0.0)
 
     def weighted_mean(self, cost_BCHW: Tensor) -> Tensor:
-        """Return the mean over the batch of the weighted sum over cells and channels, a scalar."""
+        """Return the weighted mean of (B, C, H, W) costs over cells and channels, averaged over the batch, a scalar."""
         return (cost_BCHW * self.weight_CHW).sum() / cost_BCHW.shape[0]
 
     def global_mean(self, error_BMCHW: Tensor) -> Tensor:
@@ -154,13 +154,13 @@ class WeightedLoss(Loss):
 class PointwiseLoss(WeightedLoss):
     """Mean of a function of the error over batch, members, cells (by area) and channels (by weight).
 
-    With ``loss.scaling: tendency``, persistence scores 1 under `mse`. A subclass defines `cost`. One that replaces
-    `forward` by something that combines cells or channels sets `coupled_dims`.
+    With ``loss.scaling: tendency``, a forecast of no change has a loss of about 1 under `mse`. A subclass defines
+    `cost`. A subclass with its own `forward` sets `coupled_dims`; otherwise cells and channels count as coupled.
 
     Args:
         context: weights, scales and grid of the run.
-        section: the loss section of the config. If it has the key ``global_mean``, that is the weight of an added term:
-            the squared error of each channel's area mean.
+        section: the loss section of the config. Its key ``global_mean``, if it has one, is the weight of an additional
+            term: the squared error of each channel's area mean.
     """
 
     coupled_dims: frozenset[CoupledDim] = frozenset()
@@ -186,7 +186,12 @@ class PointwiseLoss(WeightedLoss):
         raise NotImplementedError
 
     def forward(self, prediction_BMCHW: Tensor, target_BCHW: Tensor) -> Tensor:
-        """Return the weighted mean of the cost of the error, a float32 scalar; see the base class."""
+        """Return the weighted mean of the cost of the error, and of the ``global_mean`` term, a float32 scalar.
+
+        Args:
+            prediction_BMCHW: (B, M, C, H, W) normalised output of each member.
+            target_BCHW: (B, C, H, W) normalised truth.
+        """
         error_BMCHW = self.scaled_error(prediction_BMCHW, target_BCHW)
         loss = self.weighted_mean(self.cost(error_BMCHW).flatten(0, 1))
         if self._global_mean_weight:

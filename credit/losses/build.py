@@ -1,4 +1,4 @@
-"""Builder of the training loss of a run: its weights and scales, and the registered class."""
+"""Construction of the training loss of a run: its weights and scales, and the object of the registered class."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def build_loss(
     tendency_scale_C: np.ndarray,
     masks: Mapping[str, np.ndarray],
 ) -> Loss:
-    """Return the loss of a run; see `build_loss_context` and `build_loss_from_context`."""
+    """Return the loss of a run; see `build_loss_context` for arguments, `build_loss_from_context` for errors."""
     context = build_loss_context(section, channels, grid, tendency_scale_C, masks)
     return build_loss_from_context(section, context)
 
@@ -39,12 +39,12 @@ def build_loss_context(
         section: the loss section of the config.
         channels: the channels of the run.
         grid: the grid of the fields, (H, W).
-        tendency_scale_C: (prognostic channels,) standard deviation of a time step's change over that of the state,
-            dimensionless.
-        masks: variable -> (H, W) bool, True where the variable is missing.
+        tendency_scale_C: (prognostic channels,) standard deviation of the change in one time step divided by that of
+            the state, dimensionless.
+        masks: for each variable with missing cells an (H, W) bool mask, True in the missing cells.
 
     Raises:
-        ConfigError: for weights of variables that are not predicted.
+        ConfigError: if ``loss.weights`` names a variable or channel that is not an output.
     """
     # Cells where a variable is missing count neither in the error nor in the weights of the others.
     no_missing_cells_HW = np.zeros(grid.shape, dtype=bool)
@@ -70,10 +70,10 @@ def build_loss_context(
 
 
 def build_loss_from_context(section: LossSection, context: LossContext) -> Loss:
-    """Return the registered loss of a section.
+    """Return a new loss of the class that is registered for ``section.kind``.
 
     Raises:
-        ConfigError: for a loss with trainable parameters.
+        ConfigError: if the loss has trainable parameters, which no optimizer would train.
     """
     loss = LOSSES.find_class(section.kind)(context, section)
     parameter_names = [name for name, _ in loss.named_parameters()]
@@ -86,7 +86,7 @@ def build_loss_from_context(section: LossSection, context: LossContext) -> Loss:
 
 
 def channel_weights(section: LossSection, channels: ChannelMap) -> np.ndarray:
-    """Return the weight of each output channel by ``loss.weights`` and ``loss.level_weights``.
+    """Return the weight of each output channel from ``loss.weights`` and ``loss.level_weights``.
 
     Args:
         section: the loss section of the config.

@@ -24,11 +24,12 @@ from credit.losses.section import CRPSSection
 
 @register_loss("crps", CRPSSection)
 class CRPSLoss(WeightedLoss):
-    """Mean of the CRPS over batch, cells (by area) and channels (by weight); the mean absolute error for one member.
+    """Mean of the CRPS over batch, cells (by area) and channels (by weight); with one member the mean absolute error.
 
     Args:
         context: weights, scales and grid of the run.
-        section: the loss section of the config, with `alpha` and `global_mean`.
+        section: the loss section of the config, with `alpha` and `global_mean`, the weight of an additional term: the
+            CRPS of each channel's area mean.
     """
 
     def __init__(self, context: LossContext, section: CRPSSection) -> None:
@@ -38,7 +39,7 @@ class CRPSLoss(WeightedLoss):
         self.coupled_dims = frozenset({"cells"}) if self._global_mean_weight else frozenset()
 
     def forward(self, prediction_BMCHW: Tensor, target_BCHW: Tensor) -> Tensor:
-        """See the base class."""
+        """Return the mean CRPS of (B, M, C, H, W) members against (B, C, H, W) truth, a scalar; see `Loss.forward`."""
         # The pair term is of differences between members' states, which equal the differences of their errors.
         error_BMCHW = self.scaled_error(prediction_BMCHW, target_BCHW)
         score_BCHW = ensemble_crps(error_BMCHW, self._alpha)
@@ -52,17 +53,18 @@ class CRPSLoss(WeightedLoss):
 
 
 def ensemble_crps(error: Tensor, alpha: float) -> Tensor:
-    """Return the almost fair CRPS of each point, in the unit of the error.
+    """Return the almost fair CRPS of each point (see the module for the formula), in the unit of the error.
 
-    The magnitude of a complex error is its absolute value. The score is then the energy score of its real and
+    For complex errors, |e| is the absolute value. The score is then the energy score of the vectors of real and
     imaginary part, which is proper (Gneiting and Raftery 2007, doi:10.1198/016214506000001437).
 
     Args:
-        error: (B, M, ...) forecast minus truth of each member, real or complex, of single or double precision.
+        error: (B, M, ...) forecast minus truth of each of the M members, real or complex, of single or double
+            precision.
         alpha: 0 for the biased score, 1 for the fair one.
 
     Returns:
-        (B, ...) real, at least 0 for ``alpha`` from 0 to 1.
+        (B, ...) real score, at least 0 for ``alpha`` from 0 to 1; the absolute error if M is 1.
     """
     if error.shape[1] == 1:
         return error[:, 0].abs()
@@ -70,12 +72,12 @@ def ensemble_crps(error: Tensor, alpha: float) -> Tensor:
 
 
 class _EnsembleCRPS(torch.autograd.Function):
-    """The score as a sum of non-negative terms, one for each pair of members, so that nothing cancels:
+    """CRPS as a sum of non-negative terms, one for each pair of members, which loses no digits by cancellation.
 
         CRPS = 1 / (M (M - 1)) sum_{j<k} (|e_j| + |e_k| - (1 - eps) |e_j - e_k|),    eps = (1 - alpha) / M.
 
-    The gradient has a closed form and is computed with the score: autograd would keep several tensors for each pair.
-    Where members tie with each other or with the truth, the derivative of |x| at 0 is taken as 0.
+    The gradient has a closed form and is computed together with the score, because autograd would save several tensors
+    for each pair. Where a member equals another one or the truth, the derivative of |x| at 0 is taken as 0.
     """
 
     @staticmethod

@@ -1,7 +1,7 @@
-"""Loss of an ensemble whose members may be shared by several ranks, computed part by part.
+"""Loss of an ensemble whose members may be divided among several ranks, computed part by part.
 
-Shape suffixes: N forecasts, all samples B of one member and then those of the next, M members, C output channels,
-H latitude rows, W longitude columns.
+Shape suffixes: B samples, M members, N forecasts (all B samples of one member, then those of the next member),
+C output channels, H latitude rows, W longitude columns.
 """
 
 from __future__ import annotations
@@ -44,25 +44,26 @@ BuildPartLosses = Callable[[Sequence[FieldPart]], list[Loss]]
 
 
 class MemberLoss:
-    """Loss of an ensemble, of which a rank has computed some members.
+    """Loss of an ensemble of which a rank has computed some members.
 
-    The loss and its gradient with respect to the outputs are computed together. If the loss couples nothing, they are
-    computed part by part, so that the copies of the outputs that a loss makes are those of one part.
+    The loss and its gradient with respect to the outputs are computed together. If the loss couples neither cells nor
+    channels (`Loss.coupled_dims`), they are computed for one part of the fields after the other. A loss makes copies of
+    its input, and this way they are copies of one part only.
 
-    With several ranks, each computes the loss of a part of the fields for all members. The parts are rows, or channels
-    if the loss couples the cells of a field. If it couples both cells and channels, every rank gathers all members and
-    computes the whole loss.
+    With several ranks, each rank computes the loss of a part of the fields for all members. The parts are ranges of
+    rows, or of channels if the loss couples cells. If it couples both cells and channels, every rank gathers all
+    members and computes the whole loss.
 
-    FSDP2 and DDP average gradients over all data-parallel ranks, but the gradients of a group's ranks belong to
-    different members and have to be added. So they are multiplied by the number of ranks in the group, and so is the
-    rank's part of the loss: the mean over the ranks is the loss.
+    FSDP2 and DDP average gradients over all data-parallel ranks, but the gradients of the ranks of a group belong to
+    different members and must be summed. So the gradients are multiplied by the number of ranks in the group. If a rank
+    computes a part of the loss, the part is multiplied in the same way, so that its mean over the ranks is the loss.
 
     Args:
         loss: loss of whole fields.
-        build_part_losses: builds the losses of parts.
-        num_members: members of the ensemble on all ranks together.
+        build_part_losses: function that builds the losses of parts of the fields.
+        num_members: number of members of the ensemble on all ranks together.
         field_shape: (C, H, W) of the output.
-        group: ranks that share the members of a sample; None if this rank computes all.
+        group: ranks that share the members of a sample; None if this rank computes all members.
     """
 
     def __init__(
@@ -104,18 +105,25 @@ class MemberLoss:
             self._losses = build_part_losses(self._field_parts)
 
     def __call__(self, output_NCHW: Tensor, target_BCHW: Tensor) -> Tensor:
-        """Collective over the group: return the loss, a float32 scalar with a gradient.
+        """Collective over the group: return this rank's value of the loss, a float32 scalar with a gradient.
 
-        The mean over the ranks of the group is the loss; see the class for the gradient.
+        The mean of the values over the ranks of the group is the loss; see the class for the gradient.
 
         Args:
-            output_NCHW: normalised output of this rank's members.
-            target_BCHW: normalised truth.
+            output_NCHW: (N, C, H, W) normalised output of this rank's members: all samples of one member, then those of
+                the next.
+            target_BCHW: (B, C, H, W) normalised truth of the B samples.
         """
         return _PartwiseLoss.apply(output_NCHW, target_BCHW, self)
 
     def compute(self, output_NCHW: Tensor, target_BCHW: Tensor, needs_gradient: bool) -> tuple[Tensor, Tensor | None]:
-        """Collective over the group: return the loss and its gradient (N, C, H, W), None unless it is needed."""
+        """Collective over the group: return the loss, and its gradient (N, C, H, W) or None if it is not needed.
+
+        Args:
+            output_NCHW: normalised output of this rank's members, see `__call__`.
+            target_BCHW: normalised truth.
+            needs_gradient: True to compute the gradient with respect to `output_NCHW`.
+        """
         part_NCHW = output_NCHW
         if self._exchange is not None:
             part_NCHW = self._exchange.collect(output_NCHW)
@@ -142,7 +150,7 @@ class MemberLoss:
 
 
 class _PartwiseLoss(torch.autograd.Function):
-    """The loss of `MemberLoss` with the gradient that was computed beside it."""
+    """Autograd function of `MemberLoss`, which computes loss and gradient together in the forward pass."""
 
     @staticmethod
     def forward(ctx: FunctionCtx, output_NCHW: Tensor, target_BCHW: Tensor, loss: MemberLoss) -> Tensor:
@@ -157,7 +165,18 @@ class _PartwiseLoss(torch.autograd.Function):
 
 
 def choose_exchange(loss: Loss, num_channels: int, num_rows: int, group: dist.ProcessGroup) -> MemberExchange:
-    """Collective: return the exchange of members that leaves together what the loss couples."""
+    """Return the exchange that divides the fields between the ranks along a dimension that the loss does not couple.
+
+    Args:
+        loss: loss of whole fields.
+        num_channels: number of output channels.
+        num_rows: number of latitude rows.
+        group: ranks that share the members of a sample.
+
+    Returns:
+        An exchange by rows, or by channels if the loss couples cells. If it couples both, an exchange that gives every
+        rank all fields.
+    """
     if "cells" not in loss.coupled_dims:
         return PartExchange(group, 2, num_rows)
     if "channels" not in loss.coupled_dims:
@@ -171,7 +190,7 @@ def choose_exchange(loss: Loss, num_channels: int, num_rows: int, group: dist.Pr
 
 
 def split_slice(indices: slice, num_parts: int) -> list[slice]:
-    """Return a slice in at most `num_parts` parts that are not empty; their lengths differ by at most one."""
+    """Divide a slice into `num_parts` slices whose lengths differ by at most one, fewer if some would be empty."""
     length = indices.stop - indices.start
     num_parts = min(num_parts, length)
     parts = []

@@ -1,6 +1,7 @@
-"""CRPS by scale: of a smoothed ensemble, and of what each shorter length adds.
+"""CRPS by spatial scale: that of a smoothed ensemble, and that of the details which each shorter smoothing adds.
 
-Shape suffixes: B batch, M ensemble members, C output channels, H latitude rows, W longitude columns, N coefficients.
+Shape suffixes: B batch, M ensemble members, C output channels, H latitude rows, W longitude columns,
+N spherical-harmonic coefficients.
 """
 
 from __future__ import annotations
@@ -27,22 +28,22 @@ _NEGLIGIBLE_RESPONSE = 1e-7
 
 @register_loss("multiscale_crps", MultiscaleCRPSSection)
 class MultiscaleCRPSLoss(WeightedLoss):
-    """Sum over scales of the CRPS in cells (Lang et al. 2025, arXiv:2506.10868).
+    """Weighted sum over scales of the mean CRPS of the cells (Lang et al. 2025, arXiv:2506.10868).
 
-    The first scale is the ensemble, smoothed by a Gaussian of the longest length. Each further one is the difference of
-    the ensembles that are smoothed by a length and by the next longer one, which contains the waves between the two
-    lengths. The score of such a difference in one cell depends on neighbouring cells, so unlike the CRPS of the field
-    itself it sees whether a member's waves have the right amplitude.
+    The first scale is the ensemble smoothed by a Gaussian of the longest length. Each further scale is the ensemble
+    smoothed by one length minus the ensemble smoothed by the next longer length, and contains the waves between the
+    two. The value of such a difference in a cell depends on neighbouring cells. So unlike the CRPS of the field itself,
+    its score tells whether a member's waves have the right amplitude.
 
-    Members and truth are smoothed in spherical-harmonic space. Smoothing is linear, so the errors are smoothed instead.
-    Cells in which a variable is missing count as cells without error there, and have no weight.
+    Smoothing is done in spherical-harmonic space. It is linear, so the error of each member is smoothed instead of
+    member and truth. Cells in which a variable is missing have error 0 in the smoothing, and weight 0 in the mean.
 
     Args:
         context: weights, scales and grid of the run.
         section: the loss section of the config, with `scales`, `scale_weights` and `alpha`.
 
     Raises:
-        ConfigError: for a length that the grid does not resolve.
+        ConfigError: if the grid does not resolve the shortest length above 0.
     """
 
     coupled_dims: frozenset[CoupledDim] = frozenset({"cells"})
@@ -62,7 +63,7 @@ class MultiscaleCRPSLoss(WeightedLoss):
             self.register_constant(f"response_{number}_N", response_N)
 
     def forward(self, prediction_BMCHW: Tensor, target_BCHW: Tensor) -> Tensor:
-        """See the base class."""
+        """Return the weighted sum of the mean CRPS of each scale, a scalar; see `Loss.forward` for the arguments."""
         error_BMCHW = self.masked_error(prediction_BMCHW, target_BCHW)
         scores = []
         for error_of_scale_BMCHW in self.split_by_scale(error_BMCHW):
@@ -70,7 +71,7 @@ class MultiscaleCRPSLoss(WeightedLoss):
         return sum(weight * score for weight, score in zip(self.scale_weights, scores, strict=True))
 
     def split_by_scale(self, field_HW: Tensor) -> list[Tensor]:
-        """Return the part of fields (..., H, W) in each of the scales; the parts add up to the fields."""
+        """Return for each scale its part (..., H, W) of the fields (..., H, W); the parts add up to the fields."""
         coefficient_N = self.transform.analyse(field_HW)
         responses = [getattr(self, f"response_{number}_N") for number in range(len(self.scale_weights) - 1)]
         parts = [self.transform.synthesise(responses[0] * coefficient_N)]
@@ -81,7 +82,15 @@ class MultiscaleCRPSLoss(WeightedLoss):
 
 
 def _require_resolved(scales: list[float], max_degree: int) -> None:
-    """Refuse a smoothing that leaves more than half of the shortest wave that the grid resolves."""
+    """Refuse scales whose shortest length leaves over half the amplitude of the shortest wave that is resolved.
+
+    Args:
+        scales: lengths of the smoothings in km, the longest first; the last is 0 and is not checked.
+        max_degree: largest spherical-harmonic degree that the grid resolves.
+
+    Raises:
+        ConfigError: if the shortest length above 0 is too short; the message names the shortest one that is allowed.
+    """
     shortest_length = scales[-2]
     if gaussian_response(max_degree, shortest_length) > _LARGEST_RESPONSE:
         allowed_length = EARTH_RADIUS_KM * math.sqrt(-2 * math.log(_LARGEST_RESPONSE) / (max_degree * (max_degree + 1)))

@@ -16,7 +16,7 @@ class MeanSquaredError(PointwiseLoss):
     """Mean squared error: the cost of a cell is its squared error."""
 
     def cost(self, error_BMCHW: Tensor) -> Tensor:
-        """Return the squared error of each cell, (B, M, C, H, W); see the base class."""
+        """Return the squared error of each cell, (B, M, C, H, W)."""
         return error_BMCHW.square()
 
 
@@ -25,7 +25,7 @@ class MeanAbsoluteError(PointwiseLoss):
     """Mean absolute error: the cost of a cell is its absolute error."""
 
     def cost(self, error_BMCHW: Tensor) -> Tensor:
-        """Return the absolute error of each cell, (B, M, C, H, W); see the base class."""
+        """Return the absolute error of each cell, (B, M, C, H, W)."""
         return error_BMCHW.abs()
 
 
@@ -37,7 +37,7 @@ class HuberLoss(PointwiseLoss):
 
     Args:
         context: weights, scales and grid of the run.
-        section: the loss section of the config; `huber_delta` is the threshold, in the unit of ``loss.scaling``.
+        section: the loss section of the config; `huber_delta` is the threshold d for errors scaled by ``loss.scaling``.
     """
 
     def __init__(self, context: LossContext, section: PointwiseSection) -> None:
@@ -45,7 +45,7 @@ class HuberLoss(PointwiseLoss):
         self._delta = section.huber_delta
 
     def cost(self, error_BMCHW: Tensor) -> Tensor:
-        """Return Huber's loss of each cell, (B, M, C, H, W); see the base class."""
+        """Return Huber's loss of each cell, (B, M, C, H, W)."""
         # torch's function takes prediction and target, and the error is their difference.
         zero = torch.zeros_like(error_BMCHW)
         return functional.huber_loss(error_BMCHW, zero, reduction="none", delta=self._delta)

@@ -11,7 +11,7 @@ from credit.config.sections.loss import SHARED_KEYS, LossSection, LossTermEntry,
 
 
 def parse_length(value: object) -> object:
-    """Return the number of km of text such as ``800km``; anything else is left to pydantic."""
+    """Remove the unit from text such as ``800km``; pydantic then reads the number, and checks any other value."""
     if isinstance(value, str):
         return value.strip().removesuffix("km")
     return value
@@ -22,7 +22,7 @@ Length = Annotated[float, Field(ge=0, allow_inf_nan=False), BeforeValidator(pars
 
 
 class PointwiseSection(LossSection):
-    """A loss that is a function of the normalised error in each cell, averaged with weights."""
+    """Loss that is a function of the normalised error in each cell, averaged with weights."""
 
     kind: Literal["mse", "mae", "huber"] = Field("mse", description="Squared error, absolute error or Huber loss.")
     huber_delta: float = Field(
@@ -38,7 +38,7 @@ class PointwiseSection(LossSection):
 
 
 class EnsembleScoreSection(LossSection):
-    """Base of the losses that compare the members of an ensemble (`trainer.members`) with the truth and each other."""
+    """Base section of losses that compare the members of an ensemble (`trainer.members`) with truth and each other."""
 
     alpha: float = Field(
         0.95,
@@ -50,12 +50,12 @@ class EnsembleScoreSection(LossSection):
 
     @property
     def needs_members(self) -> bool:
-        """True: the score compares the members of an ensemble."""
+        """True, because the score compares the members of an ensemble."""
         return True
 
 
 class CRPSSection(EnsembleScoreSection):
-    """The continuous ranked probability score of an ensemble (`trainer.members`), averaged with weights."""
+    """Continuous ranked probability score (CRPS) of an ensemble (`trainer.members`), averaged with weights."""
 
     kind: Literal["crps"] = Field("crps", description="Continuous ranked probability score of the members.")
     global_mean: float = Field(
@@ -64,9 +64,9 @@ class CRPSSection(EnsembleScoreSection):
 
 
 class SpectralCRPSSection(EnsembleScoreSection):
-    """The CRPS of spherical-harmonic coefficients. Use it as a term of a `sum`, beside `crps`.
+    """CRPS of spherical-harmonic coefficients. Use it as a term of a `sum`, beside `crps`.
 
-    Degrees that the grid does not resolve have no influence. Missing cells of a variable count as cells without error.
+    Degrees that the grid does not resolve have no influence. Missing cells of a variable count as cells with error 0.
     """
 
     kind: Literal["spectral_crps"] = Field(
@@ -75,14 +75,14 @@ class SpectralCRPSSection(EnsembleScoreSection):
 
     @property
     def depends_on_resolution(self) -> bool:
-        """True: the grid decides the number of harmonics."""
+        """True, because the grid determines the number of spherical harmonics."""
         return True
 
 
 class MultiscaleCRPSSection(EnsembleScoreSection):
-    """The CRPS of the field smoothed over the longest length, and of what each shorter length adds.
+    """CRPS of the field smoothed by the longest length, plus the CRPS of the details that each shorter length adds.
 
-    Missing cells of a variable count as cells without error when the errors are smoothed, and have no weight.
+    Missing cells of a variable have error 0 when the errors are smoothed, and weight 0 in the mean.
     """
 
     kind: Literal["multiscale_crps"] = Field("multiscale_crps", description="CRPS of each range of scales.")
@@ -114,14 +114,14 @@ class MultiscaleCRPSSection(EnsembleScoreSection):
 
     @property
     def depends_on_resolution(self) -> bool:
-        """True: the grid decides the number of harmonics."""
+        """True, because the grid determines the number of spherical harmonics."""
         return True
 
 
 class AMSESection(LossSection):
-    """The adjusted mean squared error (arXiv:2501.19374), for fine-tuning a deterministic network against blur.
+    """Adjusted mean squared error (arXiv:2501.19374), for fine-tuning a deterministic network against blur.
 
-    It compares the amplitude of each spherical-harmonic degree apart from its phases, so that a forecast that is
+    The amplitude of each spherical-harmonic degree is compared separately from its phases. So a forecast that is
     uncertain of a wave's position does not gain from a smaller amplitude.
     """
 
@@ -129,12 +129,12 @@ class AMSESection(LossSection):
 
     @property
     def depends_on_resolution(self) -> bool:
-        """True: the grid decides the number of harmonics."""
+        """True, because the grid determines the number of spherical harmonics."""
         return True
 
 
 class SumSection(LossSection):
-    """Several losses, added up. The keys that all losses share stand here, and are used for every term."""
+    """Weighted sum of several losses. Keys that all losses share are set in this section and apply to every term."""
 
     kind: Literal["sum"] = Field("sum", description="Weighted sum of the losses in `terms`.")
     terms: list[LossTermEntry] = Field(min_length=1, description="The losses, each with its `kind` and its `weight`.")

@@ -1,7 +1,7 @@
 """Losses of spherical-harmonic coefficients: the CRPS of an ensemble, and the adjusted mean squared error.
 
-Shape suffixes: B batch, M ensemble members, C output channels, H latitude rows, W longitude columns, N coefficients,
-L degrees.
+Shape suffixes: B batch, M ensemble members, C output channels, H latitude rows, W longitude columns,
+N spherical-harmonic coefficients, L degrees.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ class SpectralLoss(WeightedLoss):
     Args:
         context: weights, scales and grid of the run.
         section: the loss section of the config.
-        can_synthesise: whether the loss transforms coefficients back into fields.
+        can_synthesise: True if the loss also transforms coefficients back into fields.
 
     Raises:
-        ConfigError: without area weights, which the harmonics imply.
+        ConfigError: with ``loss.latitude_weights: false``, because spherical harmonics weight cells by their area.
     """
 
     coupled_dims: frozenset[CoupledDim] = frozenset({"cells"})
@@ -47,7 +47,7 @@ class SpectralLoss(WeightedLoss):
         self.transform = SphericalTransform(context.grid, can_synthesise)
 
     def mean_over_channels(self, cost_BC: Tensor) -> Tensor:
-        """Return the weighted sum over channels, averaged over the batch, a scalar."""
+        """Return the weighted mean of (B, C) costs over channels, averaged over the batch, a scalar."""
         return (cost_BC * self.channel_weight_C).sum(dim=1).mean()
 
 
@@ -55,14 +55,14 @@ class SpectralLoss(WeightedLoss):
 class SpectralCRPSLoss(SpectralLoss):
     """CRPS of the spherical-harmonic coefficients of the members, as the spectral term of FourCastNet 3.
 
-    B. Bonev et al. 2025, arXiv:2507.12144. The coefficients are complex, and the score takes the absolute value of
-    their differences, in the complex plane. It is then proper for amplitude and phase, and does not depend on the
-    meridian that longitudes count from; the scores of real and imaginary part, added up, would.
+    Source: Bonev et al. 2025, arXiv:2507.12144. The coefficients are complex, and the score uses the absolute value of
+    their differences in the complex plane. So the score is proper for amplitude and phase, and does not depend on the
+    meridian from which longitudes are counted. The sum of the scores of real and imaginary part would depend on it.
 
-    The loss is the sum over all coefficients, those with an order above 0 counted twice, divided by the root of their
-    number, L + 1 if L is the largest degree. So its gradient with respect to the fields has the magnitude of that of
-    ``crps`` on any grid, and its value is at most the root-mean-square error. The code of FourCastNet 3 (makani) does
-    not divide: its weight of 0.1 is 0.1 (L + 1) here.
+    The loss is the sum of the scores of all coefficients, those with an order above 0 counted twice, divided by the
+    square root of the number of coefficients, which is n + 1 if n is the largest degree. With this factor, the gradient
+    with respect to the fields has the magnitude of that of ``crps`` on any grid, and the loss is at most the
+    root-mean-square error. The code of FourCastNet 3 (makani) does not divide: its weight of 0.1 is 0.1 (n + 1) here.
 
     Args:
         context: weights, scales and grid of the run.
@@ -74,7 +74,7 @@ class SpectralCRPSLoss(SpectralLoss):
         self._alpha = section.alpha
 
     def forward(self, prediction_BMCHW: Tensor, target_BCHW: Tensor) -> Tensor:
-        """See the base class."""
+        """Return the weighted mean of the spectral CRPS over channels and batch, a scalar; see `Loss.forward`."""
         error_BMCHW = self.masked_error(prediction_BMCHW, target_BCHW)
         # The transform is linear: the coefficients of the error are the error of the coefficients.
         score_BCN = ensemble_crps(self.transform.analyse(error_BMCHW), self._alpha)
@@ -84,22 +84,23 @@ class SpectralCRPSLoss(SpectralLoss):
 
 @register_loss("amse", AMSESection)
 class AdjustedMeanSquaredError(SpectralLoss):
-    """Squared error whose amplitude and phase parts are separate in each degree (Subich et al. 2025, arXiv:2501.19374).
+    """Squared error that separates amplitude and phase in each degree (Subich et al. 2025, arXiv:2501.19374).
 
-    With the powers S_p and S_t of forecast and truth in one degree and their coherence c (correlation of the
-    coefficients), the squared error is (sqrt S_p - sqrt S_t)^2 + 2 sqrt(S_p S_t) (1 - c). Its second term shrinks with
+    Let S_p and S_t be the powers of forecast and truth in one degree, and c their coherence (the correlation of their
+    coefficients). The squared error is (sqrt S_p - sqrt S_t)^2 + 2 sqrt(S_p S_t) (1 - c). Its second term shrinks with
     S_p, so it rewards blur. Here this term is 2 max(S_p, S_t) (1 - c).
 
-    The loss is the sum over degrees, plus the mean square of the part of the error that no degree holds: waves that the
-    grid does not resolve would otherwise be free. It equals ``mse`` if all powers are right. With several members it is
-    the mean of their losses.
+    The loss is the sum over degrees, plus the mean square of the part of the error that no degree represents. Without
+    this part, errors in waves that the grid does not resolve would cost nothing. The loss equals ``mse`` if the powers
+    of all degrees are right. With several members it is the mean of the members' losses.
 
     Args:
         context: weights, scales and grid of the run.
         section: the loss section of the config.
 
     Raises:
-        ConfigError: for a predicted variable with missing cells, whose power by degree is that of the coast lines.
+        ConfigError: if a variable with a weight above 0 has missing cells; its power by degree would mainly be that of
+            the edges of the missing region.
     """
 
     def __init__(self, context: LossContext, section: AMSESection) -> None:
@@ -112,7 +113,7 @@ class AdjustedMeanSquaredError(SpectralLoss):
                 )
 
     def forward(self, prediction_BMCHW: Tensor, target_BCHW: Tensor) -> Tensor:
-        """See the base class."""
+        """Return the weighted mean of the adjusted squared error, a scalar; see `Loss.forward` for the arguments."""
         error_BMCHW = self.scaled_error(prediction_BMCHW, target_BCHW)
         target_B1CHW = target_BCHW.float()[:, None] * self.scale_C11
         error_BMCN = self.transform.analyse(error_BMCHW)
@@ -123,15 +124,15 @@ class AdjustedMeanSquaredError(SpectralLoss):
 
 
 def adjusted_squared_error(error_N: Tensor, target_N: Tensor, transform: SphericalTransform) -> Tensor:
-    """Return the adjusted squared error of each degree, at least 0, in the square of the unit of the coefficients.
+    """Return the adjusted squared error of each degree, see `AdjustedMeanSquaredError`.
 
     Args:
-        error_N: (..., N) complex coefficients of forecast minus truth.
-        target_N: (..., N) coefficients of the truth; its leading dimensions broadcast to those of the error.
+        error_N: (..., N) complex spherical-harmonic coefficients of forecast minus truth.
+        target_N: (..., N) coefficients of the truth; the leading dimensions broadcast to those of the error.
         transform: the transform that the coefficients come from.
 
     Returns:
-        (..., L) real.
+        (..., L) real cost of each of the L degrees, at least 0, in the square of the unit of the coefficients.
     """
     forecast_N = target_N + error_N
     power_L = transform.sum_by_degree(_product(forecast_N, forecast_N))
@@ -150,5 +151,5 @@ def adjusted_squared_error(error_N: Tensor, target_N: Tensor, transform: Spheric
 
 
 def _product(first: Tensor, second: Tensor) -> Tensor:
-    """Return the real part of the first number times the conjugate of the second."""
+    """Return the real part of `first` times the complex conjugate of `second`, elementwise."""
     return first.real * second.real + first.imag * second.imag

@@ -15,7 +15,7 @@ from credit.losses.section import SumSection
 
 @register_loss("sum", SumSection)
 class WeightedSumLoss(Loss):
-    """Sum of the losses in ``loss.terms``, each times its weight; all have the weights and scales of the sum.
+    """Sum of the losses in ``loss.terms``, each times its weight; all use the cell and channel weights of the sum.
 
     Args:
         context: weights, scales and grid of the run.
@@ -31,7 +31,7 @@ class WeightedSumLoss(Loss):
         self.coupled_dims = frozenset().union(*(loss.coupled_dims for loss in losses))
 
     def forward(self, prediction_BMCHW: Tensor, target_BCHW: Tensor) -> Tensor:
-        """See the base class."""
+        """Return the weighted sum of the losses, a float32 scalar; see `Loss.forward` for the arguments."""
         first_loss, *other_losses = self.losses
         total = self.weights[0] * first_loss(prediction_BMCHW, target_BCHW)
         for weight, loss in zip(self.weights[1:], other_losses, strict=True):

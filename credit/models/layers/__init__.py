@@ -7,13 +7,13 @@ Everything that a network needs from this package to run on the sphere can be im
 - `WindowAttention`, `FeedForward` and `TransformerLayer` take and return (B, H, W, C) tokens.
 - `UpBlock`, `UpBlockPS`, `SubpixelConv`, `SubpixelHead` and `TransposedHead` double the resolution of (B, C, H, W)
   fields.
-- `LayerNorm` and `GroupNorm` may depend on `Conditions`, such as noise, of the lengths `ConditionDims`;
-  `ConditionalScaleShift` is that dependence.
-- `apply_spectral_norm` normalises the weights of a finished network; `advance_power_iterations` is called once per
-  optimizer step, which the trainer does.
+- `LayerNorm` and `GroupNorm` may depend on `Conditions`, vectors such as noise whose lengths `ConditionDims` gives.
+  `ConditionalScaleShift` computes this dependence.
+- `apply_spectral_norm` normalises the weights of a finished network. `advance_power_iterations` must then be called
+  once per optimizer step, as the package's trainer does.
 
-Layers know nothing of ranks, configs or a particular network. Those that are worth sharding declare it as data:
-`_fsdp2_shard` and `_tp_plan`.
+Layers know nothing of ranks, configs or a particular network. Those that are worth sharding declare it in the class
+attributes `_fsdp2_shard` and `_tp_plan`.
 """
 
 from credit.models.layers.cross_scale_embedding import CrossScaleEmbedding

@@ -1,4 +1,4 @@
-"""Cross-scale embedding: convolutions of several kernel sizes with one stride, concatenated over channels.
+"""Cross-scale embedding: convolutions of several kernel sizes and one stride, whose channels are concatenated.
 
 Source: CrossFormer, Wang et al. 2021, arXiv 2108.00154. Shape suffixes: B batch, C channels, H and W rows and columns.
 """
@@ -22,10 +22,11 @@ class CrossScaleEmbedding(nn.Module):
 
     Args:
         in_channels: channels of the input.
-        dim: channels of the output. Of n kernels the j-th smallest (from 1) gives dim / 2^j, the largest the rest.
-        kernel_sizes: kernel edges, each at least `stride`.
-        stride: stride of all kernels.
-        padding: padding of the input field.
+        dim: channels of the output. The j-th smallest kernel (j from 1) gives dim / 2^j of them, rounded down; the
+            largest kernel gives the rest.
+        kernel_sizes: kernel edges in cells, each at least `stride`.
+        stride: stride of all kernels, in cells.
+        padding: padding of the input field on the sphere.
     """
 
     def __init__(
@@ -47,7 +48,7 @@ class CrossScaleEmbedding(nn.Module):
         )
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
-        """Return tokens (B, H / stride, W / stride, dim), rounded down; H and W are those of the padded field."""
+        """Return tokens (B, H / stride, W / stride, dim), rounded down, where H and W are those of the padded field."""
         dtype = autocast_dtype(x_BCHW) or x_BCHW.dtype
         x_BCHW = x_BCHW.to(dtype).contiguous(memory_format=torch.channels_last)
         scales: dict[nn.Conv2d, Tensor] = {}
@@ -72,10 +73,14 @@ class CrossScaleEmbedding(nn.Module):
         return torch.cat([scales[conv] for conv in self.convs], dim=-1)
 
     def _large_kernel_groups(self) -> list[list[nn.Conv2d]]:
-        """Return groups of convolutions that the kernel suits and that read the same patches, sorted by size."""
+        """Return the convolutions that `large_kernel_convs` is worthwhile for, in groups that can share their patches.
+
+        The convolutions of a group are sorted by kernel size.
+        """
         groups: dict[int, list[nn.Conv2d]] = defaultdict(list)
         for conv in self.convs:
             kernel = conv.kernel_size[0]
+            # Kernels that differ by a multiple of twice the stride can read the same grid of patches.
             if kernel % self.stride == 0 and (kernel - self.stride) % 2 == 0:
                 groups[kernel % (2 * self.stride)].append(conv)
         return [convs for convs in groups.values() if convs[-1].kernel_size[0] >= 4 * self.stride]

@@ -1,4 +1,4 @@
-"""Layers through which fields of noise enter a network. A network without noise computes what it would without them.
+"""Layers through which fields of noise enter a network. If the noise is 0, the network computes as if without them.
 
 Shape suffixes: B batch, C channels, H and W rows and columns, K channels of the noise.
 """
@@ -14,9 +14,9 @@ HIDDEN_CHANNELS = 32
 
 
 class NoiseLinear(nn.Linear):
-    """Linear layer for noise, without bias: the result for no noise, which is zeros, is zeros."""
+    """Linear layer for noise. It has no bias, so that zeros, which stand for no noise, give zeros."""
 
-    # A file of weights may lack the weight; see `ConditionalScaleShift`.
+    # A checkpoint may lack the weight; see `ConditionalScaleShift`.
     may_be_added = True
     has_weight_decay = False
     # `apply_spectral_norm` leaves the layer out.
@@ -29,7 +29,8 @@ class NoiseLinear(nn.Linear):
 class CellNoiseEmbedding(nn.Module):
     """Two-layer MLP and norm over the noise channels of each cell (AIFS-CRPS, Lang et al. 2024, arXiv 2412.15832).
 
-    Without biases, no noise stays no noise. The norm gives the conditions of all layers the same size.
+    There are no biases, so that zeros, which stand for no noise, stay zeros. The norm, over the noise channels of each
+    cell, gives the embedded noise variance 1 whatever the weights are.
 
     Args:
         channels: channels of the noise.
@@ -47,13 +48,13 @@ class CellNoiseEmbedding(nn.Module):
 
 
 class NoiseFieldEmbedding(nn.Conv2d):
-    """Patch embedding of fields of noise, to be added to an embedding of the input of the same stride.
+    """Patch embedding of fields of noise, to be added to an embedding of the input with the same stride.
 
-    The weight starts as zeros, so adding the layer to a trained network leaves its function unchanged. There is no
-    bias: no noise adds nothing.
+    The weight starts as zeros, so adding the layer to a trained network leaves its output unchanged. There is no bias,
+    so that a field of zeros, which stands for no noise, adds nothing.
 
     Args:
-        channels: number of fields.
+        channels: number of fields of noise.
         dim: channels of the embedding.
         stride: edge of a patch in cells.
     """
@@ -74,8 +75,8 @@ class NoiseFieldEmbedding(nn.Conv2d):
 def average_noise(noise_BKHW: Tensor, stride: int) -> Tensor:
     """Return noise that is independent from cell to cell at a coarser resolution, with the same variance.
 
-    Each coarse cell has the mean of its stride^2 fine cells, times `stride`. Cells that the stride does not cover are
-    left out.
+    Each coarse cell is the mean of its stride^2 fine cells, multiplied by `stride`, which restores the variance. Cells
+    that the stride does not cover are left out.
 
     Args:
         noise_BKHW: fields of noise.

@@ -16,16 +16,16 @@ from credit.models.kernels.autocast import autocast_dtype
 
 
 class Conditions(NamedTuple):
-    """Conditions that a block of a network depends on, beside its input.
+    """Conditions: what a block of a network depends on beside its input, such as noise.
 
-    It is a named tuple, because the wrappers of blocks (sharding, checkpointing) look for tensors inside tuples.
+    The class is a named tuple, because the wrappers of blocks (sharding, checkpointing) look for tensors inside tuples.
 
     Attributes:
-        vector_BK: a vector for each sample, such as global noise or lead time; None for none.
-        cells_BHWK: a vector for each cell of the block's resolution, such as noise that is drawn cell by cell; None for
-            none.
-        dropout_seeds_BM: int64 seeds of the dropout masks of each sample, one for each memory M, see
-            `credit.models.layers.seeded_dropout`; None for no such dropout.
+        vector_BK: (B, K) vector for each sample, such as global noise or lead time; None for none.
+        cells_BHWK: (B, H, W, K) vector for each cell at the block's resolution, such as noise that is drawn cell by
+            cell; None for none.
+        dropout_seeds_BM: (B, M) int64 seeds of the dropout masks of each sample, one for each of the M values of
+            ``memory`` of the noise, see `credit.models.layers.seeded_dropout`; None for no such dropout.
     """
 
     vector_BK: Tensor | None = None
@@ -34,7 +34,7 @@ class Conditions(NamedTuple):
 
     @property
     def changes_norms(self) -> bool:
-        """True if norms depend on the conditions."""
+        """True if there is a vector that norms depend on, rather than no condition or dropout seeds alone."""
         return self.vector_BK is not None or self.cells_BHWK is not None
 
 
@@ -43,7 +43,7 @@ NO_CONDITIONS = Conditions()
 
 @dataclass(frozen=True)
 class ConditionDims:
-    """Lengths of the conditions that norms depend on; 0 for none.
+    """Lengths of the vectors in `Conditions` that norms depend on; 0 for norms that do not depend on the vector.
 
     Attributes:
         vector: length of the vector of each sample.
@@ -60,18 +60,18 @@ NO_CONDITION_DIMS = ConditionDims()
 class ConditionalScaleShift(nn.Module):
     """Scale and shift of channels that are linear in a condition (FiLM, Perez et al. 2018, arXiv 1709.07871).
 
-    Placed after a norm, it makes the norm depend on a vector for each sample, such as noise or lead time, or on a
-    vector for each cell. The weight starts as zeros, so adding the layer to a trained network leaves its function
-    unchanged. The weight is a parameter of this module, not of a linear layer, because spectral norm would divide the
-    zeros by their largest singular value.
+    Placed after a norm, the layer makes the result of the norm depend on a vector for each sample, such as noise or
+    lead time, or on a vector for each cell. The weight starts as zeros, so adding the layer to a trained network leaves
+    its output unchanged. The weight is a parameter of this module, not of a linear layer, because spectral norm would
+    divide the zeros by their largest singular value.
 
     Args:
-        dim: channels that are scaled and shifted.
-        condition_dim: length of the condition.
-        channel_dim: dimension of the channels: -1 for tokens (B, ..., C), 1 for fields (B, C, H, W).
+        dim: number of channels that are scaled and shifted.
+        condition_dim: length of the condition vector.
+        channel_dim: tensor dimension of the channels: -1 for tokens (B, ..., C), 1 for fields (B, C, H, W).
     """
 
-    # A file of weights may lack the weight, which then starts as zeros.
+    # A checkpoint may lack the weight, which then starts as zeros.
     may_be_added = True
     # Decay of the weight would pull the spread of an ensemble towards zero.
     has_weight_decay = False
@@ -83,11 +83,11 @@ class ConditionalScaleShift(nn.Module):
         self.weight = nn.Parameter(torch.zeros(2 * dim, condition_dim))
 
     def forward(self, x: Tensor, condition: Tensor) -> Tensor:
-        """Return x * (1 + scale) + shift, in the shape of `x`.
+        """Return x * (1 + scale) + shift, in the shape of `x`; scale and shift are linear in the condition.
 
         Args:
             x: normalised tokens or fields.
-            condition: (B, K), a condition of each sample, or (B, H, W, K), a condition of each cell.
+            condition: (B, K) vector of each sample, or (B, H, W, K) vector of each cell.
         """
         scale_shift = F.linear(condition.to(self.weight.dtype), self.weight)
         if condition.dim() == 2:
@@ -106,12 +106,12 @@ class ConditionalScaleShift(nn.Module):
 
 
 def _build_scale_shift(dim: int, condition_dim: int, channel_dim: int) -> ConditionalScaleShift | None:
-    """Return the layer by which a norm depends on a condition, None for a condition of length 0."""
+    """Return the layer that makes a norm depend on a condition; None for a condition of length 0."""
     return ConditionalScaleShift(dim, condition_dim, channel_dim) if condition_dim else None
 
 
 def _apply_conditions(norm: LayerNorm | GroupNorm, normed: Tensor, conditions: Conditions) -> Tensor:
-    """Return the result of a norm, scaled and shifted by the conditions that the norm depends on."""
+    """Return `normed`, the result of `norm`, scaled and shifted by the conditions that the norm depends on."""
     if conditions.vector_BK is not None and norm.scale_shift is not None:
         normed = norm.scale_shift(normed, conditions.vector_BK)
     if conditions.cells_BHWK is not None and norm.cell_scale_shift is not None:
@@ -123,8 +123,8 @@ class LayerNorm(nn.LayerNorm):
     """Layer norm over the last dimension that may depend on conditions.
 
     Args:
-        dim: channels.
-        condition_dims: lengths of the conditions.
+        dim: number of channels.
+        condition_dims: lengths of the condition vectors.
     """
 
     def __init__(self, dim: int, condition_dims: ConditionDims = NO_CONDITION_DIMS) -> None:
@@ -136,8 +136,8 @@ class LayerNorm(nn.LayerNorm):
         """Return the normalised tokens (B, ..., C).
 
         Args:
-            x: tokens; with a condition of each cell they are (B, H, W, C).
-            conditions: conditions of each sample and cell.
+            x: (B, ..., C) tokens; they must be (B, H, W, C) if there is a condition vector for each cell.
+            conditions: vectors of each sample or cell, such as noise, that the norms and dropout depend on.
         """
         return _apply_conditions(self, super().forward(x), conditions)
 
@@ -145,12 +145,13 @@ class LayerNorm(nn.LayerNorm):
 class GroupNorm(nn.GroupNorm):
     """Group norm that may depend on conditions, and that computes in float32 under autocast on every device.
 
-    torch does so on GPUs. On a CPU it takes bfloat16, and several times as long (torch 2.13).
+    torch's own group norm computes in float32 on GPUs only. On a CPU it computes in bfloat16, which takes several times
+    as long (torch 2.13).
 
     Args:
-        groups: number of groups; divides `channels`.
-        channels: channels.
-        condition_dims: lengths of the conditions.
+        groups: number of groups; it divides `channels`.
+        channels: number of channels.
+        condition_dims: lengths of the condition vectors.
     """
 
     def __init__(self, groups: int, channels: int, condition_dims: ConditionDims = NO_CONDITION_DIMS) -> None:
@@ -163,7 +164,7 @@ class GroupNorm(nn.GroupNorm):
 
         Args:
             x_BCHW: field.
-            conditions: conditions of each sample and cell.
+            conditions: vectors of each sample or cell, such as noise, that the norms and dropout depend on.
         """
         if autocast_dtype(x_BCHW) is not None:
             x_BCHW = x_BCHW.float()

@@ -1,7 +1,7 @@
 """Padding of a global field across the poles and around the globe.
 
-Rows run from north to south: pads are `(north, south)` rows and `(west, east)` columns. A caller whose rows run the
-other way swaps the two.
+Rows run from north to south: pads are `(north, south)` rows and `(west, east)` columns. A caller whose rows run from
+south to north swaps the two pads of the rows.
 
 Shape suffixes: B batch, C channels, H and W rows and columns.
 """
@@ -24,12 +24,13 @@ class SpherePadding:
     components of a vector point the other way, so channels that hold them change sign there.
 
     Attributes:
-        mode: `earth` crosses the poles, which needs an even number of columns; `mirror` reflects latitude in place.
-        lat: rows added in the north and in the south.
-        lon: columns added in the west and in the east, periodic.
-        skip: rows at each pole that are not repeated beyond it: 1 if the grid has a row on the pole itself, else 0.
-            `mirror` always leaves one out.
-        vector_channels: channels whose sign changes across a pole.
+        mode: `earth` continues rows across the poles, which needs an even number of columns; `mirror` reflects rows at
+            the first and last row, at the same longitude.
+        lat: number of rows added in the north and in the south.
+        lon: number of columns added in the west and in the east; they continue the field periodically.
+        skip: number of rows at each pole that `earth` does not repeat beyond the pole: 1 if the grid has a row on the
+            pole itself, else 0. `mirror` never repeats the outermost row.
+        vector_channels: indices of the channels whose sign `earth` changes beyond a pole.
     """
 
     mode: str = "earth"
@@ -39,7 +40,7 @@ class SpherePadding:
     vector_channels: tuple[int, ...] = ()
 
     def padded_shape(self, grid: tuple[int, int]) -> tuple[int, int]:
-        """Return rows and columns of a padded field, given those of the field."""
+        """Return the number of rows and columns of a padded field, given those of the field."""
         height, width = grid
         return height + sum(self.lat), width + sum(self.lon)
 
@@ -58,7 +59,9 @@ class SpherePadding:
         return x[..., north : x.shape[-2] - south, west : x.shape[-1] - east]
 
     def rows_across_pole(self, height: int) -> tuple[range, ...]:
-        """Return the rows of a padded field in which vectors point the other way, because they are across a pole.
+        """Return the ranges of rows of a padded field that lie beyond a pole, where vectors change sign.
+
+        Without vector channels the result is empty.
 
         Args:
             height: number of rows of the field before padding.
@@ -69,7 +72,7 @@ class SpherePadding:
         return range(north), range(north + height, north + height + south)
 
     def vector_slices(self) -> list[slice]:
-        """Return `vector_channels` as slices, which need no index tensor on the device."""
+        """Return `vector_channels` as slices; indexing with slices needs no index tensor on the device."""
         slices: list[slice] = []
         for channel in sorted(set(self.vector_channels)):
             if slices and slices[-1].stop == channel:
@@ -110,21 +113,21 @@ NO_PADDING = SpherePadding("mirror")
 
 
 def stage_sizes(padded: int, strides: Sequence[int]) -> list[int]:
-    """Return the rows (or columns) of each stage of a hierarchical encoder.
+    """Return the number of rows (or columns) of each stage of a hierarchical encoder.
 
     Args:
-        padded: rows (or columns) of the padded field.
+        padded: number of rows (or columns) of the padded field.
         strides: stride of each stage's embedding. A convolution drops the cells that its stride does not cover.
     """
     return [padded // math.prod(strides[: i + 1]) for i in range(len(strides))]
 
 
 def window_multiple(strides: Sequence[int], windows: Sequence[Sequence[int]]) -> int:
-    """Return the number whose multiples, as padded size, let every window of every stage fit.
+    """Return the least number of which the padded size must be a multiple so that every window of every stage fits.
 
     Args:
         strides: stride of each stage's embedding.
-        windows: for each stage the windows that must divide its size.
+        windows: for each stage the window edges, in cells of the stage, that must divide the size of the stage.
     """
     multiples = []
     for i, stage_windows in enumerate(windows):
@@ -134,10 +137,19 @@ def window_multiple(strides: Sequence[int], windows: Sequence[Sequence[int]]) ->
 
 
 def auto_padding(size: int, multiple: int, strides: Sequence[int]) -> tuple[int, int]:
-    """Return the least pads that make `size` a multiple of `multiple`, at least half a coarsest cell on each side.
+    """Return the least pads that make the padded size a multiple of `multiple`, with a minimum on each side.
 
-    Half a cell of the coarsest stage keeps the seam out of the field. The rule gives the padding of the published 6 h
-    model and of the 1 degree starter. An odd row goes to the second side (south or east).
+    The minimum is half a cell of the coarsest stage. It keeps the edge of the padded field away from the field. The
+    rule gives the padding of the published 6 h model and of the 1 degree starter config.
+
+    Args:
+        size: number of rows (or columns) of the field.
+        multiple: result of `window_multiple`.
+        strides: stride of each stage's embedding.
+
+    Returns:
+        Numbers of rows (or columns) to add on the first side (north or west) and on the second side (south or east),
+        which gets one more if their sum is odd.
     """
     least = math.prod(strides) // 2
     total = math.ceil((size + 2 * least) / multiple) * multiple - size

@@ -1,11 +1,12 @@
-"""Dropout whose masks are a function of a seed for each sample, so that they are noise that can be drawn again.
+"""Dropout whose masks are a function of a seed for each sample, so that a mask can be drawn again.
 
 The bits of a mask are a hash of the sample's seed, of the layer and of the position in the layer. They do not depend on
 the batch, the device, or the part of a layer that a tensor-parallel rank holds, and nothing has to be saved for a
 recomputation.
 
 Shape suffixes: B batch, R rows (cells of the grid, or queries of attention), U units (hidden channels, or keys of
-attention), M memories of the noise.
+attention), M values of ``memory`` of the noise (times for which a mask stays the same), each with a seed; N windows of
+the whole batch, n windows of one sample, h heads, L positions in a window.
 """
 
 from __future__ import annotations
@@ -23,10 +24,11 @@ _NUM_VALUES = 2**16
 
 
 def hash_(x: Tensor) -> Tensor:
-    """Replace each int64 of `x` by 64 random bits in place, and return it; products wrap around.
+    """Replace each int64 of `x` in place by a hash of it, 64 pseudo-random bits, and return `x`.
 
-    These are two rounds of SplitMix64 without its last shift, which 16 bits of the result do not need. Shifts copy the
-    sign, which makes a difference of one bit in a round and saves an operation.
+    These are the two multiplication rounds of SplitMix64, in which products wrap around. Its last shift is left out,
+    because only groups of 16 bits of the result are used. Right shifts copy the sign bit, not zeros as in SplitMix64:
+    this costs one bit of randomness in each round and saves an operation.
     """
     for multiplier in (_MULTIPLIER_1, _MULTIPLIER_2):
         x.bitwise_xor_(x >> 32).mul_(multiplier)
@@ -34,14 +36,15 @@ def hash_(x: Tensor) -> Tensor:
 
 
 class SeededDropout(nn.Module):
-    """Dropout of one layer of a network.
+    """Dropout of one layer of a network, with masks that are a function of the seeds in its arguments.
 
     Args:
         rate: probability of dropping a unit; it is rounded to a multiple of 1 / 65536.
-        number: number of the layer among those with such dropout.
+        number: index of the layer, from 0, among the layers with such dropout.
 
     Attributes:
-        first_unit: number of the first hidden channel or head that this rank holds; tensor parallelism sets it.
+        first_unit: index of the first hidden channel or head that this rank holds: 0, unless tensor parallelism sets
+            it.
     """
 
     def __init__(self, rate: float, number: int) -> None:
@@ -58,11 +61,11 @@ class SeededDropout(nn.Module):
         self._scale = _NUM_VALUES / (_NUM_VALUES - num_dropped_values)
 
     def drop_channels(self, x: Tensor, seeds_BM: Tensor) -> Tensor:
-        """Return hidden channels (B, ..., U) of which some are zeros.
+        """Return hidden channels with dropout: some are set to zero, the rest is scaled to keep the mean.
 
         Args:
-            x: hidden channels that this rank holds, for each cell.
-            seeds_BM: seeds of each sample; 0 for a sample without dropout.
+            x: (B, ..., U) hidden channels of each cell; under tensor parallelism those that this rank holds.
+            seeds_BM: (B, M) int64 seeds of each sample; 0 for a sample without dropout.
         """
         x_BRU = x.flatten(1, -2)
         rows_R = torch.arange(x_BRU.shape[1], device=x.device)
@@ -71,36 +74,39 @@ class SeededDropout(nn.Module):
         return self._apply_mask(x_BRU, is_kept_BRU, seed_B11).view_as(x)
 
     def drop_weights(self, weights_NhLL: Tensor, seeds_BM: Tensor, heads: int) -> Tensor:
-        """Return attention weights of which some are zeros.
+        """Return attention weights with dropout: some are set to zero, the rest is scaled to keep the mean.
 
         Args:
-            weights_NhLL: weights of query and key, for each window of the whole batch and each head of this rank.
-            seeds_BM: seeds of each sample; 0 for a sample without dropout.
-            heads: number of heads of all ranks.
+            weights_NhLL: (N, h, L, L) attention weights, for each window of the whole batch, each head of this rank,
+                each query position and each key position.
+            seeds_BM: (B, M) int64 seeds of each sample; 0 for a sample without dropout.
+            heads: number of heads on all tensor-parallel ranks together.
         """
         weights_BnhLL = weights_NhLL.unflatten(0, (len(seeds_BM), -1))
         _, num_windows, num_heads, length, _ = weights_BnhLL.shape
         windows_n = torch.arange(num_windows, device=weights_NhLL.device)
         heads_h = self.first_unit + torch.arange(num_heads, device=weights_NhLL.device)
         queries_L = torch.arange(length, device=weights_NhLL.device)
+        # Rows are numbered with the heads of all ranks, so that a rank draws the masks of its heads in the whole layer.
         rows_nhL = (windows_n[:, None, None] * heads + heads_h[:, None]) * length + queries_L
         seed_B11 = self._select_seed(seeds_BM)
         is_kept_BRU = self._draw_mask(seed_B11, rows_nhL.flatten(), length, first_unit=0)
         return self._apply_mask(weights_BnhLL.flatten(1, 3), is_kept_BRU, seed_B11).view(weights_NhLL.shape)
 
     def _select_seed(self, seeds_BM: Tensor) -> Tensor:
-        """Return the seed of this layer for each sample, (B, 1, 1); the layers take turns with the memories."""
+        """Return the seed that this layer uses for each sample, (B, 1, 1): layer i uses seed i modulo M."""
         return seeds_BM[:, self.number % seeds_BM.shape[1], None, None]
 
     def _draw_mask(self, seed_B11: Tensor, rows_R: Tensor, num_units: int, first_unit: int) -> Tensor:
-        """Return the mask (B, R, U), bool: False for a unit that is dropped.
+        """Return the bool mask (B, R, U): False for a unit that is dropped.
 
         Args:
-            seed_B11: seed of each sample; 0 for a sample of which no unit is dropped.
-            rows_R: numbers of the rows, int64.
-            num_units: number of units of a row.
-            first_unit: number of the first of them.
+            seed_B11: (B, 1, 1) seed of each sample; 0 for a sample of which no unit is dropped.
+            rows_R: (R,) int64 indices of the rows in the whole layer.
+            num_units: number of units of a row, U.
+            first_unit: index in the whole layer of the first unit.
         """
+        # Hash the sample's seed with the layer, the result with the row, and that result with each group of four units.
         layer_seed_B11 = hash_(seed_B11 + self._layer_offset)
         row_seed_BR1 = hash_(layer_seed_B11 + rows_R[:, None] * _INCREMENT)
         first_hash = first_unit // _UNITS_PER_HASH
@@ -112,23 +118,23 @@ class SeededDropout(nn.Module):
         return numbers_BRU[..., offset : offset + num_units] >= threshold_B11
 
     def _apply_mask(self, x_BRU: Tensor, is_kept_BRU: Tensor, seed_B11: Tensor) -> Tensor:
-        """Return units with zeros in the place of those that are dropped; the others are scaled to keep the mean."""
+        """Return `x_BRU` with zeros for the units that are dropped, and the others scaled to keep the mean."""
         scale_B11 = torch.where(seed_B11 == 0, 1.0, self._scale).to(x_BRU.dtype)
         return x_BRU * scale_B11 * is_kept_BRU
 
     def extra_repr(self) -> str:
-        """Return the arguments, for `repr` of the network."""
+        """Return the arguments as text, for `repr` of the network."""
         return f"rate={self.rate}, number={self.number}"
 
 
 def use_seeded_dropout(model: nn.Module, attention_rate: float, feed_forward_rate: float) -> int:
-    """Give the layers of a network seeded dropout in the place of torch's, and return the number of these layers.
+    """Replace torch's dropout in a network by seeded dropout, in place, and return the number of layers that have it.
 
     Args:
-        model: its layers are changed in place, if they have an attribute ``seeded_dropout``: window attention and
+        model: the network. Its layers with an attribute ``seeded_dropout`` are changed: window attention and
             feed-forward layers.
-        attention_rate: rate of attention weights; 0 for none.
-        feed_forward_rate: rate of hidden channels; 0 for none.
+        attention_rate: dropout rate of attention weights; 0 for no dropout.
+        feed_forward_rate: dropout rate of the hidden channels of feed-forward layers; 0 for no dropout.
     """
     number = 0
     for module in list(model.modules()):

@@ -3,7 +3,7 @@
 The weight in use is W / sigma, sigma = u^T W v, where u and v are float32 buffers that follow the leading singular
 vectors of W by power iteration. A forward pass only reads u and v; `advance_power_iterations` alone moves them.
 
-Call it once per optimizer step, before the step's first forward. The package's trainer does that; a loop of your own:
+Call the latter once per optimizer step, before the step's first forward. The package's trainer does so; in your own:
 
     model = apply_spectral_norm(model)
     for batch in batches:
@@ -46,8 +46,8 @@ INITIAL_ITERATIONS = 15
 class SpectralNorm(nn.Module):
     """Parametrization that divides a weight by an estimate of its largest singular value.
 
-    The weight may be the part of a matrix that tensor parallelism gives to a rank, see `share`; sigma is that of the
-    whole matrix.
+    The weight may be the part of a matrix that tensor parallelism gives to a rank, see `share`; sigma is always the
+    singular value of the whole matrix.
 
     Args:
         weight: the weight to be normalised; only its shape and device are read.
@@ -66,7 +66,7 @@ class SpectralNorm(nn.Module):
         self.register_buffer("v", torch.full((columns,), columns**-0.5, device=weight.device))
 
     def matrix(self, weight: Tensor) -> Tensor:
-        """Return `weight`, or any part of it, as a float32 matrix (out, rest)."""
+        """Return `weight`, or any part of it, as a float32 matrix (outputs, product of all other dimensions)."""
         if self.out_dim:
             weight = weight.transpose(0, self.out_dim)
         return weight.flatten(1).float()
@@ -74,22 +74,22 @@ class SpectralNorm(nn.Module):
     def share(
         self, split: int, total: Callable[[Tensor], Tensor], common: Callable[[Tensor], Tensor]
     ) -> dict[str, int | None]:
-        """Declare the weight to be one part of a matrix that is split over ranks.
+        """Prepare for a weight that is one rank's part of a matrix, as tensor parallelism splits it.
 
         Args:
-            split: 0 if the matrix is split by rows, 1 by columns.
-            total: adds up a tensor over the parts, in the backward pass as well.
-            common: returns a tensor that is equal on all parts unchanged, and adds up its gradient over them.
+            split: dimension of the matrix that is split over the ranks: 0 rows, 1 columns.
+            total: function that sums a tensor over the ranks, and its gradient as well.
+            common: function that returns its tensor unchanged and sums the gradient over the ranks; not needed here.
 
         Returns:
-            The dimension along which each buffer is split with the matrix, None for the one that stays whole.
+            For each of the buffers ``u`` and ``v`` the dimension along which it is split; None if it stays whole.
         """
         self.sum_over_parts = total
         return {"u": 0 if split == 0 else None, "v": 0 if split == 1 else None}
 
     @staticmethod
     def share_sums(model: nn.Module) -> None:
-        """Let the split weights of each sharding unit share one sum over the ranks, in place."""
+        """Change `model` in place: the split weights of each sharding unit share one all-reduce over the ranks."""
         normalize_together(model, by_unit=True)
 
     def initial_buffers(self, weight: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
@@ -145,7 +145,7 @@ def apply_spectral_norm(model: nn.Module) -> nn.Module:
 
 
 def normalized_weights(module: nn.Module) -> dict[SpectralNorm, Chain]:
-    """Return the spectral norm of every normalised weight in `module`, with all parametrizations of that weight."""
+    """Return a dict from the spectral norm of each normalised weight in `module` to the weight's parametrizations."""
     # `named_modules` would take longer than everything else that a training step does with the result.
     chains: dict[SpectralNorm, Chain] = {}
     stack: list[nn.Module | None] = [module]
@@ -162,7 +162,7 @@ def normalized_weights(module: nn.Module) -> dict[SpectralNorm, Chain]:
 
 
 def singular_vectors(model: nn.Module) -> dict[str, Tensor]:
-    """Return the live u and v buffers by their names in a state dict."""
+    """Return the u and v buffers of `model`, not copied, by their names in a state dict."""
     return {
         f"{name}.{key}": module._buffers[key]
         for name, module in model.named_modules()
@@ -172,7 +172,7 @@ def singular_vectors(model: nn.Module) -> dict[str, Tensor]:
 
 
 def is_trainable(chain: Chain) -> bool:
-    """Return whether the weight can change; u and v of frozen weights stay fixed, so their layers do not change."""
+    """Return whether the weight can change. The u and v of a frozen weight are not updated, so its layer is fixed."""
     return chain.original.requires_grad or any(parameter.requires_grad for parameter in chain.parameters())
 
 
@@ -181,11 +181,11 @@ def advance_power_iterations(model: nn.Module, iterations: int = 1) -> None:
     """Collective: update u and v of every trainable weight by power iterations, v first, in place.
 
     Call it once per optimizer step, before its first forward, and with more iterations after weights have been
-    replaced. Sharded weights are not gathered: an iteration of weights that are sharded or split over ranks takes two
-    all-reduces for each mesh.
+    replaced. Weights that are sharded or split over ranks are not gathered: each iteration needs two all-reduces for
+    each device mesh instead.
 
     Args:
-        model: the model, on all ranks of its meshes.
+        model: the model; all ranks of its device meshes must make this call.
         iterations: number of power iterations.
     """
     unsharded: dict[SpectralNorm, Chain] = {}
@@ -202,7 +202,7 @@ def advance_power_iterations(model: nn.Module, iterations: int = 1) -> None:
 
 
 def _advance_unsharded(chains: Mapping[SpectralNorm, Chain], iterations: int) -> None:
-    """Iterate with matrices that this rank has completely."""
+    """Update u and v of weights whose whole matrix is on this rank."""
     us = [norm.u for norm in chains]
     vs = [norm.v for norm in chains]
     with without_autocast(us[0]):
@@ -230,7 +230,7 @@ class _StoredPart:
         return cls(norm, chain, rows, slice(bounds[0].start * inner_size, bounds[0].stop * inner_size))
 
     def adapter_tensors(self) -> list[Tensor]:
-        """Return the tensors that every rank needs completely to multiply the adapters' addend by a vector."""
+        """Return the tensors that must be gathered to multiply what the adapters add to the weight by a vector."""
         parameters = [parameter for adapter in _adapters(self.chain) for parameter in adapter.parameters()]
         # Without tensor parallelism, u is whole on every rank.
         return [self.norm.u, *parameters] if parameters and isinstance(self.norm.u, DTensor) else parameters
@@ -238,13 +238,13 @@ class _StoredPart:
     def add_adapters(
         self, product: Tensor, vector: Tensor, gathered: Mapping[Tensor, Tensor], transposed: bool
     ) -> Tensor:
-        """Return the product of the matrix including its adapters and a vector.
+        """Return the product of a vector with the matrix that includes the adapters.
 
         Args:
-            product: product of the original matrix and the vector.
+            product: product of the matrix without the adapters and the vector.
             vector: the vector.
-            gathered: tensor of `adapter_tensors` -> the same completely.
-            transposed: whether the matrix is transposed.
+            gathered: dict from each sharded tensor of `adapter_tensors` to the full, gathered tensor.
+            transposed: True to multiply by the transposed matrix.
         """
         adapters = _adapters(self.chain)
         if not adapters:
@@ -258,11 +258,11 @@ class _StoredPart:
 
 
 def _advance_sharded(chains: Mapping[SpectralNorm, Chain], iterations: int) -> None:
-    """Collective: iterate with matrices of which this rank stores a part.
+    """Collective: update u and v of weights of whose matrix this rank stores a part.
 
-    Every rank multiplies its parts, and the sums of the products over the ranks are the complete vectors u and v. At
-    the end each rank stores the part of them that tensor parallelism gives to it. Adapters are small, so their complete
-    parameters are gathered with the first of these sums.
+    Every rank multiplies its parts of the matrices, and the sums of the products over the ranks are the full vectors u
+    and v. At the end each rank stores the part of u and v that tensor parallelism gives to it. Adapters are small, so
+    their full parameters are gathered by the first all-reduce.
     """
     parts = [_StoredPart.of(norm, chain) for norm, chain in chains.items()]
     originals = [chain.original for chain in chains.values()]
@@ -311,7 +311,7 @@ def _embed(part: Tensor, bounds: Sequence[slice], shape: torch.Size) -> Tensor:
 
 
 def _embed_part_of(tensor: Tensor) -> Tensor:
-    """Return a tensor with the shape of all of `tensor`, with this rank's part of it and zeros elsewhere."""
+    """Return a plain tensor of the full shape of `tensor`, with this rank's part in its place and zeros elsewhere."""
     return _embed(to_local(tensor), local_slices(tensor), tensor.shape)
 
 
@@ -329,15 +329,15 @@ def _before_norm(chain: Chain) -> Tensor:
 
 
 def normalize_together(module: nn.Module, by_unit: bool) -> None:
-    """Change the forward of `module` in place, so that it normalises the weights inside it in one pass at its start.
+    """Change the forward of `module` in place, so that it first normalises the weights inside it, many at a time.
 
-    On a GPU, weights of the same shape share their kernels. Split weights share the sum of their sigmas over the ranks,
-    and its gradient. All other weights are still normalised when they are read.
+    On a GPU, weights of the same shape share their kernels. Split weights share one sum of their sigmas over the ranks,
+    and one of its gradient. All other weights are still normalised when they are read.
 
     Args:
         module: module that is not compiled, because a compiled graph normalises each of its weights itself.
-        by_unit: whether the forward of each sharding unit inside normalises the weights of that unit. This is needed
-            because sharded weights are gathered, and checkpointed blocks are recomputed, unit by unit.
+        by_unit: True to let the forward of each sharding unit inside normalise the weights of that unit. It is needed
+            if sharded weights are gathered, or checkpointed blocks are recomputed, unit by unit.
     """
     units = [module]
     if by_unit:
@@ -355,7 +355,7 @@ def normalize_together(module: nn.Module, by_unit: bool) -> None:
 def _forward_together(
     forward: Callable[..., Any], chains: Mapping[SpectralNorm, Chain], *args: Any, **kwargs: Any
 ) -> Any:
-    """Normalise the weights of `chains`, then call `forward`, which uses the results."""
+    """Normalise the weights of `chains`, then call `forward`, in which `SpectralNorm.forward` returns the results."""
     if torch.compiler.is_compiling():
         return forward(*args, **kwargs)
     ready = _normalized_together.get()
@@ -368,7 +368,7 @@ def _forward_together(
 
 
 def _normalize_groups(weights: Iterable[tuple[SpectralNorm, Tensor]]) -> dict[SpectralNorm, Tensor]:
-    """Return the normalised weights, or this rank's parts, of those weights that can be computed with others."""
+    """Return the normalised weights (or this rank's parts) of the weights that can share work; leave out the others."""
     split: dict[SpectralNorm, Tensor] = {}
     same_shape: defaultdict[tuple[Any, ...], dict[SpectralNorm, Tensor]] = defaultdict(dict)
     for norm, weight in weights:
@@ -389,7 +389,7 @@ def _normalize_groups(weights: Iterable[tuple[SpectralNorm, Tensor]]) -> dict[Sp
 
 
 def _normalize_split(weights: Mapping[SpectralNorm, Tensor]) -> dict[SpectralNorm, Tensor]:
-    """Collective: return this rank's parts of split weights, normalised with one sum over the ranks for all weights."""
+    """Collective: return this rank's parts of split weights, normalised with one all-reduce for all weights."""
     sum_over_parts = next(iter(weights)).sum_over_parts
     with without_autocast(next(iter(weights.values()))):
         products = [torch.dot(to_local(n.u), torch.mv(n.matrix(part), to_local(n.v))) for n, part in weights.items()]

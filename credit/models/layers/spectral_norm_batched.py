@@ -1,7 +1,7 @@
 """Products of spectral norm for many weights, by as few kernels as their device needs.
 
-On a GPU the work on most weights takes less time than to launch its kernels one by one, so weights of one shape share
-them. Shape suffixes: N weights, R rows (outputs), C columns of each, X rows or columns.
+On a GPU, the work on most weights takes less time than launching the kernels for each weight, so weights of one shape
+share them. Shape suffixes: N weights of one shape; R rows (outputs) and C columns of each; X stands for R or C.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ class PlainMatrices:
         self._matrices = matrices
 
     def products(self, vectors: Sequence[Tensor], transposed: bool) -> list[Tensor]:
-        """Return the product of each matrix, or of its transpose, with its vector."""
+        """Return the product of each matrix (or its transpose, if `transposed`) with the vector of the same index."""
         matrices = [matrix.t() for matrix in self._matrices] if transposed else self._matrices
         return [torch.mv(matrix, vector) for matrix, vector in zip(matrices, vectors, strict=True)]
 
 
 class StackedMatrices:
-    """Float32 matrices (R, C), those of one shape in one tensor, to be multiplied with one vector each.
+    """Float32 matrices, each to be multiplied with one vector; those of one shape are stacked in one tensor (N, R, C).
 
-    Products of several matrices are sums of elementwise ones, as batched matrix products may round their arguments
-    (TF32). A matrix alone in its shape stays as it is.
+    Stacked matrices are multiplied elementwise and summed, because torch's batched matrix product may round its
+    arguments to TF32. A matrix that has no other of its shape is not stacked.
     """
 
     def __init__(self, matrices: Sequence[Tensor]) -> None:
@@ -45,7 +45,7 @@ class StackedMatrices:
         ]
 
     def products(self, vectors: Sequence[Tensor], transposed: bool) -> list[Tensor]:
-        """Return the product of each matrix, or of its transpose, with its vector."""
+        """Return the product of each matrix (or its transpose, if `transposed`) with the vector of the same index."""
         products: dict[int, Tensor] = {}
         for group, matrices_NRC in zip(self._groups, self._stacks_NRC, strict=True):
             if matrices_NRC is None:
@@ -63,12 +63,12 @@ class StackedMatrices:
 
 
 def hold_matrices(matrices: Sequence[Tensor]) -> StackedMatrices | PlainMatrices:
-    """Return float32 matrices in the form whose products with vectors are fastest on their device."""
+    """Return an object that multiplies float32 matrices with vectors in the way that is fastest on their device."""
     return PlainMatrices(matrices) if use_cpu_kernels(matrices[0]) else StackedMatrices(matrices)
 
 
 def unit_vectors(vectors: Sequence[Tensor]) -> list[Tensor]:
-    """Return each vector scaled to length 1."""
+    """Return each vector divided by its 2-norm; vectors of zeros stay zeros."""
     if use_cpu_kernels(vectors[0]):
         lengths = torch._foreach_norm(vectors)
         torch._foreach_clamp_min_(lengths, EPS)
@@ -82,7 +82,7 @@ def unit_vectors(vectors: Sequence[Tensor]) -> list[Tensor]:
 
 
 def group_by_shape(tensors: Sequence[Tensor]) -> list[list[int]]:
-    """Return the indices of tensors, those with equal shapes together."""
+    """Return the indices of the tensors as one list for each shape."""
     groups: defaultdict[torch.Size, list[int]] = defaultdict(list)
     for index, tensor in enumerate(tensors):
         groups[tensor.shape].append(index)
@@ -90,12 +90,14 @@ def group_by_shape(tensors: Sequence[Tensor]) -> list[list[int]]:
 
 
 def normalize_batched(weights: Sequence[Tensor], us: Sequence[Tensor], vs: Sequence[Tensor]) -> Sequence[Tensor]:
-    """Return W / (u^T W v) for weights W (R, ...), in their dtype; the backward pass keeps little beside W.
+    """Return W / (u^T W v) for each of several weights W of one shape and dtype, in that dtype.
+
+    Hardly anything but W itself is saved for the backward pass.
 
     Args:
-        weights: the first dimension counts outputs.
-        us: float32 (R,).
-        vs: float32 (C,), C the product of the weights' other dimensions.
+        weights: (R, ...) weights, whose first dimension counts outputs.
+        us: float32 (R,) left singular vector of each weight.
+        vs: float32 (C,) right singular vector of each weight; C is the product of the weight's other dimensions.
     """
     matrices_NRC = _NormalizeBatched.apply(torch.stack(list(us)), torch.stack(list(vs)), *weights)
     return matrices_NRC.to(weights[0].dtype).unflatten(2, weights[0].shape[1:]).unbind()

@@ -18,7 +18,7 @@ from credit.models.layers.window_attention import BiasIndex, WindowAttention
 
 
 class FeedForward(nn.Module):
-    """Pre-norm MLP over channels, four times as wide inside, without the residual connection.
+    """Pre-norm MLP over the channels of each token, with 4 * `dim` hidden channels, without the residual connection.
 
     Args:
         dim: channels of the tokens.
@@ -39,11 +39,11 @@ class FeedForward(nn.Module):
         self.seeded_dropout: SeededDropout | None = None
 
     def forward(self, x_BHWC: Tensor, conditions: Conditions = NO_CONDITIONS) -> Tensor:
-        """Return the update of the tokens (..., C), to be added to the input.
+        """Return the update of the tokens (B, H, W, C), to be added to the input.
 
         Args:
             x_BHWC: tokens.
-            conditions: conditions of each sample and cell.
+            conditions: vectors of each sample or cell, such as noise, that the norms and dropout depend on.
         """
         normed_BHWC = self.norm(x_BHWC, conditions)
         if self.seeded_dropout is not None and conditions.dropout_seeds_BM is not None:
@@ -52,23 +52,24 @@ class FeedForward(nn.Module):
         if self.dropout.training and self.dropout.p:
             return self.contract(self.dropout(F.gelu(self.expand(normed_BHWC))))
         norm = None
-        # The kernel computes a norm again that does not depend on a condition.
+        # The kernel can compute only such norms again that do not depend on a condition.
         if self.saves_memory and not conditions.changes_norms:
             norm = RecomputedNorm.if_worthwhile(self.norm, x_BHWC)
         return self.contract(self.expand(normed_BHWC, defer), partial(mlp, norm=norm))
 
 
 class TransformerLayer(nn.Module):
-    """Short attention, feed-forward, long attention, feed-forward, each added to its input.
+    """Sequence of short attention, feed-forward, long attention and feed-forward, each added to its input.
 
-    A layer is one unit of sharding and checkpointing. `_tp_plan` declares how its linear layers may be split over
-    tensor-parallel ranks.
+    A transformer layer is one unit of sharding and checkpointing. `_tp_plan` declares how its linear layers may be
+    split over tensor-parallel ranks.
 
     Args:
         dim: channels of the tokens.
         dim_head: channels per attention head; divides `dim`.
-        local_window: window edge of the short attention, among neighbouring cells.
-        global_window: window edge of the long attention, among cells spread over the whole grid.
+        local_window: window edge, in cells, of the short attention, whose windows consist of neighbouring cells.
+        global_window: window edge, in cells, of the long attention, whose windows consist of cells that are spread over
+            the whole grid.
         attn_dropout: probability of dropping an attention weight in training.
         ff_dropout: probability of dropping a hidden channel of the feed-forward layers in training.
         bias_index: lookup of the position bias, see `DynamicPositionBias`.
@@ -128,7 +129,7 @@ class TransformerLayer(nn.Module):
 
         Args:
             x_BHWC: tokens.
-            conditions: conditions of each sample and cell.
+            conditions: vectors of each sample or cell, such as noise, that the norms and dropout depend on.
         """
         x_BHWC = x_BHWC + self.short_attention(x_BHWC, conditions)
         x_BHWC = x_BHWC + self.short_feed_forward(x_BHWC, conditions)

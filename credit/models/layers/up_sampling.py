@@ -1,6 +1,6 @@
 """Up-sampling blocks of a convolutional decoder, each of which doubles height and width.
 
-All take and return (B, C, H, W) tensors, in channels-last memory where the input is.
+All take and return (B, C, H, W) tensors. If the input is in channels-last memory, so is the output.
 
 Shape suffixes: B batch, C channels, H and W rows and columns.
 """
@@ -23,14 +23,14 @@ from credit.models.layers.norm import NO_CONDITION_DIMS, NO_CONDITIONS, Conditio
 
 
 def pixel_shuffle(x_BCHW: Tensor) -> Tensor:
-    """Return (B, C/4, 2H, 2W): `torch.nn.PixelShuffle(2)`, but channels-last memory stays so on every device."""
+    """Return (B, C/4, 2H, 2W) as `torch.nn.PixelShuffle(2)` does, but keep channels-last memory on every device."""
     B, C, H, W = x_BCHW.shape
     x_BHWC22 = x_BCHW.permute(0, 2, 3, 1).unflatten(-1, (C // 4, 2, 2))
     return x_BHWC22.permute(0, 1, 4, 2, 5, 3).reshape(B, 2 * H, 2 * W, C // 4).permute(0, 3, 1, 2)
 
 
 class SubpixelConv(nn.Conv2d):
-    """3x3 convolution to 4 * `out_channels` channels, and a pixel shuffle (Shi et al. 2016, arXiv 1609.05158)."""
+    """3x3 convolution to 4 * `out_channels` channels, then a pixel shuffle (Shi et al. 2016, arXiv 1609.05158)."""
 
     def __init__(self, in_channels: int, out_channels: int) -> None:
         super().__init__(in_channels, 4 * out_channels, 3, padding=1)
@@ -40,9 +40,15 @@ class SubpixelConv(nn.Conv2d):
         return pixel_shuffle(super().forward(x_BCHW))
 
     def initial_value(self, name: str, shape: torch.Size, generator: torch.Generator) -> Tensor:
-        """Return the ICNR value: the four sub-kernels of a channel start equal (Aitken et al. 2017, arXiv 1707.02937).
+        """Return the ICNR initial value of the weight or bias (Aitken et al. 2017, arXiv 1707.02937), on the CPU.
 
-        So there is no checkerboard in the output of a new network.
+        The four sub-kernels of an output channel start equal, so the output of a new network has no checkerboard
+        pattern. The bias starts as zeros.
+
+        Args:
+            name: ``"weight"`` or ``"bias"``.
+            shape: shape of the value.
+            generator: random generator on the CPU.
         """
         if name == "bias":
             return torch.zeros(shape, device="cpu")
@@ -51,7 +57,7 @@ class SubpixelConv(nn.Conv2d):
 
 
 class Refinement(nn.Sequential):
-    """Two times a 3x3 convolution, group norm and SiLU. The caller adds the result to its input.
+    """3x3 convolution, group norm and SiLU, all three twice in a row. The caller adds the result to the input.
 
     Args:
         channels: input and output channels.
@@ -67,14 +73,14 @@ class Refinement(nn.Sequential):
         super().__init__(*layers)
 
     def forward(self, x_BCHW: Tensor, conditions: Conditions = NO_CONDITIONS) -> Tensor:
-        """Return the update of the field (B, C, H, W), given the conditions at this resolution."""
+        """Return the update of the field (B, C, H, W), given the conditions at the same resolution."""
         for layer in self:
             x_BCHW = layer(x_BCHW, conditions) if isinstance(layer, GroupNorm) else layer(x_BCHW)
         return x_BCHW
 
 
 class UpBlockPS(nn.Module):
-    """Pixel-shuffle up-sampling, a sharpening residual and a refinement residual.
+    """Up-sampling by a pixel shuffle, followed by two residual branches: a 3x3 convolution, and a `Refinement`.
 
     Args:
         in_channels: input channels.
@@ -101,7 +107,7 @@ class UpBlockPS(nn.Module):
 
 
 class UpBlock(nn.Module):
-    """Transposed-convolution up-sampling and a refinement residual.
+    """Up-sampling by a transposed convolution, followed by a `Refinement` as a residual branch.
 
     Args:
         in_channels: input channels.
@@ -150,8 +156,8 @@ class TransposedHead(nn.ConvTranspose2d):
 class SubpixelHead(nn.Sequential):
     """Last block of a decoder: a subpixel convolution and a 3x3 convolution, which leave the margins out.
 
-    Nothing lies between the two convolutions, so together they are one linear map. It is computed as one convolution
-    where that takes fewer operations, see `credit.models.kernels.merged_head`.
+    Nothing nonlinear lies between the two convolutions, so together they are one linear map. The map is computed as one
+    convolution where that takes fewer operations, see `credit.models.kernels.merged_head`.
 
     Args:
         in_channels: input channels.
@@ -180,7 +186,7 @@ class SubpixelHead(nn.Sequential):
 
     @torch.no_grad()
     def precompute(self) -> None:
-        """Compute the merged kernels once and for all, for weights that do not change any more."""
+        """Compute and keep the merged kernels, for weights that do not change any more."""
         self.merged_weight, self.merged_bias = self._merge_kernels()
 
     def _merge_kernels(self) -> tuple[Tensor, Tensor]:

@@ -23,7 +23,7 @@ BiasIndex = Literal["published", "exact"]
 
 
 def to_windows(x_BHWC: Tensor, window: int, *, strided: bool) -> Tensor:
-    """Return the tokens of square windows.
+    """Rearrange the tokens of a grid into square windows.
 
     Args:
         x_BHWC: tokens of the grid.
@@ -32,7 +32,7 @@ def to_windows(x_BHWC: Tensor, window: int, *, strided: bool) -> Tensor:
             H / window rows and W / window columns apart (long attention).
 
     Returns:
-        (N, L, C), where L = window^2 runs over rows, then columns.
+        (N, L, C): N windows of the whole batch, each with L = window^2 positions in row-major order.
 
     Raises:
         ValueError: if the window does not divide the grid.
@@ -56,15 +56,16 @@ def from_windows(x_NLC: Tensor, window: int, grid: tuple[int, int], *, strided: 
 
 
 class DynamicPositionBias(nn.Module):
-    """MLP from a row and column offset to an additive attention bias, which all heads share.
+    """MLP from the row and column offset of two positions to an additive attention bias, which all heads share.
 
-    Under autocast it keeps its precision: it is so small that casting its weights takes longer than its products.
+    Under autocast the MLP keeps its precision: it is so small that casting its weights takes longer than its products.
 
     Args:
         dim: width of the hidden layers.
         window: edge of a window in cells.
-        index: `exact` evaluates the MLP at the offset of query and key. `published` looks its values up as the
-            published WXFormer weights were trained, with an error in the row length of the table.
+        index: rule by which the bias of query and key is looked up in the table of the MLP's values. `exact` takes the
+            value at the offset of query and key. `published` assumes a wrong row length of the table, as the code did
+            with which the published WXFormer weights were trained.
     """
 
     def __init__(self, dim: int, window: int, index: BiasIndex = "exact") -> None:
@@ -78,12 +79,12 @@ class DynamicPositionBias(nn.Module):
         self.register_buffer("cached_bias", None, persistent=False)
 
     def forward(self) -> Tensor:
-        """Return the bias (L, L) of query i and key j, where L = window^2."""
+        """Return the bias (L, L) of query position i and key position j, where L = window^2."""
         return self._bias() if self.cached_bias is None else self.cached_bias
 
     @torch.no_grad()
     def precompute(self) -> None:
-        """Compute the bias once and for all, for weights that do not change any more."""
+        """Compute and keep the bias, for weights that do not change any more."""
         self.cached_bias = self._bias()
 
     def _bias(self) -> Tensor:
@@ -105,15 +106,16 @@ class DynamicPositionBias(nn.Module):
 class WindowAttention(nn.Module):
     """Pre-norm multi-head attention inside square windows, without the residual connection.
 
-    The rows of `to_qkv` are ordered (head, [q, k, v], d), so that a plain column split gives whole heads.
+    The outputs of `to_qkv` are ordered (head; q, k, v; channel of the head), so that tensor parallelism can give each
+    rank whole heads by splitting them into consecutive parts.
 
     Args:
         dim: channels of the tokens.
         dim_head: channels per head; divides `dim`.
         window: edge of a window in cells; divides height and width of the grid.
-        strided: windows of cells that lie far apart instead of neighbours, see `to_windows`.
+        strided: True for windows of cells that lie far apart, False for neighbouring cells, see `to_windows`.
         dropout: probability of dropping an attention weight in training.
-        bias_index: lookup of the position bias, see `DynamicPositionBias`.
+        bias_index: rule for the lookup of the position bias, see `DynamicPositionBias`.
         condition_dims: lengths of the conditions that the norm depends on.
     """
 
@@ -150,14 +152,14 @@ class WindowAttention(nn.Module):
 
         Args:
             x_BHWC: tokens.
-            conditions: conditions of each sample and cell.
+            conditions: vectors of each sample or cell, such as noise, that the norms and dropout depend on.
 
         Raises:
             ValueError: if the window does not divide height and width.
         """
         arrange = partial(to_windows, window=self.window, strided=self.strided)
         product = F.linear
-        # The kernel computes a norm again that does not depend on a condition.
+        # The kernel can compute only such norms again that do not depend on a condition.
         if self.saves_memory and not conditions.changes_norms:
             norm = RecomputedNorm.if_worthwhile(self.norm, x_BHWC)
             if norm is not None:

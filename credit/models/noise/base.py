@@ -1,8 +1,8 @@
 """Base classes of the kinds of noise, and the sequences of draws that forecasts are made with.
 
-A draw depends on the seed of the run, the sample, the member, the step of the forecast and the kind, and in training on
-the optimizer step. It does not depend on the batch or the rank that a sample is computed in, so an ensemble is the same
-on any number of ranks, and can be computed again without saving a random state.
+A draw depends on the seed of the run, the sample, the member, the step of the forecast and the kind of noise, and in
+training on the optimizer step. It does not depend on the batch that contains the sample, or on the rank that computes
+it. So an ensemble is the same on any number of ranks, and can be computed again without saving a random state.
 
 Shape suffixes: B batch, K channels of the noise.
 """
@@ -31,10 +31,10 @@ class MemberKey:
     """Identity of one member of the forecast of one sample; its noise depends on nothing else.
 
     Attributes:
-        seed: seed of the run, or of the ensemble of a forecast.
+        seed: seed of the training run, or of the ensemble of a forecast.
         initial_minutes: initial time of the sample, in minutes of the run's calendar.
-        member: number of the member, from 0.
-        optimizer_step: in training the optimizer step, from 0; None in validation and in forecasts.
+        member: index of the member, from 0.
+        optimizer_step: index of the optimizer step, from 0, in training; None in validation and in forecasts.
     """
 
     seed: int
@@ -47,8 +47,8 @@ class Noise(ABC):
     """Base class of the kinds of noise.
 
     Args:
-        spec: what the model is built from: grid, time step, channels.
-        section: the entry of ``model.noise``.
+        spec: grid, time step and channels that the model is built for.
+        section: entry of ``model.noise`` in the config that describes this noise.
     """
 
     def __init__(self, spec: ModelSpec, section: ModelNoiseSection) -> None:
@@ -58,10 +58,18 @@ class Noise(ABC):
 
     @abstractmethod
     def sequence(self, keys: Sequence[MemberKey], device: torch.device) -> Iterator[Tensor]:
-        """Yield the noise (B, ...) of each step of a forecast, one row for each key; a row of zeros is no noise."""
+        """Yield the noise of one step of a forecast after the other, without end.
+
+        Args:
+            keys: the members to draw for.
+            device: device of the noise.
+
+        Yields:
+            (B, ...) noise, with one row for each of the B keys. Rows may be replaced by zeros, which mean no noise.
+        """
 
     def seed_at(self, key: MemberKey, step: int) -> int:
-        """Return the seed of the independent noise of a member at a step of its forecast (from 0)."""
+        """Return the seed of the random numbers that a member draws at a step of its forecast (from 0)."""
         return derive_seed(key.seed, key.optimizer_step, key.initial_minutes, key.member, step, self.kind)
 
 
@@ -69,28 +77,29 @@ class GaussianNoise(Noise):
     """Base class of noise that consists of channels of Gaussian numbers.
 
     Args:
-        spec: what the model is built from: grid, time step, channels.
-        section: the entry of ``model.noise``.
+        spec: grid, time step and channels that the model is built for.
+        section: entry of ``model.noise`` in the config that describes this noise.
     """
 
     @property
     @abstractmethod
     def shape(self) -> tuple[int, ...]:
-        """Shape (K, ...) of the noise of one member."""
+        """Shape (K channels, ...) of the noise of one member at one step."""
 
     @abstractmethod
     def draw(self, generator: torch.Generator) -> Tensor:
-        """Return independent noise of one member, of `shape`, float32 on the CPU, with mean 0 and variance 1."""
+        """Return noise of one member with mean 0 and variance 1, of `shape`, float32 on the CPU."""
 
     def draw_at(self, key: MemberKey, step: int) -> Tensor:
-        """Return the independent noise of a member at a step of its forecast (from 0)."""
+        """Return what a member draws at a step of its forecast (from 0), before memory mixes it with earlier draws."""
         return self.draw(torch.Generator().manual_seed(self.seed_at(key, step)))
 
     def sequence(self, keys: Sequence[MemberKey], device: torch.device) -> Iterator[Tensor]:
-        """Yield the noise (B, K, ...) of each step of a forecast, one row for each key.
+        """Yield the noise (B keys, K channels, ...) of one step of a forecast after the other, without end.
 
-        A channel with memory is a first-order autoregression, z' = phi z + sqrt(1 - phi^2) n with
-        phi = exp(-time step / memory), whose variance is 1 at every step.
+        A channel with memory is a first-order autoregression z' = phi z + sqrt(1 - phi^2) n, where z and z' are the
+        noise at two successive steps, n is a new draw and phi = exp(-time step / memory). Its variance is 1 at every
+        step. With a memory of 0 every step is a new draw.
         """
         other_dims = [1] * (len(self.shape) - 1)
         correlation = self._correlation_K().view(-1, *other_dims)
@@ -102,7 +111,7 @@ class GaussianNoise(Noise):
             noise = correlation * noise + innovation_weight * innovation
 
     def _correlation_K(self) -> Tensor:
-        """Return the correlation of each channel with itself one step later, float32 (K,)."""
+        """Return the correlation phi of each channel with itself one step later, float32 (K,)."""
         correlations = []
         for memory in split_evenly(self.memory_minutes, self.shape[0]):
             correlations.append(math.exp(-self.step_minutes / memory) if memory else 0.0)
@@ -110,7 +119,10 @@ class GaussianNoise(Noise):
 
 
 def split_evenly(values: Sequence[float], count: int) -> list[float]:
-    """Return the value of each of `count` items that are divided into equal parts, one for each value."""
+    """Return `count` items that take the values in order, each value for an equal number of items as far as possible.
+
+    For example, ``split_evenly([a, b], 4)`` is ``[a, a, b, b]``.
+    """
     return [values[item * len(values) // count] for item in range(count)]
 
 
@@ -120,21 +132,26 @@ NoiseClass = TypeVar("NoiseClass", bound=type[Noise])
 def register_noise(name: str, section: type[ModelNoiseSection]) -> Callable[[NoiseClass], NoiseClass]:
     """Class decorator that makes a kind of noise available in ``model.noise``.
 
-    A model takes the noise in the `condition` argument of its forward under the same name, and declares the name in
-    `conditions`.
+    A model that takes the noise declares `name` in its attribute `conditions`. Its forward gets the noise under this
+    name in the argument `condition`.
+
+    Args:
+        name: ``kind`` of the noise in a config.
+        section: config section of the kind of noise; it derives from `ModelNoiseSection`.
 
     Raises:
-        ConfigError: if another class has the name, or the class or its section does not derive from its base.
+        ConfigError: if another class has the name, the class does not derive from `Noise`, or the section does not
+            derive from `ModelNoiseSection`.
     """
     return NOISES.register(name, section, Noise, ModelNoiseSection)
 
 
 class NoiseGenerator:
-    """All kinds of noise of a model.
+    """Generator of all kinds of noise that a model takes.
 
     Args:
-        spec: what the model is built from.
-        section: the model section of the config.
+        spec: grid, time step and channels that the model is built for.
+        section: the model's section of the config, which lists the kinds in ``noise``.
     """
 
     def __init__(self, spec: ModelSpec, section: ModelSection) -> None:
@@ -143,7 +160,16 @@ class NoiseGenerator:
             self.kinds[entry.kind] = NOISES.find_class(entry.kind)(spec, entry)
 
     def sequence(self, keys: Sequence[MemberKey], device: torch.device) -> Iterator[Mapping[str, Tensor] | None]:
-        """Yield the condition of each step of a forecast: kind -> noise (B, K, ...); None for a model without noise."""
+        """Yield the noise of one step of a forecast after the other, without end.
+
+        Args:
+            keys: the members to draw for.
+            device: device of the noise.
+
+        Yields:
+            The argument `condition` of the model's forward: a dict from each kind of noise to its tensor (B, ...), with
+            one row for each of the B keys; None for a model without noise.
+        """
         if not self.kinds:
             # This never ends, as a forecast may have any number of steps.
             yield from itertools.repeat(None)

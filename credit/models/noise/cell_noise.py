@@ -17,11 +17,11 @@ from credit.models.noise.section import CellNoiseSection
 class CellNoise(GaussianNoise):
     """Gaussian numbers that are independent from cell to cell.
 
-    The field of the whole globe is drawn, whatever part of it a rank needs.
+    The field of the whole globe is always drawn, even by a rank that needs only a part of it.
 
     Args:
-        spec: what the model is built from.
-        section: the entry of ``model.noise``.
+        spec: grid, time step and channels that the model is built for.
+        section: entry of ``model.noise`` in the config that describes this noise.
     """
 
     def __init__(self, spec: ModelSpec, section: CellNoiseSection) -> None:
@@ -30,9 +30,9 @@ class CellNoise(GaussianNoise):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """See the base class."""
+        """Shape (K channels, H rows, W columns) of the noise of one member at one step."""
         return self._shape
 
     def draw(self, generator: torch.Generator) -> Tensor:
-        """See the base class."""
+        """Return independent Gaussian numbers (K, H, W) with mean 0 and variance 1, float32 on the CPU."""
         return torch.randn(self._shape, generator=generator)

@@ -1,6 +1,6 @@
 """Dropout that stays active in validation and in forecasts (Gal and Ghahramani 2016, arXiv 1506.02142).
 
-Shape suffixes: B forecasts, M memories.
+Shape suffixes: B keys (members of forecasts), M values of ``memory``.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ from credit.parallel.host_copy import to_device
 
 @register_noise("dropout", DropoutNoiseSection)
 class DropoutNoise(Noise):
-    """Seeds of dropout masks, one for each memory; the network computes its masks from them.
+    """Seeds of dropout masks, one for each value of ``memory``; the network computes its masks from the seeds.
 
-    A mask cannot change gradually. With a duration as memory, it is drawn anew each time the duration has passed.
+    A mask cannot change gradually, so ``memory`` is the time after which a new mask is drawn: 0 for a new mask at each
+    step, infinity for one mask in the whole forecast.
     """
 
     def sequence(self, keys: Sequence[MemberKey], device: torch.device) -> Iterator[Tensor]:
-        """Yield the seeds (B, M), int64, of each step of a forecast, one row for each key; see the base class."""
+        """Yield the int64 seeds (B keys, M values of ``memory``) of one forecast step after the other, without end."""
         for step in itertools.count():
             # The number of the mask, counted from the first step.
             numbers_M = [self._mask_number(step, memory) for memory in self.memory_minutes]
@@ -33,7 +34,7 @@ class DropoutNoise(Noise):
             yield to_device(torch.tensor(rows, dtype=torch.int64), device)
 
     def _mask_number(self, step: int, memory_minutes: float) -> int:
-        """Return the number of the mask that is in use at a step, for one memory."""
+        """Return the index, from 0, of the mask that is in use at a step (from 0), for one value of ``memory``."""
         if memory_minutes == 0:
             return step
         if math.isinf(memory_minutes):

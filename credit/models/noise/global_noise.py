@@ -15,11 +15,11 @@ from credit.models.noise.section import GlobalNoiseSection
 
 @register_noise("global", GlobalNoiseSection)
 class GlobalNoise(GaussianNoise):
-    """A vector of independent Gaussian numbers.
+    """Vector of independent Gaussian numbers.
 
     Args:
-        spec: what the model is built from.
-        section: the entry of ``model.noise``.
+        spec: grid, time step and channels that the model is built for.
+        section: entry of ``model.noise`` in the config that describes this noise.
     """
 
     def __init__(self, spec: ModelSpec, section: GlobalNoiseSection) -> None:
@@ -28,9 +28,9 @@ class GlobalNoise(GaussianNoise):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """See the base class."""
+        """Shape (K elements,) of the vector of one member at one step."""
         return (self._channels,)
 
     def draw(self, generator: torch.Generator) -> Tensor:
-        """See the base class."""
+        """Return independent Gaussian numbers (K,) with mean 0 and variance 1, float32 on the CPU."""
         return torch.randn(self._channels, generator=generator)

@@ -12,7 +12,7 @@ Length = Annotated[float, Field(gt=0)]
 
 
 class GaussianNoiseSection(ModelNoiseSection):
-    """Keys of kinds of noise that have channels of Gaussian numbers."""
+    """Base of the sections of noise that consists of channels of Gaussian numbers."""
 
     channels: int
 
@@ -40,7 +40,7 @@ class CellNoiseSection(GaussianNoiseSection):
 
 
 class SphericalNoiseSection(GaussianNoiseSection):
-    """Random fields that are correlated over a distance; they are an additional input of the network."""
+    """Random fields that are correlated in space; they are an additional input of the network."""
 
     kind: Literal["spherical"] = Field("spherical", description="Random fields that are correlated over a distance.")
     channels: int = Field(8, ge=1, description="Number of random fields.")
@@ -63,7 +63,7 @@ class SphericalNoiseSection(GaussianNoiseSection):
 
 
 class DropoutNoiseSection(ModelNoiseSection):
-    """Dropout that stays active in forecasts. With several values of memory, the layers take turns with them."""
+    """Dropout that stays active in forecasts. If ``memory`` has several values, successive layers take them in turn."""
 
     kind: Literal["dropout"] = Field("dropout", description="Dropout that stays active in forecasts.")
     rate: float | None = Field(

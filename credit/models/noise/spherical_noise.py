@@ -17,11 +17,11 @@ from credit.physics.spherical_harmonics import CorrelatedNoise
 
 @register_noise("spherical", SphericalNoiseSection)
 class SphericalNoise(GaussianNoise):
-    """Random fields of several lengths of correlation.
+    """Gaussian random fields with several correlation lengths, see `SphericalNoiseSection`.
 
     Args:
-        spec: what the model is built from.
-        section: the entry of ``model.noise``.
+        spec: grid, time step and channels that the model is built for.
+        section: entry of ``model.noise`` in the config that describes this noise.
     """
 
     def __init__(self, spec: ModelSpec, section: SphericalNoiseSection) -> None:
@@ -35,11 +35,11 @@ class SphericalNoise(GaussianNoise):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """See the base class."""
+        """Shape (K fields, H rows, W columns) of the noise of one member at one step."""
         return self._shape
 
     def draw(self, generator: torch.Generator) -> Tensor:
-        """See the base class."""
+        """Return random fields (K, H, W) with mean 0 and variance 1, float32 on the CPU."""
         numpy_generator = np.random.default_rng(int(torch.randint(2**62, (), generator=generator)))
         fields = [source.draw(count, numpy_generator) for source, count in self._sources]
         return torch.from_numpy(np.concatenate(fields))

@@ -1,6 +1,6 @@
 """WXFormer, and the conversion of its published weights.
 
-`WXFormer` and `from_published` are imported when they are first used, so that a config finds the model's section
+`WXFormer` and `from_published` are imported when they are first used, so that a config can look up the model's section
 without importing torch.
 """
 

@@ -1,4 +1,4 @@
-"""Checks that the sizes of WXFormer's config section fit together, with messages that say what would fit."""
+"""Checks that the sizes in WXFormer's config section fit together, with messages that name values that would fit."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from credit.models.wxformer.section import WXFormerSection
 
 
 def check_section(section: WXFormerSection, local_windows: Sequence[int], num_stages: int) -> None:
-    """Refuse sizes that do not fit together.
+    """Refuse a config section whose sizes do not fit together.
 
     Args:
         section: the model's section of the config.
-        local_windows: local window of each stage, in cells.
+        local_windows: edge of the local window of each stage, in cells.
         num_stages: number of stages of the encoder.
 
     Raises:
@@ -48,7 +48,7 @@ def check_vector_channels(vector_channels: Sequence[int], in_channels: int) -> N
         in_channels: number of channels of an input frame.
 
     Raises:
-        ConfigError: naming the channels that are outside.
+        ConfigError: if an index is out of range; the message names the indices.
     """
     outside = [channel for channel in vector_channels if not 0 <= channel < in_channels]
     if outside:
@@ -58,16 +58,18 @@ def check_vector_channels(vector_channels: Sequence[int], in_channels: int) -> N
 
 
 def check_output_size(grid: tuple[int, int], padding: SpherePadding, strides: Sequence[int], interp: bool) -> None:
-    """Refuse sizes whose output, less the padding, is neither of the grid's size nor may be interpolated to it.
+    """Refuse sizes with which the decoder's output, without the padding, does not fit the grid.
+
+    The output must have at least one cell, and the size of the grid unless it may be interpolated.
 
     Args:
         grid: number of rows and columns.
         padding: cells that are added on each side.
-        strides: stride of each stage.
+        strides: stride of the embedding of each stage.
         interp: ``model.interp``, True if the output may be interpolated to the grid.
 
     Raises:
-        ConfigError: naming both sizes.
+        ConfigError: if the output does not fit; the message names both sizes.
     """
     sizes = []
     for size, pads in zip(grid, (padding.lat, padding.lon), strict=True):
@@ -82,10 +84,14 @@ def check_output_size(grid: tuple[int, int], padding: SpherePadding, strides: Se
 
 
 def _check_widths(dim: Sequence[int], dim_head: int) -> None:
-    """Refuse channels by stage that do not double, or that heads do not divide.
+    """Refuse numbers of channels that do not double from stage to stage, or that the width of a head does not divide.
+
+    Args:
+        dim: number of channels of each stage.
+        dim_head: number of channels of an attention head.
 
     Raises:
-        ConfigError: naming a value that fits.
+        ConfigError: if a number does not fit; the message names one that does.
     """
     doubled = [dim[0] * 2**stage for stage in range(len(dim))]
     if list(dim) != doubled:
@@ -103,10 +109,14 @@ def _check_widths(dim: Sequence[int], dim_head: int) -> None:
 
 
 def _check_embedding(kernel_sizes: Sequence[Sequence[int]], strides: Sequence[int]) -> None:
-    """Refuse strides that the decoder cannot undo, and kernels that leave cells out.
+    """Refuse strides that the decoder cannot undo, and kernels smaller than the stride, which would skip cells.
+
+    Args:
+        kernel_sizes: kernel edges of the embedding of each stage, in cells.
+        strides: stride of the embedding of each stage.
 
     Raises:
-        ConfigError: naming the stage.
+        ConfigError: if a stride or kernel does not fit; the message names the stage.
     """
     for stage, (kernels, stride) in enumerate(zip(kernel_sizes, strides, strict=True)):
         if stage and stride != 2:

@@ -17,8 +17,8 @@ logger = logging.getLogger(__name__)
 
 # Channels of an attention head in all published models.
 PUBLISHED_DIM_HEAD = 32
-# Names of submodules in the reference -> here: blocks of a transformer layer, layers of its feed-forward, the head of
-# the decoder, and tensors of a layer.
+# Names in the reference implementation and the names in this package that replace them: blocks of a transformer layer,
+# layers of its feed-forward, the head of the decoder, and tensors of a layer.
 _BLOCKS = {"0": "short_attention", "1": "short_feed_forward", "2": "long_attention", "3": "long_feed_forward"}
 _FEED_FORWARD = {"0": "norm", "1": "expand", "4": "contract"}
 _HEAD = {"up_block4": "decoder.head", "up_block4.0": "decoder.head.0", "up_block4.2": "decoder.head.1"}
@@ -53,10 +53,15 @@ def from_published(kwargs: Mapping[str, Any], state: Mapping[str, Tensor]) -> WX
 
 
 def _require_same_names(model: WXFormer, converted: Mapping[str, Tensor]) -> None:
-    """Refuse a state that lacks tensors of the network, has others, or has them in other shapes.
+    """Refuse a state dict that lacks tensors of the network, has unknown ones, or has tensors of other shapes.
+
+    Args:
+        model: the network.
+        converted: result of `convert_published_state`.
 
     Raises:
-        CheckpointError: naming the first few tensors of one of these kinds.
+        CheckpointError: if the state dict does not fit; the message names the first few tensors that are missing, or
+            unknown, or of another shape.
     """
     expected = model.state_dict()
     missing = sorted(expected.keys() - converted.keys())
@@ -86,7 +91,8 @@ def convert_published_state(state: Mapping[str, Tensor], dim_head: int | None = 
         A state dict for `WXFormer.load_state_dict`.
 
     Raises:
-        CheckpointError: naming keys that the reference does not have, or that are missing.
+        CheckpointError: if the state dict has keys that the reference does not have, or lacks the norm that
+            `dim_head` is derived from; the message names the keys.
     """
     state = state.get("model_state_dict", state)
     original_names = {name.removeprefix("module."): name for name in state}
@@ -112,10 +118,14 @@ def convert_published_state(state: Mapping[str, Tensor], dim_head: int | None = 
 
 
 def _default_dim_head(state: Mapping[str, Tensor], original_names: Mapping[str, str]) -> int:
-    """Return the number of channels of a head: 32, or the width of the first stage where that is less.
+    """Return the number of channels of an attention head: 32, or the width of the first stage where that is less.
+
+    Args:
+        state: published state dict.
+        original_names: for each name without the prefix ``module.`` the name in `state`.
 
     Raises:
-        CheckpointError: if the state lacks the norm that has this width.
+        CheckpointError: if the state lacks the norm whose size is the width of the first stage.
     """
     norm = "layers.0.1.layers.0.0.norm.g"
     if norm not in original_names:
@@ -124,7 +134,7 @@ def _default_dim_head(state: Mapping[str, Tensor], original_names: Mapping[str, 
 
 
 def _module_path(path: str) -> str | None:
-    """Return the path here of the module that the reference calls `path`, None if the reference has no such module."""
+    """Return this package's path of the module that the reference calls `path`; None if it has no such module."""
     # Embedding of a stage.
     if match := re.fullmatch(r"layers\.(\d+)\.0\.convs\.(\d+)(?:\.1)?", path):
         stage, conv = match.groups()
@@ -146,7 +156,13 @@ def _module_path(path: str) -> str | None:
 
 
 def _flatten(value: Tensor, module: str, leaf: str) -> Tensor:
-    """Drop the trailing ones of 1x1 convolution weights, and all ones of a norm's (1, dim, 1, 1) gain and bias."""
+    """Drop dimensions of length 1: those of a norm's (1, dim, 1, 1) gain and bias, and those of 1x1 convolutions.
+
+    Args:
+        value: tensor of the published state dict.
+        module: this package's path of its module.
+        leaf: name of the tensor in its module in the reference; ``g`` and ``b`` are gain and bias of a norm.
+    """
     if leaf in ("g", "b"):
         return value.flatten()
     is_linear = re.search(r"\.(to_qkv|to_out|expand|contract)$", module) is not None
@@ -154,5 +170,5 @@ def _flatten(value: Tensor, module: str, leaf: str) -> Tensor:
 
 
 def _order_by_head(rows: Tensor, dim_head: int) -> Tensor:
-    """Reorder the first dimension from (q, k, v; head; channel) to (head; q, k, v; channel)."""
+    """Reorder the first dimension from (q, k, v; head; channel) to (head; q, k, v; channel of the head)."""
     return rows.unflatten(0, (3, -1, dim_head)).transpose(0, 1).flatten(0, 2)

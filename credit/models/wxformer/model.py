@@ -90,12 +90,14 @@ class EncoderStage(nn.Module):
         """Return the output of the stage.
 
         Args:
-            x_BCHW: (B, channels of the stage before, H, W).
-            conditions: noise that the layers depend on.
-            noise_BKHW: padded fields of noise, which are added to the embedding; None for none.
+            x_BCHW: output of the stage before, (B, channels of that stage, H, W), or input of the network.
+            conditions: noise that the layers depend on, at the resolution of this stage.
+            noise_BKHW: (B, K fields, H, W) padded fields of noise, which `noise_embed` adds to the embedding; None for
+                none.
 
         Returns:
-            (B, dim, H / stride, W / stride) in channels-last memory.
+            (B, channels of this stage, H / stride, W / stride) in channels-last memory, where H and W include the
+            padding that the embedding adds.
         """
         x_BHWC = self.embed(x_BCHW)
         if noise_BKHW is not None:
@@ -109,10 +111,10 @@ class Decoder(nn.Module):
     """Decoder from the outputs of the four encoder stages to the padded output field.
 
     Args:
-        kind: `pixel_shuffle` or `transposed`.
-        dim: number of channels of each of the four encoder stages, twice that of the stage before.
-        out_channels: number of channels of the output field, output frames included.
-        condition_dims: lengths of the noise that the norms depend on.
+        kind: kind of up-sampling, `pixel_shuffle` or `transposed`.
+        dim: number of channels of each of the four encoder stages; each has twice as many as the stage before.
+        out_channels: number of channels of the output field, multiplied by the number of output frames.
+        condition_dims: lengths of the noise vectors that the norms depend on.
     """
 
     def __init__(
@@ -148,7 +150,7 @@ class Decoder(nn.Module):
         Args:
             stage_outputs: (B, dim[i], H / 2^i, W / 2^i) for each of the four stages, where H and W are those of the
                 first stage.
-            stage_conditions: noise at the resolution of each of the stages.
+            stage_conditions: noise that the blocks depend on, at the resolution of each of the four stages.
             margins: output rows (north, south) and columns (west, east) that are left out. The head, which has most of
                 the decoder's cells, does not compute them.
 
@@ -164,15 +166,15 @@ class Decoder(nn.Module):
 
 
 def _build_grid_padding(spec: ModelSpec, section: WXFormerSection, windows: Sequence[tuple[int, int]]) -> SpherePadding:
-    """Return the padding of the grid by ``model.padding``, checked against windows, strides and the decoder.
+    """Return the padding of the grid that ``model.padding`` asks for, checked against windows, strides and the decoder.
 
     Args:
         spec: channels, grid and frames of the data.
         section: the model's section of the config.
-        windows: (global, local) window of each stage, in cells.
+        windows: (global, local) window edges of each stage, in cells.
 
     Raises:
-        ConfigError: for pads with which the sizes do not fit together.
+        ConfigError: if a window does not divide the padded size of its stage, or the decoder's output does not fit.
     """
     height, width = spec.grid.shape
     strides = section.cross_embed_strides
@@ -200,22 +202,22 @@ def _build_grid_padding(spec: ModelSpec, section: WXFormerSection, windows: Sequ
 
 @register_model("wxformer", WXFormerSection)
 class WXFormer(ForecastModel):
-    """Global weather model; maps T input frames to T_out output frames.
+    """Global weather model that maps one or several input frames to one or several output frames.
 
-    Weights are initialised with a seed that is drawn from torch's global generator; `initialise` sets the seed. A model
-    that is built on the meta device is left unfilled.
+    Weights are initialised with a seed that is drawn from torch's global generator. Call `initialise` to set the seed.
+    A model that is built on the meta device gets no initial values.
 
     Args:
         spec: channels, grid and frames of the data.
         section: sizes and options, described in `WXFormerSection`.
 
     Attributes:
-        padding: cells that are added round the grid before the first stage.
+        padding: cells that are added around the grid before the first stage.
         stages: the four encoder stages.
-        decoder: from the outputs of all stages to the padded output field.
+        decoder: decoder from the outputs of all stages to the output field.
 
     Raises:
-        ConfigError: for values that do not fit together.
+        ConfigError: if sizes in the section do not fit together, or do not fit the grid.
     """
 
     output_is_new = True
@@ -308,9 +310,9 @@ class WXFormer(ForecastModel):
         return cls(ModelSpec.from_sizes(**sizes), section)
 
     def initialise(self, seed: int) -> None:
-        """Fill every parameter and buffer in place with values that depend only on the seed and its name.
+        """Fill every parameter and buffer in place with values that depend only on the seed and the tensor's name.
 
-        A sharded model is filled from `credit.models.initialise.initial_values` instead.
+        Fill a sharded model from `credit.models.initialise.initial_values` instead.
         """
         initialise_(self, seed)
 
@@ -319,15 +321,15 @@ class WXFormer(ForecastModel):
 
         Args:
             x_BCTHW: (batch, in_channels, input_frames, rows, columns), normalised.
-            condition: the noise of each sample by its kind: ``global`` (batch, channels), ``cell`` and ``spherical``
-                (batch, channels, rows, columns), ``dropout`` (batch, memories) seeds; None for a forecast without
-                noise.
+            condition: dict from each kind of noise to its tensor: ``global`` (batch, channels of noise), ``cell`` and
+                ``spherical`` (batch, channels of noise, rows, columns), ``dropout`` (batch, values of ``memory``) int64
+                seeds; None for a forecast without noise.
 
         Returns:
             (batch, out_channels, output_frames, rows, columns), normalised, contiguous.
 
         Raises:
-            ValueError: if the input has other channels, frames, rows or columns than the model was built for.
+            ValueError: if channels, frames, rows or columns of the input are not those that the model was built for.
         """
         require_input_shape(x_BCTHW, self.spec)
         x_BCHW = x_BCTHW.flatten(1, 2)
@@ -351,14 +353,15 @@ class WXFormer(ForecastModel):
 
     @classmethod
     def convert_published_state(cls, state: Mapping[str, Tensor], section: ModelSection) -> dict[str, Tensor]:
-        """Return the state dict of a WXFormer for published weights; see the base class.
+        """Convert the state dict of published weights to the names and layouts of this class.
 
         Args:
             state: published state dict, see `credit.models.wxformer.convert_published.convert_published_state`.
             section: the model's section of the config; its ``dim_head`` is used.
 
         Raises:
-            CheckpointError: naming keys that the reference does not have, or that are missing.
+            CheckpointError: if the state dict has keys that the published implementation does not have; the message
+                names them.
         """
         from credit.models.wxformer.convert_published import convert_published_state
 

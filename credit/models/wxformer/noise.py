@@ -1,7 +1,7 @@
-"""Entry of the noise of `model.noise` into WXFormer.
+"""Noise as an input of WXFormer (`model.noise`).
 
-`global` and `cell` noise change the norms, `spherical` noise is added to the first embedding, and `dropout` takes the
-place of torch's dropout.
+`global` and `cell` noise change the norms, `spherical` noise is added to the first embedding, and `dropout` noise
+replaces torch's dropout.
 
 Shape suffixes: B batch, H and W rows and columns, K channels of the noise.
 """
@@ -28,21 +28,25 @@ DEFAULT_DROPOUT_RATE = 0.1
 
 
 def count_noise_channels(section: WXFormerSection, kind: str) -> int:
-    """Return the channels of a kind of noise, 0 for a network without it."""
+    """Return the number of channels of a kind of noise, 0 for a network without it."""
     entry = section.find_noise(kind)
     return 0 if entry is None else entry.channels
 
 
 def build_condition_dims(section: WXFormerSection) -> ConditionDims:
-    """Return the lengths of the conditions that the norms of a network depend on."""
+    """Return the lengths of the noise vectors that the norms of a network depend on."""
     return ConditionDims(count_noise_channels(section, "global"), count_noise_channels(section, "cell"))
 
 
 def add_dropout_noise(model: nn.Module, section: WXFormerSection) -> None:
-    """Replace torch's dropout in a network by dropout that is noise, if the section has such noise.
+    """Replace torch's dropout in a network by seeded dropout, in place, if the section has noise of kind `dropout`.
+
+    Args:
+        model: the network.
+        section: the model's section of the config.
 
     Raises:
-        ConfigError: if there are more values of memory than layers with dropout.
+        ConfigError: if ``memory`` has more values than the network has layers with dropout.
     """
     entry = section.find_noise("dropout")
     if entry is None:
@@ -59,11 +63,11 @@ def add_dropout_noise(model: nn.Module, section: WXFormerSection) -> None:
 
 
 class NoiseInput(nn.Module):
-    """Noise of a sample in the form in which the stages take it.
+    """Conversion of noise on the grid to the conditions and padded fields that the stages of the network take.
 
     Args:
         section: the model's section of the config.
-        padding: padding of the input of the network.
+        padding: padding of the network's input, which noise gets as well.
     """
 
     def __init__(self, section: WXFormerSection, padding: SpherePadding) -> None:
@@ -75,13 +79,12 @@ class NoiseInput(nn.Module):
         self.cell_embedding = CellNoiseEmbedding(cell_channels) if cell_channels else None
 
     def forward(self, condition: Mapping[str, Tensor] | None, dtype: torch.dtype) -> list[Conditions]:
-        """Return the conditions of the layers of each stage.
+        """Return for each stage the conditions that its layers depend on.
 
-        Noise of the cells is brought to the resolution of each stage by averages over its cells, which are scaled to
-        variance 1, and then embedded.
+        Noise of kind `cell` is averaged to the resolution of each stage, scaled to variance 1 and then embedded.
 
         Args:
-            condition: noise of each sample by its kind; None for a forecast without noise.
+            condition: dict from each kind of noise to its tensor (B, ...); None for a forecast without noise.
             dtype: dtype in which the network computes without autocast.
         """
         if not condition:
@@ -98,7 +101,12 @@ class NoiseInput(nn.Module):
         return stage_conditions
 
     def pad_fields(self, condition: Mapping[str, Tensor] | None, dtype: torch.dtype) -> Tensor | None:
-        """Return the padded fields (B, K, H, W) of spherical noise; None without it. See `forward`."""
+        """Return the padded fields (B, K, H, W) of spherical noise, None without such noise.
+
+        Args:
+            condition: as in `forward`.
+            dtype: as in `forward`.
+        """
         if not condition or "spherical" not in condition:
             return None
         return self._padding.pad(condition["spherical"].to(dtype))

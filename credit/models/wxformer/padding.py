@@ -1,4 +1,4 @@
-"""The `model.padding` section of WXFormer, and the check that windows fit the padded grid."""
+"""Padding of WXFormer's grid from its config section ``model.padding``, and the check that windows fit the result."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ def build_padding(
     Args:
         padding: keys `mode`, `lat`, `lon` and `pole`, all with defaults (earth, auto, auto, published); None means no
             padding. `pole: published` is what published weights were trained with: it repeats a row at the pole and
-            keeps the sign of vector components; `exact` does neither. A change of sign supposes that 0 means no wind,
-            so `exact` needs vector channels that are normalised by a scale alone.
+            keeps the sign of vector components; `exact` does neither. A change of sign is right only if 0 means no
+            wind, so `exact` needs vector channels that are normalised by a scale without an offset.
         grid: number of rows and columns.
-        strides: stride of each stage, for `auto`.
-        windows: (global, local) window of each stage in cells, for `auto`.
-        vector_channels: indices of the input channels that hold vector components, for `pole: exact`.
-        pole_points: True if the grid has rows at the poles, for `pole: exact`.
+        strides: stride of each stage, which `auto` takes into account.
+        windows: (global, local) window edges of each stage in cells, which `auto` takes into account.
+        vector_channels: indices of the input channels that hold vector components; used by `pole: exact`.
+        pole_points: True if the grid has rows at the poles; used by `pole: exact`.
 
     Raises:
-        ConfigError: for an unknown key or choice, or for pads that the grid is too small for.
+        ConfigError: if a key or choice is unknown, choices do not fit together, or the grid is smaller than the pads.
     """
     if padding is None:
         return NO_PADDING
@@ -84,10 +84,10 @@ def check_windows(
         size: number of rows or columns of the grid.
         pads: number of rows or columns added on the two sides.
         strides: stride of each stage.
-        windows: (global, local) window of each stage, in cells.
+        windows: (global, local) window edges of each stage, in cells.
 
     Raises:
-        ConfigError: naming the first such stage, and the nearest pads that fit.
+        ConfigError: if a stage does not fit; the message names the stage and the nearest pads that fit.
     """
     sizes = stage_sizes(size + sum(pads), strides)
     padded_size = f"{size} + {pads[0]} + {pads[1]} = {size + sum(pads)} cells along {axis}"
@@ -107,7 +107,14 @@ def check_windows(
 
 
 def _nearest_fit(axis: str, size: int, pads: tuple[int, int], multiple: int) -> str:
-    """Return a sentence with the pads nearest to the given ones that let every window fit."""
+    """Return a clause for messages that names the pads nearest to the given ones with which every window fits.
+
+    Args:
+        axis: `lat` or `lon`.
+        size: number of rows or columns of the grid.
+        pads: number of rows or columns added on the two sides.
+        multiple: number of which the padded size must be a multiple.
+    """
     padded = size + sum(pads)
     above = math.ceil(padded / multiple) * multiple
     below = above - multiple
@@ -121,10 +128,10 @@ def _nearest_fit(axis: str, size: int, pads: tuple[int, int], multiple: int) -> 
 
 
 def _read_choice(key: str, value: Any, choices: Sequence[str]) -> str:
-    """Return the value of a key of the section.
+    """Return `value`, the value of a key of the section, if it is one of the choices.
 
     Raises:
-        ConfigError: if it is not one of the choices.
+        ConfigError: if the value is not one of the choices; the message suggests the most similar choice.
     """
     if value not in choices:
         raise ConfigError(f"model.padding.{key}: {value!r} is not a choice{did_you_mean(str(value), choices)}")
@@ -132,17 +139,17 @@ def _read_choice(key: str, value: Any, choices: Sequence[str]) -> str:
 
 
 def _read_pads(key: str, value: Any, size: int, multiple: int, strides: Sequence[int]) -> tuple[int, int]:
-    """Return the two pads of an axis from `auto` or two whole numbers.
+    """Return the pads on the two sides of an axis, given as `auto` or as two whole numbers.
 
     Args:
         key: `lat` or `lon`.
         value: value of the key.
         size: number of rows or columns of the grid.
-        multiple: number whose multiples, as padded size, every window fits.
-        strides: stride of each stage.
+        multiple: number of which the padded size must be a multiple so that every window fits; for `auto`.
+        strides: stride of each stage; for `auto`.
 
     Raises:
-        ConfigError: for any other value.
+        ConfigError: if the value is neither `auto` nor two whole numbers from 0 on.
     """
     if value == "auto":
         return auto_padding(size, multiple, strides)
