@@ -1,4 +1,4 @@
-"""Access to this rank's part of a tensor that may be a DTensor."""
+"""Access to this rank's part of a tensor that may be a DTensor, that is, sharded or split over ranks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def to_local(tensor: Tensor) -> Tensor:
 
 
 def local_shard(tensor: Tensor) -> Tensor:
-    """Return this rank's part of a DTensor, or any other tensor, detached; it shares the memory of `tensor`."""
+    """Return this rank's part of a DTensor, or a plain tensor itself, detached; it shares the memory of `tensor`."""
     detached = tensor.detach()
     if isinstance(detached, DTensor):
         return detached.to_local()
@@ -24,9 +24,10 @@ def local_shard(tensor: Tensor) -> Tensor:
 
 
 def shard_dim(placement: Placement) -> int | None:
-    """Return the tensor dimension that a placement splits, None for one that splits nothing.
+    """Return the tensor dimension that a placement splits; None for a placement that splits nothing.
 
-    The strided shards of FSDP2 with tensor parallelism are no subclass of `Shard` in torch, so the attribute is read.
+    The attribute ``dim`` is read instead of testing the class, because the strided shards of FSDP2 with tensor
+    parallelism are no subclass of torch's `Shard`.
     """
     return getattr(placement, "dim", None)
 
@@ -42,9 +43,9 @@ def num_shards(tensor: Tensor) -> int:
 
 
 def local_slices(tensor: Tensor) -> list[slice]:
-    """Return the part of the whole tensor that this rank holds, as one slice for each dimension.
+    """Return which part of the whole tensor this rank holds, as one slice for each dimension.
 
-    Every rank has the whole of a plain tensor. The last ranks may have fewer elements of a DTensor than others, or
+    A plain tensor is whole on every rank. Of a DTensor, the last ranks may hold fewer elements than the others, or
     none.
     """
     slices = [slice(0, length) for length in tensor.shape]

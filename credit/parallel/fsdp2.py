@@ -67,14 +67,16 @@ logger = logging.getLogger(__name__)
 
 
 def apply_fsdp2(model: nn.Module, dp_mesh: DeviceMesh | None, conf: Mapping[str, Any]) -> nn.Module:
-    """Collective: shard each block of `model` marked ``_fsdp2_shard``, then the rest; in place, returns the model.
+    """Collective: shard, in place, each block of `model` marked ``_fsdp2_shard``, then the rest; return the model.
 
     Args:
-        model: plain model, or one that tensor parallelism has split over another axis of the mesh of `dp_mesh`.
-        dp_mesh: the data-parallel axis, or two axes (replicate, shard); None for all ranks, even if there is only one.
-        conf: a whole config as nested dicts. Keys that are read in ``trainer``: ``activation_checkpoint``, ``amp``,
-            ``fsdp2_mp_policy``, ``parallelism.cpu_offload`` and ``parallelism.reshard_after_forward``. In ``model``:
-            ``use_spectral_norm``.
+        model: plain model, or one that tensor parallelism has split over another axis of the device mesh to which
+            `dp_mesh` belongs.
+        dp_mesh: mesh of one data-parallel axis, or of two axes (replicate, shard); None for all ranks, even if there is
+            only one.
+        conf: a whole config as nested dicts. These keys are read in ``trainer``: ``activation_checkpoint``, ``amp``,
+            ``fsdp2_mp_policy``, ``parallelism.cpu_offload`` and ``parallelism.reshard_after_forward``; and in
+            ``model``: ``use_spectral_norm``.
 
     Returns:
         The same object, whose parameters are now DTensors.
@@ -113,17 +115,18 @@ def shard_units(
     """Collective: apply ``fully_shard`` to the marked blocks and to the model around them, in place.
 
     Args:
-        model: its blocks may be wrapped for checkpointing.
-        fsdp_mesh: mesh of units without split weights. Their tensor-parallel peers have equal gradients, so the mean
-            over all ranks is the mean over the data-parallel ones.
-        fsdp_mesh_of_tp_units: mesh of units with weights that tensor parallelism has split.
-        policy: mixed precision; only the model as a whole casts its output.
-        reshard_after_forward: free gathered weights after the forward and gather them again for the backward. After a
-            forward without gradients all are freed in any case.
-        cpu_offload: keep parameters, gradients and optimizer state in host memory.
+        model: model whose blocks may be wrapped for checkpointing.
+        fsdp_mesh: mesh over which units without split weights are sharded; it may include the tensor-parallel axis.
+            Tensor-parallel peers have equal gradients of such weights, so the mean over all ranks of the mesh is the
+            mean over the data-parallel ranks.
+        fsdp_mesh_of_tp_units: mesh over which units with weights that tensor parallelism has split are sharded.
+        policy: mixed precision; None for none. Only the model as a whole casts its output.
+        reshard_after_forward: True to free gathered weights after the forward and gather them again for the backward.
+            After a forward without gradients, all weights are freed in any case.
+        cpu_offload: True to keep parameters, gradients and optimizer state in host memory.
 
     Raises:
-        ConfigError: for a module or parameter that FSDP2 cannot shard.
+        ConfigError: if FSDP2 cannot shard a module or parameter, see `require_shardable`.
     """
     require_shardable(model)
     _make_contiguous(model)
@@ -180,14 +183,14 @@ class _InferenceResharder:
         self._call_depth = 0
 
     def watch(self, module: FSDPModule) -> None:
-        """Register a module whose weights stay gathered after a forward."""
+        """Register a module whose weights FSDP2 keeps gathered after a forward."""
         self._modules.append(module)
         module.register_forward_pre_hook(lambda *_: self._begin_call(), prepend=True)
         # A forward that raises must count as ended, too.
         module.register_forward_hook(lambda *_: self._end_call(), always_call=True)
 
     def wrap_entry_point(self, method: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a method that counts as a forward of its module."""
+        """Return a method that calls `method` and counts as a forward call of its module."""
 
         @functools.wraps(method)
         def call_and_reshard(*args: Any, **kwargs: Any) -> Any:
@@ -218,14 +221,14 @@ def fsdp2_state_dict(model: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def fsdp2_load_state_dict(model: nn.Module, state_dict: Mapping[str, torch.Tensor]) -> None:
-    """Collective: load a whole state dict from rank 0; the arguments of other ranks are not read.
+    """Collective: load a whole state dict from rank 0; the `state_dict` of other ranks is not read.
 
     Names may contain the prefixes of wrappers: ``module.`` (also repeated), ``_orig_mod.``,
     ``_checkpoint_wrapped_module.``, ``_fsdp_wrapped_module.``.
 
     Raises:
-        CheckpointError: on every rank, for missing, unexpected or repeated names, different shapes, and tensors that
-            are not whole, such as those of ``model.state_dict()`` of a sharded model; the model is as it was.
+        CheckpointError: on every rank, if names are missing, unexpected or repeated, shapes differ, or tensors are not
+            whole, such as those of ``model.state_dict()`` of a sharded model. The model is then unchanged.
     """
     scatter_weights(model, state_dict)
 
@@ -246,22 +249,23 @@ def fsdp2_optimizer_state_dict(model: nn.Module, optimizer: torch.optim.Optimize
 def fsdp2_load_optimizer_state_dict(
     model: nn.Module, optimizer: torch.optim.Optimizer, state_dict: Mapping[str, Any]
 ) -> None:
-    """Collective: load a whole optimizer state from rank 0; the arguments of other ranks are not read.
+    """Collective: load a whole optimizer state from rank 0; the `state_dict` of other ranks is not read.
 
-    A parameter without saved state, because it never had a gradient, gets zeros: the state that it would start with.
+    A parameter has no saved state if it never had a gradient. It gets zeros, the state that it would start with.
 
     Raises:
         ConfigError: if the optimizer has parameters that are not the model's.
-        CheckpointError: on every rank, if the state belongs to other parameters or is not whole.
+        CheckpointError: on every rank, if the state belongs to other parameters, or its tensors are parts of sharded
+            ones.
     """
     reshard(model)
     scatter_optimizer_state(model, optimizer, state_dict)
 
 
 def _apply_activation_checkpointing(model: nn.Module) -> None:
-    """Recompute every marked block in the backward pass; changes `model` in place, which is not sharded yet.
+    """Wrap every marked block of `model`, in place, so that the backward pass recomputes it; call this before FSDP2.
 
-    Blocks that are wrapped already stay as they are, and so does a model without marked blocks. The checkpointing is
+    Blocks that are wrapped already stay as they are, and so does a model without marked blocks. Checkpointing is of
     torch's non-reentrant kind.
     """
     if any(map(_has_fsdp2_shard, model.modules())):
@@ -285,7 +289,7 @@ def _build_mesh_of_all_ranks() -> DeviceMesh:
 
 
 def _make_contiguous(model: nn.Module) -> None:
-    """Store weights of another memory format (channels_last) contiguously, in place: FSDP2 shards no others."""
+    """Make weights of another memory format (channels_last) contiguous, in place; FSDP2 shards no other weights."""
     strided_parameters = [parameter for parameter in model.parameters() if not parameter.is_contiguous()]
     for parameter in strided_parameters:
         parameter.data = parameter.data.contiguous()
@@ -298,9 +302,9 @@ def _make_contiguous(model: nn.Module) -> None:
 
 
 def reshard(model: nn.Module) -> None:
-    """Free the gathered weights of all units, so that the model's parameters are the sharded ones; in place.
+    """Free the gathered weights of all units in place, so that the model's parameters are the sharded ones.
 
-    A forward without a backward leaves weights gathered.
+    Call it after a forward without a backward, which may leave weights gathered.
     """
     for module in model.modules():
         if isinstance(module, FSDPModule):
@@ -308,11 +312,11 @@ def reshard(model: nn.Module) -> None:
 
 
 def set_gradient_sync(model: nn.Module, enabled: bool) -> None:
-    """Let the next backward passes reduce gradients over the ranks, or accumulate them on each rank.
+    """Choose whether the next backward passes reduce gradients over the ranks, or accumulate them on each rank.
 
     Args:
-        model: sharded; any other model is left as it is.
-        enabled: True reduces, False accumulates.
+        model: sharded model; a model that is not sharded is left unchanged.
+        enabled: True to reduce gradients, False to accumulate them.
     """
     if isinstance(model, FSDPModule):
         model.set_requires_gradient_sync(enabled)

@@ -1,7 +1,8 @@
 """Asynchronous copies between host and GPU.
 
-A copy from ordinary memory, or a plain `.item()`, blocks the host until the GPU has finished all queued work; the GPU
-then idles until the host has queued more. Copies through pinned memory are queued like any other work.
+A copy between the GPU and ordinary host memory, or a plain `.item()`, blocks the host until the GPU has finished all
+queued work. The GPU then idles until the host has queued more. Copies through pinned memory do not block the host: they
+are queued like any other work.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from torch import Tensor
 def to_device(values: np.ndarray | Tensor, device: torch.device) -> Tensor:
     """Return an array or a CPU tensor as a tensor on `device`, in its shape and dtype.
 
-    On a GPU the copy is queued, and the call does not wait for it. On the CPU the result shares the memory of `values`.
+    On a GPU, the copy is queued and the call does not wait. On the CPU, the result shares the memory of `values`.
     """
     host_tensor = torch.from_numpy(values) if isinstance(values, np.ndarray) else values
     if device.type != "cuda":
@@ -27,9 +28,9 @@ def to_device(values: np.ndarray | Tensor, device: torch.device) -> Tensor:
 
 
 class AsyncHostCopy:
-    """Copy of a tensor to the host, queued on the GPU without waiting.
+    """Copy of a tensor to the host that is queued on the GPU without waiting.
 
-    Only `get` waits, and only for work that was queued before the copy.
+    Only `get` waits, for the copy and the work that was queued before it, not for later work.
 
     Args:
         tensor: tensor on any device; a tensor on the CPU is not copied.
@@ -52,11 +53,11 @@ class AsyncHostCopy:
 
 
 def prefetch_to_host(outputs: Iterable[Tensor]) -> Iterator[Tensor]:
-    """Yield tensors on the host; the GPU computes the next tensor while the caller uses the present one.
+    """Yield the tensors of `outputs` on the host, while the GPU computes the tensor after the one that is in use.
 
     Args:
-        outputs: tensors on any device, each computed when the iterator is advanced. Tensors on the CPU are yielded
-            without delay.
+        outputs: iterable whose tensors, on any device, are computed as it is advanced. Tensors on the CPU are yielded
+            at once.
     """
     pending: deque[AsyncHostCopy] = deque()
     for output in outputs:

@@ -1,10 +1,11 @@
 """Exchange of fields between the ranks that share the members of an ensemble.
 
-A score of an ensemble compares all members in one place, and each rank has computed some of them. So the ranks change
-between two divisions of the same fields: whole fields of some members, and a part of the fields of all members. No
-rank ever has more than its share, and the number of bytes sent does not grow with the number of ranks.
+A score of an ensemble compares all members at the same place, but each rank has computed some of the members. So the
+ranks change between two divisions of the same fields: whole fields of some members on each rank, and a part of the
+fields of all members on each rank. A rank holds the same amount of data in both divisions, and the number of bytes that
+it sends does not grow with the number of ranks.
 
-Shape suffixes: N forecasts, all samples of one member and then those of the next, C channels, H rows, W columns.
+Shape suffixes: N forecasts (all samples of one member, then those of the next member), C channels, H rows, W columns.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ class MemberExchange(ABC):
     """Base class of the exchanges.
 
     Args:
-        group: ranks that share the members; each has the same number of them, in the order of the ranks.
+        group: ranks that share the members. Each rank has the same number of members: the first rank the first members,
+            and so on.
     """
 
     def __init__(self, group: dist.ProcessGroup) -> None:
@@ -30,27 +32,33 @@ class MemberExchange(ABC):
 
     @abstractmethod
     def collect(self, local_NCHW: Tensor) -> Tensor:
-        """Collective: return this rank's part of the fields of all members, (ranks * N, ...).
+        """Collective: return this rank's part of the fields of all members, (number of ranks * N, ...).
 
         Args:
-            local_NCHW: whole fields of this rank's members.
+            local_NCHW: (N, C, H, W) whole fields of this rank's members.
         """
 
     @abstractmethod
     def give_back(self, part_NCHW: Tensor) -> Tensor:
-        """Collective: return whole fields of this rank's members, the inverse of `collect`."""
+        """Collective: undo `collect`, for example for gradients: return (N, C, H, W) fields of this rank's members.
+
+        Args:
+            part_NCHW: this rank's part of the fields of all members, (number of ranks * N, ...).
+        """
 
 
 class PartExchange(MemberExchange):
-    """Exchange by parts along one dimension of the fields, which may differ in length by one and be empty.
+    """Exchange that gives each rank a range of channels or rows of the fields.
+
+    The lengths of the ranges differ by at most one. A range is empty if there are more ranks than channels or rows.
 
     Args:
         group: ranks that share the members.
-        dim: dimension that is divided: 1 for channels, 2 for rows.
-        size: its length.
+        dim: tensor dimension that is divided: 1 for channels, 2 for rows.
+        size: length of this dimension in whole fields.
 
     Attributes:
-        dim: dimension that is divided.
+        dim: tensor dimension that is divided.
     """
 
     def __init__(self, group: dist.ProcessGroup, dim: int, size: int) -> None:
@@ -62,11 +70,11 @@ class PartExchange(MemberExchange):
 
     @property
     def part(self) -> slice:
-        """Indices of this rank's part along the dimension."""
+        """Range of channels or rows that this rank receives."""
         return self._slices[self.rank]
 
     def collect(self, local_NCHW: Tensor) -> Tensor:
-        """See the base class."""
+        """Collective: return this rank's channels or rows of the fields of all members, (number of ranks * N, ...)."""
         parts = [self._take(local_NCHW, rank) for rank in range(self.num_ranks)]
         sent = torch.cat([part.flatten() for part in parts])
         own_part = parts[self.rank]
@@ -81,7 +89,7 @@ class PartExchange(MemberExchange):
         return received.view(self.num_ranks * len(local_NCHW), *own_part.shape[1:])
 
     def give_back(self, part_NCHW: Tensor) -> Tensor:
-        """See the base class."""
+        """Collective: return whole fields (N, C, H, W) of this rank's members from the parts on all ranks."""
         num_forecasts = len(part_NCHW) // self.num_ranks
         shapes = []
         for part in self._slices:
@@ -102,22 +110,22 @@ class PartExchange(MemberExchange):
         return torch.cat(parts, dim=self.dim)
 
     def _take(self, fields_NCHW: Tensor, rank: int) -> Tensor:
-        """Return the part of the fields that belongs to a rank of the group, a view."""
+        """Return as a view the channels or rows of the fields that belong to a rank of the group."""
         part = self._slices[rank]
         return fields_NCHW.narrow(self.dim, part.start, part.stop - part.start)
 
 
 class WholeExchange(MemberExchange):
-    """Exchange that gives every rank the whole fields of all members, for scores of which no part can be computed."""
+    """Exchange that gives every rank the whole fields of all members, for scores that cannot be computed in parts."""
 
     def collect(self, local_NCHW: Tensor) -> Tensor:
-        """See the base class."""
+        """Collective: return the whole fields of all members, (number of ranks * N, C, H, W)."""
         gathered = local_NCHW.new_empty((self.num_ranks * len(local_NCHW), *local_NCHW.shape[1:]))
         dist.all_gather_into_tensor(gathered, local_NCHW.contiguous(), group=self.group)
         return gathered
 
     def give_back(self, part_NCHW: Tensor) -> Tensor:
-        """See the base class; every rank has computed the same, so nothing is sent."""
+        """Return the fields (N, C, H, W) of this rank's members; nothing is sent, as all ranks have the same fields."""
         num_forecasts = len(part_NCHW) // self.num_ranks
         # A copy, so that the gradients of the other members can be freed.
         return part_NCHW[self.rank * num_forecasts : (self.rank + 1) * num_forecasts].clone()

@@ -1,8 +1,8 @@
 """The mesh of ranks: replicas x shards x tensor-parallel ranks, checked before anything is built.
 
-Replicas and shards are the data-parallel ranks. They may be divided further into ensemble groups: the ranks of a group
-share the members of the same samples. For the weights these ranks are data-parallel ranks like any others, so sharding
-does not know of the groups, and a larger group needs no more memory.
+The axes of replicas and shards together are the data-parallel ranks. These may be divided into ensemble groups: the
+ranks of a group compute different members of the same samples. As holders of weights they are data-parallel ranks like
+any others, so sharding does not depend on the groups, and a larger group needs no more memory.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ _MAX_LISTED_SETTINGS = 12
 
 @dataclass(frozen=True)
 class ParallelDims:
-    """Number of ranks along each axis of the mesh; their product is the number of all ranks.
+    """Number of ranks along each axis of the mesh; replicate x shard x tensor is the number of all ranks.
 
     Attributes:
-        replicate: number of groups of ranks that hold the same shards.
-        shard: number of ranks over which FSDP2 shards.
-        tensor: number of ranks that share the layers of one sample.
-        ensemble: number of neighbouring data-parallel ranks that share the members of one sample. It divides
-            replicate x shard and is not a further factor of the number of ranks.
+        replicate: number of replicas, each of which is a group of ranks that together hold all shards of the weights.
+        shard: number of ranks over which FSDP2 shards the weights.
+        tensor: number of ranks over which tensor parallelism splits the layers.
+        ensemble: number of neighbouring data-parallel ranks that divide the members of one sample among them. It
+            divides replicate x shard and is not a further factor of the number of ranks.
     """
 
     replicate: int = 1
@@ -59,10 +59,10 @@ class ParallelismSettings(Protocol):
     """Settings from which `plan_degrees` derives the mesh; ``trainer.parallelism`` of a config has them.
 
     Attributes:
-        data: ``fsdp2`` shards, ``ddp`` keeps whole replicas, ``none`` is tensor parallelism alone.
-        replicate: number of groups of ranks that hold the same shards.
-        tensor: number of ranks that share the layers of one sample.
-        ensemble: number of data-parallel ranks that share the members of one sample.
+        data: ``fsdp2`` shards the weights, ``ddp`` keeps whole replicas, ``none`` is tensor parallelism alone.
+        replicate: number of replicas.
+        tensor: number of ranks over which tensor parallelism splits the layers.
+        ensemble: number of data-parallel ranks that divide the members of one sample among them.
     """
 
     data: Literal["fsdp2", "ddp", "none"]
@@ -72,14 +72,14 @@ class ParallelismSettings(Protocol):
 
 
 def plan_degrees(settings: ParallelismSettings, world: int) -> ParallelDims:
-    """Return the length of each mesh axis for `world` ranks; `shard` is what `replicate` and `tensor` leave.
+    """Return the length of each mesh axis for `world` ranks; with FSDP2, `shard` is world / (replicate x tensor).
 
     Args:
         settings: ``trainer.parallelism`` of a config.
         world: number of ranks.
 
     Raises:
-        ConfigError: if they do not divide the number of ranks; it lists every factor and the meshes that would do.
+        ConfigError: if the settings do not fit the number of ranks; the message lists the factors and settings that do.
     """
     degrees = _plan_axes(settings, world)
     if degrees.num_data_ranks % settings.ensemble:
@@ -122,7 +122,7 @@ def _plan_axes(settings: ParallelismSettings, world: int) -> ParallelDims:
 
 
 def _list_valid_settings(world: int) -> list[str]:
-    """Return the settings that work for `world` ranks in words, most sharded first."""
+    """Return as text the settings that work for `world` ranks; those that shard over most ranks come first."""
     valid_settings = []
     for tensor in range(1, world + 1):
         if world % tensor:
@@ -141,17 +141,18 @@ def _list_valid_settings(world: int) -> list[str]:
 class DeviceGrid:
     """Mesh of ranks, and the position of this process in it.
 
-    Neighbouring ranks are tensor-parallel peers; neighbouring data-parallel ranks form an ensemble group.
+    Neighbouring ranks are tensor-parallel peers, among which the layers are split. Neighbouring data-parallel ranks
+    form an ensemble group, among which the members are divided.
 
     Attributes:
         degrees: length of each axis.
         rank: rank of this process, from 0.
-        device_mesh: axes ``replicate`` (where it is longer than 1), ``dp``, ``tp``; None if every rank has the whole
-            network.
-        ensemble_group: ranks that share the members of the same samples, in the order of the members; None if this
+        device_mesh: mesh with the axes ``replicate`` (only if longer than 1), ``dp`` and ``tp``; None if every rank has
+            the whole network.
+        ensemble_group: ranks that divide the members of the same samples, in the order of the members; None if this
             rank computes all members.
-        sample_group: ranks that train on the same samples: tensor-parallel peers and the ensemble group together;
-            None if this rank is alone in it.
+        sample_group: ranks that train on the same samples: the ensemble group with all its tensor-parallel peers; None
+            if this rank is alone.
     """
 
     degrees: ParallelDims = ParallelDims()
@@ -162,7 +163,7 @@ class DeviceGrid:
 
     @property
     def data_rank(self) -> int:
-        """Index, from 0, among the data-parallel ranks; tensor-parallel peers have the same."""
+        """Index of this rank, from 0, among the data-parallel ranks; tensor-parallel peers have the same index."""
         return self.rank // self.degrees.tensor
 
     @property
@@ -172,32 +173,32 @@ class DeviceGrid:
 
     @property
     def sample_rank(self) -> int:
-        """Index, from 0, of the share of the training samples that this rank works on."""
+        """Index, from 0, of this rank's sample group; each group trains on other samples."""
         return self.data_rank // self.degrees.ensemble
 
     @property
     def num_sample_ranks(self) -> int:
-        """Number of shares of the training samples."""
+        """Number of sample groups, which train on different samples."""
         return self.degrees.num_sample_ranks
 
     @property
     def ensemble_rank(self) -> int:
-        """Position, from 0, among the ranks that share the members of a sample."""
+        """Index of this rank, from 0, in its ensemble group."""
         return self.data_rank % self.degrees.ensemble
 
     @property
     def tensor_rank(self) -> int:
-        """Position, from 0, among the ranks that share the layers of a sample."""
+        """Index of this rank, from 0, among its tensor-parallel peers."""
         return self.rank % self.degrees.tensor
 
     @property
     def reads_samples(self) -> bool:
-        """True for the one rank of a sample group that reads the samples, which the others receive."""
+        """True for the one rank of a sample group that reads the samples; the other ranks receive them from it."""
         return self.tensor_rank == 0 and self.ensemble_rank == 0
 
     @property
     def tensor_group(self) -> ProcessGroup | None:
-        """Process group of the ranks that share the layers of a sample with this one; None where there is no other."""
+        """Process group of this rank and its tensor-parallel peers; None without tensor parallelism."""
         if self.degrees.tensor == 1:
             return None
         return self.device_mesh["tp"].get_group()
@@ -222,10 +223,10 @@ def build_mesh(
     """Collective: return the mesh of all ranks.
 
     Args:
-        degrees: length of each axis; their product is the number of ranks.
+        degrees: length of each axis; replicate x shard x tensor is the number of ranks.
         rank: rank of this process, from 0.
         device_type: ``"cpu"`` or ``"cuda"``.
-        shares_weights: False if every rank has the whole network, and ranks share only the members of an ensemble.
+        shares_weights: False if every rank has the whole network, and only ensemble members are divided among ranks.
         timeout_minutes: minutes that the ranks of an ensemble group wait for each other; None for torch's default.
     """
     if degrees.world == 1:
@@ -240,7 +241,7 @@ def build_mesh(
     grid = DeviceGrid(degrees, rank, device_mesh)
     if degrees.ensemble == 1:
         return replace(grid, sample_group=grid.tensor_group)
-    # S groups of E x T ranks that train on the same samples.
+    # S sample groups, each of E ranks that divide the members times T tensor-parallel ranks.
     ranks_SET = torch.arange(degrees.world).view(-1, degrees.ensemble, degrees.tensor)
     ensemble_group = _build_group(ranks_SET.transpose(1, 2).flatten(0, 1), timeout_minutes)
     sample_group = ensemble_group
@@ -253,8 +254,8 @@ def _build_group(ranks_GN: torch.Tensor, timeout_minutes: int | None) -> Process
     """Collective: divide all ranks into groups and return the process group of this rank.
 
     Args:
-        ranks_GN: (groups, ranks of a group) every rank once.
-        timeout_minutes: minutes that a collective waits; None for torch's default.
+        ranks_GN: (G groups, N ranks of a group) ranks; every rank of the run stands in it once.
+        timeout_minutes: minutes that a collective waits for the slowest rank; None for torch's default.
     """
     timeout = None if timeout_minutes is None else timedelta(minutes=timeout_minutes)
     group, _ = dist.new_subgroups_by_enumeration(ranks_GN.tolist(), timeout=timeout)

@@ -1,6 +1,6 @@
-"""Collectives of Python objects that share errors: a failure of one rank is raised on all ranks.
+"""Collectives of Python objects in which a failure of one rank is raised on all ranks.
 
-Otherwise the ranks without an error would wait for the failed rank in the next collective, until it times out.
+Otherwise the ranks without an error would wait for the failed rank in the next collective, until they time out.
 """
 
 from __future__ import annotations
@@ -30,12 +30,14 @@ def run_on_all_ranks(function: Callable[[], T], group: dist.ProcessGroup | None 
     """Collective: call `function` on every rank and return the results of all ranks, in the order of ranks.
 
     Args:
-        function: function without arguments that runs no collective; its result must be picklable.
-        group: ranks that take part, all of the run by default. Without a process group this process is the only one.
+        function: function without arguments that calls no collective; its result must be picklable.
+        group: ranks that take part; None for all ranks of the run. Without a process group this process is the only
+            one.
 
     Raises:
-        CreditError: on every rank, if `function` failed on any rank. A rank raises its own error, or else that of the
-            lowest rank that failed. An error of another kind becomes a CheckpointError.
+        CreditError: on every rank, if `function` failed on any rank. A rank on which it failed raises its own error,
+            the others raise that of the lowest rank that failed. An error that is no CreditError becomes a
+            CheckpointError.
         CheckpointError: if another rank has died.
     """
     result: T | None = None
@@ -67,16 +69,16 @@ def run_on_all_ranks(function: Callable[[], T], group: dist.ProcessGroup | None 
 def run_on_rank0(function: Callable[[], T]) -> T:
     """Collective: call `function` on rank 0 only and return its result on every rank.
 
-    Use it to read files. Then all ranks agree on their contents, and a file system is not slowed down by a thousand
-    ranks that read at once. The result may be large, because it is sent to each rank once. `run_on_all_ranks` would
-    need memory for the largest result times the number of ranks.
+    Use this function to read files. Then all ranks agree on the contents, and the file system is not slowed down by a
+    thousand ranks that read at once. The result may be large, because each rank receives only this one.
+    `run_on_all_ranks` would need memory for the largest result times the number of ranks.
 
     Args:
-        function: function without arguments that runs no collective; its result must be picklable.
+        function: function without arguments that calls no collective; its result must be picklable.
 
     Raises:
-        CreditError: on every rank, if `function` failed; an error of another kind becomes a CheckpointError. Without a
-            process group any error is raised as it is.
+        CreditError: on every rank, if `function` failed; an error that is no CreditError becomes a CheckpointError.
+            Without a process group any error is raised as it is.
     """
     if not dist.is_initialized():
         return function()
@@ -99,12 +101,16 @@ def scatter_from_rank0(value: T, transform: Callable[[list[T]], list[U]], group:
 
     Args:
         value: value of this rank; it must be picklable.
-        transform: function of the list of all values, in the order of ranks, that returns a list with one result for
-            each rank. It runs no collective.
-        group: ranks that take part, all of the run by default. Without a process group this process is the only one.
+        transform: function that takes the list of all values, in the order of ranks, and returns a list with one result
+            for each rank. It calls no collective.
+        group: ranks that take part; None for all ranks of the run. Without a process group this process is the only
+            one.
+
+    Returns:
+        The result for this rank.
 
     Raises:
-        CreditError: on every rank, if `transform` failed.
+        CreditError: on every rank, if `transform` failed; an error that is no CreditError becomes a CheckpointError.
     """
     if not dist.is_initialized():
         return transform([value])[0]
@@ -131,7 +137,7 @@ def scatter_from_rank0(value: T, transform: Callable[[list[T]], list[U]], group:
 
 @contextmanager
 def _report_lost_ranks() -> Iterator[None]:
-    """Raise a CheckpointError where a collective fails because another rank has died."""
+    """Context in which a RuntimeError of a collective, raised if another rank has died, becomes a CheckpointError."""
     try:
         yield
     except RuntimeError as error:

@@ -34,27 +34,28 @@ def parallelize(
     reshard_after_forward: bool = True,
     cpu_offload: bool = False,
 ) -> nn.Module:
-    """Collective: distribute `model` over the ranks of `mesh`, in place; returns the model.
+    """Collective: distribute `model` over the ranks of `mesh`, in place, and return the model.
 
-    Blocks declare with ``_fsdp2_shard`` and ``_tp_plan`` how they may be distributed. Order: tensor parallelism,
-    checkpointing, compilation, sharding.
+    Blocks declare with ``_fsdp2_shard`` and ``_tp_plan`` how they may be distributed. The steps are, in this order,
+    tensor parallelism, activation checkpointing, compilation and sharding.
 
     Args:
-        model: best on the meta device; a model with memory must have the same values on all ranks.
-        mesh: ranks that share the model, such as ``init_device_mesh("cuda", (2, 4), mesh_dim_names=("dp", "tp"))``.
-            Its axes are called ``dp`` (samples and shards) and, where there are any, ``tp`` after it (tensor
-            parallelism) and ``replicate`` before it (groups that hold the same shards).
-            `credit.parallel.mesh.build_mesh` makes one from degrees. None for one process.
+        model: model, preferably on the meta device; a model with memory must have the same values on all ranks.
+        mesh: ranks that hold the model together, such as
+            ``init_device_mesh("cuda", (2, 4), mesh_dim_names=("dp", "tp"))``; None for one process. An axis ``dp``
+            (data parallelism and shards) is required. An axis ``tp`` (tensor parallelism) may follow it, and an axis
+            ``replicate`` (replicas) may precede it. `credit.parallel.mesh.build_mesh` builds such a mesh.
         shard: False for tensor parallelism alone.
-        checkpoint: recompute marked blocks in the backward pass, see `checkpoint_blocks`.
-        compile_blocks: function that compiles the marked blocks of a model in place.
-        policy: FSDP2's mixed precision.
-        reshard_after_forward: free gathered weights between forward and backward.
-        cpu_offload: keep parameters, gradients and optimizer state in host memory.
+        checkpoint: True or ``"selective"`` to recompute marked blocks in the backward pass, see `checkpoint_blocks`.
+        compile_blocks: function that compiles the marked blocks of a model in place; None for no compilation.
+        policy: FSDP2's mixed precision; None for none.
+        reshard_after_forward: True to free gathered weights between forward and backward.
+        cpu_offload: True to keep parameters, gradients and optimizer state in host memory.
 
     Raises:
-        ConfigError: for a mesh with other axes, a model without a ``_tp_plan`` that fits or without marked blocks where
-            they are needed, dropout in compiled blocks under tensor parallelism, or a model that FSDP2 cannot shard.
+        ConfigError: if the mesh has other axes, the model has no ``_tp_plan`` that fits the mesh, no block is marked
+            but `checkpoint` is set, blocks with dropout are to be compiled under tensor parallelism, or FSDP2 cannot
+            shard the model.
     """
     _require_axes(mesh)
 
@@ -86,10 +87,10 @@ def parallelize(
 
 
 def _require_axes(mesh: DeviceMesh | None) -> None:
-    """Refuse a mesh whose axes have other names than `AXIS_NAMES`.
+    """Refuse a mesh whose axis names are none of `AXIS_NAMES`.
 
     Raises:
-        ConfigError: naming the axes of the mesh, and those that are possible.
+        ConfigError: if the names do not fit; the message lists the names of the mesh and the possible ones.
     """
     if mesh is not None and mesh.mesh_dim_names not in AXIS_NAMES:
         choices = ", ".join(str(names) for names in AXIS_NAMES)
@@ -100,7 +101,7 @@ def _require_axes(mesh: DeviceMesh | None) -> None:
 
 
 def _require_no_dropout(model: nn.Module) -> None:
-    """Refuse dropout in a model whose blocks are split and compiled.
+    """Refuse a model with dropout, whose blocks are to be split by tensor parallelism and compiled.
 
     Raises:
         ConfigError: if a module of the model has dropout.
@@ -120,11 +121,13 @@ def _axis_size(mesh: DeviceMesh | None, axis: str) -> int:
 
 
 def _merge_shard_and_tensor_axes(mesh: DeviceMesh) -> DeviceMesh:
-    """Collective: return the same ranks with ``dp`` and ``tp`` as one axis.
+    """Collective: return a mesh of the same ranks in which ``dp`` and ``tp`` are merged into one axis.
 
-    Units without split weights are sharded over it, so that tensor parallelism costs them no memory.
+    Units without split weights are sharded over the merged axis, that is, over tensor-parallel ranks as well. So they
+    take no more memory than without tensor parallelism.
     """
-    # Both functions keep to the root mesh, so `mesh` may be part of a larger one, such as one with pipeline stages.
+    # `_flatten` and `_concatenate` refer to the root mesh, so `mesh` may be part of a larger one, such as a mesh with
+    # an axis of pipeline stages.
     shard_mesh = mesh["dp", "tp"]._flatten("shard")
     if "replicate" not in mesh.mesh_dim_names:
         return shard_mesh

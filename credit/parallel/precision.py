@@ -1,4 +1,4 @@
-"""Mixed precision of a sharded model: the policy of a config, and buffers that FSDP2 does not cast."""
+"""Mixed precision of a sharded model: the policy that a config describes, and the cast of buffers that FSDP2 omits."""
 
 from __future__ import annotations
 
@@ -21,16 +21,17 @@ _POLICY_KEYS = (*_DEFAULT_DTYPES, _CAST_INPUTS_KEY)
 
 
 def _build_mp_policy(conf: Mapping[str, Any]) -> MixedPrecisionPolicy | None:
-    """Return the mixed precision policy of a config, None if everything stays float32.
+    """Return the mixed precision policy of FSDP2 that a config describes; None if everything stays float32.
 
-    Without ``trainer.amp`` the result is None. With spectral norm it is also None, unless ``trainer.fsdp2_mp_policy``
-    is set. With ``cast_forward_inputs: false``, inputs keep their dtypes, and the model casts them where necessary.
+    Without ``trainer.amp`` the result is None. With ``model.use_spectral_norm`` the result is also None, unless
+    ``trainer.fsdp2_mp_policy`` is set. With ``cast_forward_inputs: false`` in this section, inputs keep their dtypes,
+    and the model must cast them where necessary.
 
     Args:
-        conf: a whole config as nested dicts; a dtype is a name or a ``torch.dtype``.
+        conf: a whole config as nested dicts. Its dtypes are names such as ``bfloat16``, or ``torch.dtype`` objects.
 
     Raises:
-        ConfigError: for an unknown key or dtype, or a switch that is neither true nor false.
+        ConfigError: if a key or dtype is unknown, or a boolean is neither true nor false.
     """
     trainer = read_section(conf, "trainer")
     policy_section = trainer.get("fsdp2_mp_policy")
@@ -58,10 +59,10 @@ def _build_mp_policy(conf: Mapping[str, Any]) -> MixedPrecisionPolicy | None:
 def _fix_spectral_norm_dtype(model: nn.Module, param_dtype: torch.dtype) -> None:
     """Cast the u and v buffers of torch's spectral norm to `param_dtype`, in place.
 
-    Both kinds are cast: ``torch.nn.utils.spectral_norm`` (hooks; ``weight_u``, ``weight_v``) and
-    ``torch.nn.utils.parametrizations.spectral_norm`` (``_u``, ``_v``). They multiply these vectors with the weight in
-    the dtype that FSDP2 has cast it to. The package's own parametrization needs no cast: it computes in float32
-    whatever it is given.
+    This covers ``torch.nn.utils.spectral_norm`` (a hook with the buffers ``weight_u`` and ``weight_v``) and
+    ``torch.nn.utils.parametrizations.spectral_norm`` (buffers ``_u`` and ``_v``). Both multiply the vectors with the
+    weight, which FSDP2 casts to `param_dtype`. The package's own spectral norm needs no cast, because it always
+    computes in float32.
     """
     for module in model.modules():
         names = {"weight_u", "weight_v"}
@@ -77,12 +78,12 @@ def _fix_spectral_norm_dtype(model: nn.Module, param_dtype: torch.dtype) -> None
 
 
 def read_section(conf: Any, name: str, parent: str = "") -> Mapping[str, Any]:
-    """Return the section `name` of a config as nested dicts, an empty dict if it is missing or empty.
+    """Return a section of a config as nested dicts; an empty dict if the section is missing or empty.
 
     Args:
-        conf: the whole config, or the section around this one.
-        name: key of the section.
-        parent: path of the section around it, with a dot at the end, for messages, such as ``"trainer."``.
+        conf: the whole config, or the section that contains the wanted one.
+        name: key of the wanted section in `conf`.
+        parent: path of `conf` in the whole config with a dot at the end, such as ``"trainer."``; for messages.
 
     Raises:
         ConfigError: if the section, or `conf`, is not a dict.
@@ -97,14 +98,14 @@ def read_section(conf: Any, name: str, parent: str = "") -> Mapping[str, Any]:
 
 
 def read_boolean(section: Mapping[str, Any], path: str, default: bool) -> bool:
-    """Return a boolean of a section, `default` if the key is missing or None.
+    """Return the boolean value of a key of a section; `default` if the key is missing or its value is None.
 
-    A plain dict has not been validated, so any value but true, false, 0 and 1 is refused. Python would take the text
-    "false" as true.
+    The section is a plain dict that has not been validated, so any value but true, false, 0 and 1 is refused. Python
+    would take the text "false" as true.
 
     Args:
         section: the section of the config as a dict.
-        path: full path of the key, for messages; its last component is the key in `section`.
+        path: full path of the key, such as ``"trainer.amp"``; its last component is the key in `section`.
         default: value of a missing key.
 
     Raises:
@@ -119,10 +120,14 @@ def read_boolean(section: Mapping[str, Any], path: str, default: bool) -> bool:
 
 
 def _read_dtype(value: Any, path: str) -> torch.dtype:
-    """Return the dtype of a config, which gives it by name or as a ``torch.dtype``.
+    """Return the dtype that a config gives by name (``"bfloat16"``) or as a ``torch.dtype``.
+
+    Args:
+        value: value of the key.
+        path: path of the key in the config, for messages.
 
     Raises:
-        ConfigError: for any other value, with the nearest name.
+        ConfigError: if the value is not a supported dtype; the message suggests the most similar name.
     """
     if isinstance(value, torch.dtype) and value in _DTYPES.values():
         return value

@@ -1,4 +1,4 @@
-"""Rank of this process and the process group of the run; nothing else reads rank and job variables."""
+"""Rank of this process and process group of the run. No other module reads the rank and job environment variables."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ class ProcessInfo:
         world: number of processes.
         local_rank: rank among the processes of this host, from 0; selects the GPU.
         launcher: program that started the processes: torchrun, slurm, openmpi, pals, mpich or none.
-        job_id: the scheduler's id of the job, empty outside a job.
-        attempt: number of times that torchrun has restarted the ranks.
-        address: (host, port) of rank 0; None for one process, and if MASTER_ADDR and MASTER_PORT are set.
+        job_id: id of the scheduler's job; empty outside a job.
+        attempt: number of times that torchrun has restarted the ranks; 0 with other launchers.
+        address: (host, port) of rank 0; None for a single process, and if MASTER_ADDR and MASTER_PORT are both set.
     """
 
     rank: int = 0
@@ -65,15 +65,15 @@ class ProcessInfo:
 
 
 def read_process_info(environ: Mapping[str, str] = os.environ) -> ProcessInfo:
-    """Return the position of this process, from the variables of its launcher.
+    """Return the position of this process, read from the environment variables of its launcher.
 
-    A shell inside a Slurm or PBS allocation is not a launcher: there, one process runs.
+    Without a launcher there is a single process, also in a shell inside a Slurm or PBS allocation.
 
     Args:
         environ: environment variables.
 
     Raises:
-        ConfigError: for variables that are not valid ranks, a missing local rank, or if the address of rank 0 cannot be
+        ConfigError: if the variables hold no valid ranks, the local rank is missing, or the address of rank 0 cannot be
             found.
     """
     job_id = environ.get("SLURM_JOB_ID") or environ.get("PBS_JOBID") or ""
@@ -121,15 +121,17 @@ def require_one_process(command: str) -> None:
 
 @contextmanager
 def process_group(process: ProcessInfo, device: torch.device, timeout_minutes: int) -> Iterator[dist.Store | None]:
-    """Collective: start the process group of the run for the block, with gloo for CPU tensors and nccl for GPU tensors.
+    """Collective: context in which the process group of the run exists, with gloo on CPUs and nccl on GPUs.
 
-    The context yields the store of keys and values that all ranks share. A single process needs no group; it yields
-    None.
+    A single process needs no group, so none is started.
 
     Args:
         process: position of this process.
         device: device of the model; a GPU must be the current one (`torch.cuda.set_device`).
         timeout_minutes: minutes that a collective waits for the slowest rank before the run fails.
+
+    Yields:
+        The key-value store that all ranks share; None for a single process.
 
     Raises:
         torch.distributed.DistError: if a rank does not join within the timeout.
@@ -169,9 +171,10 @@ def process_group(process: ProcessInfo, device: torch.device, timeout_minutes: i
 
 
 def _raise_open_file_limit(world: int) -> None:
-    """Raise this process's limit of open files, because gloo connects each rank of a group with every other rank.
+    """Raise this process's limit of open files as far as the system allows, so that gloo can open its connections.
 
-    The usual limit of a shell, 1024, would be too low for a few hundred ranks.
+    gloo connects each rank of a group with every other rank. The usual limit of a shell, 1024, would be too low for a
+    few hundred ranks.
 
     Args:
         world: number of ranks.
@@ -187,7 +190,7 @@ def _raise_open_file_limit(world: int) -> None:
 
 @contextmanager
 def fake_process_group(world: int) -> Iterator[None]:
-    """Start a fake process group of `world` ranks for the block: this process is rank 0, the others do not exist.
+    """Context with a fake process group of `world` ranks: this process is rank 0, the other ranks do not exist.
 
     Collectives return at once and communicate nothing. A world of one rank needs no group, so none is started.
     """
@@ -203,10 +206,10 @@ def fake_process_group(world: int) -> Iterator[None]:
 
 
 def _read_int(environ: Mapping[str, str], name: str) -> int:
-    """Return the whole number in an environment variable.
+    """Return the whole number that the environment variable `name` holds.
 
     Raises:
-        ConfigError: if it is not one.
+        ConfigError: if the variable does not hold a whole number.
     """
     try:
         return int(environ[name])
@@ -219,10 +222,17 @@ def _read_int(environ: Mapping[str, str], name: str) -> int:
 def _find_address(
     environ: Mapping[str, str], launcher: str, world: int, is_one_host: bool, job_id: str
 ) -> tuple[str, int] | None:
-    """Return host and port of rank 0, None where they are not needed or MASTER_ADDR and MASTER_PORT have both.
+    """Return host and port of rank 0; None for a single process, or if MASTER_ADDR and MASTER_PORT are both set.
+
+    Args:
+        environ: environment variables.
+        launcher: program that started the processes, see `ProcessInfo`.
+        world: number of ranks.
+        is_one_host: True if all ranks run on this host.
+        job_id: id of the scheduler's job, from which the port is derived; empty outside a job.
 
     Raises:
-        ConfigError: if the ranks run on several hosts and the launcher does not name the first one.
+        ConfigError: if the ranks run on several hosts and neither the launcher nor MASTER_ADDR names the first host.
     """
     if world == 1 or ("MASTER_ADDR" in environ and "MASTER_PORT" in environ):
         return None
@@ -242,7 +252,7 @@ def _find_address(
 
 
 def parse_first_host(nodes: str) -> str:
-    """Return the first host of a Slurm node list: ``gpu[003-007,9],login1`` -> ``gpu003``."""
+    """Return the first host of a Slurm node list: for ``gpu[003-007,9],login1`` it is ``gpu003``."""
     prefix, bracket, remainder = nodes.partition("[")
     if not bracket or "," in prefix:
         return nodes.split(",")[0]

@@ -24,22 +24,24 @@ def clip_grad_norm_(
 ) -> Tensor:
     """Collective: scale all gradients in place so that their global 2-norm is at most `max_norm`.
 
-    This is `torch.nn.utils.clip_grad_norm_` for models whose parameters lie on different meshes. They may be sharded by
-    FSDP2, split by tensor parallelism, both, or be plain tensors that are equal on all ranks. Every element counts
-    once, so the result is the same as for the whole model on one process. The function needs one collective.
+    This is `torch.nn.utils.clip_grad_norm_` for models whose parameters lie on different device meshes. A parameter may
+    be sharded by FSDP2, split by tensor parallelism, both, or be a plain tensor that is equal on all ranks. Every
+    element counts once, so the result is the same as for the whole model on one process. Only one collective is needed.
 
     Args:
         parameters: one tensor or several. All ranks pass the same parameters in the same order; those without a
             gradient are left out.
         max_norm: largest norm of the gradients; smaller gradients are not changed.
-        error_if_nonfinite: raise an error on every rank, instead of scaling by it, if the norm is NaN or infinite.
-        group: ranks that together hold the model; all ranks by default.
+        error_if_nonfinite: True to raise an error if the norm is NaN or infinite, False to scale by it nevertheless.
+        group: ranks that together hold the model; None for all ranks.
 
     Returns:
-        The norm before clipping: a scalar, equal on all ranks, float32, or float64 if a gradient is float64.
+        The norm before clipping: a scalar, equal on all ranks, float32, or float64 if a gradient is float64; 0 without
+        gradients.
 
     Raises:
-        RuntimeError: with `error_if_nonfinite`, on every rank; the gradients are as they were.
+        RuntimeError: on every rank, if `error_if_nonfinite` is true and the norm is NaN or infinite. The gradients are
+            then unchanged.
     """
     if isinstance(parameters, Tensor):
         parameters = [parameters]
@@ -72,17 +74,19 @@ def gradient_norm(
 ) -> tuple[Tensor, Tensor]:
     """Collective: return the global 2-norm of gradients, and sums of flags, without waiting for the device.
 
-    Gradients may be sharded or split over different meshes, or whole on all ranks; each element counts once. A single
-    all-reduce carries norm and flags.
+    Gradients may be sharded or split over different device meshes, or whole on all ranks; each element counts once. A
+    single all-reduce sums norm and flags.
 
     Args:
         gradients: gradients of the same parameters in the same order on all ranks, at least one.
-        flags: scalars of this rank, on any device, which are summed over all ranks.
-        group: ranks that together hold the model; all ranks by default.
+        flags: scalars of this rank, on any device, that are summed over the ranks in the same all-reduce, such as 1 for
+            a problem on this rank.
+        group: ranks that together hold the model; None for all ranks.
         dtype: dtype of the result; fused optimizers take a gradient scale in float32 only.
 
     Returns:
-        The norm, a scalar, and the sum of each flag, (flags,); on the device of the gradients, equal on all ranks.
+        The norm, a scalar, and the sums of the flags, (number of flags,). Both are on the device of the gradients and
+        equal on all ranks.
     """
     num_ranks = 1
     if dist.is_initialized():
@@ -112,7 +116,10 @@ def gradient_norm(
 
 
 def _without_partial_sums(gradient: DTensor) -> DTensor:
-    """Collective: return a gradient whose partial sums, as torch's tensor parallelism may leave them, are summed."""
+    """Collective: return a gradient in which partial sums, as torch's tensor parallelism may leave them, are summed.
+
+    Without partial sums the gradient is returned unchanged.
+    """
     if not any(isinstance(placement, Partial) for placement in gradient.placements):
         return gradient
     placements = []
@@ -122,7 +129,7 @@ def _without_partial_sums(gradient: DTensor) -> DTensor:
 
 
 def mean_over_ranks(values: Tensor) -> Tensor:
-    """Collective: return the mean over all ranks of a tensor that every rank has in the same shape and dtype.
+    """Collective: return the elementwise mean over all ranks of tensors of the same shape and dtype.
 
     Without a process group the tensor itself is returned.
     """
@@ -134,17 +141,17 @@ def mean_over_ranks(values: Tensor) -> Tensor:
 
 
 def sum_over_shards(summands: Sequence[Tensor], sharded: Sequence[DTensor]) -> list[Tensor]:
-    """Collective: return the sum of each summand over the ranks of a mesh, by one all-reduce for each mesh.
+    """Collective: sum tensors that each rank has computed from its shards, by one all-reduce for each device mesh.
 
-    If all ranks of a mesh belong to a larger one of these meshes, its summands join the all-reduce of the larger mesh.
+    If all ranks of a mesh belong to the larger mesh of another tensor, its sums join the all-reduce of that mesh.
 
     Args:
-        summands: this rank's summands, each computed from its shard of a tensor; ranks with equal shards have equal
-            summands.
+        summands: this rank's summand of each sum, computed from its shard of a tensor; ranks with equal shards have
+            equal summands.
         sharded: for each summand the sharded tensor that it was computed from.
 
     Returns:
-        New tensors, equal on all ranks of a mesh.
+        For each summand a new tensor, the sum in which each shard counts once; it is equal on all ranks of the mesh.
     """
     meshes = dict.fromkeys(tensor.device_mesh for tensor in sharded)
     groups = {mesh: _get_group(mesh) for mesh in meshes}
@@ -175,7 +182,7 @@ def sum_over_shards(summands: Sequence[Tensor], sharded: Sequence[DTensor]) -> l
 
 
 def _get_group(mesh: DeviceMesh) -> dist.ProcessGroup:
-    """Collective for a new mesh: return the process group of all ranks of a mesh."""
+    """Collective in the first call for a mesh: return the process group of all ranks of the mesh."""
     if mesh.ndim == 1:
         return mesh.get_group()
     if mesh.size() == dist.get_world_size():

@@ -37,20 +37,22 @@ _Contexts = tuple[AbstractContextManager, AbstractContextManager]
 
 
 def checkpoint_blocks(model: nn.Module, mode: Literal[True, "selective"] = True) -> nn.Module:
-    """Recompute every marked block in the backward pass; changes `model` in place and returns it.
+    """Wrap every marked block of `model`, in place, so that the backward pass recomputes it; return the model.
 
-    Both the forward of a block and the entry points in its ``_fsdp2_forward_methods`` are checkpointed. Blocks that
-    are wrapped already stay as they are.
+    Both the forward of a block and the methods in its ``_fsdp2_forward_methods`` are checkpointed. Blocks that are
+    wrapped already stay as they are.
 
-    Some modules inside a block recompute results by themselves while their attribute ``saves_memory`` is true. It is
-    set to False, because the block frees these results anyway and they would be computed three times.
+    Some modules inside a block recompute results by themselves while their attribute ``saves_memory`` is true. The
+    attribute is set to False, because a checkpointed block frees these results anyway; otherwise they would be computed
+    three times.
 
     Args:
         model: model with marked blocks, not sharded yet.
-        mode: True keeps only the inputs of a block, ``"selective"`` also the results of matrix products and attention.
+        mode: True saves only the inputs of a block for the backward pass, ``"selective"`` also the results of matrix
+            products and attention.
 
     Raises:
-        ConfigError: for another mode, or if the model marks no block.
+        ConfigError: if the mode is another one, or the model marks no block.
     """
     if mode is not True and mode != "selective":
         raise ConfigError(f"trainer.activation_checkpoint: {mode!r} is not one of true, false, selective")
@@ -100,10 +102,10 @@ def _wrap_block(block: nn.Module, mode: Literal[True, "selective"]) -> Checkpoin
 
 
 def _selective_contexts(block: nn.Module) -> _Contexts:
-    """Return contexts that save the results of `_SAVED_OPERATIONS` and recompute all others.
+    """Return the contexts of first pass and recomputation that save the results of `_SAVED_OPERATIONS` only.
 
-    Sharding units inside a block gather their weights in both passes, but with different operations, whose results
-    cannot be matched. Such a block is recomputed as a whole.
+    If the block has sharding units inside, the contexts do nothing, so that it is recomputed as a whole. Such units
+    gather their weights in both passes, but by different operations, whose results torch could not match.
     """
     has_inner_units = any(isinstance(module, FSDPModule) for module in block.modules() if module is not block)
     if has_inner_units:
@@ -112,7 +114,7 @@ def _selective_contexts(block: nn.Module) -> _Contexts:
 
 
 def _selective_policy(context, op, *args, **kwargs) -> CheckpointPolicy:
-    """Return whether torch saves or recomputes the result of an operation of a block; torch calls it for each one."""
+    """Return whether the result of the operation `op` is saved or recomputed; torch calls this for each operation."""
     operation = op._schema.name.removeprefix("aten::")
     if op.namespace == "aten" and operation in _SAVED_OPERATIONS:
         return CheckpointPolicy.MUST_SAVE
@@ -122,11 +124,12 @@ def _selective_policy(context, op, *args, **kwargs) -> CheckpointPolicy:
 def _replay_contexts(
     normalized_weights: list[NormalizedWeight], other_contexts: Callable[[], _Contexts] | None
 ) -> _Contexts:
-    """Return contexts that record and replay torch's spectral norm, each combined with one of `other_contexts`.
+    """Return contexts that record torch's spectral norm in the first pass and replay it in the recomputation.
 
     Args:
-        normalized_weights: weights of the block with torch's spectral norm.
-        other_contexts: function that returns the contexts of selective checkpointing; None without it.
+        normalized_weights: weights of the block that torch's spectral norm normalizes.
+        other_contexts: function that returns the contexts of selective checkpointing, which are entered as well; None
+            without selective checkpointing.
     """
     recorded = RecordedForward(normalized_weights)
     first_pass, recomputation = nullcontext(), nullcontext()
@@ -137,6 +140,6 @@ def _replay_contexts(
 
 @contextmanager
 def _nest(outer: AbstractContextManager, inner: AbstractContextManager) -> Iterator[None]:
-    """Enter both contexts, the outer one first."""
+    """Context that enters both contexts, the outer one first."""
     with outer, inner:
         yield

@@ -11,15 +11,15 @@ from credit.parallel.dtensor import to_local
 
 
 def keep_dtensors_out_of_graphs(model: nn.Module) -> None:
-    """Let marked blocks compute with this rank's parts of split weights and buffers as plain tensors; in place.
+    """Change marked blocks in place: each forward sees this rank's parts of split tensors as plain tensors.
 
-    A graph that turns a DTensor into a plain tensor has the device mesh among its values. In a checkpointed block,
-    torch 2.13 tries to save the mesh for the backward pass and fails ("expected all tensors_saved_with_vc_check to be
-    Tensors"). So the parts are taken before each forward, outside of the graph and of checkpointing.
+    A compiled graph that turns a DTensor into a plain tensor has the device mesh among its values. In a checkpointed
+    block, torch 2.13 tries to save the mesh for the backward pass and fails ("expected all tensors_saved_with_vc_check
+    to be Tensors"). So hooks take the parts before each forward, outside of the graph and of checkpointing.
 
     Args:
-        model: model after tensor parallelism and checkpointing, and before compilation and FSDP2. FSDP2 puts its own
-            hook first, so the parts are those of gathered weights.
+        model: model after tensor parallelism and checkpointing, and before compilation and FSDP2. FSDP2 later puts its
+            own hook before these, so the parts are taken from weights that are gathered already.
     """
     for block in _outermost_marked(model):
         split_tensors: list[tuple[nn.Module, str]] = []
@@ -31,7 +31,7 @@ def keep_dtensors_out_of_graphs(model: nn.Module) -> None:
 
 
 def _outermost_marked(model: nn.Module) -> Iterator[nn.Module]:
-    """Yield each marked block, or the wrapper around it, that is not inside another marked block."""
+    """Yield each marked block that is not inside another marked block; instead of a wrapped block, its wrapper."""
     for child in model.children():
         if getattr(child, "_fsdp2_shard", False):
             yield child
@@ -40,7 +40,7 @@ def _outermost_marked(model: nn.Module) -> Iterator[nn.Module]:
 
 
 def _use_local_tensors_in_forward(block: nn.Module, split_tensors: list[tuple[nn.Module, str]]) -> None:
-    """Replace DTensors by this rank's parts during each forward of a block, by hooks.
+    """Register hooks on a block that replace DTensors by this rank's parts during each forward.
 
     Args:
         block: outermost marked block.
@@ -55,10 +55,10 @@ def _use_local_tensors_in_forward(block: nn.Module, split_tensors: list[tuple[nn
             vars(module)[name] = to_local(tensors[name])
 
     def remove_local_tensors(block: nn.Module, args: tuple, output: object) -> None:
-        """Forward hook: remove the attributes, so that the DTensors show again."""
+        """Forward hook: remove the attributes, so that the modules have their DTensors again."""
         for module, name in split_tensors:
             vars(module).pop(name, None)
 
     block.register_forward_pre_hook(set_local_tensors)
-    # They are removed after an exception as well.
+    # `always_call` removes the attributes after an exception as well.
     block.register_forward_hook(remove_local_tensors, always_call=True)

@@ -30,10 +30,11 @@ def custom_entry_points(block: nn.Module) -> tuple[str, ...]:
 
 
 def copy_returned_views(module: nn.Module) -> None:
-    """Change every entry point of `module`, in place, to return copies instead of views; call it before FSDP2.
+    """Change every entry point of `module`, in place, to return copies instead of views; call this before FSDP2.
 
-    FSDP2 gathers weights for the backward pass by a hook on each returned tensor. An in-place operation on a view, such
-    as ``y += 1`` on the result of the module, would drop the hook. For that reason torch warns of every view.
+    FSDP2 gathers weights for the backward pass by a hook on each tensor that an entry point returns. An in-place
+    operation on a returned view, such as ``y += 1`` on the result of the module, would drop the hook. For that reason
+    torch warns of every view that is returned.
 
     Raises:
         ConfigError: if the module names an entry point that it does not have.
@@ -57,8 +58,8 @@ def copy_views(output: Any) -> Any:
     """Return `output` with copies in place of the views in it that need a gradient, at any depth of its containers.
 
     Args:
-        output: a tensor, or tensors in tuples, named tuples, dicts, lists and dataclasses. A container without such
-            views is returned itself; other objects are returned as they are.
+        output: a tensor, or tensors inside tuples, named tuples, dicts, lists and dataclasses. A container that holds
+            no such view is returned unchanged and not copied, and so is any other object.
     """
     if isinstance(output, Tensor):
         # Only a view has a base, the tensor whose memory it shows.
@@ -90,7 +91,8 @@ def _replace_views(
 
     Args:
         container: a dict, list or dataclass.
-        members: (key, index or field name; value) of its members.
+        members: (key, value) of its members, where the key of a list member is its index, and that of a dataclass
+            member the name of the field.
         set_member: function that sets a member of a container: ``set_member(container, key, value)``.
     """
     replacements = []

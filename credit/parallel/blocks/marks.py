@@ -12,7 +12,7 @@ _WRAPPER_PREFIXES = ("_checkpoint_wrapped_module", "_orig_mod")
 def is_marked(module: nn.Module) -> bool:
     """Return whether a module is marked with ``_fsdp2_shard``, on the instance or on its class.
 
-    The result is False for a checkpoint wrapper, although it has the attributes of the marked block in it.
+    The result is False for a checkpoint wrapper, although the wrapper shows the attributes of the marked block in it.
     """
     return bool(getattr(module, "_fsdp2_shard", False)) and not isinstance(module, CheckpointWrapper)
 
@@ -28,8 +28,9 @@ def wrapped_module_ids(model: nn.Module) -> set[int]:
 
 
 def strip_wrapper_prefixes(name: str) -> str:
-    """Return the name of a parameter or module without the prefixes of wrappers, as checkpoints have it.
+    """Return the name of a parameter or module without the prefixes of wrappers, as in checkpoints.
 
-    Such a name is called plain: ``blocks.0._checkpoint_wrapped_module.norm.weight`` -> ``blocks.0.norm.weight``.
+    Such a name is called plain: that of ``blocks.0._checkpoint_wrapped_module.norm.weight`` is
+    ``blocks.0.norm.weight``.
     """
     return ".".join(component for component in name.split(".") if component not in _WRAPPER_PREFIXES)

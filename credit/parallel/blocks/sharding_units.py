@@ -1,4 +1,4 @@
-"""Sharding units: the modules of a model that FSDP2 shards as a whole, and checks for what it cannot shard."""
+"""Sharding units: the modules whose weights FSDP2 gathers and frees together, and checks for what it cannot shard."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _has_fsdp2_shard(module: nn.Module) -> bool:
 
 
 def _is_shardable(module: nn.Module, ac_enabled: bool) -> bool:
-    """Return True for a sharding unit: with checkpointing the wrapper around a marked block, else the block.
+    """Return whether a module is a sharding unit: a marked block, or the wrapper around it with checkpointing.
 
     Args:
         module: any module of the model.
@@ -40,12 +40,15 @@ def _is_shardable(module: nn.Module, ac_enabled: bool) -> bool:
 
 
 def fsdp2_is_applied(model: nn.Module) -> bool:
-    """Return True if ``fully_shard`` was applied to `model`."""
+    """Return whether ``fully_shard`` has been applied to `model` or to a module inside it."""
     return any(isinstance(module, FSDPModule) for module in model.modules())
 
 
 def find_sharding_units(model: nn.Module) -> list[nn.Module]:
-    """Return the sharding units of a model: inner before outer units, late before early blocks, the model last."""
+    """Return the sharding units of a model, the model itself last.
+
+    Units inside another unit come before that unit, and late blocks before early ones.
+    """
     inside_wrapper = wrapped_module_ids(model)
     units = []
     for module in model.modules():
@@ -57,23 +60,28 @@ def find_sharding_units(model: nn.Module) -> list[nn.Module]:
 
 
 def split_by_dtype(unit: nn.Module, inner_parameter_ids: set[int]) -> list[nn.Module]:
-    """Return the modules of a unit that are sharded one by one, inner before outer; the last is the unit itself.
+    """Return the modules of a unit that must be sharded separately, inner before outer; the last is the unit itself.
 
-    FSDP2 reduces the gradients of a sharded module in one dtype. So a module whose trainable weights are of another
-    dtype than those around it is sharded by itself.
+    FSDP2 reduces the gradients of a sharded module in one dtype. So a module whose trainable weights have another dtype
+    than those around it is sharded by itself.
 
     Args:
-        unit: its modules have trainable weights of one dtype each, see `require_shardable`.
-        inner_parameter_ids: `id` of each parameter of units inside this one, which are sharded with those.
+        unit: sharding unit, in which each module has trainable weights of one dtype, see `require_shardable`.
+        inner_parameter_ids: `id` of each parameter of the units inside this one, which are sharded before it.
 
     Raises:
-        ConfigError: if such a module is a container, whose forward is never called.
+        ConfigError: if a module that must be sharded separately is a container, whose forward is never called.
     """
     # A dict in place of a list, since a module may be reached on two paths.
     separate_modules: dict[nn.Module, None] = {}
 
     def visit(module: nn.Module, dtype: torch.dtype | None) -> None:
-        """Collect the modules inside `module`, which is sharded in `dtype`, that need a dtype of their own."""
+        """Collect the modules inside `module` that must be sharded separately.
+
+        Args:
+            module: the unit, or a module inside it.
+            dtype: dtype of the trainable weights that `module` is sharded with; None without any.
+        """
         for name, child in module.named_children():
             child_dtype = _direct_dtype(child, inner_parameter_ids)
             # The child's own weights can be sharded with those around it.
@@ -97,16 +105,16 @@ def require_shardable(model: nn.Module) -> None:
     """Refuse models on which FSDP2 would fail, in some cases only in the first forward.
 
     Raises:
-        ConfigError: if the model is sharded already, or is wrapped by another kind of parallelism. Also for a marked
-            container, trainable weights of several dtypes in one module, a parameter in two sharding units, and a
-            scalar or complex parameter. The message names the modules or parameters.
+        ConfigError: if the model is sharded already, or is wrapped by another kind of parallelism; if a container is
+            marked, a module has trainable weights of several dtypes, two sharding units share a parameter, or a
+            parameter is a scalar or complex. The message names the modules or parameters.
     """
     if fsdp2_is_applied(model):
         raise ConfigError(f"{type(model).__name__} is sharded already; apply_fsdp2 is called once, on a plain model")
     for path, module in model.named_modules():
         _require_shardable_module(strip_wrapper_prefixes(path) or "the model", module, module is model)
 
-    # Called for its errors only.
+    # `split_by_dtype` is called for its errors only.
     inner_parameter_ids: set[int] = set()
     for unit in find_sharding_units(model):
         split_by_dtype(unit, inner_parameter_ids)
@@ -138,14 +146,16 @@ def require_shardable(model: nn.Module) -> None:
 
 
 def require_unwrapped(path: str, module: nn.Module) -> None:
-    """Refuse a module in DistributedDataParallel or a similar wrapper, whose buckets hold parameters to be replaced.
+    """Refuse a module that is a DistributedDataParallel or similar wrapper.
+
+    Such a wrapper keeps references to the parameters, which sharding or splitting would replace.
 
     Args:
         path: path of the module in the model, empty for the model itself.
         module: any module of the model.
 
     Raises:
-        ConfigError: naming the module.
+        ConfigError: if the module is such a wrapper; the message names the module.
     """
     if isinstance(module, _OTHER_WRAPPERS):
         raise ConfigError(
@@ -155,10 +165,15 @@ def require_unwrapped(path: str, module: nn.Module) -> None:
 
 
 def _require_shardable_module(path: str, module: nn.Module, is_root: bool) -> None:
-    """Refuse a module that is in another wrapper, is a marked container, or has trainable weights of two dtypes.
+    """Refuse a module that is another parallel wrapper or a marked container, or has trainable weights of two dtypes.
+
+    Args:
+        path: path of the module in the model, for the message.
+        module: the module, checked without the modules inside it.
+        is_root: True for the model itself, which is sharded like a marked block.
 
     Raises:
-        ConfigError: naming the module.
+        ConfigError: if the module cannot be sharded; the message names the module.
     """
     require_unwrapped(path, module)
     if (is_root or _has_fsdp2_shard(module)) and _is_container(module):
@@ -180,12 +195,15 @@ def _require_shardable_module(path: str, module: nn.Module, is_root: bool) -> No
 
 
 def _is_container(module: nn.Module) -> bool:
-    """Return True for a list or dict of modules or parameters without a forward of its own."""
+    """Return whether a module is a list or dict of modules or parameters that has no forward."""
     return isinstance(module, _CONTAINERS) and type(module).forward is nn.Module.forward
 
 
 def _direct_dtype(module: nn.Module, inner_parameter_ids: set[int]) -> torch.dtype | None:
-    """Return the dtype of a module's own trainable weights, without those of its children; None without any."""
+    """Return the dtype of the trainable weights that a module itself holds, without its children; None without any.
+
+    Parameters whose `id` is in `inner_parameter_ids` do not count.
+    """
     for parameter in module.parameters(recurse=False):
         if parameter.requires_grad and id(parameter) not in inner_parameter_ids:
             return parameter.dtype
@@ -193,7 +211,11 @@ def _direct_dtype(module: nn.Module, inner_parameter_ids: set[int]) -> torch.dty
 
 
 def _main_dtype(unit: nn.Module, inner_parameter_ids: set[int]) -> torch.dtype | None:
-    """Return the dtype of a unit's own trainable weights, or else of most weights inside; None without any."""
+    """Return the dtype in which a unit as a whole is sharded; None without trainable weights.
+
+    It is the dtype of the trainable weights that the unit itself holds, or else that of most trainable weights in the
+    modules inside. Parameters whose `id` is in `inner_parameter_ids` do not count.
+    """
     num_weights: Counter[torch.dtype] = Counter()
     for parameter in unit.parameters():
         if parameter.requires_grad and id(parameter) not in inner_parameter_ids:
@@ -209,7 +231,7 @@ def _main_dtype(unit: nn.Module, inner_parameter_ids: set[int]) -> torch.dtype |
 
 
 def _join_names(model: nn.Module, parameter: nn.Parameter) -> str:
-    """Return all plain names of a parameter of the model, joined by "and"."""
+    """Return all names of a parameter of the model, without the prefixes of wrappers and joined by "and"."""
     names = []
     for name, other in model.named_parameters(remove_duplicate=False):
         if other is parameter:

@@ -1,8 +1,8 @@
 """Replay of torch's own spectral norm in blocks that activation checkpointing computes twice.
 
-In training, torch's spectral norm runs its power iteration in every forward. So a recomputed block would compute with
-other vectors u and v, and so with another weight, than in its first pass. Here the vectors of every call in the first
-pass are recorded. The recomputation uses the recorded vectors and does not iterate.
+In training, torch's spectral norm updates its singular vectors u and v by a power iteration in every forward. So a
+recomputed block would compute with other vectors, and so with another weight, than in its first pass. Here the vectors
+of every call in the first pass are recorded. The recomputation uses the recorded vectors and does not iterate.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ class NormalizedWeight:
     """A weight that torch's spectral norm normalizes, by a hook or as a parametrization.
 
     Attributes:
-        norm: object of torch's spectral norm, with the number of power iterations.
-        module: module with the vectors as buffers; for a parametrization it is `norm` itself.
-        vector_names: names of the buffers of u and v.
+        norm: hook or parametrization of torch's spectral norm, which has the attribute ``n_power_iterations``.
+        module: module that holds the vectors u and v as buffers; for a parametrization it is `norm` itself.
+        vector_names: names of the buffers of u and v in `module`.
     """
 
     norm: Any
@@ -34,10 +34,12 @@ class NormalizedWeight:
 
 
 class RecordedForward:
-    """Record of the vectors u and v with which each call in one forward pass of a block computes.
+    """Record of the vectors u and v that torch's spectral norm uses in one forward pass of a block.
+
+    A weight may be used several times in a forward pass, so there is an entry for each call.
 
     Args:
-        weights: normalized weights of the block.
+        weights: weights of the block that torch's spectral norm normalizes.
     """
 
     def __init__(self, weights: list[NormalizedWeight]) -> None:
@@ -49,7 +51,7 @@ class RecordedForward:
     def record(self) -> Iterator[None]:
         """Context of the first pass: record the vectors that each call computes with.
 
-        A weight that is not used in the forward pass gets one entry with the vectors at its end.
+        For a weight that is not used in the pass, the vectors at the end of the pass are recorded once.
         """
         with ExitStack() as hooks:
             for weight, calls in zip(self._weights, self._calls, strict=True):
@@ -67,9 +69,9 @@ class RecordedForward:
 
     @contextmanager
     def replay(self) -> Iterator[None]:
-        """Context of the recomputation: give each call its recorded vectors, and do not iterate.
+        """Context of the recomputation: give each call its recorded vectors, without power iterations.
 
-        The vectors that the module had before are restored at the end, after an exception as well.
+        The vectors that the modules had before are restored at the end, also after an exception.
         """
         present_vectors = []
         present_iterations = []
@@ -106,11 +108,11 @@ def find_normalized_weights(block: nn.Module) -> list[NormalizedWeight]:
 def _record_call(
     calls: list[dict[str, Tensor]], vector_names: tuple[str, str], module: nn.Module, *hook_arguments: Any
 ) -> None:
-    """Append a copy of the module's present vectors to the calls of one weight; a forward hook."""
+    """Hook of a forward: append a copy of the module's present vectors to `calls`, the record of one weight."""
     calls.append({name: module._buffers[name].clone() for name in vector_names})
 
 
 def _replay_call(calls: Iterator[dict[str, Tensor]], module: nn.Module, *hook_arguments: Any) -> None:
-    """Set the module's vectors to those of the next recorded call; a forward hook."""
+    """Forward pre-hook: set the module's vectors to those of the next recorded call."""
     # When all calls are replayed, the vectors of the last one stay.
     module._buffers.update(next(calls, {}))
