@@ -116,9 +116,8 @@ def shard_units(
 
     Args:
         model: model whose blocks may be wrapped for checkpointing.
-        fsdp_mesh: mesh over which units without split weights are sharded; it may include the tensor-parallel axis.
-            Tensor-parallel peers have equal gradients of such weights, so the mean over all ranks of the mesh is the
-            mean over the data-parallel ranks.
+        fsdp_mesh: mesh over which units without split weights are sharded, which may include the tensor-parallel axis:
+            its ranks have equal gradients of such weights, so it does not change the mean over data-parallel ranks.
         fsdp_mesh_of_tp_units: mesh over which units with weights that tensor parallelism has split are sharded.
         policy: mixed precision; None for none. Only the model as a whole casts its output.
         reshard_after_forward: True to free gathered weights after the forward and gather them again for the backward.

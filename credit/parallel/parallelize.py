@@ -53,9 +53,8 @@ def parallelize(
         cpu_offload: True to keep parameters, gradients and optimizer state in host memory.
 
     Raises:
-        ConfigError: if the mesh has other axes, the model has no ``_tp_plan`` that fits the mesh, no block is marked
-            but `checkpoint` is set, blocks with dropout are to be compiled under tensor parallelism, or FSDP2 cannot
-            shard the model.
+        ConfigError: if the mesh has other axes, no ``_tp_plan`` fits the mesh, `checkpoint` is set but no block is
+            marked, blocks with dropout are to be compiled and split, or FSDP2 cannot shard the model.
     """
     _require_axes(mesh)
 

@@ -1,9 +1,10 @@
 """Watchdog that reports which ranks a run waits for, long before its collectives time out.
 
 A rank that is stopped, stuck or dead makes all others wait in a collective. The error at the time-out then appears on
-the waiting ranks and does not name the missing one. So each rank writes its progress to the run's store every few
-seconds. A rank without progress logs where in its code it waits. Rank 0 also compares the ranks, and logs those that
-are behind and the last collective of each group, from torch's flight recorder where the backend has one.
+the waiting ranks and does not name the missing rank. So each rank writes its progress every few seconds to the
+key-value store of the run, which all ranks can read. A rank without progress logs where in its code it waits. Rank 0
+also compares the ranks. It logs the ranks that are behind, and the last collective of each process group, which it
+takes from torch's flight recorder where the backend has one.
 """
 
 from __future__ import annotations
@@ -32,11 +33,11 @@ class Watchdog:
     """Context manager with a thread that watches the progress of all ranks.
 
     Args:
-        store: store of the run's process group; None for one process, which is not watched.
+        store: key-value store of the run's process group; None for a single process, which is not watched.
         rank: rank of this process, from 0.
         world: number of ranks.
-        patience: seconds without progress after which a rank logs one report.
-        beat: seconds between a rank's entries in the store.
+        patience: seconds without progress after which a rank logs a report, one for each halt.
+        beat: seconds between two entries of a rank in the store.
     """
 
     def __init__(self, store: dist.Store | None, rank: int, world: int, patience: float, beat: float = 10.0) -> None:
@@ -53,7 +54,7 @@ class Watchdog:
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
     def record_activity(self, activity: str) -> None:
-        """Record that this rank begins an activity, which counts as progress."""
+        """Record that this rank begins an activity, which counts as progress; reports show the text `activity`."""
         self._activity_count += 1
         self._activity = activity
 
@@ -70,7 +71,7 @@ class Watchdog:
             self._thread.join()
 
     def _watch(self) -> None:
-        """Write the status of this rank to the store at every beat, and report a halt once; runs in the thread."""
+        """Run in the thread: write the status of this rank to the store at every beat, and report each halt once."""
         beats = 0
         last_count = -1
         last_progress = time.monotonic()
@@ -97,7 +98,11 @@ class Watchdog:
                 return
 
     def _report(self, seconds_waited: float) -> None:
-        """Log where this rank waits, and on rank 0 also for which ranks."""
+        """Log where in its code this rank waits, and on rank 0 also the ranks that it waits for.
+
+        Args:
+            seconds_waited: seconds since the last progress.
+        """
         lines = [f"rank {self._rank} has made no progress for {seconds_waited:.0f} s ({self._activity})"]
         if self._rank == 0:
             before = self._read_statuses()
@@ -113,16 +118,16 @@ class Watchdog:
         logger.error("%s", "\n".join(lines))
 
     def _describe_status(self, beats: int, collectives: Mapping[str, tuple[int, str]]) -> dict[str, Any]:
-        """Return the status of this rank for the store.
+        """Return the status of this rank, as it is written to the store and read by `describe_lag`.
 
         Args:
-            beats: number of entries written so far, which shows that the thread lives.
-            collectives: last collective of each group, from `read_last_collectives`.
+            beats: number of entries written so far; a growing number shows that the thread lives.
+            collectives: last collective of each process group, from `read_last_collectives`.
         """
         return {"beats": beats, "count": self._activity_count, "activity": self._activity, "collectives": collectives}
 
     def _read_statuses(self) -> dict[int, dict[str, Any] | None]:
-        """Return the last status of each rank, None for a rank that has written none."""
+        """Return the last status of each rank by rank; None for a rank that has written none."""
         statuses = {}
         for rank in range(self._world):
             key = _store_key(rank)
@@ -137,11 +142,12 @@ class Watchdog:
 def describe_lag(
     before: Mapping[int, Mapping[str, Any] | None], now: Mapping[int, Mapping[str, Any] | None]
 ) -> list[str]:
-    """Return lines that say which ranks are silent or behind, from the statuses of all ranks at two moments.
+    """Return lines of text that say which ranks are silent or behind, from the statuses of all ranks at two moments.
 
     Args:
-        before: rank -> its last status, None for a rank that has written none. A status has ``beats`` (entries written
-            so far), ``count`` (activities begun), ``activity``, and ``collectives`` (from `read_last_collectives`).
+        before: last status of each rank by rank; None for a rank that has written none. A status is a dict with
+            ``beats`` (number of entries written so far), ``count`` (number of activities begun), ``activity`` (the last
+            one) and ``collectives`` (from `read_last_collectives`).
         now: the same, read more than one beat later.
     """
     lines = []
@@ -159,7 +165,7 @@ def describe_lag(
             lines.append(f"behind: rank {rank} ({now[rank]['activity']})")
 
     # The ranks that have begun a group's last collective wait for those that have not.
-    # group -> rank -> (number, name) of the last collective that the rank has begun
+    # For each group and each of its ranks: (number, name) of the last collective that the rank has begun.
     collectives: dict[str, dict[int, tuple[int, str]]] = {}
     for rank, status in now.items():
         if status is not None:
@@ -180,9 +186,10 @@ def describe_lag(
 
 
 def read_last_collectives() -> dict[str, tuple[int, str]]:
-    """Return (number, name) of the last collective that this rank has begun, by group; empty where unknown.
+    """Return by process group the last collective that this rank has begun, as (number in the group, name).
 
-    They are read from torch's flight recorder, which not every backend and version of torch has.
+    The collectives are read from torch's flight recorder. The result is empty where the backend or the version of torch
+    has no flight recorder.
     """
     dump = getattr(torch._C._distributed_c10d, "_dump_fr_trace_json", None)
     if dump is None:
@@ -201,12 +208,12 @@ def read_last_collectives() -> dict[str, tuple[int, str]]:
 
 
 def _store_key(rank: int) -> str:
-    """Return the key of a rank's status in the store."""
+    """Return the key under which a rank writes its status to the store."""
     return f"watchdog/{rank}"
 
 
 def _list_ranks(ranks: list[int]) -> str:
-    """Return ``rank 3`` or ``ranks 0, 1 and 7 more``."""
+    """Return ranks as text such as ``rank 3`` or ``ranks 0, 1 and 7 more``."""
     if len(ranks) == 1:
         return f"rank {ranks[0]}"
     text = "ranks " + ", ".join(str(rank) for rank in ranks[:_MAX_LISTED_RANKS])

@@ -1,4 +1,7 @@
-"""Memory and values for a model that was built on the meta device, sharded or not."""
+"""Allocation and filling of a model that was built on the meta device, sharded or not.
+
+A whole tensor is the full, unsharded value of a parameter or buffer. This rank's part of it is what the rank stores.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +19,14 @@ from credit.parallel.dtensor import local_shard, local_slices
 
 @torch.no_grad()
 def allocate_(model: nn.Module, device: torch.device, host_parameters: bool = False) -> None:
-    """Give every parameter and buffer of a meta-device model memory in place, marked as not set yet.
+    """Allocate memory for every parameter and buffer of a meta-device model in place, and mark all values as not set.
 
-    The mark is NaN, or the smallest integer, in every element; `require_filled` finds it.
+    The mark is NaN, or the smallest value of an integer dtype, in every element. `require_filled` looks for it.
 
     Args:
         model: model on the meta device, sharded or not.
         device: device of parameters and buffers.
-        host_parameters: True to keep parameters in host memory (FSDP2's CPU offload).
+        host_parameters: True to keep parameters, but not buffers, in host memory (FSDP2's CPU offload).
     """
     model.to_empty(device="cpu" if host_parameters else device)
     # Only parameters are kept in host memory; buffers go to the device.
@@ -37,12 +40,11 @@ def allocate_(model: nn.Module, device: torch.device, host_parameters: bool = Fa
 
 @torch.no_grad()
 def fill_(model: nn.Module, values: Iterable[tuple[str, Tensor]]) -> None:
-    """Copy whole tensors into the model in place; each rank takes its own parts, without communication.
+    """Copy whole tensors into the model in place. Each rank copies its own parts, without communication.
 
     Args:
-        model: model with memory, such as that of `allocate_`.
-        values: pairs of the name in the state dict and a whole CPU tensor of the shape of the target. They are the same
-            on every rank and are read one at a time.
+        model: model with memory, for example from `allocate_`; sharded or not.
+        values: (state-dict name, whole CPU tensor) pairs, the same on every rank. They are read one at a time.
     """
     targets = named_tensors(model)
     for name, value in values:
@@ -55,7 +57,7 @@ def require_filled(model: nn.Module) -> None:
     """Require that every parameter and buffer has received values since `allocate_`.
 
     Raises:
-        ConfigError: if some have not; the message has their names.
+        ConfigError: if some have not received values; the message has their names.
     """
     unset_names = [name for name, tensor in named_tensors(model).items() if _has_unset_values(local_shard(tensor))]
     if unset_names:
@@ -73,26 +75,26 @@ def named_tensors(model: nn.Module) -> dict[str, Tensor]:
 
 
 def take_local_part(full_value: Tensor, like: Tensor) -> Tensor:
-    """Return this rank's part of a whole tensor that every rank has, a view.
+    """Return as a view the part of a whole tensor that this rank stores of `like`.
 
     Args:
-        full_value: tensor of the whole shape of `like`.
-        like: tensor, sharded or not, whose parts are on the same ranks.
+        full_value: whole tensor, which every rank has, of the full shape of `like`.
+        like: tensor, sharded or not, whose sharding decides the part.
     """
     return full_value[tuple(local_slices(like))]
 
 
 def scatter_tensor_from_rank0(full_value: Tensor | None, target: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """Collective: return this rank's part of a whole tensor that rank 0 has, split as `target` is and on its device.
+    """Collective: send a whole tensor from rank 0, and return it sharded and placed on a device like `target`.
 
     Args:
-        full_value: whole tensor of the shape of `target`; None except on rank 0.
+        full_value: whole tensor of the full shape of `target` on rank 0, None on the other ranks.
         target: a parameter, buffer, or any other tensor, sharded or not.
-        dtype: dtype of the result; that of `target` by default. Rank 0 casts, so that all ranks agree on what is sent.
+        dtype: dtype of the result; None for that of `target`. Rank 0 casts, so that all ranks agree on what is sent.
 
     Returns:
-        A new DTensor with the placements of `target`, or a new plain tensor where `target` is one. For a target on the
-        meta device it is on the device of the mesh, or else on the CPU.
+        A new DTensor with the placements of `target`, or a new plain tensor if `target` is one. For a target on the
+        meta device, the result is on the device of the target's mesh, or on the CPU if the target is a plain tensor.
     """
     is_sharded = isinstance(target, DTensor)
     # Parameters in host memory (CPU offload) are sent on the device of the mesh, those on the meta device on the CPU.
@@ -119,7 +121,7 @@ def scatter_tensor_from_rank0(full_value: Tensor | None, target: Tensor, dtype: 
 
 
 def _unset_marker(dtype: torch.dtype) -> float | int | bool:
-    """Return the value that marks elements without a value; a bool has no such value and gets False."""
+    """Return the value that marks elements as not set; bools have no value to spare, and get False."""
     if dtype.is_floating_point or dtype.is_complex:
         return float("nan")
     if dtype == torch.bool:
@@ -128,7 +130,7 @@ def _unset_marker(dtype: torch.dtype) -> float | int | bool:
 
 
 def _has_unset_values(local_tensor: Tensor) -> bool:
-    """Return True if any element has the value of `_unset_marker`; always False for bools."""
+    """Return whether any element has the value of `_unset_marker`; always False for bools."""
     if local_tensor.dtype == torch.bool or not local_tensor.numel():
         return False
     if local_tensor.dtype.is_floating_point or local_tensor.dtype.is_complex:

@@ -1,14 +1,16 @@
 """Whole state of an optimizer on rank 0, gathered from the ranks' parts and scattered to them.
 
-Parameters have plain names, without the prefixes of wrappers. State to be loaded is checked on rank 0 before any tensor
-is sent, and all ranks share the result: an error on rank 0 between two collectives would leave the others waiting. Then
-rank 0 sends an outline of the state, whose tensors are on the meta device: the other ranks need shapes and dtypes of
-what they receive.
+Whole state consists of full, unsharded tensors. Parameters have plain names, without the prefixes of wrappers. The
+state of a parameter is a dict from keys such as ``exp_avg`` to values.
+
+State to be loaded is checked on rank 0 before any tensor is sent, and all ranks learn the result: an error on rank 0
+between two collectives would leave the other ranks waiting. Then rank 0 sends an outline of the state, whose tensors
+are on the meta device, because the other ranks need to know the shapes and dtypes that they receive.
 
 torch's own functions (`torch.distributed.checkpoint.state_dict`, 2.13) are not used, because
 
-- loading fails on rank 0 alone for a value that cannot be sent,
-- missing optimizer state is made by a step with zero gradients, which then counts as a step of Adam,
+- loading a value that cannot be sent fails on rank 0 alone,
+- missing optimizer state is created by a step with zero gradients, which then counts as a step of Adam,
 - if the optimizer has state for some parameters only, plain tensors are loaded beside DTensors,
 - an optimizer without any state (SGD) cannot be loaded.
 """
@@ -40,7 +42,8 @@ def gather_optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer) -
     """Collective: return the whole optimizer state on rank 0, an empty dict on other ranks.
 
     Returns:
-        ``{"state": {name: {key: value}}, "param_groups": [...]}``, whose tensors are copies on the CPU.
+        ``{"state": {name: {key: value}}, "param_groups": [{..., "params": [name, ...]}, ...]}`` with plain parameter
+        names. Tensors are copies on the CPU.
 
     Raises:
         ConfigError: if the optimizer has parameters that are not the model's.
@@ -64,16 +67,17 @@ def scatter_optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer, 
     """Collective: load what `gather_optimizer_state` has returned on rank 0; the `saved` of other ranks is not read.
 
     A parameter without saved state gets the state that it would start with. Settings, such as the learning rate, go to
-    the parameters that had them, however the optimizer groups them now.
+    the parameters that had them when saved, even if the optimizer groups its parameters in another way now.
 
     Args:
-        model: sharded or not, wrapped or not.
-        optimizer: its parameters are the model's.
-        saved: optimizer state by parameter name, as `gather_optimizer_state` returns it.
+        model: model, sharded or not, wrapped or not.
+        optimizer: optimizer of the model's parameters, whose state is replaced.
+        saved: whole optimizer state by parameter name, as `gather_optimizer_state` returns it.
 
     Raises:
         ConfigError: if the optimizer has parameters that are not the model's.
-        CheckpointError: on every rank, if the state belongs to other parameters or is not whole.
+        CheckpointError: on every rank, if the state belongs to other parameters, or its tensors are parts of sharded
+            ones.
     """
     names = _name_parameters(unwrap_data_parallel(model), optimizer)
 
@@ -116,11 +120,11 @@ def _match_group_settings(
 
     Args:
         optimizer: the optimizer that loads the state.
-        names: its parameters and their plain names.
-        saved_groups: saved parameter groups by plain names.
+        names: plain name of each of its parameters.
+        saved_groups: saved parameter groups, whose ``params`` are plain names.
 
     Returns:
-        Groups whose ``params`` are numbers, counted in the order of `names`, as `load_state_dict` takes them.
+        Parameter groups for `load_state_dict`: their ``params`` are indices of parameters in the order of `names`.
     """
     index_of_parameter = {parameter: index for index, parameter in enumerate(names)}
     settings_of_name = {}
@@ -141,10 +145,10 @@ def _match_group_settings(
 
 
 def _name_parameters(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[nn.Parameter, str]:
-    """Return the plain names of the optimizer's parameters, in its order.
+    """Return the plain name of each of the optimizer's parameters, in the order of its parameter groups.
 
     Raises:
-        ConfigError: if one is not a parameter of the model.
+        ConfigError: if a parameter of the optimizer is not one of the model's.
     """
     names = {parameter: strip_wrapper_prefixes(name) for name, parameter in model.named_parameters()}
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
@@ -158,24 +162,25 @@ def _name_parameters(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict
 
 
 def _group_settings(group: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a parameter group of an optimizer holds besides its parameters: learning rate, betas, ..."""
+    """Return the settings in a parameter group of an optimizer (learning rate, betas, ...), without its parameters."""
     return {key: value for key, value in group.items() if key != "params"}
 
 
 def _read_optimizer_state(
     saved: Any, names: Collection[str]
 ) -> tuple[dict[Any, Mapping[str, Any]], list[dict[str, Any]]]:
-    """Return state and groups of a saved optimizer state by plain names, checked.
+    """Check a saved optimizer state on rank 0, and return its state and parameter groups with plain names.
 
     Args:
-        saved: optimizer state by parameter name.
+        saved: saved optimizer state by parameter name; names may have the prefixes of wrappers.
         names: plain names of the optimizer's parameters.
 
     Returns:
-        (plain name -> key -> value, parameter groups with plain names).
+        The state, a dict from plain names to dicts from keys to values, and the list of parameter groups, whose
+        ``params`` are plain names.
 
     Raises:
-        CheckpointError: if it is not an optimizer state, or has values that cannot be sent.
+        CheckpointError: if `saved` is not an optimizer state, or has values that cannot be sent.
     """
     # The structure: {"state": {name: {key: value}}, "param_groups": [{"params": [name, ...], ...}, ...]}.
     if not (isinstance(saved, Mapping) and {"state", "param_groups"} <= saved.keys()):
@@ -199,7 +204,7 @@ def _read_optimizer_state(
                 "one rank's part; save what fsdp2_optimizer_state_dict returns"
             )
 
-    # Its values must be whole tensors.
+    # Tensors in the state must be whole.
     for name, entry in state.items():
         for key, value in entry.items():
             problem = describe_unsendable(value, "fsdp2_optimizer_state_dict")
@@ -213,9 +218,10 @@ def _read_optimizer_state(
 
 
 def _outline(value: Any) -> Any:
-    """Return a tensor of one dimension or more without its values, on the meta device; anything else as it is.
+    """Return the outline of a value: a tensor is replaced by one on the meta device, any other value stays as it is.
 
-    A scalar, such as the number of steps, is sent with the outline: it is not split over the ranks.
+    A scalar tensor, such as the number of steps, is not replaced either. It is not split over the ranks, so it is sent
+    with the outline.
     """
     if isinstance(value, Tensor) and value.dim():
         return value.detach().to("meta")
@@ -225,15 +231,15 @@ def _outline(value: Any) -> Any:
 def _require_same_parameters(
     outlines: Mapping[Any, Mapping[str, Any]], groups: list[Mapping[str, Any]], names: Mapping[nn.Parameter, str]
 ) -> None:
-    """Refuse an optimizer state of other parameters than the optimizer's, or of other shapes.
+    """Refuse a saved state whose parameters, or their shapes, are not those of the optimizer.
 
     Args:
-        outlines: plain name -> key -> outline of the saved state.
-        groups: saved parameter groups by plain names.
-        names: the optimizer's parameters and their plain names.
+        outlines: outline of the saved state, a dict from plain names to dicts from keys to outlines of values.
+        groups: saved parameter groups, whose ``params`` are plain names.
+        names: plain name of each of the optimizer's parameters.
 
     Raises:
-        CheckpointError: naming the first few parameters that differ.
+        CheckpointError: if the parameters differ; the message names the first few.
     """
     shapes = {name: parameter.shape for parameter, name in names.items()}
     grouped_names: set[str] = set()
@@ -254,7 +260,7 @@ def _require_same_parameters(
 
 
 def _gather_value(value: Any) -> Any:
-    """Collective for a DTensor: return a copy of a whole value on the CPU of rank 0, None on other ranks."""
+    """Collective for a DTensor: return a copy of the whole `value` on the CPU of rank 0, None on other ranks."""
     if isinstance(value, DTensor):
         # State in host memory is gathered on the device of the mesh.
         value = value.to(value.device_mesh.device_type).full_tensor()
@@ -266,10 +272,11 @@ def _gather_value(value: Any) -> Any:
 
 
 def _scatter_value(outline: Any, full_value: Tensor | None, parameter: nn.Parameter) -> Any:
-    """Collective for a tensor: return this rank's part of a whole value of rank 0, split as `parameter` is.
+    """Collective for a tensor: send a value from rank 0, and return it sharded like `parameter`.
 
     Args:
-        outline: see `_outline`; a value that is not a tensor on the meta device is the value itself.
+        outline: outline of the value, see `_outline`. Unless it is a tensor on the meta device, it is the value itself
+            and is copied.
         full_value: whole tensor on rank 0, None on other ranks.
         parameter: parameter that the value belongs to.
     """
@@ -279,7 +286,12 @@ def _scatter_value(outline: Any, full_value: Tensor | None, parameter: nn.Parame
 
 
 def _initial_value(value: Any, parameter: nn.Parameter) -> Any:
-    """Return the zero that optimizer state like `value` starts from, for a parameter that never had a gradient."""
+    """Return the zero (or zeros) that optimizer state starts from, for a parameter that never had a gradient.
+
+    Args:
+        value: outline of the same state of another parameter, see `_outline`.
+        parameter: parameter that the state belongs to.
+    """
     if not isinstance(value, Tensor):
         return type(value)()
     return torch.zeros_like(parameter, dtype=value.dtype) if value.is_meta else torch.zeros_like(value)

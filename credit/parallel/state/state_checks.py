@@ -28,22 +28,22 @@ def unwrap_data_parallel(model: nn.Module) -> nn.Module:
 
 
 def map_plain_names(state: Any, names: Collection[str], label: str) -> dict[str, Any]:
-    """Return a state dict with plain names as keys; arguments and errors are those of `list_plain_names`."""
+    """Return a state dict with plain names as keys; see `list_plain_names` for `names`, `label` and errors."""
     if not isinstance(state, Mapping):
         raise CheckpointError(f"{label}: {type(state).__name__} in place of a dict from names to tensors")
     return dict(zip(list_plain_names(state, names, label), state.values(), strict=True))
 
 
 def list_plain_names(state_names: Iterable[Any], names: Collection[str], label: str) -> list[str]:
-    """Return names without the prefixes of wrappers.
+    """Return names without the prefixes of wrappers (plain names), in the same order.
 
     Args:
         state_names: names in the state that is loaded.
-        names: names of the model without wrappers, one of which may begin with ``module.`` by itself.
+        names: plain names of the model. If one of them begins with ``module.``, this is no prefix of a wrapper.
         label: kind of state, for messages: ``"state dict"``.
 
     Raises:
-        CheckpointError: if a key is not a name, or two have the same plain name.
+        CheckpointError: if an item of `state_names` is not a text, or two have the same plain name.
     """
     # plain name -> name in the state
     name_of_plain: dict[str, str] = {}
@@ -63,11 +63,11 @@ def list_plain_names(state_names: Iterable[Any], names: Collection[str], label: 
 
 
 def describe_unsendable(value: Any, source: str) -> str | None:
-    """Return the reason why a value cannot be sent to the ranks as a whole tensor, None if it can.
+    """Return the reason why a value cannot be sent to the ranks as a whole tensor; None if it can, or is no tensor.
 
     Args:
         value: value of a state that rank 0 loads.
-        source: name of the function that returns whole values.
+        source: name of the function that returns whole values, for the message.
     """
     if isinstance(value, DTensor):
         return f"is a rank's part (a DTensor), as state_dict() of a sharded model has it; give what {source} returns"
@@ -81,7 +81,7 @@ def describe_unsendable(value: Any, source: str) -> str | None:
 
 
 def join_problems(problems: list[str]) -> str:
-    """Return the first few problems in one line."""
+    """Return the first few problems as one line, separated by semicolons."""
     listed = problems[:_MAX_LISTED_PROBLEMS]
     if len(problems) > len(listed):
         listed = [*listed, "..."]

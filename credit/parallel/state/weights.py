@@ -1,10 +1,11 @@
 """Whole state dict of a model's weights on rank 0, gathered from the ranks' parts and scattered to them.
 
-Names are plain, without the prefixes of wrappers. A state dict to be loaded is checked on rank 0 before any tensor is
-sent, and all ranks share the result: an error on rank 0 between two collectives would leave the others waiting.
+Whole state consists of full, unsharded tensors. Names are plain, without the prefixes of wrappers. A state dict to be
+loaded is checked on rank 0 before any tensor is sent, and all ranks learn the result: an error on rank 0 between two
+collectives would leave the other ranks waiting.
 
-torch's own function (`torch.distributed.checkpoint.state_dict`, 2.13) gathers the weights. Its counterpart is not used:
-loading fails on rank 0 alone for a value that cannot be sent.
+torch's own function (`torch.distributed.checkpoint.state_dict`, 2.13) gathers the weights. Its counterpart for loading
+is not used, because for a value that cannot be sent it fails on rank 0 alone.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ def gather_weights(model: nn.Module) -> dict[str, Any]:
     """Collective: return a copy of the whole state dict on the CPU of rank 0, an empty dict on other ranks.
 
     Returns:
-        Plain name -> whole tensor, or extra state of a module as it is.
+        Dict from plain names to whole tensors, or to the extra state of a module, which is any object.
     """
     state = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
     # Of a model on the CPU, torch returns the model's own memory for tensors that are not sharded, such as buffers.
@@ -49,11 +50,12 @@ def scatter_weights(model: nn.Module, state_dict: Any) -> None:
     Names may contain the prefixes of wrappers (``module.``, also repeated, ``_orig_mod.``, and so on).
 
     Args:
-        model: sharded or not, wrapped or not; on the meta device it takes the loaded tensors as its own.
-        state_dict: name -> whole tensor.
+        model: model, sharded or not, wrapped or not. If it is on the meta device, the loaded tensors become its
+            parameters and buffers.
+        state_dict: dict from names to whole tensors, or to extra state of modules.
 
     Raises:
-        CheckpointError: on every rank, if the state dict does not fit; the model is as it was.
+        CheckpointError: on every rank, if the state dict does not fit. The model is then unchanged.
     """
     model = unwrap_data_parallel(model)
     target = model.state_dict()
@@ -86,14 +88,15 @@ def scatter_weights(model: nn.Module, state_dict: Any) -> None:
 
 
 def _describe_differences(target: Mapping[str, Any], full_values: Mapping[str, Any]) -> list[str]:
-    """Return in words where a whole state dict does not fit the one of the model.
+    """Describe where the whole state dict that rank 0 loads does not fit the state dict of the model.
 
     Args:
-        target: plain name -> tensor of the model, sharded or not, or extra state.
-        full_values: plain name -> value of the state dict that rank 0 loads.
+        target: state dict of the model with plain names; its tensors may be sharded.
+        full_values: state dict that rank 0 loads, with plain names.
 
     Returns:
-        A text for each problem with a value, or else for each missing or unknown name and other shape.
+        One text for each value that cannot be loaded. Only if there is none: one text for each name that is missing or
+        unknown, and for each tensor of another shape.
     """
     problems = []
     for name, value in full_values.items():
@@ -120,5 +123,5 @@ def _describe_differences(target: Mapping[str, Any], full_values: Mapping[str, A
 
 
 def _memory_address(tensor: Tensor) -> int:
-    """Return the address of the memory that holds a tensor, or this rank's part of it."""
+    """Return the address of the memory that holds a tensor, or this rank's part of a DTensor."""
     return local_shard(tensor).untyped_storage().data_ptr()

@@ -15,9 +15,10 @@ from torch import Tensor
 
 
 class AllReduceBackward(torch.autograd.Function):
-    """Identity in the forward pass; sums the gradient over the ranks. It is for the common input of split layers.
+    """Identity in the forward pass, sum of the gradient over the ranks in the backward pass.
 
-    Called f in Megatron-LM (Shoeybi et al. 2019, arXiv 1909.08053).
+    It is applied to the common input of layers that are split by outputs. Megatron-LM calls it f (Shoeybi et al. 2019,
+    arXiv 1909.08053).
     """
 
     @staticmethod
@@ -31,9 +32,10 @@ class AllReduceBackward(torch.autograd.Function):
 
 
 class AllReduceForward(torch.autograd.Function):
-    """Sum over the ranks in the forward pass; passes the gradient on unchanged. It is for the outputs of split layers.
+    """Sum over the ranks in the forward pass, identity in the backward pass.
 
-    Called g in Megatron-LM (Shoeybi et al. 2019, arXiv 1909.08053).
+    It is applied to the outputs of layers that are split by inputs. Megatron-LM calls it g (Shoeybi et al. 2019,
+    arXiv 1909.08053).
     """
 
     @staticmethod
@@ -46,7 +48,10 @@ class AllReduceForward(torch.autograd.Function):
 
 
 class AllReduceBothWays(torch.autograd.Function):
-    """Sum over the ranks, of the values and of the gradient, for a sum that each rank uses for its own part."""
+    """Sum over the ranks in the forward pass, and of the gradient in the backward pass.
+
+    It is for a sum that each rank uses to compute with its own part of a tensor, such as sigma of spectral norm.
+    """
 
     @staticmethod
     def forward(ctx, group: dist.ProcessGroup, x: Tensor) -> Tensor:
@@ -62,15 +67,16 @@ class AllReduceBothWays(torch.autograd.Function):
 class FusedRoutes:
     """Routes of the rows of a fused weight from the ranks that store them to the ranks that compute with them.
 
-    The rows of all ranks are `parts` equal parts, one after the other, such as gate and up. Rank r of n stores the r-th
-    of n consecutive blocks of all rows, but computes with the r-th of n blocks of every part. Rows are exchanged in
-    pieces of 1 / (n * parts) of all rows, because a piece goes to one rank as a whole.
+    The rows of the whole weight consist of equal fused parts, one after the other, such as gate and up. If there are n
+    ranks, rank r stores the r-th of n consecutive blocks of all rows, but computes with the r-th of n blocks of every
+    part. With p parts, rows are exchanged in pieces of 1 / (n * p) of all rows, so that a piece goes as a whole to one
+    rank.
 
     Attributes:
-        piece_order: numbers of this rank's pieces in the order in which they are sent, by destination.
+        piece_order: indices of this rank's pieces in the order in which they are sent, sorted by destination.
         num_rows_sent: number of rows that this rank sends to each rank.
-        num_rows_received: number of rows that it receives from each rank; they arrive in the order of parts.
-        group: the ranks.
+        num_rows_received: number of rows that this rank receives from each rank; they arrive in the order of parts.
+        group: the tensor-parallel ranks.
     """
 
     piece_order: tuple[int, ...]
@@ -84,8 +90,8 @@ def plan_fused_routes(rows: int, parts: int, group: dist.ProcessGroup) -> FusedR
 
     Args:
         rows: number of rows of the whole weight, a multiple of `parts` times the number of ranks.
-        parts: number of equal parts of the rows.
-        group: the ranks.
+        parts: number of equal fused parts of the rows.
+        group: the tensor-parallel ranks.
     """
     num_ranks = group.size()
     rank = group.rank()
@@ -103,8 +109,8 @@ def plan_fused_routes(rows: int, parts: int, group: dist.ProcessGroup) -> FusedR
 class ExchangeFusedRows(torch.autograd.Function):
     """Exchange of rows that gives each rank its share of every fused part of a weight; see `FusedRoutes`.
 
-    Input and output are (rows / ranks, ...): the rows that this rank stores, and the rows that it computes with. The
-    number of ranks divides the number of rows.
+    The input, (rows / ranks, ...), has the rows that this rank stores; the output, of the same shape, has the rows that
+    this rank computes with.
     """
 
     @staticmethod
@@ -129,10 +135,10 @@ def _exchange_rows(
     """Collective: return the rows received from all ranks, in the order of ranks.
 
     Args:
-        x: (rows, ...) this rank's rows, in the order of the ranks that they go to.
-        num_rows_received: number of rows from each rank.
-        num_rows_sent: number of rows for each rank.
-        group: the ranks.
+        x: (rows, ...) rows that this rank sends, in the order of the ranks that they go to.
+        num_rows_received: number of rows that arrive from each rank.
+        num_rows_sent: number of rows that go to each rank.
+        group: the tensor-parallel ranks.
     """
     x = x.contiguous()
     if torch.compiler.is_compiling():

@@ -1,4 +1,4 @@
-"""Dropout under tensor parallelism: masks that differ between ranks where activations do."""
+"""Dropout under tensor parallelism: masks must differ between ranks where the ranks hold different activations."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from torch import Tensor, nn
 def drop_rate(module: nn.Module) -> float:
     """Return the probability with which a module itself drops activations, without the modules inside it.
 
-    It is the rate of a Dropout, or a number in an attribute ``dropout``, which attention may have; else 0.
+    This is the rate of a Dropout module, or the attribute ``dropout`` of another module, such as attention, if it is a
+    number; otherwise 0.
     """
     rate = module.p if isinstance(module, nn.Dropout) else getattr(module, "dropout", 0.0)
     # The attribute may also be a module, which counts by itself.
@@ -17,15 +18,16 @@ def drop_rate(module: nn.Module) -> float:
 
 
 def has_dropout(module: nn.Module) -> bool:
-    """Return True if a module, or one inside it, drops activations in training."""
+    """Return whether a module, or one inside it, drops activations in training."""
     return any(drop_rate(inner) > 0 for inner in module.modules())
 
 
 class RankRandomState:
     """Random state of one tensor-parallel rank, used between a colwise layer and its rowwise partner.
 
-    Elsewhere all ranks draw the same numbers. Between these layers, a rank draws from a stream whose seed is one common
-    draw and the rank. A recomputed block starts from the same common state, and so draws the same numbers again.
+    Elsewhere all ranks draw the same random numbers, from a common random state. Between the two layers, where ranks
+    hold different activations, a rank draws from a stream of its own. Its seed is a number drawn from the common state
+    plus the rank. A recomputed block starts from the same common state, so it draws the same numbers again.
 
     Args:
         rank: rank of this process among the tensor-parallel ranks.
@@ -38,11 +40,14 @@ class RankRandomState:
         self._common_state: Tensor | None = None
 
     def is_needed(self) -> bool:
-        """Return whether dropout is active: in training, or in ensembles, which set only dropout to training mode."""
+        """Return whether dropout is active: a module that drops activations is in training mode.
+
+        This is so in training, and in ensembles that set only dropout to training mode.
+        """
         return any(module.training and drop_rate(module) > 0 for module in self._parent.modules())
 
     def enter(self, device: torch.device) -> None:
-        """Replace the common random state of `device` by the one of this rank."""
+        """Replace the common random state of `device` by that of this rank."""
         # All ranks draw the same number here, from the common state on the CPU.
         seed = int(torch.randint(2**62, ())) + self._rank
         if device.type == "cuda":

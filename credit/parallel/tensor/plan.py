@@ -19,10 +19,10 @@ KINDS = ("colwise", "rowwise", "replicated", "colwise:N")
 
 @dataclass(frozen=True)
 class PlanEntry:
-    """Value of one entry of a plan.
+    """Parsed value of one entry of a ``_tp_plan``.
 
     Attributes:
-        kind: ``colwise``, ``rowwise`` or ``replicated``.
+        kind: ``colwise`` (split by outputs), ``rowwise`` (split by inputs) or ``replicated`` (not split).
         fused_parts: N of ``colwise:N``, the number of equal parts of the outputs; None for ``colwise`` without N.
     """
 
@@ -32,16 +32,18 @@ class PlanEntry:
 
 @dataclass(frozen=True)
 class PlannedLayer:
-    """A layer of a plan that was checked.
+    """Layer of a ``_tp_plan`` that has been checked.
 
     Attributes:
         path: path of the layer in the model, without the prefixes of wrappers.
         location: description of the plan's entry, for messages.
         module: the layer; a Linear unless it is replicated.
-        parent: module in which activations between the split layers belong to one rank.
-        kind: ``colwise``, ``rowwise`` or ``replicated``.
-        fused_parts: number of equal parts of a colwise layer's outputs, one behind the other.
-        num_units: attention heads or hidden units, of which each rank gets an equal number; 0 for a replicated layer.
+        parent: module that contains all layers of the group; between these layers each rank holds other activations.
+        kind: ``colwise`` (split by outputs), ``rowwise`` (split by inputs) or ``replicated`` (not split).
+        fused_parts: number of equal parts of a colwise layer's outputs, one after the other; 1 for outputs that are not
+            fused.
+        num_units: number of attention heads or hidden units, of which each rank gets an equal number; 0 for a
+            replicated layer.
     """
 
     path: str
@@ -54,14 +56,15 @@ class PlannedLayer:
 
 
 def read_plan(path: str, block: nn.Module) -> list[list[PlannedLayer]]:
-    """Return the layers of a block's plan, in groups that are split together or not at all.
+    """Return the layers of a block's plan, in groups whose layers are split together or not at all.
 
     Args:
-        path: path of the block in the model.
+        path: path of the block in the model; empty for the model itself.
         block: module with a ``_tp_plan``.
 
     Raises:
-        ConfigError: if a name matches no module, a kind is unknown, or the widths of a group do not fit together.
+        ConfigError: if a name in the plan matches no module, a value is unknown, a layer to be split is no Linear, or
+            the numbers of outputs and inputs in a group do not fit together.
     """
     # Check each entry by itself.
     modules = dict(block.named_modules())
@@ -98,10 +101,10 @@ def read_plan(path: str, block: nn.Module) -> list[list[PlannedLayer]]:
 
 
 def require_splittable(model: nn.Module, layers: list[PlannedLayer]) -> None:
-    """Refuse layers that compute anything but a product with a weight that can be split.
+    """Refuse layers that do more than multiply by a weight (and add a bias), or whose weight cannot be split.
 
-    Splitting replaces a layer's weight, bias and forward. Code that sets or uses them in another way would still use
-    the whole weight, and the sum over the ranks would be wrong without an error.
+    Splitting replaces a layer's weight, bias and forward. A layer that sets or uses these in another way would still
+    use the whole weight, and the sum over the ranks would be wrong without an error.
 
     Args:
         model: the whole model, to find weights that several layers share.
@@ -138,10 +141,14 @@ def _locate(path: str, block: nn.Module, name: str) -> str:
 
 
 def _read_entry(value: object, location: str) -> PlanEntry:
-    """Return the value of an entry of a plan: ``"colwise:2"`` -> kind ``colwise`` with 2 fused parts.
+    """Parse the value of an entry of a plan; ``"colwise:2"`` is of kind ``colwise`` with 2 fused parts.
+
+    Args:
+        value: value in the ``_tp_plan``.
+        location: description of the entry, for messages.
 
     Raises:
-        ConfigError: for anything that is not one of `KINDS`.
+        ConfigError: if the value is not one of `KINDS`.
     """
     fused = re.fullmatch(r"colwise:([1-9]\d*)", value) if isinstance(value, str) else None
     if fused:
@@ -154,10 +161,16 @@ def _read_entry(value: object, location: str) -> PlanEntry:
 
 
 def _group_names(entries: dict[str, PlanEntry]) -> dict[str, list[str]]:
-    """Return path of a module -> names of the plan's layers inside it that are split together.
+    """Group the layers of a plan that are split together, each group under the path of a module that contains it.
 
     The module contains a colwise layer, its rowwise partner and everything between them. Usually it is the parent of
-    both layers; if one of them lies deeper, it is a module further up.
+    both layers. If one of the layers lies deeper, it is a module further up.
+
+    Args:
+        entries: entry of the plan for each name of a layer.
+
+    Returns:
+        Dict from the path of the module in the block, empty for the block itself, to the names of the layers.
     """
     groups: dict[str, list[str]] = {}
     for name in entries:
@@ -184,9 +197,14 @@ def _group_names(entries: dict[str, PlanEntry]) -> dict[str, list[str]]:
 
 
 def _find_rowwise_partner(name: str, names: list[str], entries: dict[str, PlanEntry]) -> str | None:
-    """Return the name of the rowwise layer that takes a layer's outputs, None for a group without rowwise layers.
+    """Return the name of the rowwise layer that takes a layer's outputs; None for a group without rowwise layers.
 
-    It is the next rowwise layer of the group, or the last one if none follows.
+    This is the next rowwise layer of the group, or the last one if none follows.
+
+    Args:
+        name: name of the layer.
+        names: names of the layers of its group, in the order of the plan.
+        entries: entry of the plan for each name of a layer.
     """
     rowwise_names = [other for other in names if entries[other].kind == "rowwise"]
     position = names.index(name)
@@ -197,7 +215,7 @@ def _find_rowwise_partner(name: str, names: list[str], entries: dict[str, PlanEn
 
 
 def _count_units(path: str, block: nn.Module, name: str, partner: str | None, entry: PlanEntry) -> int:
-    """Return the number of heads or hidden units of a layer, 0 for a replicated one.
+    """Return the number of attention heads or hidden units of a layer; 0 for a replicated layer.
 
     Args:
         path: path of the block in the model.
@@ -243,18 +261,18 @@ def _count_units(path: str, block: nn.Module, name: str, partner: str | None, en
 
 
 def _count_heads(location: str, outputs: int, width: int, heads: int, partner: str | None, partner_inputs: int) -> int:
-    """Return the number of heads of a colwise layer in attention.
+    """Return the number of heads of a colwise layer in attention, at most `heads`.
 
-    Keys and values may have fewer heads than queries. In a fused projection that is ordered head by head, query, key
-    and value of a head count as one head, so the number is at most `heads`.
+    A layer for keys and values may have fewer heads than the queries. In a fused projection that is ordered head by
+    head, the query, key and value of a head count as one head.
 
     Args:
-        location: where the plan's entry stands, for messages.
+        location: description of the plan's entry, for messages.
         outputs: number of outputs of the layer.
         width: number of outputs of one fused part.
         heads: number of heads of the queries.
-        partner: name of the rowwise layer that takes the outputs.
-        partner_inputs: number of its inputs, those of all heads.
+        partner: name of the rowwise layer that takes the outputs; None without one.
+        partner_inputs: number of inputs of this rowwise layer, those of all heads together.
 
     Raises:
         ConfigError: if the outputs are not a whole number of heads.
@@ -272,7 +290,7 @@ def _count_heads(location: str, outputs: int, width: int, heads: int, partner: s
 
 
 def _describe_weight_problem(layer: nn.Linear) -> str | None:
-    """Return the reason why a layer's weight cannot be split, None if it can."""
+    """Return the reason why a layer's weight cannot be split; None if it can be split."""
     weight = layer._parameters.get("weight")
     if parametrize.is_parametrized(layer, "weight"):
         chain = layer.parametrizations.weight
@@ -297,14 +315,14 @@ def _describe_weight_problem(layer: nn.Linear) -> str | None:
 
 
 def _describe_bias_problem(layer: nn.Linear) -> str | None:
-    """Return the reason why a layer's bias cannot be split, None if it can or there is none."""
+    """Return the reason why a layer's bias cannot be split; None if it can be split, or there is no bias."""
     if layer.bias is None or layer._parameters.get("bias") is not None:
         return None
     return "its bias is not a plain parameter (a hook or a parametrization makes it); remove that"
 
 
 def _describe_forward_problem(layer: nn.Linear) -> str | None:
-    """Return the reason why a layer's forward cannot be replaced, None if it can."""
+    """Return the reason why a layer's forward cannot be replaced; None if it can be replaced."""
     if "forward" in vars(layer):
         return "its forward was replaced, by compilation or another plan; split a layer once, before anything else"
     # A layer with this attribute computes product(x, weight, bias), for a product that its caller may choose, and

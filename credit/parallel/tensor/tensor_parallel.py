@@ -1,23 +1,25 @@
 """Tensor parallelism: the linear layers of a block are split over the ranks that work on the same sample.
 
-A block declares in its attribute ``_tp_plan`` which submodules may be split, a dict from their paths to
+A block declares in its attribute ``_tp_plan`` which submodules may be split. The plan is a dict from the path of a
+submodule to one of these values:
 
-- ``colwise``: a Linear whose outputs are divided among the ranks; each rank continues with its own outputs,
-- ``colwise:2``: the same for a fused Linear whose outputs are 2 equal parts, one behind the other (gate and up of
-  SwiGLU; ``colwise:3`` for q, k, v); each rank gets its share of every part,
-- ``rowwise``: a Linear that takes such outputs; the products of the ranks are summed,
+- ``colwise``: a Linear whose outputs are divided among the ranks. Each rank continues with its own outputs.
+- ``colwise:2``: the same for a fused Linear whose outputs are 2 equal parts, one after the other (gate and up of
+  SwiGLU; ``colwise:3`` for q, k, v). Each rank gets its share of every part.
+- ``rowwise``: a Linear that takes such outputs as inputs. The products of the ranks are summed.
 - ``replicated``: a submodule that is whole on every rank but whose output each rank uses for its own heads (attention's
-  position bias; the only k and v head of multi-query attention), so that its gradient has to be summed.
+  position bias; the only k and v head of multi-query attention), so that the gradient has to be summed over the ranks.
 
-A plan lists colwise layers before the rowwise layer that takes their outputs. The module that holds the layers of
-attention has the number of heads in its attribute ``heads``; then each rank gets whole heads. A fused projection under
-plain ``colwise`` is ordered head by head. Keys and values may have fewer heads than queries: a colwise layer that is
-narrower than its rowwise partner counts heads of the same width.
+A plan lists colwise layers before the rowwise layer that takes their outputs, their partner. The module that holds the
+layers of attention must have the number of heads in its attribute ``heads``, so that each rank gets whole heads. The
+outputs of a fused projection under plain ``colwise`` must be ordered head by head. Keys and values may have fewer heads
+than queries: their number follows from the width of a head, which is the same.
 
-The split weights are DTensors on the ``tp`` mesh, computed with as local tensors. A parametrized weight (spectral norm,
-LoRA) keeps its parametrizations. Its ``original`` is split, and the method ``share`` of each parametrization gets the
-sums over the ranks that it needs and returns which of its own tensors are split with the weight. A static method
-``share_sums(model)`` of a parametrization may put the sums of all weights of a block together.
+The split weights are DTensors on the ``tp`` mesh, but the layers compute with this rank's part as a plain tensor. A
+parametrized weight (spectral norm, LoRA) keeps its parametrizations: the unparametrized weight (``original``) is split.
+The method ``share`` of each parametrization is given functions that sum over the ranks, and returns which of its own
+tensors are split with the weight. A parametrization may have a static method ``share_sums(model)`` that replaces the
+sums of the single weights of a block by one for all.
 """
 
 from __future__ import annotations
@@ -57,12 +59,12 @@ def apply_tensor_parallel(model: nn.Module, mesh: DeviceMesh) -> list[str]:
     units is not a multiple of the number of ranks.
 
     Args:
-        model: model on any device, even the meta device; on a real device, all ranks have the same values.
+        model: model on any device, even the meta device. On a real device, all ranks must have the same values.
         mesh: one-dimensional mesh of the tensor-parallel ranks.
 
     Raises:
-        ConfigError: if a plan's name matches no module, every layer would stay whole, or a layer's weight or forward
-            does not allow splitting, such as a weight that two layers share. The model is then unchanged.
+        ConfigError: if a plan is not valid, every layer would stay whole, or the weight or forward of a layer does not
+            allow splitting, for example because two layers share the weight. The model is then unchanged.
     """
     # All checks come before the first layer is split.
     for path, module in model.named_modules():
@@ -97,11 +99,11 @@ def apply_tensor_parallel(model: nn.Module, mesh: DeviceMesh) -> list[str]:
 
 
 def _split_group(group: list[PlannedLayer], mesh: DeviceMesh) -> None:
-    """Split the layers of a group in place: activations between them belong to one rank.
+    """Split the layers of a group in place. Between these layers each rank then holds only its own activations.
 
     Args:
         group: layers of one plan that are split together; they share one random state for dropout.
-        mesh: one-dimensional.
+        mesh: one-dimensional mesh of the tensor-parallel ranks.
     """
     parent = group[0].parent
     process_group = mesh.get_group()
@@ -131,12 +133,12 @@ def _split_group(group: list[PlannedLayer], mesh: DeviceMesh) -> None:
 
 
 def _split_parameters(layer: nn.Linear, dim: int, mesh: DeviceMesh) -> None:
-    """Replace weight and bias of a layer by DTensors of this rank's parts, in place.
+    """Replace weight and bias of a layer, in place, by DTensors of which this rank stores its part.
 
     Args:
-        layer: its weight is (outputs, inputs), and may be parametrized.
+        layer: layer with a weight (outputs, inputs), which may be parametrized.
         dim: dimension of the weight that is split: 0 splits the outputs and the bias, 1 the inputs.
-        mesh: one-dimensional.
+        mesh: one-dimensional mesh of the tensor-parallel ranks.
     """
     if parametrize.is_parametrized(layer, "weight"):
         chain = layer.parametrizations.weight
@@ -156,9 +158,10 @@ def _split_parameters(layer: nn.Linear, dim: int, mesh: DeviceMesh) -> None:
 
 
 def share_sums(model: nn.Module) -> None:
-    """Let parametrizations with a method ``share_sums`` sum over the ranks once for all weights of a block, in place.
+    """Call the method ``share_sums(model)`` of every class of parametrizations in the model that has one.
 
-    Without this, and in compiled blocks, each split weight has its own sums.
+    The parametrizations then sum over the ranks once for all weights of a block. Without this call, and in compiled
+    blocks, each split weight has its own sums.
     """
     parametrization_classes = set()
     for module in model.modules():
@@ -171,13 +174,13 @@ def share_sums(model: nn.Module) -> None:
 
 
 def _split_tensor(module: nn.Module, name: str, placement: Shard | Replicate, mesh: DeviceMesh) -> None:
-    """Replace a parameter or buffer by a DTensor of this rank's part, in place.
+    """Replace a parameter or buffer, in place, by a DTensor of which this rank stores its part.
 
     Args:
         module: module that holds the tensor.
-        name: attribute of the tensor.
-        placement: ``Shard(dim)`` splits along a dimension, ``Replicate()`` keeps the whole tensor on every rank.
-        mesh: one-dimensional.
+        name: name of the tensor in the module.
+        placement: ``Shard(dim)`` to split the tensor along a dimension, ``Replicate()`` to keep it whole on every rank.
+        mesh: one-dimensional mesh of the tensor-parallel ranks.
     """
     tensor = getattr(module, name)
     part = tensor.detach()
@@ -202,18 +205,18 @@ def _colwise_forward(
     product: Callable[..., Any] = F.linear,
     routes: FusedRoutes | None = None,
 ) -> Any:
-    """Compute this rank's outputs of a colwise layer.
+    """Collective, in the backward pass as well: compute this rank's outputs of a colwise layer.
 
     Args:
-        layer: its weight and bias are DTensors, split by outputs.
+        layer: layer whose weight and bias are DTensors that are split by outputs.
         group: the tensor-parallel ranks.
-        random_state: random state for dropout behind the layer, None without dropout.
+        random_state: random state for dropout after the layer; None without dropout.
         x: (..., inputs), the same on all ranks.
         product: function of (x, weight, bias) that computes the layer.
-        routes: exchange of the rows of a fused weight, None for one that is not fused.
+        routes: exchange of the rows of a fused weight; None for a weight that is not fused.
 
     Returns:
-        What `product` returns: (..., outputs / ranks) for a plain linear layer.
+        Result of `product`: (..., outputs / ranks) for a plain linear layer.
     """
     weight = to_local(layer.weight)
     bias = None if layer.bias is None else to_local(layer.bias)
@@ -236,13 +239,13 @@ def _rowwise_forward(
     x: Any,
     product: Callable[..., Tensor] = F.linear,
 ) -> Tensor:
-    """Compute the outputs of a rowwise layer, the same on all ranks.
+    """Collective: compute the outputs of a rowwise layer, which are the same on all ranks.
 
     Args:
-        layer: its weight is a DTensor, split by inputs; its bias is whole.
+        layer: layer whose weight is a DTensor that is split by inputs; its bias is whole.
         group: the tensor-parallel ranks.
-        random_state: random state that the colwise layer has entered, None without dropout.
-        x: (..., inputs / ranks), this rank's activations, or what `product` takes in their place.
+        random_state: random state that the colwise layer has entered, and that is left here; None without dropout.
+        x: (..., inputs / ranks) activations of this rank, or another object that `product` takes as its first argument.
         product: function of (x, weight, bias) that computes the layer.
 
     Returns:
@@ -258,5 +261,5 @@ def _rowwise_forward(
 
 
 def _sum_gradient_of_output(module: nn.Module, args: tuple, output: Tensor, *, group: dist.ProcessGroup) -> Tensor:
-    """Forward hook of a replicated module: let the gradient of its output be summed over the ranks."""
+    """Forward hook of a replicated module: sum the gradient of its output over the ranks in the backward pass."""
     return AllReduceBackward.apply(group, output)
