@@ -1,6 +1,8 @@
 """Base classes of training losses.
 
-A loss sees normalised fields of all members of a forecast ensemble; a deterministic forecast has one member.
+A loss compares the normalised fields of all members of a forecast ensemble with the truth. A deterministic forecast is
+an ensemble of one member.
+
 Shape suffixes: B batch, M ensemble members, C output channels, H latitude rows, W longitude columns.
 """
 
@@ -147,7 +149,7 @@ class WeightedLoss(Loss):
         return (cost_BCHW * self.weight_CHW).sum() / cost_BCHW.shape[0]
 
     def global_mean(self, error_BMCHW: Tensor) -> Tensor:
-        """Return the area mean of each field, (B, M, C)."""
+        """Return the area-weighted mean (B, M, C) of each error field (B, M, C, H, W)."""
         return (error_BMCHW * self.area_CHW).sum(dim=(3, 4))
 
 
@@ -181,7 +183,7 @@ class PointwiseLoss(WeightedLoss):
         """Return the cost of the error in each cell, in the same shape.
 
         Args:
-            error_BMCHW: (B, M, C, H, W) forecast minus truth, in the unit of ``loss.scaling``.
+            error_BMCHW: (B, M, C, H, W) forecast minus truth, normalised and scaled by ``loss.scaling``.
         """
         raise NotImplementedError
 

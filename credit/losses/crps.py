@@ -4,9 +4,10 @@ For M members with errors e_j = x_j - y (forecast minus truth) in one cell,
 
     CRPS = 1/M sum_j |e_j| - c sum_{j<k} |e_j - e_k|,    c = (M - 1 + alpha) / (M^2 (M - 1)).
 
-alpha = 0 is the score of the M members as they are (biased), alpha = 1 estimates the score of an infinite ensemble
-(fair, Ferro 2014, doi:10.1002/qj.2270), and 0 < alpha < 1 is almost fair (Lang et al. 2024, arXiv:2412.15832): with
-alpha = 1 a member has no gradient once all others equal the truth.
+With alpha = 0 this is the score of the M members as they are, which is a biased estimate for small ensembles. With
+alpha = 1 it estimates the score of an infinite ensemble and is called fair (Ferro 2014, doi:10.1002/qj.2270), but a
+member then has no gradient once all others equal the truth. With 0 < alpha < 1 it is called almost fair (Lang et al.
+2024, arXiv:2412.15832).
 
 Shape suffixes: B batch, M ensemble members, C output channels, H latitude rows, W longitude columns.
 """
@@ -99,6 +100,8 @@ class _EnsembleCRPS(torch.autograd.Function):
             rank_balance[:, j] -= sign.sum(1)
             rank_balance[:, j + 1 :] += sign
         if ctx.needs_input_grad[0]:
+            # The sum over pairs has |e_j| in M - 1 terms and |e_j - e_k| in one, hence d CRPS / d e_j is
+            # sign(e_j) / M - (1 - eps) / (M (M - 1)) sum_k sign(e_j - e_k).
             gradient = error.sgn().mul_(1.0 / num_members)
             gradient.sub_(rank_balance, alpha=pair_weight * difference_weight)
             ctx.save_for_backward(gradient)

@@ -27,11 +27,11 @@ _PARTS_PER_FIELD = 3
 
 @dataclass(frozen=True)
 class FieldPart:
-    """Part of the output fields.
+    """Part of the output fields: a range of channels and a range of rows, with all columns.
 
     Attributes:
-        channels: output channels of the part.
-        rows: latitude rows of the part.
+        channels: range of output channels.
+        rows: range of latitude rows.
     """
 
     channels: slice
@@ -139,6 +139,7 @@ class MemberLoss:
                 value = loss(members_BMCHW, target_part_BCHW)
             total += value.detach()
             if gradient_NCHW is not None:
+                # Differentiated here, so that what autograd saves for one part is freed before the next part.
                 (members_gradient_BMCHW,) = torch.autograd.grad(value, members_BMCHW)
                 gradient_NCHW[:, channels] = members_gradient_BMCHW.transpose(0, 1).flatten(0, 1)
         del part_NCHW, part_BMCHW

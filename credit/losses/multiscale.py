@@ -77,6 +77,7 @@ class MultiscaleCRPSLoss(WeightedLoss):
         parts = [self.transform.synthesise(responses[0] * coefficient_N)]
         for longer_N, shorter_N in itertools.pairwise(responses):
             parts.append(self.transform.synthesise((shorter_N - longer_N) * coefficient_N))
+        # The last part comes from the field itself, so it includes the waves that the grid does not resolve.
         parts.append(field_HW - self.transform.synthesise(responses[-1] * coefficient_N))
         return parts
 

@@ -156,10 +156,10 @@ class SumSection(LossSection):
 
     @property
     def needs_members(self) -> bool:
-        """True if one of the terms compares the members of an ensemble."""
+        """True if a term in `terms` compares the members of an ensemble."""
         return any(term.needs_members for term in self.terms)
 
     @property
     def depends_on_resolution(self) -> bool:
-        """True if one of the terms has constants that depend on the resolution."""
+        """True if a term in `terms` has constants that depend on the grid's resolution."""
         return any(term.depends_on_resolution for term in self.terms)

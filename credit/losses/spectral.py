@@ -118,6 +118,7 @@ class AdjustedMeanSquaredError(SpectralLoss):
         target_B1CHW = target_BCHW.float()[:, None] * self.scale_C11
         error_BMCN = self.transform.analyse(error_BMCHW)
         cost_BMCL = adjusted_squared_error(error_BMCN, self.transform.analyse(target_B1CHW), self.transform)
+        # What the transform and its inverse do not reproduce of the error has no degree.
         unresolved_BMCHW = error_BMCHW - self.transform.synthesise(error_BMCN)
         unresolved_BMC = (unresolved_BMCHW.square() * self.area_CHW).sum(dim=(3, 4))
         return self.mean_over_channels((cost_BMCL.sum(dim=3) + unresolved_BMC).mean(dim=1))

@@ -51,7 +51,7 @@ def _has_spectral_norm_alone(module: nn.Module) -> bool:
 
 
 def _cast_weights(model: nn.Module, dtype: torch.dtype) -> None:
-    """Cast the weights and biases of `CAST_LAYERS` to `dtype`, in place."""
+    """Cast the weights and biases of linear layers and convolutions to `dtype`, in place."""
     for module in model.modules():
         if isinstance(module, CAST_LAYERS):
             for name, parameter in list(module.named_parameters(recurse=False)):

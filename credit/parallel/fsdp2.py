@@ -1,10 +1,10 @@
 """Sharding of a model over data-parallel ranks with FSDP2, and whole state dicts of sharded models.
 
 A sharding unit is a module whose weights FSDP2 gathers and frees together. Every block marked with ``_fsdp2_shard`` is
-one unit, and the rest of the model is one more.
+one unit, and the rest of the model is one more. A whole state dict consists of full, unsharded tensors.
 
-Other programs call these functions. So their names and arguments must not change, even those with a leading underscore.
-`credit.parallel.parallelize` composes them with tensor parallelism.
+Other programs call the functions in `__all__`. So their names and arguments must not change, even those with a leading
+underscore. `credit.parallel.parallelize` composes them with tensor parallelism.
 """
 
 from __future__ import annotations
@@ -272,7 +272,7 @@ def _apply_activation_checkpointing(model: nn.Module) -> None:
 
 
 def _build_mesh_of_all_ranks() -> DeviceMesh:
-    """Collective: return a one-dimensional mesh of all ranks; starts a process group if there is none."""
+    """Collective: return a one-dimensional mesh of all ranks, after starting a process group if there is none."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     if not dist.is_initialized():
         backend = "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"

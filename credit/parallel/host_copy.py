@@ -60,6 +60,7 @@ def prefetch_to_host(outputs: Iterable[Tensor]) -> Iterator[Tensor]:
             at once.
     """
     pending: deque[AsyncHostCopy] = deque()
+    # A GPU output is yielded only when the work for the next one is queued.
     for output in outputs:
         pending.append(AsyncHostCopy(output))
         if output.device.type == "cpu" or len(pending) > 1:

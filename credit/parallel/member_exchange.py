@@ -76,6 +76,7 @@ class PartExchange(MemberExchange):
     def collect(self, local_NCHW: Tensor) -> Tensor:
         """Collective: return this rank's channels or rows of the fields of all members, (number of ranks * N, ...)."""
         parts = [self._take(local_NCHW, rank) for rank in range(self.num_ranks)]
+        # Flat, because the parts that go to different ranks may differ in length.
         sent = torch.cat([part.flatten() for part in parts])
         own_part = parts[self.rank]
         received = sent.new_empty(self.num_ranks * own_part.numel())

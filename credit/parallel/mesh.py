@@ -41,17 +41,17 @@ class ParallelDims:
 
     @property
     def world(self) -> int:
-        """Number of all ranks."""
+        """Number of all ranks of the run."""
         return self.num_data_ranks * self.tensor
 
     @property
     def num_data_ranks(self) -> int:
-        """Number of data-parallel ranks."""
+        """Number of data-parallel ranks, replicate x shard."""
         return self.replicate * self.shard
 
     @property
     def num_sample_ranks(self) -> int:
-        """Number of groups of ranks that train on different samples."""
+        """Number of sample groups, which train on different samples."""
         return self.num_data_ranks // self.ensemble
 
 
@@ -93,7 +93,7 @@ def plan_degrees(settings: ParallelismSettings, world: int) -> ParallelDims:
 
 
 def _plan_axes(settings: ParallelismSettings, world: int) -> ParallelDims:
-    """Return the length of each mesh axis for `world` ranks, without ensemble groups; see `plan_degrees`."""
+    """Return the length of each mesh axis for `world` ranks with `ensemble` left at 1; see `plan_degrees`."""
     requested = (
         f"trainer.parallelism: data {settings.data}, replicate {settings.replicate}, tensor {settings.tensor} on "
         f"{world} ranks"
@@ -204,7 +204,7 @@ class DeviceGrid:
         return self.device_mesh["tp"].get_group()
 
     def describe(self) -> str:
-        """Return the mesh in words: ``8 = replicate 1 x shard 4 x tensor 2, members shared by 2``."""
+        """Return the mesh as text, such as ``8 = replicate 1 x shard 4 x tensor 2, members shared by 2``."""
         degrees = self.degrees
         text = f"{degrees.world} = replicate {degrees.replicate} x shard {degrees.shard} x tensor {degrees.tensor}"
         if degrees.ensemble > 1:

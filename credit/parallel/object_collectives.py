@@ -20,7 +20,7 @@ U = TypeVar("U")
 
 
 def current_rank(group: dist.ProcessGroup | None = None) -> int:
-    """Return the rank of this process in `group` (default: all ranks), 0 where there is no process group."""
+    """Return the rank of this process in `group` (None for all ranks of the run); 0 without a process group."""
     if not dist.is_initialized():
         return 0
     return dist.get_rank(group)

@@ -113,7 +113,7 @@ def _require_no_dropout(model: nn.Module) -> None:
 
 
 def _axis_size(mesh: DeviceMesh | None, axis: str) -> int:
-    """Return the number of ranks along an axis, 1 for an axis that the mesh does not have."""
+    """Return the number of ranks along an axis; 1 for an axis that the mesh does not have."""
     if mesh is None or axis not in mesh.mesh_dim_names:
         return 1
     return mesh[axis].size()

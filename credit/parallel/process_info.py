@@ -103,7 +103,7 @@ def read_process_info(environ: Mapping[str, str] = os.environ) -> ProcessInfo:
 
 
 def require_one_process(command: str) -> None:
-    """Refuse to run a command on several processes, which would write the same files.
+    """Refuse to run a command on several processes, which would all write the same files.
 
     Args:
         command: name of the command, for the message: ``"preprocess"``.

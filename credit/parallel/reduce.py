@@ -1,4 +1,4 @@
-"""Reductions over ranks: the norm of sharded gradients, clipping by it, and means for the log."""
+"""Reductions over ranks: norm and clipping of sharded gradients, means for the log, and sums over shards."""
 
 from __future__ import annotations
 

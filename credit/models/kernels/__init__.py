@@ -1,1 +1,1 @@
-"""Kernels for one kind of hardware, each with its plain formulation, and the dispatch between the two."""
+"""Kernels (fast formulations of operations for some hardware) with their plain formulations, and the dispatch."""

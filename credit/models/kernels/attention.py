@@ -1,6 +1,7 @@
-"""Scaled dot-product attention with a bias that trains, inside windows.
+"""Scaled dot-product attention inside windows, with a trainable bias.
 
-Shape suffixes: N windows of the whole batch, h heads, L positions in a window, d channels per head; M = N * h.
+Shape suffixes: N windows of the whole batch, h heads, L positions in a window, d channels per head; M = N * h pairs of
+a window and a head.
 """
 
 from __future__ import annotations

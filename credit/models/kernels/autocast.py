@@ -17,7 +17,7 @@ from torch.autograd.function import FunctionCtx
 
 
 def autocast_dtype(x: Tensor) -> torch.dtype | None:
-    """Return the dtype in which autocast computes on the device of `x`, or None where autocast is off."""
+    """Return the dtype in which autocast computes on the device of `x`; None if autocast is off there."""
     # The meta device has no autocast, and asking for it raises an error.
     if x.is_meta or not torch.is_autocast_enabled(x.device.type):
         return None
@@ -25,7 +25,7 @@ def autocast_dtype(x: Tensor) -> torch.dtype | None:
 
 
 def without_autocast(x: Tensor) -> contextlib.AbstractContextManager:
-    """Return a context in which operators on the device of `x` keep the dtypes of their arguments."""
+    """Return a context in which autocast is off on the device of `x`, so that operators keep the dtypes of tensors."""
     if autocast_dtype(x) is None:
         return contextlib.nullcontext()
     return torch.autocast(x.device.type, enabled=False)

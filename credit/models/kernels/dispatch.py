@@ -63,7 +63,7 @@ def uses(kernel: Kernel, x: Tensor) -> bool:
 
 
 def use_cpu_kernels(x: Tensor) -> bool:
-    """Return whether `x` lies on a CPU, and no GPU is emulated."""
+    """Return whether `x` lies on a CPU outside of `force_gpu_path`."""
     return x.device.type == "cpu" and not _emulates_gpu
 
 

@@ -55,7 +55,7 @@ def mlp(expand: DeferredLinear, weight: Tensor, bias: Tensor | None, norm: Recom
 def mlp_plain(
     x: Tensor, expand_weight: Tensor, expand_bias: Tensor | None, weight: Tensor, bias: Tensor | None
 ) -> Tensor:
-    """Plain formulation of `mlp`."""
+    """Plain formulation of `mlp`, by torch's own operators."""
     return F.linear(F.gelu(F.linear(x, expand_weight, expand_bias)), weight, bias)
 
 
@@ -125,6 +125,7 @@ class _MlpOfNorm(torch.autograd.Function):
                 ctx.needs_input_grad[1:], grad_y_NC[rows], x_NC, hidden_NK, expand_weight, weight
             )
             grad_x_blocks.append(grad_x_NC)
+            # The gradients of the weights are sums over the blocks of rows.
             for i, gradient in enumerate(block_gradients):
                 weight_gradients[i] = gradient if weight_gradients[i] is None else weight_gradients[i].add_(gradient)
         grad_x = None

@@ -25,13 +25,18 @@ DeferredLinear = tuple[Tensor, Tensor, Tensor | None]
 
 
 class RecomputeLinear(nn.Linear):
-    """Linear layer that takes its product of input, weight and bias as an argument."""
+    """Linear layer whose caller passes the function that multiplies input and weight."""
 
     # Tensor parallelism may replace forward: it does nothing but the product that it is given.
     _tp_takes_product = True
 
     def forward(self, x: Any, product: Callable[..., Any] = F.linear) -> Any:
-        """Return product(x, weight, bias), by default (..., out_features) of x (..., in_features)."""
+        """Return product(x, weight, bias).
+
+        Args:
+            x: (..., in_features), or another object that `product` takes as its first argument.
+            product: function of (x, weight, bias), by default the linear map to (..., out_features).
+        """
         return product(x, self.weight, self.bias)
 
 

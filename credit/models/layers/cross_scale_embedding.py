@@ -52,6 +52,7 @@ class CrossScaleEmbedding(nn.Module):
         dtype = autocast_dtype(x_BCHW) or x_BCHW.dtype
         x_BCHW = x_BCHW.to(dtype).contiguous(memory_format=torch.channels_last)
         scales: dict[nn.Conv2d, Tensor] = {}
+        # Convolutions that suit the kernel, but for which the dispatch chooses the plain formulation.
         replaced_convs: list[nn.Conv2d] = []
         for convs in self._large_kernel_groups():
             if not uses(LARGE_KERNEL_CONV, x_BCHW):
@@ -64,6 +65,7 @@ class CrossScaleEmbedding(nn.Module):
             scales |= zip(convs, outputs, strict=True)
         plain_convs = [conv for conv in self.convs if conv not in scales]
         if plain_convs:
+            # The kernel pads by itself while it gathers patches; the plain formulation needs a padded field.
             padded_BCHW = self.padding.pad(x_BCHW).contiguous(memory_format=torch.channels_last)
             for conv in plain_convs:
                 # With large kernels, torch's convolution takes minutes in channels-last memory on a CPU (torch 2.13).

@@ -1,4 +1,4 @@
-"""Norms of convolutional blocks, and norms that depend on conditions such as noise.
+"""Layer norm and group norm whose result may depend on conditions, such as noise.
 
 Shape suffixes: B batch, C channels, H and W rows and columns, K channels of a condition.
 """

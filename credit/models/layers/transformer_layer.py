@@ -1,4 +1,4 @@
-"""The transformer layer of CrossFormer, on channels-last tokens (arXiv 2108.00154).
+"""The transformer layer of CrossFormer (arXiv 2108.00154), on tokens (B, H, W, C).
 
 Shape suffixes: B batch, H and W rows and columns of the grid, C channels.
 """

@@ -36,7 +36,7 @@ class SubpixelConv(nn.Conv2d):
         super().__init__(in_channels, 4 * out_channels, 3, padding=1)
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
-        """Return (B, out_channels, 2H, 2W)."""
+        """Return the up-sampled field, (B, out_channels, 2H, 2W)."""
         return pixel_shuffle(super().forward(x_BCHW))
 
     def initial_value(self, name: str, shape: torch.Size, generator: torch.Generator) -> Tensor:
@@ -100,7 +100,7 @@ class UpBlockPS(nn.Module):
         self.refine = Refinement(out_channels, groups, condition_dims)
 
     def forward(self, x_BCHW: Tensor, conditions: Conditions = NO_CONDITIONS) -> Tensor:
-        """Return (B, out_channels, 2H, 2W), given the field and the conditions at that resolution."""
+        """Return the up-sampled field (B, out_channels, 2H, 2W); the conditions have its resolution, 2H x 2W."""
         x_BCHW = self.up(x_BCHW)
         x_BCHW = x_BCHW + self.sharp(x_BCHW)
         return x_BCHW + self.refine(x_BCHW, conditions)
@@ -126,13 +126,13 @@ class UpBlock(nn.Module):
         self.refine = Refinement(out_channels, groups, condition_dims)
 
     def forward(self, x_BCHW: Tensor, conditions: Conditions = NO_CONDITIONS) -> Tensor:
-        """Return (B, out_channels, 2H, 2W), given the field and the conditions at that resolution."""
+        """Return the up-sampled field (B, out_channels, 2H, 2W); the conditions have its resolution, 2H x 2W."""
         x_BCHW = self.up(x_BCHW)
         return x_BCHW + self.refine(x_BCHW, conditions)
 
 
 class TransposedHead(nn.ConvTranspose2d):
-    """Last block of a decoder: a transposed convolution that leaves the margins of the padding out.
+    """Last block of a decoder: a transposed convolution that leaves out the margins, such as the cells of the padding.
 
     Args:
         in_channels: input channels.
@@ -143,11 +143,11 @@ class TransposedHead(nn.ConvTranspose2d):
         super().__init__(in_channels, out_channels, 4, stride=2, padding=1)
 
     def forward(self, x_BCHW: Tensor, margins: Margins = WHOLE) -> Tensor:
-        """Return (B, out_channels, 2H, 2W), less the margins.
+        """Return the up-sampled field (B, out_channels, 2H, 2W) without the margins.
 
         Args:
-            x_BCHW: input.
-            margins: output rows (north, south) and columns (west, east) that are left out.
+            x_BCHW: (B, in_channels, H, W) input.
+            margins: numbers of output rows at (north, south) and columns at (west, east) that are left out.
         """
         x_BCHW, rows, columns = crop_input(x_BCHW, margins)
         return super().forward(x_BCHW)[..., rows, columns]
@@ -170,11 +170,11 @@ class SubpixelHead(nn.Sequential):
         self.register_buffer("merged_bias", None, persistent=False)
 
     def forward(self, x_BCHW: Tensor, margins: Margins = WHOLE) -> Tensor:
-        """Return (B, out_channels, 2H, 2W), less the margins.
+        """Return the up-sampled field (B, out_channels, 2H, 2W) without the margins.
 
         Args:
-            x_BCHW: input.
-            margins: output rows (north, south) and columns (west, east) that are left out.
+            x_BCHW: (B, in_channels, H, W) input.
+            margins: numbers of output rows at (north, south) and columns at (west, east) that are left out.
         """
         if is_merging_worthwhile(x_BCHW, margins, self[1].out_channels):
             weight, bias = self.merged_weight, self.merged_bias

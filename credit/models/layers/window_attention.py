@@ -1,4 +1,4 @@
-"""Window attention with a dynamic position bias, on channels-last tokens (CrossFormer, arXiv 2108.00154).
+"""Window attention with a dynamic position bias, on tokens (B, H, W, C) (CrossFormer, arXiv 2108.00154).
 
 Shape suffixes: B batch, H and W rows and columns of the grid, C channels, N windows of the whole batch, L positions in
 a window, h heads, d channels per head.
@@ -40,6 +40,7 @@ def to_windows(x_BHWC: Tensor, window: int, *, strided: bool) -> Tensor:
     B, H, W, C = x_BHWC.shape
     if H % window or W % window:
         raise ValueError(f"a window of {window} x {window} cells does not divide a grid of {H} x {W} cells")
+    # The index of a row is (position in the window, window) if the windows are strided, else the other way round.
     if strided:
         cells = x_BHWC.view(B, window, H // window, window, W // window, C).permute(0, 2, 4, 1, 3, 5)
     else:
@@ -48,7 +49,14 @@ def to_windows(x_BHWC: Tensor, window: int, *, strided: bool) -> Tensor:
 
 
 def from_windows(x_NLC: Tensor, window: int, grid: tuple[int, int], *, strided: bool) -> Tensor:
-    """Undo `to_windows` for a grid of (H, W) cells; return (B, H, W, C)."""
+    """Undo `to_windows`: return the tokens (B, H, W, C) of a grid of (H, W) cells.
+
+    Args:
+        x_NLC: tokens of the windows.
+        window: edge of a window in cells.
+        grid: (H, W).
+        strided: as in `to_windows`.
+    """
     H, W = grid
     cells = x_NLC.view(-1, H // window, W // window, window, window, x_NLC.shape[-1])
     cells = cells.permute(0, 3, 1, 4, 2, 5) if strided else cells.permute(0, 1, 3, 2, 4, 5)

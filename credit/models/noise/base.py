@@ -104,6 +104,7 @@ class GaussianNoise(Noise):
         other_dims = [1] * (len(self.shape) - 1)
         correlation = self._correlation_K().view(-1, *other_dims)
         innovation_weight = (1.0 - correlation.square()).sqrt()
+        # The first step has no earlier noise to depend on.
         noise = torch.stack([self.draw_at(key, 0) for key in keys])
         for step in itertools.count(1):
             yield to_device(noise, device)

@@ -26,7 +26,7 @@ class GaussianNoiseSection(ModelNoiseSection):
 
 
 class GlobalNoiseSection(GaussianNoiseSection):
-    """A random vector for each member, which scales and shifts the result of every norm in the network."""
+    """Random vector for each member, which scales and shifts the result of every norm in the network."""
 
     kind: Literal["global"] = Field("global", description="One random vector for the whole globe.")
     channels: int = Field(32, ge=1, description="Length of the vector.")

@@ -1,4 +1,4 @@
-"""Noise that is correlated on the sphere (FourCastNet 3, Bonev et al. 2025, arXiv 2507.12144).
+"""Noise that is spatially correlated on the sphere (FourCastNet 3, Bonev et al. 2025, arXiv 2507.12144).
 
 Shape suffixes: K fields, H and W rows and columns.
 """
@@ -40,6 +40,7 @@ class SphericalNoise(GaussianNoise):
 
     def draw(self, generator: torch.Generator) -> Tensor:
         """Return random fields (K, H, W) with mean 0 and variance 1, float32 on the CPU."""
+        # `CorrelatedNoise` draws from numpy, so torch's generator only gives the seed.
         numpy_generator = np.random.default_rng(int(torch.randint(2**62, (), generator=generator)))
         fields = [source.draw(count, numpy_generator) for source, count in self._sources]
         return torch.from_numpy(np.concatenate(fields))

@@ -1,4 +1,7 @@
-"""Conversion of published WXFormer weights: from the reference's names and layouts to those of this package."""
+"""Conversion of published WXFormer weights to the names and layouts of this package.
+
+The reference is the implementation with which the published weights were trained.
+"""
 
 from __future__ import annotations
 
@@ -41,8 +44,8 @@ def from_published(kwargs: Mapping[str, Any], state: Mapping[str, Tensor]) -> WX
         state: published state dict, see `convert_published_state`.
 
     Raises:
-        ConfigError: for an unknown keyword argument or sizes that do not fit together.
-        CheckpointError: if the state is not one of this network.
+        ConfigError: if a keyword argument is unknown, or sizes do not fit together.
+        CheckpointError: if names or shapes in the state dict are not those of this network.
     """
     with torch.device("meta"):
         model = WXFormer.from_kwargs(**kwargs)

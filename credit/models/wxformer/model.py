@@ -1,7 +1,7 @@
 """WXFormer: a CrossFormer encoder and a convolutional U-Net decoder on a global latitude-longitude grid.
 
 CrossFormer: Wang et al. 2021, arXiv 2108.00154. WXFormer: Schreck et al. 2025, npj Clim. Atmos. Sci. 8:239.
-`WXFormer.from_kwargs` without options computes the function that the published weights were trained for.
+`WXFormer.from_kwargs` without options builds the network that the published weights were trained for.
 
 Shape suffixes: B batch, C channels, T time frames, H and W latitude rows and longitude columns.
 """
@@ -68,9 +68,9 @@ class EncoderStage(nn.Module):
     """Encoder stage: cross-scale embedding, which lowers the resolution, followed by transformer layers.
 
     Args:
-        embed: embedding that gives the channels of the stage.
-        layers: transformer layers of the same width.
-        noise_embed: embedding of fields of noise; None for a stage without them.
+        embed: cross-scale embedding, whose output has the channels of the stage.
+        layers: transformer layers with the same number of channels.
+        noise_embed: embedding of fields of noise; None for a stage without such fields.
     """
 
     def __init__(
@@ -289,7 +289,7 @@ class WXFormer(ForecastModel):
                 value that the published weights were trained with.
 
         Raises:
-            ConfigError: for an unknown keyword argument, or values that do not fit together.
+            ConfigError: if a keyword argument is unknown, or values do not fit together.
         """
         # The arguments are those of the data and those of the model's section.
         sizes = {key: kwargs[key] for key in SIZE_ARGUMENTS if key in kwargs}

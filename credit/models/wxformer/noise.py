@@ -94,6 +94,7 @@ class NoiseInput(nn.Module):
             return [conditions] * len(self._strides)
         stage_conditions = []
         noise_BKHW = self._padding.pad(condition["cell"].to(dtype))
+        # Each stage averages the noise of the stage before it, as the embeddings reduce the resolution.
         for stride in self._strides:
             noise_BKHW = average_noise(noise_BKHW, stride)
             cells_BHWK = self.cell_embedding(noise_BKHW.permute(0, 2, 3, 1))

@@ -78,7 +78,7 @@ def checkpoint_blocks(model: nn.Module, mode: Literal[True, "selective"] = True)
 
 
 def _wrap_block(block: nn.Module, mode: Literal[True, "selective"]) -> CheckpointWrapper:
-    """Return a wrapper that checkpoints every entry point of a block.
+    """Return a wrapper that applies activation checkpointing to every entry point of a block.
 
     Args:
         block: marked block, not wrapped yet.

@@ -1,4 +1,4 @@
-"""Plain tensors in place of DTensors in compiled blocks whose weights tensor parallelism has split."""
+"""Replacement of DTensors by plain tensors in compiled blocks whose weights tensor parallelism has split."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _use_local_tensors_in_forward(block: nn.Module, split_tensors: list[tuple[nn
     """
 
     def set_local_tensors(block: nn.Module, args: tuple) -> None:
-        """Forward pre-hook: hide each DTensor by an attribute with this rank's part."""
+        """Forward pre-hook: hide each DTensor behind an attribute that holds this rank's part as a plain tensor."""
         for module, name in split_tensors:
             tensors = module._parameters if name in module._parameters else module._buffers
             # An instance attribute hides the parameter of the same name, which stays registered in the module.

@@ -1,4 +1,4 @@
-"""Entry points of a block: ``forward``, and the methods that it names in ``_fsdp2_forward_methods``."""
+"""Entry points of a block: ``forward``, and the methods that its attribute ``_fsdp2_forward_methods`` names."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def copy_returned_views(module: nn.Module) -> None:
 
 
 def _copy_output_views(module: nn.Module, args: tuple, output: Any) -> Any:
-    """Forward hook that returns the output with copies in place of views."""
+    """Forward hook: return the output with copies in place of views."""
     return copy_views(output)
 
 

@@ -20,7 +20,7 @@ _CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
 
 
 def _has_fsdp2_shard(module: nn.Module) -> bool:
-    """Return True if a module, or the block in a checkpoint wrapper, is marked with ``_fsdp2_shard``.
+    """Return whether a module, or the block inside a checkpoint wrapper, is marked with ``_fsdp2_shard``.
 
     The mark may be an attribute of the instance or of its class.
     """
@@ -94,6 +94,7 @@ def split_by_dtype(unit: nn.Module, inner_parameter_ids: set[int]) -> list[nn.Mo
                     f"{dtype}; FSDP2 takes one dtype and cannot shard a container by itself, since its forward is "
                     f"never called; give it the dtype {dtype}, or put it into a module with a forward"
                 )
+            # Modules inside the child come first, because FSDP2 shards inner modules before outer ones.
             visit(child, child_dtype)
             separate_modules[child] = None
 

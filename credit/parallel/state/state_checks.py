@@ -1,4 +1,4 @@
-"""Checks of a whole state that rank 0 loads: its names, whether its values can be sent, and error messages."""
+"""Checks of a whole (unsharded) state that rank 0 loads: its names, and whether its values can be sent to the ranks."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Differentiable collectives of tensor parallelism, which torch.compile can trace.
 
-Every rank of the group must call each of them, in the forward and in the backward pass.
+All of them are collective: every rank of the group must call them, in the forward and in the backward pass.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ def _exchange_rows(
 
 
 def _sum_over_ranks(x: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """Collective: return the sum of a tensor over the ranks, in a new tensor."""
+    """Collective: return the elementwise sum of a tensor over the ranks as a new tensor."""
     if torch.compiler.is_compiling():
         # A sum in place can be traced, too, but in torch 2.11 every gradient before it is lost without an error.
         return functional.wait_tensor(functional.all_reduce(x.contiguous(), "sum", group))

@@ -1,4 +1,7 @@
-"""The ``_tp_plan`` of a block, read and checked before any layer is split."""
+"""Reading of the ``_tp_plan`` of a block, and checks before any layer is split.
+
+See `credit.parallel.tensor.tensor_parallel` for the entries of a plan.
+"""
 
 from __future__ import annotations
 
