@@ -118,8 +118,9 @@ class Loss(nn.Module):
 class WeightedLoss(Loss):
     """Base class of losses that are a weighted mean over cells (by area) and channels (by ``loss.weights``).
 
-    Errors are divided by a standard deviation, so that channels of large variance do not dominate. For a prognostic
-    channel with ``loss.scaling: tendency`` it is that of the change in one time step, otherwise that of the state.
+    Errors are divided by a standard deviation, so that channels of large variance do not dominate. It is the standard
+    deviation of a channel's state, or for prognostic channels with ``loss.scaling: tendency`` the standard deviation of
+    the change in one time step.
 
     Args:
         context: weights, scales and grid of the run.

@@ -39,8 +39,8 @@ def build_loss_context(
         section: the loss section of the config.
         channels: the channels of the run.
         grid: the grid of the fields, (H, W).
-        tendency_scale_C: (prognostic channels,) standard deviation of the change in one time step divided by that of
-            the state, dimensionless.
+        tendency_scale_C: (prognostic channels,) standard deviation of the change in one time step divided by the
+            standard deviation of the state, dimensionless.
         masks: for each variable with missing cells an (H, W) bool mask, True in the missing cells.
 
     Raises:

@@ -1,4 +1,4 @@
-"""CRPS by spatial scale: that of a smoothed ensemble, and that of the details which each shorter smoothing adds.
+"""CRPS by spatial scale: CRPS of a smoothed ensemble, and CRPS of the details that each shorter smoothing adds.
 
 Shape suffixes: B batch, M ensemble members, C output channels, H latitude rows, W longitude columns,
 N spherical-harmonic coefficients.

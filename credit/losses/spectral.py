@@ -61,7 +61,7 @@ class SpectralCRPSLoss(SpectralLoss):
 
     The loss is the sum of the scores of all coefficients, those with an order above 0 counted twice, divided by the
     square root of the number of coefficients, which is n + 1 if n is the largest degree. With this factor, the gradient
-    with respect to the fields has the magnitude of that of ``crps`` on any grid, and the loss is at most the
+    with respect to the fields is as large as the gradient of ``crps`` on any grid, and the loss is at most the
     root-mean-square error. The code of FourCastNet 3 (makani) does not divide: its weight of 0.1 is 0.1 (n + 1) here.
 
     Args:
@@ -99,8 +99,8 @@ class AdjustedMeanSquaredError(SpectralLoss):
         section: the loss section of the config.
 
     Raises:
-        ConfigError: if a variable with a weight above 0 has missing cells; its power by degree would mainly be that of
-            the edges of the missing region.
+        ConfigError: if a variable with a weight above 0 has missing cells, because the edges of the missing regions
+            would dominate its power by degree.
     """
 
     def __init__(self, context: LossContext, section: AMSESection) -> None:
@@ -129,7 +129,7 @@ def adjusted_squared_error(error_N: Tensor, target_N: Tensor, transform: Spheric
 
     Args:
         error_N: (..., N) complex spherical-harmonic coefficients of forecast minus truth.
-        target_N: (..., N) coefficients of the truth; the leading dimensions broadcast to those of the error.
+        target_N: (..., N) coefficients of the truth, which broadcast to the shape of `error_N`.
         transform: the transform that the coefficients come from.
 
     Returns:

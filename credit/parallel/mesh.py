@@ -152,7 +152,7 @@ class DeviceGrid:
         ensemble_group: ranks that divide the members of the same samples, in the order of the members; None if this
             rank computes all members.
         sample_group: ranks that train on the same samples: the ensemble group with all its tensor-parallel peers; None
-            if this rank is alone.
+            if no other rank trains on the samples of this rank.
     """
 
     degrees: ParallelDims = ParallelDims()

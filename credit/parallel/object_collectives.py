@@ -36,7 +36,7 @@ def run_on_all_ranks(function: Callable[[], T], group: dist.ProcessGroup | None 
 
     Raises:
         CreditError: on every rank, if `function` failed on any rank. A rank on which it failed raises its own error,
-            the others raise that of the lowest rank that failed. An error that is no CreditError becomes a
+            the other ranks raise the error of the lowest rank that failed. An error that is no CreditError becomes a
             CheckpointError.
         CheckpointError: if another rank has died.
     """

@@ -48,7 +48,7 @@ def parallelize(
         shard: False for tensor parallelism alone.
         checkpoint: True or ``"selective"`` to recompute marked blocks in the backward pass, see `checkpoint_blocks`.
         compile_blocks: function that compiles the marked blocks of a model in place; None for no compilation.
-        policy: FSDP2's mixed precision; None for none.
+        policy: FSDP2's mixed precision; None to compute in the dtype of the weights.
         reshard_after_forward: True to free gathered weights between forward and backward.
         cpu_offload: True to keep parameters, gradients and optimizer state in host memory.
 

@@ -33,7 +33,7 @@ def mlp(expand: DeferredLinear, weight: Tensor, bias: Tensor | None, norm: Recom
     Args:
         expand: x (..., C), and weight (K, C) and bias (K,) or None of the first layer, as `defer` returns them.
         weight: weight (out, K) of the second layer.
-        bias: bias (out,) of the second layer; None for none.
+        bias: bias (out,) of the second layer; None for a layer without bias.
         norm: layer norm whose result x is, so that the backward pass can compute x again; None to save x instead.
 
     Returns:

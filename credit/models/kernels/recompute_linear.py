@@ -86,7 +86,7 @@ def norm_linear(
     Args:
         x: (..., C), equal to arrange(layer norm of ``norm.x``).
         weight: (out, C).
-        bias: (out,); None for none.
+        bias: (out,); None for a layer without bias.
         norm: input, weight and bias of the layer norm.
         arrange: function that moves the cells of the norm's result to other positions, for example into windows.
 

@@ -34,7 +34,7 @@ class Conditions(NamedTuple):
 
     @property
     def changes_norms(self) -> bool:
-        """True if there is a vector that norms depend on, rather than no condition or dropout seeds alone."""
+        """True if there is a vector that norms depend on; dropout seeds do not count."""
         return self.vector_BK is not None or self.cells_BHWK is not None
 
 

@@ -1,9 +1,9 @@
 """Spectral normalisation of weights as a parametrization (Miyato et al. 2018, arXiv 1802.05957).
 
 The weight in use is W / sigma, sigma = u^T W v, where u and v are float32 buffers that follow the leading singular
-vectors of W by power iteration. A forward pass only reads u and v; `advance_power_iterations` alone moves them.
+vectors of W by power iteration. A forward pass only reads u and v; only `advance_power_iterations` updates them.
 
-Call the latter once per optimizer step, before the step's first forward. The package's trainer does so; in your own:
+Call this function once per optimizer step, before the step's first forward, as the package's trainer does. Example:
 
     model = apply_spectral_norm(model)
     for batch in batches:

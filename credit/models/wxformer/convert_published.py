@@ -56,7 +56,7 @@ def from_published(kwargs: Mapping[str, Any], state: Mapping[str, Tensor]) -> WX
 
 
 def _require_same_names(model: WXFormer, converted: Mapping[str, Tensor]) -> None:
-    """Refuse a state dict that lacks tensors of the network, has unknown ones, or has tensors of other shapes.
+    """Refuse a state dict in which tensors of the network are missing, or that has unknown tensors or other shapes.
 
     Args:
         model: the network.

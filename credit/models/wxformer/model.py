@@ -155,7 +155,7 @@ class Decoder(nn.Module):
                 the decoder's cells, does not compute them.
 
         Returns:
-            (B, out_channels, 2H, 2W), less the margins.
+            (B, out_channels, 2H, 2W) without the margins.
         """
         *skips, x_BCHW = stage_outputs
         # The output of a block has the resolution of the skip connection, which is that of its stage.

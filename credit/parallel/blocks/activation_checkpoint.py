@@ -104,7 +104,7 @@ def _wrap_block(block: nn.Module, mode: Literal[True, "selective"]) -> Checkpoin
 def _selective_contexts(block: nn.Module) -> _Contexts:
     """Return the contexts of first pass and recomputation that save the results of `_SAVED_OPERATIONS` only.
 
-    If the block has sharding units inside, the contexts do nothing, so that it is recomputed as a whole. Such units
+    If the block has sharding units inside, the contexts do nothing, and the block is recomputed as a whole. Such units
     gather their weights in both passes, but by different operations, whose results torch could not match.
     """
     has_inner_units = any(isinstance(module, FSDPModule) for module in block.modules() if module is not block)

@@ -91,8 +91,8 @@ def _replace_views(
 
     Args:
         container: a dict, list or dataclass.
-        members: (key, value) of its members, where the key of a list member is its index, and that of a dataclass
-            member the name of the field.
+        members: (key, value) pairs of its members; the key is a key of the dict, an index of the list, or the name of a
+            field of the dataclass.
         set_member: function that sets a member of a container: ``set_member(container, key, value)``.
     """
     replacements = []

@@ -30,7 +30,7 @@ def wrapped_module_ids(model: nn.Module) -> set[int]:
 def strip_wrapper_prefixes(name: str) -> str:
     """Return the name of a parameter or module without the prefixes of wrappers, as in checkpoints.
 
-    Such a name is called plain: that of ``blocks.0._checkpoint_wrapped_module.norm.weight`` is
+    Such a name is called plain. For example, ``blocks.0._checkpoint_wrapped_module.norm.weight`` has the plain name
     ``blocks.0.norm.weight``.
     """
     return ".".join(component for component in name.split(".") if component not in _WRAPPER_PREFIXES)

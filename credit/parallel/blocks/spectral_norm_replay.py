@@ -113,6 +113,6 @@ def _record_call(
 
 
 def _replay_call(calls: Iterator[dict[str, Tensor]], module: nn.Module, *hook_arguments: Any) -> None:
-    """Forward pre-hook: set the module's vectors to those of the next recorded call."""
+    """Forward pre-hook: set the module's u and v to the vectors of the next recorded call."""
     # When all calls are replayed, the vectors of the last one stay.
     module._buffers.update(next(calls, {}))

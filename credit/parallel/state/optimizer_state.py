@@ -76,8 +76,8 @@ def scatter_optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer, 
 
     Raises:
         ConfigError: if the optimizer has parameters that are not the model's.
-        CheckpointError: on every rank, if the state belongs to other parameters, or its tensors are parts of sharded
-            ones.
+        CheckpointError: on every rank, if the state belongs to other parameters, or holds only one rank's parts of
+            sharded tensors.
     """
     names = _name_parameters(unwrap_data_parallel(model), optimizer)
 

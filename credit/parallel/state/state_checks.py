@@ -43,7 +43,7 @@ def list_plain_names(state_names: Iterable[Any], names: Collection[str], label: 
         label: kind of state, for messages: ``"state dict"``.
 
     Raises:
-        CheckpointError: if an item of `state_names` is not a text, or two have the same plain name.
+        CheckpointError: if an item of `state_names` is not a string, or two have the same plain name.
     """
     # plain name -> name in the state
     name_of_plain: dict[str, str] = {}

@@ -47,7 +47,7 @@ class RankRandomState:
         return any(module.training and drop_rate(module) > 0 for module in self._parent.modules())
 
     def enter(self, device: torch.device) -> None:
-        """Replace the common random state of `device` by that of this rank."""
+        """Replace the common random state of `device` by a random state of this rank."""
         # All ranks draw the same number here, from the common state on the CPU.
         seed = int(torch.randint(2**62, ())) + self._rank
         if device.type == "cuda":

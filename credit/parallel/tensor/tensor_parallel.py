@@ -13,7 +13,7 @@ submodule to one of these values:
 A plan lists colwise layers before the rowwise layer that takes their outputs, their partner. The module that holds the
 layers of attention must have the number of heads in its attribute ``heads``, so that each rank gets whole heads. The
 outputs of a fused projection under plain ``colwise`` must be ordered head by head. Keys and values may have fewer heads
-than queries: their number follows from the width of a head, which is the same.
+than queries; their number follows from the width of a head, which is that of the queries.
 
 The split weights are DTensors on the ``tp`` mesh, but the layers compute with this rank's part as a plain tensor. A
 parametrized weight (spectral norm, LoRA) keeps its parametrizations: the unparametrized weight (``original``) is split.
