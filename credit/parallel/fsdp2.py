@@ -119,7 +119,7 @@ def shard_units(
         fsdp_mesh: mesh over which units without split weights are sharded, which may include the tensor-parallel axis:
             its ranks have equal gradients of such weights, so it does not change the mean over data-parallel ranks.
         fsdp_mesh_of_tp_units: mesh over which units with weights that tensor parallelism has split are sharded.
-        policy: FSDP2's mixed precision; None to compute in the dtype of the weights. Only the model as a whole casts its output.
+        policy: mixed precision; None for the dtype of the weights. Only the model as a whole casts its output.
         reshard_after_forward: True to free gathered weights after the forward and gather them again for the backward.
             After a forward without gradients, all weights are freed in any case.
         cpu_offload: True to keep parameters, gradients and optimizer state in host memory.

@@ -90,7 +90,7 @@ def scatter_tensor_from_rank0(full_value: Tensor | None, target: Tensor, dtype: 
     Args:
         full_value: whole tensor of the full shape of `target` on rank 0, None on the other ranks.
         target: a parameter, buffer, or any other tensor, sharded or not.
-        dtype: dtype of the result; None for the dtype of `target`. Rank 0 casts, so that all ranks agree on what is sent.
+        dtype: dtype of the result; None for the dtype of `target`. Rank 0 casts, so that all ranks agree on the bytes.
 
     Returns:
         A new DTensor with the placements of `target`, or a new plain tensor if `target` is one. For a target on the
