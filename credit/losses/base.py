@@ -157,7 +157,7 @@ class WeightedLoss(Loss):
 class PointwiseLoss(WeightedLoss):
     """Mean of a function of the error over batch, members, cells (by area) and channels (by weight).
 
-    With ``loss.scaling: tendency``, a forecast of no change has a loss of about 1 under `mse`. A subclass defines
+    With ``loss.scaling: tendency``, a persistence forecast has a loss of about 1 under `mse`. A subclass defines
     `cost`. A subclass with its own `forward` sets `coupled_dims`; otherwise cells and channels count as coupled.
 
     Args:
