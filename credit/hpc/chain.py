@@ -179,17 +179,20 @@ def _read_status(folder: Path) -> dict[str, Any]:
 
 
 def _step(status: dict[str, Any]) -> int:
-    """Return the step of the newest checkpoint that STATUS records, 0 without one."""
+    """Return the step of the newest checkpoint from the contents of STATUS, 0 without one."""
     return int(status.get("step", 0))
 
 
 def _starts_path(folder: Path) -> Path:
-    """Return the path of the file with one row, job id and step, for each start of a job."""
+    """Return the path of the file of starts, which has one row (job id and step) for each start of a job."""
     return folder / "jobs" / "starts.jsonl"
 
 
 def _write_start(folder: Path, job_id: str, step: int) -> None:
-    """Append the step at which a job starts to the file of starts; a job that is killed leaves no other record."""
+    """Append the job id and the first step of a job to the file of starts, the only record that a killed job leaves.
+
+    If the file cannot be written, an error is printed and the job goes on.
+    """
     path = _starts_path(folder)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -203,7 +206,7 @@ def _write_start(folder: Path, job_id: str, step: int) -> None:
 
 
 def _read_start_steps(folder: Path, ids: Sequence[str]) -> list[int]:
-    """Return the steps at which the jobs with these ids started, in the order of their starts."""
+    """Return the step at each start of the jobs with these ids, in the order of the starts; empty without a file."""
     path = _starts_path(folder)
     if not path.exists():
         return []
@@ -219,10 +222,10 @@ def _read_start_steps(folder: Path, ids: Sequence[str]) -> list[int]:
 
 
 def _makes_no_progress(steps: Sequence[int]) -> bool:
-    """Return whether the last two jobs made no step.
+    """Return whether the last two jobs saved no checkpoint of a later step.
 
     Args:
-        steps: step at each start of a job, then the present step.
+        steps: step of the newest checkpoint at each start of a job, then at present.
     """
     return len(steps) > 2 and steps[-1] == steps[-2] == steps[-3]
 
@@ -233,7 +236,7 @@ def _strip_server(job_id: str) -> str:
 
 
 def _remove_stop_file(folder: Path) -> None:
-    """Remove the file STOP of a request that came too late for the last job and must not stop the next one."""
+    """Remove the file STOP if a stop request came too late for the last job, because it must not stop the next job."""
     (folder / "STOP").unlink(missing_ok=True)
 
 

@@ -101,14 +101,14 @@ def _read_cluster_file(path: Path) -> Cluster:
 
 
 def require_section(cluster: Cluster, section: PbsConfig | SlurmConfig) -> None:
-    """Require that the section which names a cluster is that of the cluster's scheduler.
+    """Require that the config names a cluster in the section of the scheduler that the cluster has.
 
     Args:
         cluster: the site.
-        section: the section pbs or slurm of the config whose key ``cluster`` names the site.
+        section: the section pbs or slurm of the config, whose key ``cluster`` names the site.
 
     Raises:
-        ConfigError: if the cluster has another scheduler.
+        ConfigError: if the cluster has another scheduler than the section.
     """
     if section.scheduler != cluster.scheduler:
         raise ConfigError(
@@ -120,7 +120,7 @@ def require_section(cluster: Cluster, section: PbsConfig | SlurmConfig) -> None:
 def resolve_settings(cluster: Cluster, section: SchedulerConfig, uses_gpus: bool) -> PbsConfig | SlurmConfig:
     """Return the settings of a job: the defaults of the cluster file, replaced by the keys that the config sets.
 
-    Mappings are merged key by key.
+    A value that is a mapping is not replaced as a whole but merged key by key.
 
     Args:
         cluster: the site.

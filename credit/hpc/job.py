@@ -1,4 +1,8 @@
-"""Description of a job, a chain of jobs or a job array: resources and command."""
+"""Description of a job, a chain of jobs or a job array: resources and command.
+
+A chain is a sequence of jobs that continue the same training run. A job array is a set of one-node jobs that forecast
+different initial times of the same run.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +40,7 @@ class Job:
             ``{ranks_per_node}``.
         variables: name -> value of the environment variables in the config; the script sets those that are not set.
         spread: True if several ranks share one forecast or its members (``inference.parallelism``).
-        after: kind of the jobs of this run that must succeed before this job starts, None for none.
+        after: kind of this run's jobs that must end without an error before this job starts, None for no such kind.
     """
 
     kind: str
@@ -58,7 +62,7 @@ class Job:
 
     @property
     def is_array(self) -> bool:
-        """True if the work is an array of jobs, one for each node, which share the initial times."""
+        """True if the work is an array of jobs, one for each node, among which the initial times are divided."""
         return not self.is_collective and self.size > 1
 
     @property
@@ -73,7 +77,7 @@ class Job:
 
     @property
     def ranks_per_node(self) -> int:
-        """Number of processes on a node."""
+        """Number of ranks on a node, which are processes of the job's command."""
         return self.asked.ranks_per_node or self.gpus_per_node or 1
 
     @property
@@ -83,17 +87,17 @@ class Job:
 
     @property
     def ranks(self) -> int:
-        """Number of processes of one job."""
+        """Number of ranks of one job, on all of its nodes."""
         return self.nodes * self.ranks_per_node
 
     @property
     def parts(self) -> int:
-        """Number of parts that the initial times of a rollout are split into."""
+        """Number of parts that the initial times of a rollout are split into, one for each process."""
         return self.size * self.ranks_per_node
 
     @property
     def links(self) -> int:
-        """Number of jobs in the chain; 1 for other jobs than training, which can be submitted again to continue."""
+        """Number of jobs in the chain; 1 for all kinds but training, which the user continues by submitting again."""
         if self.kind != "train":
             return 1
         return self.asked.chain or 1
@@ -183,8 +187,8 @@ class JobRequest:
         variables: name -> value of the environment variables in the config.
         spread: True if several ranks share one forecast (``inference.parallelism``).
         online: True if verification makes the forecasts itself.
-        model: config or folder of the run that makes these forecasts, None for this run.
-        after: kind of the jobs of this run that must succeed before this job starts, None for none.
+        model: config or folder of the run whose model makes the forecasts of verification, None for this run.
+        after: kind of this run's jobs that must end without an error before this job starts, None for no such kind.
     """
 
     kind: str

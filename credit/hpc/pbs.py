@@ -18,7 +18,7 @@ _GONE = (35, 153)
 
 
 def make_job_name(text: str) -> str:
-    """Return a job name that PBS accepts, of at most 15 characters, the limit of old versions."""
+    """Return a job name that PBS accepts; it has at most 15 characters, which is the limit of old versions."""
     return sanitize_name(text, 15)
 
 
@@ -76,7 +76,7 @@ def submit(script: Path, folder: Path, links: int, after: Sequence[str] = ()) ->
 
     Args:
         script: job script.
-        folder: working folder of the command.
+        folder: working folder of the command ``qsub``.
         links: number of jobs in the chain.
         after: ids of jobs that must end without an error before the first link starts.
 
@@ -102,9 +102,9 @@ def submit(script: Path, folder: Path, links: int, after: Sequence[str] = ()) ->
 
 
 def _after_success(after: Sequence[str]) -> str | None:
-    """Return the condition that these jobs ended without an error, None without jobs.
+    """Return the PBS condition that the jobs with the ids `after` have ended without an error, None without such jobs.
 
-    If one of them fails, PBS deletes the job that has this condition.
+    If one of these jobs fails, PBS deletes the job that waits for the condition.
     """
     if not after:
         return None

@@ -1,6 +1,6 @@
 """Rendering of job scripts from templates.
 
-Values in a template are quoted for the shell unless a filter marks them as shell code. So no name or path can end a
+Values in a template are quoted for the shell unless a filter marks them as shell code, so no name or path can end a
 command or begin another one.
 """
 
@@ -21,7 +21,7 @@ class _ShellText(str):
     """Text that is shell code and must not be quoted again."""
 
     def __html__(self) -> str:
-        """Return the text itself; by this method, Jinja2 recognises text that needs no quoting."""
+        """Return the text itself. Jinja2 does not quote objects that have this method."""
         return self
 
 
@@ -71,7 +71,7 @@ def _quote_words(values: Sequence[object]) -> _ShellText:
 
 
 def _require_word(value: object) -> _ShellText:
-    """Return one word of a scheduler directive, in which quotes are not possible (filter ``word``)."""
+    """Return one word of a scheduler directive, unchanged; directives cannot contain quoted text (filter ``word``)."""
     text = str(value)
     assert re.fullmatch(r"[^\s#'\"\\$`;<>]+", text), f"{text!r} is not a word of a directive"
     return _ShellText(text)

@@ -35,7 +35,7 @@ def submit(script: Path, folder: Path, links: int, after: Sequence[str] = ()) ->
 
     Args:
         script: job script.
-        folder: working folder of the command.
+        folder: working folder of the command ``sbatch``.
         links: not used; the function of PBS has the same parameters.
         after: ids of jobs that must end without an error before this one starts.
 
@@ -49,7 +49,7 @@ def submit(script: Path, folder: Path, links: int, after: Sequence[str] = ()) ->
 
 
 def release(ids: list[str]) -> None:
-    """Do nothing, because a chain is a single job, which is never on hold."""
+    """Do nothing: with Slurm a chain is a single job, which is never on hold. PBS has a function of the same name."""
 
 
 def is_alive(job_id: str) -> bool:

@@ -15,7 +15,8 @@ def render_preview(job: Job) -> str:
     """Return the script of a job, followed by comments with the commands that would submit it.
 
     Raises:
-        ConfigError: if the user's template is wrong, or no jobs of the kind ``--after`` were submitted.
+        ConfigError: if the user's template cannot be rendered, or no jobs of the kind that ``--after`` names were
+            submitted.
     """
     lines = [render_script(job), "# Submit it from save_loc/logs with"]
     for words in SCHEDULERS[job.scheduler].build_commands(job.script, job.links, _find_predecessors(job)):
@@ -29,10 +30,10 @@ def submit_job(job: Job) -> list[str]:
     """Write the script of a job, submit it, and return the ids of the jobs of the chain.
 
     Raises:
-        CreditError: if jobs of the same kind are queued or running, if all jobs of the kind ``--after`` have ended, or
-            if the scheduler refuses the job.
-        ConfigError: if the user's template is wrong, no jobs of the kind ``--after`` were submitted, or the run's
-            folder cannot be written.
+        CreditError: if jobs of the same kind are queued or running, if all jobs of the kind that ``--after`` names have
+            ended, or if the scheduler refuses the job.
+        ConfigError: if the user's template cannot be rendered, no jobs of the kind that ``--after`` names were
+            submitted, or the run's folder cannot be written.
     """
     scheduler = SCHEDULERS[job.scheduler]
     text = render_script(job)
@@ -86,7 +87,7 @@ def _find_predecessors(job: Job) -> list[str]:
     """Return the ids of the jobs that must end without an error before this job starts.
 
     Raises:
-        ConfigError: if no job of the kind ``--after`` was submitted, or only to another scheduler.
+        ConfigError: if no job of the kind that ``--after`` names was submitted, or only to another scheduler.
     """
     if job.after is None:
         return []

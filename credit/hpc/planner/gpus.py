@@ -1,9 +1,9 @@
 """Peak rates of GPUs and of the links between them, and the share of each peak that kernels are assumed to reach.
 
-Sources: NVIDIA's data sheets of A100 (2021), H100, H200 and HGX B200 (2023 to 2025), dense rates of the SXM modules;
-memory is what `torch.cuda.get_device_properties` reports as total. Nodes: A100 as in NSF NCAR's Derecho and NERSC's
-Perlmutter (four a node, one 200 Gb/s Slingshot port each), the others as in NVIDIA's DGX (eight a node, one 400 Gb/s
-InfiniBand port each). A site that differs says so on the command line.
+The rates are those of dense matrix products on SXM modules, from NVIDIA's data sheets of A100 (2021), H100, H200 and
+HGX B200 (2023 to 2025). The memory is the total that `torch.cuda.get_device_properties` reports. A100 nodes are like
+those of NSF NCAR's Derecho and NERSC's Perlmutter: four GPUs, each with a 200 Gb/s Slingshot port. The other nodes are
+like NVIDIA's DGX: eight GPUs, each with a 400 Gb/s InfiniBand port. Command-line options describe a site with others.
 """
 
 from __future__ import annotations
@@ -29,17 +29,18 @@ RESERVED_SHARE = 0.05
 
 @dataclass(frozen=True)
 class Gpu:
-    """Kind of GPU and its place in a node.
+    """Peak rates of a kind of GPU, and of its links within and between nodes.
 
     Attributes:
-        name: name on the command line.
+        name: name on the command line (``--gpu``).
         memory_gib: memory in GiB.
         bfloat16: peak rate of bfloat16 matrix products in TFLOP/s.
         tf32: peak rate of float32 matrix products in TF32 (``trainer.tf32``) in TFLOP/s.
         float32: peak rate of float32 matrix products without TF32 in TFLOP/s.
         memory_gbs: memory bandwidth in GB/s.
-        node_gbs: bandwidth to the node's other GPUs in one direction, in GB/s.
-        network_gbs: bandwidth to other nodes in one direction, a GPU's share of the node's ports, in GB/s.
+        node_gbs: bandwidth of a GPU to the other GPUs of its node, in one direction, in GB/s.
+        network_gbs: bandwidth of a GPU to other nodes, in one direction, in GB/s. The node's network ports are divided
+            equally among its GPUs.
         per_node: number of GPUs in a node.
         watts: highest power of the board in watts.
         launch_seconds: time that the host needs to queue a kernel, in seconds.
@@ -59,7 +60,7 @@ class Gpu:
 
     @property
     def usable_bytes(self) -> int:
-        """Bytes of memory that a run may use."""
+        """Bytes of memory that a run may use, without the reserve for CUDA, NCCL, libraries and fragmentation."""
         return int(2**30 * (self.memory_gib * (1 - RESERVED_SHARE) - RESERVED_GIB))
 
     def estimate_kernel_seconds(self, rate: str, flops: float, moved_bytes: float) -> float:
@@ -68,7 +69,7 @@ class Gpu:
         This is the roofline model of Williams et al. 2009, doi 10.1145/1498765.1498785.
 
         Args:
-            rate: name of the field with the peak rate: bfloat16, tf32 or float32.
+            rate: name of the field of this class with the peak rate: bfloat16, tf32 or float32.
             flops: floating-point operations.
             moved_bytes: bytes that are read and written.
         """
@@ -103,7 +104,14 @@ _REPORTED = {
 
 
 def find_peak_rates(device_name: str) -> dict[str, float]:
-    """Return rate -> peak in TFLOP/s of a GPU by the name that its driver reports; empty for one that is not known."""
+    """Return the peak rates of a GPU: bfloat16, tf32 and float32 -> TFLOP/s.
+
+    Args:
+        device_name: name that the driver reports, from `torch.cuda.get_device_name`.
+
+    Returns:
+        Name of the rate -> TFLOP/s; empty for a GPU whose peak rates are not known here.
+    """
     gpu = _GPUS.get(_REPORTED.get(device_name, ""))
     if gpu is None:
         return {}
@@ -111,7 +119,7 @@ def find_peak_rates(device_name: str) -> dict[str, float]:
 
 
 def list_gpu_names() -> Sequence[str]:
-    """Return the names of the GPUs that are known, as on the command line."""
+    """Return the names of the known GPUs, as they are written on the command line (``--gpu``)."""
     return list(_GPUS)
 
 
@@ -122,9 +130,9 @@ def find_gpu(
 
     Args:
         name: one of `list_gpu_names`.
-        per_node: number of GPUs in a node, if the site has another number; None for the usual one.
-        network_gbs: GB/s of a GPU to other nodes in one direction, if the site has others; None for the usual ones.
-        launch_us: microseconds that the host needs to queue a kernel; None for the measured ones.
+        per_node: number of GPUs in a node at this site; None for the usual number.
+        network_gbs: bandwidth of a GPU to other nodes in one direction at this site, in GB/s; None for the usual one.
+        launch_us: time that the host needs to queue a kernel, in microseconds; None for `LAUNCH_SECONDS`.
 
     Raises:
         ConfigError: for an unknown name, or a number that is not positive.

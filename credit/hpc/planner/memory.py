@@ -1,7 +1,10 @@
 """Memory of a rank: exact for weights, gradients and optimizer state, an upper bound for FSDP2's temporary tensors.
 
 FSDP2 cuts each weight along its first dimension into equal chunks, of which the last may be short or missing. Rank 0
-has a full chunk of each weight, so the numbers here are those of the fullest rank.
+has a full chunk of each weight, so this module counts rank 0 and calls it the fullest rank.
+
+A sharding unit is a group of weights that FSDP2 gathers and reduces together, usually a block of the network. The
+argument `degrees` is the number of ranks along each axis of the mesh.
 """
 
 from __future__ import annotations
@@ -25,13 +28,13 @@ _STEP_COUNT_BYTES = 4
 
 @dataclass(frozen=True)
 class Weight:
-    """Weight, or the part of it that tensor parallelism gives to a rank.
+    """Size of a weight, or of the part of it that tensor parallelism gives to a rank.
 
     Attributes:
         rows: length of the first dimension, which FSDP2 cuts.
         row_elements: number of elements in a row.
         element_bytes: bytes of an element.
-        trains: whether the weight has a gradient.
+        trains: True if the weight has a gradient, False if it is frozen.
     """
 
     rows: int
@@ -40,18 +43,20 @@ class Weight:
     trains: bool
 
     def elements_per_rank(self, num_ranks: int) -> int:
-        """Return the number of elements on the fullest of `num_ranks` ranks."""
+        """Return the number of elements on the fullest rank if FSDP2 shards the weight over `num_ranks` ranks."""
         return math.ceil(self.rows / num_ranks) * self.row_elements
 
 
 @dataclass(frozen=True)
 class ShardUnit:
-    """Group of weights that FSDP2 gathers and reduces together.
+    """Sharding unit: group of weights that FSDP2 gathers and reduces together.
 
     Attributes:
         weights: weights of the unit.
-        split: whether tensor parallelism has split some of them. Such a unit is sharded over the data ranks only.
-        stays_gathered: whether its weights stay gathered from the forward to the backward pass.
+        split: True if tensor parallelism has split at least one of the weights. FSDP2 shards such a unit over the ranks
+            of the axis `shard`. It shards every other unit over their tensor-parallel peers as well.
+        stays_gathered: True if the gathered weights are kept from the forward to the backward pass, False if they are
+            freed in between and gathered again.
     """
 
     weights: tuple[Weight, ...]
@@ -59,13 +64,18 @@ class ShardUnit:
     stays_gathered: bool
 
     def num_ranks(self, degrees: ParallelDims) -> int:
-        """Return the number of ranks over which the unit is sharded."""
+        """Return the number of ranks over which FSDP2 shards the unit."""
         if self.split:
             return degrees.shard
         return degrees.shard * degrees.tensor
 
     def elements_per_rank(self, degrees: ParallelDims, training: bool = False) -> int:
-        """Return the number of elements on the fullest rank; with `training`, only of weights that have a gradient."""
+        """Return the number of the unit's elements on the fullest rank.
+
+        Args:
+            degrees: number of ranks along each axis of the mesh.
+            training: True to count only the weights that have a gradient.
+        """
         ranks = self.num_ranks(degrees)
         num_elements = 0
         for weight in self.weights:
@@ -74,11 +84,16 @@ class ShardUnit:
         return num_elements
 
     def gathered_elements(self, degrees: ParallelDims, training: bool = False) -> int:
-        """Return the number of elements on all ranks together, including those that pad weights to equal parts."""
+        """Return the number of elements of the gathered unit, including those that pad weights to equal chunks.
+
+        Args:
+            degrees: number of ranks along each axis of the mesh.
+            training: True to count only the weights that have a gradient.
+        """
         return self.elements_per_rank(degrees, training) * self.num_ranks(degrees)
 
     def total_elements(self, training: bool = False) -> int:
-        """Return the number of elements without padding; with `training`, only of weights that have a gradient."""
+        """Return the number of the unit's elements without padding; `training` counts only weights with a gradient."""
         num_elements = 0
         for weight in self.weights:
             if weight.trains or not training:
@@ -88,11 +103,11 @@ class ShardUnit:
 
 @dataclass(frozen=True)
 class Precision:
-    """Bytes of an element in the collectives of FSDP2.
+    """Bytes of an element in the collectives of FSDP2; 4 is float32, 2 is bfloat16.
 
     Attributes:
-        gathered: bytes of an element of gathered weights and of their gradients.
-        reduced: bytes of an element of gradients while they are reduced.
+        gathered: bytes of an element of the gathered weights, and of their gradients before the reduction.
+        reduced: bytes of an element of the gradients during the reduction.
     """
 
     gathered: int = 4
@@ -101,13 +116,13 @@ class Precision:
 
 @dataclass(frozen=True)
 class Schedule:
-    """Passes of an optimizer step through the model.
+    """Numbers that determine how often an optimizer step passes through the model.
 
     Attributes:
-        micro_steps: number of micro-steps.
-        rollout: number of steps of the training rollout.
-        recompute: whether steps of a rollout are computed again in the backward pass.
-        member_batches: batches in which a rank computes the members of a sample, one after another.
+        micro_steps: number of micro-steps, whose gradients are accumulated.
+        rollout: number of forecast steps in the training rollout.
+        recompute: True if rollout steps are computed again in the backward pass (``trainer.recompute_steps``).
+        member_batches: number of batches in which a rank computes its ensemble members, one batch after another.
     """
 
     micro_steps: int = 1
@@ -117,35 +132,40 @@ class Schedule:
 
     @property
     def passes(self) -> int:
-        """Number of forward and backward passes through the model."""
+        """Number of forward passes with a gradient; each has one backward pass."""
         return self.micro_steps * self.rollout * self.member_batches
 
     @property
     def forwards_without_gradient(self) -> int:
-        """Number of further forward passes, in which members are computed before their gradients are known."""
+        """Number of further forward passes, which have no backward pass.
+
+        The loss needs the outputs of all members. If these take several batches, all outputs are first computed without
+        a gradient, and each batch is then computed again with one (see `credit.forecast.objectives.ensemble`).
+        """
         return self.passes if self.member_batches > 1 else 0
 
     @property
     def recomputes(self) -> bool:
-        """True if the model runs again in the backward pass."""
+        """True if rollout steps are computed again in the backward pass; the step of a one-step rollout never is."""
         return self.recompute and self.rollout > 1
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Memory of the fullest rank in bytes.
+    """Memory of the fullest rank; all attributes but `host` are in bytes.
 
     Attributes:
-        parameters: the rank's part of the weights.
-        gradients: the rank's part of the gradients, which exist from the backward pass to the update.
+        parameters: the rank's shard of the weights.
+        gradients: the rank's shard of the gradients, which exist from the backward pass to the update.
         optimizer: AdamW's moments and step counts.
         average: moving average of the weights.
         buffers: vectors of spectral norm and other buffers of the model.
         fields: static fields, masks and weights of the loss.
-        activations: activations that one micro-step stores for its backward pass, and its samples.
-        gathered: upper bound of the gathered weights of FSDP2.
-        reduced: upper bound of the gradients that FSDP2 has not reduced to the ranks' parts yet.
-        host: whether parameters, gradients, optimizer state and average are in host memory.
+        activations: peak of the activations and samples of one micro-step, and the copies by which ranks exchange
+            ensemble members.
+        gathered: upper bound of the weights that FSDP2 has gathered at the same time.
+        reduced: upper bound of the gradients that FSDP2 has not reduced to the ranks' shards yet.
+        host: True if parameters, gradients, optimizer state and average are in host memory.
     """
 
     parameters: int
@@ -174,12 +194,12 @@ class Memory:
 
 
 def read_units(model: nn.Module, reshard_after_forward: bool) -> tuple[ShardUnit, ...]:
-    """Return the sharding units of a model, those of late layers first; one unit if the model is not sharded.
+    """Return the sharding units of a model, last layers first; a model without FSDP2 is a single unit.
 
     Args:
-        model: after `credit.parallel.parallelize.parallelize`, on any device.
-        reshard_after_forward: value with which the model was sharded. The unit where the backward pass begins and the
-            model itself stay gathered in any case.
+        model: model that `credit.parallel.parallelize.parallelize` has processed, on any device.
+        reshard_after_forward: value with which the model was sharded; False keeps every unit gathered. Two units stay
+            gathered in any case: the one where the backward pass begins, and the weights outside all blocks.
     """
     sharded = [module for module in model.modules() if isinstance(module, FSDPModule)]
     # FSDP2 gives each weight to the innermost sharded module around it, so inner modules are taken first.
@@ -197,14 +217,16 @@ def read_units(model: nn.Module, reshard_after_forward: bool) -> tuple[ShardUnit
 def compute_state_memory(
     units: Sequence[ShardUnit], degrees: ParallelDims, buffers: int, *, average: bool, host: bool = False
 ) -> Memory:
-    """Return the memory of the fullest rank that is in use from step to step.
+    """Return the memory of the fullest rank that does not depend on the samples of a step.
+
+    The attributes `fields`, `activations`, `gathered` and `reduced` of the result are 0.
 
     Args:
         units: sharding units of the model.
-        degrees: degrees of parallelism.
+        degrees: number of ranks along each axis of the mesh.
         buffers: bytes of the model's buffers on a rank.
-        average: whether there is a moving average of the weights.
-        host: whether parameters, gradients, optimizer state and average are in host memory.
+        average: True if the run has a moving average of the weights.
+        host: True if parameters, gradients, optimizer state and average are in host memory.
     """
     all_bytes = 0
     trained_bytes = 0
@@ -231,16 +253,20 @@ def bound_in_flight_memory(
 ) -> tuple[int, int]:
     """Return upper bounds, in bytes, of the gathered weights and of the unreduced gradients of FSDP2.
 
-    Gathered weights are those of the units that stay gathered (all units, if rollout steps are computed again), of the
-    present unit, and of the next unit, which is gathered ahead, with the buffer of its collective. Unreduced gradients
-    are those of the present unit with the buffer of their reduction, and those of all units if the gradients of several
-    passes are added up before the reduction.
+    The gathered weights are the sum of three parts:
+
+    - all units that stay gathered; if rollout steps are computed again, these are all units of the model;
+    - the unit in use, and the next unit, which FSDP2 gathers ahead;
+    - the buffer of an all-gather.
+
+    The unreduced gradients are those of the unit in use and the buffer of their reduction. If a step has several
+    passes, the gradients of all units are added, because they are summed over the passes before the reduction.
 
     Args:
         units: sharding units of the model.
-        degrees: degrees of parallelism.
+        degrees: number of ranks along each axis of the mesh.
         precision: bytes of an element in the collectives.
-        schedule: passes of an optimizer step.
+        schedule: number of passes through the model.
     """
     stays_gathered = 0
     max_freed = 0
@@ -253,7 +279,7 @@ def bound_in_flight_memory(
         if unit.stays_gathered or schedule.recomputes:
             stays_gathered += unit_elements
         else:
-            # The present unit, and the next one, which is taken to be as large.
+            # The unit in use, and the next one, which is assumed to be as large.
             max_freed = max(max_freed, unit_elements + buffer_elements)
     gathered = stays_gathered + max_freed + max_buffer
     # Gradients as the backward pass computes them, in the buffer of their reduction, and summed over passes.
@@ -267,12 +293,12 @@ def bound_in_flight_memory(
 
 
 def count_exchange_bytes(output_bytes: int, gathers_members: bool, degrees: ParallelDims) -> int:
-    """Return the bytes of the copies that ranks make to exchange the members of samples.
+    """Return the bytes of the copies by which the ranks of an ensemble group exchange members; 0 without such groups.
 
     Args:
-        output_bytes: bytes of the output of the members that a rank computes, at one step of the rollout.
-        gathers_members: True if every rank gathers the whole fields of all members.
-        degrees: degrees of parallelism.
+        output_bytes: bytes of the outputs of all members that a rank computes, at one step of the rollout.
+        gathers_members: True if every rank gathers the whole fields of all members, False if the ranks exchange parts.
+        degrees: number of ranks along each axis of the mesh.
     """
     if degrees.ensemble == 1:
         return 0
@@ -282,12 +308,12 @@ def count_exchange_bytes(output_bytes: int, gathers_members: bool, degrees: Para
 
 
 def count_buffer_bytes(model: nn.Module) -> int:
-    """Return the bytes of a rank's part of the model's buffers."""
+    """Return the bytes of this rank's part of the model's buffers."""
     return sum(to_local(buffer).numel() * buffer.element_size() for buffer in model.buffers())
 
 
 def _split_dim(parameter: torch.Tensor) -> int | None:
-    """Return the dimension along which tensor parallelism has cut a parameter, None if it has not."""
+    """Return the dimension along which tensor parallelism has cut a parameter, None if the parameter is not cut."""
     if not isinstance(parameter, DTensor) or "tp" not in parameter.device_mesh.mesh_dim_names:
         return None
     tensor_axis = parameter.device_mesh.mesh_dim_names.index("tp")
@@ -295,7 +321,7 @@ def _split_dim(parameter: torch.Tensor) -> int | None:
 
 
 def _read_weight(parameter: nn.Parameter) -> Weight:
-    """Return the shape and size of a parameter, or of the part of it that tensor parallelism gives to a rank."""
+    """Return the size of a parameter, or of the part of it that tensor parallelism gives to a rank."""
     shape = list(parameter.shape)
     split_dim = _split_dim(parameter)
     if split_dim is not None:

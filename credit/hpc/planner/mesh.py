@@ -1,7 +1,8 @@
 """Plan of a run on one mesh of GPUs: memory and collectives of a rank, and an estimate of the time.
 
-The training step is traced once for each degree of tensor parallelism. The effect of replicas and shards follows from
-the sharding units, so that planning thousands of ranks costs no more than planning a few.
+The training step is traced once for each degree of tensor parallelism. The cost of replicas and shards is computed from
+the sharding units (`credit.hpc.planner.memory.ShardUnit`), so planning thousands of ranks takes no longer than planning
+a few.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ from credit.hpc.planner.traffic import (
 from credit.parallel.mesh import DeviceGrid, ParallelDims, build_mesh
 
 CHECKPOINTING: tuple[Checkpointing, ...] = (False, "selective", True)
-# Reads and writes of each element of a rank's weights in an update: AdamW with clipping 8, the norm 1, the average 3.
+# Number of times that an update reads or writes an element of each weight: 8 for AdamW with clipping, 1 for the norm of
+# the gradients and 3 for the moving average.
 _UPDATE_MOVES = 12
 
 
@@ -47,20 +49,20 @@ class MeshPlan:
     """Plan of a run on one mesh. Memory, collectives and FLOP follow from the traced step; all times are estimates.
 
     Attributes:
-        data: value of ``trainer.parallelism.data``.
+        data: value of ``trainer.parallelism.data``: none, ddp or fsdp2.
         degrees: number of ranks along each axis of the mesh.
         memory: memory of the fullest rank.
-        collectives: number of each collective of an optimizer step.
-        flops: FLOP of an optimizer step on a rank.
+        collectives: collective -> number of its calls in an optimizer step, on one rank.
+        flops: floating-point operations of an optimizer step on one rank.
         kernel_seconds: estimated time of the kernels of an optimizer step, in seconds.
         launch_seconds: estimated time that the host needs to queue these kernels, in seconds.
         blocking_seconds: estimated time of the collectives of a step that the kernels wait for, in seconds.
-        overlapped_seconds: estimated time of the collectives of a step that run beside the kernels, in seconds.
+        overlapped_seconds: estimated time of the collectives of a step that run together with kernels, in seconds.
         samples: number of samples in an optimizer step, over all ranks.
         steps: number of optimizer steps of the run; 0 if the training period does not fill one.
-        hours: estimated time of the run.
-        megawatt_hours: estimated energy of the run.
-        fits: whether the memory fits into the GPU.
+        hours: estimated time of the whole run in hours, without loading, validation and checkpoints.
+        megawatt_hours: estimated energy of the whole run in MWh, with all GPUs at full power.
+        fits: True if `memory` fits into the GPU.
     """
 
     data: str
@@ -80,7 +82,9 @@ class MeshPlan:
 
     @property
     def step_seconds(self) -> float:
-        """Estimated seconds of an optimizer step with the longest rollout."""
+        """Estimated seconds of an optimizer step with the run's longest rollout."""
+        # The host queues kernels while the GPU runs earlier ones and overlapped collectives, so the slowest of the
+        # three decides.
         return self.blocking_seconds + max(self.kernel_seconds, self.launch_seconds, self.overlapped_seconds)
 
     @property
@@ -90,21 +94,21 @@ class MeshPlan:
 
     @property
     def works(self) -> bool:
-        """True if the run can use this mesh."""
+        """True if the run can use this mesh: the memory fits, and the samples fill at least one step."""
         return self.fits and self.steps > 0
 
 
 @dataclass(frozen=True)
 class _Network:
-    """Facts of the network at one degree of tensor parallelism; they do not depend on the other degrees.
+    """Properties of the network that depend on the degree of tensor parallelism, but not on replicas and shards.
 
     Attributes:
         units: sharding units.
         buffers: bytes of the buffers on a rank.
         iterated: bytes that power iterations sum over ranks, see `read_iterated_bytes`.
-        autocast: whether it runs under autocast.
-        precision: element sizes of FSDP2's collectives.
-        dtypes: dtypes of weights and activations, and of the output, under FSDP2's mixed precision; else empty.
+        autocast: True if the network runs under autocast.
+        precision: bytes of an element in FSDP2's collectives.
+        dtypes: (dtype of weights and activations, dtype of the output) of FSDP2's mixed precision; empty without it.
     """
 
     units: tuple[ShardUnit, ...]
@@ -122,7 +126,8 @@ class Planner:
         run: the run.
         world: number of GPUs; a process group of as many ranks must exist, usually a fake one.
         gpu: kind of GPU.
-        kernels: trace the kernels of a ``gpu``, or those of a ``cpu`` to compare them with measurements there.
+        kernels: ``gpu`` to trace the kernels of a GPU, ``cpu`` to trace those of a CPU, for a comparison with
+            measurements there.
 
     Attributes:
         parameters: number of parameters of the network; 0 before the first plan.
@@ -138,7 +143,9 @@ class Planner:
         self.parameters = 0
 
     def search_meshes(self) -> Iterator[MeshPlan]:
-        """Yield meshes of rising degree of tensor parallelism, until a degree brings no more samples per second.
+        """Yield plans by rising degree of tensor parallelism within a node, and stop after a degree that is slower.
+
+        A degree is slower if its best mesh brings fewer samples per second than that of the degree before.
 
         Raises:
             ConfigError: if the network cannot be built or sharded.
@@ -170,7 +177,7 @@ class Planner:
             best_speed = speed
 
     def _plan_tensor_degree(self, tensor: int) -> list[MeshPlan]:
-        """Return the plans of all numbers of replicas at one degree of tensor parallelism."""
+        """Return the plans of all meshes with `tensor` tensor-parallel ranks, one for each number of replicas."""
         meshes = []
         for replicate in divisors(self._world // tensor):
             # With a whole replica on each rank FSDP2 would be DDP.
@@ -180,7 +187,7 @@ class Planner:
         return meshes
 
     def _build_degrees(self, replicate: int, tensor: int) -> ParallelDims:
-        """Return the degrees of a mesh of all ranks, with the ensemble groups of the config."""
+        """Return the degrees of a mesh of all ranks; the ensemble groups are those of the config."""
         shard = self._world // (replicate * tensor)
         return ParallelDims(replicate, shard, tensor, self._run.trainer.parallelism.ensemble)
 
@@ -196,7 +203,7 @@ class Planner:
             members_at_once: value of ``trainer.members_at_once``; None for that of the config.
 
         Raises:
-            ConfigError: if the network cannot be built, split or checkpointed so.
+            ConfigError: if the network cannot be built, or cannot be split or checkpointed as requested.
         """
         run = self._run
         members = run.member_batches(degrees, members_at_once)
@@ -246,7 +253,7 @@ class Planner:
         return replace(plan, hours=hours, megawatt_hours=hours * degrees.world * gpu.watts / 1e6)
 
     def _estimate_collective_seconds(self, collectives: Mapping[Collective, int]) -> tuple[float, float]:
-        """Return the seconds of the collectives that the kernels wait for, and of those that run beside them."""
+        """Return the seconds of the collectives that kernels wait for, and of those that run together with kernels."""
         blocking_seconds = 0.0
         overlapped_seconds = 0.0
         for collective, count in collectives.items():
@@ -257,7 +264,12 @@ class Planner:
         return blocking_seconds, overlapped_seconds
 
     def _describe_network(self, sharded: bool, tensor: int) -> _Network:
-        """Return the facts of the network at a degree of tensor parallelism, which is built once."""
+        """Return the properties of the network at a degree of tensor parallelism; they are computed once.
+
+        Args:
+            sharded: True if FSDP2 shards the network.
+            tensor: number of tensor-parallel ranks.
+        """
         if (sharded, tensor) not in self._networks:
             trainer = self._run.trainer
             model, autocast = self._run.step_builder.build_network(
@@ -280,7 +292,14 @@ class Planner:
         return self._networks[sharded, tensor]
 
     def _trace_step(self, sharded: bool, tensor: int, checkpointing: Checkpointing, members: MemberBatches) -> Trace:
-        """Return the trace of an optimizer step without FSDP2, whose cost follows from the units."""
+        """Return the trace of an optimizer step without FSDP2; the cost of FSDP2 is computed from the sharding units.
+
+        Args:
+            sharded: True if FSDP2 shards the network in the run, which decides on its precision.
+            tensor: number of tensor-parallel ranks.
+            checkpointing: value of ``trainer.activation_checkpoint``.
+            members: ensemble members that the rank computes for each sample.
+        """
         network = self._describe_network(sharded, tensor)
         step_builder = self._run.step_builder
         schedule = self._run.schedule(members)
@@ -308,10 +327,11 @@ class Planner:
         return self._traces[key]
 
     def _smallest_mesh(self, tensor: int) -> DeviceGrid:
-        """Return the smallest mesh on which the network is split and sharded as on the run's own."""
+        """Return the smallest mesh with `tensor` tensor-parallel ranks that shards the network as the run does."""
+        # Two shards stand for any number of them, because the units are the same.
         return build_mesh(ParallelDims(1, min(2, self._world // tensor), tensor), 0, "cpu")
 
 
 def divisors(number: int) -> list[int]:
-    """Return the divisors of a number, increasing."""
+    """Return the divisors of a positive number in increasing order."""
     return [n for n in range(1, number + 1) if number % n == 0]

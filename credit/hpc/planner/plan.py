@@ -23,10 +23,13 @@ class Plan:
     Attributes:
         gpu: kind of GPU.
         parameters: number of parameters of the network.
-        meshes: the recommended one first, then those that work, fastest first, then those that do not.
-        configured: the mesh of the config.
-        checkpointing: the recommended mesh with each kind of activation checkpointing that the network supports.
-        members_at_once: the recommended mesh with each number of members in a batch that divides those of a rank.
+        meshes: plans of all meshes: first the recommended one, then the others that work, fastest first, then those
+            that do not work.
+        configured: plan of the mesh that the config sets.
+        checkpointing: value of ``trainer.activation_checkpoint`` -> plan of the recommended mesh with this value; only
+            values that the network supports.
+        members_at_once: value of ``trainer.members_at_once`` -> plan of the recommended mesh with this value; only
+            divisors of the number of members that a rank computes.
     """
 
     gpu: Gpu
@@ -38,20 +41,20 @@ class Plan:
 
     @property
     def best_members_at_once(self) -> int | None:
-        """Number of members in a batch that is fastest among those that fit; None if none fits."""
+        """Value of ``trainer.members_at_once`` that is fastest among those that fit into memory; None if none fits."""
         fitting = {number: mesh for number, mesh in self.members_at_once.items() if mesh.fits}
         return min(fitting, key=lambda number: fitting[number].step_seconds, default=None)
 
     @property
     def best(self) -> MeshPlan:
-        """The recommended mesh: the fastest, or one that is as fast within `_TIE`."""
+        """Plan of the recommended mesh: the fastest one, or one that is as fast within `_TIE`."""
         return self.meshes[0]
 
 
 def make_plan(run: PlannedRun, world: int, gpu: Gpu) -> Plan:
     """Return the plan of a run on `world` GPUs.
 
-    Degrees of tensor parallelism are tried upwards within a node, until one does not bring more samples per second.
+    Degrees of tensor parallelism are tried upwards within a node, until one is slower than the degree before it.
 
     Args:
         run: the run.
@@ -59,8 +62,8 @@ def make_plan(run: PlannedRun, world: int, gpu: Gpu) -> Plan:
         gpu: kind of GPU.
 
     Raises:
-        ConfigError: if the GPUs do not fill their nodes, the config's degrees do not divide them, or no mesh fits into
-            their memory. The message says what would.
+        ConfigError: if the GPUs do not fill their nodes, the config's degrees do not divide their number, a step takes
+            more samples than there are, or no mesh fits into memory. The message says what would work.
     """
     if world < 1:
         raise ConfigError(f"--world-size: {world} must be 1 or more")
@@ -110,10 +113,10 @@ def make_plan(run: PlannedRun, world: int, gpu: Gpu) -> Plan:
 
 
 def _order_meshes(meshes: list[MeshPlan]) -> list[MeshPlan]:
-    """Return the meshes that work, fastest first, before those that do not.
+    """Return the meshes in the order of `Plan.meshes`.
 
-    Among those that are as fast as the first, the one with the shortest collectives leads: its speed depends least on
-    the assumption that collectives run beside the kernels.
+    Among the meshes that are as fast as the fastest within `_TIE`, the one whose collectives take the least time comes
+    first: its speed depends least on the assumption that collectives and kernels run at the same time.
     """
     ordered = sorted(meshes, key=lambda mesh: (not mesh.works, -mesh.samples_per_second))
     least_speed = (1 - _TIE) * ordered[0].samples_per_second
@@ -125,7 +128,14 @@ def _order_meshes(meshes: list[MeshPlan]) -> list[MeshPlan]:
 def _describe_misfit(
     run: PlannedRun, smallest: MeshPlan, checkpointing: Mapping[Checkpointing, MeshPlan], gpu: Gpu
 ) -> str:
-    """Return the message that not even the mesh that needs the least memory fits, and what would."""
+    """Return the error message for a run that fits on no mesh, with the changes that would make it fit.
+
+    Args:
+        run: the run.
+        smallest: plan of the mesh that needs the least memory.
+        checkpointing: value of ``trainer.activation_checkpoint`` -> plan of this mesh with the value.
+        gpu: kind of GPU.
+    """
     remedies = []
     for kind, mesh in checkpointing.items():
         if mesh.fits and kind != run.trainer.activation_checkpoint:

@@ -1,4 +1,4 @@
-"""Facts of a training run that its plan depends on: the config's numbers, and a builder of its training step."""
+"""Inputs of a plan from the training run: settings of the config, and a builder of the training step."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ Checkpointing = bool | Literal["selective"]
 
 @dataclass(frozen=True)
 class MemberBatches:
-    """Members of an ensemble that one rank computes of each sample.
+    """Ensemble members that one rank computes for each sample, and their division into batches.
 
     Attributes:
-        members: number of them; 1 for a deterministic forecast.
-        at_once: number of members in a batch.
+        members: number of members; 1 for a deterministic forecast.
+        at_once: number of members that are computed together, in one batch.
     """
 
     members: int = 1
@@ -31,19 +31,19 @@ class MemberBatches:
 
     @property
     def num_batches(self) -> int:
-        """Number of batches."""
+        """Number of batches of members; the last one may be smaller."""
         return math.ceil(self.members / self.at_once)
 
 
 class StepBuilder(Protocol):
-    """Builder of the network and the training step of a run; the planner knows no config and no model."""
+    """Builder of the network and the training step of a run; the planner itself depends on neither config nor model."""
 
     def build_network(self, mesh: DeviceGrid, sharded: bool, checkpointing: Checkpointing) -> tuple[nn.Module, bool]:
         """Return the network, parallelized on the meta device, and whether it runs under autocast.
 
         Args:
-            mesh: mesh of the ranks.
-            sharded: False to leave the weights whole on each rank.
+            mesh: mesh of the ranks; its degree of tensor parallelism splits the weights.
+            sharded: True to shard the weights with FSDP2 as well.
             checkpointing: value of ``trainer.activation_checkpoint``.
         """
         ...
@@ -51,13 +51,13 @@ class StepBuilder(Protocol):
     def build_step(
         self, model: nn.Module, autocast: bool, rollout: int, members: MemberBatches, micro_steps: int
     ) -> tuple[torch.optim.Optimizer, Callable[[Callable[[], None]], object]]:
-        """Return the optimizer and the step of a network with memory; see `credit.hpc.planner.trace.BuildStep`.
+        """Return the optimizer and a function that takes one optimizer step; see `credit.hpc.planner.trace.BuildStep`.
 
         Args:
-            model: network of `build_network`.
-            autocast: whether it runs under autocast.
-            rollout: number of rollout steps.
-            members: members that the rank computes of each sample.
+            model: network from `build_network`, with (fake) memory.
+            autocast: True if the network runs under autocast.
+            rollout: number of forecast steps in the rollout.
+            members: ensemble members that the rank computes for each sample.
             micro_steps: number of micro-steps in an optimizer step.
         """
         ...
@@ -65,15 +65,15 @@ class StepBuilder(Protocol):
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """Facts of a config that a plan depends on.
+    """Settings of a training run that its plan depends on.
 
     Attributes:
-        trainer: the section ``trainer``.
-        rollout: share of the run (0 to 1) -> number of steps of the training rollout from there on.
-        samples: number of initial times of the training period.
-        step_builder: builds the network and the training step.
-        output_bytes: bytes of a batch of outputs of one member at one step, in float32.
-        gathers_members: True if the loss needs whole fields of all members on every rank.
+        trainer: the section ``trainer`` of the config.
+        rollout: fraction of the run (0 to 1) -> number of forecast steps in the training rollout from this point on.
+        samples: number of samples in the training period, one for each initial time.
+        step_builder: builder of the network and of the training step.
+        output_bytes: bytes of one member's output at one rollout step, for a whole micro-batch in float32.
+        gathers_members: True if the loss needs the whole fields of all members on every rank.
     """
 
     trainer: TrainerConfig
@@ -84,7 +84,7 @@ class PlannedRun:
     gathers_members: bool = False
 
     def schedule(self, members: MemberBatches) -> Schedule:
-        """Return the passes through the model of the run's longest optimizer step."""
+        """Return the number of passes through the model in an optimizer step with the run's longest rollout."""
         longest_rollout = max(self.rollout.values())
         trainer = self.trainer
         return Schedule(
@@ -92,25 +92,25 @@ class PlannedRun:
         )
 
     def member_batches(self, degrees: ParallelDims, at_once: int | None = None) -> MemberBatches:
-        """Return the members that a rank computes of each sample.
+        """Return the ensemble members that a rank computes for each sample, and their division into batches.
 
         Args:
             degrees: number of ranks along each axis of the mesh.
-            at_once: members in a batch; None for ``trainer.members_at_once``.
+            at_once: number of members in a batch; None for ``trainer.members_at_once``.
         """
         members = self.trainer.members // degrees.ensemble
         return MemberBatches(members, min(at_once or self.trainer.members_at_once, members))
 
     @property
     def num_counted_steps(self) -> int:
-        """Number of rollout steps whose loss counts in the run's longest optimizer step."""
+        """Number of rollout steps whose loss counts, in an optimizer step with the run's longest rollout."""
         if self.trainer.backprop_on_timestep is not None:
             return len(self.trainer.backprop_on_timestep)
         return max(self.rollout.values())
 
     @property
     def mean_rollout_fraction(self) -> float:
-        """Mean length of the rollout over the run, as a fraction of the longest, in (0, 1]."""
+        """Mean length of the rollout over the run divided by its longest length, in (0, 1]."""
         starts = sorted(self.rollout)
         ends = [*starts[1:], 1.0]
         mean_steps = 0.0
@@ -124,7 +124,7 @@ class PlannedRun:
         return degrees.num_sample_ranks * trainer.train_batch_size * trainer.grad_accum_every
 
     def count_steps(self, degrees: ParallelDims) -> int:
-        """Return the number of optimizer steps of the run, 0 if the samples do not fill a single one."""
+        """Return the number of optimizer steps of the run, 0 if the period has fewer samples than one step takes."""
         steps_per_epoch = self.samples // self.samples_per_step(degrees)
         if not steps_per_epoch:
             return 0

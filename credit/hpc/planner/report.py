@@ -1,4 +1,7 @@
-"""Text and JSON of a plan. Memory is exact or an upper bound, as each line says; every time is an estimate."""
+"""Text and JSON of a plan.
+
+Each value of memory is either exact or an upper bound, and the text says which. All times are estimates.
+"""
 
 from __future__ import annotations
 
@@ -75,7 +78,7 @@ def format_plan(plan: Plan, run: PlannedRun) -> str:
 
 
 def to_dict(plan: Plan, run: PlannedRun) -> dict[str, Any]:
-    """Return the plan for JSON; bytes, seconds, hours. All that is estimated stands under ``estimate``."""
+    """Return the plan for JSON, in bytes, seconds and hours; estimated values are under the key ``estimate``."""
     return {
         "parameters": plan.parameters,
         "gpu": asdict(plan.gpu),
@@ -107,7 +110,7 @@ def format_settings(mesh: MeshPlan) -> str:
 
 
 def list_assumptions(run: PlannedRun, gpu: Gpu) -> list[str]:
-    """Return the assumptions behind the figures, as sentences."""
+    """Return the assumptions behind the estimates, one text for each."""
     trainer = run.trainer
     lines = [
         f"kernels reach {COMPUTE_SHARE:.0%} of the peak rate or {MEMORY_SHARE:.0%} of the memory bandwidth and take at "
@@ -130,14 +133,14 @@ def list_assumptions(run: PlannedRun, gpu: Gpu) -> list[str]:
 
 
 def _describe_nodes(gpu: Gpu, world: int) -> str:
-    """Return the nodes of `world` GPUs, such as "2 nodes of 8"."""
+    """Return the number and size of the nodes of `world` GPUs as text, such as "2 nodes of 8"."""
     nodes = math.ceil(world / gpu.per_node)
     plural = "s" if nodes > 1 else ""
     return f"{nodes} node{plural} of {gpu.per_node}"
 
 
 def _format_meshes(plan: Plan) -> list[str]:
-    """Return the Markdown table of the best meshes and of the config's."""
+    """Return the lines of the Markdown table of the best meshes and of the config's mesh."""
     rows = [
         "| data | replicate x shard x tensor | GiB a GPU | estimate: s a step | estimate: samples/s | estimate: hours "
         "| estimate: MWh | |",
@@ -168,7 +171,7 @@ def _format_meshes(plan: Plan) -> list[str]:
 
 
 def _format_memory(mesh: MeshPlan, gpu: Gpu) -> list[str]:
-    """Return the Markdown table of a rank's memory."""
+    """Return the lines of the Markdown table of the fullest rank's memory."""
     sizes = asdict(mesh.memory)
     fields_on_host: tuple[str, ...] = ()
     if mesh.memory.host:
@@ -183,7 +186,7 @@ def _format_memory(mesh: MeshPlan, gpu: Gpu) -> list[str]:
 
 
 def _format_collectives(mesh: MeshPlan) -> list[str]:
-    """Return the Markdown table of the collectives of a step."""
+    """Return the lines of the Markdown table of the collectives of a step."""
     if not mesh.collectives:
         return ["no collectives"]
     calls = count_calls_by_kind(mesh.collectives)
@@ -195,7 +198,7 @@ def _format_collectives(mesh: MeshPlan) -> list[str]:
 
 
 def _format_checkpointing(plan: Plan, run: PlannedRun) -> list[str]:
-    """Return the Markdown table of the recommended mesh with each kind of activation checkpointing."""
+    """Return the lines of the Markdown table of the recommended mesh with each kind of activation checkpointing."""
     rows = _start_alternatives("trainer.activation_checkpoint")
     for kind, mesh in plan.checkpointing.items():
         notes = []
@@ -206,7 +209,10 @@ def _format_checkpointing(plan: Plan, run: PlannedRun) -> list[str]:
 
 
 def _format_members_at_once(plan: Plan, run: PlannedRun) -> list[str]:
-    """Return the Markdown table of the recommended mesh with each number of members in a batch; empty for one."""
+    """Return the lines of the Markdown table of the recommended mesh with each value of ``trainer.members_at_once``.
+
+    The list is empty if there is only one possible value.
+    """
     if len(plan.members_at_once) == 1:
         return []
     rows = _start_alternatives("trainer.members_at_once")
@@ -221,12 +227,18 @@ def _format_members_at_once(plan: Plan, run: PlannedRun) -> list[str]:
 
 
 def _start_alternatives(key: str) -> list[str]:
-    """Return the heading of a Markdown table of the values of a config key."""
+    """Return the first two lines of a Markdown table that compares the values of a config key."""
     return [f"| {key} | activations, GiB | all, GiB | estimate: s a step | |", "|---|---|---|---|---|"]
 
 
 def _format_alternative(value: str, mesh: MeshPlan, notes: list[str]) -> str:
-    """Return the row of one value of a config key, with the mesh that it leads to."""
+    """Return the table row of one value of a config key.
+
+    Args:
+        value: the value as text.
+        mesh: plan of the recommended mesh with this value.
+        notes: remarks for the last column.
+    """
     if not mesh.fits:
         notes = [*notes, "does not fit"]
     return (
@@ -236,7 +248,7 @@ def _format_alternative(value: str, mesh: MeshPlan, notes: list[str]) -> str:
 
 
 def _mesh_dict(mesh: MeshPlan) -> dict[str, Any]:
-    """Return the plan of one mesh for JSON; bytes, seconds and hours."""
+    """Return the plan of one mesh for JSON, in bytes, seconds and hours."""
     return {
         "data": mesh.data,
         **asdict(mesh.degrees),

@@ -33,12 +33,12 @@ _COLLECTIVES = {"allgather": "all-gather", "all_gather": "all-gather", "reduce_s
 
 
 class Kernel(NamedTuple):
-    """Cost of a kernel.
+    """Cost of one run of a kernel.
 
     Attributes:
-        rate: the field of `credit.hpc.planner.gpus.Gpu` with its peak rate.
-        flops: floating-point operations.
-        bytes: bytes that it reads and writes.
+        rate: name of the field of `credit.hpc.planner.gpus.Gpu` that has the peak rate of the kernel.
+        flops: floating-point operations of matrix products, convolutions and attention; 0 for other kernels.
+        bytes: bytes that the kernel reads and writes.
     """
 
     rate: str
@@ -47,14 +47,14 @@ class Kernel(NamedTuple):
 
 
 class Collective(NamedTuple):
-    """Collective among every `stride`-th rank.
+    """Kind and size of a collective, and the ranks that take part in it.
 
     Attributes:
-        kind: all-gather, reduce-scatter, all-reduce or broadcast.
+        kind: all-gather, reduce-scatter, all-reduce, broadcast or all-to-all.
         ranks: number of ranks that take part.
-        bytes: size of the result on each rank.
-        stride: distance between the ranks' numbers; neighbouring ranks share a node.
-        blocks: whether the kernels wait for it, instead of running beside it.
+        bytes: bytes of the result on each rank.
+        stride: distance between the numbers of the ranks that take part. Ranks with consecutive numbers share a node.
+        blocks: True if the kernels wait for the collective, False if both run at the same time.
     """
 
     kind: str
@@ -66,16 +66,16 @@ class Collective(NamedTuple):
 
 @dataclass(frozen=True)
 class Trace:
-    """Cost of an optimizer step on one rank, up to the end of the backward pass.
+    """Cost of an optimizer step on one rank, from the forward pass to the norm of the gradients, without the update.
 
-    The ranks of its collectives are neighbours: tensor-parallel peers, or all ranks for the norm of the gradients.
+    The ranks of each collective have consecutive numbers: they are tensor-parallel peers or, for the norm, all ranks.
 
     Attributes:
-        activations: most bytes alive at once besides weights and gradients, including the samples.
+        activations: peak of the bytes of all tensors besides weights, gradients and constants; includes the samples.
         constants: bytes of the fields that the step reads and that are neither weights nor samples.
-        kernels: number of runs of each kernel.
-        pass_collectives: number of each collective of the forward and backward pass.
-        norm_collective: the collective after the backward pass, for the norm of the gradients; None for one process.
+        kernels: kernel -> number of its runs.
+        pass_collectives: collective -> number of its calls in the forward and backward passes.
+        norm_collective: the sum over the ranks for the norm of the gradients; None for a single process.
     """
 
     activations: int
@@ -86,35 +86,35 @@ class Trace:
 
     @property
     def flops(self) -> int:
-        """Floating point operations of matrix products and convolutions."""
+        """Floating-point operations of all matrix products, convolutions and attention of the step."""
         return sum(kernel.flops * count for kernel, count in self.kernels.items())
 
     @property
     def collectives(self) -> Counter[Collective]:
-        """Number of each collective of the step."""
+        """Number of calls of each collective of the step."""
         collectives = Counter(self.pass_collectives)
         if self.norm_collective is not None:
             collectives[self.norm_collective] += 1
         return collectives
 
 
-# Function from the number of micro-steps to the optimizer, and to a function that takes a step and calls its argument
-# at the beginning of each micro-step.
+# Builder of the step to trace. It takes the number of micro-steps, and returns the optimizer and a function that takes
+# one optimizer step. This function calls its argument at the beginning of each micro-step.
 BuildStep = Callable[[int], tuple[torch.optim.Optimizer, Callable[[Callable[[], None]], object]]]
 
 
 def extrapolate_trace(shorter: Trace, longer: Trace, num_further: int) -> Trace:
-    """Return the trace of a step with a longer rollout, from those of two shorter rollouts.
+    """Return the trace of a step with a long rollout, extrapolated from the traces of two shorter rollouts.
 
     `activations` and each count of `kernels` and `pass_collectives` are extrapolated linearly:
-    ``longer + num_further * (longer - shorter)``. `constants` are the larger ones of the two, and `norm_collective` is
-    that of `longer`. A kernel whose size differs between the two may get a negative count; totals over all kernels are
-    correct.
+    ``longer + num_further * (longer - shorter)``. `constants` is the larger value of the two traces, and
+    `norm_collective` is that of `longer`. A kernel whose size differs between the two traces may get a negative count,
+    but totals over all kernels are correct.
 
     Args:
         shorter: trace of a rollout of n steps.
         longer: trace of a rollout of n + 1 steps.
-        num_further: number of steps that the rollout has beyond n + 1.
+        num_further: number of steps by which the long rollout exceeds n + 1 steps.
     """
 
     def extrapolate_value(short_value: int, long_value: int) -> int:
@@ -148,13 +148,14 @@ def trace_step(
     """Run one training step of a model on fake tensors and return its trace.
 
     Args:
-        model: model on the meta device; its weights may be split over tensor-parallel ranks, not sharded by FSDP2.
-        build_step: called with the number of micro-steps once the model has (fake) memory.
-        micro_steps: number of micro-steps; the second one stands for all that follow it.
-        gpu: trace the kernels of a GPU instead of those of this machine's CPU.
-        autocast: whether the step runs under autocast.
-        dtypes: dtypes of weights and activations, and of the output, under FSDP2's mixed precision; empty without.
-        tf32: whether float32 products and convolutions run in TF32.
+        model: model on the meta device. Tensor parallelism may have split its weights, but FSDP2 must not shard them.
+        build_step: builder of the step, which is called once the model has (fake) memory; see `BuildStep`.
+        micro_steps: number of micro-steps in the optimizer step. At most two are traced, and the costs of the second
+            are multiplied.
+        gpu: True to trace the kernels of a GPU, False to trace those of this machine's CPU.
+        autocast: True if the step runs under autocast.
+        dtypes: (dtype of weights and activations, dtype of the output) of FSDP2's mixed precision; empty without it.
+        tf32: True if float32 products and convolutions run in TF32.
     """
     if dtypes:
         _cast_as_fsdp2(model, *dtypes)
@@ -178,7 +179,13 @@ def trace_step(
 
 
 def read_collective(func: Any, arguments: Sequence[Any], result: Any) -> tuple[str, int] | None:
-    """Return the kind of a collective and the bytes of its result, None for an operator that is none."""
+    """Return the kind of a collective and the bytes of its result, None if the operator is not a collective.
+
+    Args:
+        func: operator of torch.
+        arguments: positional arguments of the call.
+        result: return value of the call.
+    """
     if func.namespace not in ("c10d", "_c10d_functional"):
         return None
     operator_name = func._schema.name.split("::")[1].strip("_")
@@ -195,8 +202,8 @@ class _CostRecorder(TorchDispatchMode):
     """Dispatch mode that follows storages from allocation to release and counts kernels and collectives.
 
     Args:
-        weights_and_buffers: tensors whose bytes are not counted.
-        tf32: whether float32 products and convolutions run in TF32.
+        weights_and_buffers: tensors of the model, which count neither as activations nor as constants.
+        tf32: True if float32 products and convolutions run in TF32.
     """
 
     def __init__(self, weights_and_buffers: Iterable[Tensor], tf32: bool) -> None:
@@ -217,15 +224,15 @@ class _CostRecorder(TorchDispatchMode):
         self._micro_step_starts: list[tuple[Counter[Kernel], int]] = []
 
     def begin_micro_step(self) -> None:
-        """Note the counts at the beginning of a micro-step."""
+        """Record the counts so far; must be called at the beginning of each micro-step."""
         self._micro_step_starts.append((self.kernels.copy(), len(self.collectives)))
 
     def stop(self) -> None:
-        """End the counting."""
+        """Ignore all operators from now on."""
         self._running = False
 
     def build_trace(self, micro_steps: int) -> Trace:
-        """Return the trace of the whole step, in which the second micro-step stands for all that follow it."""
+        """Return the trace of a step of `micro_steps` micro-steps, of which the first two at most were run."""
         kernels = self.kernels
         # The power iterations before the first micro-step are counted by mesh, see `credit.hpc.planner.traffic`.
         num_before = self._micro_step_starts[0][1] if self._micro_step_starts else 0
@@ -263,7 +270,7 @@ class _CostRecorder(TorchDispatchMode):
         return result
 
     def _count_operator(self, func: Any, args: tuple, kwargs: dict, result: Any) -> None:
-        """Count the storages, the kernel and the collective of one operator of torch."""
+        """Add the storages, the kernel and the collective of one call of a torch operator to the counts."""
         collective = read_collective(func, args, result)
         if collective is not None:
             group = next(arg for arg in args if isinstance(arg, torch.ScriptObject))
@@ -293,7 +300,7 @@ class _CostRecorder(TorchDispatchMode):
             self.kernels[Kernel(self._peak_rate(inputs.values()), flops, moved_bytes)] += 1
 
     def _peak_rate(self, inputs: Iterable[Tensor]) -> str:
-        """Return the field of `Gpu` with the peak rate of a kernel, by the dtype of its first floating-point input."""
+        """Return the field of `Gpu` with a kernel's peak rate, by the dtype of its first floating-point input."""
         for tensor in inputs:
             if tensor.is_floating_point():
                 is_half = tensor.dtype in (torch.bfloat16, torch.float16)
@@ -301,7 +308,7 @@ class _CostRecorder(TorchDispatchMode):
         return self._float32_rate
 
     def _follow_storage(self, key: int, tensor: Tensor) -> None:
-        """Count the storage of a new tensor until it is released."""
+        """Count the storage of a new tensor as live until it is released; `key` identifies the storage."""
         storage = tensor.untyped_storage()
         num_bytes = storage.nbytes()
 
@@ -316,10 +323,14 @@ class _CostRecorder(TorchDispatchMode):
 
 @contextmanager
 def _gpu_kernels(autocast: bool) -> Iterator[None]:
-    """Trace the kernels of a GPU where the CPU, on which the traced tensors lie, uses others.
+    """Make the block call the kernels of a GPU, although its fake tensors are on the CPU.
 
-    On a GPU attention with a trained bias runs in the memory-efficient kernel, and norms are float32 under autocast. A
-    `TorchFunctionMode` cannot replace them: it is off in the backward pass, where checkpointed blocks run again.
+    On a GPU, attention with a trained bias runs in the memory-efficient kernel, and norms compute in float32 under
+    autocast. The block therefore replaces these functions in `torch.nn.functional`. A `TorchFunctionMode` would not do:
+    it is off in the backward pass, where checkpointed blocks run again.
+
+    Args:
+        autocast: True if the traced step runs under autocast.
     """
     norm_names = ("layer_norm", "group_norm")
     names = ("scaled_dot_product_attention", *norm_names)
@@ -347,7 +358,7 @@ def _efficient_attention(
     scale: float | None = None,
     **_: Any,
 ) -> Tensor:
-    """Return the result of `scaled_dot_product_attention` by the memory-efficient kernel of GPUs."""
+    """Compute attention with the memory-efficient kernel of GPUs; see torch's `scaled_dot_product_attention`."""
     if attn_mask is not None:
         attn_mask = attn_mask.expand(*q.shape[:-1], k.shape[-2])
     attend = torch.ops.aten._scaled_dot_product_efficient_attention
@@ -355,7 +366,13 @@ def _efficient_attention(
 
 
 def _cast_as_fsdp2(model: nn.Module, param_dtype: torch.dtype, output_dtype: torch.dtype) -> None:
-    """Give weights, inputs and the output the dtypes that FSDP2's mixed precision computes with, in place."""
+    """Cast weights, inputs and output of a model as FSDP2's mixed precision does; the model is changed in place.
+
+    Args:
+        model: model that FSDP2 does not shard.
+        param_dtype: dtype of weights, inputs and activations.
+        output_dtype: dtype of the output.
+    """
     for module in model.modules():
         for name, parameter in module._parameters.items():
             if parameter is not None and parameter.is_floating_point():
@@ -372,10 +389,10 @@ def _cast_as_fsdp2(model: nn.Module, param_dtype: torch.dtype, output_dtype: tor
 
 
 def _tensors(tree: Any) -> list[Tensor]:
-    """Return the tensors in nested containers, of DTensors the local parts."""
+    """Return the tensors in nested containers, where each DTensor is replaced by its local part."""
     return [to_local(leaf) for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
 
 
 def _moved_bytes(tensor: Tensor) -> int:
-    """Return the bytes that a kernel moves for a tensor; an expanded one is no larger than its storage."""
+    """Return the bytes that a kernel moves for a tensor; an expanded tensor counts as at most its storage."""
     return min(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes())

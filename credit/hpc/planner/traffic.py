@@ -1,7 +1,10 @@
 """Collectives of an optimizer step: their number, bytes and estimated time.
 
-FSDP2's gathers and reductions follow from the sharding units, the sums of power iterations from the spectrally
-normalised weights. The sums of tensor parallelism come from the traced step.
+FSDP2's gathers and reductions follow from the sharding units, and the sums of power iterations follow from the
+spectrally normalised weights. The sums of tensor parallelism are counted by `credit.hpc.planner.trace`.
+
+`collectives` is a mapping of each `Collective` to the number of its calls in an optimizer step, on one rank. The
+argument `degrees` is the number of ranks along each axis of the mesh.
 """
 
 from __future__ import annotations
@@ -20,8 +23,8 @@ from credit.hpc.planner.trace import Collective
 from credit.models.layers.spectral_norm import is_trainable, normalized_weights
 from credit.parallel.mesh import ParallelDims
 
-# Latencies of NCCL's own cost model (src/graph/tuning.cc, protocol LL128): of a collective, and of a hop in a ring and
-# in a tree, each within a node and between nodes.
+# Latencies of NCCL's own cost model (src/graph/tuning.cc, protocol LL128). The first is that of any collective. The
+# pairs are those of a hop (within a node, between nodes), in a ring and in a tree.
 _BASE_SECONDS = 14e-6
 _RING_HOP_SECONDS = (1.9e-6, 4.0e-6)
 _TREE_HOP_SECONDS = (1.25e-6, 8.5e-6)
@@ -30,18 +33,18 @@ _TREE_HOP_SECONDS = (1.25e-6, 8.5e-6)
 def count_sharding_collectives(
     units: Sequence[ShardUnit], degrees: ParallelDims, precision: Precision, schedule: Schedule
 ) -> Counter[Collective]:
-    """Return the number of each collective of FSDP2 in an optimizer step.
+    """Return the number of calls of each collective of FSDP2 in an optimizer step.
 
-    In each pass forward and back, a unit that frees its weights after the forward is gathered twice, and a unit that
-    keeps them once. A forward without gradients gathers each unit once. Weights that are gathered to recompute a
-    rollout step are kept for its backward pass. Gradients are reduced once per optimizer step: over the shards, then
-    over the replicas.
+    A forward pass with its backward pass gathers a unit twice if its weights are freed in between, else once. A forward
+    pass without a gradient gathers each unit once. Computing a rollout step again needs no further gather, because its
+    weights are kept for its backward pass. Gradients are reduced once per optimizer step: by a reduce-scatter over the
+    shards, then by an all-reduce over the replicas.
 
     Args:
         units: sharding units of the model.
-        degrees: degrees of parallelism.
+        degrees: number of ranks along each axis of the mesh.
         precision: bytes of an element in the collectives.
-        schedule: passes of an optimizer step.
+        schedule: number of passes through the model.
     """
     collectives: Counter[Collective] = Counter()
     for unit in units:
@@ -66,13 +69,17 @@ def count_sharding_collectives(
 def count_member_collectives(
     output_bytes: int, whole_fields: bool, num_exchanges: int, degrees: ParallelDims
 ) -> Counter[Collective]:
-    """Return the number of each collective of an optimizer step by which ranks exchange the members of samples.
+    """Return the number of calls of the collective by which the ranks of an ensemble group exchange their members.
 
     Args:
-        output_bytes: bytes of the output of the members that a rank computes, at one step of the rollout.
-        whole_fields: True if every rank gathers the whole fields of all members.
-        num_exchanges: number of rollout steps whose loss counts, times the micro-steps.
-        degrees: degrees of parallelism.
+        output_bytes: bytes of the outputs of all members that a rank computes, at one step of the rollout.
+        whole_fields: True if every rank gathers the whole fields of all members (all-gather), False if each rank gets a
+            part of the fields of all members (all-to-all).
+        num_exchanges: number of rollout steps whose loss counts, times the number of micro-steps.
+        degrees: number of ranks along each axis of the mesh.
+
+    Returns:
+        The collective -> its number of calls in an optimizer step; empty without ensemble groups.
     """
     collectives: Counter[Collective] = Counter()
     if degrees.ensemble == 1:
@@ -88,11 +95,14 @@ def count_member_collectives(
 
 
 def read_iterated_bytes(model: nn.Module) -> dict[str, tuple[int, int]]:
-    """Return the bytes that the power iterations of a model that is split and sharded sum over ranks.
+    """Return the bytes that the power iterations of spectral norm sum over the ranks, for a split or sharded model.
+
+    A power iteration has two sums. The first has the products that become the right singular vectors v, and the
+    parameters of adapters. The second has the products that become the left singular vectors u.
 
     Returns:
-        For each innermost mesh axis on which weights are cut, the bytes of the first sum (products that become the
-        right singular vectors v, and adapters) and of the second (those that become the left ones, u).
+        mesh axis -> (bytes of the first sum, bytes of the second sum). The weights are grouped by the last axis of
+        their own mesh: ``dp``, ``tp``, or ``shard`` for the two together. Empty if no weight is cut.
     """
     iterated: dict[str, tuple[int, int]] = {}
     for norm, chain in normalized_weights(model).items():
@@ -110,13 +120,13 @@ def read_iterated_bytes(model: nn.Module) -> dict[str, tuple[int, int]]:
 
 
 def count_iteration_collectives(iterated: Mapping[str, tuple[int, int]], degrees: ParallelDims) -> Counter[Collective]:
-    """Return the number of each collective of an optimizer step's power iterations, which are two sums.
+    """Return the number of calls of each collective of the power iteration in an optimizer step: two sums at most.
 
     Args:
-        iterated: mesh axis -> bytes of both sums, from `read_iterated_bytes`.
-        degrees: degrees of parallelism.
+        iterated: mesh axis -> (bytes of the first sum, bytes of the second sum), from `read_iterated_bytes`.
+        degrees: number of ranks along each axis of the mesh.
     """
-    # What is cut by `dp` alone is whole on the tensor-parallel peers.
+    # A weight that only the axis `dp` cuts is whole on the tensor-parallel peers.
     num_shards = {"tp": degrees.shard * degrees.tensor, "shard": degrees.shard * degrees.tensor, "dp": degrees.shard}
     cut_bytes = [sums for axis, sums in iterated.items() if num_shards[axis] > 1]
     collectives: Counter[Collective] = Counter()
@@ -127,22 +137,22 @@ def count_iteration_collectives(iterated: Mapping[str, tuple[int, int]], degrees
 
 
 def count_calls_by_kind(collectives: Mapping[Collective, int]) -> dict[str, int]:
-    """Return kind -> number of calls, from the number of each collective."""
+    """Return the number of calls of each kind of collective."""
     return _sum_by_kind(collectives, lambda collective: 1)
 
 
 def sum_bytes_by_kind(collectives: Mapping[Collective, int]) -> dict[str, int]:
-    """Return kind -> bytes of the results on a rank, from the number of each collective."""
+    """Return, for each kind of collective, the bytes of the results of all calls on a rank."""
     return _sum_by_kind(collectives, lambda collective: collective.bytes)
 
 
 def sum_ring_bytes_by_kind(collectives: Mapping[Collective, int]) -> dict[str, float]:
-    """Return kind -> bytes that each rank sends in rings, from the number of each collective."""
+    """Return, for each kind of collective, the bytes that a rank sends in all calls with the ring algorithm."""
     return _sum_by_kind(collectives, ring_bytes)
 
 
 def _sum_by_kind(collectives: Mapping[Collective, int], value: Callable[[Collective], Any]) -> dict[str, Any]:
-    """Return kind -> sum of `value` over all calls."""
+    """Return, for each kind of collective, the sum of ``value(collective)`` over all calls."""
     totals: Counter[str] = Counter()
     for collective, count in collectives.items():
         totals[collective.kind] += value(collective) * count
@@ -150,7 +160,10 @@ def _sum_by_kind(collectives: Mapping[Collective, int], value: Callable[[Collect
 
 
 def ring_bytes(collective: Collective) -> float:
-    """Return the bytes that each rank sends in a ring (Patarasuk and Yuan 2009, doi 10.1016/j.jpdc.2008.09.002)."""
+    """Return the bytes that each rank sends in one call with the ring algorithm.
+
+    Source: Patarasuk and Yuan 2009, doi 10.1016/j.jpdc.2008.09.002.
+    """
     ranks = collective.ranks
     result_bytes = collective.bytes
     return {
@@ -164,7 +177,7 @@ def ring_bytes(collective: Collective) -> float:
 
 
 def estimate_seconds(collective: Collective, gpu: Gpu) -> float:
-    """Estimate the seconds of a collective: bytes over the slowest link of its ring, and the latency of its hops."""
+    """Estimate the seconds of one call: the bytes over the slowest link of the ring, plus the latency of the hops."""
     ranks = collective.ranks
     if ranks == 1:
         return 0.0
@@ -179,7 +192,15 @@ def estimate_seconds(collective: Collective, gpu: Gpu) -> float:
 
 
 def _estimate_latency(kind: str, ranks: int, nodes: int) -> float:
-    """Return the seconds of the hops of a collective; an all-reduce takes a ring or a tree, whichever is faster."""
+    """Return the latency of one call of a collective in seconds: a constant and the time of the hops.
+
+    An all-reduce passes twice through a ring or a tree, whichever is faster. All other kinds pass once through a ring.
+
+    Args:
+        kind: kind of the collective.
+        ranks: number of ranks that take part.
+        nodes: number of nodes with these ranks.
+    """
     hop_in_node, hop_between_nodes = _RING_HOP_SECONDS
     ring_seconds = (ranks - nodes) * hop_in_node + (nodes - 1) * hop_between_nodes
     if kind != "all-reduce":
