@@ -30,7 +30,7 @@ class EMA:
             that the initial weights are soon forgotten.
 
     Attributes:
-        average: averaged parameters by name.
+        average: name -> averaged parameter, sharded like the live one.
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
@@ -52,7 +52,7 @@ class EMA:
 
     @contextmanager
     def applied(self) -> Iterator[None]:
-        """Collective if the model is sharded: put the average into the model during the block."""
+        """Collective if the model is sharded: put the average into the model for the duration of the block."""
         live_vectors = {name: vector.clone() for name, vector in singular_vectors(self._model).items()}
         # Weights that FSDP2 has gathered would still have the live values, so they are freed first.
         reshard(self._model)
@@ -78,5 +78,5 @@ class EMA:
 
 
 def _local_tensors(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-    """Return this rank's shard of each tensor."""
+    """Return this rank's shard of each tensor; a tensor that is not sharded is returned as it is."""
     return [tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in tensors]

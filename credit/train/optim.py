@@ -15,7 +15,8 @@ from credit.parallel.blocks.marks import strip_wrapper_prefixes
 def build_optimizer(model: nn.Module, conf: TrainerConfig) -> torch.optim.AdamW:
     """Return fused AdamW (Loshchilov and Hutter 2019, arXiv 1711.05101) for the trainable parameters of a model.
 
-    Weight decay applies to matrices and kernels only, not to gains, biases or other vectors.
+    Weight decay applies to matrices and convolution kernels only. It applies neither to gains, biases and other
+    vectors, nor to the parameters of modules whose attribute `has_weight_decay` is False.
 
     Args:
         model: the model, sharded or not.
@@ -70,13 +71,14 @@ def learning_rate(step: int, total: int, peak: float, conf: ScheduleConfig) -> f
 
 
 def forecast_len_at(step: int, total: int, forecast_len: int, ramp: Mapping[float, int] | None) -> int:
-    """Return the length of the training rollout at optimizer step `step` (from 0) of `total`.
+    """Return the number of forecast steps in the training rollout at optimizer step `step` (from 0).
 
     Args:
         step: the optimizer step.
         total: number of optimizer steps of the run.
-        forecast_len: the length without a ramp.
-        ramp: fraction of the run -> length from there on; the smallest fraction is 0.
+        forecast_len: the length if there is no ramp.
+        ramp: fraction of the run (0 to 1) -> length from this point on, where the smallest fraction is 0; None for the
+            same length in the whole run.
     """
     if ramp is None:
         return forecast_len
@@ -85,7 +87,7 @@ def forecast_len_at(step: int, total: int, forecast_len: int, ramp: Mapping[floa
 
 
 def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
-    """Return ``PARAMETER/KEY`` -> tensor of the optimizer's state; the tensors are not copied."""
+    """Return the optimizer's state: ``PARAMETER/KEY`` (for example ``head.weight/exp_avg``) -> tensor, not copied."""
     tensors = {}
     for name, parameter in model.named_parameters():
         for key, tensor in optimizer.state.get(parameter, {}).items():

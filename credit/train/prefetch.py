@@ -21,14 +21,14 @@ class DevicePrefetcher(Iterator[Batch]):
     While the caller computes with a batch, threads load the next batches from a store or from loader processes. On a
     GPU, the first of these is copied to the device on a separate stream.
 
-    Tensor-parallel peers and the ranks of an ensemble group work on the same samples. The first of them reads the
-    batches and broadcasts them; the loaders of the others have a dataset with ``placeholder`` set, which returns
-    batches of the same shapes.
+    Tensor-parallel peers and the ranks of an ensemble group work on the same samples. The first of these ranks reads
+    the batches and broadcasts them. The loaders of the other ranks have a dataset with ``placeholder`` set, which reads
+    nothing and returns batches of the same shapes as receive buffers.
 
     Args:
         loader: the loader of the batches.
         device: the device that batches are copied to.
-        peers: the process group of the ranks that take the same batches, in step with each other; None for no others.
+        peers: process group of the ranks that take the same batches; None if no other rank takes them.
     """
 
     def __init__(self, loader: Loader, device: torch.device, peers: dist.ProcessGroup | None = None) -> None:
@@ -106,12 +106,12 @@ class DevicePrefetcher(Iterator[Batch]):
         return batch
 
     def _load(self, job: Callable[[], Batch]) -> Batch:
-        """Return the batch of a job; for a GPU in pinned memory, from which copies are asynchronous."""
+        """Run a job of the loader and return its batch; for a GPU in pinned memory, which allows asynchronous copies."""
         batch = job()
         return batch if self._stream is None else batch.pin_memory()
 
     def _copy_to_device(self, batch: Batch) -> tuple[Batch, torch.cuda.Event | None]:
-        """Return the batch on the device, and the event at the end of the copy on a GPU, None on a CPU."""
+        """Return the batch on the device, and the event that marks the end of the copy to a GPU, None on a CPU."""
         if self._stream is None:
             return batch.to(self._device), None
         with torch.cuda.stream(self._stream):

@@ -1,7 +1,7 @@
-"""One optimizer step: micro-steps, gradient through the rollout, clipping, update, average.
+"""One optimizer step: micro-steps, gradient through the rollout, clipping, update, moving average.
 
-Nothing here waits for the device: loss and gradient norm stay tensors until they are logged, and the optimizer skips a
-non-finite step through its `found_inf`.
+Each micro-step adds the gradient of one micro-batch. Nothing here waits for the device: loss and gradient norm stay
+tensors until they are logged, and the optimizer skips a non-finite step through its attribute `found_inf`.
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ from credit.utils.seeds import derive_seed
 
 @dataclass(frozen=True)
 class StepResult:
-    """Scalars of a step, still on the device.
+    """Scalar tensors of an optimizer step, on the device of the loss.
 
     Attributes:
-        loss: mean over this rank's part of the global batch; the mean over the ranks is the loss of the whole. The
-            ranks that share the members of a sample have parts of its loss, times their number.
-        grad_norm: global norm before clipping.
-        bad: 1.0 if loss or gradient was not finite and the step was skipped, else 0.0.
+        loss: mean loss of this rank's samples; the mean over all ranks is the loss of the global batch. If several
+            ranks share the members of a sample, each has its part of the loss times the number of these ranks, so that
+            the mean over all ranks is still the loss.
+        grad_norm: norm of the gradient of all parameters before clipping, the same on every rank.
+        bad: 1.0 if loss or gradient was not finite on any rank and the step was skipped, else 0.0.
         stop: number of ranks that had been asked to stop when the step began.
     """
 
@@ -44,12 +45,12 @@ class StepSettings:
     """Settings of all optimizer steps of a run.
 
     Attributes:
-        forecast_len: optimizer step -> length of the rollout.
+        forecast_len: function that maps an optimizer step (from 0) to the number of rollout steps.
         seed: the seed of the run.
         accumulation: number of micro-steps in an optimizer step.
         grad_max_norm: the norm that gradients are clipped to, None for no clipping.
         counted_steps: rollout steps (from 1) whose loss counts, None for all.
-        data_rank: the data rank of this process.
+        data_rank: the data rank of this process, on which its dropout masks depend.
     """
 
     forecast_len: Callable[[int], int]
@@ -61,12 +62,12 @@ class StepSettings:
 
 
 class TrainingStep:
-    """Takes optimizer steps.
+    """Function object that takes one optimizer step per call.
 
     Args:
         objective: the training objective, which runs the model and returns the loss.
         optimizer: fused AdamW.
-        average: moving average of the weights, or None.
+        average: moving average of the weights, None without one.
         settings: the settings of all steps.
     """
 
@@ -88,7 +89,7 @@ class TrainingStep:
             batches: the micro-batches of this data rank.
             step: the optimizer step.
             learning_rate: the learning rate of this step.
-            stop: True if this rank has been asked to stop; the result has the sum over the ranks.
+            stop: True if this rank has been asked to stop; `StepResult.stop` is the number of ranks with True.
         """
         # Before the first forward, so that all micro-steps and recomputations see the same normalised weights.
         advance_power_iterations(self._model)
@@ -135,13 +136,13 @@ class TrainingStep:
         return [rollout_step for rollout_step in rollout_steps if rollout_step in self._settings.counted_steps]
 
     def explain(self, batches: Iterator[Batch], step: int) -> str | None:
-        """Collective: return a description of the first non-finite tensor of optimizer step `step`, None for none.
+        """Collective: return a description of the first non-finite tensor of an optimizer step, None for none.
 
-        Every rank computes the step once more with the present weights, and nothing is changed.
+        Every rank computes the step once more with the present weights. Weights and optimizer are not changed.
 
         Args:
             batches: the micro-batches of this data rank in that step.
-            step: the optimizer step.
+            step: the optimizer step, from 0.
         """
         prognostic = self._objective.stepper.channels.group("prognostic")
         channel_names = [channel.name for channel in prognostic]
@@ -158,10 +159,16 @@ class TrainingStep:
         return explanation
 
     def _micro_loss(self, batch: Batch, step: int, micro: int) -> torch.Tensor:
-        """Return the loss of micro-step `micro` of optimizer step `step`, whose gradients are not reduced."""
+        """Return the loss of a micro-step, a scalar; its gradients will not be reduced over the ranks.
+
+        Args:
+            batch: the micro-batch.
+            step: the optimizer step, from 0.
+            micro: number of the micro-step in the optimizer step, from 0.
+        """
         self._seed_dropout(step, micro)
         return self._objective.training_loss(batch, MicroStep(step, self.counted(step), reduce_gradients=False))
 
     def _seed_dropout(self, step: int, micro: int) -> None:
-        """Seed torch's global generator, so that a resumed run draws the same dropout masks."""
+        """Seed torch's global generator for micro-step `micro`, so that a resumed run draws the same dropout masks."""
         torch.manual_seed(derive_seed(self._settings.seed, step, micro, self._settings.data_rank))

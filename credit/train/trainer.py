@@ -59,7 +59,7 @@ class Trainer:
         self._checkpoint_every = self._conf.checkpoint_every or parts.order.steps_per_epoch
 
     def load(self, path: Path) -> None:
-        """Collective: load weights, average, optimizer and position of a checkpoint, which may be of another mesh."""
+        """Collective: load weights, average, optimizer and state from a checkpoint that any mesh may have saved."""
         meta = checkpoint.load_meta(path)
         parts, state = self._parts, self._state
         reshard(parts.model)
@@ -86,8 +86,8 @@ class Trainer:
         """Collective: train; return ``done``, or ``requeue`` if the run was asked to stop.
 
         Args:
-            stop: requests to end.
-            run_lock: lock of the run's folder, on the main process.
+            stop: collector of the requests to stop.
+            run_lock: lock of the run's folder on the main process, None on all other ranks.
         """
         parts, state = self._parts, self._state
         self._run_lock = run_lock
@@ -132,7 +132,7 @@ class Trainer:
         return self._folder, parts.meter, state, self._conf.monitor, parts.total_steps, length
 
     def _train_with_rollbacks(self, log: MetricsLog, bar: Progress, stop: StopSignal) -> str | None:
-        """Collective: train to the end, with rollbacks if the run diverges; return the reason of an early stop."""
+        """Collective: train, with rollbacks if the run diverges; return the reason of an early stop, else None."""
         if self._state.saved != self._state.step:
             # A run that diverges at once rolls back to this checkpoint. A full disk is noticed before the first step.
             self._save()
@@ -251,7 +251,7 @@ class Trainer:
         logger.warning("%s. Back at step %d; left out from now on: the samples of %s", problem, state.step, times)
 
     def _open_batches(self, first: int, last: int) -> DevicePrefetcher:
-        """Return the prefetcher of the batches of optimizer steps `first` to `last`, without `last`."""
+        """Return the prefetcher of the batches of optimizer steps `first` (included) to `last` (excluded)."""
         parts = self._parts
         loader = parts.order.loader(first, last, self._state.skipped_blocks)
         return DevicePrefetcher(loader, parts.device, parts.mesh.sample_group)
@@ -267,7 +267,7 @@ class Trainer:
             self._run_lock.update(self._state.step, activity)
 
     def _agree_on_reason(self, reason: str | None) -> str:
-        """Collective: return the reason of the first rank that has one."""
+        """Collective: return the reason to stop of the first rank that has one; `reason` is that of this rank."""
         return next(filter(None, run_on_all_ranks(lambda: reason)), "asked for on another rank")
 
     def _is_due(self, step: int, every: int) -> bool:
@@ -279,7 +279,7 @@ class Trainer:
         return self._conf.patience is not None and self._state.validations_since_best >= self._conf.patience
 
     def _write_rows(self, log: MetricsLog, bar: Progress, source: DevicePrefetcher, start_time: float) -> None:
-        """Collective: fetch the results of all steps since `start_time` from the device and write a row for each."""
+        """Collective: copy the results of the steps since `start_time` from the device, and write a row for each."""
         if not self._unlogged_steps:
             return
         parts = self._parts

@@ -1,4 +1,10 @@
-"""Validation: rollouts from initial times spread over the validation period, scored in physical units."""
+"""Validation: rollouts from initial times spread over the validation period, scored in physical units.
+
+A case is the forecast from one initial time.
+
+Shape suffixes: B cases of a batch, M ensemble members, C channels, T rollout steps or, in the history, input frames,
+H latitude rows, W longitude columns.
+"""
 
 from __future__ import annotations
 
@@ -34,11 +40,11 @@ class ValidationShare:
     """The validation cases of one data rank.
 
     Every rank of a sharded model must run the same number of forward passes, so all ranks have the same number of
-    batches, of the same sizes. A rank with fewer cases repeats the last one, and the repetitions do not count.
+    batches, of the same sizes. A rank with fewer cases repeats the last case of all, and the repetitions do not count.
 
     Attributes:
         batches: for each batch, the indices of its cases among all initial times.
-        counted: for each batch, the number of its leading cases that count.
+        counted: for each batch, the number of its leading cases that count; the rest are repetitions.
         cases: number of cases of all ranks together.
         ranks: number of data ranks.
     """
@@ -72,7 +78,12 @@ def shard_cases(num_cases: int, batch_size: int, rank: int, num_ranks: int) -> V
 
 
 def any_rank_stops(stop: Callable[[], bool], device: torch.device) -> bool:
-    """Collective: return whether `stop` returns True on any rank."""
+    """Collective: return whether any rank wants to stop.
+
+    Args:
+        stop: function that returns whether this rank wants to stop.
+        device: the device of this rank.
+    """
     return mean_over_ranks(torch.tensor(float(stop()), device=device)).item() > 0
 
 
@@ -88,19 +99,21 @@ def validate(
     """Collective: return the metrics of the model's present weights, averaged over the cases of all ranks.
 
     Args:
-        objective: predicts with the network, which is in eval mode during the validation.
+        objective: the training objective, which forecasts with the network and has the loss. The network is in eval
+            mode during the validation.
         batches: the batches of this rank, on its device.
         share: the cases that this rank evaluates.
         metrics: metrics whose sums are still zero.
-        loss_steps: number of leading rollout steps that the training loss is averaged over.
-        stop: returns True if this rank has been asked to stop; called before each batch.
+        loss_steps: number of leading rollout steps over which the training loss is averaged.
+        stop: function that returns whether this rank has been asked to stop; called before each batch.
 
     Returns:
-        name -> value, among them ``loss``; None if a rank was asked to stop during the validation. Units are those of
-        each metric; the loss has none.
+        Name of a metric's value, or ``loss`` -> value in the unit of the metric; the loss has no unit. None if a rank
+        was asked to stop during the validation.
 
     Raises:
-        ConfigError: if two metrics have values of the same name, or one returns other names than it announces.
+        ConfigError: if two metrics have values of the same name, or the values of a metric have other names than its
+            method `names` returns.
     """
     model = objective.stepper.model
     was_training = model.training
@@ -132,15 +145,16 @@ def validate(
 
 
 def _add_summary(values: dict[str, float], metric: Metric, num_cases: float) -> None:
-    """Add the values of a metric to those of the metrics before it.
+    """Add the values of a metric to `values`, which has those of the metrics before it.
 
     Args:
-        values: name -> value of the metrics before it, which is extended in place.
-        metric: the metric, whose sums are means over the ranks by now.
-        num_cases: mean number of cases of a rank, which the metric divides its sums by.
+        values: name -> value; extended in place.
+        metric: the metric. Its sums over this rank's cases have already been replaced by their means over the ranks.
+        num_cases: mean number of cases of a rank, by which the metric divides its sums.
 
     Raises:
-        ConfigError: if it returns other names than it announces, or one that another metric has.
+        ConfigError: if the values have other names than the metric's method `names` returns, or a name that is already
+            in `values`.
     """
     context = metric.context
     summary = metric.summary(num_cases)
@@ -165,14 +179,14 @@ def _add_batch(
     """Add the first `num_counted` cases of a batch to the metrics and return the sum of their losses.
 
     Args:
-        objective: predicts with the network, which is in eval mode.
+        objective: the training objective, which forecasts with the network in eval mode and has the loss.
         batch: a batch of this rank, on its device.
         num_counted: number of leading cases that count, possibly 0.
         metrics: the metrics to add to, which take fields in physical units.
-        loss_steps: number of leading rollout steps that the loss is averaged over.
+        loss_steps: number of leading rollout steps over which the loss of a case is averaged.
 
     Returns:
-        The sum over the cases of their mean losses, a float64 scalar; 0.0 if no case counts.
+        The sum of the cases' losses, a float64 scalar; 0.0 if no case counts.
     """
     stepper = objective.stepper
     decode = stepper.normalizer.decode_differences

@@ -18,8 +18,9 @@ class RollbackRequired(Exception):
 
     Attributes:
         steps: optimizer steps, counted from 0, increasing.
-        finite: True for a jump of the loss, False for steps that were skipped because they were not finite.
-        problem: description for messages.
+        finite: True if the loss jumped to a finite value, False if the steps were skipped because loss or gradient was
+            not finite.
+        problem: description of the divergence, for messages.
     """
 
     steps: list[int]
@@ -30,7 +31,7 @@ class RollbackRequired(Exception):
 class DivergenceGuard:
     """Monitor of the losses that requires a rollback if a run diverges.
 
-    All ranks pass the same numbers to it, so all ranks come to the same decision without communication.
+    All ranks call `check_step` with the same values, so all ranks come to the same decision without communication.
 
     Args:
         conf: the section trainer of the config.

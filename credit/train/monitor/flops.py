@@ -25,12 +25,12 @@ class FlopCounter:
     It counts the forward and the backward pass without the recomputation of activation checkpointing. These are the
     model FLOPs of Chowdhery et al. 2022, arXiv 2204.02311, appendix B. Gradients of frozen weights and of the input of
     a rollout's first step are not computed and not counted. Attention counts as two matrix products forward and four
-    backward. The first call of `operations` counts.
+    backward. The operations are counted in the first call of `operations`, which takes longer than later calls.
 
     Args:
         config: the config of the run.
         assets: the assets of the model, of which only channels, grid and attributes are used.
-        sharded: True if FSDP2 shards the network; its mixed precision then decides on the rate.
+        sharded: True if FSDP2 shards the network; FSDP2's mixed precision then decides on the rate.
     """
 
     def __init__(self, config: Config, assets: ModelAssets, sharded: bool = False) -> None:
@@ -46,16 +46,17 @@ class FlopCounter:
             self._rate = "float32"
 
     def operations(self, steps: int) -> Mapping[str, int] | None:
-        """Return rate -> floating-point operations of a rollout with one micro-batch, forward and backward.
+        """Return the floating-point operations of a rollout with one micro-batch, forward and backward.
 
-        A rate is a field of `credit.hpc.planner.gpus.Gpu`: bfloat16 if the network computes in that precision, else
-        tf32 or float32 according to ``trainer.tf32``. An operation is an addition or a multiplication.
+        An operation is an addition or a multiplication.
 
         Args:
             steps: number of steps of the rollout.
 
         Returns:
-            The counts, which are the same on every rank; None for a network that cannot run on the meta device.
+            rate -> number of operations, the same on every rank; None for a network that cannot run on the meta device.
+            A rate is the name of a peak rate of `credit.hpc.planner.gpus.Gpu`: bfloat16 if the network computes in that
+            precision, else tf32 or float32 according to ``trainer.tf32``.
         """
         try:
             counts = Counter(self._first_step)
@@ -70,19 +71,19 @@ class FlopCounter:
 
     @functools.cached_property
     def _first_step(self) -> Mapping[str, int]:
-        """Operations of the first step of a rollout, whose input needs no gradient."""
+        """Operations (by rate) of the first step of a rollout, whose input needs no gradient."""
         return self._count(fed_back=False)
 
     @functools.cached_property
     def _further_step(self) -> Mapping[str, int]:
-        """Operations of each further step of a rollout."""
+        """Operations (by rate) of each further step of a rollout, whose input needs a gradient."""
         return self._count(fed_back=True)
 
     def _count(self, fed_back: bool) -> Mapping[str, int]:
-        """Return rate -> operations of one step of a rollout.
+        """Return the operations of one step of a rollout, by rate.
 
         Args:
-            fed_back: whether the input is the output of a step before, so that its gradient is computed as well.
+            fed_back: True if the input is the output of the step before, so that its gradient is computed as well.
         """
         config = self._config
         assets = self._assets

@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 class GpuEnergy:
     """Meter of the energy of one GPU, in joules.
 
-    It reads the driver's counter. GPUs before Volta have no counter, so their power is integrated between calls.
+    It reads the driver's energy counter. GPUs before Volta have no counter, so their power is integrated between calls.
 
     Args:
         nvml: the module `pynvml`, initialised.
@@ -74,8 +74,8 @@ class GpuEnergy:
 class EnergyMeter:
     """Meter of the energy of this rank's GPU.
 
-    If several ranks share a GPU, the first of them counts all of its energy. Building it is collective if the device is
-    a GPU.
+    If several ranks share a GPU, the first of these ranks counts all of the GPU's energy. Building the meter is
+    collective if the device is a GPU.
 
     Args:
         device: the device of this process.
@@ -105,7 +105,7 @@ class EnergyMeter:
 
 
 def open_gpu(nvml: ModuleType, uuid: str) -> tuple[str, GpuEnergy]:
-    """Return UUID and energy meter of the GPU of a CUDA device.
+    """Return the UUID and the energy meter of the GPU that a CUDA device is, or is a part of.
 
     If the device is a MIG instance, which is a part of a GPU, the meter measures the whole GPU.
 
@@ -127,7 +127,7 @@ def open_gpu(nvml: ModuleType, uuid: str) -> tuple[str, GpuEnergy]:
 
 
 def _open_device(device: torch.device) -> tuple[str, GpuEnergy] | None:
-    """Return UUID and energy meter of the GPU of `device`, None if its energy cannot be measured."""
+    """Return the UUID and the energy meter of the GPU of `device`, None if its energy cannot be measured."""
     try:
         import pynvml
     except ImportError:

@@ -68,7 +68,8 @@ class MetricsLog:
     def write(self, row: Mapping[str, Any]) -> None:
         """Write one row; numbers that are not finite become null.
 
-        TensorBoard gets the numbers of the row and of its mappings ``valid`` and ``early``.
+        TensorBoard gets the numbers of the row, and those of the mappings ``valid`` (metrics of a validation) and
+        ``early`` (scores of a preview) in it.
 
         Args:
             row: name -> value, ready for JSON; it has the key ``step``.
@@ -138,12 +139,12 @@ class Progress:
         self._bar.update()
 
     def rewind(self, step: int) -> None:
-        """Set the number of steps taken back to `step`."""
+        """Move the bar back to `step`, the number of steps taken after a rollback."""
         self._bar.n = step
         self._bar.refresh()
 
     def show_values(self, **values: str) -> None:
-        """Show names and values next to the bar."""
+        """Show each name with its value next to the bar."""
         self._bar.set_postfix(values, refresh=False)
 
     def print_line(self, text: str) -> None:
@@ -160,7 +161,7 @@ class Progress:
 def peak_memory_gb(device: torch.device) -> float:
     """Return the peak memory so far in GB (1e9 bytes).
 
-    It is torch's memory on the device for a GPU, and the memory of the process for a CPU.
+    For a GPU, this is the memory that torch has allocated on it; for a CPU, the resident memory of the process.
     """
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 1e9
@@ -178,9 +179,10 @@ def write_status(folder: Path, state: str, step: int, reason: str, job_id: str) 
 
     Args:
         folder: the run's folder.
-        state: done, running, requeue or failed.
+        state: ``running``, ``done``, ``requeue`` if the same command continues the run, or ``failed`` if another start
+            would fail as well.
         step: step of the newest checkpoint.
-        reason: reason of the state, one line.
+        reason: reason for the state in one line, empty for none.
         job_id: id of the scheduler's job, empty for none.
     """
     status = {"status": state, "step": step, "reason": reason, "job_id": job_id}
@@ -242,7 +244,7 @@ def rank_log(folder: Path, rank: int) -> Iterator[None]:
 
 
 def _remove_rows_after(path: Path, start_step: int) -> None:
-    """Remove the rows after `start_step`, and an incomplete last line."""
+    """Remove the rows of steps after `start_step`, and an incomplete last line, from the metrics.jsonl at `path`."""
     if not path.exists():
         return
     remaining_lines = []
@@ -256,7 +258,11 @@ def _remove_rows_after(path: Path, start_step: int) -> None:
 
 
 def _open_tensorboard(folder: Path, start_step: int):
-    """Return TensorBoard's writer for `folder`; what it shows after `start_step` is removed."""
+    """Return TensorBoard's writer for `folder`; values of steps after `start_step` are no longer shown.
+
+    Raises:
+        ConfigError: if TensorBoard is not installed.
+    """
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as error:
@@ -267,7 +273,7 @@ def _open_tensorboard(folder: Path, start_step: int):
 
 
 def _replace_nonfinite(value: Any) -> Any:
-    """Return a row with None for each number that is not finite, because JSON has no such numbers."""
+    """Return a row, or a value of it, with None for each number that is not finite, which JSON cannot express."""
     if isinstance(value, Mapping):
         return {key: _replace_nonfinite(item) for key, item in value.items()}
     if isinstance(value, float) and not math.isfinite(value):

@@ -11,17 +11,18 @@ from credit.parallel.blocks.marks import strip_wrapper_prefixes
 
 
 def find_nonfinite_layer(model: nn.Module, compute: Callable[[], Tensor]) -> str | None:
-    """Collective if sharded: compute a step again and return a description of its first value that is not finite.
+    """Collective if the model is sharded: compute a step again and describe its first value that is not finite.
 
-    The result is None if all values are finite.
-
-    The value is the output of a layer, or else the loss, or else the gradient at the output of a layer. Layers inside a
-    block that is compiled, or computed again in the backward pass, may not be told apart.
+    The outputs of all layers are checked first, then the loss, then the gradients at the outputs of the layers. Layers
+    inside a block that is compiled, or computed again in the backward pass, may not be told apart.
 
     Args:
         model: the network.
-        compute: function that takes the step and returns its loss, a scalar. The gradients of its backward pass are
-            removed afterwards.
+        compute: function that runs the forward pass and returns its loss, a scalar. This function runs the backward
+            pass and then removes all gradients.
+
+    Returns:
+        Description of the layer output, loss or gradient; None if all values are finite.
     """
     problems: list[str] = []
 
@@ -66,8 +67,8 @@ def find_infinite_channels(values_BCTHW: Tensor, names: list[str]) -> list[str]:
     """Return the names of the channels that have an infinite value; NaN is not an error, as it marks missing values.
 
     Args:
-        values_BCTHW: fields of a batch, (B, C, T, H, W) in any unit.
-        names: (C,) names of the channels.
+        values_BCTHW: B samples of C channels at T times, on H latitude rows and W longitude columns, in any unit.
+        names: names of the C channels.
     """
     is_infinite_C = torch.isinf(values_BCTHW).flatten(2).any(dim=2).any(dim=0)
     infinite_names = []

@@ -1,6 +1,8 @@
 """Preview of a run: a few forecasts from the validation period, scored and drawn while training goes on.
 
 A preview does not change the training: it draws no random numbers, leaves no gradients, and restores the model's mode.
+
+Shape suffixes: B samples (one in a preview), C channels, L lead times, H latitude rows, W longitude columns.
 """
 
 from __future__ import annotations
@@ -80,7 +82,7 @@ def plan_preview(
     """Return the forecasts and channels that ``trainer.preview`` requests.
 
     Args:
-        config: the config of the run, which has this section.
+        config: the config of the run, which has the section ``trainer.preview``.
         channels: channels of the run.
         times: (N,) times of the data in minutes.
         calendar: calendar of the data.
@@ -109,8 +111,8 @@ def plan_preview(
 class Preview:
     """Maker of previews: it forecasts with the model's present weights, writes the scores and draws them.
 
-    All ranks make the same number of forecasts, one at a time, as in validation, because the ranks of a sharded model
-    must run it together.
+    All ranks compute the same number of forecasts, one at a time, because the ranks of a sharded model must run it
+    together. A rank that has no case of its own left repeats one, which does not count.
 
     Args:
         plan: forecasts and channels.
@@ -145,9 +147,9 @@ class Preview:
         self._maps: dict[str, tuple[np.ndarray, np.ndarray]] = {}
 
     def __call__(self, step: int, log: MetricsLog, stop: Callable[[], bool]) -> bool:
-        """Collective: make a preview after optimizer step `step` and return whether it was completed.
+        """Collective: make a preview and return whether it was completed.
 
-        It is not completed, and nothing is written, if a rank wants to stop.
+        If a rank wants to stop, the preview is not completed and nothing is written.
 
         Args:
             step: number of optimizer steps taken.
@@ -170,8 +172,8 @@ class Preview:
             stop: function that returns whether this rank wants to stop; called before each forecast.
 
         Returns:
-            ``rmse/z500/24h``, ``persistence/z500/24h`` and so on -> root-mean-square error in the data's units, for
-            every channel and lead time. A value that is not finite is None.
+            Name such as ``rmse/z500/24h`` or ``persistence/z500/24h`` -> root-mean-square error of the forecasts, or of
+            persistence, in the data's units, for every channel and lead time. A value that is not finite is None.
         """
         model = self._stepper.model
         was_training = model.training
@@ -198,11 +200,11 @@ class Preview:
         return scores
 
     def _forecast(self, case: int, counts: bool, errors: RootMeanSquareError) -> None:
-        """Forecast from one initial time and add its errors, unless the case only fills up this rank's share.
+        """Forecast from one initial time and add the errors to the sums, if the case counts.
 
         Args:
             case: index of the initial time.
-            counts: False if another rank has the same case, and this one only runs the model together with it.
+            counts: False if the case repeats one of another rank, so that this rank only runs the model along with it.
             errors: sums of errors, to which those of this case are added.
         """
         initial = self._plan.initial_times[case]
@@ -222,13 +224,13 @@ class Preview:
                 self._set_maps(truth_1CHW[0].cpu().numpy(), output_BCHW[0, self._channel_index].cpu().numpy())
 
     def _read_truth(self, minutes: int) -> torch.Tensor:
-        """Return the scored channels (1, C, H, W) at a time, 0 in cells that are always missing."""
+        """Return the scored channels (1, C, H, W) at a time in minutes, with 0 in cells that are always missing."""
         fields_CHW = self._frames.state(minutes)[self._channel_index]
         fields_CHW = np.where(self._is_missing_CHW, 0.0, fields_CHW)
         return torch.from_numpy(fields_CHW[None]).to(self._weight_CHW.device)
 
     def _set_maps(self, truth_CHW: np.ndarray, forecast_CHW: np.ndarray) -> None:
-        """Store the fields to draw, NaN in cells that are always missing."""
+        """Store the fields to draw, with NaN in cells that are always missing; C is the scored channels."""
         truth_CHW = np.where(self._is_missing_CHW, np.nan, truth_CHW)
         forecast_CHW = np.where(self._is_missing_CHW, np.nan, forecast_CHW)
         pairs = zip(truth_CHW, forecast_CHW, strict=True)

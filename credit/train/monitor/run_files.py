@@ -19,11 +19,11 @@ _MAX_TAIL_BYTES = 2**18
 
 
 def tail_lines(path: Path, max_bytes: int = _MAX_TAIL_BYTES) -> list[str]:
-    """Return the last complete lines of a text file, without line ends; none if it cannot be read.
+    """Return the last lines of a text file, without line ends; an empty list if the file cannot be read.
 
     Args:
         path: the file.
-        max_bytes: number of bytes to read from its end.
+        max_bytes: largest number of bytes to read from the end of the file. A line that begins before them is left out.
     """
     try:
         with path.open("rb") as file:
@@ -39,7 +39,7 @@ def tail_lines(path: Path, max_bytes: int = _MAX_TAIL_BYTES) -> list[str]:
 
 
 def read_last_metrics(folder: Path) -> list[dict[str, Any]]:
-    """Return the last rows of a run's metrics.jsonl, oldest first, without incomplete ones."""
+    """Return the last rows of a run's metrics.jsonl, oldest first, without incomplete rows; empty without the file."""
     rows = []
     for line in tail_lines(folder / "metrics.jsonl"):
         try:
@@ -50,7 +50,7 @@ def read_last_metrics(folder: Path) -> list[dict[str, Any]]:
 
 
 def iterate_rows_with_key(folder: Path, key: str) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a run's metrics.jsonl that have `key`, without incomplete ones."""
+    """Yield the rows of a run's metrics.jsonl that have `key`, without incomplete rows; none without the file."""
     with suppress(OSError), (folder / "metrics.jsonl").open(encoding="utf-8", errors="replace") as file:
         for line in file:
             with suppress(ValueError):
@@ -68,7 +68,7 @@ def read_preview_scores(folder: Path) -> dict[int, dict[str, float | None]]:
 
 
 def read_status(folder: Path) -> dict[str, Any]:
-    """Return the contents of STATUS, see `credit.train.monitor.metrics_log.write_status`; empty without the file."""
+    """Return the contents of STATUS (see `credit.train.monitor.metrics_log.write_status`); empty without the file."""
     return _read_object(folder / "STATUS")
 
 
@@ -85,12 +85,12 @@ def is_repeated_failure(status: Mapping[str, Any], step: int, reason: str) -> bo
 
 
 def read_summary(folder: Path) -> dict[str, Any]:
-    """Return the contents of summary.json, see `credit.train.monitor.summary`; empty without the file."""
+    """Return the contents of summary.json (see `credit.train.monitor.summary`); empty without the file."""
     return _read_object(folder / "summary.json")
 
 
 def _read_object(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a file; empty if there is none."""
+    """Return the JSON object in a file; empty if the file does not exist or does not contain a JSON object."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):

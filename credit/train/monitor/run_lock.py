@@ -30,10 +30,11 @@ _UNREADABLE: dict[str, Any] = {"host": "", "pid": 0, "started": None, "job_id": 
 class RunLock:
     """Context manager that locks a run's folder and rewrites ``heartbeat.json`` in it every few seconds.
 
-    The file names host, process and job, counts its beats, and has the present activity of the run. A job that finds
-    the file of another job on its own host checks whether that process is alive. For a job on another host, it waits
-    for a beat. A process that is dead or silent has lost the lock. If two jobs find it dead at the same moment, the
-    later one gets the lock, and the other one notices at its next beat. Clocks of different hosts are never compared.
+    The file names host, process and job, and has the number of beats and the present activity of the run. A job that
+    finds the file of another job on its own host checks whether the other process is alive. If the other job is on
+    another host, it waits for a beat. A process that is dead or silent has lost the lock. If two jobs find a dead
+    process at the same moment, the later job gets the lock, and the earlier one notices this at its next beat. Clocks
+    of different hosts are never compared.
 
     Args:
         folder: the run's folder.
@@ -138,7 +139,13 @@ class RunLock:
         return True
 
     def _is_alive(self, other: dict[str, Any]) -> bool:
-        """Return whether the job of another heartbeat file is alive; for a job on another host this takes a while."""
+        """Return whether the job that wrote a heartbeat file is alive.
+
+        For a job on another host, this waits for its next beat, at most `silence` seconds.
+
+        Args:
+            other: contents of the file.
+        """
         if other["host"] == self._contents["host"]:
             return _read_process_start(other["pid"]) == other["started"] is not None
         logger.warning("%s: waiting for a sign of life of %s", self._path, _describe(other))
@@ -168,7 +175,7 @@ class RunLock:
                     file.write(self._encode())
 
     def _is_mine(self, contents: dict[str, Any] | None) -> bool:
-        """Return whether contents of the file are from this process."""
+        """Return whether contents of the file are from this process; None stands for a missing file."""
         if contents is None:
             return False
         return all(contents[key] == self._contents[key] for key in ("host", "pid", "started"))
@@ -192,9 +199,10 @@ class RunLock:
 
 
 def _read_process_start(pid: int) -> str | None:
-    """Return the start time of a process of this host, None if it is not alive.
+    """Return the start time of a process of this host, None if the process is not alive.
 
-    Ids of processes are reused, so only the id together with the start time tells whether it is the same process.
+    Ids of processes are reused, so only the id together with the start time identifies a process. The time has the unit
+    of Linux's /proc and serves for comparison only; it is "unknown" on other systems.
     """
     # Without Linux's /proc, the process is only known to exist.
     if not Path("/proc/self/stat").exists():

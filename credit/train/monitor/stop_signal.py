@@ -1,4 +1,7 @@
-"""Requests to stop a run: a signal, the file STOP, or the end of the job's time. A run reads them between two steps."""
+"""Requests to stop a run: a signal, the file STOP, or the end of the job's time.
+
+A run looks for such requests between two optimizer steps.
+"""
 
 from __future__ import annotations
 
@@ -27,11 +30,12 @@ class StopSignal:
     Args:
         folder: the run's folder, where a file named STOP is a request. None on all ranks but one, because a thousand
             ranks that look for it at every step are a load for a file system.
-        walltime_seconds: time that the run may take; it stops earlier than that.
-        environ: environment in which CREDIT_JOB_END may name another end; the earlier one counts.
+        walltime_seconds: time that the run may take from now on, None for no limit. The run stops before it is over.
+        environ: environment variables. CREDIT_JOB_END may have the end of the job in seconds since 1970; the earlier of
+            the two ends counts.
 
     Raises:
-        ConfigError: if CREDIT_JOB_END is not a time.
+        ConfigError: if CREDIT_JOB_END is not a number.
     """
 
     def __init__(
@@ -64,18 +68,18 @@ class StopSignal:
         return self._signal == signal.SIGINT
 
     def find_reason(self, ahead_seconds: float) -> str | None:
-        """Return the reason to stop now, None to go on; a reason that was found once stays.
+        """Return the reason to stop now, None to go on; once there is a reason, later calls return the same one.
 
         Args:
-            ahead_seconds: time that a save and the next step take. The run stops this long and one minute before its
-                end.
+            ahead_seconds: seconds that a save and the next step take. The run stops if less than these seconds and one
+                minute are left.
         """
         if self._reason is None:
             self._reason = self._look_for_reason(ahead_seconds)
         return self._reason
 
     def _look_for_reason(self, ahead_seconds: float) -> str | None:
-        """Return the reason to stop, None for none: a signal, the file STOP, or the end of the time of the job."""
+        """Return the present reason to stop: a signal, the file STOP or the end of the job's time; None for none."""
         if self._signal is not None:
             return f"signal {self._signal.name}"
         # `Path.exists` would raise where a file system fails for a moment.
@@ -89,7 +93,7 @@ class StopSignal:
         return None
 
     def _handle_signal(self, number: int, frame: FrameType | None) -> None:
-        """Note the signal as a request, which is read between steps; a second one interrupts at once."""
+        """Record the signal as a request, which the run reads between steps; a second signal interrupts at once."""
         if self._signal is not None:
             # Whoever sends a second signal does not want to wait for the save.
             raise KeyboardInterrupt
@@ -97,7 +101,7 @@ class StopSignal:
 
 
 def _seconds_left(end: str) -> float:
-    """Return the seconds until `end`, a text with seconds since 1970.
+    """Return the seconds from now until `end`, a text with seconds since 1970.
 
     Raises:
         ConfigError: if the text is not a number.

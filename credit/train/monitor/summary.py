@@ -1,4 +1,4 @@
-"""Summary of a run at its end: summary.json, and the same as a short table."""
+"""Summary of a run at its end: the file summary.json, and a short table with the same values."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ def write_partial_summary(
 ) -> str:
     """Write summary.json from the data of this process and return its contents as a table.
 
-    Call it if another rank has failed, so that the collective `write_run_summary` is impossible. The energy is then
-    that up to the last row of metrics.jsonl.
+    `write_run_summary` calls it on the main process. Call it directly if another rank has failed, so that a collective
+    is impossible; the energy is then the one up to the last row of metrics.jsonl.
 
     Args:
         folder: the run's folder.
@@ -68,7 +68,7 @@ def write_partial_summary(
         monitor: name of the metric of which `train_state.best` is a value.
         total_steps: number of steps of the whole run.
         length: number of rollout steps of the last optimizer step.
-        peak_gb: largest peak memory of the processes, in GB, as far as known.
+        peak_gb: largest peak memory of the processes whose memory is known, in GB.
     """
     meter.to_dict()
     speeds = [row["samples_per_s"] for row in iterate_rows_with_key(folder, "samples_per_s")]
@@ -140,7 +140,7 @@ def build_summary(
 
 
 def format_summary(summary: Mapping[str, Any], folder: Path, total_steps: int) -> str:
-    """Return the summary as a table with one line for each subject.
+    """Return the summary as a table, whose lines are time, speed, memory and so on.
 
     Args:
         summary: contents of summary.json.
@@ -195,7 +195,12 @@ def _format_rate(summary: Mapping[str, Any]) -> str:
 
 
 def _describe_best(checkpoints: Path, step: int) -> str:
-    """Return the path of the best validation's checkpoint, or a remark if it could not be saved, as on a full disk."""
+    """Return the path of the best validation's checkpoint, or a remark if the checkpoint could not be saved.
+
+    Args:
+        checkpoints: the run's ``checkpoints`` folder.
+        step: step of the best validation.
+    """
     link = checkpoints / "best"
     best_checkpoint = step_folder(checkpoints, step)
     if best_checkpoint.is_dir() and link.resolve() == best_checkpoint.resolve():
@@ -207,7 +212,7 @@ def _describe_best(checkpoints: Path, step: int) -> str:
 
 
 def write_summary(folder: Path, summary: Mapping[str, Any]) -> None:
-    """Write summary.json; if that fails, log a warning, because it must not change the outcome of the run."""
+    """Write summary.json; a failure is only logged as a warning, because it must not change the outcome of the run."""
     try:
         atomic_write_text(folder / "summary.json", json.dumps(summary, indent=1) + "\n")
     except CreditError as error:
@@ -224,7 +229,7 @@ def _format_hours(hours: float) -> str:
 
 
 def _divide(amount: float | None, seconds: float) -> float | None:
-    """Return the amount per second, None if it is unknown or nothing was counted."""
+    """Return the amount per second, None if the amount is unknown (None) or amount or seconds are 0."""
     if not amount or not seconds:
         return None
     return amount / seconds

@@ -1,4 +1,7 @@
-"""Resource usage of a run over all its parts: time, energy, floating-point operations and speed."""
+"""Resource usage of a run over all its parts: time, energy, floating-point operations and speed.
+
+A part of a run is the time from one start of the program to its end. A resumed run has several parts.
+"""
 
 from __future__ import annotations
 
@@ -26,17 +29,17 @@ class Usage:
     Attributes:
         since: optimizer step at which counting started; above 0 if another run, or a version without counting, took
             the earlier steps.
-        wall_hours: time from the start of each part of the run to its end.
-        gpu_hours: wall hours times the number of processes, if each has a GPU.
-        process_hours: wall hours times the number of processes, if they have no GPUs.
-        energy_kwh: energy of all GPUs; None if a part of it is unknown.
-        step_s: seconds of the steps, without validations and saves.
-        wait_s: seconds of the steps in which the main process waited for data.
+        wall_hours: wall-clock hours of all parts of the run.
+        gpu_hours: wall hours times the number of processes, if each has a GPU; else 0.
+        process_hours: wall hours times the number of processes, if they have no GPUs; else 0.
+        energy_kwh: energy of all GPUs; None if the energy of a GPU or of a period is unknown.
+        step_s: seconds of the optimizer steps, without validations and saves.
+        wait_s: seconds of `step_s` in which the main process waited for data.
         validation_s: seconds of validations and previews.
-        save_s: seconds in which steps waited for checkpoints.
-        samples: samples of the steps in `step_s`, including steps that were repeated.
-        tflop: operations of these steps on a process, in 1e12.
-        ideal_s: seconds that these operations take at the peak rate of the device; None if that is unknown.
+        save_s: seconds in which training waited for checkpoints.
+        samples: number of samples of the steps in `step_s`, including steps that were repeated.
+        tflop: floating-point operations of these steps on one process, in 1e12; None if they cannot be counted.
+        ideal_s: seconds that these operations take at the peak rate of the device; None if the peak rate is unknown.
     """
 
     since: int = 0
@@ -60,7 +63,8 @@ class UsageMeter:
         device: the device of this process.
         processes: number of processes of the run.
         flop_counter: counter of the network's operations for a micro-batch.
-        micro_batches: number of micro-batches in an optimizer step, divided by the number of processes that share each.
+        micro_batches: number of micro-batches that a process computes in an optimizer step. Each ensemble member of a
+            micro-batch counts as one, and each of n processes that share a micro-batch computes 1/n of it.
         samples_a_step: number of samples per optimizer step, over all processes.
         peak_rates: rate -> TFLOP/s of the device, see `FlopCounter.operations`; empty if they are not known.
         energy_meter: meter of the energy of this process's GPU.
@@ -97,11 +101,13 @@ class UsageMeter:
         self._hours_field = "gpu_hours" if device.type == "cuda" else "process_hours"
 
     def resume(self, step: int, stored: Mapping[str, Any], rows: Iterable[Mapping[str, Any]]) -> None:
-        """Continue from the usage in a checkpoint, and add the time and energy of later steps, which are lost.
+        """Continue from the usage in a checkpoint.
+
+        Time and energy of steps after the checkpoint were used, although these steps are lost, so they are added.
 
         Args:
             step: number of optimizer steps of the checkpoint.
-            stored: return value of `to_dict` in the checkpoint, empty if an older version saved it.
+            stored: return value of `to_dict` in the checkpoint, empty for a checkpoint that does not have it.
             rows: the last rows of metrics.jsonl, and the contents of summary.json.
         """
         field_names = {field.name for field in fields(Usage)}
@@ -132,7 +138,7 @@ class UsageMeter:
     def pop_joules(self) -> float:
         """Return the joules of this process's GPU since the last call, NaN if they are not known.
 
-        The sum over all ranks is the argument of `add_energy`.
+        The caller adds the joules of all ranks and passes the sum to `add_energy`.
         """
         return self._energy_meter.pop_joules()
 
@@ -140,7 +146,7 @@ class UsageMeter:
         """Add the energy of all ranks to the usage.
 
         Args:
-            joules: sum over all ranks; NaN, if a rank does not know its energy, makes the total unknown.
+            joules: sum over all ranks; NaN if a rank does not know its energy, which makes the total unknown.
         """
         total_kwh = self.spent.energy_kwh
         if total_kwh is not None and math.isfinite(joules):
@@ -153,12 +159,13 @@ class UsageMeter:
         """Add consecutive steps and return the fields of their rows in metrics.jsonl.
 
         Args:
-            lengths: number of rollout steps of each optimizer step, in which the network is applied once.
-            seconds: duration of all steps.
-            wait: seconds of them spent waiting for data.
+            lengths: for each optimizer step, the number of its rollout steps, each of which applies the network once.
+            seconds: duration of all optimizer steps together.
+            wait: part of these seconds in which this process waited for data.
 
         Returns:
-            name -> value, without the values that are not known. Hours and energy are those of the whole run so far.
+            Name of a field -> value, without the values that are not known. Hours and energy are those of the whole run
+            so far.
         """
         self._add_elapsed_time()
         spent = self.spent
@@ -193,13 +200,14 @@ class UsageMeter:
         return tflop * self.processes
 
     def _count_work(self, lengths: Sequence[int]) -> tuple[float | None, float | None]:
-        """Return the operations of optimizer steps on one process, in 1e12, and their seconds at its peak rates.
+        """Return the operations of optimizer steps on one process, and the seconds that they take at its peak rates.
 
         Args:
             lengths: number of rollout steps of each optimizer step.
 
         Returns:
-            None for both if the operations cannot be counted, None for the seconds if the peak rates are not known.
+            The operations in 1e12, and the seconds. Both are None if the operations cannot be counted; the seconds are
+            None if the peak rates are not known.
         """
         total_counts: Counter[str] = Counter()
         for length, num_steps in Counter(lengths).items():
@@ -215,7 +223,7 @@ class UsageMeter:
         return sum(tflop_by_rate.values()), ideal_s
 
     def _add_elapsed_time(self) -> None:
-        """Add the time since the last call to the hours."""
+        """Add the time since the last call to the hours of the usage."""
         now = time.perf_counter()
         hours = (now - self._last_time) / 3600
         self._last_time = now
