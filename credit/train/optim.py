@@ -62,6 +62,7 @@ def learning_rate(step: int, total: int, peak: float, conf: ScheduleConfig) -> f
     """
     warmup_steps = conf.warmup * total
     if step < warmup_steps:
+        # Counting from 1 gives the first step a rate above 0.
         return peak * (step + 1) / (math.ceil(warmup_steps) or 1)
     if conf.kind == "constant":
         return peak

@@ -106,7 +106,7 @@ class DevicePrefetcher(Iterator[Batch]):
         return batch
 
     def _load(self, job: Callable[[], Batch]) -> Batch:
-        """Run a job of the loader and return its batch; for a GPU in pinned memory, which allows asynchronous copies."""
+        """Run a job of the loader and return its batch; for a GPU in pinned memory, so that copies are asynchronous."""
         batch = job()
         return batch if self._stream is None else batch.pin_memory()
 

@@ -49,6 +49,7 @@ def count_sharding_collectives(
     collectives: Counter[Collective] = Counter()
     for unit in units:
         ranks = unit.num_ranks(degrees)
+        # Tensor-parallel peers have consecutive numbers, so ranks with the same part of a split unit are farther apart.
         stride = degrees.tensor if unit.split else 1
         gradient_bytes = unit.elements_per_rank(degrees, training=True) * precision.reduced
         if ranks > 1:
@@ -166,6 +167,7 @@ def ring_bytes(collective: Collective) -> float:
     """
     ranks = collective.ranks
     result_bytes = collective.bytes
+    # The result of a reduce-scatter is one rank's shard. The results of the others have the size of the whole tensor.
     return {
         "all-gather": result_bytes * (ranks - 1) / ranks,
         "reduce-scatter": result_bytes * (ranks - 1),
@@ -205,6 +207,7 @@ def _estimate_latency(kind: str, ranks: int, nodes: int) -> float:
     ring_seconds = (ranks - nodes) * hop_in_node + (nodes - 1) * hop_between_nodes
     if kind != "all-reduce":
         return _BASE_SECONDS + ring_seconds
+    # A tree is a chain of the ranks in each node, and a binary tree of the nodes. It is passed upwards and downwards.
     hop_in_node, hop_between_nodes = _TREE_HOP_SECONDS
     tree_seconds = 2 * ((ranks / nodes - 1) * hop_in_node + math.log2(nodes) * hop_between_nodes)
     return _BASE_SECONDS + min(2 * ring_seconds, tree_seconds)

@@ -1,4 +1,7 @@
-"""Everything that a checkpoint carries besides weights: channels, grid, statistics, static fields, climatology."""
+"""Everything that a checkpoint carries besides weights: channels, grid, statistics, static fields, climatology.
+
+Shape suffixes: C channels, H latitude rows, W longitude columns.
+"""
 
 from __future__ import annotations
 
@@ -46,13 +49,14 @@ class ModelAssets:
         grid: the grid that its inputs and outputs lie on.
         statistics: mean and standard deviations of every channel read from data, in physical units; components of
             vectors have the mean 0.
-        attributes: variable -> units, standard_name, long_name.
+        attributes: variable -> its attributes units, standard_name and long_name.
         static_CHW: static channels, (C_static, H, W) float32 in physical units.
-        masks: variable -> (H, W) bool, True where missing; only variables with missing cells.
-        climatology: climatology of the dynamic forcing read from data, None if the training period is too short.
-        layers: the layers that budgets of the air are summed over, None if the run has no budgets.
-        trained_periods: (first, last) of the periods that the weights were trained or selected on, as text, also those
-            before this run. The periods of imported weights are unknown and not listed.
+        masks: variable -> (H, W) bool, True where the variable is missing; only variables with missing cells.
+        climatology: climatology of the dynamic forcing read from data, None if the training period is too short or
+            there is no such forcing.
+        layers: vertical layers over which budgets such as mass and energy are summed, None if no budget is configured.
+        trained_periods: (first time, last time), as text, of each period on which the weights were trained or selected,
+            in this run and in the runs before it. The periods of imported weights are unknown and not listed.
     """
 
     channels: ChannelMap
@@ -82,7 +86,7 @@ class ModelAssets:
         return self.static_CHW[is_stored_C]
 
     def to_meta(self) -> dict[str, Any]:
-        """Return the part that is stored as JSON in meta.json; `to_tensors` returns the arrays."""
+        """Return the attributes that are stored as JSON in meta.json; `to_tensors` returns the arrays."""
         return {
             "channels": self.channels.to_dict(),
             "grid": self.grid.to_dict(),
@@ -115,11 +119,11 @@ class ModelAssets:
             tensors: the output of `to_tensors`.
 
         Raises:
-            KeyError: if a key of either is missing.
+            KeyError: if a key is missing in `meta` or `tensors`.
         """
 
         def select_arrays(prefix: str) -> dict[str, np.ndarray]:
-            """Return name without prefix -> array."""
+            """Return the arrays whose names begin with `prefix`, by the rest of their names."""
             arrays = {}
             for name, tensor in tensors.items():
                 if name.startswith(prefix):
@@ -165,12 +169,13 @@ def read_trained_periods(meta: Mapping[str, Any]) -> tuple[tuple[str, str], ...]
 def fit_assets(config: Config, reader: FieldReader, train: Split) -> ModelAssets:
     """Return the assets of a new run.
 
-    Statistics and the climatology of the forcing are taken from the training store if it has them, else fitted.
+    Statistics and the climatology of the forcing are read from the training store if it has them. Otherwise they are
+    fitted to the training period.
 
     Args:
         config: the config of the run.
         reader: the reader of the data.
-        train: the training period, which statistics and climatology are fitted to.
+        train: the training period.
 
     Raises:
         ConfigError: if budgets are configured and the levels of the run do not make up whole columns.
@@ -200,7 +205,7 @@ def fit_assets(config: Config, reader: FieldReader, train: Split) -> ModelAssets
 
 
 def _fit_run_statistics(config: Config, reader: FieldReader, train: Split) -> Statistics:
-    """Return the statistics of the training period of source files."""
+    """Fit the statistics to the training period, for a run that reads source files instead of a training store."""
     variables_with_valid_range = []
     for variable, options in config.data.variable_options.items():
         if options.valid_range is not None:
@@ -236,7 +241,7 @@ def _fit_forcing_climatology(reader: FieldReader, train: Split) -> Climatology |
 
 
 def build_budget_layers(config: Config) -> VerticalLayers | None:
-    """Return the layers of the column that budgets are summed over, None if no post-process sums over columns.
+    """Return the vertical layers over which budgets are summed, None if no post-process sums over columns.
 
     Raises:
         ConfigError: if the levels of the run do not make up whole columns.
@@ -280,7 +285,7 @@ def build_model_spec(
         conf: the data section of the config.
         channels: the channels of the model.
         grid: the grid that inputs and outputs lie on.
-        attributes: variable -> units, standard_name, long_name.
+        attributes: variable -> its attributes units, standard_name and long_name.
     """
     vector_channels = []
     # (standard_name without the direction, level) -> index of the input channel
@@ -316,7 +321,7 @@ def is_vector_component(conf: DataConfig, channel: Channel, attributes: Mapping[
     Args:
         conf: the data section of the config; it may decide for a variable (``variable_options.NAME.vector``).
         channel: the channel.
-        attributes: variable -> units, standard_name, long_name.
+        attributes: variable -> its attributes units, standard_name and long_name.
     """
     standard_name = attributes.get(channel.variable, {}).get("standard_name", "")
     return cf.is_vector_component(conf.options_of(channel.variable).vector, standard_name)

@@ -26,7 +26,8 @@ class TrainingComponents:
     """Components of a trainer.
 
     Attributes:
-        config: the config of the run, with the settings that its checkpoint keeps.
+        config: the config of the run; a resumed run has the ``trainer.grad_accum_every`` that keeps the global batch
+            size of its checkpoint.
         launch: rank and number of ranks of this process, and its job.
         assets: everything that a checkpoint carries besides weights.
         calendar: the calendar of the data.
@@ -39,7 +40,7 @@ class TrainingComponents:
         total_steps: number of optimizer steps of the whole run.
         mesh: this rank's position among the ranks.
         validate: collective function that validates the model's present weights.
-        preview: maker of preview forecasts; None without ``trainer.preview``.
+        preview: maker of forecasts from the validation period during training; None without ``trainer.preview``.
         watchdog: the watchdog that notices when a rank hangs.
         meter: meter of the time, energy and operations of the run.
         base: description of the checkpoint that adapters adapt, see `credit.train.build.fine_tuning.describe_base`;

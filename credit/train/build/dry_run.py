@@ -2,6 +2,8 @@
 
 Tensors on the meta device have a shape and no values, so even the largest model takes only seconds on a login node.
 torch's fake process group replaces the other ranks: the network is split over all of them without communication.
+
+Shape suffixes: B samples of a batch, C channels, T time frames, H latitude rows, W longitude columns.
 """
 
 from __future__ import annotations
@@ -84,7 +86,7 @@ def dummy_assets(
     Args:
         config: the config of the run.
         grid: the grid of the data.
-        attributes: variable -> units, standard_name, long_name.
+        attributes: variable -> its attributes units, standard_name and long_name.
         masks: variable -> (H, W) bool, True where missing; None if the data are unknown.
     """
     channels = config.data.channel_map()
@@ -123,18 +125,18 @@ def dummy_assets(
 def try_step(config: Config, assets: ModelAssets) -> DryRunResult:
     """Build the network and take a training step without memory: the rollout, the loss, the backward pass.
 
-    The step computes in float32, because shapes do not depend on ``trainer.amp``; `try_bfloat16` checks dtypes. Blocks
-    are not compiled.
+    The step is computed in float32, because shapes do not depend on ``trainer.amp``; `try_bfloat16` checks dtypes.
+    Blocks are not compiled.
 
     Args:
         config: the config of the run.
         assets: from `dummy_assets`.
 
     Returns:
-        The network, and the reason why its step could not be tried, if the model needs values.
+        The network, and the reason why no step could be tried, if the model needs the values of tensors.
 
     Raises:
-        ConfigError: if the model cannot be built, or a pass fails.
+        ConfigError: if the model, the loss or the objective cannot be built, or the forward or backward pass fails.
     """
     model_type = config.model.type
     trainer = config.trainer
@@ -201,7 +203,7 @@ def try_bfloat16(config: Config, assets: ModelAssets) -> None:
 
 
 def try_mesh(config: Config, assets: ModelAssets, degrees: ParallelDims) -> None:
-    """Split the network as over the ranks of `degrees`, in this process alone and without memory.
+    """Split the network as a run on a mesh of `degrees` would, in this process alone and without memory.
 
     Args:
         config: the config of the run.
@@ -209,7 +211,7 @@ def try_mesh(config: Config, assets: ModelAssets, degrees: ParallelDims) -> None
         degrees: the number of ranks along each mesh axis.
 
     Raises:
-        ConfigError: if the network cannot be split so.
+        ConfigError: if the network cannot be split over this mesh.
     """
     # Offloaded parameters would be allocated in host memory, which a dry run must not take.
     parallelism = config.trainer.parallelism.model_copy(update={"cpu_offload": False})
@@ -221,14 +223,20 @@ def try_mesh(config: Config, assets: ModelAssets, degrees: ParallelDims) -> None
 
 
 def _replace_with_fakes(tensors: dict[str, Tensor | None]) -> None:
-    """Replace the tensors of a module by empty ones of the same shape and dtype; inside a `FakeTensorMode`."""
+    """Replace the tensors of a module by fake ones of the same shape and dtype, in place.
+
+    Must be called within a `FakeTensorMode`, in which new tensors are fake.
+
+    Args:
+        tensors: name -> parameter or buffer of the module; None stands for an absent one.
+    """
     for name, tensor in tensors.items():
         if tensor is not None:
             tensors[name] = torch.empty(tensor.shape, dtype=tensor.dtype)
 
 
 def _dummy_batch(config: Config, assets: ModelAssets, num_steps: int) -> Batch:
-    """Return a batch of the run on the meta device, with targets for `num_steps` steps."""
+    """Return a batch on the meta device, with the shapes of the run and targets for `num_steps` rollout steps."""
     batch_size = config.trainer.train_batch_size
     history_len = config.data.history_len
 
@@ -247,7 +255,7 @@ def _dummy_batch(config: Config, assets: ModelAssets, num_steps: int) -> Batch:
 
 
 class _CheckedModel(nn.Module):
-    """Wrapper of a model that checks its output's shape and marks errors of the model's own code in messages.
+    """Wrapper that checks the shape of a model's output, and names the model in messages of errors in its own code.
 
     Args:
         model: the network.
@@ -283,7 +291,7 @@ class _CheckedModel(nn.Module):
 
 
 class _NeedsValues(Exception):
-    """Error of a model that needs values or an operation of a real device; the model itself may be correct."""
+    """Error in a dry run of a model that needs values or an operation of a real device; the model may be correct."""
 
 
 @contextmanager
@@ -292,10 +300,10 @@ def _model_errors(model_type: str, problem: str) -> Iterator[None]:
 
     Args:
         model_type: ``model.type``.
-        problem: the step that fails, such as "cannot be built".
+        problem: description of the failure, such as "cannot be built".
 
     Raises:
-        ConfigError: for every error of the block that is not one of this package.
+        ConfigError: for every error in the block that does not come from this package.
         _NeedsValues: if the block needs the values of a tensor that has none.
     """
     with _one_line_errors(f"model.type: {model_type} {problem}"):
@@ -304,10 +312,11 @@ def _model_errors(model_type: str, problem: str) -> Iterator[None]:
 
 @contextmanager
 def _step_errors(config: Config) -> Iterator[None]:
-    """Turn an error outside the model's code into a message of one line: objective, loss or post-processing.
+    """Turn an error of the objective, the loss or the post-processing into a message of one line.
 
     Raises:
-        ConfigError: as in `_model_errors`, naming the kinds of these three.
+        ConfigError: for every error in the block that does not come from this package. The message names the configured
+            kinds of objective, loss and post-processing.
         _NeedsValues: if the block needs the values of a tensor that has none.
     """
     kinds = [f"trainer.objective.kind: {config.trainer.objective.kind}", f"loss.kind: {config.loss.kind}"]
@@ -321,7 +330,15 @@ def _step_errors(config: Config) -> Iterator[None]:
 
 @contextmanager
 def _one_line_errors(beginning: str) -> Iterator[None]:
-    """Turn an error that is not one of this package into a `ConfigError` of one line; see `_model_errors`."""
+    """Turn an error that does not come from this package into a `ConfigError` of one line.
+
+    Args:
+        beginning: beginning of the message, before the first line of the error.
+
+    Raises:
+        ConfigError: for every error in the block that does not come from this package.
+        _NeedsValues: if the block needs the values of a tensor that has none.
+    """
     try:
         yield
     except (CreditError, _NeedsValues):

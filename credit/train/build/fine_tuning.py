@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 
 def choose_base_checkpoint(config: Config, origin: Path | None) -> Path | None:
-    """Collective: return the base checkpoint: that of adapters, or the best one of another run. None without a base.
+    """Collective: return the base of the run's adapters, or the best checkpoint of another run; None without a base.
 
     Args:
         config: the config of the run.
@@ -39,7 +39,7 @@ def choose_base_checkpoint(config: Config, origin: Path | None) -> Path | None:
             adapters of this run, whose meta.json names their base, or the base itself.
 
     Raises:
-        ConfigError: if adapters have no checkpoint to start from, or it lies in the folder of this run.
+        ConfigError: if adapters have no checkpoint to start from, or their base lies in the folder of this run.
         CheckpointError: if the base of adapters is missing or has changed, or a base contains only adapters.
     """
     starts_from_run = starts_from_run_folder(config, origin)
@@ -69,7 +69,7 @@ def choose_base_checkpoint(config: Config, origin: Path | None) -> Path | None:
 
 
 def describe_base(base: Path) -> dict[str, str]:
-    """Return the entry for the base in the meta.json of adapters: ``path``, and ``weights``, a checksum of weights."""
+    """Return the entry for a base in the meta.json of adapters: ``path``, and ``weights``, a checksum of its weights."""
     return {"path": str(base), "weights": checkpoint.weights_fingerprint(base, "forecast")}
 
 
@@ -78,11 +78,11 @@ def locate_recorded_base(recorded: Mapping[str, str], resume: str, origin: Path)
 
     Args:
         recorded: the output of `describe_base` when the adapters were saved.
-        resume: ``trainer.resume``, the new path of a base that has been moved.
+        resume: ``trainer.resume``, which has the new path of a base that has been moved.
         origin: the checkpoint of adapters.
 
     Raises:
-        CheckpointError: if neither path is the base, or the base is damaged.
+        CheckpointError: if neither path has a checkpoint with the weights of the base, or the base is damaged.
     """
 
     def find_path() -> Path:
@@ -103,12 +103,12 @@ def locate_recorded_base(recorded: Mapping[str, str], resume: str, origin: Path)
 def load_base(model: nn.Module, base: Path, seed: int) -> None:
     """Collective: load the forecast weights of `base` into a model, and initialise its adapters, if it has any.
 
-    Parameters of noise that the base lacks have their initial values, with which its function is unchanged.
+    Noise parameters that the base lacks get their initial values, with which the model computes what the base computes.
 
     Args:
         model: the model, with memory and without values.
         base: the base checkpoint.
-        seed: the seed of the initial adapters.
+        seed: the seed of the initial values of adapters and noise parameters.
 
     Raises:
         CheckpointError: on every rank, if the base has other weights than the model.
@@ -122,7 +122,7 @@ def load_base(model: nn.Module, base: Path, seed: int) -> None:
 
 
 def _load_base_weights(model: nn.Module, base: Path) -> set[str]:
-    """Collective: load the forecast weights of `base` into a model without its adapters; return their names."""
+    """Collective: load the forecast weights of `base` into all of a model but its adapters; return the stored names."""
     stored_names = run_on_rank0(lambda: set(checkpoint.read_stored_shapes(base, "forecast")))
     checkpoint.load_into(base, "forecast", base_state_dict(model, stored_names))
     return stored_names
@@ -137,7 +137,7 @@ def load_forecast_network(
 
     Args:
         config: a config with the model and data sections that the weights were trained with.
-        lora: the adapters' settings in training, None if all weights were trained.
+        lora: the settings of the adapters in training, None if all weights were trained.
         assets: the assets of the checkpoint.
         path: the checkpoint.
         device: the device of this rank.

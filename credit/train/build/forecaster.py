@@ -63,14 +63,15 @@ def assemble_forecaster(
         config: the config of the run.
         reader: the reader of the run's data; it may have only the variables that a forecast reads.
         which: the checkpoint: ``best``, ``latest`` or a path.
-        launch: rank of this process on its host, which chooses its GPU; by default the first.
+        launch: rank of this process on its host, which chooses its GPU; by default the first GPU.
         mesh: the ranks that share the network, from `credit.train.build.model.build_forecast_mesh`; by default this
             process alone.
 
     Raises:
         CheckpointError: if the checkpoint is missing or damaged, or was trained on other channels, with another time
             step or with another number of input frames.
-        DataError: if it was trained on another grid, in other units, or on values where the data have none.
+        DataError: if the checkpoint was trained on another grid, in other units, or with values in cells where the data
+            are missing.
         ConfigError: if the path does not exist, or ``inference.postprocess`` does not fit the model.
     """
     # Load the checkpoint's assets and compare them with the data and the config.
@@ -136,15 +137,15 @@ def build_output_diagnostics(forecaster: Forecaster, last_lead: int) -> OutputDi
 def with_trained_settings(config: Config, trained: Config) -> Config:
     """Return `config` with the settings of `trained` that the weights depend on.
 
-    These are the model, the options of variables, solar radiation and transforms. Data sources, the treatment of
-    forcing in a forecast and the inference section stay those of `config`.
+    These settings are the model, the options of variables, solar radiation and transforms. Data sources, the treatment
+    of forcing in a forecast and the inference section stay those of `config`.
 
     Args:
         config: the config of the forecasts.
         trained: the config of the checkpoint.
 
     Raises:
-        ConfigError: if the entries of ``inference.postprocess`` do not fit between the trained ones.
+        ConfigError: if the entries of ``inference.postprocess`` cannot be put in order with those of the trained model.
     """
     variables = trained.data.variable_options.keys() | config.data.variable_options.keys()
     options = {name: trained.data.options_of(name) for name in variables}
@@ -227,7 +228,7 @@ def describe_run(forecaster: Forecaster) -> dict[str, str | int]:
 
 
 def _describe_forcing(options: VariableOptions) -> str:
-    """Return how a forecast sets a forcing, such as "persist, at least 0"; observed values have no bounds."""
+    """Describe how a forecast sets a forcing, such as "persist, at least 0"; observed values have no bounds."""
     text = options.in_forecast
     if options.in_forecast == "observed":
         return text

@@ -1,4 +1,7 @@
-"""Checks that a forecast starts from fields like those that the weights were trained on."""
+"""Checks that a forecast starts from fields like those that the weights were trained on.
+
+Shape suffixes: C channels, H latitude rows, W longitude columns.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,8 @@ def find_masked_cells(assets: ModelAssets, reader: FieldReader, path: Path) -> d
         path: the checkpoint, for the message.
 
     Returns:
-        variable -> (H, W) bool. An example is land, where an analysis has values and the training data had none.
+        variable -> (H, W) bool, True in cells that were missing in training; only variables for which the data have
+        values in such cells. An example is land, where an analysis has values and the training data had none.
 
     Raises:
         DataError: if a variable is missing in cells where the checkpoint was trained on values.
@@ -53,7 +57,7 @@ def find_masked_cells(assets: ModelAssets, reader: FieldReader, path: Path) -> d
 
 
 def describe_distribution_shift(assets: ModelAssets, normalizer: Normalizer, fields_CHW: np.ndarray, time: str) -> str:
-    """Return a warning if global means are far from those of the training period, else an empty string.
+    """Return a warning if global means of the initial fields are far from those of training, else an empty string.
 
     Args:
         assets: the assets of the checkpoint.

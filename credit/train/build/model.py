@@ -91,13 +91,14 @@ def build_network(
 ) -> ForecastModel:
     """Return the untrained network of a run on torch's default device.
 
-    It maps (B, C_in, T, H, W) to (B, C_out, 1, H, W), both in normalised units.
+    The network maps B samples of C_in input channels at T input frames, (B, C_in, T, H, W), to the output channels of
+    the next time step, (B, C_out, 1, H, W), both in normalised units on H latitude rows and W longitude columns.
 
     Args:
         config: the config of the run.
         channels: the channels of the model.
         grid: the grid of the fields.
-        attributes: variable -> units, standard_name, long_name.
+        attributes: variable -> its attributes units, standard_name and long_name.
 
     Raises:
         ConfigError: if the section ``model`` does not fit the channels or the grid.
@@ -121,7 +122,7 @@ def build_parallel_model(
         device: the device of this rank.
 
     Raises:
-        ConfigError: if the network cannot be built or split so, or cannot be compiled on this host.
+        ConfigError: if the network cannot be built, split over this mesh, or compiled on this host.
     """
     conf = config.trainer
     with torch.device("meta"):
@@ -167,14 +168,11 @@ def build_parallel_model(
 
 
 def build_mixed_precision_policy(conf: TrainerConfig, sharded: bool) -> MixedPrecisionPolicy | None:
-    """Return FSDP2's mixed precision policy.
+    """Return FSDP2's mixed precision policy, None if the network computes in float32 or, with ``amp``, under autocast.
 
     Args:
         conf: the trainer section of the config.
-        sharded: whether the parameters are sharded by FSDP2.
-
-    Returns:
-        None if the network computes in float32 or, with ``amp``, under autocast.
+        sharded: True if FSDP2 shards the parameters.
     """
     if not sharded or not conf.amp:
         return None
@@ -196,7 +194,8 @@ def build_forecast_mesh(
             alone.
         launch: rank and number of ranks of this process.
         device_type: "cuda" or "cpu".
-        timeout_minutes: minutes that ranks which share members wait for each other; None for torch's default.
+        timeout_minutes: minutes after which a rank stops waiting for the others in a collective; None for torch's
+            default.
 
     Raises:
         ConfigError: if the number of ranks is not a multiple of ``tensor`` x ``ensemble``.
@@ -230,7 +229,7 @@ def build_forecast_mesh(
 def require_compiler(device: torch.device) -> None:
     """Require the compilers that torch.compile needs on a device.
 
-    Without them, torch would fail at the first step, with an error that a job script may take for a passing one.
+    Without them, torch would fail at the first step, with an error that a job script may take for a temporary one.
 
     Args:
         device: the device that the model is compiled for.
@@ -260,7 +259,7 @@ def require_compiler(device: torch.device) -> None:
 
 
 def compile_blocks(model: nn.Module, backend: str = "inductor") -> None:
-    """Compile every marked block with torch.compile, in place; must be called before FSDP2.
+    """Compile every marked block with torch.compile, in place; must be called before FSDP2 shards the model.
 
     Each block is compiled as one graph, together with the activation checkpointing around it. Code that torch cannot
     trace is an error. Only the forward methods are compiled, so that hooks stay outside the graphs.

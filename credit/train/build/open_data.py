@@ -88,7 +88,7 @@ def open_for_forecasts(config: Config) -> tuple[FieldReader, dict[str, Split]]:
 
 
 def _use_local_store(reader: FieldReader, conf: DataConfig) -> None:
-    """Collective: make each rank read the store at the path of its own config, which may differ between hosts."""
+    """Collective: make each rank read the store at the path in its own config, which may differ between hosts."""
     if isinstance(reader, StoreReader):
         run_on_all_ranks(lambda: reader.use_local_config(conf))
 

@@ -1,6 +1,8 @@
 """Builders of the objects around a network: normaliser, stepper, loss and cell weights.
 
 Training, forecasts and dry runs use the same functions, so that all of them treat the fields in the same way.
+
+Shape suffixes: B samples of a batch, C channels, T time frames, H latitude rows, W longitude columns.
 """
 
 from __future__ import annotations
@@ -53,7 +55,7 @@ def build_stepper(config: Config, assets: ModelAssets, model: nn.Module, device:
     Args:
         config: the config of the run.
         assets: channels, statistics, static fields and masks of the model.
-        model: the network, (B, C_in, T, H, W) -> (B, C_out, 1, H, W).
+        model: the network, which maps an input (B, C_in, T, H, W) to an output (B, C_out, 1, H, W).
         device: the device of the network.
         amp: True if the stepper runs the network under bfloat16 autocast.
 
@@ -107,7 +109,14 @@ def build_run_loss(config: Config, assets: ModelAssets, device: torch.device) ->
 def build_part_losses(
     config: Config, assets: ModelAssets, device: torch.device, parts: Sequence[FieldPart]
 ) -> list[Loss]:
-    """Return the losses of some parts of the fields on `device`; see `build_run_loss`."""
+    """Return, for each part of the output fields, its loss on `device`; see `build_run_loss`.
+
+    Args:
+        config: the config of the run.
+        assets: channels, grid, statistics and masks of the model.
+        device: the device of the network.
+        parts: parts of the output fields, which are slices of channels and latitude rows.
+    """
     context = build_run_loss_context(config, assets)
     losses = []
     for part in parts:
@@ -117,13 +126,13 @@ def build_part_losses(
 
 
 def build_run_loss_context(config: Config, assets: ModelAssets) -> LossContext:
-    """Return the weights and scales of the run's loss."""
+    """Return the weights and scales from which the run's loss is built."""
     tendency_scale_C = build_normalizer(config, assets).tendency_scale_C.numpy()
     return build_loss_context(config.loss, assets.channels, assets.grid, tendency_scale_C, assets.masks)
 
 
 def find_valid_cells(assets: ModelAssets, channels: Sequence[Channel]) -> np.ndarray:
-    """Return the cells with values, (C, H, W) bool for C `channels`; False where a channel is always missing."""
+    """Return the valid cells of `channels`, (C, H, W) bool: False where a channel is always missing."""
     no_missing_cells_HW = np.zeros(assets.grid.shape, dtype=bool)
     valid_cells = []
     for channel in channels:

@@ -108,7 +108,7 @@ class Origin:
 
     Attributes:
         checkpoint: the checkpoint that ``trainer.resume`` finds; None for a run from scratch or from a file of weights.
-        resumed: the same checkpoint if the run continues it; None for new adapters of it, which begin at step 0.
+        resumed: the same checkpoint if the run continues from its step; None if the run begins at step 0.
         base: the checkpoint of another run whose forecast weights this run begins with: those that LoRA adapters adapt,
             or those of the run folder in ``trainer.resume``. None without a base.
         weights: the file of weights that the run begins with; None without such a file.
@@ -160,8 +160,12 @@ def open_training_reader(config: Config) -> tuple[FieldReader, dict[str, Split]]
 def choose_origin(config: Config, process_info: ProcessInfo) -> Origin:
     """Collective: return the weights and state that the run begins with.
 
-    With ``trainer.resume: never``, damaged checkpoints are renamed. If every checkpoint is damaged, STATUS becomes
-    ``failed``.
+    With ``trainer.resume: never``, damaged checkpoints of this run are renamed. With other values, the run's STATUS
+    becomes ``failed`` if all of its checkpoints are damaged.
+
+    Args:
+        config: the config of the run.
+        process_info: rank, number of ranks and job of this process.
 
     Raises:
         ConfigError: if ``trainer.resume`` or ``trainer.lora`` asks for a checkpoint that does not exist.
@@ -210,8 +214,8 @@ def fill_model(model: nn.Module, origin: Origin, seed: int) -> None:
 
     Args:
         model: the model, with memory and without values.
-        origin: the base or the file of weights; without them, the weights are drawn.
-        seed: the seed of drawn weights.
+        origin: the weights and state that the run begins with. If it has none, the weights are drawn at random.
+        seed: the seed of weights that are drawn.
     """
     if origin.base is not None:
         # A resumed run of adapters needs the base as well, because its checkpoint contains only the adapters.
@@ -340,7 +344,7 @@ def build_sample_schedule(config: Config, frames: FrameReader, split: Split, mes
 
 
 def build_forecast_len(config: Config, total_steps: int) -> Callable[[int], int]:
-    """Return the function optimizer step (from 0) -> number of rollout steps in training.
+    """Return the function that maps an optimizer step (from 0) to the number of rollout steps in training.
 
     Args:
         config: the config of the run.
@@ -369,7 +373,7 @@ def build_step(
         objective: the training objective, which runs the model and returns the loss.
         optimizer: the optimizer of the model's trainable parameters.
         average: the moving average of these parameters, None for none.
-        forecast_len: optimizer step (from 0) -> number of rollout steps.
+        forecast_len: function that maps an optimizer step (from 0) to the number of rollout steps.
         data_rank: the data rank of this process, which seeds its random numbers.
     """
     settings = StepSettings(

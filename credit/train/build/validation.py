@@ -20,8 +20,8 @@ from credit.train.build.assets import ModelAssets
 from credit.train.prefetch import DevicePrefetcher
 from credit.train.validate import ValidationShare, evenly_spaced, shard_cases, validate
 
-# Function from the number of optimizer steps taken, and a function that says whether to stop, to the metrics of the
-# model's present weights; None if the validation was stopped. Every rank must call it.
+# Function that returns the metrics of the model's present weights, None if the validation was stopped. Its arguments
+# are the number of optimizer steps taken, and a function that returns whether to stop. Every rank must call it.
 RunValidation = Callable[[int, Callable[[], bool]], dict[str, float] | None]
 
 
@@ -43,7 +43,7 @@ def build_validation(
         objective: the training objective, whose loss and forecasts are validated.
         frames: reader of initial states, forcing and targets.
         split: the validation period.
-        forecast_len: optimizer step (from 0) -> number of rollout steps in training.
+        forecast_len: function that maps an optimizer step (from 0) to the number of rollout steps in training.
         weight_CHW: weights of the cells of the output channels, from `compute_cell_weights`.
         mesh: this rank's position among the ranks.
 
@@ -66,7 +66,7 @@ def build_validation(
 def build_valid_loader(
     config: Config, frames: FrameReader, split: Split, mesh: DeviceGrid
 ) -> tuple[Loader, ValidationShare]:
-    """Return the loader of this rank's validation batches, and the share of all cases in these batches.
+    """Return the loader of this rank's validation batches, and the cases (initial times) in these batches.
 
     At most ``trainer.valid_samples`` initial times are taken, spread over the whole of `split`. The samples have the
     forcing that a forecast would have, without values that are not known in advance.
@@ -104,7 +104,7 @@ def validation_lead_hours(config: Config) -> list[float]:
 
 
 def build_metrics(config: Config, assets: ModelAssets, weight_CHW: torch.Tensor) -> list[Metric]:
-    """Return the metrics of ``trainer.metrics``, with nothing accumulated.
+    """Return new metrics, one for each name in ``trainer.metrics``, with nothing accumulated.
 
     Args:
         config: the config of the run.

@@ -67,11 +67,12 @@ class AsyncCheckpointer:
 
         Args:
             step: number of optimizer steps taken.
-            tensors: stem -> named tensors, the same names on every rank. They are DTensors, each shard of which is
-                written once, or plain tensors that are equal on all ranks. They may change once this method returns.
-            assets: plain tensors that never change, the same on every rank.
+            tensors: stem (a set of tensors, see `credit.train.checkpoint.checkpoint`) -> name -> tensor, with the same
+                names on every rank. A tensor is a DTensor, each shard of which is written once, or a plain tensor that
+                is equal on all ranks. The tensors may change once this method returns.
+            assets: name -> plain tensor that never changes, the same on every rank.
             meta: contents of meta.json, ready for JSON.
-            links: links to move to the checkpoint once it is complete: ``latest``, ``best`` or both.
+            links: names of the links to move to the checkpoint once it is complete: ``latest``, ``best`` or both.
             keep: rule for the checkpoints that stay once this one is complete, None to keep all.
             synchronous: True to return only when the checkpoint is complete.
 
@@ -213,7 +214,7 @@ class AsyncCheckpointer:
 
 
 def _make_empty(temporary: Path) -> None:
-    """Create the empty folder `temporary`, and remove those that a killed run has left behind."""
+    """Create the empty folder `temporary`, and remove temporary folders that a killed run has left behind."""
     for leftover in temporary.parent.glob(".step_*.part"):
         shutil.rmtree(leftover)
     temporary.mkdir(parents=True)

@@ -13,7 +13,7 @@
 disk and renames it. A folder whose files do not match its manifest is damaged and is not used. Only tensors and JSON
 are stored, so nothing is ever unpickled. ``latest`` and ``best`` are links that are moved atomically.
 
-The functions below that read checkpoints are collective if there is a process group, and work without one.
+A whole tensor is the full, unsharded one. Functions marked as collective also work without a process group.
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ def verify_checkpoint(path: Path) -> str | None:
 
 
 def _read_manifest(path: Path) -> dict[str, tuple[int, int]] | None:
-    """Return path below the checkpoint -> (bytes, CRC-32); None if the manifest is missing or damaged."""
+    """Return the manifest: path of a file in the checkpoint -> (bytes, CRC-32); None if it is missing or damaged."""
     try:
         manifest = json.loads((path / MANIFEST).read_text())
         return {name: (entry["size"], entry["crc32"]) for name, entry in manifest.items()}
@@ -176,7 +176,7 @@ def _read_manifest(path: Path) -> dict[str, tuple[int, int]] | None:
 
 
 def _verify_file(path: Path, name: str, size: int, crc32: int) -> str | None:
-    """Return a description of the damage to one file, None if it has this size in bytes and this CRC-32."""
+    """Return a description of the damage to one file, None if the file has this size in bytes and this CRC-32."""
     file = path / name
     if not file.is_file():
         return f"{name} is missing"
@@ -193,7 +193,7 @@ def resolve_checkpoint(folder: Path, name_or_path: str, key: str) -> Path:
     Args:
         folder: the run's ``checkpoints`` folder.
         name_or_path: ``best``, ``latest`` or a path.
-        key: key of the config, or option of the command, that has this value, for messages.
+        key: key of the config, or option of the command, that has the value `name_or_path`; for messages.
 
     Raises:
         CheckpointError: on every rank, if the run has no such checkpoint yet, or the checkpoint is damaged.
@@ -222,7 +222,7 @@ def resolve_checkpoint(folder: Path, name_or_path: str, key: str) -> Path:
 
 
 def build_missing_checkpoint_error(key: str, name_or_path: str) -> ConfigError:
-    """Return the error of a config key or option whose value is not the name or path of a checkpoint."""
+    """Return the error for a config key or option `key` whose value is not the name or path of a checkpoint."""
     suggestion = ""
     if os.sep not in name_or_path:
         suggestion = did_you_mean(name_or_path, ("best", "latest"))
@@ -247,7 +247,7 @@ def load_meta(path: Path) -> dict[str, Any]:
 def weights_fingerprint(path: Path, stem: str) -> str:
     """Return a checksum over the tensors of one stem as eight hexadecimal digits; only the manifest is read.
 
-    Checkpoints without a readable manifest all have the same checksum, that of no files.
+    All checkpoints without a readable manifest have the same checksum, which is that of an empty list of files.
 
     Args:
         path: folder of the checkpoint.
@@ -263,14 +263,14 @@ def weights_fingerprint(path: Path, stem: str) -> str:
 
 
 def read_stored_shapes(path: Path, stem: str) -> dict[str, torch.Size]:
-    """Return name -> shape of the whole tensors of one stem."""
+    """Return the shapes of one stem of a checkpoint: name -> shape of the whole tensor."""
     if (path / stem).is_dir():
         return sharded.tensor_shapes(sharded.read_metadata(path / stem))
     return {name: value.shape for name, value in load_tensors(path, stem).items()}
 
 
 def load_tensors(path: Path, stem: str) -> dict[str, Tensor]:
-    """Return name -> whole tensor of one stem, or of ``assets``, on the CPU."""
+    """Return the tensors of one stem, or of ``assets``, of a checkpoint: name -> whole tensor on the CPU."""
     if (path / stem).is_dir():
         return sharded.read_whole(path / stem)
     return load_file(path / f"{stem}.safetensors")
@@ -282,11 +282,12 @@ def load_into(path: Path, stem: str, state: Mapping[str, Tensor]) -> None:
     Args:
         path: the checkpoint.
         stem: the set of tensors to load, such as ``model``.
-        state: name -> tensor to fill, with exactly the names and shapes of that set; plain tensors, or DTensors on any
-            mesh.
+        state: name -> tensor to fill, with exactly the names and shapes of the stored set; plain tensors, or DTensors
+            on any mesh.
 
     Raises:
-        CheckpointError: on every rank, naming the tensors that are missing, left over or of another shape.
+        CheckpointError: on every rank, if names or shapes differ; the message names the tensors that are missing, left
+            over or of another shape.
     """
 
     def read_metadata() -> Metadata | None:
@@ -318,7 +319,7 @@ def load_state(model: torch.nn.Module, state: Mapping[str, Tensor], origin: Path
         origin: file or checkpoint that the tensors come from, for messages.
 
     Raises:
-        CheckpointError: naming the tensors that are missing, left over or of another shape.
+        CheckpointError: if names or shapes differ; the message names the tensors, see `require_same_tensors`.
     """
     model_state = model.state_dict()
     shapes = {name: value.shape for name, value in state.items()}
@@ -335,7 +336,8 @@ def require_same_tensors(model_state: Mapping[str, Tensor], shapes: Mapping[str,
         origin: file or checkpoint that has these tensors, for messages.
 
     Raises:
-        CheckpointError: naming the tensors that are missing, left over or of another shape.
+        CheckpointError: if names or shapes differ; the message names the tensors that are missing, left over or of
+            another shape.
     """
     other_shapes = []
     for name in sorted(model_state.keys() & shapes.keys()):

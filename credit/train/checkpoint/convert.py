@@ -43,9 +43,9 @@ class PublishedFiles:
         weights: torch or safetensors file that `read_state_file` can read.
         mean: netCDF file with the mean of each variable, for each level if the variable has levels.
         std: netCDF file with the scale of each variable in the same form: normalised value = (value - mean) / scale.
-        static: netCDF file with the static fields on the model's grid. Fields that `mean` and `std` do not contain
-            count as already normalised.
-        rename: variable of the config -> its name in these files.
+        static: netCDF file with the static fields on the model's grid. Static fields without an entry in the files
+            `mean` and `std` count as already normalised.
+        rename: variable of the config -> name of the variable in these files.
     """
 
     weights: Path
@@ -149,7 +149,7 @@ def export_weights(config: Config, name_or_path: str, target: Path) -> Path:
 
 
 def _forecast_weights(config: Config, path: Path) -> dict[str, Tensor]:
-    """Return name -> weight of the network that makes forecasts, with LoRA adapters merged into the weights."""
+    """Return the weights that make forecasts, with LoRA adapters merged into them: name -> whole weight on the CPU."""
     meta = checkpoint.load_meta(path)
     if "base" not in meta:
         return checkpoint.load_tensors(path, "forecast")
@@ -225,10 +225,12 @@ def open_netcdf(path: Path) -> xr.Dataset:
 
 
 def _read_value(data: xr.Dataset, name: str, channel: Channel, path: Path) -> float:
-    """Return the number of a channel: that of the variable, or that at the channel's level, which must match exactly.
+    """Return the value of a statistic for one channel: the variable's only value, or its value at the channel's level.
+
+    The level must be in the file exactly.
 
     Args:
-        data: statistics of a published model.
+        data: the statistic, such as the mean, of all variables of a published model.
         name: name of the variable in `data`.
         channel: channel of the variable.
         path: path of `data`, for messages.
@@ -269,11 +271,11 @@ def _read_grid(static: xr.Dataset, path: Path) -> tuple[LatLonGrid, AxisOrder]:
 def _read_static_field(
     static: xr.Dataset, channel: Channel, axis_order: AxisOrder, grid: LatLonGrid, files: PublishedFiles
 ) -> np.ndarray:
-    """Return the field (H, W) of a static channel, float32, in the row and column order of the grid.
+    """Return the field of a static channel, (H, W) float32: H latitude rows and W longitude columns of the grid.
 
     Raises:
         ConfigError: if the channel is not read from data.
-        DataError: if the file lacks its variable, or the field has another shape or missing values.
+        DataError: if the file lacks the channel's variable, or the field has another shape or missing values.
     """
     if channel.source != "data":
         raise ConfigError(

@@ -70,7 +70,7 @@ def read_state_file(path: Path) -> dict[str, Tensor]:
 
 
 def _load_torch_file(path: Path) -> Any:
-    """Return the content of a file of `torch.save`, which may be tensors and plain containers only.
+    """Return the content of a file of `torch.save`, which may have only tensors and plain containers.
 
     Raises:
         CheckpointError: if the file contains other objects, or was not written by `torch.save`.
@@ -105,13 +105,13 @@ def _load_torch_file(path: Path) -> Any:
 def load_weights_file(model: nn.Module, path: Path, seed: int) -> None:
     """Collective: fill a model, sharded or not, with the weights in a file; every rank reads it.
 
-    The model may have parameters that the file lacks, if they belong to modules that declare ``may_be_added`` (those of
-    noise): with their initial values, the model computes what the weights were trained to compute.
+    The model may have parameters that the file lacks if they belong to noise modules, which declare ``may_be_added``.
+    They get initial values with which the model computes what the weights in the file were trained to compute.
 
     Args:
         model: the model, with memory.
         path: torch or safetensors file that `read_state_file` can read.
-        seed: the seed of the initial values.
+        seed: the seed of these initial values.
 
     Raises:
         CheckpointError: on every rank, if any rank cannot read the file, or the weights are of another model.
@@ -128,12 +128,17 @@ def load_weights_file(model: nn.Module, path: Path, seed: int) -> None:
 
 
 def find_added_values(model: nn.Module, stored_names: Collection[str], seed: int) -> dict[str, Tensor]:
-    """Return name -> whole initial value of the tensors that a model adds to stored ones without changing its function.
+    """Return the initial values of tensors that a model may have in addition to the stored ones.
+
+    With these values, the model computes the same function as without the tensors.
 
     Args:
         model: the model, on any device.
         stored_names: the names of the stored tensors.
         seed: the seed of the initial values.
+
+    Returns:
+        Name of an added tensor -> its initial value, as a whole (unsharded) tensor.
     """
     added_values = {}
     for name, value in initial_values_of_addable(model, seed):
@@ -143,7 +148,7 @@ def find_added_values(model: nn.Module, stored_names: Collection[str], seed: int
 
 
 def describe_added_values(stored_names: Collection[str], added_names: Collection[str]) -> str:
-    """Return a text that counts the tensors that are loaded, and those that the model adds."""
+    """Return a message with the number of tensors that are loaded, and the names of those that the model adds."""
     shown_names = sorted(added_names)
     if len(shown_names) > _MAX_NAMES_SHOWN:
         shown_names = [*shown_names[:_MAX_NAMES_SHOWN], "..."]
@@ -205,7 +210,7 @@ def _read_exported_meta(path: Path) -> dict[str, Any] | None:
 
 
 def _remove_wrapper_prefixes(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return a state dict whose names have no prefixes of wrappers; names that become equal are merged."""
+    """Return a state dict whose names have no prefixes of wrappers; of tensors with equal new names, one is kept."""
     plain_state = dict(state)
     for prefix in _WRAPPER_PREFIXES:
         plain_state = {name.replace(prefix, ""): value for name, value in plain_state.items()}

@@ -70,10 +70,10 @@ def write_config(config: Config, folder: Path) -> None:
 def choose_checkpoint(config: Config, folder: Path) -> Path | None:
     """Collective: return the checkpoint to start from, None for a run that starts without one.
 
-    If ``trainer.resume`` is the path of a checkpoint, a new run starts from it; of the folder of another run, from the
-    best checkpoint there (`starts_from_run_folder`). If it is the path of a file of weights, this function returns None
-    and `find_initial_weights` returns the file. A run with checkpoints in its own folder always continues from those,
-    even if the path no longer exists.
+    A run with checkpoints in its own folder continues from the newest, even if a path in ``trainer.resume`` no longer
+    exists. For a new run, this path may be one of three things. If it is a checkpoint, the run starts from it. If it is
+    the folder of another run, the run starts from the best checkpoint there (`starts_from_run_folder`). If it is a file
+    of weights, this function returns None, and `find_initial_weights` returns the file.
 
     Args:
         config: the config of the run.
@@ -125,7 +125,7 @@ def choose_checkpoint(config: Config, folder: Path) -> Path | None:
 
 
 def starts_from_run_folder(config: Config, origin: Path | None) -> bool:
-    """Collective: return whether a new run starts at step 0 with the best weights of the run in ``trainer.resume``.
+    """Collective: return whether a new run starts at step 0 with the best weights of the run folder ``trainer.resume``.
 
     Args:
         config: the config of the run.
@@ -144,7 +144,7 @@ def _is_run_folder(path: str) -> bool:
 
 
 def prepare_start(config: Config, launch: ProcessInfo) -> Path | None:
-    """Collective: prepare the run's folder for training, and return the checkpoint to start from, None for none.
+    """Collective: prepare the run's folder for training, and return the checkpoint to start from, None without one.
 
     `choose_checkpoint` chooses the checkpoint. If every checkpoint is damaged, STATUS becomes ``failed``, because the
     next job of a chain would fail in the same way. With ``trainer.resume: never``, damaged checkpoints are renamed, so
@@ -198,8 +198,8 @@ def load_run_state(
 
     Raises:
         CheckpointError: if the checkpoint was trained with other channels or another config of the model.
-        DataError: if it was trained on another grid, or with another unit of a variable.
-        ConfigError: if these ranks cannot continue with the checkpoint's global batch.
+        DataError: if the checkpoint was trained on another grid, or with another unit of a variable.
+        ConfigError: if no ``trainer.grad_accum_every`` gives the checkpoint's global batch size on these ranks.
     """
     meta = checkpoint.load_meta(origin)
     # Statistics and static fields stay those that the weights were trained with.
@@ -230,6 +230,7 @@ def keep_global_batch(config: Config, num_data_ranks: int, samples: int, path: P
     if batch * conf.grad_accum_every == samples:
         return config
     if samples % batch:
+        # List every train_batch_size with which a whole number of micro-steps gives the same samples.
         possible_sizes = []
         for size in range(1, samples // num_data_ranks + 1):
             if samples % (size * num_data_ranks) == 0:
@@ -287,7 +288,7 @@ def require_same_function(
         extendable_keys: exceptions from `fixed_keys`, whose changes only add parameters.
 
     Raises:
-        CheckpointError: if such a key has changed; the message lists these keys with both values.
+        CheckpointError: if a fixed key has changed; the message lists all such keys with both values.
     """
     changes = []
     advice = "Go back to it, or choose another save_loc"
@@ -315,7 +316,7 @@ def _list_changes(config: Config, trained: Mapping[str, Any]) -> list[tuple[str,
 
 
 def _dump_comparable(config: Config) -> dict[str, Any]:
-    """Return a config as plain values, with the shorthand `hyperdiffusion` written as an entry of the list."""
+    """Return a config as plain values, with the shorthand `hyperdiffusion` written as an entry of `postprocess`."""
     sections = config.model_dump(mode="json")
     for name in ("model", "inference"):
         entries = getattr(config, name).postprocess_entries.values()
@@ -330,10 +331,10 @@ def _is_below(key: str, prefixes: tuple[str, ...]) -> bool:
 
 
 def _flatten(value: Any, key: str = "") -> dict[str, Any]:
-    """Return dotted key -> value of nested sections.
+    """Return the values of nested sections by dotted key, such as ``trainer.amp``.
 
     Args:
-        value: a section, or a value, which is returned at `key`.
+        value: a section, or a single value.
         key: dotted key of `value`, empty for the whole config.
     """
     if not isinstance(value, Mapping):

@@ -59,7 +59,7 @@ def remove_checkpoints_after(folder: Path, step: int) -> None:
 
 
 def set_checkpoints_aside(folder: Path) -> None:
-    """Rename all checkpoints of a run, which must be damaged, so that a new run in the folder does not use them.
+    """Rename all checkpoints of a run, so that a new run in the folder does not use them; all must be damaged.
 
     ``step_00000002`` becomes ``damaged_step_00000002``, with a number appended if that name exists already. The links
     ``latest`` and ``best`` are removed.

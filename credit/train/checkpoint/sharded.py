@@ -5,6 +5,9 @@ files have the format of DCP's safetensors storage: any number of files in a fol
 metadata of its file. DCP's `HuggingFaceStorageReader` reads them. DCP's own writer is not used, for three reasons. It
 makes a second copy of all tensors in memory. It holds Python's lock meanwhile, so that training waits (3.4 s for 1 GB).
 It calls fsync before the last block has left Python's buffer (torch 2.11 to 2.13).
+
+A stem is a set of tensors, such as ``model`` or ``optimizer``, and has a folder of its own. A part is a rank's shard of
+a tensor. A whole tensor is the full, unsharded one.
 """
 
 from __future__ import annotations
@@ -45,7 +48,7 @@ class StagedShards:
     Attributes:
         parts: stem -> name of the tensor -> this rank's part of it on the CPU.
         plans: stem -> DCP's plan, which has the position of each part in its tensor.
-        done: event after which the copies from the device are complete, None for tensors of the CPU.
+        done: event after which the copies from the device are complete, None for tensors on the CPU.
     """
 
     parts: dict[str, dict[str, Tensor]]
@@ -54,7 +57,7 @@ class StagedShards:
 
 
 class ShardWriter:
-    """Writer of this rank's parts of one checkpoint after another.
+    """Writer of this rank's parts of all checkpoints of a run.
 
     It reuses two things from save to save. One is host memory, because allocating it takes many times as long as the
     copy. The other is the plan of which rank writes which part, which takes 4 s for 64 ranks and 2000 tensors.
@@ -80,7 +83,7 @@ class ShardWriter:
             tensors: stem -> name -> DTensor, or plain tensor that is equal on all ranks.
 
         Returns:
-            The copies, which are overwritten by the next call.
+            The copies, which the next call overwrites.
         """
         previous_parts = self._parts
         self._parts = {}
@@ -142,7 +145,8 @@ class ShardWriter:
     def _agree_on_write_plans(self, local_plans: dict[str, SavePlan]) -> dict[str, SavePlan]:
         """Collective: return stem -> plan of the parts that this rank writes.
 
-        Only rank 0 gets the plans of all ranks, because those of 1024 ranks take a GB of memory and seconds.
+        The plans of the previous save are used again unless a rank's parts have changed. Only rank 0 gets the plans of
+        all ranks, because those of 1024 ranks take a GB of memory and seconds to send.
 
         Args:
             local_plans: stem -> plan of all parts that this rank has.
@@ -157,7 +161,10 @@ def _assign_parts(plans_by_rank: list[dict[str, SavePlan]]) -> list[dict[str, Sa
     """Return for each rank the plans of the parts that it writes, so that each part is written once.
 
     Args:
-        plans_by_rank: for each rank, stem -> plan of all parts that it has.
+        plans_by_rank: for each rank, stem -> plan of all parts that the rank has.
+
+    Returns:
+        For each rank, stem -> plan of the parts that the rank writes.
     """
     planner = DefaultSavePlanner(flatten_state_dict=False)
     write_plans: list[dict[str, SavePlan]] = [{} for _ in plans_by_rank]
@@ -180,7 +187,11 @@ def _write_parts(path: Path, plan: SavePlan, parts: Mapping[str, Tensor]) -> Non
 
 
 def fsync_and_checksum(path: Path) -> dict[str, int]:
-    """Flush a complete file to the disk, give it the usual mode, and return its ``size`` in bytes and ``crc32``."""
+    """Flush a complete file to the disk, give it its folder's read and write permissions, and return its checksum.
+
+    Returns:
+        The entry of the manifest: ``size`` in bytes and ``crc32``.
+    """
     # safetensors creates files that only the owner can read. The mode of the folder takes account of the umask.
     path.chmod(path.parent.stat().st_mode & 0o666)
     fsync_path(path)
@@ -206,12 +217,12 @@ def fsync_path(path: Path) -> None:
 
 
 def read_metadata(folder: Path) -> Metadata:
-    """Return DCP's metadata of a folder: the shapes and positions of all tensors, from the heads of its files."""
+    """Return DCP's metadata of a folder: the shapes and positions of all tensors, from the headers of its files."""
     return HuggingFaceStorageReader(str(folder)).read_metadata()
 
 
 def tensor_shapes(metadata: Metadata) -> dict[str, torch.Size]:
-    """Return name -> shape of the whole tensor, from `read_metadata`."""
+    """Return name -> shape of the whole tensor, from the output of `read_metadata`."""
     return {name: entry.size for name, entry in metadata.state_dict_metadata.items()}
 
 

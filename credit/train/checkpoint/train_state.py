@@ -29,10 +29,11 @@ class TrainState:
     Attributes:
         step: number of optimizer steps taken.
         best: best (smallest) value of ``trainer.monitor`` so far, infinity before the first validation.
-        best_step: step of the validation with that value, 0 without one.
+        best_step: step of the validation with this value, 0 before the first validation.
         validations_since_best: number of validations since `best_step`.
         best_saved: [value, step] of the best validations whose checkpoints are retained, best first.
-        nonfinite_steps: consecutive steps (from 0) without a finite loss or gradient, up to the latest step.
+        nonfinite_steps: latest consecutive steps (counted from 0) without a finite loss or gradient; empty if the last
+            step was finite.
         skipped_blocks: indices of the blocks of samples that the run skips, because their steps diverged; a block has
             the samples of an optimizer step.
         rollbacks: number of rollbacks because of steps that were not finite.
@@ -40,7 +41,7 @@ class TrainState:
         losses: losses of the latest steps, as many as ``trainer.loss_spike`` needs.
         saved: step of the newest checkpoint, -1 without one.
         validated: step of the newest validation, -1 without one.
-        usage: resources that the run has used, see `credit.train.monitor.usage.Usage`.
+        usage: resources that the run has used, as a mapping of the fields of `credit.train.monitor.usage.Usage`.
     """
 
     step: int = 0

@@ -192,7 +192,8 @@ class Preview:
             return None
         scores = {}
         for name, square_sum_LC in (("rmse", errors.forecast_LC), ("persistence", errors.persistence_LC)):
-            # Tensor-parallel peers have the same cases, so the mean over all ranks is that over the data ranks.
+            # Tensor-parallel peers have the same cases, so the mean over all ranks is that over the data ranks. Times
+            # the number of data ranks it is the sum over all cases.
             mean_LC = mean_over_ranks(square_sum_LC) * self._share.ranks / self._share.cases
             for hour, values in zip(lead_hours, mean_LC.sqrt().tolist(), strict=True):
                 for channel, value in zip(self._plan.channels, values, strict=True):
@@ -219,6 +220,7 @@ class Preview:
                 # The ranks of a sharded model must all take this step.
                 continue
             truth_1CHW = self._read_truth(initial + (number + 1) * step_minutes)
+            # The metric takes ensembles, so the forecast gets a member dimension of length 1.
             errors.add(number, output_BCHW[:, None, self._channel_index], initial_1CHW, truth_1CHW)
             if number == num_steps - 1 and case == 0 and self._is_main:
                 self._set_maps(truth_1CHW[0].cpu().numpy(), output_BCHW[0, self._channel_index].cpu().numpy())

@@ -147,6 +147,7 @@ class RunLock:
             other: contents of the file.
         """
         if other["host"] == self._contents["host"]:
+            # A chained comparison: the start times must be equal, and they must be known.
             return _read_process_start(other["pid"]) == other["started"] is not None
         logger.warning("%s: waiting for a sign of life of %s", self._path, _describe(other))
         deadline = time.monotonic() + self._silence
