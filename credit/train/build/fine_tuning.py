@@ -69,7 +69,7 @@ def choose_base_checkpoint(config: Config, origin: Path | None) -> Path | None:
 
 
 def describe_base(base: Path) -> dict[str, str]:
-    """Return the entry for a base in the meta.json of adapters: ``path``, and ``weights``, a checksum of its weights."""
+    """Return the entry for a base in the meta.json of adapters: ``path``, and ``weights``, a checksum of weights."""
     return {"path": str(base), "weights": checkpoint.weights_fingerprint(base, "forecast")}
 
 
