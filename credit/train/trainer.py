@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 
 class Trainer:
-    """Training run: takes optimizer steps until the end, or until it is asked to stop; building it is collective.
+    """Training run, which takes optimizer steps until its end or a request to stop; building a trainer is collective.
 
     Args:
         parts: model, data, optimizer and everything else that a run needs.

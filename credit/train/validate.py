@@ -61,7 +61,7 @@ def shard_cases(num_cases: int, batch_size: int, rank: int, num_ranks: int) -> V
     Args:
         num_cases: number of cases of all ranks together.
         batch_size: largest number of cases in a batch.
-        rank: the data rank.
+        rank: the data rank: index, from 0, among the data-parallel ranks.
         num_ranks: number of data ranks.
     """
     # The cases are dealt out in turn, so the numbers of two ranks differ by one at most.

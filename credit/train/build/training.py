@@ -125,7 +125,7 @@ class RunSetup:
     """Inputs that the components of a trainer are built from.
 
     Attributes:
-        config: the config of the run, with the settings that its checkpoint keeps.
+        config: the config of the run, from `prepare_assets`.
         process_info: rank and number of ranks of this process.
         device: the device of this process.
         mesh: this rank's position among the ranks.

@@ -117,7 +117,7 @@ class AsyncCheckpointer:
         """Collective: wait for the save in progress, if there is one.
 
         Raises:
-            CheckpointError: on every rank, if the save failed. A second call does not raise it again.
+            CheckpointError: on every rank, if the save failed. A second call does not raise the same error again.
         """
         if self._job is not None:
             try:

@@ -1,4 +1,4 @@
-"""Start of a run: choice of the checkpoint or weights that it begins with, and comparison with their config."""
+"""Start of a run: choice of the checkpoint or weights to begin with, and comparison with the config stored in them."""
 
 from __future__ import annotations
 
