@@ -12,16 +12,19 @@ T = TypeVar("T")
 
 
 def group_initial_times(initial_times: Sequence[int], members: int, batch_size: int) -> list[list[int]]:
-    """Return groups of initial times whose forecasts are made by one rank.
+    """Divide initial times into groups; one rank makes all forecasts of a group.
 
-    A group has as many times as fit into one batch with all their members, or a single time if its members need several
-    batches. A rank or job takes whole groups. So the batches, and with them the rounding of every forecast, do not
-    depend on the number of ranks and jobs.
+    A group has as many initial times as fit into one batch with all their members, or a single initial time if its
+    members need several batches. Each rank or job gets whole groups. The content of a batch, on which the rounding of
+    its forecasts depends, is therefore the same for any number of ranks and jobs.
 
     Args:
         initial_times: initial times in minutes.
         members: number of ensemble members, 1 for single forecasts.
         batch_size: largest number of forecasts in a batch.
+
+    Returns:
+        The groups, which list all initial times in the given order. The last group may be smaller than the others.
     """
     times_per_group = max(1, batch_size // members)
     groups = []
@@ -31,11 +34,11 @@ def group_initial_times(initial_times: Sequence[int], members: int, batch_size: 
 
 
 def select_part(items: Sequence[T], part: str) -> list[T]:
-    """Return the I-th of N parts of a sequence; the sizes of the parts differ by at most one.
+    """Return the items of the I-th of N jobs: every N-th item, from the I-th on.
 
     Args:
-        items: sequence that is divided.
-        part: ``I/N``, with I from 1 to N.
+        items: items that are divided between the jobs.
+        part: ``I/N``, with I from 1 to N, as in the option ``--part``.
 
     Raises:
         ConfigError: if `part` is not of this form.
@@ -47,5 +50,8 @@ def select_part(items: Sequence[T], part: str) -> list[T]:
 
 
 def select_round_robin(items: Sequence[T], rank: int, num_ranks: int) -> list[T]:
-    """Return the items of one rank: every item belongs to one rank, and the counts differ by at most one."""
+    """Return the items of one rank: every `num_ranks`-th item, from index `rank` on.
+
+    Each item belongs to exactly one rank, and the numbers of items of two ranks differ by at most one.
+    """
     return list(items[rank::num_ranks])

@@ -1,4 +1,4 @@
-"""Interface of the forecasts that are scored: files, stores, or forecasts that a network makes meanwhile."""
+"""Interface to the forecasts that are scored: read from files or stores, or made by a network during the scoring."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class ForecastSource(ABC):
         lead_minutes: lead times in minutes, increasing, int64.
         members: number of ensemble members, None for single forecasts.
         channel_names: names of the channels, such as ``z500`` and ``t2m``.
-        flat_names: names of the channels without a level.
-        units: variable -> units; variables with unknown units are missing.
+        flat_names: names of the channels without a vertical level, such as ``t2m``.
+        units: units by name of the variable; a variable with unknown units has no entry.
         grid: grid in canonical orientation.
         calendar: calendar of the times.
         attributes: description of the run, as in the global attributes of forecast files.
@@ -48,27 +48,32 @@ class ForecastSource(ABC):
             lead_index: index of the lead time in `lead_minutes`.
 
         Returns:
-            (M, C, H, W) float32 in the units of `units`, NaN where missing; M is 1 for a single forecast.
+            (M, C, H, W) float32: members, channels, latitude rows and longitude columns, in the units of `units`, NaN
+            where missing. M is 1 for a single forecast.
 
         Raises:
             DataError: if the forecast cannot be read.
         """
 
     def initial_time_groups(self) -> list[list[int]]:
-        """Return the initial times (in minutes) in groups.
+        """Return the initial times, in minutes, in the groups in which their forecasts are read.
 
-        The forecasts of a group are read side by side: all of them at the first lead time, then at the next one.
+        A reader takes all forecasts of a group at the first lead time, then all of them at the next lead time, and so
+        on.
         """
         return [[minutes] for minutes in self.initial_minutes.tolist()]
 
     def join_collectives(self, leads: Sequence[int], initial_times: Sequence[int] = ()) -> None:
-        """Collective: run the network as the other ranks do, and discard the forecast.
+        """Collective: run the network as often as the ranks that read a group of forecasts, and read nothing.
 
-        A rank calls this when its own forecasts are complete. A rank that computes members for another rank calls it
-        for every group. Forecasts in files have no collectives.
+        With a sharded network, every step of a forecast is a collective. A rank that has no group left calls this
+        method while the other ranks read theirs. A rank that computes ensemble members for another rank calls it for
+        each group that the other rank reads. The base class does nothing, because forecasts in files need no
+        collectives.
 
         Args:
             leads: lead times in minutes that the other ranks read.
-            initial_times: initial times in minutes of the group that another rank reads; empty if this rank has none.
+            initial_times: initial times in minutes of the group whose members this rank computes; empty if it only
+                takes part in the collectives, with any forecast.
         """
         return

@@ -1,6 +1,7 @@
 """Selection of the initial times and lead times that a run forecasts.
 
-Times are minutes of the calendar, and offsets are minutes before an initial time.
+In all functions, a time is a number of minutes in the run's `Calendar`, and an offset is a number of minutes before an
+initial time.
 """
 
 from __future__ import annotations
@@ -33,8 +34,9 @@ class InitialTimes:
     Attributes:
         minutes: initial times in minutes, increasing.
         left_out: message for the log; empty if there is nothing to report. For a range, it says how many of its times
-            are left out, and why; for ``initial_times: latest``, why that is not the last time of the data.
-        data_lack: True if missing data are among the reasons, False if the end of the test period is the only one.
+            are left out, and why. For ``initial_times: latest``, it says why the last time of the data is not used.
+        data_lack: True if missing data are among the reasons in `left_out`; False if the limits of the test period are
+            the only reasons, or if nothing is left out.
     """
 
     minutes: list[int]
@@ -45,7 +47,7 @@ class InitialTimes:
 def choose_initial_times(
     conf: InferenceConfig, data: DataConfig, times: np.ndarray, calendar: Calendar, test: Split
 ) -> list[int]:
-    """Return the initial times in minutes that `find_initial_times` finds; rank 0 logs what is left out.
+    """Return the initial times in minutes that `find_initial_times` finds, and log on rank 0 which are left out.
 
     The arguments and errors are those of `find_initial_times`.
     """
@@ -61,20 +63,21 @@ def find_initial_times(
 ) -> InitialTimes:
     """Return the initial times of ``inference.initial_times``.
 
-    A range without an end keeps only the times with truth at every lead time in the test period, so that all lead
-    times are scored on the same cases, and with the earlier analyses that an ensemble starts from. A time that is named
-    needs only its input frames, those analyses, and forcing that the config takes from observations.
+    Every initial time needs its input frames, the earlier analyses that an ensemble starts from, and the forcing that
+    the config takes from observations. A range without an end keeps only the times that also have truth in the test
+    period at every step up to the longest lead time, so that all lead times are scored on the same cases.
 
     Args:
-        conf: section inference.
-        data: section data.
+        conf: config section ``inference``.
+        data: config section ``data``.
         times: times of the data in minutes, increasing.
         calendar: calendar of the times.
         test: test period.
 
     Raises:
-        ConfigError: if a time is named twice, no time is named, or an interval is not a multiple of the time step.
-        DataError: if the data lack what a named time needs, or no time is left.
+        ConfigError: if a time is listed twice, the list is empty, a range is empty or outside the test period, or an
+            interval is not a multiple of the time step.
+        DataError: if the data lack what a listed time needs, or no time of a range is left.
     """
     step = data.step_minutes
     lags = analysis_offsets_minutes(conf.ensemble)
@@ -92,11 +95,11 @@ def find_initial_times(
 
 
 def _frame_offsets(lags: Sequence[int], data: DataConfig) -> list[int]:
-    """Return the offsets of all frames that a forecast reads, in minutes before the initial time.
+    """Return the offsets of all input frames that a forecast reads, in minutes before the initial time.
 
     Args:
-        lags: offsets of the analyses, each of which has its own input frames.
-        data: section data.
+        lags: offsets of the analyses in minutes; each analysis is the last of its ``data.history_len`` input frames.
+        data: config section ``data``.
     """
     offsets = []
     for lag in lags:
@@ -106,7 +109,9 @@ def _frame_offsets(lags: Sequence[int], data: DataConfig) -> list[int]:
 
 
 def _select_latest(frame_offsets: Sequence[int], times: np.ndarray, calendar: Calendar, step: int) -> InitialTimes:
-    """Return the last time whose frames are all in the data, and a message where later times lack frames.
+    """Select the last time whose input frames are all in the data; explain why if it is not the last time of the data.
+
+    The time step `step`, in minutes, is for the error message only.
 
     Raises:
         DataError: if there is no such time.
@@ -134,7 +139,7 @@ def _select_latest(frame_offsets: Sequence[int], times: np.ndarray, calendar: Ca
 
 
 def _first_missing(initial: int, offsets: Sequence[int], available: Collection[int]) -> int | None:
-    """Return the first of the times `initial` - offset that is not available, None where all are."""
+    """Return the first time `initial` - offset (in minutes) that is not in `available`; None if all are."""
     for offset in offsets:
         if initial - offset not in available:
             return initial - offset
@@ -142,7 +147,7 @@ def _first_missing(initial: int, offsets: Sequence[int], available: Collection[i
 
 
 def _parse_named(names: Sequence[str], calendar: Calendar) -> list[int]:
-    """Return the times of a list, increasing; a time that is named twice is an error."""
+    """Return times that are listed as text in minutes, increasing; an empty list or a repeated time is an error."""
     if not names:
         raise ConfigError(f"{_KEY}: [] has no time; name some, or leave the key out for those of the test period")
     initial_times = sorted(calendar.parse(name, _KEY) for name in names)
@@ -155,7 +160,9 @@ def _parse_named(names: Sequence[str], calendar: Calendar) -> list[int]:
 def _select_range(
     conf: InferenceConfig, data: DataConfig, times: np.ndarray, calendar: Calendar, test: Split
 ) -> InitialTimes:
-    """Return the times of a range; without an end, only those that have truth and all frames.
+    """Select the times of a range; for a range without an end, only those with truth and all input frames.
+
+    The arguments are those of `find_initial_times`.
 
     Raises:
         ConfigError: if the range ends before its start, or starts after the test period.
@@ -178,7 +185,7 @@ def _select_range(
             f"lies; give {_KEY}.end, or another data.splits.test"
         )
 
-    # Without an end, the candidates are the times of the test period. Count why each of the others is left out.
+    # Without an end, the candidates are the times of the test period. Count the reasons why some are left out.
     candidates = range(first, test.last + 1, every)
     obstacle_finder = _ObstacleFinder(conf, data, times, test)
     initial_times = []
@@ -211,7 +218,7 @@ class _Obstacle:
     """A reason why a forecast cannot start at a time of a range.
 
     Attributes:
-        description: completes "3 times ...".
+        description: text that follows the number of times in a message, as in "3 before the period".
         way_out: advice for the user.
         is_missing_data: True if the data lack something, False if the test period is the reason.
     """
@@ -259,7 +266,7 @@ class _ObstacleFinder:
         )
 
     def find_obstacle(self, minutes: int) -> _Obstacle | None:
-        """Return the first obstacle of an initial time (in minutes), None where a forecast can start."""
+        """Return the first reason why no forecast can start at `minutes`; None if one can."""
         if minutes < self._test.first:
             return self._before_period
         if minutes not in self._available:
@@ -280,7 +287,7 @@ def parse_interval_minutes(time_range: InitialTimesConfig, step: int) -> int:
     """Return the interval between the initial times of a range, in minutes.
 
     Args:
-        time_range: ``inference.initial_times``.
+        time_range: ``inference.initial_times``, given as a range.
         step: time step of the data in minutes.
 
     Raises:
@@ -295,14 +302,17 @@ def parse_interval_minutes(time_range: InitialTimesConfig, step: int) -> int:
 
 
 def choose_leads(conf: InferenceConfig, step: int) -> list[int]:
-    """Return the lead times to write, in minutes: ``lead_times``, or every ``output_every`` up to ``lead_time``.
+    """Return the lead times to write, in minutes, increasing.
+
+    They are the list ``lead_times`` if it is given, else the multiples of ``output_every`` (default: the time step) up
+    to ``lead_time``.
 
     Args:
-        conf: section inference.
+        conf: config section ``inference``.
         step: time step of the data in minutes.
 
     Raises:
-        ConfigError: if ``output_every`` is not a multiple of the time step, or no lead time is left.
+        ConfigError: if ``output_every`` is not a multiple of the time step, or is longer than ``lead_time``.
     """
     if conf.lead_times is not None:
         return [parse_duration(lead) for lead in conf.lead_times]
@@ -324,10 +334,10 @@ def choose_leads(conf: InferenceConfig, step: int) -> list[int]:
 def _require_frames(
     initial_times: Sequence[int], times: np.ndarray, calendar: Calendar, frame_offsets: Sequence[int]
 ) -> None:
-    """Refuse initial times whose input frames or analyses are not in the data.
+    """Refuse initial times that lack an input frame in the data, whose valid times are `times` in minutes.
 
     Raises:
-        DataError: naming the first of them, and the time that the data lack.
+        DataError: naming the first such initial time, and the time that the data lack.
     """
     available = set(times.tolist())
     missing_times = {}
@@ -355,10 +365,11 @@ def _require_observed(
     longest_lag: int,
     last_lead: int,
 ) -> None:
-    """Refuse initial times whose forecast needs observed forcing that the data do not have.
+    """Refuse initial times whose forecast needs observed forcing that the data lack.
 
-    A forecast needs it up to its last step, or one step more where the window of the forcing is the next one. An
-    ensemble needs it from the first of its analyses on, `longest_lag` minutes before the initial time.
+    Each step reads the forcing of its input frame, from the earliest analysis to the last step. A mean or sum with
+    ``window: next`` is stored at the end of the step, so it is read one step later. The earliest analysis is
+    `longest_lag` minutes before the initial time, and `last_lead` is the longest lead time in minutes.
 
     Raises:
         DataError: naming the variable, the first initial time and the time that the data lack.

@@ -1,4 +1,4 @@
-"""Forecasts that a network makes while they are scored, without files.
+"""Forecasts that a network makes while they are scored, without writing files.
 
 Shape suffixes: B starts of a batch, M members, C channels, H rows, W columns.
 """
@@ -29,11 +29,11 @@ class ForecastBatching:
     """Distribution of initial times and members over batches.
 
     Attributes:
-        batch_size: starts in a batch.
+        batch_size: largest number of forecasts in a batch.
         members: number of ensemble members, None for single forecasts.
-        lag_minutes: interval between the analyses of lagged members, else 0.
-        num_ranks: number of ranks that share the members of an initial time; see
-            `credit.forecast.shared_forecasts.SharedForecasts`, which the forecast function then is.
+        lag_minutes: interval in minutes between the analyses of successive lagged members, 0 without lags.
+        num_ranks: number of ranks that share the batches of a group. Above 1, the forecast function must be a
+            `credit.forecast.shared_forecasts.SharedForecasts`.
     """
 
     batch_size: int
@@ -47,8 +47,8 @@ class _PendingLead:
     """Fields of one initial time at one lead time, until they are read.
 
     Attributes:
-        fields_MCHW: fields of the members.
-        num_missing: members whose fields are still to be computed.
+        fields_MCHW: fields of the members, of which some may not be computed yet.
+        num_missing: number of members whose fields are not computed yet.
     """
 
     fields_MCHW: np.ndarray
@@ -59,18 +59,18 @@ class OnlineForecasts(ForecastSource):
     """Forecasts that a network makes step by step, up to the last lead time that is read.
 
     The initial times are grouped as `credit rollout` groups them, so the values are identical to those in its files.
-    One step of a group is in memory at a time, or several with lagged members. If a group is one batch, a GPU computes
-    the next step while the host works on the last one.
+    Memory holds one step of a group, or several steps with lagged members. If a group is one batch, a GPU computes the
+    next step while the host works on the current one.
 
     Args:
         forecast_batch: makes the forecasts of a batch.
-        fields: description of the fields that are read: the model's output, or the fields of `diagnostics`.
+        fields: description of the fields that `read_members` returns.
         initial_times: initial times in minutes.
         leads: lead times in minutes, multiples of the model's time step.
         batching: distribution of the forecasts over batches.
         origin: path of the checkpoint.
         attributes: description of the run, as in the global attributes of forecast files.
-        diagnostics: computes the fields that are read from the model's output; None for the output itself.
+        diagnostics: computes the returned fields from the model's output; None to return the output itself.
     """
 
     def __init__(
@@ -141,7 +141,10 @@ class OnlineForecasts(ForecastSource):
         return self._pending.pop(key).fields_MCHW
 
     def join_collectives(self, leads: Sequence[int], initial_times: Sequence[int] = ()) -> None:
-        """Collective: make forecasts and discard them; see the base class."""
+        """Collective: make the forecasts of a group and discard them; see the base class.
+
+        With an empty `initial_times`, they are the forecasts from the first initial time.
+        """
         group = [int(self.initial_minutes[0])]
         if initial_times:
             group = self._find_group(initial_times[0])
@@ -153,11 +156,11 @@ class OnlineForecasts(ForecastSource):
         self._pending = {}
 
     def _find_group(self, initial_minutes: int) -> list[int]:
-        """Return the group of an initial time."""
+        """Return the group, in minutes, that contains an initial time."""
         return next(group for group in self.initial_time_groups() if initial_minutes in group)
 
     def _start_group(self, group: list[int]) -> None:
-        """Drop the current group, and prepare the forecasts of another one; the first step is not made yet.
+        """Drop the current group and prepare the forecasts of another group, without making the first step.
 
         Args:
             group: initial times in minutes.
@@ -182,10 +185,10 @@ class OnlineForecasts(ForecastSource):
             self._batches.append((batch, outputs))
 
     def _advance(self, first_lead: int) -> None:
-        """Make the next step of every batch, and keep the fields that will be read.
+        """Make the next step of every batch, and keep the fields of scored lead times until they are read.
 
         Args:
-            first_lead: lead times (in minutes) before this one are not read any more.
+            first_lead: lead time in minutes that is read next. Fields of earlier lead times are dropped.
         """
         self._num_steps += 1
         for initial_minutes, lead in list(self._pending):
@@ -204,12 +207,12 @@ class OnlineForecasts(ForecastSource):
         assert has_advanced, (self._group, first_lead)
 
     def _collect(self, batch: Sequence[ForecastStart], fields_BCHW: np.ndarray, first_lead: int) -> None:
-        """Add the fields of one step of a batch to the pending ones.
+        """Add the fields of one step of a batch to the fields that wait to be read.
 
         Args:
             batch: starts of the batch.
-            fields_BCHW: output of the step in physical units; channels with a mask are set to NaN in place.
-            first_lead: lead times (in minutes) before this one are not read any more.
+            fields_BCHW: output of the step in physical units. Cells that are always missing are set to NaN in place.
+            first_lead: lead time in minutes that is read next. Fields of earlier lead times are not added.
         """
         num_members = self.members or 1
         diagnostics = self._diagnostics

@@ -38,12 +38,13 @@ class ForecastStart:
 
 
 def make_starts(initial_times: Sequence[int], members: int = 1, lag_minutes: int = 0) -> list[ForecastStart]:
-    """Return the starts of all members, those of one initial time side by side.
+    """Return the starts of all members; the members of an initial time are adjacent.
 
     Args:
         initial_times: initial times in minutes.
         members: number of members, 1 for single forecasts.
-        lag_minutes: interval between the analyses of two members; member m starts m lags before the initial time.
+        lag_minutes: interval between the analyses of successive members. Member m starts from the analysis m intervals
+            before the initial time; 0 for members that all start at the initial time.
     """
     starts = []
     for initial_minutes in initial_times:
@@ -65,33 +66,36 @@ def member_rng(seed: int, start: ForecastStart, stream: int) -> np.random.Genera
 
     Args:
         seed: ``inference.ensemble.seed``.
-        start: forecast of the member; only its initial time and its member number count.
-        stream: number of the purpose; different purposes get independent random numbers.
+        start: start of the member's forecast. Only its initial time and member number have an effect.
+        stream: number of the use, such as a kind of perturbation. Different streams are independent.
     """
     # Times before 1970 are negative, and a seed must not be.
     return np.random.default_rng([seed, start.initial_minutes % 2**63, start.member, stream])
 
 
-# Starts of a batch and their normalised states (B, C, T, H, W) -> perturbed states of the same shape.
+# Takes the starts of a batch and their normalised states (B, C, T, H, W); returns perturbed states of the same shape.
 PerturbStates = Callable[[Sequence[ForecastStart], Tensor], Tensor]
-# Starts of a batch -> for each step the factors (B, 1, H, W) that multiply the changes that the network predicts.
+# Takes the starts of a batch and the device; yields for each step the factors (B, 1, H, W) that multiply the changes
+# that the network predicts.
 DrawFactors = Callable[[Sequence[ForecastStart], torch.device], Iterator[Tensor]]
-# Starts of a batch -> a function that returns a context for each step, inside which the network adds its noise.
+# Takes the starts of a batch; returns a function that makes one context per step, inside which the network adds noise
+# to its features.
 BuildNoiseContext = Callable[[Sequence[ForecastStart]], Callable[[], AbstractContextManager[None]]]
 
-# Starts of a batch -> for each step the noise inside the network by its kind.
+# Takes the starts of a batch and the device; yields for each step the noise inputs of a network trained with noise.
 DrawConditions = Callable[[Sequence[ForecastStart], torch.device], Iterator[Condition | None]]
 
 
 @dataclass(frozen=True)
 class ForecastInputs:
-    """Fields that forecasts read: those that they start from, and their forcing.
+    """Source of the fields that forecasts read: initial states and forcing.
 
     Attributes:
-        frames: reader of the fields at a time.
+        frames: reader of the prognostic and forcing fields of one valid time.
         step_minutes: time step of the model in minutes.
         history_len: number of input frames of the model.
-        file_lock: context that is entered while fields are read. `BackgroundWriter` needs a lock here.
+        file_lock: context that is entered while fields are read. With a `BackgroundWriter` it must be the writer's
+            `file_lock`.
     """
 
     frames: FrameReader
@@ -101,17 +105,17 @@ class ForecastInputs:
 
 
 def read_initial_states(inputs: ForecastInputs, analysis_times: Sequence[int]) -> np.ndarray:
-    """Return the prognostic fields of the input frames up to each of some times.
+    """Return the prognostic fields of the input frames that end at each analysis time.
 
     Args:
         inputs: source of the fields.
-        analysis_times: time in minutes of the last input frame of each forecast.
+        analysis_times: time in minutes of the last input frame of each of the B forecasts.
 
     Returns:
-        (B, C, T, H, W) float32 in physical units.
+        (B, C, T, H, W) float32 in physical units, with the T input frames of the model, the earliest first.
 
     Raises:
-        DataError: if the data do not have a frame.
+        DataError: if the data lack a frame.
     """
     states = []
     with inputs.file_lock:
@@ -127,14 +131,14 @@ def _frame_times(inputs: ForecastInputs, last_frame: int) -> list[int]:
 
 
 def build_initial_state_checksum(inputs: ForecastInputs, lags_minutes: Sequence[int]) -> Callable[[int], str]:
-    """Return the function initial time -> checksum of the prognostic fields that its members start from.
+    """Return a function that computes the checksum of the prognostic fields that a forecast starts from.
 
-    The function takes minutes and returns 16 hexadecimal digits. Another analysis of the same time has another
-    checksum, so forecasts from it do not count as complete.
+    The function takes the initial time in minutes and returns 16 hexadecimal digits. If the analysis in the data is
+    replaced, the checksum changes, and a forecast from the former analysis no longer counts as complete.
 
     Args:
         inputs: source of the fields; its lock is not used.
-        lags_minutes: offsets of the analyses in minutes before the initial time.
+        lags_minutes: offsets of the analyses of all members, in minutes before the initial time.
     """
 
     @functools.cache  # lagged members of neighbouring initial times share analyses
@@ -157,16 +161,18 @@ def build_forcing_function(
     analysis_times: Sequence[int],
     last_forcing_steps: Sequence[int] | None = None,
 ) -> Callable[[int], Tensor]:
-    """Return the function step number -> forcing of the input frames of that step.
+    """Return a function that reads the dynamic forcing of a step.
 
-    Step numbers count from 0. The forcing is normalised, (B, C, T, H, W), and on the device of the normalizer. It
-    contains only what a forecast may know, which depends on ``in_forecast`` of each variable.
+    The function takes a step number, from 0. It returns the forcing of the step's input frames, normalised,
+    (B, C, T, H, W) on the device of the normalizer. ``data.variable_options.NAME.in_forecast`` decides for each
+    variable whether values after the analysis are read from the data or extrapolated.
 
     Args:
-        normalizer: of the run.
+        normalizer: conversion to normalised space.
         inputs: source of the fields.
-        analysis_times: time in minutes that each forecast of the batch starts from.
-        last_forcing_steps: for each forecast, the step number from which on its forcing is constant; None for no limit.
+        analysis_times: time in minutes of the analysis of each forecast of the batch.
+        last_forcing_steps: last step number whose forcing is read, for each forecast; later steps get the forcing of
+            that step again. None if all steps are read.
     """
     device = normalizer.tendency_scale_C.device
 
@@ -197,12 +203,12 @@ def forecast_batch(
     build_noise_context: BuildNoiseContext | None = None,
     draw_conditions: DrawConditions | None = None,
 ) -> Iterator[Tensor]:
-    """Yield the output of each step of a batch of forecasts.
+    """Collective: yield the output of each step of a batch of forecasts.
 
-    Collective: if the network is sharded, all its ranks take the same number of steps.
+    If the network is sharded, all ranks that share its weights must take the same number of steps.
 
-    Starts with a shorter lag than others of the batch continue beyond the last lead time, which is not written. The
-    data may have no observed forcing there, so the forcing is constant.
+    In a batch of lagged members all members take the same number of steps, so a member with a short lag passes the
+    last lead time, and these steps are not written. The data may lack forcing there, so the last forcing is repeated.
 
     Args:
         stepper: runs the network, in eval mode.
@@ -212,10 +218,10 @@ def forecast_batch(
         perturb_states: perturbs the initial states; None for unperturbed ones.
         draw_factors: draws the factors that multiply each step's change; None for no factors.
         build_noise_context: makes the contexts in which the network adds noise to its features; None for no noise.
-        draw_conditions: draws the noise that the network was trained with; None for no noise.
+        draw_conditions: draws the noise inputs of a network that was trained with noise; None for no noise.
 
     Yields:
-        (B, C_out, H, W) float32 in physical units, on the device of the network.
+        (B, C_out, H, W) float32 in physical units, on the device of the network; C_out output channels.
 
     Raises:
         DataError: if the data do not have a field that a forecast reads.
@@ -258,9 +264,10 @@ def _encode_initial_states(stepper: Stepper, inputs: ForecastInputs, starts: Seq
 
 
 def _last_forcing_steps(starts: Sequence[ForecastStart], num_steps: int, step_minutes: int) -> list[int]:
-    """Return for each forecast of a batch the step number from which on its forcing is constant.
+    """Return for each forecast of a batch the number (from 0) of the last step that its lead times need.
 
-    The forecast with the longest lag reaches the last lead time in the last step, the others some steps before.
+    The forecast with the longest lag reaches the last lead time in the last step, and the others reach it earlier by
+    the difference of the lags. Their forcing is constant from then on.
     """
     lag_steps = [(start.initial_minutes - start.analysis_minutes) // step_minutes for start in starts]
     longest_lag = max(lag_steps)
@@ -269,8 +276,9 @@ def _last_forcing_steps(starts: Sequence[ForecastStart], num_steps: int, step_mi
 
 @torch.inference_mode()
 def iterate_in_inference_mode(outputs: Iterator[Tensor]) -> Iterator[Tensor]:
-    """Yield the steps of `forecast_batch`, computed in torch's inference mode, which is faster.
+    """Yield the steps of `forecast_batch`, computed in torch's inference mode, which is faster than `no_grad`.
 
-    Not for use during training: tensors that a network keeps from such a forecast cannot be used by a training step.
+    Do not use it for forecasts during training. A network may keep tensors of a forecast, such as cached tables, and a
+    training step cannot use tensors that were made in inference mode.
     """
     yield from outputs

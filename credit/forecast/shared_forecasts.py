@@ -19,19 +19,23 @@ ForecastFunction = Callable[[Sequence[ForecastStart], int], Iterator[Tensor | No
 
 
 class SharedForecasts:
-    """Forecast function whose batches are distributed over the ranks of an ensemble group.
+    """Forecast function that distributes batches over the ranks of an ensemble group.
 
-    All ranks of the group call it for the same batches in the same order, and take the steps of the same batches in the
-    same order. The batches go round the ranks: the n-th call belongs to rank n modulo the number of ranks. The first
-    rank of the group gets the outputs of all batches, for files and scores; the others get None.
+    All ranks of the group call it for the same batches in the same order, and advance the iterators that it returns in
+    the same order. The batches go round the ranks: the n-th call (from 0) is computed by rank n modulo the number of
+    ranks. The first rank of the group gets the outputs of all batches, for files and scores. The other ranks get None
+    at each step.
 
-    A batch is computed as on one rank, so its output is the same bit for bit on any number of ranks.
+    Each batch is computed on one rank alone, so its output is the same bit for bit on any number of ranks.
 
     Args:
         forecast_batch: makes the forecasts of a batch on this rank.
         group: ranks that share the members.
-        output_shape: (C, H, W) of the output.
+        output_shape: (C, H, W) of the output of one forecast.
         device: device of the output.
+
+    Attributes:
+        num_ranks: number of ranks of the group.
     """
 
     def __init__(
@@ -50,7 +54,15 @@ class SharedForecasts:
         self.num_ranks = dist.get_world_size(group)
 
     def __call__(self, batch: Sequence[ForecastStart], num_steps: int) -> Iterator[Tensor | None]:
-        """Return the outputs of the next batch; see the class."""
+        """Return an iterator over the steps of the next batch.
+
+        Args:
+            batch: starts of the forecasts of the batch.
+            num_steps: number of steps.
+
+        Returns:
+            For each step (B, C, H, W) in physical units on the first rank, None on the other ranks.
+        """
         rank = self._next_rank
         self._next_rank = (rank + 1) % self.num_ranks
         if rank == self._rank:
@@ -61,13 +73,13 @@ class SharedForecasts:
         return iter([None] * num_steps)
 
     def _send(self, outputs: Iterator[Tensor | None]) -> Iterator[None]:
-        """Compute a batch and send the output of each step to the first rank."""
+        """Compute a batch, send the output of each step to the first rank, and yield None for each step."""
         for output in outputs:
             dist.send(output.contiguous(), group=self._group, group_dst=0)
             yield None
 
     def _receive(self, rank: int, batch_size: int, num_steps: int) -> Iterator[Tensor]:
-        """Yield the output of each step of a batch that another rank of the group computes."""
+        """Yield the output (B, C, H, W) of each step of a batch that the rank `rank` of the group computes."""
         for _ in range(num_steps):
             output_BCHW = torch.empty(batch_size, *self._output_shape, device=self._device)
             dist.recv(output_BCHW, group=self._group, group_src=rank)
@@ -75,13 +87,13 @@ class SharedForecasts:
 
 
 def pad_batches(batches: Sequence[list[ForecastStart]], num_ranks: int) -> list[list[ForecastStart]]:
-    """Return the batches that are added so that each rank of an ensemble group gets equally many.
+    """Return copies of the first batch, as many as are needed so that all ranks compute equally many batches.
 
-    Ranks that share weights need that, because all of them take part in every gathering of weights. The added forecasts
-    are those of the first batch once more; their outputs are discarded.
+    Ranks with sharded weights need equal numbers, because every step gathers the weights on all ranks. The caller
+    appends the copies to `batches` and discards their outputs.
 
     Args:
-        batches: batches of the group, at least one.
-        num_ranks: ranks of the group.
+        batches: batches of an ensemble group, at least one.
+        num_ranks: number of ranks of the group.
     """
     return [list(batches[0]) for _ in range(-len(batches) % num_ranks)]

@@ -1,6 +1,7 @@
 """Single forecast steps and rollouts, used alike in training, validation and forecasts.
 
-State, residual addition and feedback live in normalised space in float32, whatever dtype the network computes in.
+The state, and the addition of the network's output to it, are in normalised space in float32, whatever dtype the
+network computes in.
 Shape suffixes: B batch, C channels, T time frames, H latitude rows, W longitude columns.
 """
 
@@ -18,7 +19,7 @@ from credit.data.normalize import Normalizer
 from credit.forecast.postprocess.base import PostprocessChain
 from credit.models.kernels.recompute_cache import recompute_contexts
 
-# Noise of each sample, (B, ...), by its kind.
+# Kind of noise (entry of ``model.noise``) -> noise of each sample, (B, ...).
 Condition = Mapping[str, torch.Tensor]
 
 
@@ -26,14 +27,14 @@ class Stepper:
     """Runner of a network over normalised fields, one step or a rollout at a time.
 
     Args:
-        model: maps (B, C_in, T, H, W) to (B, C_out, 1, H, W). If its class sets `output_is_new`, the output tensor may
-            be overwritten in inference mode.
+        model: maps (B, C_in, T, H, W) to (B, C_out, 1, H, W). The attribute `output_is_new` of its class is True if
+            the model keeps no reference to its output, so that the stepper may overwrite it in inference mode.
         channels: order of the channels in the input and the output of the network.
         normalizer: conversion between physical units and normalised space.
         static_CHW: static channels in physical units.
         residual: True if the network predicts changes of the prognostic channels (see `step`).
-        valid_CHW: bool, False where a prognostic channel is always missing; the state stays 0, the mean, there. None
-            if no channel has missing cells.
+        valid_CHW: bool, False where a prognostic channel is always missing. The normalised state stays 0 there, which
+            is the mean. None if no channel has missing cells.
         amp: True to compute the network in bfloat16.
         postprocess: chain that is applied to the output of every step; None for no post-processing.
     """
@@ -71,14 +72,15 @@ class Stepper:
     ) -> torch.Tensor:
         """Return the normalised output (B, C_out, H, W), float32, one step after the last frame of `state_BCTHW`.
 
-        With residual prediction a prognostic channel is the last frame plus the network's output times the standard
-        deviation of the tendency, a diagnostic channel is the network's output itself (mean 0, deviation 1).
+        With residual prediction, a prognostic channel is the last frame plus the network's output times the standard
+        deviation of the channel's change over a step. A diagnostic channel is always the network's output itself.
 
         Args:
             state_BCTHW: normalised prognostic channels of the input frames.
             forcing_BCTHW: normalised dynamic forcing of the same frames.
-            factor_B1HW: multiplies the change of the prognostic channels, before the post-processing; None for 1.
-            condition: noise of each sample by its kind; None for none.
+            factor_B1HW: factor that multiplies the change of all prognostic channels before the post-processing; None
+                for no change of them.
+            condition: noise of each sample, by kind of noise; None to call the model without noise.
         """
         # The network's input: the three groups of channels, static fields repeated over the frames.
         batch_size, _, num_frames = state_BCTHW.shape[:3]
@@ -124,13 +126,14 @@ class Stepper:
 
         Args:
             history_BCTHW: normalised prognostic channels of the input frames.
-            forcing: step number from 0 -> normalised dynamic forcing (B, C, T, H, W) of that step's input frames.
+            forcing: function that takes a step number, from 0, and returns the normalised dynamic forcing
+                (B, C, T, H, W) of that step's input frames.
             num_steps: number of steps.
-            recompute: keep only the state between steps and the results of
-                `credit.models.kernels.recompute_cache.cache_across_recompute`, and compute each step again in the
-                backward pass; not the last step, where the backward pass begins.
-            factors: for each step the argument `factor_B1HW` of `step`; not together with `recompute`.
-            conditions: for each step the argument `condition` of `step`; None for no noise.
+            recompute: True to save memory: of each step but the last, only the state and the results of
+                `credit.models.kernels.recompute_cache.cache_across_recompute` are kept, and the step is computed again
+                in the backward pass. The last step is kept, because the backward pass begins there.
+            factors: argument `factor_B1HW` of `step` for each step; None for no factors. Not allowed with `recompute`.
+            conditions: argument `condition` of `step` for each step; None for no noise.
         """
         assert factors is None or not recompute, "a recomputed step would draw other factors"
         state = history_BCTHW.float()
@@ -157,7 +160,10 @@ class Stepper:
             yield output
 
     def _append_frame(self, state_BCTHW: torch.Tensor, newest_BCHW: torch.Tensor) -> torch.Tensor:
-        """Return the input frames of the next step: the state without its earliest frame, and the newest one."""
+        """Return the input frames of the next step: the state without its earliest frame, then the newest frame.
+
+        Cells that are always missing are set to 0 in the newest frame.
+        """
         if self._valid_CHW is not None:
             newest_BCHW = newest_BCHW * self._valid_CHW
         newest_BCTHW = newest_BCHW[:, :, None]
@@ -166,14 +172,14 @@ class Stepper:
         return torch.cat([state_BCTHW[:, :, 1:], newest_BCTHW], dim=2)
 
     def perturb_state(self, state_BCTHW: torch.Tensor, change_BCTHW: torch.Tensor) -> torch.Tensor:
-        """Return a perturbed state.
+        """Return a state plus a perturbation, within the bounds of the post-processing.
 
-        Cells that are always missing stay as they are, and no value leaves its bounds.
+        Cells that are always missing stay as they are.
 
         Args:
             state_BCTHW: normalised prognostic channels of the input frames.
-            change_BCTHW: perturbation in standard deviations of each channel's change over a step; one frame, which is
-                added to all frames, or as many as the state.
+            change_BCTHW: perturbation in standard deviations of each channel's change over a step; T is that of the
+                state, or 1 for a perturbation that is added to all frames.
 
         Returns:
             (B, C, T, H, W) normalised.
@@ -187,16 +193,16 @@ class Stepper:
     def decode(self, output_BCHW: torch.Tensor) -> torch.Tensor:
         """Return an output of `step` in physical units, (B, C_out, H, W) float32, within the bounds of its channels.
 
-        The bounds hold exactly: decoding rounds, so they are applied once more afterwards.
+        The bounds are applied again after decoding, because rounding may have moved values out of them.
         """
         return self._postprocess.limit_physical(self.normalizer.decode(output_BCHW, "output"))
 
 
 def slice_forcing_by_step(forcing_BCTHW: torch.Tensor, num_frames: int) -> Callable[[int], torch.Tensor]:
-    """Return the `forcing` argument of `Stepper.rollout` for forcing that lies in one tensor.
+    """Return the function `forcing` of `Stepper.rollout` for forcing that lies in one tensor.
 
     Args:
-        forcing_BCTHW: forcing at all times from the first input frame to the last step.
+        forcing_BCTHW: normalised forcing at all times from the first input frame to the input of the last step.
         num_frames: number of input frames of a step.
     """
     return lambda step_number: forcing_BCTHW[:, :, step_number : step_number + num_frames]

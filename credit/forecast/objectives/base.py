@@ -1,6 +1,7 @@
-"""Training objectives: the contract of ``trainer.objective``.
+"""Training objectives: base class and registry of the kinds of ``trainer.objective``.
 
-The training step gives an objective a batch and gets a loss back; it knows nothing else of how the model is run.
+An objective takes a batch, runs the model on it and returns the loss. The training step does not know how the model is
+run.
 Shape suffixes: B batch, M ensemble members, C channels, T time frames, H latitude rows, W longitude columns.
 """
 
@@ -30,15 +31,17 @@ class ObjectiveContext:
     Attributes:
         stepper: runs the network.
         loss: loss of normalised predictions and targets.
-        recompute: True to compute the steps of a rollout again in the backward pass (``trainer.recompute_steps``).
-        noise: draws the noise inside the network; None if no objective needs it.
+        recompute: True to compute the steps of a rollout again in the backward pass, which saves memory
+            (``trainer.recompute_steps``).
+        noise: draws the noise inside the network (``model.noise``); None for a network without noise.
         seed: seed of the run, on which the noise depends.
-        members: members of the ensemble in training (``trainer.members``).
-        members_at_once: members that are computed in one batch (``trainer.members_at_once``).
-        valid_members: members of the ensemble in validation (``trainer.valid_members``).
-        field_shape: (C, H, W) of the output; only ensembles need it.
-        build_part_losses: builds the losses of parts of the fields; only ensembles need it.
-        ensemble_group: ranks that share the members of a sample; None if each rank computes all.
+        members: number of ensemble members in training (``trainer.members``).
+        members_at_once: number of members that are computed in one batch (``trainer.members_at_once``).
+        valid_members: number of ensemble members in validation (``trainer.valid_members``).
+        field_shape: (C, H, W) of the output; used only by the ensemble objective.
+        build_part_losses: builds the losses of parts of the fields (some of the channels or rows), which the ensemble
+            objective computes one after another or on different ranks; None for other objectives.
+        ensemble_group: ranks that share the members of a sample; None if each rank computes all members.
     """
 
     stepper: Stepper
@@ -56,14 +59,16 @@ class ObjectiveContext:
 
 @dataclass(frozen=True)
 class MicroStep:
-    """Number and length of a micro-step, and whether its gradients are reduced.
+    """Settings of a micro-step: the forward and backward pass of one batch.
+
+    With gradient accumulation, an optimizer step consists of several micro-steps.
 
     Attributes:
         optimizer_step: number of the optimizer step, from 0.
-        counted_steps: rollout steps (from 1) whose loss counts; the last ends the rollout.
-        num_micro_steps: micro-steps of the optimizer step, by which the gradients are divided.
-        reduce_gradients: whether gradients are reduced over the ranks in this backward pass; with gradient accumulation
-            only the last micro-step's are (`credit.parallel.fsdp2.set_gradient_sync`).
+        counted_steps: rollout steps (from 1) whose loss counts; the rollout ends with the largest of them.
+        num_micro_steps: number of micro-steps of the optimizer step, by which the gradients are divided.
+        reduce_gradients: True to reduce the gradients over the ranks in this backward pass. With gradient accumulation,
+            it is True for the last micro-step only (`credit.parallel.fsdp2.set_gradient_sync`).
     """
 
     optimizer_step: int
@@ -78,9 +83,10 @@ class EncodedBatch:
 
     Attributes:
         history_BCTHW: prognostic channels of the input frames.
-        forcing: step number (from 0) -> dynamic forcing (B, C, T, H, W) of that step's input frames.
-        target_BCTHW: output channels at the steps of the rollout.
-        initial_minutes: initial time of each sample in minutes, on which its noise depends.
+        forcing: function that takes a step number, from 0, and returns the dynamic forcing (B, C, T, H, W) of that
+            step's input frames.
+        target_BCTHW: true output channels; T counts the steps of the rollout.
+        initial_minutes: initial time of each of the B samples in minutes, on which the noise of the sample depends.
     """
 
     history_BCTHW: Tensor
@@ -105,20 +111,21 @@ class Objective(ABC):
 
     @abstractmethod
     def training_loss(self, batch: Batch, micro_step: MicroStep) -> Tensor:
-        """Collective: return the loss of a batch, a scalar to be differentiated.
+        """Collective: return the loss of a batch, a scalar tensor with its autograd graph.
 
         Args:
-            batch: samples of this data rank, on its device, in physical units.
-            micro_step: number and length of the step, and whether its gradients are reduced.
+            batch: samples of this data-parallel rank, on its device, in physical units.
+            micro_step: rollout steps that count, and whether the gradients are reduced.
         """
 
     def accumulate_gradients(self, batch: Batch, micro_step: MicroStep) -> Tensor:
-        """Collective: add the gradients of the loss of a batch to those of the parameters.
+        """Collective: add the gradients of the loss of a batch to the gradients of the parameters.
 
-        An objective that does not need the graph of the whole loss at once overrides it.
+        An objective can override this method to differentiate the loss in pieces, with less memory than the graph of
+        the whole loss. The arguments are those of `training_loss`.
 
         Returns:
-            The loss without a gradient. It is not divided by the number of micro-steps; the gradients are.
+            The loss, a scalar without a graph. Unlike the gradients, it is not divided by the number of micro-steps.
         """
         loss = self.training_loss(batch, micro_step)
         (loss / micro_step.num_micro_steps).backward()
@@ -126,15 +133,18 @@ class Objective(ABC):
 
     @abstractmethod
     def predict(self, batch: EncodedBatch, num_steps: int) -> Iterator[Tensor]:
-        """Collective: yield the normalised prediction (B, M, C, H, W) of each step, for the validation.
+        """Collective: yield the normalised prediction of each step, for validation.
 
         Args:
             batch: samples in normalised space.
             num_steps: number of rollout steps.
+
+        Yields:
+            (B, M, C, H, W) output channels of the M members; M is 1 for a deterministic objective.
         """
 
     def encode(self, batch: Batch) -> EncodedBatch:
-        """Return a batch of physical units in normalised space."""
+        """Convert a batch from physical units to normalised space."""
         normalizer = self.stepper.normalizer
         history_BCTHW = normalizer.encode(batch.history_BCTHW, "prognostic")
         forcing_BCTHW = normalizer.encode(batch.forcing_BCTHW, "dynamic_forcing")
@@ -165,5 +175,5 @@ def register_objective(name: str, section: type[ObjectiveSection]) -> Callable[[
 
 
 def build_objective(section: ObjectiveSection, context: ObjectiveContext) -> Objective:
-    """Return the objective that a config asks for."""
+    """Return the objective that is registered under the `kind` of a config section."""
     return OBJECTIVES.find_class(section.kind)(context, section)

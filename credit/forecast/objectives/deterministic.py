@@ -15,7 +15,7 @@ from credit.parallel.fsdp2 import set_gradient_sync
 
 @register_objective("deterministic", DeterministicSection)
 class DeterministicRollout(Objective):
-    """Mean of the loss over the counted steps of one forecast; gradients flow through all steps."""
+    """Objective whose loss is the mean over the counted steps of one forecast; gradients flow through all steps."""
 
     def training_loss(self, batch: Batch, micro_step: MicroStep) -> Tensor:
         """See the base class."""
@@ -39,6 +39,6 @@ class DeterministicRollout(Objective):
         return torch.stack(losses).mean()
 
     def predict(self, batch: EncodedBatch, num_steps: int) -> Iterator[Tensor]:
-        """See the base class; there is one member."""
+        """See the base class; the prediction has one member."""
         for output_BCHW in self.stepper.rollout(batch.history_BCTHW, batch.forcing, num_steps):
             yield output_BCHW[:, None]

@@ -1,18 +1,18 @@
 """The ensemble objective: a rollout of several members, whose loss compares all of them with the truth.
 
-The gradient of a loss with respect to one member's output needs the outputs of the other members, but not the way they
-were computed. So the members can be computed one after another, with the activations of one member whatever their
-number (as contrastive losses are, Gao et al. 2021, arXiv:2101.06983):
+The gradient of the loss with respect to one member's output needs the outputs of the other members, but not their
+autograd graphs. So the members can be computed one after another, and memory holds the activations of only one member
+at a time. Gao et al. (2021, arXiv:2101.06983) compute contrastive losses in this way:
 
 1. Compute the outputs of all members without a graph.
 2. Compute the gradient of the loss with respect to the outputs.
-3. Compute each member again, with the same noise, and backpropagate its part of that gradient.
+3. Compute each member again, with the same noise and a graph, and backpropagate the gradient of its output.
 
-The gradients are exact. The first computation adds a third to the operations of a step. If all members are computed in
-one batch, their graph is kept and nothing is computed twice.
+The gradients are exact. The additional forward pass adds a third to the operations of a training step. If all members
+are computed in one batch, their graph is kept and nothing is computed twice.
 
-Several ranks may share the members of a sample (``trainer.parallelism.ensemble``). Each computes its members as above,
-and `credit.losses.member_loss` compares them with those of the other ranks.
+Several ranks may share the members of a sample (``trainer.parallelism.ensemble``). Each rank computes its members as
+above, and `credit.losses.member_loss` compares them with the members of the other ranks.
 
 Shape suffixes: B batch, M ensemble members, C channels, T time frames, H latitude rows, W longitude columns.
 """
@@ -38,13 +38,16 @@ from credit.utils.seeds import derive_seed
 
 @dataclass(frozen=True)
 class _MemberBatch:
-    """Some members of the forecasts of a batch, which are computed together.
+    """Some ensemble members of all samples of a batch, which are computed together as a larger batch.
+
+    The first dimension of all tensors has a row for each member and sample: first all samples of the first member, then
+    all samples of the next member.
 
     Attributes:
-        members: their numbers.
-        history_BCTHW: input frames, all samples of the first member, then those of the next.
-        forcing: step number (from 0) -> dynamic forcing of that step's input frames, in the same order.
-        keys: identities of the forecasts, on which their noise depends.
+        members: numbers of the members.
+        history_BCTHW: normalised prognostic channels of the input frames.
+        forcing: function that takes a step number, from 0, and returns the dynamic forcing of that step's input frames.
+        keys: seed, initial time and member of each row, on which the noise of the row depends.
     """
 
     members: range
@@ -55,12 +58,12 @@ class _MemberBatch:
 
 @register_objective("ensemble", EnsembleObjectiveSection)
 class EnsembleRollout(Objective):
-    """Mean of the loss over the counted steps of an ensemble of forecasts; gradients flow through all steps.
+    """Objective whose loss is the mean over the counted steps of an ensemble; gradients flow through all steps.
 
     The members of a sample start from the same state and differ by the noise inside the network.
 
     Args:
-        context: what it runs, with the number of members.
+        context: stepper, loss, noise and number of members of the run.
         section: ``trainer.objective`` of the config.
     """
 
@@ -78,9 +81,10 @@ class EnsembleRollout(Objective):
         )
 
     def training_loss(self, batch: Batch, micro_step: MicroStep) -> Tensor:
-        """Return the loss with the graph of all members of this rank; see the base class.
+        """Collective: return the loss with the graph of all members of this rank; see the base class.
 
-        With an ensemble group, the mean over its ranks is the loss.
+        With an ensemble group, the result is this rank's contribution; its mean over the ranks of the group is the
+        loss.
         """
         encoded = self.encode(batch)
         members = self._member_batch(encoded, self._members, micro_step.optimizer_step)
@@ -128,7 +132,7 @@ class EnsembleRollout(Objective):
         return loss
 
     def predict(self, batch: EncodedBatch, num_steps: int) -> Iterator[Tensor]:
-        """See the base class; the noise does not depend on the optimizer step, so that steps can be compared."""
+        """See the base class; the noise is the same at every validation, so that validation losses can be compared."""
         members = range(self.context.valid_members)
         # Members advance together step by step, one at a time, so that only their states are in memory.
         chunks = [self._member_batch(batch, range(member, member + 1), None) for member in members]
@@ -141,14 +145,20 @@ class EnsembleRollout(Objective):
             yield torch.stack(outputs, dim=1)
 
     def _member_batch(self, encoded: EncodedBatch, members: range, optimizer_step: int | None) -> _MemberBatch:
-        """Return some members of the forecasts of a batch."""
+        """Repeat a batch for each of some members.
+
+        Args:
+            encoded: samples in normalised space.
+            members: numbers of the members.
+            optimizer_step: number of the optimizer step, on which the noise depends; None in validation.
+        """
         keys = []
         for member in members:
             for initial_minutes in encoded.initial_minutes:
                 keys.append(MemberKey(self.context.seed, initial_minutes, member, optimizer_step))
 
         def repeat(fields: Tensor) -> Tensor:
-            """Return fields (B, ...) once for each member, (members * B, ...)."""
+            """Repeat fields (B, ...) for each member, to (members * B, ...)."""
             if len(members) == 1:
                 return fields
             other_dims = [1] * (fields.dim() - 1)
@@ -162,15 +172,21 @@ class EnsembleRollout(Objective):
         )
 
     def _conditions(self, chunk: _MemberBatch) -> Iterator[dict[str, Tensor] | None] | None:
-        """Return the noise of each step of these forecasts, None for a network without noise."""
+        """Return an iterator over the noise of each step, by kind of noise; None for a network without noise."""
         if self.context.noise is None:
             return None
         return self.context.noise.sequence(chunk.keys, chunk.history_BCTHW.device)
 
     def _rollout(self, chunk: _MemberBatch, micro_step: MicroStep, is_last_chunk: bool) -> Iterator[Tensor]:
-        """Yield the outputs (members * B, C, H, W) of the counted steps.
+        """Yield the normalised outputs (members * B, C, H, W) of the counted steps.
 
-        The dropout of the network is seeded by the members, so that computing them again gives the same outputs.
+        The seed of dropout depends on the members and samples only, so that computing them again gives the same
+        outputs.
+
+        Args:
+            chunk: members that are computed.
+            micro_step: rollout steps that count, and whether the gradients are reduced.
+            is_last_chunk: True if the gradients are complete after the backward pass of this chunk.
         """
         num_steps = max(micro_step.counted_steps)
         seed_parts: list[int | None] = []
@@ -194,7 +210,10 @@ class EnsembleRollout(Objective):
                 yield output_NCHW
 
     def _set_gradient_sync(self, micro_step: MicroStep, is_last_chunk: bool) -> None:
-        """Collective: let the next backward pass reduce gradients only if it completes them within one step."""
+        """Collective: reduce gradients in the next backward pass if it is the last chunk's and has a single step.
+
+        In a longer rollout, `_rollout` turns the reduction on when the backward pass comes to the first step.
+        """
         is_single_step = max(micro_step.counted_steps) == 1
         set_gradient_sync(self.stepper.model, micro_step.reduce_gradients and is_last_chunk and is_single_step)
 
@@ -204,7 +223,7 @@ class EnsembleRollout(Objective):
         """Collective over the ensemble group: return the mean loss over the counted steps.
 
         Args:
-            outputs: output (members * B, C, H, W) of this rank's members at each counted step.
+            outputs: (members * B, C, H, W) output of this rank's members, for each counted step in increasing order.
             encoded: samples in normalised space, with the truth.
             counted_steps: rollout steps (from 1) whose loss counts.
         """
