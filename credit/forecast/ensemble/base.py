@@ -1,7 +1,8 @@
-"""Perturbations of an ensemble's members: the contracts, and their registry.
+"""Perturbations of ensemble members: their base classes and their registry.
 
-A perturbation draws its numbers from the seed, the initial time and the member alone (`member_rng`), so that they do
-not depend on batches, ranks or devices. Shape suffixes: B batch, C channels, T time frames, H rows, W columns.
+The random numbers of a perturbation depend only on the seed, the initial time and the member (`member_rng`), not on
+batches, ranks or devices.
+Shape suffixes: B batch, C channels, T time frames, H latitude rows, W longitude columns.
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ class PerturbationContext:
         grid: grid of the fields.
         step_minutes: time step of the model in minutes.
         seed: seed of all random numbers (``inference.ensemble.seed``).
-        has_control: True if member 0 is unperturbed.
-        stepper: runs the network; None for a perturbation of tendencies.
-        inputs: source of analyses and forcing; None for a perturbation of tendencies.
+        has_control: True if member 0 is the unperturbed control.
+        stepper: runs the network; None for a `TendencyPerturbation`.
+        inputs: source of analyses and forcing; None for a `TendencyPerturbation`.
     """
 
     grid: LatLonGrid
@@ -45,9 +46,9 @@ class PerturbationContext:
 class InitialPerturbation(ABC):
     """Base class of perturbations of the initial states.
 
-    Members come in pairs: members 1 and 2, 3 and 4, ... have the same perturbation with opposite signs, so that an even
-    number of them has the analysis as its mean. `build_perturbation` makes the pairs and applies sign, amplitude and
-    control; a subclass only draws.
+    Members come in pairs with opposite signs of the same perturbation: with a control, members 1 and 2, 3 and 4, and so
+    on. The mean of both members is the analysis. A subclass only draws perturbations of unit size;
+    `credit.forecast.ensemble.perturbations.build_perturbation` applies amplitude and sign, and leaves the control out.
 
     Args:
         context: grid, seed, model and data of the run.
@@ -62,16 +63,18 @@ class InitialPerturbation(ABC):
         """Return a perturbation of about unit size for each start.
 
         Args:
-            starts: forecasts of the batch; the two members of a pair come as the same start.
-            state_BCTHW: normalised prognostic channels of the input frames.
+            starts: starts of the batch. Both members of a pair have the same start, whose `member` is the number of the
+                pair from 0.
+            state_BCTHW: normalised prognostic channels of the unperturbed input frames.
 
         Returns:
-            (B, C, H, W) float32 on the device of the state, in standard deviations of a channel's change over a step.
+            (B, C, H, W) float32 on the device of the state. The unit is the standard deviation of each channel's change
+            over a step.
         """
 
 
 class TendencyPerturbation(ABC):
-    """Base class of perturbations of the change over a step that the network predicts.
+    """Base class of perturbations of tendencies, the changes over a step that the network predicts.
 
     Args:
         context: grid, time step and seed of the run.
@@ -83,14 +86,14 @@ class TendencyPerturbation(ABC):
 
     @abstractmethod
     def factors(self, starts: Sequence[ForecastStart], device: torch.device) -> Iterator[Tensor]:
-        """Yield the factors of the change for each step, without end.
+        """Yield, for each step without end, the factors that multiply the predicted change.
 
         Args:
-            starts: forecasts of the batch.
+            starts: starts of the batch.
             device: device of the result.
 
         Yields:
-            (B, 1, H, W) float32 without unit; 1 for an unperturbed member 0.
+            (B, 1, H, W) float32, dimensionless and the same for all channels; 1 for an unperturbed control.
         """
 
 
@@ -104,8 +107,8 @@ def register_perturbation(
 
     Args:
         name: value of ``kind`` in the config.
-        section: an `InitialPerturbationSection` for ``inference.ensemble.perturbation``, a
-            `TendencyPerturbationSection` for ``inference.ensemble.stochastic``.
+        section: class of the config section: a subclass of `InitialPerturbationSection` for
+            ``inference.ensemble.perturbation``, of `TendencyPerturbationSection` for ``inference.ensemble.stochastic``.
 
     Raises:
         ConfigError: if another class has the name, or the class or its section does not derive from its base.

@@ -1,9 +1,10 @@
-"""Gaussian noise on the hidden fields of the network at every step, which represents model error in an ensemble.
+"""Gaussian noise on the hidden features of the network at every step, which represents model error in an ensemble.
 
-Noise enters where the network represents features of the weather. The layers after it turn the noise into changes that
-are correlated in space and between variables (per-layer noise: Karras et al. 2019, arXiv 1812.04948). The network has
-not been trained with noise, so its size is a setting. Noise is drawn cell by cell: the cells of a deep stage are some
-hundred kilometres wide, so the changes of the output are correlated over that distance.
+The noise is added to the outputs of the network's blocks. The layers that follow turn it into changes of the output
+that are correlated in space and between variables (per-layer noise: Karras et al. 2019, arXiv 1812.04948). The network
+has not been trained with this noise, so its standard deviation is a setting. The noise is independent in each cell of
+the feature grid. In a deep stage of the network a cell is some hundred kilometres wide, so the changes of the output
+are correlated over that distance.
 """
 
 from __future__ import annotations
@@ -26,11 +27,13 @@ _RNG_STREAM = 3
 
 
 class FeatureNoise:
-    """Noise on the outputs of a network's blocks, during the steps of the forecasts that use it.
+    """Noise on the outputs of a network's blocks.
+
+    The noise is active only inside the contexts that `__call__` provides for the steps of a forecast.
 
     Args:
-        conf: the ensemble section of the config, with `feature_noise`.
-        model: the network; a forward hook is registered on each of the blocks.
+        conf: config section ``inference.ensemble``, with ``feature_noise``.
+        model: the network. A forward hook is registered on each block that gets noise.
 
     Raises:
         ConfigError: if the network does not have the blocks of ``feature_noise.blocks``.
@@ -42,19 +45,20 @@ class FeatureNoise:
         self._std = noise_config.std
         self._seed = conf.seed
         self._first_noisy_member = 1 if conf.control else 0
-        # One for each forecast of the step that is computed, None for a forecast without noise. None between steps.
+        # During a step: a generator for each forecast of the batch, None for a forecast without noise. Between steps:
+        # None instead of the list.
         self._generators: Sequence[np.random.Generator | None] | None = None
         for name, block in find_blocks(model, noise_config.blocks).items():
             block.register_forward_hook(functools.partial(self._add_noise, name))
 
     def __call__(self, starts: Sequence[ForecastStart]) -> Callable[[], AbstractContextManager[None]]:
-        """Return a function that returns the context to enter for each step of these forecasts.
+        """Return a function that makes a context; the caller enters a new context for each step of these forecasts.
 
-        The control (member 0, with ``ensemble.control``) has no noise. The random numbers depend only on the seed, the
-        initial time and the member, not on the batch.
+        Member 0 has no noise if it is a control (``inference.ensemble.control``). The random numbers depend only on the
+        seed, the initial time and the member, not on the batch.
 
         Args:
-            starts: the forecasts of the batch.
+            starts: starts of the batch.
         """
         generators: list[np.random.Generator | None] = []
         for start in starts:
@@ -66,7 +70,11 @@ class FeatureNoise:
 
     @contextmanager
     def _use_generators(self, generators: Sequence[np.random.Generator | None]) -> Iterator[None]:
-        """Add noise from these generators within the block."""
+        """Context in which the hooks add noise.
+
+        Args:
+            generators: a generator for each forecast of the batch, None for a forecast without noise.
+        """
         self._generators = generators
         try:
             yield
@@ -74,16 +82,16 @@ class FeatureNoise:
             self._generators = None
 
     def _add_noise(self, name: str, block: nn.Module, inputs: object, output: Tensor) -> Tensor | None:
-        """Return the output of a block with noise added; None leaves the output as it is.
+        """Forward hook: return the output of a block with noise added, or None to leave the output as it is.
 
-        Noise is scaled by the standard deviation of the output over all channels and cells of a forecast. All channels
-        share one deviation because the layers that follow normalise over channels as well.
+        The noise is scaled with the standard deviation of the output over all channels and cells of a forecast. All
+        channels share this standard deviation because the layers that follow normalise over channels as well.
 
         Args:
             name: name of the block, for messages.
             block: block of the network.
             inputs: arguments of the block, unused.
-            output: output of the block, with the forecasts of the batch in the first dimension.
+            output: output of the block, (B, ...) with the B forecasts of the batch.
 
         Raises:
             ConfigError: if the output is not one tensor with the forecasts of the batch in its first dimension.
@@ -104,17 +112,16 @@ class FeatureNoise:
         for forecast_noise, generator in zip(noise, self._generators, strict=True):
             if generator is not None:
                 generator.standard_normal(out=forecast_noise, dtype=np.float32)
-        # The noise is scaled with the standard deviation of each forecast's output.
         output_std = output.float().std(dim=tuple(range(1, output.ndim)), keepdim=True)
         scaled_noise = self._std * output_std * to_device(noise, output.device)
         return output + scaled_noise.to(output.dtype)
 
 
 def find_blocks(model: nn.Module, prefixes: Sequence[str] | None) -> dict[str, nn.Module]:
-    """Return the blocks of a network whose outputs get noise, by name.
+    """Return name -> block for the blocks of a network whose outputs get noise.
 
     Args:
-        model: the network, whose blocks are marked with ``_fsdp2_shard``.
+        model: the network. Its blocks are the modules with the attribute ``_fsdp2_shard``.
         prefixes: ``feature_noise.blocks``: names of blocks, or of modules that contain blocks; None for all blocks.
 
     Raises:
@@ -149,7 +156,7 @@ def find_blocks(model: nn.Module, prefixes: Sequence[str] | None) -> dict[str, n
 
 
 def build_feature_noise(conf: EnsembleConfig | None, model: nn.Module) -> FeatureNoise | None:
-    """Return the noise of ``inference.ensemble.feature_noise``, None if the config has none."""
+    """Return the noise of ``inference.ensemble.feature_noise``; None for a single forecast or without this key."""
     if conf is None or conf.feature_noise is None:
         return None
     return FeatureNoise(conf, model)

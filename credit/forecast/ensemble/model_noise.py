@@ -1,4 +1,7 @@
-"""Noise inside the network (`model.noise`) in forecasts, by which the members of a trained ensemble differ."""
+"""Noise inputs of a network that was trained with noise (``model.noise``); the members of an ensemble differ by them.
+
+Shape suffixes: B batch.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +23,14 @@ if TYPE_CHECKING:
 
 
 class ModelNoise:
-    """Draws of the noise inside the network for the forecasts of an ensemble.
+    """Generator of the noise inputs of the network for the forecasts of an ensemble.
 
-    The noise of a member depends only on the seed, the initial time and the member. The control has none: its noise is
-    zero, with which the network computes what it would without noise.
+    The noise of a member depends only on the seed, the initial time and the member. The noise of the control is 0, for
+    which the network gives the same output as without noise.
 
     Args:
-        conf: section inference.ensemble.
-        noise: the kinds of noise of the model.
+        conf: config section ``inference.ensemble``.
+        noise: generator of the noise of all entries of ``model.noise``.
     """
 
     def __init__(self, conf: EnsembleConfig, noise: NoiseGenerator) -> None:
@@ -36,7 +39,12 @@ class ModelNoise:
         self._first_noisy_member = 1 if conf.control else 0
 
     def __call__(self, starts: Sequence[ForecastStart], device: torch.device) -> Iterator[Condition | None]:
-        """Yield the noise of each step of these forecasts, by kind."""
+        """Yield, for each step without end, kind of noise -> noise (B, ...).
+
+        Args:
+            starts: starts of the B forecasts of the batch.
+            device: device of the result.
+        """
         keys = [MemberKey(self._seed, start.initial_minutes, start.member) for start in starts]
         is_noisy = [start.member >= self._first_noisy_member for start in starts]
         is_noisy_B = to_device(torch.tensor(is_noisy), device)
@@ -45,17 +53,17 @@ class ModelNoise:
 
 
 def _select_samples(noise: Tensor, is_noisy_B: Tensor) -> Tensor:
-    """Return noise (B, ...) with zeros, which are no noise, for the samples that have none."""
+    """Return noise (B, ...) with zeros in the samples where `is_noisy_B` is False."""
     return noise * is_noisy_B.view(-1, *[1] * (noise.dim() - 1))
 
 
 def build_model_noise(conf: EnsembleConfig | None, spec: ModelSpec, section: ModelSection) -> ModelNoise | None:
-    """Return the draws of the noise inside the network; None for a single forecast or a network without noise.
+    """Return the generator of the network's noise inputs; None for a single forecast or a network without noise.
 
     Args:
-        conf: section inference.ensemble.
-        spec: what the model was built from.
-        section: the model section that the weights were trained with.
+        conf: config section ``inference.ensemble``; None for a single forecast.
+        spec: grid, time step and channels that the model was built for.
+        section: config section ``model`` that the weights were trained with.
     """
     if conf is None or not section.noise:
         return None

@@ -1,7 +1,7 @@
 """Perturbations of the initial states of an ensemble, and dropout during forecasts.
 
-The unit of a perturbation is the standard deviation of each channel's change over a step, which is about the
-uncertainty of analyses.
+The unit of a perturbation is the standard deviation of each channel's change over a step. Errors of analyses have about
+this size.
 Shape suffixes: B batch, C channels, T time frames, H latitude rows, W longitude columns.
 """
 
@@ -45,12 +45,13 @@ _DROPOUT_RNG_STREAM = 1
 def build_perturbation(
     conf: EnsembleConfig, stepper: Stepper, inputs: ForecastInputs, grid: LatLonGrid
 ) -> PerturbStates | None:
-    """Return the function that perturbs the initial states of ``inference.ensemble``, None where nothing does.
+    """Return the function that perturbs initial states as ``inference.ensemble`` says; None if there is nothing to do.
 
-    With ``inference.ensemble.dropout`` it also turns on the dropout of the network, and the function seeds it.
+    With ``inference.ensemble.dropout``, the dropout of the network is turned on, and the returned function also seeds
+    it. The function then does not perturb the states unless ``inference.ensemble.perturbation`` is set.
 
     Args:
-        conf: section inference.ensemble.
+        conf: config section ``inference.ensemble``.
         stepper: runs the network.
         inputs: source of analyses and forcing.
         grid: grid of the fields.
@@ -96,16 +97,17 @@ def build_perturbation(
 
 
 def lag_minutes(conf: EnsembleConfig | None) -> int:
-    """Return the time in minutes by which each member starts before the previous one, 0 without lagged members."""
+    """Return the interval in minutes between the analyses of successive lagged members, 0 without lagged members."""
     if conf is None or conf.lagged is None:
         return 0
     return parse_duration(conf.lagged)
 
 
 def analysis_offsets_minutes(conf: EnsembleConfig | None) -> list[int]:
-    """Return the offsets of the analyses of an ensemble, in minutes before the initial time, increasing.
+    """Return the offsets of all analyses that an ensemble reads, in minutes before the initial time, increasing.
 
-    A lagged member starts from an earlier analysis, and bred vectors grow from earlier ones.
+    A lagged member starts from an earlier analysis, and bred vectors grow from earlier analyses. A single forecast
+    (`conf` is None) reads the analysis at the initial time only, with the offset 0.
     """
     if conf is None:
         return [0]
@@ -121,9 +123,9 @@ def analysis_offsets_minutes(conf: EnsembleConfig | None) -> list[int]:
 
 
 def describe_ensemble(conf: EnsembleConfig) -> str:
-    """Return a text on how the members differ, such as "5 members; seed 0; dropout".
+    """Return a description of how the members differ, such as "5 members; seed 0; dropout".
 
-    It is an attribute of forecast files, where it distinguishes one ensemble from another.
+    The text is an attribute of forecast files, by which files of different ensembles can be told apart.
     """
     parts = [f"{conf.members} members", f"seed {conf.seed}"]
     if conf.perturbation is not None:
@@ -144,9 +146,9 @@ def describe_ensemble(conf: EnsembleConfig) -> str:
 
 
 def enable_dropout(model: nn.Module) -> None:
-    """Put the dropout of a network into training mode, so that it also acts in forecasts.
+    """Put the dropout modules of a network into training mode, so that dropout also acts in forecasts.
 
-    All other modules stay in the mode that they have.
+    The mode of all other modules is not changed.
 
     Raises:
         ConfigError: if the network has no dropout.
@@ -164,17 +166,18 @@ def enable_dropout(model: nn.Module) -> None:
 
 
 def _seed_dropout(seed: int, starts: Sequence[ForecastStart]) -> None:
-    """Seed torch's global generator, from which dropout draws, by the first start of a batch."""
+    """Seed torch's global generator, from which dropout draws, with the seed and the first start of a batch."""
     torch.manual_seed(member_rng(seed, starts[0], _DROPOUT_RNG_STREAM).integers(2**62))
 
 
 class RandomFields:
     """Random fields of mean 0 and variance 1 for all prognostic channels.
 
-    White noise is independent in each cell and channel. Correlated noise is the same at all levels of a variable.
+    White noise is independent in each cell and channel. Correlated noise has a correlation length in the horizontal,
+    is the same at all levels of a variable, and is independent between variables.
 
     Args:
-        context: context of a perturbation of initial states.
+        context: context of an `InitialPerturbation`.
         length_km: correlation length in km; None for white noise.
     """
 
@@ -191,7 +194,7 @@ class RandomFields:
             self._correlated_noise = CorrelatedNoise(context.grid, length_km)
 
     def draw(self, starts: Sequence[ForecastStart], device: torch.device) -> Tensor:
-        """Return the random fields of each start, (B, C, H, W) float32 without unit."""
+        """Return the random fields of each start, (B, C, H, W) float32, dimensionless."""
         fields = [self._draw_member(member_rng(self._seed, start, _RNG_STREAM)) for start in starts]
         return to_device(np.stack(fields), device)
 
@@ -199,13 +202,14 @@ class RandomFields:
         """Return the random fields of one member, (C, H, W) float32."""
         if self._correlated_noise is None:
             return generator.standard_normal((len(self._channels), *self._grid.shape), dtype=np.float32)
+        # One field for each of the V variables, which all channels of the variable share.
         fields_VHW = self._correlated_noise.draw(self._num_variables, generator)
         return fields_VHW[self._variable_index]
 
 
 @register_perturbation("gaussian", GaussianOrBredSection)
 class GaussianPerturbation(InitialPerturbation):
-    """White noise, independent in each cell and channel."""
+    """Perturbation by white noise, independent in each cell and channel."""
 
     def __init__(self, context: PerturbationContext, section: GaussianOrBredSection) -> None:
         super().__init__(context, section)
@@ -218,7 +222,7 @@ class GaussianPerturbation(InitialPerturbation):
 
 @register_perturbation("correlated", GaussianOrBredSection)
 class CorrelatedPerturbation(InitialPerturbation):
-    """Noise that is correlated over a distance and the same at all levels of a variable."""
+    """Perturbation by noise with a horizontal correlation length, the same at all levels of a variable."""
 
     def __init__(self, context: PerturbationContext, section: GaussianOrBredSection) -> None:
         super().__init__(context, section)
@@ -231,12 +235,15 @@ class CorrelatedPerturbation(InitialPerturbation):
 
 @register_perturbation("bred", GaussianOrBredSection)
 class BredPerturbation(InitialPerturbation):
-    """Bred vectors: the differences between two forecasts that grow fastest before the initial time.
+    """Bred vectors: perturbations that have grown in forecasts up to the initial time.
 
-    A random perturbation is added to an earlier analysis. A cycle forecasts from both states; the difference of the two
-    forecasts, scaled to size 1, is the perturbation of the next cycle.
-    Toth and Kalnay 1997, doi:10.1175/1520-0493(1997)125<3297:EFANAT>2.0.CO;2. The size of a vector is the root of the
-    mean over area and channels of its square, in standard deviations of the change over a step.
+    A random perturbation is added to an earlier analysis. Each cycle makes a forecast from an analysis and one from the
+    perturbed analysis. Their difference, scaled to norm 1, perturbs the analysis at the start of the next cycle. The
+    difference after the last cycle, which ends at the initial time, is the bred vector. Over the cycles, the directions
+    that grow fastest dominate (Toth and Kalnay 1997, doi:10.1175/1520-0493(1997)125<3297:EFANAT>2.0.CO;2).
+
+    The norm is the root mean square over area and channels, in standard deviations of each channel's change over a
+    step.
     """
 
     def __init__(self, context: PerturbationContext, section: GaussianOrBredSection) -> None:
@@ -248,7 +255,7 @@ class BredPerturbation(InitialPerturbation):
         self._area_HW = torch.from_numpy(context.grid.area_weights()).float()
 
     def draw(self, starts: Sequence[ForecastStart], state_BCTHW: Tensor) -> Tensor:
-        """See the base class; the size of each vector is 1."""
+        """See the base class; the norm of each vector is 1."""
         inputs = self.context.inputs
         stepper = self.context.stepper
         device = state_BCTHW.device
@@ -272,7 +279,7 @@ class BredPerturbation(InitialPerturbation):
         return bred_BCHW
 
     def _scale_to_unit(self, change_BCHW: Tensor) -> Tensor:
-        """Return changes divided by their size, the root of the mean square over area and channels."""
+        """Return the changes of each forecast divided by their root mean square over area and channels."""
         area_HW = self._area_HW.to(change_BCHW.device)
         square_B = (change_BCHW**2 * area_HW).sum(dim=(2, 3)).mean(dim=1) / area_HW.sum()
         return change_BCHW / square_B.sqrt().clamp(min=1e-12)[:, None, None, None]

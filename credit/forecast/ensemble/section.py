@@ -34,7 +34,7 @@ class GaussianOrBredSection(InitialPerturbationSection):
         return parse_duration(self.cycle)
 
     def analysis_lags_minutes(self) -> list[int]:
-        """See the base class; breeding starts from the analyses of earlier cycles."""
+        """See the base class; each breeding cycle reads the analysis at its start."""
         num_cycles = 0
         if self.kind == "bred":
             num_cycles = self.cycles

@@ -1,9 +1,9 @@
-"""Model error in an ensemble: the change over a step that the network predicts is multiplied by random numbers.
+"""Stochastically perturbed tendencies (SPPT), which represent model error in an ensemble.
 
-Stochastically perturbed tendencies (Buizza, Miller and Palmer 1999, doi:10.1002/qj.49712556006): the change over a step
-of all prognostic channels of a column is multiplied by 1 + r. r is a Gaussian field on the sphere, correlated over some
-hundred kilometres, and follows a first-order autoregression in time. It is limited to [-1, 1], so that no change
-reverses its sign.
+The change over a step that the network predicts is multiplied by 1 + r, with the same r for all prognostic channels of
+a column (Buizza, Miller and Palmer 1999, doi:10.1002/qj.49712556006). r is a Gaussian random field on the sphere,
+correlated over some hundred kilometres, and follows a first-order autoregression in time. It is limited to [-1, 1], so
+that no change reverses its sign.
 Shape suffixes: B batch, H latitude rows, W longitude columns.
 """
 
@@ -36,7 +36,7 @@ _RNG_STREAM = 2
 
 @register_perturbation("sppt", SPPTSection)
 class SPPT(TendencyPerturbation):
-    """Stochastically perturbed tendencies: draws the factors 1 + r of each step's change.
+    """Stochastically perturbed tendencies: generator of the factors 1 + r that multiply each step's change.
 
     Args:
         context: grid, time step and seed of the ensemble.
@@ -70,10 +70,10 @@ class SPPT(TendencyPerturbation):
 
 
 def build_tendency_perturbation(conf: EnsembleConfig | None, grid: LatLonGrid, step_minutes: int) -> DrawFactors | None:
-    """Return the function that draws the factors of ``inference.ensemble.stochastic``, None where there are none.
+    """Return the function that draws the factors of ``inference.ensemble.stochastic``; None without this key.
 
     Args:
-        conf: section inference.ensemble.
+        conf: config section ``inference.ensemble``; None for a single forecast.
         grid: grid of the fields.
         step_minutes: time step of the model in minutes.
     """

@@ -1,4 +1,4 @@
-"""Asynchronous writer: steps are copied to the host and written while the model computes the next ones.
+"""Asynchronous writer: a thread writes the output of a step while the model computes the next steps.
 
 Shape suffixes: B forecasts of a batch, C channels, H rows, W columns.
 """
@@ -26,12 +26,12 @@ _MAX_WAITING_STEPS = 2
 
 @dataclass(frozen=True)
 class _BatchItem:
-    """A forecast of a batch whose step is to be written or accumulated.
+    """A forecast of a batch, of which the queued step is written or added to running sums.
 
     Attributes:
-        index: position of the forecast in the batch.
+        index: index of the forecast in the batch.
         lead: lead time of the step in minutes.
-        start: initial time, analysis and member.
+        start: initial time, analysis and member of the forecast.
     """
 
     index: int
@@ -42,18 +42,20 @@ class _BatchItem:
 class BackgroundWriter:
     """Context manager that writes the steps of forecasts in a thread; a bounded queue limits the memory.
 
-    At the end of the block all steps are on disk; after an error, incomplete forecasts are removed.
+    When its ``with`` block ends, all steps are on disk. After an error, incomplete forecasts are removed.
 
     Args:
         writer: writer of the files.
-        lead_indices: lead time in minutes -> its index in the files; other steps are not written.
+        lead_indices: lead time in minutes -> its index in the files. Steps at other lead times are not written.
         step_minutes: time step of the model in minutes.
-        origin: name of the forecasts in messages.
-        initial_times: initial times to write, in minutes; a batch may contain others.
+        origin: checkpoint or other source of the forecasts, for messages.
+        initial_times: initial times to write, in minutes. Forecasts of a batch with other initial times are not
+            written.
         diagnostics: computation of the written fields from the output; None to write the output itself.
 
     Attributes:
-        file_lock: lock to hold while source files are read, because the netCDF library is not safe for two threads.
+        file_lock: lock that the caller must hold while it reads netCDF files, because the netCDF library is not
+            thread-safe.
     """
 
     def __init__(
@@ -82,12 +84,12 @@ class BackgroundWriter:
         """Queue the output of a step for writing; wait if the disk is slower than the model.
 
         Args:
-            starts: forecasts of the batch.
+            starts: starts of the B forecasts of the batch.
             step: number of the step, from 1, counted from the analyses.
-            output: (B, C, H, W) in physical units, on any device; must not be changed afterwards.
+            output: (B, C, H, W) in physical units, on any device. The caller must not change it afterwards.
 
         Raises:
-            CreditError: if an earlier step could not be written (the message names the file), or has a value that is
+            CreditError: if an earlier step could not be written (the message names the file), or had a value that is
                 not finite.
         """
         self._raise_error()
@@ -120,9 +122,9 @@ class BackgroundWriter:
             raise self._error
 
     def _write_queued_steps(self) -> None:
-        """Write the steps of the queue; after an error, empty the queue without writing, so that `put` does not block.
+        """Write the steps of the queue; the thread runs this method.
 
-        The thread runs this method.
+        After an error, the queue is emptied without writing, so that `put` does not block.
         """
         while (queued := self._queue.get()) is not None:
             if self._error is not None:
@@ -134,7 +136,7 @@ class BackgroundWriter:
                 self._error = error
 
     def _write_step(self, items: Sequence[_BatchItem], output: AsyncHostCopy) -> None:
-        """Write or accumulate one step of the forecasts of a batch."""
+        """Compute the diagnostics of one step of a batch, and write the forecasts whose lead time is to be written."""
         fields_BCHW = output.get().numpy()
         for item in items:
             fields_CHW = fields_BCHW[item.index]
@@ -147,7 +149,7 @@ class BackgroundWriter:
                     self._writer.put(item.start.initial_minutes, lead_index, fields_CHW, item.start.member)
 
     def _require_finite(self, fields_CHW: np.ndarray, item: _BatchItem) -> None:
-        """Refuse a forecast that has become unstable.
+        """Raise an error if a forecast has become unstable.
 
         Raises:
             CreditError: if a value is NaN or infinite.

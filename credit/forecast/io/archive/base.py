@@ -1,6 +1,7 @@
-"""Base class of the forecasts in files and stores.
+"""Base class of readers of forecasts in files and stores.
 
-Shape suffixes: N lead times, M members, C channels, L levels, H rows, W columns.
+Shape suffixes: N lead times, M members, C channels, L levels, H latitude rows, W longitude columns. Dimensions in
+brackets exist only for ensembles ([M,]) or variables on levels ([L,]).
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ from credit.forecast.io.archive.metadata import ForecastMetadata
 
 
 class ForecastArchive(ForecastSource):
-    """Forecasts on disk; only complete forecasts are listed in `initial_minutes`.
+    """Reader of the complete forecasts in a folder or store.
 
     Args:
         origin: folder, store or URL.
-        initial_minutes: initial times of the complete forecasts, in minutes.
+        initial_minutes: initial times of the complete forecasts, in minutes. Incomplete forecasts are left out.
         lead_minutes: lead times in minutes, increasing.
-        metadata: fields, levels, members and grid.
+        metadata: fields, levels, members and grid of the files or store.
         calendar: calendar of the times.
     """
 
@@ -52,7 +53,7 @@ class ForecastArchive(ForecastSource):
         self._dim_order = metadata.dim_order
 
     def read(self, initial_minutes: int) -> np.ndarray:
-        """Return one forecast at all lead times; for an ensemble the mean of its members.
+        """Return one forecast at all lead times; for an ensemble, the mean of its members.
 
         Args:
             initial_minutes: initial time in minutes.
@@ -74,7 +75,7 @@ class ForecastArchive(ForecastSource):
         return np.stack(fields)
 
     def read_members(self, initial_minutes: int, lead_index: int) -> np.ndarray:
-        """Return the members at one lead time, (M, C, H, W) float32 in physical units, NaN where missing."""
+        """Return all members at one lead time, (M, C, H, W) float32; see the base class."""
         num_members = self.members or 1
         # Each variable with members and levels as its first two dimensions.
         variables = []
@@ -85,7 +86,11 @@ class ForecastArchive(ForecastSource):
 
     @abstractmethod
     def _read_variables(self, initial_minutes: int, lead_index: int) -> list[np.ndarray]:
-        """Return each variable at one lead time, ([M,] [L,] H, W), rows and columns as they are stored.
+        """Return each variable at one lead time, ([M,] [L,] H, W), with rows and columns in the stored order.
+
+        Args:
+            initial_minutes: initial time in minutes.
+            lead_index: index of the lead time in `lead_minutes`.
 
         Raises:
             DataError: if the forecast cannot be read.
@@ -94,11 +99,11 @@ class ForecastArchive(ForecastSource):
     def _select(
         self, source: Mapping | netCDF4.Dataset, position: Mapping[str, int], origin: Path | str
     ) -> list[np.ndarray]:
-        """Return each variable at a position along some dimensions, ([M,] [L,] H, W).
+        """Read each variable at one index of its time dimensions, ([M,] [L,] H, W).
 
         Args:
             source: variables by name.
-            position: dimension -> index; the other dimensions are read completely.
+            position: name of a dimension -> index along it. Dimensions that are not named are read completely.
             origin: file or store, for messages.
 
         Raises:

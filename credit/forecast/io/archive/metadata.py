@@ -39,28 +39,30 @@ logger = logging.getLogger(__name__)
 class ForecastMetadata:
     """Metadata of one file or store.
 
-    Fields are the variables with the dimensions `leading`, latitude and longitude, and optionally a member and a level,
-    in any order. In an ensemble, variables without the member dimension are left out. They may be a mean or a control
-    run, and would be scored as an ensemble without spread.
+    A variable is a field if it has the dimensions `leading`, latitude and longitude, optionally also a member and a
+    level dimension, in any order, and no others. Variables that are not fields are left out. So are, in an ensemble,
+    fields without the member dimension. They may be a mean or a control run, and would be scored as an ensemble without
+    spread.
 
     Args:
         source: variables and attributes of the file or store.
-        leading: names of the dimensions of initial and lead time.
-        lead: name of the variable of the lead times.
+        leading: names of the time dimensions that every field has.
+        lead: name of the variable that holds the lead times.
         rename: name of a variable in this package -> its name in the source.
-        level_units: units of the levels in the names of channels; None for those of the source.
-        warn: True to log a warning about variables that are left out. Of many files, only one needs it.
+        level_units: units to which the levels are converted (hPa, Pa or model_level); None to keep those of the source.
+        warn: True to log a warning about variables that are left out. For a folder of files, set it for one file.
 
     Attributes:
         grid: grid in canonical orientation.
         orientation: order of rows and columns that converts fields of the source to `grid`.
         lead_minutes: lead times in minutes, int64.
         attributes: global attributes without the history.
-        variables: name of a field in the source -> its dimensions.
-        dim_order: order of the dimensions of fields after the time dimensions: member, level, latitude, longitude.
+        variables: name of a field in the source -> names of its dimensions, in the stored order.
+        dim_order: names of the dimensions of fields without the time dimensions, in the order member, level, latitude,
+            longitude.
         members: number of ensemble members, None without a member dimension.
-        units: variable -> units.
-        flat_names: names of the variables without levels.
+        units: name of a variable in this package -> its units; a variable with unknown units has no entry.
+        flat_names: names in this package of the variables without levels.
         channel_names: names of the channels, such as ``z500`` and ``t2m``.
 
     Raises:
@@ -115,10 +117,10 @@ class ForecastMetadata:
         self.channel_names = _build_channel_names(dims_by_name, self.flat_names, level_dims_finder.levels)
 
     def _drop_fields_without_members(self, origin: Path | str, rename: Mapping[str, str], warn: bool) -> None:
-        """Leave out the variables of an ensemble that lack its dimension.
+        """Remove the fields without a member dimension from `variables`, if other fields have one.
 
         Raises:
-            DataError: if a renamed variable lacks it.
+            DataError: if a field that the user has renamed lacks the member dimension.
         """
         # The member dimension is the one that most variables have.
         names_with_member: list[str] = []
@@ -145,9 +147,10 @@ class ForecastMetadata:
             del self.variables[name]
 
     def describe_mismatch(self, other: ForecastMetadata) -> str | None:
-        """Return a description of the difference to another file of forecasts, None if both may be of one run.
+        """Describe the first difference to the metadata of another file; None if both files may be of one run.
 
-        Lead times may differ.
+        The text continues a message that names this file, such as "has another number of members". Files of one run may
+        have different lead times.
         """
         if self.members != other.members:
             return "has another number of members"
@@ -169,11 +172,12 @@ class _LevelDimsFinder:
     Args:
         source: variables of the file or store.
         required_dims: names of the dimensions of time, latitude and longitude.
-        level_units: units of the levels; None for those of the source.
+        level_units: units to which the levels are converted; None to keep those of the source.
 
     Attributes:
-        levels: level dimension -> level values and units, as in names of channels.
-        reasons_text: reasons why the other dimensions are not levels, as the end of a message; empty if all are.
+        levels: name of a level dimension -> level values and their units, from which channels are named.
+        reasons_text: end of an error message that says, for each other dimension, why it is not a level; empty if there
+            is none.
     """
 
     def __init__(self, source: StoredVariables, required_dims: set[str], level_units: str | None) -> None:
@@ -194,7 +198,14 @@ class _LevelDimsFinder:
         self.reasons_text = "".join(f"; {dim} {reason}" for dim, reason in self._reasons.items())
 
     def describe_misfit(self, dims: Sequence[str]) -> str | None:
-        """Return the reason why a variable with these further dimensions is not a field, None if it is one."""
+        """Return the reason why a variable is not a field; None if it is a field.
+
+        Args:
+            dims: names of the variable's dimensions other than time, latitude and longitude.
+
+        Returns:
+            The end of an error message, beginning with "; ".
+        """
         text = ""
         for dim in dims:
             if dim in self._reasons:
@@ -216,18 +227,21 @@ def _find_fields(
     rename: Mapping[str, str],
     warn: bool,
 ) -> dict[str, tuple[str, ...]]:
-    """Return name in the source -> dimensions of the variables that are fields.
+    """Find the variables that are fields, as `ForecastMetadata` defines them.
 
     Args:
         source: variables of the file or store.
-        names: names in the source of the variables that come into question.
+        names: names in the source of the variables that are considered.
         required_dims: names of the dimensions of time, latitude and longitude, which every field has.
-        level_dims_finder: the level dimensions.
+        level_dims_finder: finder of the level dimensions of the source.
         rename: name of a variable in this package -> its name in the source.
-        warn: True to warn of variables that are left out.
+        warn: True to log a warning about variables with the required dimensions that are not fields.
+
+    Returns:
+        Name of each field in the source -> names of its dimensions.
 
     Raises:
-        DataError: if a renamed variable is not a field, or none is.
+        DataError: if a variable in `rename` is not a field, or no variable is a field.
     """
     dims_text = ", ".join(required_dims)
     rule = f"{dims_text} and perhaps a member ({' or '.join(_MEMBER_NAMES)}) and a level"
@@ -261,7 +275,13 @@ def _find_fields(
 def _read_levels(
     coordinate: xr.Variable, dim: str, level_units: str | None, origin: Path | str
 ) -> tuple[np.ndarray, str]:
-    """Return level values and their units: those of the source, or `level_units`.
+    """Return level values and their units.
+
+    Args:
+        coordinate: coordinate variable of the levels.
+        dim: name of the level dimension.
+        level_units: units to which the values are converted; None to keep those of the source.
+        origin: file, store or URL, for messages.
 
     Raises:
         DataError: if the values cannot be converted to `level_units`.
@@ -273,12 +293,16 @@ def _read_levels(
 
 
 def _rename_variables(source: StoredVariables, rename: Mapping[str, str]) -> dict[str, str]:
-    """Return name in the source -> name in this package.
+    """Return name of a variable in the source -> name in this package, for all variables of the source.
 
-    A variable is left out if `rename` gives its name to another one.
+    If `rename` gives a name to one variable, another variable that has this name in the source is left out.
+
+    Args:
+        source: variables of the file or store.
+        rename: name of a variable in this package -> its name in the source.
 
     Raises:
-        DataError: if the source does not have a renamed variable.
+        DataError: if the source lacks a variable that `rename` names.
     """
     for name, source_name in rename.items():
         if source_name not in source.names:
@@ -297,8 +321,12 @@ def _rename_variables(source: StoredVariables, rename: Mapping[str, str]) -> dic
 def _read_lead_minutes(source: StoredVariables, name: str) -> np.ndarray:
     """Return the lead times in minutes, int64.
 
+    Args:
+        source: variables of the file or store.
+        name: name of the variable that holds the lead times.
+
     Raises:
-        DataError: if there are none, or their units are unknown.
+        DataError: if there is no such variable, or its units are unknown.
     """
     if name not in source.names:
         raise DataError(f"{source.origin}: has no lead times ({name})")
@@ -314,12 +342,12 @@ def _read_lead_minutes(source: StoredVariables, name: str) -> np.ndarray:
 def _build_channel_names(
     variables: Mapping[str, tuple[str, ...]], flat_names: Collection[str], levels: Mapping[str, tuple[np.ndarray, str]]
 ) -> list[str]:
-    """Return the names of channels that `credit.channels.ChannelMap` gives.
+    """Return the names of the channels, by the rules of `credit.channels.ChannelMap`.
 
     Args:
-        variables: name -> dimensions.
+        variables: name of a variable in this package -> names of its dimensions.
         flat_names: names of the variables without levels.
-        levels: level dimension -> level values and units.
+        levels: name of a level dimension -> level values and units.
     """
     names = []
     for name, dims in variables.items():

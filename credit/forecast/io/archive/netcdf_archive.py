@@ -18,7 +18,8 @@ from credit.forecast.io.archive.stored_variables import StoredVariables
 from credit.forecast.io.netcdf_files import LEADS, MEMBERS
 from credit.forecast.io.schema import INITIAL_FIELDS, MEMBER
 
-# (lead time in minutes, member) -> file, row along its time dimension. In a file of all members the member is 0.
+# (lead time in minutes, member) -> file that holds it, and index along the file's time dimension. The member is 0 for a
+# file of all members.
 _Rows = dict[tuple[int, int], tuple[Path, int]]
 
 
@@ -30,10 +31,11 @@ class _FileMetadata:
         fields: variables, levels, lead times and grid.
         calendar: calendar of the times.
         initial_minutes: initial time in minutes.
-        member: number of the only member, 0 in a file of all members.
-        num_members: number of members in files of one member each, None for files of all members.
-        lead_minutes: lead times of the complete forecast in minutes, None in files of other programs.
-        checksum: checksum of the fields that the forecast starts from, None if there is none.
+        member: number of the member in a file of one member, 0 in a file of all members.
+        num_members: number of members of the ensemble if each file has one member, None for files of all members.
+        lead_minutes: lead times of the complete forecast in minutes, of which the file may have only some; None for a
+            file of another program.
+        checksum: checksum of the fields that the forecast starts from, None if the file has none.
     """
 
     fields: ForecastMetadata
@@ -51,11 +53,11 @@ def _read_metadata(path: Path, rename: Mapping[str, str], level_units: str | Non
     Args:
         path: path of the file.
         rename: name of a variable in this package -> its name in the file.
-        level_units: units of the levels in the names of channels; None for those of the file.
-        warn: True to warn of variables that are left out.
+        level_units: units to which the levels are converted; None to keep those of the file.
+        warn: True to log a warning about variables that are left out.
 
     Raises:
-        DataError: if the file is not a readable forecast.
+        DataError: if the file cannot be read or is not a forecast.
     """
     try:
         with netCDF4.Dataset(path) as dataset:
@@ -88,16 +90,19 @@ def _read_metadata(path: Path, rename: Mapping[str, str], level_units: str | Non
 
 
 class NetcdfArchive(ForecastArchive):
-    """Forecasts of one run in netCDF files.
+    """Reader of the forecasts of one run in netCDF files.
+
+    The lead times and members of a forecast may be spread over several files.
 
     Args:
         folder: folder of the files.
         paths: paths of the files, at least one.
         rename: name of a variable in this package -> its name in the files.
-        level_units: units of the levels in the names of channels; None for those of the files.
+        level_units: units to which the levels are converted; None to keep those of the files.
 
     Raises:
-        DataError: if the files are of different runs, overlap, or lack a part of a forecast.
+        DataError: if the files are of different runs, two files have the same lead time of a forecast, or a lead time
+            or member of a forecast is missing.
     """
 
     def __init__(self, folder: Path, paths: list[Path], rename: Mapping[str, str], level_units: str | None) -> None:
@@ -154,11 +159,7 @@ class NetcdfArchive(ForecastArchive):
             self.members = int(num_members)
 
     def _read_variables(self, initial_minutes: int, lead_index: int) -> list[np.ndarray]:
-        """Return each variable at one lead time, ([M,] [L,] H, W), from the files of its members.
-
-        Raises:
-            DataError: if a file cannot be read.
-        """
+        """See the base class; members that are in files of their own are stacked."""
         lead = int(self.lead_minutes[lead_index])
         rows = self._rows[initial_minutes]
         # One list of variables for each file.
@@ -168,7 +169,7 @@ class NetcdfArchive(ForecastArchive):
         return [np.stack(members) for members in zip(*variables_by_file, strict=True)]
 
     def _read_file(self, path: Path, row: int) -> list[np.ndarray]:
-        """Return each variable of a file at one index `row` of its time dimension, ([M,] [L,] H, W)."""
+        """Return each variable of a file at the index `row` of its time dimension, ([M,] [L,] H, W)."""
         try:
             with netCDF4.Dataset(path) as dataset:
                 return self._select(dataset, {"time": row}, path)
@@ -182,12 +183,12 @@ def _require_complete(
     num_members: int | None,
     calendar: Calendar,
 ) -> None:
-    """Refuse a forecast that an interrupted run left without the files of some lead times or members.
+    """Refuse a forecast that lacks some lead times or members, because a run was interrupted.
 
     Args:
-        rows: initial time -> rows that the files have.
-        expected_rows: initial time -> rows of the complete forecast.
-        num_members: number of members in files of one member each, else None.
+        rows: initial time in minutes -> lead times and members that are in files.
+        expected_rows: initial time in minutes -> (lead time in minutes, member) of the complete forecast.
+        num_members: number of members of the ensemble if each file has one member, else None.
         calendar: calendar of the times.
 
     Raises:

@@ -17,12 +17,12 @@ class StoredVariables:
 
     Args:
         origin: file, store or URL, for messages.
-        variables: variables by name.
+        variables: name -> variable of the netCDF4 library (file) or of xarray (store).
         attributes: global attributes.
 
     Attributes:
         names: names of all variables.
-        attributes: global attributes, arrays as lists.
+        attributes: global attributes; arrays are converted to lists.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class StoredVariables:
 
     @property
     def all_dims(self) -> list[str]:
-        """Names of all dimensions."""
+        """Names of the dimensions of all variables, sorted."""
         dims: set[str] = set()
         for name in self.names:
             dims.update(self.dims(name))
@@ -60,7 +60,7 @@ class StoredVariables:
             raise DataError(f"{self.origin}: {name} cannot be read ({error}); copy or forecast it again") from error
 
     def dims(self, name: str) -> tuple[str, ...]:
-        """Return the dimensions of a variable."""
+        """Return the names of the dimensions of a variable."""
         variable = self._variables[name]
         if isinstance(variable, xr.Variable):
             return variable.dims

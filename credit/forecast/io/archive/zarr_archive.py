@@ -1,4 +1,4 @@
-"""Forecasts in a zarr store of version 2 or 3, on disk or at a URL."""
+"""Forecasts in a zarr store (zarr format 2 or 3), on disk or at a URL."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from credit.forecast.io.zarr_arrays import WRITTEN
 
 
 class ZarrArchive(ForecastArchive):
-    """Forecasts in a zarr store of this package or of WeatherBench 2.
+    """Reader of the forecasts in a zarr store of this package or of WeatherBench 2.
 
     Args:
         path: path or URL of the store.
         rename: name of a variable in this package -> its name in the store.
-        level_units: units of the levels in the names of channels; None for those of the store.
-        options: options of the file system of a URL.
+        level_units: units to which the levels are converted; None to keep those of the store.
+        options: options of the remote file system, such as credentials; unused for a path.
 
     Raises:
         DataError: if the store cannot be read, or has no initial and lead times.
@@ -62,21 +62,17 @@ class ZarrArchive(ForecastArchive):
         super().__init__(path, np.sort(initial_minutes[is_complete]), metadata.lead_minutes, metadata, calendar)
 
     def _read_variables(self, initial_minutes: int, lead_index: int) -> list[np.ndarray]:
-        """Return each variable at one lead time, ([M,] [L,] H, W).
-
-        Raises:
-            DataError: if the store cannot be read.
-        """
+        """See the base class."""
         init, lead = self._leading_dims
         position = {init: self._init_index[initial_minutes], lead: lead_index}
         return self._select(self._source, position, self.origin)
 
 
 def _open_zarr(path: Path) -> tuple[Mapping[str, xr.Variable], Mapping[str, object]]:
-    """Return the variables and global attributes of a store on disk.
+    """Return the variables by name, and the global attributes, of a store on disk.
 
     Raises:
-        DataError: if it cannot be read.
+        DataError: if the store cannot be read.
     """
     try:
         # A dataset would require arrays of equal length, which differ for a moment while a store is extended.
@@ -92,11 +88,11 @@ def _open_zarr(path: Path) -> tuple[Mapping[str, xr.Variable], Mapping[str, obje
 def _open_remote_zarr(
     url: str, options: Mapping[str, object]
 ) -> tuple[Mapping[str, xr.Variable], Mapping[str, object]]:
-    """Return the variables and global attributes of a store at a URL.
+    """Return the variables by name, and the global attributes, of a store at a URL.
 
     Args:
         url: URL of the store.
-        options: options of the file system, such as credentials.
+        options: options of the remote file system, such as credentials.
     """
     dataset = open_remote_store(url, options, decode_times=False, decode_timedelta=False, chunks=None, cache=False)
     return dataset.variables, dataset.attrs
