@@ -1,9 +1,9 @@
 """Output diagnostics: variables that are computed from the network's output before a forecast is written.
 
-Variables on model levels are interpolated to pressure levels, others are derived, and sums over hours are accumulated.
-All of this runs on the host, in float64 inside, with the formulas that also derive variables of the data
-(`credit.data.sources.derived_variables`).
-Shape suffixes: C channels, K levels from the top down, L levels that are written, H rows, W columns.
+Variables on model levels are interpolated to pressure levels (``inference.pressure_levels``). Other variables are
+derived, or are sums over several steps (``inference.derive``). The computation runs on the host in float64, with the
+formulas that also derive variables of the data (`credit.data.sources.derived_variables`).
+Shape suffixes: C channels, K levels of the model from the top down, L written levels, H rows, W columns.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from credit.forecast.rollout import ForecastStart
 from credit.grid import LatLonGrid
 from credit.physics.vertical import LevelMapping
 
-# Derived variables that need the whole column down to the ground, and others that need pressure.
+# Derived variables that need the whole column down to the surface, and others that need pressure.
 _NEEDS_GROUND = ("geopotential", "mean_sea_level_pressure")
 _NEEDS_PRESSURE = ("relative_humidity", "relative_humidity_water")
 
@@ -47,13 +47,13 @@ class _Copy:
 
 @dataclass(frozen=True)
 class _Recipe:
-    """Recipe that computes a variable (L, H, W) from one step's output.
+    """Recipe that computes a variable (L, H, W) from one step's output; L is 1 for a variable without levels.
 
     Attributes:
         kind: kind of the derived variable, None for interpolation to pressure levels.
-        quantity: quantity that is interpolated, which decides the method below the ground.
-        column: levels and vertical interpolation, None for a variable without levels.
-        inputs: role -> input.
+        quantity: interpolated quantity, which decides how to extrapolate below the surface; empty if `kind` is given.
+        column: levels and vertical interpolation; None if neither pressure nor an interpolation is needed.
+        inputs: role of an input in the formula, such as ``temperature`` -> the input.
     """
 
     kind: str | None
@@ -63,24 +63,24 @@ class _Recipe:
 
 
 class OutputDiagnostics:
-    """Computation of the fields that are written from the network's output of a step.
+    """Computation of the written fields from the network's output of a step.
 
     Args:
-        conf: section inference.
-        data: section data.
+        conf: config section ``inference``.
+        data: config section ``data``.
         channels: channels of the model.
-        attributes: variable -> ``units``, ``standard_name``, ``temporal``.
+        attributes: name of a variable -> its ``units``, ``standard_name``, ``temporal``.
         static_CHW: static channels that come from data, in physical units.
         last_lead: last lead time in minutes; the sums of a forecast are dropped after it.
-        masks: variable -> (H, W) bool, True where it is always missing.
+        masks: name of a variable -> (H, W) bool, True where it is always missing.
 
     Attributes:
         channels: channel map whose output channels are written.
-        attributes: written variable -> attributes.
-        level_units: units of the levels that are written.
-        masks: masks of the written variables; a derived variable is missing where one of its inputs is.
-        windows: variable -> minutes that it is a sum over, `credit.forecast.io.schema.SINCE_START` for a sum since the
-            initial time. Other sums are over a step.
+        attributes: name of a written variable -> its attributes.
+        level_units: units of the written levels.
+        masks: masks of the written variables; a derived variable is missing where one of its inputs is missing.
+        windows: name of a variable -> length of the sum in minutes, or `credit.forecast.io.schema.SINCE_START` for a
+            sum since the initial time. A sum that is not listed is over one step.
 
     Raises:
         ConfigError: for a variable that cannot be computed from the output, naming the key.
@@ -102,7 +102,7 @@ class OutputDiagnostics:
         self._inputs = OutputInputs(conf, data, channels, attributes, static_CHW)
         self._step_minutes = data.step_minutes
         self._last_lead = last_lead
-        # Geopotential of the ground (H, W), where an interpolation or a derived variable uses it.
+        # Surface geopotential (H, W) in m2 s-2; None if no interpolation or derived variable uses it.
         self._ground_HW: np.ndarray | None = None
         self.level_units = data.level_units
         if conf.pressure_levels is not None:
@@ -152,7 +152,7 @@ class OutputDiagnostics:
 
     @property
     def global_attributes(self) -> dict[str, str]:
-        """Global attributes that describe the diagnostics, so that files with other diagnostics can be told apart."""
+        """Global attributes that describe the diagnostics; they distinguish files with different diagnostics."""
         attributes = {}
         if self._conf.pressure_levels is not None:
             levels = ", ".join(f"{level:g}" for level in self._conf.pressure_levels)
@@ -173,13 +173,11 @@ class OutputDiagnostics:
         return self._running_sums.num_sums > 0
 
     def reset(self) -> None:
-        """Drop the running sums of forecasts that were not completed."""
+        """Drop the running sums of all forecasts, so that forecasts can start again."""
         self._running_sums.reset()
 
     def compute(self, start: ForecastStart, lead_minutes: int, fields_CHW: np.ndarray) -> np.ndarray:
-        """Return the fields that are written at a lead time.
-
-        Sums need every step of a forecast, in order.
+        """Return the written fields at a lead time; with sums, call it for every step of a forecast, in order.
 
         Args:
             start: start of the forecast.
@@ -187,8 +185,8 @@ class OutputDiagnostics:
             fields_CHW: the network's output in physical units, float32.
 
         Returns:
-            (C', H, W) float32 in physical units, with the C' output channels of `channels`; NaN for a sum whose window
-            begins before the initial time.
+            (C', H, W) float32 in physical units, with the C' output channels of the attribute `channels`. A sum is NaN
+            if its window begins before the initial time.
         """
         if self._is_plain:
             return fields_CHW
@@ -204,7 +202,7 @@ class OutputDiagnostics:
         return np.concatenate(written)
 
     def _derive(self, recipe: _Recipe, fields_CHW: np.ndarray) -> np.ndarray:
-        """Return the variable of a recipe, (L, H, W) float32."""
+        """Compute the variable of a recipe, (L, H, W) float32, from the network's output in physical units."""
         inputs = {role: recipe_input.select(fields_CHW) for role, recipe_input in recipe.inputs.items()}
         if SURFACE_PRESSURE in inputs:
             inputs[SURFACE_PRESSURE] = inputs[SURFACE_PRESSURE][0]
@@ -217,11 +215,7 @@ class OutputDiagnostics:
         return compute_derived(recipe.kind, recipe.quantity, recipe.column, inputs, from_si)
 
     def _add_output(self, name: str) -> list[Channel]:
-        """Add the recipe of an output, which is written as it is or interpolated to pressure levels.
-
-        Returns:
-            The channels that are written.
-        """
+        """Add the recipe of an output, which is copied or interpolated to pressure levels; return its channels."""
         key = "inference.pressure_levels"
         channel_index = self._inputs.channel_indices(name, key)
         channels = [self._model.output[index] for index in channel_index]
@@ -244,10 +238,7 @@ class OutputDiagnostics:
         return _build_channels(name, pressures)
 
     def _add_derived(self, name: str, derived_config: DerivedVariableConfig) -> list[Channel]:
-        """Add the recipe of a derived variable.
-
-        Returns:
-            The channels that are written.
+        """Add the recipe of the derived variable `name`, and return its channels.
 
         Raises:
             ConfigError: if the variable cannot be computed from its inputs.
@@ -289,7 +280,7 @@ class OutputDiagnostics:
             require_full_column(column.levels, name, first_variable, key)
             self._find_ground(key, required=True)
         if kind == "mean_sea_level_pressure":
-            # It is extrapolated from the lowest level.
+            # Mean sea level pressure is extrapolated from the lowest level.
             order = order[-1:]
             column = LevelMapping(column.levels.select([-1]), None)
 
@@ -303,7 +294,11 @@ class OutputDiagnostics:
         return _build_channels(name, levels if pressures is None else pressures)
 
     def _add_mask(self, key: str, name: str, variables: Sequence[str]) -> None:
-        """Mask a derived variable where one of its inputs is always missing; refuse inputs that are not outputs."""
+        """Mask a derived variable where one of its inputs is always missing.
+
+        Raises:
+            ConfigError: naming `key`, if one of the input `variables` is not an output of the model.
+        """
         for variable in variables:
             self._inputs.channel_indices(variable, key)
         input_masks = [self.masks[variable] for variable in variables if variable in self.masks]
@@ -311,12 +306,12 @@ class OutputDiagnostics:
             self.masks[name] = np.logical_or.reduce(input_masks)
 
     def _build_recipe_inputs(self, key: str, roles: Mapping[str, str], order: Sequence[int]) -> dict[str, RecipeInput]:
-        """Return role -> input; the first input has the role of the field that is interpolated.
+        """Return role -> input. The first input gets the role ``FIELD``, that of the interpolated field.
 
         Args:
             key: config key for messages.
-            roles: role -> variable.
-            order: order of the levels of the variables from the top down.
+            roles: role in the formula, such as ``temperature`` -> name of the variable.
+            order: indices that sort the levels of the variables from the top down.
 
         Raises:
             ConfigError: if the variables are not on the same levels, or their units do not fit.
@@ -336,13 +331,11 @@ class OutputDiagnostics:
         return inputs
 
     def _add_sum(self, key: str, name: str, derived_config: DerivedVariableConfig) -> list[Channel]:
-        """Add the recipe of a sum over steps.
-
-        Returns:
-            The channel that is written.
+        """Add the recipe of a sum over several steps, and return its channel in a list.
 
         Raises:
-            ConfigError: if the variable is not a sum over the step, or the period of the sum does not fit.
+            ConfigError: if the summed variable is not accumulated over the step or has levels, or if the period is not
+                a multiple of the time step or is longer than the forecast.
         """
         variable = derived_config.of
         over = derived_config.over
@@ -386,7 +379,7 @@ class OutputDiagnostics:
         return _build_channels(name, [None])
 
     def _find_ground(self, key: str, required: bool) -> None:
-        """Find the geopotential of the ground, which all variables share."""
+        """Find the surface geopotential, and keep it for all recipes; `required` makes a missing one an error."""
         ground_HW = self._inputs.ground_geopotential(key, required)
         if ground_HW is not None:
             self._ground_HW = ground_HW

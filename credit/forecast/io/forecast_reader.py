@@ -1,4 +1,4 @@
-"""Opening of forecast files and stores, of this package or of others."""
+"""Functions that open forecasts in files and stores, written by this package or by other programs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def open_other_forecasts(name: str, conf: OtherForecastsConfig, level_units: str
     Args:
         name: name of the entry, for messages.
         conf: config section of the entry.
-        level_units: ``data.level_units``, the units of the levels in the names of channels.
+        level_units: ``data.level_units``, the units to which the levels are converted.
 
     Raises:
         DataError: naming the key, if there are no forecasts or they cannot be read.
@@ -39,16 +39,16 @@ def open_forecasts(
     level_units: str | None = None,
     storage_options: Mapping[str, object] | None = None,
 ) -> ForecastArchive:
-    """Open a folder of netCDF files, a folder with ``forecasts.zarr``, or a zarr store of version 2 or 3.
+    """Open a folder of netCDF files, a folder with ``forecasts.zarr``, or a zarr store (zarr format 2 or 3).
 
     Args:
         path: folder, store, or URL of a store.
-        rename: name of a variable in this package -> its name in the files.
-        level_units: units of the levels in the names of channels; None for those of the files.
-        storage_options: options of the file system of a URL, such as credentials.
+        rename: name of a variable in this package -> its name in the files; None to keep all names.
+        level_units: units to which the levels are converted; None to keep those of the files.
+        storage_options: options of the remote file system, such as credentials; unused for a local path.
 
     Raises:
-        DataError: if there are no forecasts, or forecasts of different runs.
+        DataError: if there are no complete forecasts, or forecasts of different runs.
     """
     rename = rename or {}
     if is_remote(path):
@@ -66,10 +66,10 @@ def open_forecasts(
 
 
 def _find_forecasts(path: Path) -> tuple[list[Path], list[Path]]:
-    """Return stores and files of a folder or store, one of them empty.
+    """Return the zarr stores and the netCDF files at a path; one of the two lists is empty.
 
     Raises:
-        DataError: if there are both or neither.
+        DataError: if there are both zarr stores and netCDF files, or neither.
     """
     stores = []
     for store in (path, path / STORE):

@@ -1,6 +1,6 @@
-"""Writer of forecasts: CF netCDF files or one zarr store, lead time by lead time.
+"""Writer of forecasts to netCDF files with CF metadata or to one zarr store, one lead time at a time.
 
-Shape suffixes: N lead times, C output channels, H rows, W columns.
+Shape suffixes: N lead times, C output channels, H latitude rows, W longitude columns.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ from credit.forecast.io.zarr_store import STORE, ZarrStore
 
 
 class ForecastWriter:
-    """Writer of forecasts, of which each is either complete on disk or absent.
+    """Writer of forecasts. Readers see a forecast only when it is complete.
 
     Args:
         folder: folder of the forecasts, created if needed. It gets netCDF files, or the zarr store ``forecasts.zarr``.
-        fields: description of the fields that `put` gets.
-        lead_minutes: lead times of the fields that `put` gets, in minutes.
-        initial_minutes: all initial times of the run, in minutes; a zarr store has its full size from the start.
-        options: selection of the fields, and their form on disk.
+        fields: description of the fields that are passed to `put`.
+        lead_minutes: lead times that are passed to `put`, in minutes.
+        initial_minutes: all initial times of the run, in minutes. A zarr store is created for all of them.
+        options: selection of the fields, and their format on disk; None for the defaults.
         members: number of ensemble members; None for single forecasts.
-        global_attributes: attributes of the files. A forecast with other attributes is of another run and not taken as
-            complete, so the attributes must identify the checkpoint.
-        initial_state_checksum: function initial time in minutes -> checksum of the fields that the forecast starts
-            from, 16 hexadecimal digits. It is written with the forecast; a forecast with another checksum is not taken
-            as complete.
+        global_attributes: attributes of the files. An existing forecast with other attributes does not count as
+            complete, because it is of another run. The attributes must therefore identify the checkpoint.
+        initial_state_checksum: function that takes an initial time in minutes and returns the checksum of the fields
+            that the forecast starts from, 16 hexadecimal digits. The checksum is written with the forecast. An existing
+            forecast with another checksum does not count as complete. None to use no checksums.
 
     Attributes:
         schema: content of each forecast.
 
     Raises:
         ConfigError: if `options` selects variables or levels that are not outputs, if the folder cannot be created, or
-            if it holds forecasts that these cannot replace: a store of another run, or files of another format or
-            split.
+            if it holds forecasts that the new ones cannot replace: a store of another run, or files of another format
+            or split.
         CreditError: if the folder cannot be written.
     """
 
@@ -78,30 +78,31 @@ class ForecastWriter:
             )
 
     def is_complete(self, initial_minutes: int) -> bool:
-        """Return whether the forecast of the same run from this initial time (in minutes) is already on disk."""
+        """Return whether the complete forecast of the same run from an initial time (in minutes) is on disk."""
         return self._backend.is_complete(int(initial_minutes))
 
     def put(self, initial_minutes: int, lead_index: int, fields_CHW: np.ndarray, member: int = 0) -> None:
-        """Write one lead time of one member, in any order; the last of them completes the forecast.
+        """Write one lead time of one member, in any order; the forecast is complete when all of them are written.
 
         Args:
             initial_minutes: initial time of the forecast in minutes.
             lead_index: index of the lead time in `lead_minutes`.
             fields_CHW: float32 in physical units, NaN where missing.
-            member: number of the ensemble member.
+            member: number of the ensemble member, 0 for a single forecast.
 
         Raises:
-            CreditError: naming the file, if it cannot be written (a full disk); the incomplete forecast is removed.
+            CreditError: naming the file, if it cannot be written, for example because the disk is full. The incomplete
+                forecast is removed.
         """
         assert fields_CHW.shape == self._shape, (fields_CHW.shape, self._shape)
         self._backend.put(int(initial_minutes), member, lead_index, fields_CHW)
 
     def write(self, initial_minutes: int, fields_NCHW: np.ndarray) -> Path:
-        """Write all lead times of a single forecast, and return its first file or the store.
+        """Write all lead times of a single forecast, and return the path of its first file or of the store.
 
         Args:
             initial_minutes: initial time of the forecast in minutes.
-            fields_NCHW: fields of all lead times, as in `put`.
+            fields_NCHW: float32 in physical units, NaN where missing, with all lead times in order.
 
         Raises:
             CreditError: as in `put`.
@@ -111,7 +112,7 @@ class ForecastWriter:
         return self._backend.find_path(int(initial_minutes))
 
     def discard(self, initial_minutes: int) -> None:
-        """Remove an incomplete forecast; `initial_minutes` is its initial time."""
+        """Remove the incomplete forecast from an initial time, in minutes."""
         self._backend.discard(int(initial_minutes))
 
     def close(self) -> None:
@@ -120,7 +121,7 @@ class ForecastWriter:
 
 
 def require_same_format(folder: Path, format: str, split: str | None) -> None:
-    """Refuse a folder with forecasts of another format or split, which cannot be read together with new ones.
+    """Refuse a folder with forecasts of another format or split, which cannot be read together with new forecasts.
 
     Args:
         folder: folder of the forecasts; need not exist.
@@ -128,7 +129,7 @@ def require_same_format(folder: Path, format: str, split: str | None) -> None:
         split: split of netCDF files, as in `credit.forecast.io.schema.OutputOptions`.
 
     Raises:
-        ConfigError: naming the key and the existing file, or for a folder that cannot be read.
+        ConfigError: naming the config key and the existing file, or if the folder cannot be read.
     """
     way_out = "choose another inference.folder, or remove the existing forecasts"
     store = folder / STORE

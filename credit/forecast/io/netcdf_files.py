@@ -1,6 +1,7 @@
-"""Forecasts as CF netCDF: one file an initial time, or one for each of its days, months, lead times or members.
+"""Writer of forecasts as netCDF files with CF metadata.
 
-Shape suffixes: C output channels, H rows, W columns.
+A forecast is one file, or several: one for each day or month of the valid time, each lead time or each member.
+Shape suffixes: C output channels, H latitude rows, W longitude columns.
 """
 
 from __future__ import annotations
@@ -46,14 +47,14 @@ _STALE_SECONDS = 86400.0
 
 
 class NetcdfForecastWriter:
-    """Writer of forecasts as CF netCDF files; see `credit.forecast.io.forecast_writer.ForecastWriter`.
+    """Writer of forecasts as netCDF files; see `credit.forecast.io.forecast_writer.ForecastWriter`.
 
     Args:
         folder: existing folder of the files; stale temporary files in it are removed.
         schema: content of each forecast.
-        split: ``day``, ``month``, ``lead`` or ``member``; None for one file an initial time.
-        initial_state_checksum: function initial time in minutes -> checksum of the fields that the forecast starts
-            from; None to write no checksums.
+        split: ``day``, ``month``, ``lead`` or ``member`` for a file for each of these; None for one file per forecast.
+        initial_state_checksum: function that takes an initial time in minutes and returns the checksum of the fields
+            that the forecast starts from; None to write no checksums.
     """
 
     def __init__(
@@ -84,8 +85,8 @@ class NetcdfForecastWriter:
     def is_complete(self, initial_minutes: int) -> bool:
         """Return whether all files of a forecast exist with the content that would be written.
 
-        A file has its final name only if it is complete. A file of other lead times makes the forecast incomplete, as
-        it would be read as a part of it.
+        A file has its final name only if it is complete. If the folder has a further file of this initial time, from a
+        run with another split, the result is False, because a reader would take that file for a part of the forecast.
 
         Args:
             initial_minutes: initial time in minutes.
@@ -96,12 +97,12 @@ class NetcdfForecastWriter:
         return all(self._file_matches(self._folder / name, initial_minutes, part) for name, part in parts.items())
 
     def _other_files(self, initial_minutes: int, names: Collection[str]) -> list[Path]:
-        """Return the files of the same initial time that are not among `names`; another split has written them."""
+        """Return the files of an initial time that are not in `names`; a run with another split has written them."""
         stem = build_file_name(self._schema, initial_minutes).removesuffix(".nc")
         return [path for path in self._folder.glob(f"{stem}_*.nc") if path.name not in names]
 
     def _file_matches(self, path: Path, initial_minutes: int, part: FilePart) -> bool:
-        """Return whether a file exists with the content that would be written; False if it cannot be read."""
+        """Return whether a file exists with the content of `part`; False also if it cannot be read."""
         if not path.exists():
             return False
         try:
@@ -111,7 +112,7 @@ class NetcdfForecastWriter:
             return False
 
     def _dataset_matches(self, dataset: netCDF4.Dataset, initial_minutes: int, part: FilePart) -> bool:
-        """Return whether variables, global attributes, lead times, member and checksum are as they would be written."""
+        """Return whether variables, attributes, lead times, member and checksum are those that would be written."""
         stored_dims = {name: variable.dimensions for name, variable in dataset.variables.items()}
         schema = with_stored_level_dims(schema_of_file(self._schema, part), stored_dims)
         stored_fields = {name for name, dims in stored_dims.items() if dims[-1:] == ("longitude",)}
@@ -136,12 +137,12 @@ class NetcdfForecastWriter:
     def put(self, initial_minutes: int, member: int, lead_index: int, fields_CHW: np.ndarray) -> None:
         """Write one lead time of one member.
 
-        The last fields of a file complete it: it is flushed to the disk and gets its final name.
+        When all lead times and members of a file are written, the file is flushed to disk and gets its final name.
 
         Args:
             initial_minutes: initial time in minutes.
             member: number of the member, 0 for a single forecast.
-            lead_index: index of the lead time in the schema.
+            lead_index: index of the lead time in ``lead_minutes`` of the schema.
             fields_CHW: float32 in physical units, NaN where missing.
 
         Raises:
@@ -163,7 +164,7 @@ class NetcdfForecastWriter:
             del self._open_files[initial_minutes]
 
     def _begin_forecast(self, initial_minutes: int) -> None:
-        """Remove files that the forecast replaces, and prepare its own files."""
+        """Remove the files that a new forecast replaces, and prepare the writing of its files."""
         attributes = {**self._attributes, HISTORY: MADE_BY}
         if self._initial_state_checksum is not None:
             attributes[INITIAL_FIELDS] = self._initial_state_checksum(initial_minutes)
@@ -188,7 +189,7 @@ class NetcdfForecastWriter:
         self._open_files[initial_minutes] = files
 
     def discard(self, initial_minutes: int) -> None:
-        """Remove the files of an incomplete forecast."""
+        """Remove the files of the incomplete forecast from an initial time, in minutes."""
         for file in self._open_files.pop(initial_minutes, ()):
             file.discard()
 
@@ -198,7 +199,7 @@ class NetcdfForecastWriter:
             self.discard(initial_minutes)
 
     def find_path(self, initial_minutes: int) -> Path:
-        """Return the file of a forecast, the first one if there are several."""
+        """Return the path of the file of a forecast, of the first file if there are several."""
         return self._folder / next(iter(plan_files(self._schema, initial_minutes, self._split)))
 
 
@@ -206,14 +207,14 @@ class _ForecastFile:
     """One file of a forecast, written under a temporary name until it is complete.
 
     Args:
-        path: final path.
+        path: final path of the file.
         schema: content of the forecast.
-        part: part of the forecast in this file.
-        attributes: global attributes.
+        part: lead times and member that are in this file.
+        attributes: global attributes of the file.
 
     Attributes:
-        path: final path.
-        missing: (index of the lead time, member) of the fields that are still to be written.
+        path: final path of the file.
+        missing: pairs (index of the lead time, member) that are not written yet.
     """
 
     def __init__(self, path: Path, schema: ForecastSchema, part: FilePart, attributes: dict[str, str | int]) -> None:
@@ -269,7 +270,7 @@ class _ForecastFile:
             define_variable(self._dataset, self._schema, variable, self._part)
 
     def _complete(self) -> None:
-        """Flush the file to the disk and give it its final name."""
+        """Flush the file to disk and give it its final name."""
         self._dataset.close()
         with open(self._temporary_path, "rb") as handle:
             os.fsync(handle.fileno())
@@ -279,9 +280,9 @@ class _ForecastFile:
         self._new_file_identity = identity if is_new else None
 
     def discard(self) -> None:
-        """Remove the file, even if it is complete, because its forecast is not.
+        """Remove the file, even if it is complete itself, because other files of its forecast are not.
 
-        A file that another run has written stays, because that run relies on it.
+        A file under the final name that another run has written is not removed, because that run relies on it.
         """
         if self._dataset is not None and self._dataset.isopen():
             with suppress(OSError, RuntimeError):  # A full disk fails here a second time.
@@ -294,11 +295,11 @@ class _ForecastFile:
 
 
 def _file_identity(status: os.stat_result) -> tuple[int, int]:
-    """Return inode and modification time, by which a file is told from another one of the same name."""
+    """Return inode and modification time in ns, which differ for another file of the same name."""
     return status.st_ino, status.st_mtime_ns
 
 
 def _build_write_error(path: Path, error: Exception) -> CreditError:
-    """Return the error of this package for an error of the system or the netCDF library."""
+    """Convert an error of the operating system or the netCDF library to an error of this package."""
     reason = getattr(error, "strerror", None) or error
     return CreditError(f"{path}: cannot be written ({reason}); {WRITE_HINT}")

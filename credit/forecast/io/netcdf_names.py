@@ -1,4 +1,4 @@
-"""Names of the netCDF files of a forecast, and the part of the forecast in each."""
+"""Names of the netCDF files of a forecast, and the lead times and members in each file."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from credit.forecast.io.schema import ForecastSchema
 
 PREFIX = "forecast_"
-# Split -> pattern of what follows the initial time in a file name.
+# Split -> regular expression of the suffix that follows the initial time in a file name.
 SPLITS = {
     "day": r"\d{4}-\d{2}-\d{2}",
     "month": r"\d{4}-\d{2}",
@@ -19,9 +19,9 @@ SPLITS = {
 
 
 def build_file_name(schema: ForecastSchema, initial_minutes: int) -> str:
-    """Return the name of the file of a forecast, for example ``forecast_2001-04-01T00.nc``.
+    """Return the name of the file of a forecast without a split, for example ``forecast_2001-04-01T00.nc``.
 
-    Minutes are added where they are not 0.
+    If the minutes of the initial time are not 0, they follow the hour: ``T0030``.
 
     Args:
         schema: content of the forecasts.
@@ -36,11 +36,11 @@ def build_file_name(schema: ForecastSchema, initial_minutes: int) -> str:
 
 @dataclass(frozen=True)
 class FilePart:
-    """Part of a forecast that is in one file.
+    """Lead times and members of a forecast that are in one file.
 
     Attributes:
-        lead_indices: indices of the lead times in the file, among those of the forecast.
-        member: number of the only member in the file; None for all members or a single forecast.
+        lead_indices: indices of the file's lead times in ``lead_minutes`` of the schema.
+        member: number of the member in a file of one member; None for a file of all members or a single forecast.
     """
 
     lead_indices: list[int]
@@ -48,15 +48,19 @@ class FilePart:
 
 
 def plan_files(schema: ForecastSchema, initial_minutes: int, split: str | None) -> dict[str, FilePart]:
-    """Return file name -> part of the forecast in it, for all files of a forecast.
+    """Plan the files of a forecast.
 
-    The end of a name depends on the split: the day or month of the valid time (``forecast_2001-04-01T00_2001-05.nc``),
-    the lead time in hours (``_024h``, ``_000h30`` for half an hour), or the number of the member (``_member003``).
+    The suffix of a name depends on the split: the day or month of the valid time
+    (``forecast_2001-04-01T00_2001-05.nc``), the lead time in hours (``_024h``, ``_000h30`` for half an hour), or the
+    number of the member (``_member003``).
 
     Args:
         schema: content of the forecasts.
         initial_minutes: initial time in minutes.
         split: ``day``, ``month``, ``lead`` or ``member``; None for one file.
+
+    Returns:
+        Name of each file -> lead times and member in the file.
     """
     name = build_file_name(schema, initial_minutes)
     stem = name.removesuffix(".nc")
@@ -83,11 +87,11 @@ def plan_files(schema: ForecastSchema, initial_minutes: int, split: str | None) 
 
 
 def infer_split(path: Path) -> str | None:
-    """Return the split that the name of a file belongs to.
+    """Infer from the name of a file the split with which it was written.
 
     Returns:
-        ``day``, ``month``, ``lead`` or ``member``; None for a forecast in one file; ``other`` for a file that this
-        package has not written.
+        ``day``, ``month``, ``lead`` or ``member``; None for a forecast in one file; ``other`` if this package does not
+        write files with such a name.
     """
     _, _, suffix = path.stem.removeprefix(PREFIX).partition("_")
     for split, pattern in SPLITS.items():

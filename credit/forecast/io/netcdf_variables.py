@@ -1,6 +1,7 @@
 """Coordinates and variables of a netCDF file of forecasts.
 
-Shape suffixes: H rows, W columns.
+Shape suffixes: H latitude rows, W longitude columns. The argument `part` of all functions says which lead times and
+members are in the file.
 """
 
 from __future__ import annotations
@@ -31,14 +32,21 @@ MISSING_VALUE = np.float32(netCDF4.default_fillvals["f4"])
 
 
 def schema_of_file(schema: ForecastSchema, part: FilePart) -> ForecastSchema:
-    """Return the schema of one file; a file of one member has no member dimension."""
+    """Return the schema of one file, which has no member dimension if the file is of one member."""
     if part.member is None:
         return schema
     return replace(schema, members=None)
 
 
 def define_coordinates(dataset: netCDF4.Dataset, schema: ForecastSchema, initial_minutes: int, part: FilePart) -> None:
-    """Write the coordinates of times, members, levels and the grid, with their bounds."""
+    """Create all dimensions and coordinates of a file, with bounds, and write their values.
+
+    Args:
+        dataset: file that is open for writing.
+        schema: content of the file.
+        initial_minutes: initial time in minutes.
+        part: lead times and member that are in the file.
+    """
     # Valid times. Variables that are means or sums over different windows have coordinates with different bounds.
     valid_minutes = initial_minutes + schema.lead_minutes[part.lead_indices]
     dataset.createDimension("time", len(valid_minutes))
@@ -89,14 +97,14 @@ def define_coordinates(dataset: netCDF4.Dataset, schema: ForecastSchema, initial
 def _write_coordinate(
     dataset: netCDF4.Dataset, name: str, dtype: str, dims: tuple[str, ...], values: object, attributes: dict[str, str]
 ) -> None:
-    """Create a variable that is not a field, and write its values."""
+    """Create a coordinate or bounds variable with the netCDF type `dtype`, and write its values."""
     variable = dataset.createVariable(name, dtype, dims)
     variable.setncatts(attributes)
     variable[...] = values
 
 
 def define_variable(dataset: netCDF4.Dataset, schema: ForecastSchema, variable: OutputVariable, part: FilePart) -> None:
-    """Create the variable of a field, without values."""
+    """Create the netCDF variable of a field, without values."""
     dims = schema.dims(variable, "time")
     # A chunk is one field (H, W).
     num_leading = len(dims) - 2
@@ -115,7 +123,7 @@ def define_variable(dataset: netCDF4.Dataset, schema: ForecastSchema, variable: 
 
 
 def _variable_attributes(schema: ForecastSchema, variable: OutputVariable, part: FilePart) -> dict[str, str | int]:
-    """Return the attributes of a variable in a file."""
+    """Return the netCDF attributes of the variable of a field."""
     # CF lists the coordinates that are not dimensions.
     coordinates = ["forecast_period", "forecast_reference_time"]
     time_name = schema.time_names("time").get(variable.window, "time")

@@ -16,11 +16,12 @@ from credit.forecast.rollout import ForecastStart
 
 @dataclass(frozen=True)
 class RunningSum:
-    """Sum of one channel over steps.
+    """Definition of a sum of one channel over several steps.
 
     Attributes:
         channel_index: index of the channel in the model's output.
-        num_steps: number of steps of the sum; None for all steps since the initial time.
+        num_steps: number of steps in the sum, the last of which ends at the lead time; None for all steps since the
+            initial time.
     """
 
     channel_index: int
@@ -31,7 +32,7 @@ class RunningSums:
     """Running sums of the forecasts that are being made.
 
     Args:
-        sums: sums that are computed for each forecast.
+        sums: definitions of the sums, which are computed for each forecast.
         last_lead: last lead time in minutes; the sums of a forecast are dropped after it.
 
     Attributes:
@@ -42,11 +43,12 @@ class RunningSums:
         self.num_sums = len(sums)
         self._sums = tuple(sums)
         self._last_lead = last_lead
-        # (initial time, member) -> for each sum the fields of its window, or the sum since the initial time.
+        # (initial time, member) -> for each sum a queue with the fields of its window, or with one field, the sum since
+        # the initial time.
         self._earlier_fields: dict[tuple[int, int], list[deque[np.ndarray]]] = {}
 
     def reset(self) -> None:
-        """Drop the sums of forecasts that were not completed."""
+        """Drop the sums of all forecasts, so that forecasts can start again."""
         self._earlier_fields.clear()
 
     def accumulate(self, start: ForecastStart, lead_minutes: int, fields_CHW: np.ndarray) -> list[np.ndarray]:
@@ -54,11 +56,11 @@ class RunningSums:
 
         Args:
             start: start of the forecast.
-            lead_minutes: lead time in minutes; all steps of a forecast come in order.
+            lead_minutes: lead time in minutes. The method must be called for every step of a forecast, in order.
             fields_CHW: the network's output in physical units.
 
         Returns:
-            One (1, H, W) float32 for each sum; NaN until its window has passed.
+            For each sum (1, H, W) float32; NaN while the forecast has fewer steps than the sum.
         """
         if not self._sums:
             return []
