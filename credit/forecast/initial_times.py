@@ -381,6 +381,7 @@ def _require_observed(
         if channel.source != "data" or options.in_forecast != "observed":
             continue
         uses_next_window = options.temporal != "instant" and options.window == "next"
+        # A window after the frame ends one step later, and the data label it with its end.
         shift = 0
         if uses_next_window:
             shift = step

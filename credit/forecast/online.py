@@ -195,6 +195,7 @@ class OnlineForecasts(ForecastSource):
             if lead < first_lead:
                 del self._pending[initial_minutes, lead]
         has_advanced = False
+        # All batches make a step together, so that ranks with sharded weights run the same collectives.
         for number, (batch, outputs) in enumerate(self._batches):
             output_BCHW = next(outputs, _END)
             # A batch without members of the longest lag reaches the last lead time before the others.

@@ -269,6 +269,7 @@ def _last_forcing_steps(starts: Sequence[ForecastStart], num_steps: int, step_mi
     The forecast with the longest lag reaches the last lead time in the last step, and the others reach it earlier by
     the difference of the lags. Their forcing is constant from then on.
     """
+    # In the same step, a forecast with a shorter lag has a longer lead time than the forecast with the longest lag.
     lag_steps = [(start.initial_minutes - start.analysis_minutes) // step_minutes for start in starts]
     longest_lag = max(lag_steps)
     return [num_steps - 1 - longest_lag + lag for lag in lag_steps]

@@ -68,6 +68,7 @@ class SharedForecasts:
         if rank == self._rank:
             outputs = self._forecast_batch(batch, num_steps)
             return outputs if rank == 0 else self._send(outputs)
+        # Another rank computes this batch: the first rank receives its outputs, the others only count the steps.
         if self._rank == 0:
             return self._receive(rank, len(batch), num_steps)
         return iter([None] * num_steps)

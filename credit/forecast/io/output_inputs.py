@@ -1,6 +1,6 @@
-"""Inputs of derived output variables: channels of the model's output, levels, surface pressure and ground.
+"""Inputs of derived output variables: channels of the output, levels, surface pressure and surface geopotential.
 
-Shape suffixes: C channels, K levels from the top down, H rows, W columns.
+Shape suffixes: C channels, K levels of the model from the top down, H latitude rows, W longitude columns.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ class RecipeInput:
     """One input of a derived variable.
 
     Attributes:
-        channel_index: indices of its channels in the model's output, from the top level down.
-        si: conversion to SI units, None where the values are in SI units already.
+        channel_index: indices of the input's channels in the model's output, from the top level down.
+        si: conversion to SI units, None if the values are in SI units already or their units do not matter.
     """
 
     channel_index: list[int]
     si: Conversion | None
 
     def select(self, fields_CHW: np.ndarray) -> np.ndarray:
-        """Return the input's fields (K, H, W) in SI units."""
+        """Select the fields of the input (K, H, W) from the network's output, converted by `si`."""
         fields_KHW = fields_CHW[self.channel_index]
         if self.si is None:
             return fields_KHW
@@ -52,13 +52,13 @@ class RecipeInput:
 class OutputInputs:
     """Finder of the inputs of derived variables among the model's outputs and static fields.
 
-    The argument `key` of all methods is the config key that needs the input, for messages.
+    In all methods, the argument `key` is the config key that needs the input; error messages name it.
 
     Args:
-        conf: section inference.
-        data: section data.
+        conf: config section ``inference``.
+        data: config section ``data``.
         channels: channels of the model.
-        attributes: variable -> ``units``, ``standard_name``, ``temporal``.
+        attributes: name of a variable -> its ``units``, ``standard_name``, ``temporal``.
         static_CHW: static channels that come from data, in physical units.
     """
 
@@ -82,15 +82,15 @@ class OutputInputs:
         return self._data.level_units == "model_level"
 
     def attributes_of(self, name: str) -> Mapping[str, str]:
-        """Return the attributes of a variable, an empty mapping for a variable without any."""
+        """Return the attributes of a variable; an empty mapping if it has none."""
         return self._attributes.get(name, {})
 
     def channel_indices(self, name: str, key: str) -> list[int]:
-        """Return the indices of a variable's output channels, one for each of its levels.
+        """Return the indices of a variable's channels in the model's output, one for each of its levels.
 
         Args:
-            name: the variable.
-            key: config key that names the variable, for the message.
+            name: name of the variable.
+            key: config key that names the variable, for messages.
 
         Raises:
             ConfigError: if the variable is not an output.
@@ -105,7 +105,7 @@ class OutputInputs:
         return indices
 
     def levels_of(self, name: str, key: str) -> list[float | None]:
-        """Return the levels of a variable's output channels; ``[None]`` for a variable without levels.
+        """Return the levels of a variable's output channels, in their order; ``[None]`` for one without levels.
 
         Raises:
             ConfigError: if the variable is not an output.
@@ -113,11 +113,11 @@ class OutputInputs:
         return [self._channels.output[index].level for index in self.channel_indices(name, key)]
 
     def si_conversion(self, key: str, role: str, name: str) -> Conversion | None:
-        """Return the conversion of a variable to SI units, None where none is needed.
+        """Return the conversion of a variable to SI units; None if its units are SI already.
 
         Args:
             key: config key for messages.
-            role: role of the variable among the inputs, which determines the allowed units.
+            role: role of the variable in the formula, such as ``temperature``, which determines the allowed units.
             name: name of the variable.
 
         Raises:
@@ -126,15 +126,19 @@ class OutputInputs:
         return find_si_conversion(role, name, self.attributes_of(name), key)
 
     def column(self, key: str, name: str, pressures: Sequence[float] | None) -> tuple[LevelMapping, list[int]]:
-        """Return the vertical interpolation of a variable to pressure levels.
+        """Return the levels of a variable, and their vertical interpolation to pressure levels.
 
         Args:
             key: config key for messages.
             name: name of an output on levels.
-            pressures: pressure levels in hPa; None keeps the variable's own levels.
+            pressures: pressure levels in hPa to interpolate to; None to keep the variable's own levels.
 
         Returns:
-            The interpolation, and the order of the variable's levels from the top down.
+            The levels with their interpolation, and the indices that sort the variable's levels from the top down.
+
+        Raises:
+            ConfigError: if the levels are pressure levels and `pressures` is given, if a pressure lies above the
+                uppermost level, or if the coefficients of model levels are not known.
         """
         values = self.levels_of(name, key)
         if self.is_hybrid:
@@ -144,7 +148,8 @@ class OutputInputs:
             raise ConfigError(f"{key}: data.levels are pressure levels already; inference.levels chooses among them")
         else:
             levels = HybridLevels.from_pressures(values, _PASCAL[self._data.level_units])
-        # The order and the uppermost pressure of the levels are those over a mean surface pressure.
+        # The pressure of a model level varies with surface pressure, so levels are sorted by their pressure over a mean
+        # surface pressure.
         mean_surface = np.array(MEAN_SURFACE_PA)
         order = np.argsort(levels.pressure(mean_surface), kind="stable")
         target = None
@@ -168,10 +173,11 @@ class OutputInputs:
         return load_coefficients(Path(self._data.coefficients), "data.coefficients")
 
     def surface_pressure(self, key: str) -> RecipeInput:
-        """Return the output that is surface pressure.
+        """Return surface pressure as an input: ``inference.surface_pressure``, or the output with its standard name.
 
         Raises:
-            ConfigError: if it is not clear which one it is.
+            ConfigError: if the configured name is not an output, or if none is configured and not exactly one output
+                has the standard name.
         """
         without_levels = [channel.variable for channel in self._channels.output if channel.level is None]
         candidates = list(dict.fromkeys(without_levels))
@@ -179,10 +185,13 @@ class OutputInputs:
         return RecipeInput(self.channel_indices(name, key), self.si_conversion(key, SURFACE_PRESSURE, name))
 
     def ground_geopotential(self, key: str, required: bool) -> np.ndarray | None:
-        """Return the geopotential of the ground, (H, W) in m2 s-2; None if it is missing and not required.
+        """Return the surface geopotential, (H, W) in m2 s-2; None if there is none and it is not required.
+
+        It is the static variable ``inference.surface_geopotential``, or else the one with a fitting standard name.
 
         Raises:
-            ConfigError: if it is required, and it is not clear which static variable it is.
+            ConfigError: if the configured name is not a static variable of the data, if several static variables have a
+                fitting standard name, or if none has one and the field is required.
         """
         names = [channel.variable for channel in self._channels.static_stored]
         configured = self._conf.surface_geopotential
@@ -196,10 +205,18 @@ class OutputInputs:
         return si.apply(field_HW)
 
     def _find_variable(self, key: str, role: str, configured: str | None, candidates: Sequence[str], kind: str) -> str:
-        """Return the configured variable of a role, or the only candidate with its standard name.
+        """Return the configured variable of a role, or else the only candidate with a standard name of the role.
+
+        Args:
+            key: config key for messages.
+            role: ``surface_pressure`` or ``surface_geopotential``, also the key of section ``inference``.
+            configured: value of that key, None if it is not set.
+            candidates: names of the variables to choose from.
+            kind: description of the candidates for messages, such as "an output".
 
         Raises:
-            ConfigError: if the configured variable is not a candidate, or not exactly one candidate has the name.
+            ConfigError: if the configured variable is not a candidate, or if none is configured and not exactly one
+                candidate has a standard name of the role.
         """
         if configured is not None:
             if configured in candidates:
@@ -215,6 +232,6 @@ class OutputInputs:
         raise ConfigError(f"inference.{role}: {problem} {names}{hint}; name {kind}")
 
     def _find_by_standard_name(self, role: str, names: Sequence[str]) -> list[str]:
-        """Return those variables whose standard name fits a role."""
+        """Return the variables among `names` that have a standard name of a role."""
         standard_names = _STANDARD_NAMES[role]
         return [name for name in names if self.attributes_of(name).get("standard_name") in standard_names]

@@ -1,6 +1,7 @@
 """Content and description of forecast files: variables, level sets, lead times, CF attributes.
 
-Shape suffixes: C output channels, L levels of a variable, M members, H rows, W columns.
+Shape suffixes: C output channels, L levels of a variable, M members, H latitude rows, W longitude columns. Dimensions
+in brackets exist only for ensembles ([M,]) or variables on levels ([L,]).
 """
 
 from __future__ import annotations
@@ -54,17 +55,19 @@ def run_attributes(attributes: Mapping[str, object]) -> dict[str, object]:
 
 @dataclass(frozen=True)
 class OutputFields:
-    """Description of the fields of each step: the output of a model, or diagnostics of it.
+    """Description of the fields of each step, which are the model's output or diagnostics of it.
 
     Attributes:
         channels: channel map whose output channels are the fields.
         grid: horizontal grid.
         calendar: calendar of the times.
-        attributes: variable -> ``units``, ``standard_name``, ``long_name``, ``temporal`` (instant, mean, accumulate).
-        step_minutes: time step of the model in minutes. Means and sums are over a step unless `windows` names them.
+        attributes: name of a variable -> its ``units``, ``standard_name``, ``long_name`` and ``temporal`` (instant,
+            mean or accumulate).
+        step_minutes: time step of the model in minutes.
         level_units: units of the levels: hPa, Pa or model_level.
-        masks: variable -> (H, W) bool, True where it is always missing.
-        windows: variable -> minutes that it is a mean or sum over; `SINCE_START` for a sum since the initial time.
+        masks: name of a variable -> (H, W) bool, True where it is always missing.
+        windows: name of a variable -> minutes over which it is a mean or sum, or `SINCE_START` for a sum since the
+            initial time. A mean or sum that is not listed is over one step.
     """
 
     channels: ChannelMap
@@ -79,17 +82,17 @@ class OutputFields:
 
 @dataclass(frozen=True)
 class OutputOptions:
-    """Selection and form of the fields on disk, as in section ``inference`` of a config.
+    """Selection of the written fields, and their format on disk, as in section ``inference`` of a config.
 
     Attributes:
         format: ``netcdf`` or ``zarr``.
         layout: ``cf`` or, for zarr, ``weatherbench2`` (dimensions ``time`` and ``prediction_timedelta``).
-        split: netCDF files by ``day`` or ``month`` of the valid time, by ``lead``, or of ensembles by ``member``; None
-            for one file an initial time.
-        variables: variables to write, None for all.
-        levels: levels to write of variables with levels, in the units of the fields; None for all.
-        keep_bits: bits of the mantissa (1 to 23) that values are rounded to, None for all.
-        compression: 0 (none) to 9, lossless: zlib in netCDF, zstd in zarr.
+        split: ``day`` or ``month`` for a netCDF file for each day or month of the valid time, ``lead`` for one per lead
+            time, ``member`` for one per ensemble member; None for one file per initial time.
+        variables: names of the variables to write, None for all.
+        levels: levels to write of variables on levels, in the units of the fields; None for all levels.
+        keep_bits: number of mantissa bits (1 to 23) to which values are rounded, None for no rounding.
+        compression: level of lossless compression, 0 (none) to 9: zlib in netCDF, zstd in zarr.
     """
 
     format: str = "netcdf"
@@ -107,11 +110,12 @@ class OutputVariable:
 
     Attributes:
         name: name in the file.
-        channel_index: indices of its channels among the output channels, in the order of the levels.
+        channel_index: indices of the variable's channels among the output channels, in the order of the levels.
         level_dim: name of the level dimension, None for a variable without levels.
         attributes: CF attributes.
-        mask_HW: bool, True where it is always missing; None for a variable that is missing nowhere.
-        window: minutes before the valid time that a mean or sum is taken over, or `SINCE_START`; None for an instant.
+        mask_HW: bool, True where the variable is always missing; None if it is missing nowhere.
+        window: length of a mean or sum in minutes up to the valid time, or `SINCE_START` for a sum since the initial
+            time; None for an instantaneous variable.
     """
 
     name: str
@@ -124,17 +128,17 @@ class OutputVariable:
 
 @dataclass(frozen=True)
 class ForecastSchema:
-    """Content of every forecast of a run.
+    """Description of the content that all forecasts of a run have on disk.
 
     Attributes:
         variables: variables in the order of the file.
-        levels: level dimension -> level values in `level_units`.
+        levels: name of a level dimension -> level values in `level_units`.
         level_units: hPa, Pa or model_level.
         grid: horizontal grid.
         calendar: calendar of the times.
         lead_minutes: lead times of the written fields in minutes, int64.
         members: number of ensemble members; None for a single forecast, which has no member dimension.
-        keep_bits: bits of the mantissa that values are rounded to, None for all.
+        keep_bits: number of mantissa bits to which values are rounded, None for no rounding.
         compression: level of lossless compression, 0 (none) to 9.
         global_attributes: attributes of the file. Forecasts of one run have equal `run_attributes`.
     """
@@ -156,7 +160,7 @@ class ForecastSchema:
         return np.asarray(self.lead_minutes, dtype=np.float64) / 60.0
 
     def dims(self, variable: OutputVariable, *leading: str) -> tuple[str, ...]:
-        """Return the dimensions of one variable.
+        """Return the names of the dimensions of one variable.
 
         Args:
             variable: one of `variables`.
@@ -186,9 +190,7 @@ class ForecastSchema:
             fields_CHW: output channels in physical units, float32.
 
         Returns:
-            ([L,] H, W) float32, rounded to `keep_bits`, NaN where it is masked.
-
-        The result shares the memory of `fields_CHW` if the values need not be changed.
+            ([L,] H, W) float32, rounded to `keep_bits`, NaN where masked. It may share the memory of `fields_CHW`.
         """
         values = take_channels(fields_CHW, list(variable.channel_index))
         if not variable.level_dim:
@@ -200,11 +202,11 @@ class ForecastSchema:
         return np.where(variable.mask_HW, np.float32(np.nan), values)
 
     def time_names(self, name: str) -> dict[int, str]:
-        """Return window -> name of the coordinate of valid times that has the bounds of the window.
+        """Return window -> name of the coordinate of valid times whose bounds are those of the window.
 
-        If all variables have the same window, the coordinate is `name` itself, that of the dimension. Two kinds of
-        bounds need two further coordinates. The coordinate of the dimension then has no bounds, because all variables
-        share it.
+        If all means and sums have the same window, the coordinate `name` of the time dimension has the bounds. For
+        several windows, each gets a further coordinate, such as ``time_6h``. The coordinate `name` then has no bounds,
+        because all variables share it.
         """
         windows = [variable.window for variable in self.variables if variable.window is not None]
         distinct_windows = list(dict.fromkeys(windows))
@@ -237,20 +239,20 @@ class ForecastSchema:
         }
 
     def time_attributes(self) -> dict[str, str]:
-        """Return units and calendar of every time that is written as minutes."""
+        """Return the CF attributes ``units`` and ``calendar`` of times that are written in minutes."""
         return {"units": TIME_UNITS, "calendar": self.calendar.name}
 
 
 def window_bounds(window: int, initial_minutes: np.ndarray | int, valid_minutes: np.ndarray) -> np.ndarray:
-    """Return begin and end of a window for each valid time.
+    """Return the time bounds of a mean or sum: begin and end of its window, for each valid time.
 
     Args:
-        window: length in minutes, or `SINCE_START`.
-        initial_minutes: initial times of the forecasts in minutes, broadcast to the valid times.
+        window: length in minutes, or `SINCE_START` for a window from the initial time on.
+        initial_minutes: initial times in minutes, of a shape that broadcasts to that of the valid times.
         valid_minutes: valid times in minutes, of any shape (...).
 
     Returns:
-        (..., 2) in minutes.
+        (..., 2) in minutes: begin of the window, and its end, which is the valid time.
     """
     begins = valid_minutes - window
     if window == SINCE_START:
@@ -265,14 +267,14 @@ def build_schema(
     members: int | None = None,
     global_attributes: Mapping[str, str | int] | None = None,
 ) -> ForecastSchema:
-    """Return the content of the forecast files of a run.
+    """Build the description of the forecast files of a run.
 
     Args:
         fields: description of the fields of each step.
         lead_minutes: lead times of the fields that are written, in minutes.
-        options: selection and form of the fields.
+        options: selection and format of the fields.
         members: number of ensemble members; None for a single forecast.
-        global_attributes: attributes of the files.
+        global_attributes: global attributes of the files; ``Conventions`` is added.
 
     Raises:
         ConfigError: if the variables or levels of `options` are not among the outputs.
@@ -318,10 +320,10 @@ def build_schema(
 
 
 def _select_channels(output: Sequence[Channel], options: OutputOptions) -> dict[str, list[int]]:
-    """Return variable -> indices of its channels among the output, for the channels to be written.
+    """Return, for the variables to be written, name -> indices of the written channels among the output channels.
 
     Raises:
-        ConfigError: for a variable or level that is not an output, or if nothing is left.
+        ConfigError: if `options` names a variable or level that is not an output, or if no channel is left.
     """
     variables = options.variables
     levels = options.levels
@@ -353,10 +355,14 @@ def _select_channels(output: Sequence[Channel], options: OutputOptions) -> dict[
 
 
 def _find_or_add_level_dim(level_dims: dict[str, tuple[float, ...]], levels: tuple[float, ...], variable: str) -> str:
-    """Return the dimension with exactly these levels; add it to `level_dims` if there is none.
+    """Return the name of the level dimension with exactly these levels; add one to `level_dims` if there is none.
 
-    The first set of levels of a file is named ``level``. A further set is named after the first variable that lies on
-    it, for example ``level_t``.
+    The first level dimension of a file is named ``level``, a further one after `variable`, for example ``level_t``.
+
+    Args:
+        level_dims: name of a level dimension -> level values.
+        levels: level values of the variable.
+        variable: name of the variable.
     """
     for dim, dim_levels in level_dims.items():
         if dim_levels == levels:
@@ -367,13 +373,14 @@ def _find_or_add_level_dim(level_dims: dict[str, tuple[float, ...]], levels: tup
 
 
 def with_stored_level_dims(schema: ForecastSchema, stored: Mapping[str, Sequence[str]]) -> ForecastSchema:
-    """Return the schema with the names of level dimensions that an existing file has.
+    """Return the schema with its level dimensions renamed as in an existing file.
 
-    Versions up to 0.14 numbered the sets of levels, for example ``level_2``. Their forecasts are continued as they are.
+    Versions up to 0.14 numbered the level dimensions, for example ``level_2``. A run that continues such forecasts
+    keeps their names.
 
     Args:
         schema: schema of the forecasts to be written.
-        stored: variable -> its dimensions in the file.
+        stored: name of a variable -> names of its dimensions in the file.
     """
     level_dims: dict[str, tuple[float, ...]] = {}
     variables = []

@@ -38,12 +38,12 @@ _CHUNK_LENGTH = 1024
 
 @dataclass(frozen=True)
 class TimeNames:
-    """Names of the time dimensions of a store.
+    """Names of the time dimensions of a store, which depend on its layout.
 
     Attributes:
         init: name of the dimension of initial times.
         lead: name of the dimension of lead times.
-        lead_attributes: units and type of the lead times.
+        lead_attributes: attributes ``units`` and, if needed, ``dtype`` of the lead times.
     """
 
     init: str
@@ -62,14 +62,14 @@ TIME_NAMES = {
 def create_arrays(
     path: Path, schema: ForecastSchema, initial_minutes: np.ndarray, time_names: TimeNames, with_checksums: bool
 ) -> zarr.Group:
-    """Create a store with coordinates and empty fields.
+    """Create a store with all coordinates, and with arrays of the fields that have no values yet.
 
     Args:
         path: path of the store; an existing one is replaced.
         schema: content of each forecast.
         initial_minutes: initial times in minutes, (I,) int64.
         time_names: names of the time dimensions.
-        with_checksums: True to add an array for the checksums of the fields that forecasts start from.
+        with_checksums: True to add an array for the checksum of the fields that each forecast starts from.
 
     Returns:
         The store, open for writing.
@@ -122,7 +122,15 @@ def create_arrays(
 def _define_variable(
     group: zarr.Group, schema: ForecastSchema, variable: OutputVariable, num_initial: int, time_names: TimeNames
 ) -> None:
-    """Create the array of a variable without values."""
+    """Create the array of a field, without values.
+
+    Args:
+        group: the store.
+        schema: content of each forecast.
+        variable: variable of the schema.
+        num_initial: number of initial times.
+        time_names: names of the time dimensions.
+    """
     shape = (num_initial, len(schema.lead_minutes), *schema.shape(variable))
     # A chunk has one initial time, lead time and member.
     num_leading = 2 if schema.members is None else 3
@@ -139,14 +147,14 @@ def _define_variable(
 
 
 def build_compressors(schema: ForecastSchema) -> tuple[zarr.codecs.ZstdCodec, ...]:
-    """Return the compressors of the fields, none for compression 0."""
+    """Return the compressors of the fields; empty if the compression level of the schema is 0."""
     if not schema.compression:
         return ()
     return (zarr.codecs.ZstdCodec(level=schema.compression),)
 
 
 def variable_attributes(schema: ForecastSchema, variable: OutputVariable) -> dict[str, str | int]:
-    """Return the attributes of the array of a variable."""
+    """Return the attributes of the array of a field."""
     attributes: dict[str, str | int] = dict(variable.attributes)
     if schema.keep_bits is not None:
         attributes[QUANTIZED] = schema.keep_bits
@@ -162,7 +170,7 @@ def _write_coordinate(
     attributes: dict,
     chunk_length: int | None = None,
 ) -> None:
-    """Create an array that is not a field, and write its values.
+    """Create the array of a coordinate or another variable that is not a field, and write its values.
 
     Args:
         group: the store.
@@ -170,7 +178,7 @@ def _write_coordinate(
         dims: names of the dimensions.
         values: values of the array.
         attributes: attributes of the array.
-        chunk_length: length of the chunks along the first dimension, None for one chunk in all.
+        chunk_length: length of the chunks along the first dimension; None to store all values in one chunk.
     """
     chunks = values.shape
     if chunk_length is not None:

@@ -1,6 +1,6 @@
-"""Forecasts as one zarr store over initial and lead times.
+"""Writer of forecasts to one zarr store, in which initial and lead time are dimensions.
 
-Shape suffixes: C output channels, H rows, W columns.
+Shape suffixes: C output channels, H latitude rows, W longitude columns.
 """
 
 from __future__ import annotations
@@ -50,25 +50,25 @@ logger = logging.getLogger(__name__)
 
 
 class ZarrStore:
-    """Writer of forecasts as one zarr store; see `credit.forecast.io.forecast_writer.ForecastWriter`.
+    """Writer of forecasts to a zarr store; see `credit.forecast.io.forecast_writer.ForecastWriter`.
 
-    The store has a run's full size from the start, with one chunk for each variable, initial time and lead time, so
-    that several processes can fill it. The variable ``written`` marks the initial times that are complete. A later run
-    with later initial times extends the store. A process that creates or extends the store holds a lock file meanwhile.
+    The store is created for all initial times of the run, with one chunk for each variable, initial time, lead time and
+    member, so that several processes can fill it. The array ``written`` marks the complete initial times. A later run
+    with later initial times extends the store. A process that creates or extends the store locks it meanwhile.
 
-    The consolidated metadata are for other programs, which open the store faster with them. This class does not read
-    them, because they are out of date while a store grows.
+    The consolidated metadata let other programs open the store faster. This class does not rely on them, because they
+    are out of date while a store is extended.
 
     Args:
         path: path of the store.
         schema: content of each forecast.
         initial_minutes: initial times of the run in minutes.
         layout: ``cf`` or ``weatherbench2``, which determines the names of the time dimensions.
-        initial_state_checksum: function initial time in minutes -> checksum of the fields that the forecast starts
-            from; None to write no checksums.
+        initial_state_checksum: function that takes an initial time in minutes and returns the checksum of the fields
+            that the forecast starts from; None to write no checksums.
 
     Raises:
-        ConfigError: if the store exists with other content, or with later initial times than new ones.
+        ConfigError: if the store exists with other content, or has later initial times than a new one of this run.
         CreditError: if the store cannot be written.
     """
 
@@ -116,7 +116,7 @@ class ZarrStore:
         return zarr.open_group(self._path, mode="r+", use_consolidated=False)
 
     def is_complete(self, initial_minutes: int) -> bool:
-        """Return whether an initial time (in minutes) is marked as complete, with the checksum of its analysis."""
+        """Return whether an initial time (in minutes) is marked as complete, with the checksum of the same analysis."""
         index = self._find_index(initial_minutes)
         is_marked = bool(self._group[WRITTEN][index])
         if not is_marked or self._initial_state_checksum is None:
@@ -124,12 +124,12 @@ class ZarrStore:
         return f"{self._group[INITIAL_FIELDS][index]:016x}" == self._initial_state_checksum(initial_minutes)
 
     def put(self, initial_minutes: int, member: int, lead_index: int, fields_CHW: np.ndarray) -> None:
-        """Write one lead time of one member; the last of them marks the initial time as complete.
+        """Write one lead time of one member; mark the initial time as complete when all of them are written.
 
         Args:
             initial_minutes: initial time in minutes.
             member: number of the member, 0 for a single forecast.
-            lead_index: index of the lead time in the schema.
+            lead_index: index of the lead time in ``lead_minutes`` of the schema.
             fields_CHW: float32 in physical units, NaN where missing.
 
         Raises:
@@ -164,9 +164,9 @@ class ZarrStore:
             raise self._build_write_error(error) from error
 
     def _start_writeback(self, leading: tuple[int, ...]) -> None:
-        """Start the writeback of the last chunk of each variable.
+        """Start the writeback to disk of the chunks that `put` wrote at the leading indices `leading`.
 
-        The chunks before them are on disk by now, and a second call removes them from the page cache.
+        The chunks of the previous call are on disk by now, and a second call for them frees their page cache.
         """
         chunks = []
         for name, array in self._arrays.items():
@@ -177,9 +177,9 @@ class ZarrStore:
         self._last_chunks = chunks
 
     def discard(self, initial_minutes: int) -> None:
-        """Stop writing an incomplete forecast (initial time in minutes).
+        """Stop writing the incomplete forecast from an initial time, in minutes.
 
-        Its chunks stay in the store, but ``written`` stays 0 there, so readers and later runs treat it as missing.
+        Its chunks stay in the store. As ``written`` is 0 for it, readers and later runs treat the forecast as missing.
         """
         self._num_missing.pop(self._find_index(initial_minutes), None)
 
@@ -187,26 +187,26 @@ class ZarrStore:
         """Do nothing, because `put` writes each chunk at once."""
 
     def find_path(self, initial_minutes: int) -> Path:
-        """Return the path of the store, which has all forecasts."""
+        """Return the path of the store, in which the forecasts from all initial times are."""
         return self._path
 
     def _find_index(self, initial_minutes: int) -> int:
-        """Return the index of an initial time in the store."""
+        """Return the index of an initial time (in minutes) in the store."""
         matches = np.flatnonzero(self._initial_minutes == initial_minutes)
         assert len(matches) == 1, f"{initial_minutes} is not an initial time of this store"
         return int(matches[0])
 
     def _require_initial_time(self, index: int) -> None:
-        """Refuse to continue in a store to which another run has appended its own initial times.
+        """Refuse to write to a store in which another run has replaced an initial time of this run.
 
         Raises:
-            CreditError: if the initial time at `index` is another one by now.
+            CreditError: if the initial time that the store has at `index` is not the one of this run.
         """
         if int(self._group[self._time_names.init][index]) != self._initial_minutes[index]:
             raise CreditError(f"{self._path}: another run has appended other initial times just now; start again")
 
     def _build_write_error(self, error: OSError) -> CreditError:
-        """Return the error of this package for an error of the system."""
+        """Convert an error of the operating system to an error of this package."""
         return CreditError(f"{self._path}: cannot be written ({error.strerror or error}); {WRITE_HINT}")
 
     def _require_same_content(self) -> None:
@@ -247,7 +247,7 @@ class ZarrStore:
             )
 
     def _variable_differences(self, variable: OutputVariable) -> list[str]:
-        """Return descriptions of the properties of a stored variable that differ from those that would be written."""
+        """Return the properties in which a stored variable differs from the one to be written, as text for messages."""
         group = self._group
         schema = self._schema
         dim = variable.level_dim
@@ -269,12 +269,12 @@ class ZarrStore:
         return [name for name, is_same in has_same_property.items() if not is_same]
 
     def _extend(self) -> None:
-        """Append the initial times that the store does not have; leave its own in place.
+        """Append the initial times of this run that the store lacks, after the existing ones.
 
-        All arrays over initial times are created in a temporary store, without fields. Then their files replace the
-        old ones. The order makes the operation repeatable: an array's metadata, which have its length, after its
-        values; the array of initial times last; then the consolidated metadata, which have the former lengths until
-        then. If a process is killed, or several run at once, a repetition gives the same result.
+        The arrays that have initial times as a dimension are created anew in a temporary store, without fields. Then
+        their files replace those of the store: of each array first the values and then the metadata, which state the
+        length; the array of initial times as the last one. The consolidated metadata are written at the end. In this
+        order, an extension that was interrupted, or that several processes make at once, can be repeated safely.
         """
         requested_minutes = self._initial_minutes
         if self._merge_initial_times(requested_minutes) and self._is_consolidated():
@@ -292,7 +292,7 @@ class ZarrStore:
             self._require_initial_time(index)
 
     def _move_arrays_over_initial_times(self) -> None:
-        """Replace the arrays over initial times by those of the temporary store; see `_extend` for the order."""
+        """Replace the arrays over initial times with those of the temporary store; see `_extend` for the order."""
         # False sorts before True: the array of initial times comes last, and of each array the metadata.
         names = sorted(self._find_arrays_over_initial_times(), key=lambda name: name == self._time_names.init)
         for name in names:
@@ -303,13 +303,13 @@ class ZarrStore:
                 os.replace(path, target)
 
     def _merge_initial_times(self, requested_minutes: np.ndarray) -> bool:
-        """Set the initial times to those of the store, followed by the new ones of `requested_minutes`.
+        """Set `_initial_minutes` to the initial times of the store, followed by the requested ones that it lacks.
 
         Returns:
-            True if all arrays of the store have this length already.
+            True if all arrays over initial times have this length already, so that nothing has to be extended.
 
         Raises:
-            ConfigError: if a new initial time is before the last one of the store.
+            ConfigError: if an initial time that the store lacks is before the last one of the store.
         """
         stored_minutes = self._group[self._time_names.init][:]
         new_minutes = np.setdiff1d(requested_minutes, stored_minutes)
@@ -325,7 +325,7 @@ class ZarrStore:
         return lengths == {len(self._initial_minutes)}
 
     def _is_consolidated(self) -> bool:
-        """Return whether the consolidated metadata have the present shapes of the arrays."""
+        """Return whether the consolidated metadata exist and have the current shapes of the arrays."""
         consolidated = zarr.open_group(self._path, mode="r").metadata.consolidated_metadata
         if consolidated is None:
             return False
@@ -333,7 +333,7 @@ class ZarrStore:
         return {name: array.shape for name, array in consolidated.metadata.items()} == shapes
 
     def _find_arrays_over_initial_times(self) -> list[str]:
-        """Return the names of the arrays over initial times."""
+        """Return the names of the arrays whose first dimension is the initial time."""
         names = []
         for name, array in self._group.arrays():
             if array.metadata.dimension_names[:1] == (self._time_names.init,):
@@ -342,9 +342,9 @@ class ZarrStore:
 
     @contextmanager
     def _lock(self) -> Iterator[None]:
-        """Lock the store while it is created or extended; remove temporary stores of killed processes.
+        """Context that locks the store while it is created or extended, and removes stores that killed runs have left.
 
-        On a file system without locks there is a warning. `_require_initial_time` then detects interference of another
+        On a file system without locks, it logs a warning. `_require_initial_time` then detects interference of another
         run.
         """
         with ExitStack() as stack:
@@ -364,22 +364,22 @@ class ZarrStore:
             yield
 
     def _stale_stores(self) -> list[Path]:
-        """Return temporary stores that no process uses any more.
+        """Return the paths of temporary stores that killed processes have left.
 
-        Stores are created with the lock held, so all temporary stores of this host are stale. Those of other hosts are
-        stale if they are old.
+        A process has a temporary store only while it holds the lock. So to the holder of the lock, all temporary stores
+        of this host are stale. Those of other hosts count as stale when they are old.
         """
         return find_stale_files(self._path.parent, self._path.name, lambda process: False, _STALE_SECONDS)
 
     def _create_temporary(self) -> None:
-        """Create a store without fields under a temporary name."""
+        """Create a store with all coordinates, but without fields, under a temporary name."""
         with_checksums = self._initial_state_checksum is not None
         self._group = create_arrays(
             self._temporary_path, self._schema, self._initial_minutes, self._time_names, with_checksums
         )
 
     def _create(self) -> None:
-        """Create the store under a temporary name and rename it, so that the metadata of a store are complete."""
+        """Create the store under a temporary name and rename it, so that no process sees a store without all arrays."""
         self._create_temporary()
         _consolidate(self._temporary_path)
         try:
@@ -392,7 +392,7 @@ class ZarrStore:
 
 
 def _consolidate(path: Path) -> None:
-    """Write the metadata of all arrays into those of the group, in one rename."""
+    """Write the consolidated metadata: a copy of the metadata of all arrays in those of the group."""
     with warnings.catch_warnings():
         # xarray reads consolidated metadata, and warns if there are none; other programs may ignore them.
         warnings.filterwarnings("ignore", "Consolidated metadata is currently not part", ZarrUserWarning)

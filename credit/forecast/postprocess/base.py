@@ -1,4 +1,4 @@
-"""Post-processing of the output of every step: the contract of the entries of ``model.postprocess``, and their chain.
+"""Post-processing of the output of every step: base class and registry of ``model.postprocess``, and their chain.
 
 Shape suffixes: B batch, C channels, T time frames, H latitude rows, W longitude columns.
 """
@@ -27,17 +27,17 @@ class PostprocessContext:
     """Everything that a post-process is built from, apart from its config section.
 
     Attributes:
-        data: data section of the config.
-        channels: channels of the model; ``channels.output`` is the order of the output, prognostic channels first.
+        data: config section ``data``.
+        channels: channels of the model. ``channels.output`` has the order of the output, prognostic channels first.
         grid: grid of the fields.
-        attributes: variable -> units, standard_name, long_name.
-        masks: variable -> (H, W) bool, True where it is missing.
+        attributes: name of a variable -> its units, standard_name and long_name.
+        masks: name of a variable -> (H, W) bool, True where it is always missing.
         static_CHW: static channels in physical units.
-        layers: edges of the vertical layers; None if no entry needs them.
+        layers: pressure layers around the levels of the run; None if no entry needs them.
         normalizer: conversion between physical units and normalised space.
         device: device of the fields.
         key: config key of the entry, for messages, such as ``model.postprocess.0``.
-        entries: sections of all entries of the list, in order.
+        entries: config sections of all entries of the chain, in order.
     """
 
     data: DataConfig
@@ -56,16 +56,17 @@ class PostprocessContext:
 class Postprocess:
     """Base class of post-processes.
 
-    A post-process changes the output of a step in training, validation and forecasts alike, so it is differentiable.
-    ``credit plan`` runs it with tensors that have no values: keep constants as tensors and do not call `.item()`.
+    A post-process changes the output of each step in training, validation and forecasts alike, so it must be
+    differentiable. ``credit plan`` runs it with tensors that have no values, so keep constants as tensors and do not
+    call `.item()`.
 
     Args:
         context: channels, grid, units and device of the run.
         section: config section of the entry.
 
     Attributes:
-        corrected_channels: indices of the output channels that it sets; bounds of earlier entries are not enforced on
-            them.
+        corrected_channels: indices of the output channels that this entry corrects. After decoding, the bounds of
+            earlier entries are not enforced on these channels again.
     """
 
     corrected_channels: Sequence[int] = ()
@@ -74,9 +75,9 @@ class Postprocess:
         pass
 
     def forward(self, output_BCHW: Tensor, previous_BCHW: Tensor, forcing_BCHW: Tensor) -> Tensor:
-        """Return the changed output, (B, C, H, W) normalised, float32.
+        """Return the post-processed output, (B, C, H, W) normalised, float32.
 
-        The memory of the argument may be reused where no gradient is recorded.
+        If no gradient is recorded, the result may overwrite `output_BCHW`.
 
         Args:
             output_BCHW: normalised output channels of the step.
@@ -86,7 +87,7 @@ class Postprocess:
         raise NotImplementedError
 
     def limit_state(self, state_BCTHW: Tensor) -> Tensor:
-        """Return a perturbed initial state with values limited to the bounds of this entry; unchanged by default.
+        """Limit a perturbed initial state to the bounds of this entry; an entry without bounds returns it unchanged.
 
         Args:
             state_BCTHW: normalised prognostic channels of the input frames.
@@ -97,24 +98,29 @@ class Postprocess:
         return state_BCTHW
 
     def limit_physical(self, output_BCHW: Tensor) -> Tensor:
-        """Return a decoded output limited to the bounds of this entry, which decoding may exceed by rounding errors.
+        """Limit an output in physical units to the bounds of this entry, which decoding may exceed by rounding errors.
+
+        An entry without bounds returns the output unchanged.
 
         Args:
             output_BCHW: output channels in physical units.
 
         Returns:
-            (B, C, H, W) in physical units; unchanged by default.
+            (B, C, H, W) in physical units.
         """
         return output_BCHW
 
     def set_corrected_later(self, channel_index: frozenset[int]) -> None:
-        """Receive the indices of the output channels that a later entry corrects; called once, before the first step.
+        """Tell this entry which output channels later entries correct; called once, before the first step.
 
-        An entry without bounds ignores them.
+        An entry without bounds does nothing.
+
+        Args:
+            channel_index: indices of the output channels that any later entry corrects.
         """
 
     def merge(self, following: Postprocess) -> Postprocess | None:
-        """Return one post-process that does the work of this one and the next, None if they cannot be merged.
+        """Return one post-process that does the work of this entry and the next one; None if they cannot be merged.
 
         Args:
             following: the next entry of the list.
@@ -171,14 +177,15 @@ class PostprocessChain:
 
 
 def build_postprocess(entries: Mapping[str, PostprocessSection], context: PostprocessContext) -> PostprocessChain:
-    """Return the chain of post-processes of a run.
+    """Build the chain of post-processes of a run, including clamps for the bounds in the data section.
 
     Args:
-        entries: config key -> section, for the entries of ``model.postprocess`` with its shorthands, in order.
-        context: context of the run; `key` and `entries` are set here.
+        entries: config key -> section, for the entries of ``model.postprocess`` in order. Shorthands in the config are
+            already expanded to sections.
+        context: context of the run. Its `key` and `entries` are replaced for each entry.
 
     Raises:
-        ConfigError: for a variable whose levels, units, temporal meaning or mask do not fit.
+        ConfigError: if the levels, units, temporal meaning or mask of a variable do not fit an entry.
     """
     entries = with_data_bounds(entries, context.data, context.channels)
     context = replace(context, entries=tuple(entries.values()))
@@ -209,9 +216,10 @@ def build_postprocess(entries: Mapping[str, PostprocessSection], context: Postpr
 def with_data_bounds(
     entries: Mapping[str, PostprocessSection], data: DataConfig, channels: ChannelMap
 ) -> dict[str, PostprocessSection]:
-    """Return the entries with a clamp for each output variable that the data section bounds.
+    """Return the entries plus a clamp for each output variable with bounds in ``data.variable_options``.
 
-    These clamps come first, but after the hyperdiffusion, because it may move values out of bounds.
+    These clamps are placed before all entries, or directly after the hyperdiffusion if there is one, because it may
+    move values out of bounds.
 
     Args:
         entries: config key -> section, in order.

@@ -1,10 +1,12 @@
-"""Global budgets of the atmosphere (mass of dry air, water, energy) and the factors that close them.
+"""Global budgets of the atmosphere (mass of dry air, water, energy) and the corrections that close them.
 
-Integrals are over full columns (`credit.data.sources.levels.vertical_layers`), area-weighted over the globe, in
-float64. Gradients flow through all functions. The method, and the variable that each budget corrects, follow Sha,
-Schreck, Chapman and Gagne (2025), Improving AI weather prediction models using global mass and energy conservation
-schemes, arXiv:2501.05648; the formulas are derived here.
-Shape suffixes: B batch, K layers, H latitude rows, W longitude columns. SI units.
+Integrals are over whole columns (`credit.data.sources.levels.vertical_layers`) in float64, and their global means are
+area-weighted. All functions are differentiable. The method, and the choice of the variable that each budget corrects,
+follow Sha, Schreck, Chapman and Gagne (2025), Improving AI weather prediction models using global mass and energy
+conservation schemes, arXiv:2501.05648. The formulas are those in the docstrings of the functions.
+Symbols: g gravity, p pressure, T temperature, q mass fraction of water, L latent heat of vaporisation, cp specific heat
+at constant pressure.
+Shape suffixes: B batch, K layers, H latitude rows, W longitude columns. All quantities are in SI units.
 """
 
 from __future__ import annotations
@@ -25,12 +27,13 @@ class ColumnIntegrator:
     """Vertical integrals over columns, and area-weighted means over the globe.
 
     Args:
-        layers: edges of the layers around the run's levels.
+        layers: edges of the pressure layers around the run's levels.
         grid: grid of the fields.
         device: device of the fields.
 
     Attributes:
-        is_linear: True if an integral is linear in surface pressure, which holds on hybrid levels.
+        is_linear: True if integrals are linear in surface pressure. That holds on hybrid levels, but not on pressure
+            levels, where the surface cuts layers.
     """
 
     def __init__(self, layers: VerticalLayers, grid: LatLonGrid, device: torch.device) -> None:
@@ -40,7 +43,7 @@ class ColumnIntegrator:
         a_thickness_K = layers.a[:, 1] - layers.a[:, 0]
         b_thickness_K = layers.b[:, 1] - layers.b[:, 0]
         self._area_HW = to_tensor(grid.area_weights())
-        # On hybrid levels, the thickness of a layer in Pa is the first row plus the second times surface pressure.
+        # On hybrid levels, the thickness of a layer in Pa is the first row plus the second row times surface pressure.
         self._thickness_2K = to_tensor(np.stack([a_thickness_K, b_thickness_K]))
         self._upper_edge_K11 = to_tensor(layers.a[:, :1, None])
         # On pressure levels, the lowest layer reaches down to the ground, so its thickness has no limit.
@@ -49,18 +52,18 @@ class ColumnIntegrator:
         self.is_linear = not layers.cut_by_ground
 
     def global_mean(self, x_BHW: Tensor) -> Tensor:
-        """Return the area-weighted mean over the globe, (B,) float64, in the units of the field."""
+        """Return the area-weighted global mean, (B,) float64, in the units of the field."""
         return (x_BHW.double() * self._area_HW).sum(dim=(1, 2))
 
     def integrate(self, x_BKHW: Tensor, pressure_BHW: Tensor) -> Tensor:
         """Return the integral of x dp / g over each column.
 
         Args:
-            x_BKHW: a quantity per kg of air, with the layers in the order of the run's levels.
+            x_BKHW: x, a quantity per kg of air, with the layers in the order of the run's levels.
             pressure_BHW: surface pressure, Pa.
 
         Returns:
-            (B, H, W) float64, in the unit of x times kg m-2.
+            (B, H, W) float64, in the units of x times kg m-2.
         """
         x_BKHW = x_BKHW.double()
         pressure_BHW = pressure_BHW.double()
@@ -80,11 +83,11 @@ class ColumnIntegrator:
         """Return the derivative of `integrate` with respect to surface pressure.
 
         Args:
-            x_BKHW: a quantity per kg of air, with the layers in the order of the run's levels.
+            x_BKHW: quantity x per kg of air, with the layers in the order of the run's levels.
             pressure_BHW: surface pressure, Pa.
 
         Returns:
-            (B, H, W) float64, in the unit of x times kg m-2 Pa-1.
+            (B, H, W) float64, in the units of x times kg m-2 Pa-1.
         """
         x_BKHW = x_BKHW.double()
         if self.is_linear:
@@ -97,28 +100,30 @@ class ColumnIntegrator:
 
 
 def integrate_dry_mass(columns: ColumnIntegrator, pressure_BHW: Tensor, water_BKHW: Tensor) -> Tensor:
-    """Return the global mean mass of dry air, (B,) kg m-2: the integral of (1 - q) dp / g.
+    """Return the global mean mass of dry air, (B,) in kg m-2: the integral of (1 - q) dp / g.
 
     Args:
-        columns: the integrator.
+        columns: integrator for the levels and grid of the run.
         pressure_BHW: surface pressure, Pa.
-        water_BKHW: q, mass fraction of all water in the air, kg kg-1.
+        water_BKHW: q, mass fraction of all water in the air (vapour and condensates), kg kg-1.
     """
     return columns.global_mean(columns.integrate(1.0 - water_BKHW.double(), pressure_BHW))
 
 
 def integrate_water(columns: ColumnIntegrator, pressure_BHW: Tensor, water_BKHW: Tensor) -> Tensor:
-    """Return the global mean mass of water in the air, (B,) kg m-2; the arguments are those of `integrate_dry_mass`."""
+    """Return the global mean water in the air, (B,) in kg m-2; the arguments are those of `integrate_dry_mass`."""
     return columns.global_mean(columns.integrate(water_BKHW, pressure_BHW))
 
 
 def integrate_heat(
     columns: ColumnIntegrator, pressure_BHW: Tensor, temperature_BKHW: Tensor, humidity_BKHW: Tensor
 ) -> Tensor:
-    """Return the global mean of the integral of cp T dp / g, (B,) J m-2, with cp = (1 - q) cp_dry + q cp_vapour.
+    """Return the global mean heat of the air, the integral of cp T dp / g, (B,) in J m-2.
+
+    cp is (1 - q) cp_dry + q cp_vapour.
 
     Args:
-        columns: the integrator.
+        columns: integrator for the levels and grid of the run.
         pressure_BHW: surface pressure, Pa.
         temperature_BKHW: T, K.
         humidity_BKHW: q, specific humidity, kg kg-1.
@@ -137,18 +142,20 @@ def integrate_other_energy(
     v_BKHW: Tensor,
     ground_HW: Tensor,
 ) -> Tensor:
-    """Return the global mean of the integral of (L q + (u^2 + v^2) / 2 + ground) dp / g, (B,) J m-2.
+    """Return the global mean of the energy that is not heat, (B,) in J m-2.
 
-    Together with `integrate_heat` it is the energy of the air. The internal energy and the geopotential of a
-    hydrostatic column add up to cp T and the geopotential of the ground, so the height of the layers is not needed.
+    It is the integral of (L q + (u^2 + v^2) / 2 + ground) dp / g: latent, kinetic and surface potential energy. The sum
+    of `integrate_heat` and this function is the total energy of the air. In a hydrostatic column, the integrals of the
+    internal energy and the geopotential add up to those of cp T and the surface geopotential, so the height of the
+    layers is not needed.
 
     Args:
-        columns: the integrator.
+        columns: integrator for the levels and grid of the run.
         pressure_BHW: surface pressure, Pa.
-        humidity_BKHW: specific humidity, kg kg-1.
+        humidity_BKHW: q, specific humidity, kg kg-1.
         u_BKHW: eastward wind, m s-1.
         v_BKHW: northward wind, m s-1.
-        ground_HW: geopotential of the ground, m2 s-2.
+        ground_HW: surface geopotential, m2 s-2.
     """
     u_BKHW = u_BKHW.double()
     v_BKHW = v_BKHW.double()
@@ -159,19 +166,23 @@ def integrate_other_energy(
 
 
 def close_dry_mass(columns: ColumnIntegrator, target_B: Tensor, pressure_BHW: Tensor, water_BKHW: Tensor) -> Tensor:
-    """Return surface pressure (B, H, W), float64, scaled so that the mass of dry air is `target_B`.
+    """Scale surface pressure so that the global mean mass of dry air is `target_B`.
 
-    A factor keeps the gradient of ln ps, by which surface pressure drives winds over mountains.
+    The pressure of a sample is multiplied by one factor. This keeps the horizontal gradient of its logarithm, which
+    enters the pressure gradient force over mountains.
 
     Args:
-        columns: the integrator.
-        target_B: mass of dry air, kg m-2.
+        columns: integrator for the levels and grid of the run.
+        target_B: global mean mass of dry air, kg m-2.
         pressure_BHW: surface pressure, Pa.
         water_BKHW: mass fraction of all water in the air, kg kg-1.
+
+    Returns:
+        (B, H, W) float64 surface pressure, Pa.
     """
     pressure_BHW = pressure_BHW.double()
-    # The mass is linear in surface pressure on hybrid levels. On pressure levels it is not in cells where the ground
-    # passes the edge of a layer, which a second iteration corrects.
+    # Newton's method for the factor. On hybrid levels the mass is linear in surface pressure, so an iteration is exact.
+    # On pressure levels it is not where the surface passes the edge of a layer; a second iteration corrects that.
     num_iterations = 1 if columns.is_linear else 2
     for _ in range(num_iterations):
         missing_B = target_B - integrate_dry_mass(columns, pressure_BHW, water_BKHW)
@@ -182,12 +193,15 @@ def close_dry_mass(columns: ColumnIntegrator, target_B: Tensor, pressure_BHW: Te
 
 
 def close_water(columns: ColumnIntegrator, target_B: Tensor, precipitation_BHW: Tensor) -> Tensor:
-    """Return precipitation (B, H, W), float64, scaled to the global mean `target_B`, or to 0 if that is negative.
+    """Scale precipitation so that its global mean is `target_B`, or 0 if `target_B` is negative.
 
     Args:
-        columns: the integrator.
-        target_B: evaporation minus the change of the water in the air, kg m-2.
-        precipitation_BHW: kg m-2.
+        columns: integrator for the levels and grid of the run.
+        target_B: global mean of evaporation minus the change of the water in the air, kg m-2.
+        precipitation_BHW: precipitation of the step, kg m-2.
+
+    Returns:
+        (B, H, W) float64 precipitation, kg m-2.
     """
     mean_B = columns.global_mean(precipitation_BHW).clamp(min=_MIN_PRECIPITATION)
     factor_B = (target_B / mean_B).clamp(min=0.0)
@@ -195,12 +209,15 @@ def close_water(columns: ColumnIntegrator, target_B: Tensor, precipitation_BHW: 
 
 
 def close_energy(target_B: Tensor, temperature_BKHW: Tensor, heat_B: Tensor) -> Tensor:
-    """Return temperature (B, K, H, W), float64, scaled so that its heat is `target_B`.
+    """Scale temperature so that the global mean heat is `target_B`.
 
     Args:
-        target_B: the heat that closes the budget, J m-2.
-        temperature_BKHW: K.
-        heat_B: the heat of `temperature_BKHW`, J m-2.
+        target_B: global mean heat that closes the energy budget, J m-2.
+        temperature_BKHW: temperature, K.
+        heat_B: global mean heat of `temperature_BKHW` from `integrate_heat`, J m-2.
+
+    Returns:
+        (B, K, H, W) float64 temperature, K.
     """
     factor_B = target_B / heat_B
     return temperature_BKHW.double() * factor_B[:, None, None, None]

@@ -1,4 +1,7 @@
-"""Clamp: least and largest values of variables."""
+"""Post-process that limits variables to a minimum and a maximum.
+
+Shape suffixes: B batch, C output channels, T time frames, H latitude rows, W longitude columns.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +16,12 @@ from credit.forecast.postprocess.section import ClampSection
 
 
 class ChannelBounds:
-    """Lower and upper bounds of some channels; channels without a bound are not touched.
+    """Lower and upper bounds of some channels; channels without a bound are not changed.
 
     Args:
         channel_index: indices of the channels that have a bound, increasing.
-        minimum_C: least value of each channel, -inf where there is none, in the units of the fields.
-        maximum_C: largest value of each channel, inf where there is none.
+        minimum_C: lower bound of each channel in the units of the fields, -inf for none.
+        maximum_C: upper bound of each channel in the units of the fields, inf for none.
     """
 
     def __init__(self, channel_index: Sequence[int], minimum_C: Tensor, maximum_C: Tensor) -> None:
@@ -32,7 +35,7 @@ class ChannelBounds:
         self._bounded_slices = [(channels, minimum_C[channels], maximum_C[channels]) for channels in slices]
 
     def apply(self, fields: Tensor) -> Tensor:
-        """Return fields (B, C, ...) within the bounds; NaN stays.
+        """Return fields (B, C, ...) limited to the bounds; NaN is kept.
 
         The fields are changed in place unless they require a gradient.
         """
@@ -47,9 +50,9 @@ class ChannelBounds:
 
 @register_postprocess("clamp", ClampSection)
 class Clamp(Postprocess):
-    """Bounds of a variable: a value outside them is set to the nearer bound.
+    """Post-process that sets each value of a variable outside its bounds to the nearer bound.
 
-    Adjacent clamps of the list are merged and applied together.
+    Adjacent clamps of the chain are merged and applied together.
 
     Args:
         context: channels, units and device of the run.
@@ -69,7 +72,7 @@ class Clamp(Postprocess):
         self._build_bounds()
 
     def _build_bounds(self) -> None:
-        """Set the bounds in normalised and physical units from `_bounds` and `_corrected_later`."""
+        """Set the bounds for normalised output, states and physical output from `_bounds` and `_corrected_later`."""
         context = self._context
         bounded_channels = sorted(self._bounds)
         minimums = []
@@ -106,12 +109,12 @@ class Clamp(Postprocess):
         return self._physical_bounds.apply(output_BCHW)
 
     def set_corrected_later(self, channel_index: frozenset[int]) -> None:
-        """See the base class; decoded values of these channels have no bound but a minimum of at most 0."""
+        """See the base class; in physical units, these channels keep no bound but a minimum, lowered to 0 if above."""
         self._corrected_later = channel_index
         self._build_bounds()
 
     def merge(self, following: Postprocess) -> Postprocess | None:
-        """See the base class; two clamps that treat the same channels as corrected later are merged."""
+        """See the base class; two clamps are merged if the same channels are corrected after both of them."""
         if type(following) is not Clamp or following._corrected_later != self._corrected_later:
             return None
         for index, (following_minimum, following_maximum) in following._bounds.items():
@@ -122,7 +125,7 @@ class Clamp(Postprocess):
 
 
 def _bounds_of(section: ClampSection) -> tuple[float, float]:
-    """Return minimum and maximum of a section, -inf and inf where they are not set."""
+    """Return minimum and maximum of a config section, -inf and inf if they are not set."""
     minimum = -math.inf
     if section.minimum is not None:
         minimum = section.minimum
@@ -133,14 +136,14 @@ def _bounds_of(section: ClampSection) -> tuple[float, float]:
 
 
 def find_output_bounds(context: PostprocessContext, variable: str) -> tuple[float, float]:
-    """Return the least and the largest value that the clamps of a run leave to a variable.
+    """Return the tightest lower and upper bound that the clamps of a run set for a variable.
 
     Args:
         context: context of an entry.
         variable: name of an output variable.
 
     Returns:
-        The bounds in the units of the variable, -inf and inf where there is none.
+        Lower and upper bound in the units of the variable, -inf and inf for none.
     """
     minimum = -math.inf
     maximum = math.inf

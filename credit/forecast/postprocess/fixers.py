@@ -1,8 +1,8 @@
-"""Budget fixers: the mass of dry air, the water and the energy of the whole atmosphere are closed at every step.
+"""Budget fixers: post-processes that close the global budgets of dry air, water and energy at every step.
 
-Budgets are closed on physical fields in float64, between the last input frame and the output. Only the channels that a
-budget corrects are normalised again; all others keep every bit. A rank has complete global fields, so no communication
-is needed. The formulas are in `credit.forecast.postprocess.budgets`.
+A budget compares the last input frame with the output, in physical units and float64. Only the channels that a fixer
+corrects are normalised again; all other channels stay the same bit for bit. Each rank has complete global fields, so no
+communication is needed. The formulas are in `credit.forecast.postprocess.budgets`.
 Shape suffixes: B batch, K layers, H latitude rows, W longitude columns.
 """
 
@@ -25,29 +25,29 @@ from credit.models.kernels.autocast import without_autocast
 
 @dataclass(frozen=True)
 class AirMass:
-    """Channels that determine the mass of the air and of its water.
+    """Channels that determine the mass of the air and of the water in it.
 
     Attributes:
-        pressure: surface pressure, in Pa.
-        water: specific humidity, and then the further water in the air, in kg kg-1.
+        pressure: channel of surface pressure.
+        water: channels of specific humidity, followed by those of the condensates such as cloud water.
     """
 
     pressure: ChannelSlice
     water: tuple[ChannelSlice, ...]
 
     def before(self, fields: StepFields) -> tuple[Tensor, Tensor]:
-        """Return surface pressure (B, H, W) in Pa and all water (B, K, H, W) in kg kg-1 before the step."""
+        """Return surface pressure (B, H, W) in Pa and total water (B, K, H, W) in kg kg-1 before the step."""
         return fields.before(self.pressure)[:, 0], sum(fields.before(water) for water in self.water)
 
     def after(self, fields: StepFields) -> tuple[Tensor, Tensor]:
-        """Return surface pressure (B, H, W) in Pa and all water (B, K, H, W) in kg kg-1 after the step."""
+        """Return surface pressure (B, H, W) in Pa and total water (B, K, H, W) in kg kg-1 after the step."""
         return fields.after(self.pressure)[:, 0], sum(fields.after(water) for water in self.water)
 
 
 class BudgetFixer(Postprocess):
     """Base class of the budget fixers.
 
-    Adjacent fixers of the list are merged, so that they share the fields that they decode.
+    Adjacent fixers of the chain are merged, so that they share the decoded fields.
 
     Args:
         context: channels, units, grid and vertical layers of the run.
@@ -71,7 +71,7 @@ class BudgetFixer(Postprocess):
         self._sequence: list[BudgetFixer] = [self]
 
     def fix(self, fields: StepFields) -> None:
-        """Close the budget by correcting one variable of `fields`, in place."""
+        """Close the budget by correcting one variable of `fields`, with `StepFields.correct`."""
         raise NotImplementedError
 
     def forward(self, output_BCHW: Tensor, previous_BCHW: Tensor, forcing_BCHW: Tensor) -> Tensor:
@@ -90,7 +90,7 @@ class BudgetFixer(Postprocess):
         return self
 
     def _set_corrected(self, variable: ChannelSlice) -> None:
-        """Set the variable that the fixer corrects."""
+        """Set the variable that the fixer corrects; each subclass calls this in its constructor."""
         self._corrected = variable
         self.corrected_channels = variable.rows
 
@@ -99,7 +99,7 @@ class BudgetFixer(Postprocess):
 class DryMassFixer(BudgetFixer):
     """Fixer of the mass of dry air: multiplies surface pressure by one factor per sample.
 
-    Afterwards the global mass of dry air is what it was before the step.
+    After the correction, the global mass of dry air is the same as before the step.
     """
 
     def __init__(self, context: PostprocessContext, section: DryMassSection) -> None:
@@ -117,8 +117,8 @@ class DryMassFixer(BudgetFixer):
 class WaterFixer(BudgetFixer):
     """Fixer of the water in the air: multiplies precipitation by one factor per sample.
 
-    Afterwards the global mean of precipitation is that of evaporation minus the change of the water in the air, in
-    kg m-2 per step.
+    After the correction, the global mean of precipitation equals the global mean of evaporation minus the change of the
+    water in the air, in kg m-2 per step. If that is negative, precipitation is set to 0.
 
     Raises:
         ConfigError: if precipitation may be negative, because a factor cannot correct its sign.
@@ -156,7 +156,8 @@ class WaterFixer(BudgetFixer):
 class EnergyFixer(BudgetFixer):
     """Fixer of the energy of the air: multiplies temperature by one factor per sample.
 
-    Afterwards the global energy has changed by the net flux through the top of the atmosphere and the ground.
+    After the correction, the energy of the air has changed over the step by the net flux through the top of the
+    atmosphere and the surface.
 
     Raises:
         ConfigError: if the levels, units, temporal meaning or masks of a variable do not fit.
@@ -193,7 +194,7 @@ class EnergyFixer(BudgetFixer):
     def _integrate_energy(
         self, pressure_BHW: Tensor, read_variable: Callable[[ChannelSlice], Tensor]
     ) -> tuple[Tensor, Tensor]:
-        """Return the global mean heat of the air, and the rest of its energy, both (B,) J m-2.
+        """Return the global mean heat (cp T) of the air, and the global mean of its other energy, both (B,) in J m-2.
 
         Args:
             pressure_BHW: surface pressure in Pa.

@@ -1,9 +1,10 @@
 """Hyperdiffusion: the shortest waves of the grid are damped at every step, as in spectral dynamical cores.
 
-A network that adds a change to its state does not remove the errors of its shortest waves. They are too small for the
-loss, and a strided embedding hides part of them from the network, so they add up until a forecast of weeks breaks. Two
-passes damp them. The pass along latitude circles measures a wave in kilometres, so it is a polar filter as well. The
-pass along meridians joins two of them across the poles to a great circle, where components of vectors change sign.
+A network that predicts the change of its state does not remove errors in the shortest waves. These errors are too small
+to matter in the loss, and a strided embedding hides part of them from the network, so they grow from step to step until
+a forecast of weeks becomes unstable. Two one-dimensional passes damp them. The pass along latitude circles measures
+wavelengths in kilometres, so it also acts as a polar filter. The pass along meridians joins opposite meridians across
+the poles to a great circle. Components of vectors change sign across a pole.
 Shape suffixes: B batch, C channels, H latitude rows, W longitude columns, K meridional wave numbers.
 """
 
@@ -22,7 +23,7 @@ from credit.grid import LatLonGrid
 
 @register_postprocess("hyperdiffusion", HyperdiffusionSection)
 class Hyperdiffusion(Postprocess):
-    """Damping of the prognostic channels by a `WaveFilter`; channels with a mask stay as they are.
+    """Damping of the prognostic channels by a `WaveFilter`; channels with missing cells stay as they are.
 
     Args:
         context: channels, grid, time step and masks of the run.
@@ -64,20 +65,20 @@ class Hyperdiffusion(Postprocess):
 
 
 class WaveFilter:
-    """Filter that multiplies a wave by exp(-(step / time) * (k / K)^order), where K is the largest wave number.
+    """Filter that multiplies a wave of wave number k by exp(-(step / time) * (k / k_max)^order).
 
-    The wave number K belongs to the shortest wave of the grid. It spans two rows along meridians, and along latitude
-    circles as many kilometres as two columns at the equator. The zonal mean and zonal wave number 1, of which wind
-    across a pole consists, are not damped. An `order` of 2n is diffusion by the n-th power of the Laplacian in each
-    direction.
+    k_max is the wave number of the shortest wave. Along meridians, its wavelength is two rows. Along latitude circles,
+    its wavelength in kilometres is that of two columns at the equator. The zonal mean and zonal wave number 1 are not
+    damped, because wind across a pole has zonal wave number 1. An `order` of 2n is diffusion by the n-th power of the
+    Laplacian in each direction.
 
     Args:
         grid: grid of the fields, with nearly equally spaced rows and an even number of columns.
         step_minutes: time step of the model in minutes.
         time_minutes: e-folding time of the shortest wave in minutes.
-        order: power of the wave number.
-        vector_C: bool, True for channels that are components of vectors.
-        unmasked_C: bool, False for channels that are masked somewhere, which stay as they are.
+        order: exponent of the wave number, even.
+        vector_C: (C,) bool, True for channels that are horizontal vector components, such as wind.
+        unmasked_C: (C,) bool, False for channels with missing cells, which are not filtered.
     """
 
     def __init__(
@@ -124,9 +125,11 @@ class WaveFilter:
         opposite_BCHW = (self._sign_C11 * x_BCHW).roll(self._num_columns // 2, dims=3).flip(2)
         if self._has_pole_points:
             opposite_BCHW = opposite_BCHW[:, :, 1:-1]
+        # Meridional pass: each meridian and the opposite one are a periodic circle, so a Fourier transform applies.
         circle = torch.cat([x_BCHW, opposite_BCHW], dim=2)
         meridional_waves = torch.fft.rfft(circle, dim=2) * self._meridional_factor_K1
         damped_BCHW = torch.fft.irfft(meridional_waves, n=self._circle_length, dim=2)[:, :, :num_rows]
+        # Zonal pass: each row has its own factors.
         zonal_waves = torch.fft.rfft(damped_BCHW, dim=3) * self._zonal_factor
         damped_BCHW = torch.fft.irfft(zonal_waves, n=self._num_columns, dim=3)
         return torch.where(self._unmasked_C11, damped_BCHW, x_BCHW)

@@ -1,6 +1,6 @@
 """Fields of a step in SI units, and the channels and units of the variables that a budget names.
 
-Shape suffixes: B batch, C channels, K layers, H latitude rows, W longitude columns.
+Shape suffixes: B batch, C channels, K layers (1 for a variable without levels), H latitude rows, W longitude columns.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _UNITS = {
     "wind": {"m s-1": 1.0},
     "geopotential or height of the ground": {"m2 s-2": 1.0, "m": GRAVITY},
 }
-# Kind of flux -> temporal meaning -> unit -> factor to kg m-2 or J m-2, or for a mean to the same per second. A mean is
-# then multiplied by the seconds of the step.
+# Kind of flux -> temporal meaning -> unit -> factor that converts a sum to kg m-2 or J m-2, or a mean to kg m-2 s-1 or
+# J m-2 s-1. A mean is then multiplied by the length of the step in seconds.
 _FLUX_UNITS = {
     "water": {
         "accumulate": {"kg m-2": 1.0, "mm": 1.0, "m": 1000.0},
@@ -48,12 +48,13 @@ _SOLAR_RADIATION = "toa_incident_solar_radiation"
 
 @dataclass(frozen=True)
 class ChannelSlice:
-    """Position of a variable among the channels.
+    """Position of a variable among the channels, and its conversion to SI units.
 
     Attributes:
-        group: ``output``, of which prognostic channels are the first, or ``dynamic_forcing``.
-        rows: indices of its channels in the group, adjacent, in the order of the run's levels.
-        factor: multiplies the field to give SI units; for a flux, the amount of a step in kg m-2 or J m-2.
+        group: group of channels: ``output``, in which prognostic channels come first, or ``dynamic_forcing``.
+        rows: indices of the variable's channels in the group, adjacent, in the order of the run's levels.
+        factor: factor that converts the field to SI units. For a flux, it gives the amount that passes in a step, in
+            kg m-2 or J m-2, with the sign of the direction that the budget counts as positive.
     """
 
     group: str
@@ -66,7 +67,7 @@ class ChannelSlice:
 
 
 class StepFields:
-    """Fields of a step in SI units, float64, each decoded at its first use.
+    """Fields before and after a step in SI units, float64. Each field is decoded at its first use.
 
     Args:
         normalizer: conversion between physical units and normalised space.
@@ -75,7 +76,7 @@ class StepFields:
         forcing_BCHW: normalised dynamic forcing of the last input frame.
 
     Attributes:
-        output_BCHW: normalised output with all corrections so far.
+        output_BCHW: normalised output, with all corrections that `correct` has made so far.
     """
 
     def __init__(
@@ -88,18 +89,18 @@ class StepFields:
         self._decoded: dict[tuple[str, ChannelSlice], Tensor] = {}
 
     def before(self, variable: ChannelSlice) -> Tensor:
-        """Return a prognostic variable in the last input frame, (B, K, H, W) float64 in SI units."""
+        """Return a prognostic variable before the step (last input frame), (B, K, H, W) float64 in SI units."""
         return self._decode("prognostic", variable, self._previous_BCHW)
 
     def after(self, variable: ChannelSlice) -> Tensor:
-        """Return a predicted variable, or the forcing of the step, (B, K, H, W) float64 in SI units."""
+        """Return a predicted variable after the step, or a forcing of the step, (B, K, H, W) float64 in SI units."""
         fields_BCHW = self._forcing_BCHW
         if variable.group == "output":
             fields_BCHW = self.output_BCHW
         return self._decode(variable.group, variable, fields_BCHW)
 
     def correct(self, variable: ChannelSlice, values_BKHW: Tensor) -> None:
-        """Replace the values of a predicted variable.
+        """Replace the values of a predicted variable in `output_BCHW`.
 
         Args:
             variable: variable of the group ``output``.
@@ -121,6 +122,8 @@ class StepFields:
 class VariableResolver:
     """Finder of the channels and units of the variables that an entry of ``model.postprocess`` names.
 
+    In all methods, `key` is the key of the entry that names the variable, such as ``specific_humidity``.
+
     Args:
         context: context of the entry.
     """
@@ -129,15 +132,15 @@ class VariableResolver:
         self._context = context
 
     def resolve_field(self, key: str, name: str, quantity: str) -> ChannelSlice:
-        """Return a prognostic variable, on all levels or on none.
+        """Return the channels of a prognostic variable, which must be on all levels of the run or have no levels.
 
         Args:
-            key: key of the entry that names the variable, such as ``specific_humidity``.
+            key: key of the entry that names the variable.
             name: name of the variable.
-            quantity: quantity that it must be, such as ``pressure`` or ``temperature``.
+            quantity: physical quantity, such as ``pressure`` or ``temperature``, which determines the allowed units.
 
         Raises:
-            ConfigError: if its levels, units or masks do not fit.
+            ConfigError: if the variable has only some of the levels, other units, or missing cells.
         """
         context = self._context
         output = context.channels.output
@@ -152,16 +155,17 @@ class VariableResolver:
         return ChannelSlice("output", rows, self._find_factor(key, name, _UNITS[quantity], quantity))
 
     def resolve_flux(self, key: str, name: str, kind: str, sign: float) -> ChannelSlice:
-        """Return a flux as the amount that passes in a step, in kg m-2 or J m-2.
+        """Return the channel of a flux, with the factor that gives the amount per step in kg m-2 or J m-2.
 
         Args:
             key: key of the entry that names the variable.
             name: name of the variable, predicted or a forcing.
-            kind: ``water`` or ``energy``.
-            sign: factor 1 or -1 that gives the flux the direction that the caller needs.
+            kind: ``water`` or ``energy``, which determines the allowed units.
+            sign: -1 to reverse the direction in which the flux is positive, else 1.
 
         Raises:
-            ConfigError: if its temporal meaning, units or masks do not fit.
+            ConfigError: if the variable is instantaneous, or if its units, its masks or the window of a forcing do not
+                fit.
         """
         context = self._context
         group = "output"
@@ -196,14 +200,14 @@ class VariableResolver:
         return ChannelSlice(group, (row,), sign * factor * seconds)
 
     def resolve_ground(self, key: str, name: str) -> Tensor:
-        """Return the geopotential of the ground, (H, W) float64, m2 s-2.
+        """Return the surface geopotential, (H, W) float64, m2 s-2.
 
         Args:
             key: key of the entry that names the variable.
-            name: name of a static variable.
+            name: name of a static variable, a geopotential in m2 s-2 or a height in m.
 
         Raises:
-            ConfigError: if its units or masks do not fit.
+            ConfigError: if the units do not fit, or the variable has missing cells.
         """
         context = self._context
         static = context.channels.group("static")
@@ -215,7 +219,17 @@ class VariableResolver:
         return torch.from_numpy(ground_HW).to(context.device)
 
     def _find_factor(self, key: str, name: str, factors: dict[str, float], quantity: str) -> float:
-        """Return the factor that converts a variable to SI units; `factors` has those of the allowed units."""
+        """Return the factor that converts a variable to SI units.
+
+        Args:
+            key: key of the entry that names the variable.
+            name: name of the variable.
+            factors: allowed unit -> its factor to SI units.
+            quantity: physical quantity, for messages.
+
+        Raises:
+            ConfigError: if the variable has no units or units that are not allowed.
+        """
         units = self._context.data.options_of(name).units or self._context.attributes.get(name, {}).get("units", "")
         if normalise_units(units) not in factors:
             units_text = f'in "{units}"' if units else "without units"
@@ -235,7 +249,14 @@ class VariableResolver:
             )
 
     def _require_next_window(self, key: str, name: str, window: str, window_key: str) -> None:
-        """Refuse forcing that is a sum or mean over the step before, not over the step itself."""
+        """Refuse a forcing that is a sum or mean over the previous step instead of the step itself.
+
+        Args:
+            key: key of the entry that names the forcing.
+            name: name of the forcing.
+            window: ``next`` if the forcing of a frame is over the step that follows the frame.
+            window_key: config key that sets `window`, for messages.
+        """
         if window != "next":
             raise ConfigError(
                 f"{self._context.key}.{key}: {window_key}: {window}: the forcing {name} is that of the step before, "

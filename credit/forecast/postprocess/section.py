@@ -51,7 +51,7 @@ class ClampSection(PostprocessSection):
         return f"clamp of {self.variable}"
 
     def require_variables(self, data: DataConfig, key: str) -> None:
-        """See the base class; a bound must not stand in the data section as well."""
+        """See the base class; a bound must not also be set in ``data.variable_options``."""
         groups = data.variables
         outputs = {
             *groups.prognostic.vars_3D,
@@ -82,7 +82,7 @@ class BudgetSection(PostprocessSection):
 
     @property
     def water(self) -> list[str]:
-        """All variables that are water in the air."""
+        """Names of all variables that are water in the air: specific humidity, then the condensates."""
         return [self.specific_humidity, *self.condensate]
 
     def require_variables(self, data: DataConfig, key: str) -> None:
