@@ -334,7 +334,7 @@ def choose_leads(conf: InferenceConfig, step: int) -> list[int]:
 def _require_frames(
     initial_times: Sequence[int], times: np.ndarray, calendar: Calendar, frame_offsets: Sequence[int]
 ) -> None:
-    """Refuse initial times that lack an input frame in the data, whose valid times are `times` in minutes.
+    """Refuse initial times with an input frame that is not among the times of the data, `times` in minutes.
 
     Raises:
         DataError: naming the first such initial time, and the time that the data lack.

@@ -1,4 +1,4 @@
-"""Forecasts of ensemble members that several ranks make at the same time, and whose outputs one of them receives.
+"""Forecasts of ensemble members that several ranks make at the same time, with the outputs sent to one of the ranks.
 
 Shape suffixes: B forecasts of a batch, C output channels, H latitude rows, W longitude columns.
 """

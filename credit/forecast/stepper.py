@@ -79,7 +79,7 @@ class Stepper:
             state_BCTHW: normalised prognostic channels of the input frames.
             forcing_BCTHW: normalised dynamic forcing of the same frames.
             factor_B1HW: factor that multiplies the change of all prognostic channels before the post-processing; None
-                for no change of them.
+                is equivalent to 1.
             condition: noise of each sample, by kind of noise; None to call the model without noise.
         """
         # The network's input: the three groups of channels, static fields repeated over the frames.

@@ -111,7 +111,8 @@ def register_perturbation(
             ``inference.ensemble.perturbation``, of `TendencyPerturbationSection` for ``inference.ensemble.stochastic``.
 
     Raises:
-        ConfigError: if another class has the name, or the class or its section does not derive from its base.
+        ConfigError: if another class is registered under `name`, or the class or its section does not derive from the
+            base class.
     """
 
     if issubclass(section, InitialPerturbationSection):

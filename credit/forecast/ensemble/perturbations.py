@@ -48,7 +48,7 @@ def build_perturbation(
     """Return the function that perturbs initial states as ``inference.ensemble`` says; None if there is nothing to do.
 
     With ``inference.ensemble.dropout``, the dropout of the network is turned on, and the returned function also seeds
-    it. The function then does not perturb the states unless ``inference.ensemble.perturbation`` is set.
+    it. It leaves the states unchanged unless ``inference.ensemble.perturbation`` is set.
 
     Args:
         conf: config section ``inference.ensemble``.
@@ -216,7 +216,7 @@ class GaussianPerturbation(InitialPerturbation):
         self._fields = RandomFields(context, None)
 
     def draw(self, starts: Sequence[ForecastStart], state_BCTHW: Tensor) -> Tensor:
-        """See the base class."""
+        """Return white noise for each start; see `InitialPerturbation.draw`."""
         return self._fields.draw(starts, state_BCTHW.device)
 
 
@@ -229,7 +229,7 @@ class CorrelatedPerturbation(InitialPerturbation):
         self._fields = RandomFields(context, section.length)
 
     def draw(self, starts: Sequence[ForecastStart], state_BCTHW: Tensor) -> Tensor:
-        """See the base class."""
+        """Return correlated noise for each start; see `InitialPerturbation.draw`."""
         return self._fields.draw(starts, state_BCTHW.device)
 
 
@@ -255,7 +255,7 @@ class BredPerturbation(InitialPerturbation):
         self._area_HW = torch.from_numpy(context.grid.area_weights()).float()
 
     def draw(self, starts: Sequence[ForecastStart], state_BCTHW: Tensor) -> Tensor:
-        """See the base class; the norm of each vector is 1."""
+        """Return a bred vector of norm 1 for each start; see `InitialPerturbation.draw`."""
         inputs = self.context.inputs
         stepper = self.context.stepper
         device = state_BCTHW.device

@@ -34,20 +34,20 @@ class GaussianOrBredSection(InitialPerturbationSection):
         return parse_duration(self.cycle)
 
     def analysis_lags_minutes(self) -> list[int]:
-        """See the base class; each breeding cycle reads the analysis at its start."""
+        """Return the ages of the analyses that are read, in minutes; each breeding cycle reads the one at its start."""
         num_cycles = 0
         if self.kind == "bred":
             num_cycles = self.cycles
         return [number * self.cycle_minutes for number in range(num_cycles + 1)]
 
     def step_multiples(self) -> dict[str, str]:
-        """See the base class."""
+        """Return the duration that must be a multiple of the time step: for bred vectors, the length of a cycle."""
         if self.kind != "bred":
             return {}
         return {"cycle": self.cycle}
 
     def describe(self) -> str:
-        """See the base class."""
+        """Return a description of the perturbations for the attributes of forecast files."""
         text = super().describe()
         if self.kind != "gaussian":
             text += f", {self.length:g} km"
@@ -68,5 +68,5 @@ class SPPTSection(TendencyPerturbationSection):
     time: Duration = Field("6h", description="Correlation time of r, after which the correlation has decreased to 1/e.")
 
     def describe(self) -> str:
-        """See the base class."""
+        """Return a description of the perturbations for the attributes of forecast files."""
         return f"changes times 1 + {self.amplitude:g} r, r of {self.length:g} km and {self.time}"

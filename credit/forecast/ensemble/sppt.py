@@ -52,7 +52,7 @@ class SPPT(TendencyPerturbation):
         self._first_perturbed = 1 if context.has_control else 0
 
     def factors(self, starts: Sequence[ForecastStart], device: torch.device) -> Iterator[Tensor]:
-        """See the base class."""
+        """Yield the factors 1 + r of each step, (B, 1, H, W); see `TendencyPerturbation.factors`."""
         generators = [member_rng(self.context.seed, start, _RNG_STREAM) for start in starts]
         pattern_B1HW = self._draw_patterns(generators)
         is_perturbed = np.array([start.member >= self._first_perturbed for start in starts], dtype=np.float32)

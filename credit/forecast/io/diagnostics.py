@@ -36,7 +36,7 @@ _NEEDS_PRESSURE = ("relative_humidity", "relative_humidity_water")
 
 @dataclass(frozen=True)
 class _Copy:
-    """Channels of the output that are written as they are.
+    """Recipe for channels of the output that are written unchanged.
 
     Attributes:
         channel_index: indices of the channels in the model's output.

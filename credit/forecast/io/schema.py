@@ -49,7 +49,7 @@ VALID_TIME = {"standard_name": "time", "long_name": "valid time"}
 
 
 def run_attributes(attributes: Mapping[str, object]) -> dict[str, object]:
-    """Return the global attributes that distinguish one run from another: all except program and training periods."""
+    """Return the global attributes that identify a run: all except those of the program and the training periods."""
     return {name: value for name, value in attributes.items() if name not in (HISTORY, SEEN)}
 
 

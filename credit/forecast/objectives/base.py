@@ -165,10 +165,11 @@ def register_objective(name: str, section: type[ObjectiveSection]) -> Callable[[
 
     Args:
         name: value of ``kind`` in the config.
-        section: config section of the objective.
+        section: class of the config section of the objective.
 
     Raises:
-        ConfigError: if another class has the name, or the class or its section does not derive from its base.
+        ConfigError: if another class is registered under `name`, or the class or its section does not derive from the
+            base class.
     """
 
     return OBJECTIVES.register(name, section, Objective, ObjectiveSection)

@@ -1,4 +1,4 @@
-"""The deterministic objective: a rollout, compared with the truth at the steps that count."""
+"""The deterministic objective: a rollout of one forecast, compared with the truth at the steps whose loss counts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class DeterministicRollout(Objective):
     """Objective whose loss is the mean over the counted steps of one forecast; gradients flow through all steps."""
 
     def training_loss(self, batch: Batch, micro_step: MicroStep) -> Tensor:
-        """See the base class."""
+        """Collective: return the mean loss over the counted steps; see `Objective.training_loss`."""
         encoded = self.encode(batch)
         counted_steps = micro_step.counted_steps
         reduce_gradients = micro_step.reduce_gradients
@@ -39,6 +39,6 @@ class DeterministicRollout(Objective):
         return torch.stack(losses).mean()
 
     def predict(self, batch: EncodedBatch, num_steps: int) -> Iterator[Tensor]:
-        """See the base class; the prediction has one member."""
+        """Collective: yield the prediction (B, 1, C, H, W) of each step; see `Objective.predict`."""
         for output_BCHW in self.stepper.rollout(batch.history_BCTHW, batch.forcing, num_steps):
             yield output_BCHW[:, None]

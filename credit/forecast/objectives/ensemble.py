@@ -93,7 +93,10 @@ class EnsembleRollout(Objective):
         return self._loss_of_outputs(outputs, encoded, micro_step.counted_steps)
 
     def accumulate_gradients(self, batch: Batch, micro_step: MicroStep) -> Tensor:
-        """See the base class; members are computed ``members_at_once`` at a time."""
+        """Collective: add the gradients of the loss, computing ``members_at_once`` members at a time.
+
+        See `Objective.accumulate_gradients`, and the docstring of the module for the method.
+        """
         if self._members_at_once == len(self._members):
             return super().accumulate_gradients(batch, micro_step)
         encoded = self.encode(batch)
@@ -132,7 +135,10 @@ class EnsembleRollout(Objective):
         return loss
 
     def predict(self, batch: EncodedBatch, num_steps: int) -> Iterator[Tensor]:
-        """See the base class; the noise is the same at every validation, so that validation losses can be compared."""
+        """Collective: yield the prediction (B, M, C, H, W) of each step; see `Objective.predict`.
+
+        The noise is the same at every validation, so that validation losses can be compared.
+        """
         members = range(self.context.valid_members)
         # Members advance together step by step, one at a time, so that only their states are in memory.
         chunks = [self._member_batch(batch, range(member, member + 1), None) for member in members]

@@ -138,10 +138,11 @@ def register_postprocess(
 
     Args:
         name: value of ``kind`` in the config.
-        section: config section of the post-process.
+        section: class of the config section of the post-process.
 
     Raises:
-        ConfigError: if another class has the name, or the class or its section does not derive from its base.
+        ConfigError: if another class is registered under `name`, or the class or its section does not derive from the
+            base class.
     """
 
     return POSTPROCESSES.register(name, section, Postprocess, PostprocessSection)

@@ -97,24 +97,35 @@ class Clamp(Postprocess):
         self._physical_bounds = ChannelBounds(bounded_channels, minimum_C, maximum_C)
 
     def forward(self, output_BCHW: Tensor, previous_BCHW: Tensor, forcing_BCHW: Tensor) -> Tensor:
-        """See the base class."""
+        """Limit the normalised output to the bounds; see `Postprocess.forward`."""
         return self._normalized_bounds.apply(output_BCHW)
 
     def limit_state(self, state_BCTHW: Tensor) -> Tensor:
-        """See the base class."""
+        """Limit a perturbed initial state to the bounds; see `Postprocess.limit_state`."""
         return self._state_bounds.apply(state_BCTHW)
 
     def limit_physical(self, output_BCHW: Tensor) -> Tensor:
-        """See the base class."""
+        """Limit an output in physical units to the bounds; see `Postprocess.limit_physical`."""
         return self._physical_bounds.apply(output_BCHW)
 
     def set_corrected_later(self, channel_index: frozenset[int]) -> None:
-        """See the base class; in physical units, these channels keep no bound but a minimum, lowered to 0 if above."""
+        """Relax the bounds in physical units of channels that later entries correct.
+
+        These channels keep no maximum, and a minimum of at most 0, because a correction multiplies by a factor that is
+        not negative.
+
+        Args:
+            channel_index: indices of the output channels that any later entry corrects.
+        """
         self._corrected_later = channel_index
         self._build_bounds()
 
     def merge(self, following: Postprocess) -> Postprocess | None:
-        """See the base class; two clamps are merged if the same channels are corrected after both of them."""
+        """Merge this clamp with the next entry if that is a clamp and no entry between them corrects channels.
+
+        Returns:
+            This clamp with the bounds of both; None if the entries cannot be merged.
+        """
         if type(following) is not Clamp or following._corrected_later != self._corrected_later:
             return None
         for index, (following_minimum, following_maximum) in following._bounds.items():

@@ -75,7 +75,7 @@ class BudgetFixer(Postprocess):
         raise NotImplementedError
 
     def forward(self, output_BCHW: Tensor, previous_BCHW: Tensor, forcing_BCHW: Tensor) -> Tensor:
-        """See the base class."""
+        """Apply this fixer and those merged into it to the output of a step; see `Postprocess.forward`."""
         with without_autocast(output_BCHW):
             fields = StepFields(self._normalizer, output_BCHW, previous_BCHW, forcing_BCHW)
             for fixer in self._sequence:
@@ -83,7 +83,7 @@ class BudgetFixer(Postprocess):
         return fields.output_BCHW
 
     def merge(self, following: Postprocess) -> Postprocess | None:
-        """See the base class."""
+        """Return this fixer with the next one appended if that is a fixer too; else None."""
         if not isinstance(following, BudgetFixer):
             return None
         self._sequence = [*self._sequence, *following._sequence]
@@ -107,7 +107,7 @@ class DryMassFixer(BudgetFixer):
         self._set_corrected(self._air.pressure)
 
     def fix(self, fields: StepFields) -> None:
-        """See the base class."""
+        """Correct surface pressure in `fields`."""
         target_B = budgets.integrate_dry_mass(self._columns, *self._air.before(fields))
         closed_BHW = budgets.close_dry_mass(self._columns, target_B, *self._air.after(fields))
         fields.correct(self._corrected, closed_BHW[:, None])
@@ -142,7 +142,7 @@ class WaterFixer(BudgetFixer):
         self._set_corrected(precipitation)
 
     def fix(self, fields: StepFields) -> None:
-        """See the base class."""
+        """Correct precipitation in `fields`."""
         columns = self._columns
         water_before_B = budgets.integrate_water(columns, *self._air.before(fields))
         water_after_B = budgets.integrate_water(columns, *self._air.after(fields))
@@ -181,7 +181,7 @@ class EnergyFixer(BudgetFixer):
         self._set_corrected(temperature)
 
     def fix(self, fields: StepFields) -> None:
-        """See the base class."""
+        """Correct temperature in `fields`."""
         heat_before_B, rest_before_B = self._integrate_energy(self._air.before(fields)[0], fields.before)
         heat_after_B, rest_after_B = self._integrate_energy(self._air.after(fields)[0], fields.after)
         net_flux_BHW = sum(fields.after(flux)[:, 0] for flux in self._fluxes)

@@ -59,7 +59,7 @@ class Hyperdiffusion(Postprocess):
         )
 
     def forward(self, output_BCHW: Tensor, previous_BCHW: Tensor, forcing_BCHW: Tensor) -> Tensor:
-        """See the base class."""
+        """Return the output with damped prognostic channels; see `Postprocess.forward`."""
         damped = self._filter(output_BCHW[:, : self._num_prognostic])
         return torch.cat([damped, output_BCHW[:, self._num_prognostic :]], dim=1)
 
@@ -114,8 +114,8 @@ class WaveFilter:
         """Return the damped fields.
 
         Args:
-            x_BCHW: normalised fields, float32; those of vector components must be normalised with the mean 0,
-                because they change sign across the poles.
+            x_BCHW: normalised fields, float32. Vector components must be normalised with mean 0, because they change
+                sign across the poles.
 
         Returns:
             (B, C, H, W) float32.

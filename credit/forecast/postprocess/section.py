@@ -47,11 +47,11 @@ class ClampSection(PostprocessSection):
 
     @property
     def subject(self) -> str:
-        """See the base class."""
+        """Kind and variable of the entry, for messages; two entries must not have the same."""
         return f"clamp of {self.variable}"
 
     def require_variables(self, data: DataConfig, key: str) -> None:
-        """See the base class; a bound must not also be set in ``data.variable_options``."""
+        """Refuse a variable that is not predicted, or a bound that ``data.variable_options`` sets as well."""
         groups = data.variables
         outputs = {
             *groups.prognostic.vars_3D,
@@ -86,7 +86,7 @@ class BudgetSection(PostprocessSection):
         return [self.specific_humidity, *self.condensate]
 
     def require_variables(self, data: DataConfig, key: str) -> None:
-        """See the base class."""
+        """Refuse surface pressure or water variables that are not prognostic; see the base class."""
         prognostic = data.variables.prognostic
         require_variable_in(
             f"{key}.surface_pressure", self.surface_pressure, set(prognostic.vars_2D), "in prognostic.vars_2D"
@@ -119,7 +119,7 @@ class WaterSection(BudgetSection):
     )
 
     def require_variables(self, data: DataConfig, key: str) -> None:
-        """See the base class."""
+        """Refuse variables of the water budget that are not in the required group of ``data.variables``."""
         super().require_variables(data, key)
         outputs = {*data.variables.prognostic.vars_2D, *data.variables.diagnostic.vars_2D}
         rule = "in vars_2D of prognostic or diagnostic"
@@ -159,7 +159,7 @@ class EnergySection(BudgetSection):
         return self
 
     def require_variables(self, data: DataConfig, key: str) -> None:
-        """See the base class."""
+        """Refuse variables of the energy budget that are not in the required group of ``data.variables``."""
         super().require_variables(data, key)
         groups = data.variables
         on_levels = set(groups.prognostic.vars_3D)

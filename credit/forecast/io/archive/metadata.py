@@ -40,9 +40,9 @@ class ForecastMetadata:
     """Metadata of one file or store.
 
     A variable is a field if it has the dimensions `leading`, latitude and longitude, optionally also a member and a
-    level dimension, in any order, and no others. Variables that are not fields are left out. So are, in an ensemble,
-    fields without the member dimension. They may be a mean or a control run, and would be scored as an ensemble without
-    spread.
+    level dimension, in any order, and no further dimensions. Variables that are not fields are left out. In an
+    ensemble, fields without the member dimension are left out as well, because they may be a mean or a control run and
+    would be scored as an ensemble without spread.
 
     Args:
         source: variables and attributes of the file or store.

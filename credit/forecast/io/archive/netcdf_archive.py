@@ -159,7 +159,7 @@ class NetcdfArchive(ForecastArchive):
             self.members = int(num_members)
 
     def _read_variables(self, initial_minutes: int, lead_index: int) -> list[np.ndarray]:
-        """See the base class; members that are in files of their own are stacked."""
+        """Return each variable at one lead time, ([M,] [L,] H, W), read from one file or from a file of each member."""
         lead = int(self.lead_minutes[lead_index])
         rows = self._rows[initial_minutes]
         # One list of variables for each file.

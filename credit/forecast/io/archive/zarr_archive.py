@@ -62,7 +62,7 @@ class ZarrArchive(ForecastArchive):
         super().__init__(path, np.sort(initial_minutes[is_complete]), metadata.lead_minutes, metadata, calendar)
 
     def _read_variables(self, initial_minutes: int, lead_index: int) -> list[np.ndarray]:
-        """See the base class."""
+        """Return each variable at one lead time, ([M,] [L,] H, W); see `ForecastArchive`."""
         init, lead = self._leading_dims
         position = {init: self._init_index[initial_minutes], lead: lead_index}
         return self._select(self._source, position, self.origin)
