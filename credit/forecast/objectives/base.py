@@ -33,14 +33,14 @@ class ObjectiveContext:
         loss: loss of normalised predictions and targets.
         recompute: True to compute the steps of a rollout again in the backward pass, which saves memory
             (``trainer.recompute_steps``).
-        noise: draws the noise inside the network (``model.noise``); None for a network without noise.
+        noise: draws the noise inside the network (``model.noise``); None if the objective uses no noise.
         seed: seed of the run, on which the noise depends.
         members: number of ensemble members in training (``trainer.members``).
         members_at_once: number of members that are computed in one batch (``trainer.members_at_once``).
         valid_members: number of ensemble members in validation (``trainer.valid_members``).
         field_shape: (C, H, W) of the output; used only by the ensemble objective.
         build_part_losses: builds the losses of parts of the fields (some of the channels or rows), which the ensemble
-            objective computes one after another or on different ranks; None for other objectives.
+            objective computes one after another or on different ranks; None if the objective does not need it.
         ensemble_group: ranks that share the members of a sample; None if each rank computes all members.
     """
 

@@ -121,7 +121,7 @@ class Clamp(Postprocess):
         self._build_bounds()
 
     def merge(self, following: Postprocess) -> Postprocess | None:
-        """Merge this clamp with the next entry if that is a clamp and no entry between them corrects channels.
+        """Merge this clamp with the next entry if that is a clamp and both have the same later corrections.
 
         Returns:
             This clamp with the bounds of both; None if the entries cannot be merged.
