@@ -87,7 +87,7 @@ def run_command(arguments: argparse.Namespace) -> int:
         else:
             check_config(config, report, arguments.world_size, arguments.deep)
     if arguments.json:
-        print_json(report.to_document())
+        print_json(report.to_json_dict())
     elif show_notes or report.messages or report.warnings:
         print(report.format())
     return report.exit_status

@@ -93,11 +93,11 @@ class CheckReport(ErrorCollector):
         counts = f"{_format_count(self.messages, 'error')}, {_format_count(self.warnings, 'warning')}"
         return "\n".join([*lines, colorize(counts, "bold")])
 
-    def to_document(self) -> dict[str, Any]:
+    def to_json_dict(self) -> dict[str, Any]:
         """Return the report as a JSON document, with the keys that the help text of the command lists."""
         return {
-            "errors": [group.to_document() for group in group_messages(self.messages)],
-            "warnings": [group.to_document() for group in group_messages(self.warnings)],
+            "errors": [group.to_json_dict() for group in group_messages(self.messages)],
+            "warnings": [group.to_json_dict() for group in group_messages(self.warnings)],
             "notes": list(self.notes),
             "num_errors": len(self.messages),
             "num_warnings": len(self.warnings),
@@ -131,7 +131,7 @@ class MessageGroup:
             shown_files += f" and {num_hidden} more"
         return f"{len(self.files)} files: {shared_text}\n  {shown_files}"
 
-    def to_document(self) -> dict[str, Any]:
+    def to_json_dict(self) -> dict[str, Any]:
         """Return the group as an entry of the JSON document."""
         return {"message": self.message, "count": max(1, len(self.files)), "files": list(self.files)}
 

@@ -57,7 +57,7 @@ def check_store(conf: DataConfig, report: CheckReport, deep: bool) -> StoreReade
     blocks = find_damaged_blocks(path, deep)
     if blocks:
         # A damaged block of full size is found with --deep only.
-        command = "credit_preprocess CONFIG --deep" if deep else "credit_preprocess CONFIG"
+        command = "credit preprocess CONFIG --deep" if deep else "credit preprocess CONFIG"
         report.add(
             f"data.store: {path}: {len(blocks)} blocks of its climatology are lost or damaged; run {command} "
             "preprocess.climatology=true, which fits these again"

@@ -159,7 +159,7 @@ class OtherForecastsConfig(StrictModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _accept_path(cls, value: object) -> object:
+    def _wrap_path(cls, value: object) -> object:
         """Return a path as a section; any other value is returned unchanged."""
         if isinstance(value, str):
             return {"path": value}

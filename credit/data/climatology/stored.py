@@ -57,7 +57,7 @@ FORMAT = 2
 # Windows of format 1 averaged other times. Its harmonics are those of format 2.
 _FORMAT_OF_OTHER_WINDOWS = 1
 # What a user can do about a climatology that is not up to date.
-_ADVICE = "run credit_preprocess again"
+_ADVICE = "run credit preprocess again"
 
 
 @dataclass(frozen=True)
@@ -392,7 +392,7 @@ def _lazy_fields(path: Path, channel_index: list[int]) -> LazyFields:
                 raise ValueError("a chunk is lost")
         except (OSError, ValueError, RuntimeError) as error:
             raise DataError(
-                f"store {path}: its climatology cannot be read ({error}); run credit_preprocess CONFIG --deep with "
+                f"store {path}: its climatology cannot be read ({error}); run credit preprocess CONFIG --deep with "
                 "preprocess.climatology=true, which fits the damaged blocks again"
             ) from error
         return fields_CHW

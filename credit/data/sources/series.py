@@ -378,14 +378,14 @@ def merge_attributes(name: str, file_variables: list[FileVariable], temporal: st
                 f'{name} is in "{first_units}" in {file_variables[0].path} and in "{units}" in {file_variable.path}; '
                 f"{advice}"
             )
-    _warn_of_other_quantity(name, file_variables)
+    _warn_of_different_standard_names(name, file_variables)
     attributes = {key: value for key, value in first.items() if key != "cell_methods"}
     if temporal != "instant":
         attributes["temporal"] = "accumulate" if temporal == "deaccumulate" else temporal
     return attributes
 
 
-def _warn_of_other_quantity(name: str, file_variables: list[FileVariable]) -> None:
+def _warn_of_different_standard_names(name: str, file_variables: list[FileVariable]) -> None:
     """Warn if a variable has different standard names in two files: one of them may be another variable."""
     first_file_of_name: dict[str, FileVariable] = {}
     for file_variable in file_variables:

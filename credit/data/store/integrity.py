@@ -174,7 +174,7 @@ def require_undamaged(path: Path, deep: bool = False, progress: bool = True) -> 
         meta = read_description(path)
         minutes, _ = read_by_part(group["time"])
         # The quick check of the command would not find again what only a deep check finds.
-        command = "credit_preprocess CONFIG"
+        command = "credit preprocess CONFIG"
         if deep:
             command += " --deep"
         raise DataError(

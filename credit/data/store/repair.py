@@ -37,7 +37,7 @@ _MAX_NAMED_FILES = 3
 MAX_BAD_FRACTION = 0.05
 # What a user can do about source files that have changed; part of several messages.
 REDO_CHANGED_ADVICE = (
-    "run credit_preprocess CONFIG, which says whether any field comes from them, and with --redo-changed writes those "
+    "run credit preprocess CONFIG, which says whether any field comes from them, and with --redo-changed writes those "
     "parts again; or name another data.store to keep this one"
 )
 
@@ -257,7 +257,7 @@ def mark_outliers(path: Path, group: zarr.Group, meta: Mapping[str, Any], conf: 
         message = f"{calendar.format(times[index])}: {outlier}"
         if conf.on_bad_time != "skip":
             raise DataError(
-                f"data.store: {path}: {message}; correct the file and run credit_preprocess CONFIG --redo-changed, or "
+                f"data.store: {path}: {message}; correct the file and run credit preprocess CONFIG --redo-changed, or "
                 "leave such times out with data.on_bad_time: skip, or, to accept the value, set "
                 f"data.variable_options.{outlier.variable}.valid_range: [least, greatest] and name another data.store"
             )

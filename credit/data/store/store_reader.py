@@ -60,7 +60,7 @@ FORMAT = 2
 # Complete stores of these formats can be read.
 _KNOWN_FORMATS = (1, FORMAT)
 # What a user can do about lost or damaged parts, which the command writes again; part of many messages.
-REPAIR_ADVICE = "run credit_preprocess CONFIG, which writes what is lost again and keeps the rest"
+REPAIR_ADVICE = "run credit preprocess CONFIG, which writes what is lost again and keeps the rest"
 # The arrays that the checksum of the whole store covers, in this order; see `hash_content`.
 HASHED_ARRAYS = ("time", "done", "digest", "static_fields", "masks")
 # Errors that zarr and its codecs raise for lost or damaged files.
@@ -178,11 +178,11 @@ class StoreReader:
             time_text = self.calendar.format(self.times[index])
             if isinstance(error, FileNotFoundError):
                 reason = "its chunk is lost"
-                command = "credit_preprocess CONFIG"
+                command = "credit preprocess CONFIG"
             else:
                 reason = str(error)
                 # Without --deep a chunk of the right size is taken to be undamaged.
-                command = "credit_preprocess CONFIG --deep"
+                command = "credit preprocess CONFIG --deep"
             raise DataError(
                 f"store {self.path}: the fields of {time_text} cannot be read ({reason}); run {command}, which writes "
                 "lost and damaged parts again and keeps the rest"
@@ -207,7 +207,7 @@ def read_description(path: Path) -> dict[str, Any]:
         DataError: if the store does not exist, is not a training store, or is of an unknown format.
     """
     if not path.exists():
-        raise DataError(f"data.store: {path} does not exist; run credit_preprocess CONFIG to write it")
+        raise DataError(f"data.store: {path} does not exist; run credit preprocess CONFIG to write it")
     try:
         meta = dict(zarr.open_group(path, mode="r").attrs)["credit"]
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -298,7 +298,7 @@ def open_configured_store(conf: DataConfig) -> StoreReader:
     if changes:
         raise DataError(
             f"data.store: the statistics of {path} differ from those of the config: {'; '.join(changes)}; run "
-            "credit_preprocess CONFIG again, which keeps the fields"
+            "credit preprocess CONFIG again, which keeps the fields"
         )
     reader = StoreReader(path, meta, conf.channel_map())
     reader.use_local_config(conf)
@@ -324,4 +324,4 @@ def is_store_from_sources(conf: DataConfig) -> bool:
 def _require_complete(path: Path, meta: Mapping[str, Any]) -> None:
     """Raise DataError for a store whose fields or statistics are not all written."""
     if not meta["complete"]:
-        raise DataError(f"data.store: {path} is not complete; run credit_preprocess CONFIG to finish it")
+        raise DataError(f"data.store: {path} is not complete; run credit preprocess CONFIG to finish it")

@@ -22,7 +22,7 @@ from credit.data.splits import Split
 from credit.errors import DataError
 
 # What a user can do about a store that does not fit the config; part of many messages.
-OTHER_STORE_ADVICE = "name another data.store and run credit_preprocess, which leaves this one as it is"
+OTHER_STORE_ADVICE = "name another data.store and run credit preprocess, which leaves this one as it is"
 
 
 def config_identity(conf: DataConfig) -> dict[str, Any]:

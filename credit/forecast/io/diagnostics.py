@@ -248,7 +248,7 @@ class OutputDiagnostics:
         needs_ground = kind in _NEEDS_GROUND
         if needs_ground and not self._inputs.is_hybrid:
             raise ConfigError(
-                f"{key}: {kind} is computed on model levels, down to the ground; data.level_units is "
+                f"{key}: {kind} is computed on model levels, down to the surface; data.level_units is "
                 f"{self._level_units}, levels of pressure: leave it out"
             )
         roles = derived_config.input_variables

@@ -61,7 +61,7 @@ def open_forecasts(
     else:
         archive = NetcdfArchive(Path(path), files, rename, level_units)
     if not len(archive.initial_minutes):
-        raise DataError(f"{path}: no forecast is complete; run credit_rollout again")
+        raise DataError(f"{path}: no forecast is complete; run credit rollout again")
     return archive
 
 
@@ -81,5 +81,5 @@ def _find_forecasts(path: Path) -> tuple[list[Path], list[Path]]:
     if stores and files:
         raise DataError(f"{path}: holds netCDF files and a zarr store; remove one of them")
     if not stores and not files:
-        raise DataError(f"{path}: there are no forecasts; run credit_rollout first, or name a folder with forecasts")
+        raise DataError(f"{path}: there are no forecasts; run credit rollout first, or name a folder with forecasts")
     return stores, files

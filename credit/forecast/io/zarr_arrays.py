@@ -37,7 +37,7 @@ _CHUNK_LENGTH = 1024
 
 
 @dataclass(frozen=True)
-class TimeNames:
+class TimeDimNames:
     """Names of the time dimensions of a store, which depend on its layout.
 
     Attributes:
@@ -53,14 +53,14 @@ class TimeNames:
 
 # Values of inference.layout -> names.
 TIME_NAMES = {
-    "cf": TimeNames("init_time", "lead_time", {"units": HOURS}),
+    "cf": TimeDimNames("init_time", "lead_time", {"units": HOURS}),
     # WeatherBench 2 needs a timedelta; xarray decodes hours to one if the attribute dtype says so.
-    "weatherbench2": TimeNames("time", "prediction_timedelta", {"units": "hours", "dtype": "timedelta64[ns]"}),
+    "weatherbench2": TimeDimNames("time", "prediction_timedelta", {"units": "hours", "dtype": "timedelta64[ns]"}),
 }
 
 
 def create_arrays(
-    path: Path, schema: ForecastSchema, initial_minutes: np.ndarray, time_names: TimeNames, with_checksums: bool
+    path: Path, schema: ForecastSchema, initial_minutes: np.ndarray, time_names: TimeDimNames, with_checksums: bool
 ) -> zarr.Group:
     """Create a store with all coordinates, and with arrays of the fields that have no values yet.
 
@@ -120,7 +120,7 @@ def create_arrays(
 
 
 def _define_variable(
-    group: zarr.Group, schema: ForecastSchema, variable: OutputVariable, num_initial: int, time_names: TimeNames
+    group: zarr.Group, schema: ForecastSchema, variable: OutputVariable, num_initial: int, time_names: TimeDimNames
 ) -> None:
     """Create the array of a field, without values.
 

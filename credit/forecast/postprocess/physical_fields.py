@@ -23,7 +23,7 @@ _UNITS = {
     "mass fraction of water": {"kg kg-1": 1.0, "1": 1.0, "g kg-1": 1e-3},
     "temperature": {"K": 1.0},
     "wind": {"m s-1": 1.0},
-    "geopotential or height of the ground": {"m2 s-2": 1.0, "m": GRAVITY},
+    "geopotential or height of the surface": {"m2 s-2": 1.0, "m": GRAVITY},
 }
 # Kind of flux -> temporal meaning -> unit -> factor that converts a sum to kg m-2 or J m-2, or a mean to kg m-2 s-1 or
 # J m-2 s-1. A mean is then multiplied by the length of the step in seconds.
@@ -212,7 +212,7 @@ class VariableResolver:
         context = self._context
         static = context.channels.group("static")
         (row,) = (index for index, channel in enumerate(static) if channel.name == name)
-        quantity = "geopotential or height of the ground"
+        quantity = "geopotential or height of the surface"
         factor = self._find_factor(key, name, _UNITS[quantity], quantity)
         self._require_unmasked(key, name)
         ground_HW = np.asarray(context.static_CHW[row], dtype=np.float64) * factor

@@ -151,7 +151,7 @@ class EnergySection(BudgetSection):
     @model_validator(mode="after")
     def _has_fluxes(self) -> EnergySection:
         if not (self.top_down or self.top_up) or not (self.surface_down or self.surface_up):
-            raise ValueError("energy needs fluxes at the top (top_down, top_up) and at the ground (surface_down, ...)")
+            raise ValueError("energy needs fluxes at the top (top_down, top_up) and at the surface (surface_down, ...)")
         fluxes = [*self.top_down, *self.top_up, *self.surface_down, *self.surface_up]
         repeated = sorted({name for name in fluxes if fluxes.count(name) > 1})
         if repeated:

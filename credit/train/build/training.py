@@ -270,10 +270,6 @@ def build_components(
     valid = setup.splits["valid"]
     weight_CHW = compute_cell_weights(assets, device)
     run_validation = build_validation(config, assets, objective, frames, valid, forecast_len, weight_CHW, mesh)
-    # Only checkpoints of adapters need their base again.
-    base_description = None
-    if config.trainer.lora is not None:
-        base_description = describe_base(setup.origin.base)
     return TrainingComponents(
         config=config,
         launch=setup.process_info,
@@ -291,8 +287,15 @@ def build_components(
         meter=build_usage_meter(config, assets, device, mesh, schedule.samples_a_step, peak_rates, start_time),
         validate=run_validation,
         preview=build_preview(config, frames, valid, stepper, weight_CHW, mesh, draw),
-        base=base_description,
+        base=_describe_adapter_base(setup),
     )
+
+
+def _describe_adapter_base(setup: RunSetup) -> dict[str, str] | None:
+    """Return the description of the base that adapters need again, None for a run that trains all weights."""
+    if setup.config.trainer.lora is None:
+        return None
+    return describe_base(setup.origin.base)
 
 
 def build_run_objective(

@@ -184,9 +184,9 @@ class AsyncCheckpointer:
             if self._is_main:
                 _make_empty(temporary)
 
-        def complete() -> None:
+        def finalize_on_main() -> None:
             if self._is_main:
-                _complete(temporary, target, manifest, assets, meta_text)
+                _finalize_checkpoint(temporary, target, manifest, assets, meta_text)
 
         def move_links_and_prune() -> None:
             if not self._is_main:
@@ -199,7 +199,7 @@ class AsyncCheckpointer:
         try:
             run_on_all_ranks(prepare, self._group)
             manifest = self._writer.write(temporary, staged)
-            run_on_all_ranks(complete, self._group)
+            run_on_all_ranks(finalize_on_main, self._group)
         except CheckpointError as error:
             if self._is_main:
                 shutil.rmtree(temporary, ignore_errors=True)
@@ -220,7 +220,7 @@ def _make_empty(temporary: Path) -> None:
     temporary.mkdir(parents=True)
 
 
-def _complete(
+def _finalize_checkpoint(
     temporary: Path,
     target: Path,
     shard_files: Mapping[str, Mapping[str, int]],

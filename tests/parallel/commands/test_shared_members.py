@@ -124,7 +124,8 @@ def test_training_takes_the_same_steps(ensemble: Path, tmp_path: Path, capfd: py
 
 
 STEADY = (
-    *TRAINING, "trainer.schedule.kind=constant", "trainer.schedule.warmup=0", "trainer.log_every=1", "model.attn_dropout=0",
+    *TRAINING, "model.attn_dropout=0", "trainer.schedule.kind=constant", "trainer.schedule.warmup=0",
+    "trainer.log_every=1",
     "trainer.train_batch_size=4", "trainer.validate_every=4", "trainer.checkpoint_every=4",
 )  # fmt: skip
 

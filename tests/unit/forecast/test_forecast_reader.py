@@ -129,7 +129,7 @@ def test_initial_time_without_units_is_refused(tmp_path: Path) -> None:
 
 
 def test_missing_and_damaged_forecasts_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="there are no forecasts; run credit_rollout first"):
+    with pytest.raises(DataError, match="there are no forecasts; run credit rollout first"):
         open_forecasts(tmp_path)
     (tmp_path / "forecast_2001-04-01T00.nc").write_bytes(b"nothing")
     with pytest.raises(DataError, match="forecast_2001-04-01T00.nc: is not a readable forecast"):

@@ -89,7 +89,7 @@ def test_forecast_with_missing_files_is_refused(tmp_path: Path, split: str) -> N
         if split == "day":
             writer.put(initial, 1, random_fields()[1])
     lost = "1 of 3 .* 24 h" if split == "day" else "2 of 3 .* 12 h"
-    with pytest.raises(DataError, match=rf"from 2001-04-01T00:00 {lost}; run credit_rollout again"):
+    with pytest.raises(DataError, match=rf"from 2001-04-01T00:00 {lost}; run credit rollout again"):
         open_forecasts(tmp_path)
 
 

@@ -2,8 +2,8 @@
 
 Each variable of the dataset is (time, [level,] latitude, longitude); time is the valid time. A GRIB file can contain a
 variable several times (on levels of several types, as mean and as instantaneous value, for several members). The
-dataset has such a variable without values, with an `Unreadable` that explains it: this is an error only if the variable
-is read.
+dataset has such a variable without values, with an `UnreadableReason` that explains it. This is an error only if the
+variable is read.
 """
 
 from __future__ import annotations

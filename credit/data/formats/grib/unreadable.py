@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from credit.data.formats.grib.messages import SELECTION_KEYS, Message
 from credit.data.formats.select import Value, format_values, is_same_value
 
-# Key of the encoding of a variable that cannot be read: its `Unreadable`.
+# Key of the encoding of a variable that cannot be read: its `UnreadableReason`.
 UNREADABLE = "unreadable"
 _PA_PER_HPA = 100.0
 # Type of level -> hPa in its unit.
@@ -26,7 +26,7 @@ _MAX_LISTED_NAMES = 5
 
 
 @dataclass(frozen=True)
-class Unreadable:
+class UnreadableReason:
     """Reason why a variable of a GRIB file cannot be read.
 
     Attributes:
@@ -97,7 +97,7 @@ class Unreadable:
 
 def build_unreadable(
     problem: str, keys: Sequence[str], name: str, messages_of: Mapping[str, Sequence[Message]]
-) -> Unreadable:
+) -> UnreadableReason:
     """Return the reason why a variable cannot be read.
 
     Args:
@@ -115,7 +115,7 @@ def build_unreadable(
         for message in messages:
             values.add(tuple(message.key_values.get(key) for key in keys))
         others[other_name] = frozenset(values)
-    return Unreadable(problem, choices, others)
+    return UnreadableReason(problem, choices, others)
 
 
 def find_problem(messages: Sequence[Message]) -> tuple[str | None, Sequence[str]]:

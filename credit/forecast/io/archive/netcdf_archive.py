@@ -123,7 +123,7 @@ class NetcdfArchive(ForecastArchive):
                 raise DataError(f"{path}: {mismatch}, unlike {paths[0]}; remove the files of one of the runs")
             if checksums.setdefault(initial, file.checksum) != file.checksum:
                 raise DataError(
-                    f"{path}: is of another analysis than the forecast's other files; run credit_rollout again, or "
+                    f"{path}: is of another analysis than the forecast's other files; run credit rollout again, or "
                     "remove the forecast's files"
                 )
 
@@ -148,7 +148,7 @@ class NetcdfArchive(ForecastArchive):
                 path, _ = next(iter(forecast_rows.values()))
                 example_path, _ = next(iter(example_rows.values()))
                 raise DataError(
-                    f"{path}: the forecast has other lead times than that of {example_path}; run credit_rollout again, "
+                    f"{path}: the forecast has other lead times than that of {example_path}; run credit rollout again, "
                     "or remove the files of one of the runs"
                 )
         self._rows = rows
@@ -204,6 +204,6 @@ def _require_complete(
             path, _ = next(iter(rows[initial].values()))
             raise DataError(
                 f"{path}: of the forecast from {calendar.format(initial)} {len(missing)} of {len(expected)} lead times "
-                f"are missing, the first of them {first_missing}; run credit_rollout again, which completes it, or "
+                f"are missing, the first of them {first_missing}; run credit rollout again, which completes it, or "
                 "remove its files"
             )

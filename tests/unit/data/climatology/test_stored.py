@@ -177,7 +177,7 @@ def test_only_what_is_asked_for_is_read(conf: DataConfig, monkeypatch: pytest.Mo
             (chunk / "0" / "0").unlink()
     again = load_or_fit_climatology(reader, names[1:2], train, BY_HOUR)
     np.testing.assert_array_equal(again.evaluate(int(reader.times[1])), expected)
-    with pytest.raises(DataError, match="its climatology cannot be read .a chunk is lost.*run credit_preprocess"):
+    with pytest.raises(DataError, match="its climatology cannot be read .a chunk is lost.*run credit preprocess"):
         again.evaluate(int(reader.times[0]))
 
 

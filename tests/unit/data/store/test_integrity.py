@@ -86,7 +86,7 @@ def test_lost_chunks_are_found_and_only_their_parts_written_again(conf: DataConf
     with pytest.raises(DataError) as caught:
         require_undamaged(path)
     assert "2 of 32 times are lost or damaged, the first is 2000-01-01T18:00 (its chunk is lost)" in str(caught.value)
-    assert "they lie in 2 parts of 8 times (0, 2); run credit_preprocess CONFIG," in str(caught.value)
+    assert "they lie in 2 parts of 8 times (0, 2); run credit preprocess CONFIG," in str(caught.value)
     write_training_store(conf)
     assert not find_damage(path, deep=True)
     after = chunk_states(conf)
@@ -107,7 +107,7 @@ def test_a_damaged_chunk_of_the_right_size_needs_the_deep_check(conf: DataConfig
     assert damage.parts == [1, 3] and "checksum" in damage.times[9]
     assert damage.times[29] == "its fields differ from those that were written"
     with pytest.raises(
-        DataError, match=r"2000-01-03T06:00 cannot be read .* run credit_preprocess CONFIG --deep, which"
+        DataError, match=r"2000-01-03T06:00 cannot be read .* run credit preprocess CONFIG --deep, which"
     ):
         open_reader(conf).read(9)
     write_training_store(conf, deep=True)
@@ -136,7 +136,7 @@ def test_what_belongs_to_a_part(conf: DataConfig, name: str, how: str) -> None:
 def test_lost_marks_are_no_gap(conf: DataConfig) -> None:
     path = write_training_store(conf)
     (path / "done" / "c" / "1").unlink()
-    with pytest.raises(DataError, match=r"8 of its times have lost their marks; run credit_preprocess CONFIG"):
+    with pytest.raises(DataError, match=r"8 of its times have lost their marks; run credit preprocess CONFIG"):
         open_reader(conf)
 
 
@@ -306,7 +306,7 @@ def test_changed_sources_of_a_store_of_format_1(tmp_path: Path, conf: DataConfig
         write_training_store(conf, redo_changed=redo_changed)
     assert "new or changed since are 1 source file" in str(caught.value)
     assert str(caught.value).split("ground.nc)")[1] == (
-        "; a store of format 1 cannot be written in parts: name another data.store and run credit_preprocess, which "
+        "; a store of format 1 cannot be written in parts: name another data.store and run credit preprocess, which "
         "leaves this one as it is"
     )
 

@@ -106,7 +106,7 @@ def test_a_store_without_names_of_channels(conf: DataConfig) -> None:
 
 
 def test_a_store_is_wanted_but_not_there(tmp_path: Path, conf: DataConfig) -> None:
-    with pytest.raises(DataError, match="does not exist; run credit_preprocess"):
+    with pytest.raises(DataError, match="does not exist; run credit preprocess"):
         open_reader(conf)
     Path(conf.store).mkdir()
     with pytest.raises(DataError, match="is not a training store"):
@@ -175,7 +175,7 @@ def test_a_store_of_another_config_is_refused(tmp_path: Path, conf: DataConfig, 
         with pytest.raises(DataError, match=words) as caught:
             action(other)
         text = str(caught.value)
-        assert "name another data.store and run credit_preprocess, which leaves this one as it is" in text
+        assert "name another data.store and run credit preprocess, which leaves this one as it is" in text
 
 
 def test_what_does_not_touch_the_store_may_change(tmp_path: Path, conf: DataConfig) -> None:

@@ -55,7 +55,7 @@ def conf(tmp_path: Path) -> DataConfig:
 
 
 def test_what_the_page_says(conf: DataConfig) -> None:
-    with pytest.raises(DataError, match="run credit_preprocess"):
+    with pytest.raises(DataError, match="run credit preprocess"):
         write_data_report(conf)
     write_training_store(conf)
     # earlier versions took units as they were
