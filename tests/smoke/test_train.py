@@ -211,7 +211,7 @@ def test_other_calendars(small_run: Path, command, calendar: str) -> None:
 def test_store_and_sources_train_alike(small_run: Path, command) -> None:
     config, store = small_run / "config.yml", f"data.store={small_run}/store.zarr"
     missing = command("train", config, store, "trainer.max_steps=3")
-    assert missing.returncode == 2 and "credit_preprocess" in missing.stderr
+    assert missing.returncode == 2 and "credit preprocess" in missing.stderr
     assert command("preprocess", config, store).returncode == 0
     for name, extra in (("stored", (store,)), ("direct", ())):
         done = command("train", config, "trainer.max_steps=3", f"save_loc={small_run}/{name}", *extra)
