@@ -1,10 +1,12 @@
-"""One pass over the cases, in which every forecast and baseline is scored.
+"""Score every forecast and baseline in one pass over the cases.
 
-The truth at a valid time is read once for all forecasts. A case is an initial time; its scores at each lead time go
-into the statistics of `credit.verify.statistics`, from which the table of scores is built after the pass.
+A case is an initial time. The truth at a valid time is read once for all forecasts. The pass stores the area means of
+each case and lead time in the statistics of `credit.verify.statistics`; the table of scores is built from them
+afterwards.
 
-Shapes: M members, C channels, H x W cells, N cases, L lead times, F forecasts, K wavenumbers. Fields are in the units
-of the data, times in minutes.
+Shapes: M ensemble members, C channels, H x W grid cells, P = H * W cells, N cases, L lead times, R regions, F
+forecasts, K total wavenumbers. Fields are in the units of the data. Times are in minutes since 1900-01-01
+(`credit.calendar`).
 """
 
 from __future__ import annotations
@@ -44,29 +46,29 @@ if TYPE_CHECKING:
 
 
 class CaseScorer:
-    """Scorer of one pass over the cases.
+    """Scorer of all forecasts and baselines, which fits the climatology and the damping when it is built.
 
     Args:
         config: config of the run.
-        data_reader: reader of the data, on their own grid.
-        archives: name -> source of the forecasts; ``model`` for those of the run.
+        data_reader: reader of the truth and the training data, on their original grid.
+        archives: forecast name -> source of the forecasts; the forecasts of the run have the name ``model``.
         channels: the C scored channels.
-        train: the training period, to which climatology and damping are fitted.
-        sample: cases and lead times of all processes.
-        figure_leads: lead times of maps and spectra in minutes.
+        train: the training period, to which the climatology and the damping are fitted.
+        sample: cases and lead times that all processes together score.
+        figure_leads: lead times of the maps and spectra in minutes.
 
     Attributes:
-        reader: reader of the data on the grid of the scores.
+        reader: reader of the truth and the training data, regridded to the grid of the scores.
         channels: the C scored channels.
-        forecasts: name -> forecast under evaluation.
-        figure_channels: names of the channels of the figures.
-        winds: (index of u, index of v, name) of the wind vectors among the channels.
-        regions: name -> boxes of latitudes and longitudes that make up the region.
+        forecasts: forecast name -> the forecast with its channels and conversions.
+        figure_channels: names of the channels that figures show.
+        winds: (index of u, index of v, name) of each wind vector; the indices refer to `channels`.
+        regions: region name -> latitude-longitude boxes that make up the region.
         climatology: climatology of the baselines.
-        damping: (L, C) factor of damped persistence, without unit.
-        events: scorer of events and precipitation.
-        example: collector of the example's evolution.
-        num_rows: number of channels and winds.
+        damping: (L, C) dimensionless factor of damped persistence.
+        events: scorer of events and of precipitation categories (SEEPS).
+        example: collector of the example forecast at all lead times.
+        num_rows: number of rows of the score table, which are the channels and then the wind vectors.
 
     Raises:
         ConfigError: if a channel of figures or events is not scored, or if the climatology cannot be computed.
@@ -134,14 +136,14 @@ class CaseScorer:
         )
 
     def _prepare_forecast(self, name: str, archive: ForecastSource, data_reader: FieldReader) -> ScoredForecast:
-        """Return a forecast with its channels, rows of the table, unit conversions and regridding.
+        """Return a forecast with its scored channels, table rows, unit conversions and regridding function.
 
         Args:
             name: name of the forecast.
             archive: source of the forecasts.
-            data_reader: reader of the data, for their units.
+            data_reader: reader of the data, whose units are the target of the conversions.
         """
-        # Indices of its channels among the scored ones.
+        # Indices, among all scored channels, of those that the forecast has.
         channels = []
         for index, channel in enumerate(self.channels):
             if channel.name in archive.channel_names:
@@ -172,7 +174,7 @@ class CaseScorer:
         )
 
     def _read_truth(self, minutes: int) -> np.ndarray:
-        """Return the scored channels of the truth at a time in minutes, (C, H, W)."""
+        """Return the truth at a time in minutes, (C, H, W) scored channels on the grid of the scores."""
         index = self.reader.index_of(minutes)
         # Cases without truth were left out when the common cases were selected.
         assert index is not None, minutes
@@ -183,7 +185,7 @@ class CaseScorer:
         return self._regrid_climatology(self.climatology.evaluate_lazily(minutes))
 
     def _read_reference(self, minutes: int) -> ReferenceFields:
-        """Return truth and climatology at a time in minutes."""
+        """Return truth and climatology at a time in minutes, each (C, H, W) on the grid of the scores."""
         time = self.reader.calendar.format(minutes)
         return ReferenceFields(
             self._read_truth(minutes), self._evaluate_climatology(minutes), f"truth at {time}", f"climatology at {time}"
@@ -193,15 +195,15 @@ class CaseScorer:
         """Score the cases of `groups` and collect the fields of the figures.
 
         Args:
-            groups: groups of initial times in minutes. The cases of a group are scored side by side, lead time by lead
-                time, because their forecasts may be made as one batch.
-            example: initial time of the maps in minutes.
+            groups: groups of initial times in minutes. All cases of a group are scored at the first lead time, then at
+                the next one, because their forecasts may be made as one batch.
+            example: initial time in minutes of the case that maps, animations and Hovmoeller diagrams show.
 
         Returns:
             The scores of these cases.
 
         Raises:
-            DataError: if a field has a missing value outside the mask of the data.
+            DataError: if a field has a missing value in a cell that is not masked.
         """
         cases = np.array(sorted(itertools.chain.from_iterable(groups)), dtype=np.int64)
         num_leads = len(self._leads)
@@ -226,7 +228,13 @@ class CaseScorer:
         return scores
 
     def _score_group(self, group: Sequence[int], scores: PartialScores, example: int) -> None:
-        """Score the cases of a group (initial times in minutes) side by side, lead time after lead time."""
+        """Add the scores of the cases of a group to `scores`.
+
+        Args:
+            group: initial times in minutes. All of them are scored at the first lead time, then at the next one.
+            scores: partial scores to add to.
+            example: initial time in minutes of the case that figures show.
+        """
         cases = np.searchsorted(scores.cases, group).tolist()
         # The truth at the initial time is read once for all lead times of a case.
         states = [BaselineState.build(self._area_mean, self._read_reference(initial)) for initial in group]
@@ -251,15 +259,15 @@ class CaseScorer:
         self, scores: PartialScores, index: tuple[int, int], initial_time: int, state: BaselineState,
         reference: ReferenceFields, members: Mapping[str, np.ndarray],
     ) -> None:  # fmt: skip
-        """Add the baselines, and the single forecasts that have all channels, to the partial scores.
+        """Add the errors of the baselines, and of single forecasts with all scored channels, to the partial scores.
 
         Args:
             scores: partial scores to add to.
-            index: indices of the case and of the lead time.
+            index: (index of the case, index of the lead time).
             initial_time: initial time in minutes.
             state: truth and anomaly at the initial time.
             reference: truth and climatology at the valid time.
-            members: name of such a forecast -> its fields, (1, C, H, W).
+            members: name of a single forecast with all scored channels -> its fields, (1, C, H, W).
         """
         lead = int(self._leads[index[1]])
         fields = {name: members_1CHW[0] for name, members_1CHW in members.items()}
@@ -273,7 +281,11 @@ class CaseScorer:
         self, scores: PartialScores, index: tuple[int, int], valid_time: int, state: BaselineState,
         reference: ReferenceFields,
     ) -> None:  # fmt: skip
-        """Add the events and SEEPS of the baselines to the partial scores; arguments as of `_score_with_baselines`."""
+        """Add the event scores and SEEPS of the baselines to the partial scores.
+
+        Args:
+            valid_time: valid time in minutes; `_score_with_baselines` describes the other arguments.
+        """
         channels = self.events.channels
         if not channels:
             return
@@ -291,23 +303,23 @@ class CaseScorer:
         self, scores: PartialScores, name: str, index: tuple[int, int], initial_time: int, reference: ReferenceFields,
         members_MCHW: np.ndarray, is_example: bool,
     ) -> None:  # fmt: skip
-        """Score one forecast at one lead time.
+        """Add the scores of one forecast for one case at one lead time, and the fields that figures show.
 
         Args:
             scores: partial scores to add to.
             name: name of the forecast.
-            index: indices of the case and of the lead time.
+            index: (index of the case, index of the lead time).
             initial_time: initial time in minutes.
-            reference: truth and climatology at the valid time, of all scored channels.
-            members_MCHW: scored channels of the forecast.
-            is_example: True for the case of the maps.
+            reference: truth and climatology at the valid time, with all scored channels.
+            members_MCHW: members of the forecast, with those scored channels that the forecast has.
+            is_example: True for the case that maps, animations and Hovmoeller diagrams show.
         """
         forecast = self.forecasts[name]
         lead = int(self._leads[index[1]])
         statistics = scores.statistics[name]
         truth_CHW = take_channels(reference.truth, forecast.channels)
         description = forecast.describe(initial_time, lead)
-        # The errors of other forecasts were added together with those of the baselines.
+        # A forecast that shares the channels of the baselines was added together with them.
         if not forecast.shares_baseline_channels:
             # A single forecast stays in its own precision.
             mean_CHW = members_MCHW[0]
@@ -337,7 +349,7 @@ class CaseScorer:
             self._add_spectra(scores, name, index[0], lead, reference.truth, members_MCHW)
 
     def _list_figure_channels(self, name: str) -> list[tuple[int, int, Channel]]:
-        """Return (index among the scored channels, index among the forecast's channels, channel) of figure channels."""
+        """Return (index in `channels`, index in the forecast's own channels, channel) of each figure channel."""
         forecast_channels = self.forecasts[name].channels
         fields = []
         for index, channel in enumerate(self.channels):
@@ -346,7 +358,7 @@ class CaseScorer:
         return fields
 
     def _add_maps(self, scores: PartialScores, lead: int, truth_CHW: np.ndarray, members_MCHW: np.ndarray) -> None:
-        """Keep truth, forecast and, of an ensemble, standard deviation of the model at the example."""
+        """Store maps of the example at a lead time in minutes: truth, (mean) forecast and, for an ensemble, spread."""
         for index, forecast_index, channel in self._list_figure_channels("model"):
             members_MHW = members_MCHW[:, forecast_index]
             fields = [truth_CHW[index], members_MHW.mean(axis=0)]
@@ -360,7 +372,11 @@ class CaseScorer:
     def _add_spectra(
         self, scores: PartialScores, name: str, case: int, lead: int, truth_CHW: np.ndarray, members_MCHW: np.ndarray
     ) -> None:
-        """Keep the power of the truth and of a forecast's first member; masked channels have no spectrum."""
+        """Store the power spectra of a forecast's first member, and those of the truth once with ``model``.
+
+        Channels with masked cells have no spectrum, because spherical harmonics need every cell. The arguments are those
+        of `_score_forecast`, but `case` is the index of the case and `lead` the lead time in minutes.
+        """
         shape = len(scores.cases), 1 + len(self.forecasts), len(self._spectrum.wavenumbers)
         for index, forecast_index, channel in self._list_figure_channels(name):
             if channel.variable in self.reader.masks:

@@ -1,4 +1,7 @@
-"""Selection of the forecasts, lead times and initial times that are scored together."""
+"""Select the lead times and initial times that are scored, and check that forecasts and truth are comparable.
+
+Shapes: N initial times (cases), L lead times. All times are in minutes.
+"""
 
 from __future__ import annotations
 
@@ -29,16 +32,16 @@ _GREGORIAN_CALENDARS = {"standard", "proleptic_gregorian"}
 
 
 def describe_origin(name: str, archive: ForecastSource) -> str:
-    """Return the name of a forecast in error messages: its key in the config, and its path."""
+    """Return the name of a forecast for messages: its path, after its config key if it is not a forecast of the run."""
     if name == "model":
         return str(archive.origin)
     return f"verification.other_forecasts.{name}: {archive.origin}"
 
 
 def seen_periods(archive: ForecastSource) -> list[tuple[str, str]]:
-    """Return (first, last) dates of the periods on which the weights of a forecast were trained or selected.
+    """Return the periods on which the weights of a forecast were trained or selected, as (first date, last date).
 
-    The list is empty for forecasts whose files do not name these periods.
+    The list is empty if the files of the forecast do not name these periods.
     """
     periods = []
     # The attribute is written as 2000-01-01/2009-12-31, 2010-01-01/2010-12-31.
@@ -50,15 +53,17 @@ def seen_periods(archive: ForecastSource) -> list[tuple[str, str]]:
 
 
 def describe_seen_periods(archives: Mapping[str, ForecastSource], test: Split, calendar: Calendar) -> str:
-    """Return a sentence on forecasts whose weights were trained or selected on a part of the test period.
+    """Return a sentence that names the forecasts whose weights have seen a part of the test period.
+
+    Weights have seen a period if they were trained or selected on it.
 
     Args:
-        archives: name -> source of the forecasts.
+        archives: forecast name -> source of the forecasts.
         test: the test period.
         calendar: calendar of the test period.
 
     Returns:
-        The sentence; empty if there is no such forecast.
+        The sentence, or "" if there is no such forecast.
     """
     overlaps = []
     for name, archive in archives.items():
@@ -77,20 +82,21 @@ def select_common_cases(
     test: Split,
     allow_seen: bool = False,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the lead times and the initial times that are scored: those that all forecasts have.
+    """Return the scored lead times and initial times: those that all forecasts have and for which there is truth.
 
     Args:
-        archives: name -> source of the forecasts; ``model`` for those of the run.
-        reader: reader of the data.
+        archives: forecast name -> source of the forecasts; the forecasts of the run have the name ``model``.
+        reader: reader of the truth.
         is_regridded: True if all forecasts and the truth are regridded to one grid.
         test: the test period.
-        allow_seen: True if the weights of a forecast may have been trained or selected on a part of the test period.
+        allow_seen: True permits forecasts whose weights were trained or selected on a part of the test period; False
+            makes them an error.
 
     Returns:
-        Lead times (L,) and initial times (N,), both in minutes and increasing.
+        Lead times (L,) and initial times (N,), both in minutes, int64 and increasing.
 
     Raises:
-        DataError: with all problems that keep the forecasts from being scored together.
+        DataError: if the forecasts cannot be scored together; the message lists all reasons.
     """
     errors = ErrorCollector()
     missing = {}
@@ -131,19 +137,19 @@ def select_common_cases(
 def describe_unscored(
     config: Config, archive: ForecastSource, reader: FieldReader, leads: np.ndarray, test: Split
 ) -> tuple[str, list[str]]:
-    """Return sentences on requested lead times and periods that have no scores.
+    """Return messages on requested lead times, parts of the test period and forecasts that have no scores.
 
     Args:
         config: config of the run.
-        archive: forecasts of the run, of which some may not have been made yet.
-        reader: reader of the data.
+        archive: forecasts of the run, which may lack lead times that were added to the config later.
+        reader: reader of the truth.
         leads: (L,) scored lead times in minutes.
         test: the test period.
 
     Returns:
-        Two items. The first is a sentence on the lead times of ``inference`` that the forecasts lack; empty if they
-        lack none. The second is a list with a sentence for each gap in the data: a part of the test period without
-        data, or forecasts without truth.
+        Two items. The first is a message on the lead times of the config section ``inference`` that the forecasts
+        lack, or "" if they lack none. The second is a list of messages: one if the data do not cover the whole test
+        period, and one if some forecasts have no truth.
     """
     # Gaps of the data in the test period, and forecasts without truth.
     gaps = []
@@ -173,16 +179,18 @@ def describe_unscored(
 def missing_channels(
     name: str, archive: ForecastSource, reader: FieldReader, run_channels: Sequence[str]
 ) -> list[str]:  # fmt: skip
-    """Return the names of the channels that the run has written and a forecast lacks.
+    """Return the names of the scored channels that a forecast lacks.
+
+    The scored channels are the output channels of the data that the forecasts of the run contain.
 
     Args:
         name: name of the forecast.
-        archive: source of the forecasts.
-        reader: reader of the data.
-        run_channels: names of the channels that the run has written.
+        archive: source of the forecast.
+        reader: reader of the truth.
+        run_channels: names of the channels that the forecasts of the run contain.
 
     Raises:
-        DataError: if the forecast lacks all of them although it has other output channels.
+        DataError: if the forecast has none of the scored channels although it has other output channels.
     """
     outputs = [channel.name for channel in reader.channels.output]
     scored = [channel for channel in outputs if channel in run_channels]
@@ -196,16 +204,19 @@ def missing_channels(
 
 
 def require_comparable(name: str, archive: ForecastSource, reader: FieldReader, is_regridded: bool) -> None:
-    """Require that a forecast has variables, calendar, units and, unless it is regridded, the grid of the data.
+    """Require that a forecast can be compared with the truth.
+
+    It must have an output variable of the data, the same calendar, convertible units and, unless it is regridded, the
+    same grid.
 
     Args:
         name: name of the forecast.
-        archive: source of the forecasts.
-        reader: reader of the data.
+        archive: source of the forecast.
+        reader: reader of the truth.
         is_regridded: True if forecasts and truth are regridded to one grid.
 
     Raises:
-        DataError: with all differences that forbid scoring.
+        DataError: if one of these rules is broken; the message lists all differences.
     """
     errors = ErrorCollector()
     forecast = describe_origin(name, archive)
@@ -258,17 +269,19 @@ def require_comparable(name: str, archive: ForecastSource, reader: FieldReader, 
 
 
 def unit_conversion(name: str, archive: ForecastSource, reader: FieldReader, variable: str) -> Conversion | None:
-    """Return the conversion of a forecast's variable to the units of the data, None if units are equal or unknown.
+    """Return the conversion of a forecast's variable to the units of the data, None if nothing needs to be converted.
+
+    That is the case if both have the same units, or if the units of one of them are unknown.
 
     Args:
         name: name of the forecast, for messages.
-        archive: source of the forecasts.
+        archive: source of the forecast.
         reader: reader of the data.
         variable: name of the variable in the data.
 
     Raises:
         DataError: if the units measure different quantities.
-        ConfigError: if cf-units is needed and not installed.
+        ConfigError: if the conversion needs the package cf-units and it is not installed.
     """
     data_units = reader.attributes.get(variable, {}).get("units", "").strip()
     forecast_units = archive.units.get(variable, "").strip()
@@ -279,10 +292,13 @@ def unit_conversion(name: str, archive: ForecastSource, reader: FieldReader, var
 
 
 def common_leads(archives: Mapping[str, ForecastSource]) -> np.ndarray:
-    """Return the lead times in minutes that every archive has, (L,) increasing, without 0.
+    """Return the lead times in minutes, except 0, that all forecasts have: (L,) int64, increasing.
+
+    Args:
+        archives: forecast name -> source of the forecasts.
 
     Raises:
-        DataError: if there is none.
+        DataError: if the forecasts have no such lead time in common.
     """
     all_leads = [set(archive.lead_minutes.tolist()) for archive in archives.values()]
     common = set.intersection(*all_leads)
@@ -302,23 +318,24 @@ def common_leads(archives: Mapping[str, ForecastSource]) -> np.ndarray:
 def common_cases(
     archives: Mapping[str, ForecastSource], reader: FieldReader, leads: np.ndarray, test: Split
 ) -> np.ndarray:
-    """Return the initial times that all forecasts have and for which the test period has truth.
+    """Return the initial times that all forecasts have and that have truth.
 
-    A case needs truth at its initial time and at every lead time.
+    An initial time has truth if the test period contains data at the initial time and at the valid time of every lead
+    time.
 
     Args:
-        archives: name -> source of the forecasts.
+        archives: forecast name -> source of the forecasts.
         reader: reader of the truth.
         leads: (L,) lead times in minutes.
         test: the test period.
 
     Returns:
-        (N,) int64 minutes, increasing; at least one.
+        (N,) int64 minutes, increasing, N >= 1.
 
     Raises:
-        DataError: if there is none.
+        DataError: if there is no such initial time.
     """
-    # Without a common time, or without truth at the common ones, the message lists what there is.
+    # If there is no case, the message lists the initial times of each forecast, or the period of the truth.
     all_initial_times = [set(archive.initial_minutes.tolist()) for archive in archives.values()]
     common = set.intersection(*all_initial_times)
     if not common:
@@ -340,13 +357,16 @@ def common_cases(
 
 
 def cases_with_truth(initial_times: set[int], reader: FieldReader, leads: np.ndarray, test: Split) -> np.ndarray:
-    """Return the initial times (N,), increasing, that have truth in the test period, at every lead time too.
+    """Return those initial times at which, and at every lead time from which, the test period contains truth.
 
     Args:
         initial_times: initial times in minutes.
         reader: reader of the truth.
         leads: (L,) lead times in minutes.
         test: the test period.
+
+    Returns:
+        (N,) int64 minutes, increasing.
     """
     is_in_test = (reader.times >= test.first) & (reader.times <= test.last)
     truth_times = set(reader.times[is_in_test].tolist())
@@ -359,7 +379,7 @@ def cases_with_truth(initial_times: set[int], reader: FieldReader, leads: np.nda
 
 
 def _describe_hours(minutes: np.ndarray) -> str:
-    """Return lead times in hours as text; of six or more the first three and the last."""
+    """Return lead times (in minutes) as text in hours; a list of six or more is cut to the first three and the last."""
     hours = [f"{lead / 60:g}" for lead in minutes.tolist()]
     if len(hours) >= 6:
         hours = [*hours[:3], "...", hours[-1]]
@@ -367,7 +387,7 @@ def _describe_hours(minutes: np.ndarray) -> str:
 
 
 def _describe_times(archive: ForecastSource) -> str:
-    """Return number, first and last of the initial times of forecasts as text."""
+    """Return the number of initial times of a forecast source, the first and the last of them as text."""
     first = archive.calendar.format(archive.initial_minutes[0])
     last = archive.calendar.format(archive.initial_minutes[-1])
     return f"{len(archive.initial_minutes)}, {first} to {last}"

@@ -1,9 +1,11 @@
-"""Evolution of the example forecast and its truth over all lead times, for Hovmoeller diagrams and animations.
+"""Collect the example forecast and its truth at all lead times, for Hovmoeller diagrams and animations.
 
-Whole fields at all lead times would be gigabytes. The collector keeps means over a band of latitudes and means over all
-longitudes. Of animated channels it keeps at most `_MAX_FRAMES` fields on a grid of one degree or coarser.
+The example is one case, chosen by `credit.verify.scorer`. Its fields at all lead times would take gigabytes, so the
+collector keeps only meridional means over a latitude band, zonal means and, of the animated channels, at most
+`_MAX_FRAMES` fields on a grid of one degree or coarser.
 
-Shapes: C channels, M members, H x W cells.
+Shapes: C channels, M members, H x W cells of the grid of the scores, H' x W' cells of the grid of the frames, L lead
+times. Lead times are in minutes.
 """
 
 from __future__ import annotations
@@ -27,16 +29,17 @@ _MAX_COLUMNS = 360
 
 @dataclass(frozen=True)
 class ExampleEvolution:
-    """Truth and forecast of the example, of an ensemble the mean, by channel and lead time in minutes.
+    """Truth and forecast of the example at all lead times; the forecast of an ensemble is the ensemble mean.
 
-    Values are in the units of the data, NaN where they are masked.
+    Values are in the units of the data, NaN where all cells are masked.
 
     Attributes:
-        band_means: (figure channel, lead) -> (truth, forecast), each (W,): means over the band of latitudes.
-        band: southern and northern edge of the band in degrees north.
-        zonal_means: (figure channel, lead) -> (truth, forecast), each (H,): means over the longitudes.
-        animation_frames: (animated channel, lead) -> (truth, forecast), each (H', W') on `frame_grid`.
-        frame_grid: grid of the frames of animations, of one degree or coarser.
+        band_means: (figure channel, lead time in minutes) -> (truth, forecast), each (W,): means of each column over
+            the latitude band.
+        band: (southern, northern) edge of the latitude band in degrees north.
+        zonal_means: (figure channel, lead time in minutes) -> (truth, forecast), each (H,): means of each row.
+        animation_frames: (animated channel, lead time in minutes) -> (truth, forecast), each (H', W') on `frame_grid`.
+        frame_grid: grid of the animation frames, of one degree or coarser.
         is_ensemble: True if the forecast is the mean of an ensemble.
     """
 
@@ -49,14 +52,14 @@ class ExampleEvolution:
 
 
 class ExampleCollector:
-    """Collector of the example's evolution while its fields are scored.
+    """Collector that reduces the fields of the example to means and frames while they are scored.
 
     Args:
-        config: config section with the animated channels and the band of latitudes.
+        config: verification section, with the animated channels and the latitude band of the Hovmoeller diagrams.
         grid: grid of the fields.
         channels: the C channels of the fields.
-        masks: variable -> (H, W) bool, True where its values are missing.
-        leads: (L,) lead times in minutes.
+        masks: variable -> (H, W) bool, True where the variable is always missing.
+        leads: (L,) lead times in minutes, increasing.
         figure_channels: names of the channels whose means are kept.
     """
 
@@ -81,7 +84,14 @@ class ExampleCollector:
             self._frame_regridder = Regridder(grid, self._frame_grid, "conservative")
 
     def add(self, scores: PartialScores, lead: int, truth_CHW: np.ndarray, members_MCHW: np.ndarray) -> None:
-        """Add truth (C, H, W) and members of the forecast (M, C, H, W) at a lead time in minutes to partial scores."""
+        """Store the means and the animation frames of the example at one lead time.
+
+        Args:
+            scores: partial scores that store them.
+            lead: lead time in minutes.
+            truth_CHW: truth at the valid time.
+            members_MCHW: members of the forecast, with the same channels.
+        """
         collected_channels = self._figure_channels | self._animated_channels
         for index, channel in enumerate(self._channels):
             if channel.name not in collected_channels:
@@ -97,7 +107,12 @@ class ExampleCollector:
                 scores.animation_frames[key] = self._to_frame(truth), self._to_frame(forecast)
 
     def build_evolution(self, scores: PartialScores, num_members: int) -> ExampleEvolution:
-        """Return the evolution, given the scores of all cases and the forecast's number of members."""
+        """Return the evolution of the example.
+
+        Args:
+            scores: joined scores of all cases, which contain the means and frames that `add` stored.
+            num_members: number of members of the forecast, 1 for a single forecast.
+        """
         return ExampleEvolution(
             scores.band_means,
             self._band,
@@ -108,21 +123,21 @@ class ExampleCollector:
         )
 
     def _to_frame(self, field_HW: np.ndarray) -> np.ndarray:
-        """Return a field on the grid of the frames, float32."""
+        """Return a field on the grid of the animation frames, (H', W') float32."""
         field_HW = field_HW.astype(np.float32)
         if self._frame_regridder is None:
             return field_HW
         return self._frame_regridder.apply(field_HW)
 
     def _band_mean(self, field_HW: np.ndarray) -> np.ndarray:
-        """Return the area mean over the valid cells of the band, (W,), NaN where a column has none."""
+        """Return the area-weighted mean of each column over the latitude band, (W,); NaN for a column without data."""
         is_valid = np.isfinite(field_HW)
         total = self._row_weights @ np.where(is_valid, field_HW, 0.0)
         return _divide(total, self._row_weights @ is_valid)
 
 
 def zonal_mean(field_HW: np.ndarray) -> np.ndarray:
-    """Return the mean over the valid (finite) cells of each row, (H,) float64, NaN where a row has none."""
+    """Return the mean over the finite cells of each row, (H,) float64; NaN for a row without any."""
     is_valid = np.isfinite(field_HW)
     total = np.where(is_valid, field_HW, 0.0).sum(axis=1, dtype=np.float64)
     return _divide(total, is_valid.sum(axis=1))
@@ -134,11 +149,14 @@ def _divide(total: np.ndarray, weight: np.ndarray) -> np.ndarray:
 
 
 def band_weights(grid: LatLonGrid, band: tuple[float, float]) -> np.ndarray:
-    """Return the area of a cell of each row between two latitudes, (H,) float64 fractions of the sphere.
+    """Return, for each row, the area of the part of one cell that lies inside a latitude band.
 
     Args:
         grid: grid with H rows.
-        band: southern and northern latitude in degrees north.
+        band: (southern, northern) edge of the band in degrees north.
+
+    Returns:
+        (H,) float64 fractions of the sphere's area; 0 for rows outside the band.
     """
     # The area between two latitudes is proportional to the difference of their sines; rows run southward.
     sines = np.sin(np.deg2rad(np.clip(grid.lat_bounds, *band)))

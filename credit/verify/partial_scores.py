@@ -1,6 +1,9 @@
-"""Partial scores of a subset of cases, the share of cases of a process, and the joining of all of them.
+"""Distribute the cases over the processes, and join the partial scores of the processes.
 
-Shapes: N cases, F forecasts, K total wavenumbers.
+Each process scores its share of the cases (`WorkShare`) and holds their `PartialScores`; `gather_scores` joins them on
+rank 0.
+
+Shapes: N cases, F forecasts (without baselines), K total wavenumbers.
 """
 
 from __future__ import annotations
@@ -30,11 +33,14 @@ class WorkShare:
     """Share of the cases that this process scores.
 
     Attributes:
-        index: index of the share among all shares of the cases, from 0.
-        num_shares: number of shares.
-        is_counted: False for a process that makes the same forecasts as another one, whose scores count.
-        is_sharded: True if several ranks share the weights or the members of each forecast and meet at every step.
-        has_all_members: False for a process that sends the members which it computes to another one and scores nothing.
+        index: index of this share, from 0 to `num_shares` - 1.
+        num_shares: number of shares into which the cases are divided.
+        is_counted: False if another process makes the same forecasts and its scores are used instead of those of this
+            process.
+        is_sharded: True if several ranks make each forecast together, because its weights or members are distributed
+            over them; these ranks communicate at every forecast step.
+        has_all_members: False if this process sends the ensemble members that it computes to another process, and
+            scores nothing itself.
     """
 
     index: int = 0
@@ -46,21 +52,23 @@ class WorkShare:
 
 @dataclass(frozen=True)
 class PartialScores:
-    """Scores of some of the cases.
+    """Scores of some of the cases, and those fields of the example that figures show.
+
+    The maps, means and frames of the example are empty if the example is not among these cases.
 
     Attributes:
         cases: (N,) initial times in minutes, increasing.
-        statistics: name of every forecast and baseline -> its deterministic and ensemble statistics.
-        events: name of a forecast or baseline -> statistics of events. The climatology has none, because the statistics
-            of all others contain its probabilities.
-        seeps: name of every forecast and baseline -> statistics of SEEPS.
-        histograms: name of every ensemble -> its rank histograms.
-        maps: maps of the example, see `credit.verify.scorer.Verification`; empty if the example is not among the cases.
-        spectra: (figure channel, lead) -> (N, 1 + F, K) power of the truth and of every forecast, NaN of a forecast
-            that lacks the channel.
-        band_means: band means of the example's evolution, see `credit.verify.example`.
-        zonal_means: zonal means of the example's evolution.
-        animation_frames: fields of the example's animation.
+        statistics: forecast or baseline name -> statistics of its errors; `EnsembleStatistics` for ensembles.
+        events: forecast or baseline name -> statistics of its events. The climatology has no entry, because every entry
+            also contains the Brier score of the climatological probability.
+        seeps: forecast or baseline name -> its SEEPS statistics.
+        histograms: ensemble name -> its rank histograms.
+        maps: maps of the example, see `credit.verify.scorer.Verification`.
+        spectra: (figure channel, lead time in minutes) -> (N, 1 + F, K) power of the truth and then of each forecast;
+            NaN for a forecast without the channel.
+        band_means: means of the example over a latitude band, see `credit.verify.example.ExampleEvolution`.
+        zonal_means: zonal means of the example, see `credit.verify.example.ExampleEvolution`.
+        animation_frames: fields of the example that animations show, see `credit.verify.example.ExampleEvolution`.
     """
 
     cases: np.ndarray
@@ -76,7 +84,10 @@ class PartialScores:
 
     @classmethod
     def join(cls, parts: Sequence[PartialScores]) -> PartialScores:
-        """Return the scores of the cases of all parts, in the order of the cases.
+        """Return the scores of the cases of all parts, in the order of the initial times.
+
+        Args:
+            parts: partial scores of disjoint sets of cases.
 
         Raises:
             DataError: if two parts have a case in common.
@@ -108,7 +119,12 @@ class PartialScores:
 
 
 def _join_statistics(parts: Sequence[PartialScores], attribute: str) -> dict[str, Statistics]:
-    """Return name -> statistics of the cases of all parts, for one of the attributes of `PartialScores`."""
+    """Return forecast name -> statistics of the cases of all parts.
+
+    Args:
+        parts: partial scores of disjoint sets of cases.
+        attribute: name of the attribute of `PartialScores` that holds the statistics.
+    """
     joined = {}
     for name, statistics in getattr(parts[0], attribute).items():
         part_statistics = [getattr(part, attribute)[name] for part in parts]
@@ -117,7 +133,12 @@ def _join_statistics(parts: Sequence[PartialScores], attribute: str) -> dict[str
 
 
 def _merge_fields(parts: Sequence[PartialScores], attribute: str) -> FieldsByChannelAndLead:
-    """Return the fields of all parts, for one of the attributes; only the part with the example has any."""
+    """Return the fields of the example, which only one of the parts has.
+
+    Args:
+        parts: partial scores of disjoint sets of cases.
+        attribute: name of the attribute of `PartialScores` that holds the fields.
+    """
     merged = {}
     for part in parts:
         merged |= getattr(part, attribute)
@@ -125,15 +146,15 @@ def _merge_fields(parts: Sequence[PartialScores], attribute: str) -> FieldsByCha
 
 
 def gather_scores(score_share: Callable[[], PartialScores | None], is_sharded: bool) -> PartialScores | None:
-    """Collective: run `score_share` on all ranks and return the joined scores on rank 0, None on the others.
+    """Collective: score the share of every rank; return the joined scores on rank 0 and None on the other ranks.
 
     Args:
         score_share: function that scores the share of this rank, and returns None if the share is not counted.
         is_sharded: True if several ranks make each forecast together.
 
     Raises:
-        CreditError: on every rank, if scoring failed on any. With sharded forecasts only the failing rank raises it.
-            The other ranks fail in the collectives of the next step.
+        CreditError: if scoring failed on any rank. Every rank raises the error. With sharded forecasts only the rank
+            that failed raises it, and the other ranks fail in the collectives of their next forecast step.
     """
     if not dist.is_initialized():
         return score_share()

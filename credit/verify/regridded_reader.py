@@ -1,6 +1,6 @@
-"""Cache around a field reader, which also regrids the fields to the grid of the scores.
+"""Field reader that regrids the data to the grid of the scores, and caches them.
 
-Shapes: C channels, h x w cells of the source grid, H x W cells of the grid of the scores.
+Shapes: N times, C channels, h x w cells of the source grid, H x W cells of the grid of the scores.
 """
 
 from __future__ import annotations
@@ -25,24 +25,23 @@ Masks = Mapping[str, np.ndarray]
 
 
 class RegriddedReader:
-    """FieldReader on the grid of the scores that caches the fields of the times read last.
+    """Field reader on the grid of the scores with a cache of the most recently read times.
 
-    Climatology, damping and scoring read the same times. The cache takes up to 1 GiB of memory, so each field of a
-    small data set is read only once.
+    The cache is useful because climatology, damping and scoring read the same times. It takes up to 1 GiB of memory.
 
     Args:
         reader: reader of the data.
-        min_cached_times: smallest number of times to cache, even if they need more memory.
-        score_grid: grid of the scores; None for the grid of the data, so that nothing is regridded.
+        min_cached_times: number of times that the cache holds at least, even if they need more than 1 GiB.
+        score_grid: grid of the scores; None keeps the grid of the data.
 
     Attributes:
-        grid: grid of the fields that are read.
+        grid: grid of the fields that `read` returns.
         masks: variable -> (H, W) bool on `grid`, True where the variable is always missing.
-        read: function of the index of a time that returns its stored channels, (C, H, W) float32 in the units of the
-            data.
-        path: path of the training store, None if the data are in other files.
-
-    The other attributes are those of the reader.
+        read: function of an index in `times` that returns the time-varying stored channels, (C, H, W) float32 in the
+            units of the data.
+        path: path of the training store; None if the data are not read from a training store.
+        calendar, channels, times, attributes, index_of, static: those of `reader`, see
+            `credit.data.reader.FieldReader`.
     """
 
     def __init__(self, reader: FieldReader, min_cached_times: int, score_grid: LatLonGrid | None = None) -> None:
@@ -72,21 +71,27 @@ class RegriddedReader:
         self.read = lru_cache(maxsize=max(min_cached_times, _CACHE_BYTES // field_bytes))(read)
 
     def read_each(self, indices: Sequence[int]) -> Iterator[np.ndarray]:
-        """Yield the fields at several indices of `times`, each as `read` returns them."""
+        """Yield the fields of several times, (C, H, W) each, given their indices in `times`."""
         return map(self.read, indices)
 
     def read_into(self, index: int, targets: Sequence[np.ndarray | None]) -> None:
-        """Copy the fields of one time into arrays; see `credit.data.reader.FieldReader`."""
+        """Copy the fields of one time into given arrays.
+
+        Args:
+            index: index of the time in `times`.
+            targets: for each time-varying stored channel an array (H, W), or None to skip the channel.
+        """
         scatter_fields(self.read(index), targets)
 
     def regridder_from(self, channels: Sequence[Channel], grid: LatLonGrid) -> Callable[[np.ndarray], np.ndarray]:
         """Return a function that regrids fields (..., C, h, w) to the grid of the scores, (..., C, H, W).
 
-        Cells count as missing if the fields are NaN there. On the grid of the data, masked cells count as missing too.
+        The regridding averages over the cells that are not missing. A cell is missing if its value is NaN and, for
+        fields on the grid of the data, also if the mask of the data is True there.
 
         Args:
-            channels: (C,) channels of the fields.
-            grid: grid of the fields that the function takes.
+            channels: the C channels of the fields.
+            grid: grid of the fields before regridding.
         """
         if self.grid.describe_mismatch(grid) is None:
             return lambda fields: fields
@@ -105,7 +110,12 @@ class RegriddedReader:
 
 
 def _regrid_masks(masks: Masks, regridder: Regridder) -> dict[str, np.ndarray]:
-    """Return variable -> mask on the new grid, True in cells of which less than half is valid."""
+    """Return variable -> (H, W) mask on the new grid, True in a cell if less than half of its area has data.
+
+    Args:
+        masks: variable -> (h, w) bool, True where the variable is missing on the source grid.
+        regridder: regridder from the source grid to the new grid.
+    """
     regridded = {}
     for name, mask in masks.items():
         field = np.where(mask, np.float32(np.nan), np.float32(0.0))

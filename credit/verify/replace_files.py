@@ -1,4 +1,4 @@
-"""Replace several files of a folder after all of them have been written."""
+"""Replace several files of a folder only after all new files have been written."""
 
 from __future__ import annotations
 
@@ -18,16 +18,19 @@ from credit.utils.atomic import atomic_write
 def replace_files(folder: Path, remove: Iterable[str] = ()) -> Iterator[Path]:
     """Context that yields a temporary folder to write into, and moves its files into `folder` at the end.
 
-    If the block raises or is interrupted, `folder` is unchanged. Every file is either the old or the new one, never
-    half-written. The files are renamed one by one after the block, which takes milliseconds. If one of the renames
-    fails, those before it have been done and the error names the file.
+    If the ``with`` block raises or is interrupted, no file of `folder` changes. After the block the new files are
+    moved into place one by one, which takes milliseconds. Each file is therefore either the old or the new one, never
+    half-written. If one move fails, the error names the file; files that were moved before it stay replaced.
 
-    The temporary folder ``.unfinished.*`` lies in `folder` and is removed at the end. A killed process leaves it; it
-    can be deleted.
+    The temporary folder ``.unfinished.*`` lies in `folder` and is removed at the end. If the process is killed, the
+    temporary folder remains and can be deleted by hand.
 
     Args:
         folder: the folder whose files are replaced; it is created if necessary.
-        remove: glob patterns of files that are removed from `folder` unless they were written again.
+        remove: glob patterns, relative to `folder`, of old files that are deleted if the block did not write them.
+
+    Yields:
+        The temporary folder.
 
     Raises:
         CreditError: if a folder or a file cannot be written.
@@ -58,7 +61,7 @@ def replace_files(folder: Path, remove: Iterable[str] = ()) -> Iterator[Path]:
 
 
 def _rename(source: Path, target: Path) -> None:
-    """Rename a file, or copy it where the target's folder is a link to another file system."""
+    """Move a file; copy it instead if the folder of the target is a link to another file system."""
     try:
         os.replace(source, target)
     except OSError as error:
@@ -69,7 +72,7 @@ def _rename(source: Path, target: Path) -> None:
 
 @contextmanager
 def _describe_errors(path: Path) -> Iterator[None]:
-    """Context that turns an OSError of its block into a CreditError that names the path."""
+    """Context that turns an OSError of its ``with`` block into a CreditError that names `path`."""
     try:
         yield
     except OSError as error:

@@ -1,4 +1,4 @@
-"""A forecast under evaluation, with the channels that it has."""
+"""Source of forecasts prepared for scoring: its scored channels, unit conversions and regridding."""
 
 from __future__ import annotations
 
@@ -16,22 +16,23 @@ from credit.verify.statistics.case_statistics import DeterministicStatistics, En
 
 @dataclass(frozen=True)
 class ScoredForecast:
-    """A forecast under evaluation.
+    """Source of forecasts with everything that scoring needs to know about it.
 
-    Shapes: M members, C channels that the forecast has and that are scored, h x w cells of its grid, H x W cells of the
+    Shapes: M members, N cases, C scored channels that the forecast has, h x w cells of its grid, H x W cells of the
     grid of the scores.
 
     Attributes:
         archive: source of the forecasts.
-        channels: (C,) indices of the channels of the forecast among all scored channels.
-        archive_channels: (C,) indices of these channels in `archive`.
-        rows: indices of the rows of the table that the forecast has: its channels, and the winds of which it has both
-            components.
-        area_mean: area means over these channels and winds.
-        conversions: index among the C channels -> conversion to the units of the data, for channels in other units.
+        channels: (C,) index of each channel among the scored channels of the verification.
+        archive_channels: (C,) index of each channel in ``archive.channel_names``.
+        rows: indices of the rows of the score table that the forecast has. They are its channels, and the winds of
+            which it has both components.
+        area_mean: area means of the C channels and of these winds.
+        conversions: index among the C channels -> conversion to the units of the data; channels that need no conversion
+            have no entry.
         regrid: function that regrids fields (..., C, h, w) to the grid of the scores, (..., C, H, W).
-        shares_baseline_channels: True for a single forecast that has all scored channels. Its errors are then summed
-            together with those of the baselines.
+        shares_baseline_channels: True for a single forecast that has all scored channels. Its errors are computed in
+            the same pass as those of the baselines, which is faster.
     """
 
     archive: ForecastSource
@@ -49,13 +50,14 @@ class ScoredForecast:
         return self.archive.members or 1
 
     def read(self, initial_time: int, lead: int) -> np.ndarray:
-        """Return the scored channels of all members on the grid of the scores, (M, C, H, W) in the units of the data.
-
-        Values are float32. M is 1 for a single forecast.
+        """Return the forecast from one initial time at one lead time.
 
         Args:
             initial_time: initial time in minutes.
             lead: lead time in minutes.
+
+        Returns:
+            (M, C, H, W) float32 on the grid of the scores, in the units of the data; M is 1 for a single forecast.
 
         Raises:
             ValueError: if the archive has no such lead time.
@@ -71,7 +73,7 @@ class ScoredForecast:
         return self.regrid(fields_MCHW)
 
     def empty_statistics(self, cases: np.ndarray, num_leads: int) -> DeterministicStatistics:
-        """Return statistics of cases at a number of lead times, NaN until fields are added.
+        """Return the statistics that scoring fills; all values are NaN until fields are added.
 
         Args:
             cases: (N,) initial times in minutes.
@@ -82,5 +84,10 @@ class ScoredForecast:
         return EnsembleStatistics.empty(cases, num_leads, self.area_mean, self.num_members)
 
     def describe(self, initial_time: int, lead: int) -> str:
-        """Return a description of the fields at a lead time for error messages; both times are in minutes."""
+        """Return the origin, initial time and lead time of a forecast as text for error messages.
+
+        Args:
+            initial_time: initial time in minutes.
+            lead: lead time in minutes.
+        """
         return f"{self.archive.origin}: forecast from {self.archive.calendar.format(initial_time)} at {lead / 60:g} h"

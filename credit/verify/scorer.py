@@ -45,25 +45,28 @@ _MAX_LISTED_NAMES = 20
 
 @dataclass(frozen=True)
 class Verification:
-    """Result of a verification; lead times are in minutes, fields in the units of the data.
+    """Result of a verification: the score table, and the fields that figures show.
 
-    Shapes: N cases, L lead times, C scored channels, H x W cells of the grid of the scores.
+    Lead times are in minutes, fields in the units of the data.
+
+    Shapes: N cases, L lead times, C scored channels, H x W cells of the grid of the scores, K total wavenumbers.
 
     Attributes:
         table: the scores.
         grid: grid of the scores and maps.
         climatology: climatology of the baselines.
-        damping: (L, C) factor of damped persistence, without unit.
+        damping: (L, C) dimensionless factor of damped persistence.
         cases: (N,) initial times in minutes.
-        num_left_out: number of initial times of the model's forecasts that are not among the cases.
-        figure_channels: names of the channels of the figures.
+        num_left_out: number of initial times of the run's forecasts that are not scored.
+        figure_channels: names of the channels that figures show.
         figure_leads: lead times of the maps and spectra in minutes.
-        example: initial time of the maps in minutes, one of `cases`.
-        maps: (figure channel, lead) -> (truth, forecast), each (H, W), of the example. For an ensemble these are
-            (truth, ensemble mean, standard deviation over members).
-        evolution: the example over all lead times.
-        spectra: (figure channel, lead) -> (truth, model, other forecasts), each the (K,) power at K total wavenumbers,
-            mean over the cases. For an ensemble it is that of the first member, because a mean is smooth.
+        example: initial time in minutes of the case that maps, animations and Hovmoeller diagrams show.
+        maps: (figure channel, lead time in minutes) -> (truth, forecast) of the example, each (H, W). For an ensemble
+            the value is (truth, ensemble mean, standard deviation over members).
+        evolution: means and animation frames of the example at all lead times.
+        spectra: (figure channel, lead time in minutes) -> power spectra of the truth, the model and then each other
+            forecast, each (K,), averaged over the cases. The spectrum of an ensemble is that of its first member,
+            because an ensemble mean is too smooth.
     """
 
     table: ScoreTable
@@ -87,15 +90,16 @@ def score_forecasts(
 
     Args:
         config: config of the run.
-        reader: reader of the truth, and of the training data of climatology and damping.
+        reader: reader of the truth, and of the training data to which climatology and damping are fitted.
         archive: forecasts of the run.
-        share: share of the cases of this process; None if it scores all of them.
+        share: share of the cases that this process scores; None if it scores all of them.
 
     Returns:
-        The verification on the first rank, None on the others.
+        The verification on rank 0, None on the other ranks.
 
     Raises:
-        DataError: with all differences of forecasts and truth that forbid scoring, before anything is computed.
+        DataError: if forecasts and truth cannot be compared. The message lists all reasons, and the error is raised
+            before anything is computed.
         ConfigError: if the climatology cannot be computed.
     """
     share = share or WorkShare()
@@ -143,7 +147,15 @@ def score_forecasts(
 
 
 def _select_scored_groups(archive: ForecastSource, cases: np.ndarray) -> list[list[int]]:
-    """Return those of `cases` in the groups (of minutes) that the archive forecasts side by side."""
+    """Return the scored cases in the groups in which the source makes the forecasts.
+
+    Args:
+        archive: source of the forecasts; the forecasts of one of its groups are made as one batch.
+        cases: (N,) scored initial times in minutes.
+
+    Returns:
+        Groups of initial times in minutes, without those that are not scored.
+    """
     scored_times = set(cases.tolist())
     groups = []
     for group in archive.initial_time_groups():
@@ -156,7 +168,18 @@ def _select_scored_groups(archive: ForecastSource, cases: np.ndarray) -> list[li
 def _score_share(
     scorer: CaseScorer, archive: ForecastSource, sample: CommonSample, share: WorkShare, example: int
 ) -> PartialScores | None:
-    """Collective: return the scores of the share of this process, None if another process has the same share."""
+    """Collective: score the share of the cases of this process.
+
+    Args:
+        scorer: scorer of the cases.
+        archive: forecasts of the run, which may be made while they are scored.
+        sample: cases and lead times of all processes.
+        share: share of this process.
+        example: initial time in minutes of the case that figures show.
+
+    Returns:
+        The partial scores; None if the scores of another process with the same share count.
+    """
     # Groups are assigned round-robin, so the numbers of two ranks differ by at most one.
     share_groups = select_round_robin(sample.groups, share.index, share.num_shares)
     scores = None
@@ -165,7 +188,8 @@ def _score_share(
     else:
         for group in share_groups:
             archive.join_collectives(sample.leads.tolist(), group)
-    # Ranks that share weights meet at every step, so a rank without further groups joins in the others' forecasts.
+    # Ranks that share weights communicate at every step, so a rank without further groups takes part in the forecasts
+    # of the other ranks.
     largest_share = math.ceil(len(sample.groups) / share.num_shares)
     for _ in range(largest_share - len(share_groups)):
         archive.join_collectives(sample.leads.tolist())
@@ -175,10 +199,10 @@ def _score_share(
 
 
 def _open_forecasts(config: Config, archive: ForecastSource) -> dict[str, ForecastSource]:
-    """Return name -> source of forecasts: those of the run (``model``) and ``verification.other_forecasts``.
+    """Return forecast name -> source: ``model`` for the run, then each of ``verification.other_forecasts``.
 
     Raises:
-        CreditError: with the errors of all other forecasts that cannot be opened.
+        CreditError: if other forecasts cannot be opened; the message lists the errors of all of them.
     """
     archives = {"model": archive}
     errors = ErrorCollector()
@@ -190,12 +214,12 @@ def _open_forecasts(config: Config, archive: ForecastSource) -> dict[str, Foreca
 
 
 def _log_unscored(archive: ForecastSource, channels: list[Channel], warnings: Sequence[str]) -> None:
-    """Log warnings and the channels without scores.
+    """Log warnings, and the channels of the forecasts that are not scored.
 
     Args:
         archive: forecasts of the run.
         channels: the scored channels.
-        warnings: messages, of which empty ones are left out.
+        warnings: messages; empty ones are skipped.
     """
     for message in warnings:
         if message:
@@ -212,10 +236,18 @@ def _log_unscored(archive: ForecastSource, channels: list[Channel], warnings: Se
 def _build_score_table(
     config: Config, reader: FieldReader, scorer: CaseScorer, sample: CommonSample, scores: PartialScores
 ) -> ScoreTable:
-    """Return the table of the scores of all cases."""
+    """Return the score table.
+
+    Args:
+        config: config of the run.
+        reader: reader of the truth on its original grid.
+        scorer: scorer of the cases.
+        sample: cases and lead times of all processes.
+        scores: joined scores of all cases.
+    """
     calendar = reader.calendar
     cases = sample.cases
-    # Global attributes of scores.nc, which say of what the scores are.
+    # Global attributes of scores.nc, which describe the cases, the truth and the grid of the scores.
     first_case = calendar.format(cases[0])
     last_case = calendar.format(cases[-1])
     # Times are formatted as 2020-01-31T12:00.
@@ -265,14 +297,14 @@ def _build_score_table(
 
 
 def _choose_figure_leads(config: Config, leads: np.ndarray) -> list[int]:
-    """Return the lead times of ``verification.figure_leads`` that the forecasts have, in minutes.
+    """Return those lead times of ``verification.figure_leads`` that are scored, in minutes.
 
     Args:
         config: config of the run.
         leads: (L,) scored lead times in minutes.
 
     Returns:
-        At least one lead time: the last scored one if the forecasts have none of the requested ones.
+        The lead times; only the last scored one if none of the requested lead times is scored.
     """
     figure_leads = []
     missing = []

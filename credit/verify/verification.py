@@ -41,22 +41,22 @@ def verify_forecasts(
 
     Args:
         config: config of the run.
-        reader: reader of the truth, and of the training data of climatology and damping.
+        reader: reader of the truth, and of the training data to which climatology and damping are fitted.
         archive: forecasts of the model.
         folder: folder for the results, usually that of the run; it is created if necessary.
-        share: share of the cases that this process scores, if there are several processes; the first one writes. None
-            if this process scores all cases.
+        share: share of the cases that this process scores; None if this process scores all cases. Only rank 0 writes.
         against: name of the other forecast with which the report compares the model first; None for the best baseline.
-        notice: a remark for the readers of the report; None for none.
-        is_trained_here: True if the training log in `folder` is that of the weights of the forecasts.
+        notice: a remark for the readers of the report; None for no remark.
+        is_trained_here: True if the training log in `folder` belongs to the weights that made the forecasts; the report
+            then shows it.
 
     Returns:
-        The scores on the first rank, None on the others.
+        The scores on rank 0, None on the other ranks.
 
     Raises:
-        DataError: if forecasts and truth do not match.
+        DataError: if forecasts and truth cannot be compared.
         ConfigError: if the climatology cannot be computed.
-        CreditError: if a file cannot be written; the files of an earlier verification then stay.
+        CreditError: if a file cannot be written.
     """
     folder = Path(folder)
     # A folder that cannot be written is reported now rather than after hours of scoring.
