@@ -374,8 +374,8 @@ class CaseScorer:
     ) -> None:
         """Store the power spectra of a forecast's first member, and those of the truth once with ``model``.
 
-        Channels with masked cells have no spectrum, because spherical harmonics need every cell. The arguments are those
-        of `_score_forecast`, but `case` is the index of the case and `lead` the lead time in minutes.
+        Channels with masked cells have no spectrum, because spherical harmonics need every cell. `case` is an index
+        and `lead` is in minutes; `_score_forecast` describes the other arguments.
         """
         shape = len(scores.cases), 1 + len(self.forecasts), len(self._spectrum.wavenumbers)
         for index, forecast_index, channel in self._list_figure_channels(name):

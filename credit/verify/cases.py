@@ -204,16 +204,13 @@ def missing_channels(
 
 
 def require_comparable(name: str, archive: ForecastSource, reader: FieldReader, is_regridded: bool) -> None:
-    """Require that a forecast can be compared with the truth.
-
-    It must have an output variable of the data, the same calendar, convertible units and, unless it is regridded, the
-    same grid.
+    """Require that a forecast has an output variable, the calendar, convertible units and the grid of the truth.
 
     Args:
         name: name of the forecast.
         archive: source of the forecast.
         reader: reader of the truth.
-        is_regridded: True if forecasts and truth are regridded to one grid.
+        is_regridded: True if forecasts and truth are regridded to one grid, so that their grids may differ.
 
     Raises:
         DataError: if one of these rules is broken; the message lists all differences.

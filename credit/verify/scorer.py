@@ -98,8 +98,7 @@ def score_forecasts(
         The verification on rank 0, None on the other ranks.
 
     Raises:
-        DataError: if forecasts and truth cannot be compared. The message lists all reasons, and the error is raised
-            before anything is computed.
+        DataError: if forecasts and truth cannot be compared; the message lists all reasons.
         ConfigError: if the climatology cannot be computed.
     """
     share = share or WorkShare()
@@ -236,14 +235,13 @@ def _log_unscored(archive: ForecastSource, channels: list[Channel], warnings: Se
 def _build_score_table(
     config: Config, reader: FieldReader, scorer: CaseScorer, sample: CommonSample, scores: PartialScores
 ) -> ScoreTable:
-    """Return the score table.
+    """Return the score table of all cases.
 
     Args:
         config: config of the run.
         reader: reader of the truth on its original grid.
         scorer: scorer of the cases.
-        sample: cases and lead times of all processes.
-        scores: joined scores of all cases.
+        sample, scores: all cases and lead times, and their joined scores.
     """
     calendar = reader.calendar
     cases = sample.cases

@@ -1,5 +1,9 @@
 """Baselines that a forecast must beat: persistence, damped persistence, climatology.
 
+Persistence is the truth at the initial time. Damped persistence is the climatology at the valid time plus the anomaly
+(difference from the climatology) at the initial time, multiplied by a damping factor. The factor is fitted to the
+training period for each lead time and channel.
+
 Shapes: C channels, H x W cells, L lead times, N times.
 """
 
@@ -38,12 +42,12 @@ _ANOMALY_BYTES = 1 << 30
 def build_climatology(
     config: VerificationConfig, data: DataConfig, reader: FieldReader, names: Sequence[str], train: Split
 ) -> tuple[Climatology, LatLonGrid]:
-    """Return the climatology of some channels, and the grid of its fields.
+    """Return the climatology of the named channels, and the grid of its fields.
 
     The climatology is read from a file, taken from the training store, or fitted to the training period.
 
     Args:
-        config: verification section with the method and the grid of the scores.
+        config: verification section, with the method of the climatology and the grid of the scores.
         data: data section of the run.
         reader: reader of the training data.
         names: names of the channels.
@@ -71,26 +75,26 @@ def fit_damping(
     leads: np.ndarray,
     area_mean: AreaMean,
 ) -> np.ndarray:
-    """Collective: return the factor of damped persistence by lead time and channel.
+    """Collective: return the factor of damped persistence for each lead time and channel.
 
-    The factor is the least-squares slope of the anomaly at the valid time on the anomaly at the initial time. The ranks
-    share the initial times. Each rank adds up the sums of all ranks in the order of time, so the result does not depend
-    on the number of ranks.
+    The factor is the slope of a least-squares fit of the anomaly at the valid time to the anomaly at the initial time,
+    over all cells and a sample of initial times. The initial times are distributed over the ranks. Each rank adds up
+    the sums of all ranks in the order of time, so the result does not depend on the number of ranks.
 
     Args:
         fields: function of a time in minutes that returns the truth, (C, H, W) in the units of the data.
         times: (N,) times of the data in minutes.
-        climatology: function of a time in minutes that returns the climatology, (C, H, W), for the anomalies.
-        train: the training period; both times of a pair lie in it.
+        climatology: function of a time in minutes that returns the climatology, (C, H, W) in the units of the data.
+        train: the training period, in which initial and valid times lie.
         leads: (L,) lead times in minutes.
         area_mean: area means with the globe as the only region.
 
     Returns:
-        (L, C) float64 without unit, pooled over cells and times. For a lead time without a pair of times in the period
-        it is 0, so that the forecast is the climatology.
+        (L, C) float64, dimensionless. The factor is 0 for a lead time longer than the training period, so that damped
+        persistence then is the climatology.
 
     Raises:
-        DataError: if a value outside the mask is missing.
+        DataError: if a value is not finite in a cell that is not masked.
     """
     train_times = times[(times >= train.first) & (times <= train.last)]
     sample = np.unique(np.linspace(0, len(train_times) - 1, _DAMPING_SAMPLES).astype(int))
@@ -99,7 +103,8 @@ def fit_damping(
 
     def fit_share(rank: int, num_ranks: int) -> dict[int, np.ndarray]:
         share = np.array_split(initial_times, num_ranks)[rank]
-        # As many initial times are processed together as fit in memory; times that two groups need are read twice.
+        # Initial times are processed in groups whose anomalies fit in memory. A time that two groups need is read
+        # twice.
         group_size = max(1, _ANOMALY_BYTES // (4 * area_mean.valid_CP.size))
         sums = {}
         for group in np.split(share, range(group_size, len(share), group_size)):
@@ -120,12 +125,12 @@ def fit_damping(
 
 @dataclass(frozen=True)
 class _AnomalyProductSums:
-    """Sums of products of anomalies with anomalies at later times.
+    """Computation of the mean products of initial and later anomalies, to which the damping is fitted.
 
     Attributes:
         fields: function of a time in minutes that returns the truth, (C, H, W).
         climatology: function of a time in minutes that returns the climatology, (C, H, W).
-        train_times: times of the training period in minutes.
+        train_times: times of the data in the training period, in minutes.
         leads: lead times in minutes.
         area_mean: area means with the globe as the only region.
     """
@@ -139,15 +144,15 @@ class _AnomalyProductSums:
     def anomaly_sums(self, initial_times: Sequence[int], hide_progress: bool) -> dict[int, np.ndarray]:
         """Return initial time -> (2, L, C) global means of products of anomalies.
 
-        The first row has the product of the anomalies at initial and valid time, the second row the square of the
-        initial anomaly; both are 0 for a lead time whose valid time is not in the period. Times are read in order, and
-        an initial anomaly is kept until its last lead time has been read.
+        The first row is the product of the anomalies at initial and valid time, the second row the squared anomaly at
+        the initial time. Both are 0 for a lead time whose valid time is not in `train_times`. Times are read in
+        increasing order, and an initial anomaly is kept in memory until its last valid time has been read.
 
         Args:
             initial_times: initial times in minutes.
-            hide_progress: True shows no progress bar.
+            hide_progress: True hides the progress bar.
         """
-        # Pairs of initial time and lead time by the valid time at which they need the anomaly.
+        # Valid time -> pairs of initial time and lead time that need the anomaly at this valid time.
         shape = 2, len(self.leads), len(self.area_mean.names)
         sums = {initial: np.zeros(shape) for initial in initial_times}
         pairs_by_valid_time: dict[int, list[tuple[int, int]]] = defaultdict(list)
@@ -182,11 +187,14 @@ class _AnomalyProductSums:
         return sums
 
     def _products(self, initial_anomalies: Sequence[np.ndarray], reference: ReferenceFields) -> np.ndarray:
-        """Return the global means of the products of N initial anomalies with a later one, (N, C).
+        """Return the global means of the products of several initial anomalies with one later anomaly.
 
         Args:
-            initial_anomalies: N anomalies (C, H, W).
+            initial_anomalies: initial anomalies, (C, H, W) each.
             reference: truth and climatology at the later time.
+
+        Returns:
+            (number of initial anomalies, C) global means.
         """
         means = self.area_mean
 
@@ -204,13 +212,13 @@ class _AnomalyProductSums:
 def build_baseline_fields(
     initial_truth: np.ndarray, anomaly: np.ndarray, climatology: np.ndarray, damping: np.ndarray | float
 ) -> Mapping[str, np.ndarray]:
-    """Return name of a baseline -> its forecast for one lead time.
+    """Return baseline name -> its forecast at one lead time, (...).
 
     Args:
         initial_truth: (...) truth at the initial time.
-        anomaly: (...) anomaly at the initial time.
+        anomaly: (...) difference of the truth from the climatology at the initial time.
         climatology: (...) climatology at the valid time.
-        damping: factor of damped persistence at this lead time, of a shape that can be multiplied with the fields.
+        damping: factor of damped persistence at this lead time, a number or an array that broadcasts to the fields.
     """
     return {
         "persistence": initial_truth,

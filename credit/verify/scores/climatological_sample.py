@@ -1,10 +1,10 @@
-"""A sample of the climate of each cell at a time of the year, from times spread evenly over the training period.
+"""Sample of the climate of each cell for each time of the year, from times spread evenly over the training period.
 
-A season is a stretch of five days. Its sample has the times of all years of the period that are within 30 days of its
-middle. With one sample for the whole year, the event "warmer than usual" would mean summer, and a forecast that only
-knows the season would have skill.
+The year is divided into 73 seasons of five days. The sample of a season consists of times of all years of the training
+period that are within 30 days of the middle of the season. With one sample for the whole year, the event "warmer than
+usual" would mean summer, and a forecast that only knows the season would have skill.
 
-Shapes: C channels, K times, P cells.
+Shapes: N times of the data, C channels, K times in the sample of a season, H x W = P cells.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from credit.data.splits import Split
 MIN_TIMES = 20
 # Times of a season lie within this many days of its middle.
 WITHIN_DAYS = 30
-# Times of the period. Then 30 days on both sides have 67, and a frequency of 0.1 has an error of 0.04.
+# Number of times in the sample of the whole training period. The sample of a season, within 30 days of its middle, then
+# has 67 times, from which a frequency of 0.1 is estimated with an error of 0.04.
 _MAX_TIMES = 400
 # Memory in bytes for cached fields.
 _CACHE_BYTES = 1 << 30
@@ -29,24 +30,24 @@ _CACHE_BYTES = 1 << 30
 _SEASONS = 73
 _GOLDEN_RATIO = (np.sqrt(5.0) - 1.0) / 2.0
 
-# Number of the season, and minute of the day; None if all hours of the day share a sample.
+# Index of the season (0 to 72), and minute of the day. The minute is None if all hours of the day share a sample.
 Season = tuple[int, int | None]
 
 
 class ClimatologicalSample:
-    """A sample of the fields of the training period, for each season and perhaps each hour of the day.
+    """Sample of the fields of the training period for each season and, if requested, each hour of the day.
 
-    The times of the sample depend on the training period alone, not on the cases that are scored. So verifications of
-    different cases have the same thresholds. At most 1 GiB of fields is cached. If the fields of one season would take
-    more, a season has fewer times.
+    The sampled times depend only on the training period, not on the cases that are scored. So verifications of
+    different cases use the same thresholds. At most 1 GiB of fields is cached. If the fields of one season need more
+    memory, the season has fewer times.
 
     Args:
         fields: function of a time in minutes that returns the training data, (C, P) in the units of the data.
         times: (N,) times of the data in minutes.
         train: the training period.
         calendar: calendar of the times.
-        by_hour: True if each hour of the day has a sample of its own.
-        field_bytes: size of the fields of one time as float32, in bytes.
+        by_hour: True if each hour of the day has its own sample, False if all hours share one.
+        field_bytes: size in bytes of the C fields of one time as float32.
     """
 
     def __init__(
@@ -69,9 +70,9 @@ class ClimatologicalSample:
         self._year_fractions = calendar.year_fraction(self._minutes)
 
     def _sample_times(self, train_times: np.ndarray) -> np.ndarray:
-        """Return the times of the sample in minutes, increasing.
+        """Return the sampled times in minutes, increasing.
 
-        There are at most 400 or, if hours of the day have samples of their own, at most 400 of each hour.
+        There are at most 400 times or, if each hour of the day has its own sample, at most 400 for each hour.
 
         Args:
             train_times: times of the training period in minutes, increasing.
@@ -93,7 +94,7 @@ class ClimatologicalSample:
         return int(fraction * _SEASONS), minute_of_day
 
     def season_times(self, season: Season) -> np.ndarray:
-        """Return the times of a season, (K,) minutes."""
+        """Return the times in the sample of a season, (K,) in minutes, increasing."""
         number, minute_of_day = season
         # The year is a circle: the end of December is near the beginning of January.
         distance = np.abs(self._year_fractions - (number + 0.5) / _SEASONS)
@@ -103,14 +104,14 @@ class ClimatologicalSample:
         return _spread(self._minutes[is_near], self._max_season_times)
 
     def read_season(self, season: Season) -> np.ndarray:
-        """Return the fields of a season at its K times, (C, K, P) float32 in the units of the data."""
+        """Return the fields at the K times in the sample of a season, (C, K, P) float32 in the units of the data."""
         return np.stack([self._read_cached(minutes) for minutes in self.season_times(season).tolist()], axis=1)
 
     def smallest_season(self, valid_times: np.ndarray) -> tuple[int, int]:
-        """Return the size of the smallest sample among the seasons of `valid_times`, and a valid time in that season.
+        """Return the number of times in the smallest sample that the given valid times need, and one such valid time.
 
         Args:
-            valid_times: (N,) valid times in minutes.
+            valid_times: valid times in minutes, a one-dimensional array.
         """
         valid_time_by_season = {self.season_of(minutes): minutes for minutes in valid_times.tolist()}
         sizes = []
@@ -120,9 +121,14 @@ class ClimatologicalSample:
 
 
 def _spread(times: np.ndarray, max_times: int) -> np.ndarray:
-    """Return at most `max_times` of the given times: one of each of as many equal stretches.
+    """Return at most `max_times` of the given times, evenly spread.
 
-    The position of a time in its stretch follows the golden ratio, so that no hour of the day is preferred.
+    The times are divided into `max_times` equal intervals, and one time is taken from each. Its position within the
+    interval moves by the golden ratio from interval to interval, so that no hour of the day is preferred.
+
+    Args:
+        times: times in minutes, increasing.
+        max_times: largest number of times.
     """
     if len(times) <= max_times:
         return times

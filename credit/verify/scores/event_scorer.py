@@ -1,4 +1,6 @@
-"""Scoring of events and of categories of precipitation, whose thresholds come from the climate.
+"""Score events (Brier score, reliability) and categories of precipitation (SEEPS) by thresholds from the climate.
+
+The climate is a sample of the training period, see `credit.verify.scores.climatological_sample`.
 
 Shapes: N cases, L lead times, C scored channels, M members, H x W = P cells.
 """
@@ -27,13 +29,13 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class CommonSample:
-    """The sample on which all forecasts are scored.
+    """Cases and lead times on which all forecasts are scored.
 
     Attributes:
-        cases: (N,) initial times in minutes, of all processes.
+        cases: (N,) initial times in minutes, for all processes together.
         leads: (L,) lead times in minutes.
-        groups: groups of initial times in minutes; the cases of a group are scored side by side, lead time by lead
-            time.
+        groups: the same initial times in groups. All cases of a group are scored at the first lead time, then at the
+            next one.
     """
 
     cases: np.ndarray
@@ -42,24 +44,24 @@ class CommonSample:
 
 
 class EventScorer:
-    """Scorer of events and precipitation.
-
-    Attributes:
-        events: the scored events.
-        precipitation: the channels for which SEEPS is computed.
-        channels: indices, among the scored channels, of those that events or SEEPS need.
+    """Scorer of events and of precipitation categories (SEEPS).
 
     Args:
-        config: verification section, with events, channels of SEEPS and ``climatology.by_hour``.
+        config: verification section, with the events, the channels of SEEPS and ``climatology.by_hour``.
         reader: reader of the data on the grid of the scores.
         channels: the C scored channels.
         area_mean: area means of these channels.
         truth: function of a time in minutes that returns the truth, (C, H, W) in the units of the data.
-        train: the training period.
-        sample: cases and lead times.
+        train: the training period, from which thresholds and climatological probabilities are computed.
+        sample: cases and lead times of all processes.
+
+    Attributes:
+        events: the scored events.
+        precipitation: the channels for which SEEPS is computed.
+        channels: indices, among the scored channels, of the channels that events or SEEPS need.
 
     Raises:
-        ConfigError: if an event or a channel of precipitation cannot be scored.
+        ConfigError: if an event or SEEPS cannot be computed for the channel that the config names.
     """
 
     def __init__(
@@ -107,7 +109,8 @@ class EventScorer:
             )
             if config.climatology.by_hour:
                 self._climate_description += ", at the same hour of the day"
-        # Forecasts of a group are scored side by side, so the seasons of all of them are in use at once.
+        # All forecasts of a group are scored at one lead time, then at the next. The cache of thresholds must hold the
+        # seasons of all their valid times, or they would be computed again and again.
         seasons_of_groups = []
         for group in sample.groups:
             group_times = (np.array(group)[:, None] + sample.leads).ravel()
@@ -125,9 +128,7 @@ class EventScorer:
     def empty(
         self, cases: np.ndarray, num_leads: int, num_members: Mapping[str, int]
     ) -> tuple[dict[str, EventStatistics], dict[str, SeepsStatistics]]:
-        """Return name of a forecast -> statistics of events, and -> statistics of SEEPS, NaN until fields are added.
-
-        The climatology has no statistics of events, because those of all others contain its probabilities.
+        """Return statistics, filled with NaN, of the events and of SEEPS for each forecast and baseline.
 
         Args:
             cases: (N,) initial times in minutes.
@@ -135,7 +136,10 @@ class EventScorer:
             num_members: name of each forecast and baseline -> number of its members.
 
         Returns:
-            Two dictionaries, each empty if no event, or no precipitation, is scored.
+            Two dicts from the name of a forecast or baseline to its statistics. The first holds those of the events; it
+            is empty if no event is scored, and has no entry for the climatology, because every other entry also
+            contains the Brier score of the climatological probability. The second holds those of SEEPS; it is empty if
+            no precipitation is scored.
         """
         regions = self._area_mean.shape[1]
         event_statistics = {}
@@ -159,16 +163,19 @@ class EventScorer:
         truth_CHW: np.ndarray,
         channels: Sequence[int],
     ) -> None:
-        """Add the fields of one case at one lead time; statistics of channels that the forecast lacks stay NaN.
+        """Add the events and SEEPS of one case at one lead time to the partial scores.
+
+        Statistics of channels that the forecast lacks stay NaN. All fields are in the units of the data; masked cells
+        may hold any value.
 
         Args:
             scores: partial scores with the statistics.
             name: name of the forecast.
-            index: indices of the case and of the lead time.
+            index: (index of the case, index of the lead time).
             valid_time: valid time in minutes.
-            members_MCHW: channels of the forecast in the units of the data, any value where masked.
-            truth_CHW: truth of all scored channels in the units of the data, any value where masked.
-            channels: indices of the channels of the forecast among all scored channels.
+            members_MCHW: members of the forecast, with the channels that `channels` lists.
+            truth_CHW: truth with all scored channels.
+            channels: index, among all scored channels, of each channel of `members_MCHW`.
 
         Raises:
             DataError: if the number of members differs from other cases.
@@ -181,7 +188,8 @@ class EventScorer:
         for number, (event, thresholds) in enumerate(zip(self.events, event_pairs, strict=True)):
             if event.channel not in channels or name not in scores.events:
                 continue
-            # An event below a threshold is one above the negative threshold of negative values.
+            # `EventStatistics` only counts values above a threshold. A value is below a threshold if the value times -1
+            # is above the threshold times -1.
             members_MP = members_MCP[:, channels.index(event.channel)]
             scores.events[name].add(
                 (*index, number),
@@ -206,7 +214,10 @@ class EventScorer:
             )
 
     def attributes(self) -> dict[str, str]:
-        """Return the global attributes of scores.nc that describe events and climate; empty if nothing is scored."""
+        """Return the global attributes of scores.nc that describe events and climate.
+
+        The result is empty if neither events nor SEEPS are scored.
+        """
         if self._thresholds is None:
             return {}
         attributes = {}

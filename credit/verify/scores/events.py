@@ -1,10 +1,10 @@
-"""Brier score, its parts and the reliability diagram of threshold exceedances, kept case by case.
+"""Brier score, its decomposition and the reliability diagram of events "the value exceeds a threshold".
 
-An ensemble of M members has M + 1 possible probabilities k / M; a single forecast has 0 and 1. The Brier score, its
-fair version and its decomposition need two frequencies for each of them: how often the probability was forecast, and
-how often the event then happened.
+An ensemble of M members can forecast M + 1 probabilities k / M, where k members forecast the event; a single forecast
+can only forecast 0 and 1. The Brier score, its fair version and its decomposition need two frequencies for each
+probability: how often it was forecast, and how often the event then happened. They are kept for each case.
 
-Shapes: N cases, L lead times, E events, R regions, M members, K = M + 1 probabilities, P cells.
+Shapes: N cases, L lead times, E events, R regions, M members, K = M + 1 probabilities, H x W = P cells.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from credit.verify.statistics.case_statistics import CaseStatistics
 
 @dataclass
 class EventStatistics(CaseStatistics):
-    """Area means of each case of events "the value exceeds a threshold".
+    """Area means of the event scores for each case and lead time.
 
     Attributes:
-        forecasts: (N, L, E, R, K) area fraction of the cells in which k members exceed the threshold; the fractions add
-            up to 1 over K.
-        occurrences: (N, L, E, R, K) area fraction of the cells in which k members and the truth exceed the threshold.
+        forecasts: (N, L, E, R, K) area fraction in which exactly k members exceed the threshold; the fractions add up
+            to 1 over K.
+        occurrences: (N, L, E, R, K) area fraction in which exactly k members and also the truth exceed the threshold.
         brier: (N, L, E, R) Brier score, the squared difference between k / M and the outcome (0 or 1).
         brier_fair: (N, L, E, R) fair Brier score, see `metrics_from_means`; NaN for one member.
         reference: (N, L, E, R) Brier score of the climatological probability.
@@ -42,7 +42,7 @@ class EventStatistics(CaseStatistics):
     def empty(
         cls, initial_times: np.ndarray, num_leads: int, num_events: int, num_regions: int, num_members: int = 1
     ) -> Self:
-        """Return statistics of the cases with `initial_times`, (N,) in minutes; they are NaN until cases are added."""
+        """Return statistics, filled with NaN, of the cases with these initial times, (N,) in minutes."""
         shape = len(initial_times), num_leads, num_events, num_regions
         return cls(
             np.asarray(initial_times, dtype=np.int64),
@@ -67,22 +67,23 @@ class EventStatistics(CaseStatistics):
         """Add one event of one case at one lead time.
 
         Args:
-            index: indices of the case, the lead time and the event.
+            index: (index of the case, index of the lead time, index of the event).
             area_mean: area means over the regions.
-            channel: index in `area_mean` of the channel of the event, for its mask.
-            members_MP: values of the members, any value where masked.
-            truth_P: values of the truth, any value where masked.
-            threshold_P: threshold in the units of the channel, (P,) or (1,) for all cells; the event is a value above
-                it.
-            climatology_P: climatological probability of the event, (P,) or (1,), against which skill is measured. One
-                probability for cells with different climates would give skill for knowing the climate (Hamill and Juras
-                2006).
+            channel: index in `area_mean` of the channel of the event, whose mask applies.
+            members_MP: values of the members; masked cells may hold any value.
+            truth_P: values of the truth; masked cells may hold any value.
+            threshold_P: threshold in the units of the channel, (P,), or (1,) if it is the same in all cells. The event
+                is a value above it.
+            climatology_P: climatological probability of the event, (P,) or (1,), against which skill is measured. It
+                should differ between cells with different climates, because a common probability would give skill to a
+                forecast that only knows the climate (Hamill and Juras 2006).
 
         Raises:
             DataError: if the number of members differs from other cases.
         """
         self.require_members(len(members_MP))
-        # How many members exceed the threshold in each cell, and where that was followed by the event.
+        # Count the members that exceed the threshold in each cell. The area fractions of each count, with and without
+        # the event, are stored.
         valid_P = area_mean.valid_CP[channel]
         occurred_P = valid_P & (truth_P > threshold_P)
         members_above_P = np.zeros(truth_P.shape, dtype=np.int32)
@@ -95,7 +96,7 @@ class EventStatistics(CaseStatistics):
             )
             self.forecasts[(*index, slice(None), k)] = forecast_R
             self.occurrences[(*index, slice(None), k)] = occurred_R
-        # Every score follows from these frequencies.
+        # The Brier score follows from these fractions: the error is k / M without the event and 1 - k / M with it.
         probability_K = self.probabilities
         forecast_RK = self.forecasts[index]
         occurred_RK = self.occurrences[index]
@@ -113,10 +114,10 @@ class EventStatistics(CaseStatistics):
         return np.arange(self.num_members + 1) / self.num_members
 
     def of_climatology(self) -> EventStatistics:
-        """Return the statistics of the climatological probability as the forecast.
+        """Return the statistics of a forecast that always forecasts the climatological probability.
 
-        This forecast has no bins, and so no reliability diagram. Its fair score is its Brier score, because it is not
-        the share of a few members.
+        It has no reliability diagram, so `forecasts` and `occurrences` are NaN. Its fair Brier score equals its Brier
+        score, because the probability is not estimated from a few members.
         """
         arrays = {name: np.full_like(values, np.nan) for name, values in self.arrays().items()}
         arrays["brier"] = self.reference
@@ -139,16 +140,17 @@ class EventStatistics(CaseStatistics):
             return forecast, occurred / forecast
 
     def resampled(self) -> dict[str, np.ndarray]:
-        """Return the arrays that are resampled: the Brier scores, without the frequencies of single probabilities."""
+        """Return name -> (N, L, E, R), for the Brier scores, which the bootstrap resamples."""
         return {name: getattr(self, name) for name in ("brier", "brier_fair", "reference")}
 
     def metrics(self) -> dict[str, np.ndarray]:
-        """Return metric -> (L, E, R): those of `metrics_from_means`, and the parts of the Brier score.
+        """Return metric name -> (L, E, R): the metrics of `metrics_from_means` and the parts of the Brier score.
 
-        Let p = k / M, f(p) the observed frequency of the event where p was forecast, and b the base rate, which is the
-        frequency of the event. Means are over cells and cases. ``reliability`` is the mean of (p - f(p))^2,
-        ``resolution`` the mean of (f(p) - b)^2, and ``uncertainty`` is b (1 - b). ``brier`` equals reliability -
-        resolution + uncertainty exactly, because each p has its own bin (Murphy 1973, J. Appl. Meteor. 12, 595-600).
+        Let p = k / M be a forecast probability, f(p) the observed frequency of the event where p was forecast, and b
+        the base rate, which is the overall frequency of the event. Means are over cells and cases. ``reliability`` is
+        the mean of (p - f(p))^2, ``resolution`` the mean of (f(p) - b)^2, and ``uncertainty`` is b (1 - b). ``brier``
+        equals reliability - resolution + uncertainty exactly, because each p has its own bin (Murphy 1973, J. Appl.
+        Meteor. 12, 595-600).
         """
         forecast = self.forecasts.mean(axis=0)
         occurred = self.occurrences.mean(axis=0)
@@ -163,7 +165,7 @@ class EventStatistics(CaseStatistics):
         }
 
     def metrics_from_means(self, means: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Return the metrics that are functions of means over cases.
+        """Return metric name -> values, for the metrics that are functions of means over cases.
 
         - ``brier``: mean of (p - o)^2, for the forecast probability p and the outcome o (0 or 1).
         - ``brier_fair``: ``brier`` minus the mean of p (1 - p) / (M - 1), so that its expectation does not depend on M
@@ -172,7 +174,7 @@ class EventStatistics(CaseStatistics):
           probability is never wrong, as for an event that occurs neither in the climate nor in the cases.
 
         Args:
-            means: name of an attribute -> its means over cases, (L, E, R).
+            means: name of each statistic of `resampled` -> its means over cases, of any shape.
         """
         reference = np.where(means["reference"] > 0, means["reference"], np.nan)
         return {
@@ -185,7 +187,7 @@ class EventStatistics(CaseStatistics):
     def contributions(
         self, cases: Mapping[str, np.ndarray], means: Mapping[str, np.ndarray], metrics: Mapping[str, np.ndarray]
     ) -> dict[str, np.ndarray]:
-        """See `CaseStatistics.contributions`."""
+        """Return the contribution of each case to the Brier scores; see `CaseStatistics.contributions`."""
         contributions = {}
         with np.errstate(invalid="ignore", divide="ignore"):
             reference = cases["reference"] / means["reference"]

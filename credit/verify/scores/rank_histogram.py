@@ -1,6 +1,6 @@
 """Rank histograms of an ensemble: frequencies of the truth's rank among the members, summed over cases.
 
-Shapes: L lead times, C channels, R regions, M members, P cells.
+Shapes: L lead times, C channels, R regions, M members, K = M + 1 ranks.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import numpy as np
 from credit.errors import DataError
 from credit.verify.statistics.area_mean import AreaMean
 
-# Each case is rounded to multiples of the inverse, so that float64 holds sums of 8192 cases exactly.
+# The frequencies of each case are rounded to multiples of 1 / _ROUNDING, so float64 adds up to 8192 cases exactly.
 _ROUNDING = 2.0**40
 
 
@@ -20,17 +20,18 @@ _ROUNDING = 2.0**40
 class RankHistogram:
     """Area-weighted frequency of the truth's rank among the members, summed over cases (Hamill 2001).
 
-    Rank 0 is a truth below all members. If truth and members are exchangeable, every rank is equally likely and the
-    histogram is flat. A truth that equals t members (no precipitation) has t + 1 possible ranks. It adds 1 / (t + 1) to
-    each of them, which is the expectation of drawing one of them at random.
+    The rank is the number of members below the truth, so rank 0 means a truth below all members. If truth and members
+    are exchangeable, every rank is equally likely and the histogram is flat. A truth that equals t members (for
+    example, no precipitation) has t + 1 possible ranks and adds 1 / (t + 1) to each of them.
 
     Hamill (2001): Interpretation of rank histograms for verifying ensemble forecasts, Mon. Wea. Rev. 129, 550-560.
 
     Attributes:
         cases: (L,) int64 number of cases added at each lead time.
         num_members: number of members M, the same in all cases.
-        ranks: (L, C, R, M + 1) float64 sums of frequencies. Each case adds 1 over all ranks, to within (M + 1) 2^-41.
-            The sums are exact, so they do not depend on the order of the cases or their distribution over processes.
+        ranks: (L, C, R, K) float64 sums over cases of the area fraction in which the truth has each rank. The fractions
+            of a case add up to 1, to within (M + 1) 2^-41. The sums have no rounding error, so they do not depend on
+            the order of the cases or on the number of processes.
     """
 
     cases: np.ndarray
@@ -39,7 +40,7 @@ class RankHistogram:
 
     @classmethod
     def zeros(cls, num_leads: int, area_mean: AreaMean, num_members: int) -> RankHistogram:
-        """Return the histogram of no case, for L lead times and the channels and regions of `area_mean`."""
+        """Return an empty histogram for L lead times and the channels and regions of `area_mean`."""
         shape = (num_leads, *area_mean.valid_CP.shape[:1], area_mean.shape[1], num_members + 1)
         return cls(np.zeros(num_leads, dtype=np.int64), num_members, np.zeros(shape))
 
@@ -48,16 +49,16 @@ class RankHistogram:
 
         Args:
             lead: index of the lead time.
-            frequency_CRK: frequency of each of the K = M + 1 ranks, adding up to 1.
+            frequency_CRK: area fraction in which the truth has each rank, adding up to 1 over K.
         """
         self.ranks[lead] += np.rint(frequency_CRK * _ROUNDING) / _ROUNDING
         self.cases[lead] += 1
 
     def __add__(self, other: RankHistogram) -> RankHistogram:
-        """Return the sums over the cases of both.
+        """Return the histogram of the cases of both.
 
         Raises:
-            DataError: if the two are of ensembles of different size.
+            DataError: if the ensembles have different numbers of members.
         """
         if self.num_members != other.num_members:
             raise DataError(
@@ -68,16 +69,17 @@ class RankHistogram:
         return RankHistogram(self.cases + other.cases, self.num_members, self.ranks + other.ranks)
 
     def frequencies(self) -> np.ndarray:
-        """Return the relative frequency of each rank, (L, C, R, M + 1), adding up to 1; NaN without a case."""
+        """Return the relative frequency of each rank, (L, C, R, K), adding up to 1 over K; NaN without a case."""
         with np.errstate(invalid="ignore"):
             return self.ranks / self.cases[:, None, None, None]
 
     def metrics(self) -> dict[str, np.ndarray]:
-        """Return metric -> (L, C, R) float64, NaN without a case.
+        """Return metric name -> (L, C, R) float64, NaN without a case.
 
-        - ``rank_deviation``: sum over ranks of the distance of the frequency from 1 / (M + 1). It is 0 for a flat
-          histogram, and 2 M / (M + 1) if every truth has the same rank. Sampling alone makes it positive. It is the
-          reliability index of Delle Monache et al. 2006 (doi:10.1029/2005JD006917).
+        - ``rank_deviation``: sum over ranks of the absolute difference between the frequency and 1 / (M + 1). It is 0
+          for a flat histogram and 2 M / (M + 1) if the truth always has the same rank. With few cases it is positive
+          even for a perfect ensemble. It is the reliability index of Delle Monache et al. 2006
+          (doi:10.1029/2005JD006917).
         - ``rank_outliers``: frequency of a truth outside the ensemble, divided by the 2 / (M + 1) of a flat histogram.
           Above 1 the spread is too small (or there is a bias), below 1 it is too large.
         """

@@ -1,4 +1,7 @@
-"""Points of reliability diagrams, kept case by case for their confidence intervals.
+"""Points of reliability diagrams, kept for each case so that their confidence intervals can be computed.
+
+A point shows the observed frequency of an event where one probability, or one of a few neighbouring probabilities, was
+forecast.
 
 Shapes: N cases, L lead times, E events, R regions, K = M + 1 probabilities of M members, B points of a diagram.
 """
@@ -24,15 +27,15 @@ POINT_NAMES = ("diagram_probability", "diagram_frequency", OBSERVED_FREQUENCY)
 
 @dataclass
 class ReliabilityStatistics(CaseStatistics):
-    """Area means of each case, float64; each (N cases, L lead times, E B points of all events, R regions).
+    """Area means of the points of all events for each case and lead time, each (N, L, E B, R) float64.
 
-    The points of an event follow one another.
+    In the third dimension the B points of the first event come first, then those of the second event, and so on.
 
     Attributes:
-        frequency: area fraction of the cells whose forecast probability falls into the point; the points of an event
-            add up to 1.
-        probability: area mean of the probability in these cells, with 0 in all others.
-        occurrence: area fraction of these cells in which the event then happened.
+        frequency: area fraction of the region in which a probability of the point was forecast; the fractions of the
+            points of an event add up to 1.
+        probability: area mean of the forecast probability, counted as 0 where no probability of the point was forecast.
+        occurrence: area fraction of the region in which a probability of the point was forecast and the event happened.
     """
 
     frequency: np.ndarray
@@ -43,7 +46,8 @@ class ReliabilityStatistics(CaseStatistics):
     def build(cls, events: EventStatistics) -> Self:
         """Return the points of all events.
 
-        Each probability has a point. If there are more than 11, neighbouring ones share a point, so that there are 11.
+        Each forecast probability has its own point. With more than 11 probabilities, neighbouring ones are pooled into
+        11 points.
         """
         num_probabilities = events.num_members + 1
         num_points = min(num_probabilities, MAX_POINTS)
@@ -63,12 +67,14 @@ class ReliabilityStatistics(CaseStatistics):
         )
 
     def metrics_from_means(self, means: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Return each of `POINT_NAMES` -> (L, E B, R): forecast probability, its frequency, observed frequency.
-
-        The first and the last are NaN for a point that was never forecast.
+        """Return mean forecast probability, its frequency and the observed frequency of each point.
 
         Args:
-            means: name of an attribute -> its means over cases, (L, E B, R).
+            means: name of each attribute -> its means over cases, of any shape.
+
+        Returns:
+            Each of `POINT_NAMES` -> values of this shape. Forecast probability and observed frequency are NaN for a
+            point of which no probability was ever forecast.
         """
         frequency = means["frequency"]
         with np.errstate(invalid="ignore"):
@@ -81,17 +87,18 @@ class ReliabilityStatistics(CaseStatistics):
     def contributions(
         self, cases: Mapping[str, np.ndarray], means: Mapping[str, np.ndarray], metrics: Mapping[str, np.ndarray]
     ) -> dict[str, np.ndarray]:
-        """See `CaseStatistics.contributions`; of the observed frequency alone."""
+        """Return the contribution of each case to the observed frequency; see `CaseStatistics.contributions`."""
         return {OBSERVED_FREQUENCY: cases["occurrence"] - metrics[OBSERVED_FREQUENCY] * cases["frequency"]}
 
     def observed_intervals(self, leads: np.ndarray) -> np.ndarray:
-        """Return the ends of the 95 % interval of the observed frequency, (2, L, E B, R).
-
-        They are those of `credit.verify.significance.bootstrap.confidence_intervals`. They are NaN for lead times
-        without an interval, and for a point so rare that a resample may lack it.
+        """Return the 95 % interval of the observed frequency, see `credit.verify.significance.bootstrap`.
 
         Args:
             leads: (L,) lead times in minutes.
+
+        Returns:
+            (2, L, E B, R), lower and upper end. They are NaN for lead times with too few blocks for an interval, and
+            for a point that is forecast so rarely that it is missing in a bootstrap resample.
         """
         ends = np.full((2, *self.frequency.shape[1:]), np.nan)
         for number, lead in enumerate(leads.tolist()):

@@ -1,14 +1,15 @@
 """SEEPS, the stable equitable error in probability space, of deterministic forecasts of accumulated precipitation.
 
-Rodwell et al. 2010 (doi:10.1002/qj.656). There are three categories, dry, light and heavy, whose thresholds depend on
-the climate of each cell. The climatological probability of dry is p1. Light is twice as likely as heavy, whose
-probability is p3 = (1 - p1) / 3. The penalty is half the sum of the errors in two questions, "wet?" and "heavy?". A
-miss costs 1 over the probability of the category, and a false alarm 1 over the probability of its absence. So the
-expectation is 1 for a constant forecast and for one drawn from the climatology, and 0 for a perfect one.
+Rodwell et al. 2010 (doi:10.1002/qj.656). There are three categories: dry, light and heavy. The climatological
+probability of dry is p1. The threshold between light and heavy is chosen for each cell so that light is twice as likely
+as heavy, whose probability then is p3 = (1 - p1) / 3. The score treats a forecast as the answers to two questions, "is
+it wet?" and "is it heavy?". A missed category costs 1 / (its climatological probability), and a false alarm costs
+1 / (1 - this probability). The penalty is half the sum of the costs of both answers. Its expectation is 0 for a perfect
+forecast, and 1 for a constant forecast or one drawn at random from the climatology.
 
-SEEPS is defined for sums over a period (a day in the paper), not for rates at a time.
+SEEPS is defined for sums over a period (a day in the paper), not for instantaneous rates.
 
-Shapes: N cases, L lead times, C channels of precipitation, R regions, M members, P cells.
+Shapes: N cases, L lead times, C channels of precipitation, R regions, M members, H x W = P cells.
 """
 
 from __future__ import annotations
@@ -22,21 +23,27 @@ import numpy as np
 from credit.verify.statistics.area_mean import AreaMean
 from credit.verify.statistics.case_statistics import CaseStatistics
 
-# Less than this is dry.
+# Precipitation below this sum is the category dry.
 DRY_BELOW_MM = 0.25
 # In drier and wetter climates the penalties are too large to be stable (Rodwell et al. 2010).
 DRY_PROBABILITIES = (0.1, 0.85)
 
 
 def is_seeps_defined(dry_probability: np.ndarray) -> np.ndarray:
-    """Return True where SEEPS is defined: the climatological probability of dry (...) is in `DRY_PROBABILITIES`."""
+    """Return a mask, True where the climatological probability of dry lies within `DRY_PROBABILITIES`.
+
+    Elsewhere SEEPS is not defined.
+
+    Args:
+        dry_probability: (...) climatological probability of dry; NaN gives False.
+    """
     return (dry_probability >= DRY_PROBABILITIES[0]) & (dry_probability <= DRY_PROBABILITIES[1])
 
 
 def compute_seeps_penalty(
     forecast: np.ndarray, truth: np.ndarray, dry_probability: np.ndarray, heavy_above: np.ndarray
 ) -> np.ndarray:
-    """Return the penalty of each cell; the formula is that of the module.
+    """Return the SEEPS penalty of each cell, see the module docstring.
 
     Args:
         forecast: (...) precipitation in mm; dry is below `DRY_BELOW_MM`.
@@ -57,12 +64,12 @@ def compute_seeps_penalty(
 
 
 def _binary_penalty(forecast: np.ndarray, truth: np.ndarray, probability: np.ndarray) -> np.ndarray:
-    """Return the penalty of a yes-or-no forecast of a category, (...) float64.
+    """Return the cost of the forecast that a category does or does not happen, (...) float64.
 
     Args:
         forecast: (...) bool, True if the category is forecast.
         truth: (...) bool, True if the category happened.
-        probability: (...) climatological probability of the category; NaN gives NaN.
+        probability: (...) climatological probability of the category. The cost is NaN where it is NaN.
     """
     wrong = np.where(truth, 1 / probability, 1 / (1 - probability))
     # The product, rather than 0, is NaN where the probability is.
@@ -71,14 +78,14 @@ def _binary_penalty(forecast: np.ndarray, truth: np.ndarray, probability: np.nda
 
 @dataclass
 class SeepsStatistics(CaseStatistics):
-    """Area means of the penalties of each case, each (N, L, C, R) float64.
+    """Area means of the penalties for each case and lead time, each (N, L, C, R) float64.
 
-    For an ensemble they are means over members, each as a forecast of its own. The ensemble mean has light rain where
-    only some members have rain, so its categories are not those of any weather.
+    The penalty of an ensemble is the mean of the penalties of its members. The ensemble mean is not scored, because it
+    has light rain wherever only some members have rain, which is unrealistic.
 
     Attributes:
-        penalty: area mean of the penalty, with 0 in cells where SEEPS is not defined.
-        area: area fraction of the cells where SEEPS is defined; the score is `penalty` / `area`.
+        penalty: area mean of the penalty over the whole region, counted as 0 in cells where SEEPS is not defined.
+        area: area fraction of the region in which SEEPS is defined; the score is `penalty` / `area`.
     """
 
     penalty: np.ndarray
@@ -88,7 +95,7 @@ class SeepsStatistics(CaseStatistics):
     def empty(
         cls, initial_times: np.ndarray, num_leads: int, num_channels: int, num_regions: int, num_members: int = 1
     ) -> Self:
-        """Return statistics of the cases with `initial_times`, (N,) in minutes; they are NaN until cases are added."""
+        """Return statistics, filled with NaN, of the cases with these initial times, (N,) in minutes."""
         shape = len(initial_times), num_leads, num_channels, num_regions
         penalty = np.full(shape, np.nan)
         area = np.full(shape, np.nan)
@@ -107,14 +114,14 @@ class SeepsStatistics(CaseStatistics):
         """Add one channel of one case at one lead time.
 
         Args:
-            index: indices of the case, the lead time and the channel of precipitation.
+            index: (index of the case, index of the lead time, index among the channels of precipitation).
             area_mean: area means over the regions.
-            channel: index of the channel in `area_mean`, for its mask.
-            members_MP: precipitation of each member in mm, any value where masked.
-            truth_P: precipitation of the truth in mm, any value where masked.
-            dry_probability_P: probability of dry in the climate of the valid time.
-            heavy_above_P: threshold of heavy precipitation in mm in this climate. A missing threshold in a cell where
-                SEEPS is defined makes the score NaN.
+            channel: index of the channel in `area_mean`, whose mask applies.
+            members_MP: precipitation of each member in mm; masked cells may hold any value.
+            truth_P: precipitation of the truth in mm; masked cells may hold any value.
+            dry_probability_P: climatological probability of dry at the time of the year of the valid time.
+            heavy_above_P: climatological threshold of heavy precipitation in mm at this time of the year. NaN in a cell
+                where SEEPS is defined makes the score NaN.
 
         Raises:
             DataError: if the number of members differs from other cases.
@@ -130,12 +137,12 @@ class SeepsStatistics(CaseStatistics):
         self.area[index] = area_R
 
     def metrics_from_means(self, means: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Return ``seeps`` -> (L, C, R): 0 is perfect, 1 no skill; NaN for a region in which no cell is scored."""
+        """Return {"seeps": (L, C, R)}: 0 is perfect, 1 is no skill, NaN is a region where SEEPS is nowhere defined."""
         with np.errstate(invalid="ignore"):
             return {"seeps": means["penalty"] / means["area"]}
 
     def contributions(
         self, cases: Mapping[str, np.ndarray], means: Mapping[str, np.ndarray], metrics: Mapping[str, np.ndarray]
     ) -> dict[str, np.ndarray]:
-        """See `CaseStatistics.contributions`."""
+        """Return the contribution of each case to SEEPS; see `CaseStatistics.contributions`."""
         return {"seeps": cases["penalty"] - metrics["seeps"] * cases["area"]}

@@ -1,7 +1,8 @@
 """Power spectra by total wavenumber, from a spherical-harmonic analysis on a latitude-longitude grid.
 
-The powers of a field add up to the mean of its square (Parseval). Degrees above `max_wavenumber`, which the grid does
-not resolve, are left out; so are those that the source grid of a regridded field does not resolve.
+The total wavenumber is the degree l of the spherical harmonics. The powers of a field at all wavenumbers add up to the
+global mean of its square (Parseval's theorem). Wavenumbers that the grid does not resolve are left out, and so are
+those that the source grid of a regridded field does not resolve.
 
 Shapes: H x W cells, K total wavenumbers.
 """
@@ -17,11 +18,11 @@ from credit.physics.spherical_harmonics import build_analysis_matrices, max_wave
 
 
 class SphericalSpectrum:
-    """Analysis of the power of fields on one grid by total wavenumber.
+    """Spherical-harmonic analysis that computes the power of fields on one grid by total wavenumber.
 
     Args:
         grid: grid of the fields.
-        source_grids: grids that the fields were regridded from; wavenumbers that one of them does not resolve are left
+        source_grids: grids from which the fields were regridded; wavenumbers that one of them does not resolve are left
             out.
 
     Attributes:
@@ -38,7 +39,7 @@ class SphericalSpectrum:
         """Return the power of fields by total wavenumber.
 
         Args:
-            fields: (..., H, W).
+            fields: (..., H, W) fields without missing values.
 
         Returns:
             (..., K) float64 power at each of `wavenumbers`, in the square of the units of the fields.

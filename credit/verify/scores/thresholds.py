@@ -1,6 +1,9 @@
 """Thresholds and climatological probabilities of each cell, for events and for the categories of SEEPS.
 
-Shapes: E events, S channels of precipitation, K times of a season, P cells.
+They are computed from a sample of the training period for each five-day season of the year, see
+`credit.verify.scores.climatological_sample`.
+
+Shapes: C channels, K times in the sample of a season, H x W = P cells.
 """
 
 from __future__ import annotations
@@ -30,22 +33,22 @@ _PRECIPITATION_STANDARD_NAMES = ("precipitation_amount", "lwe_thickness_of_preci
 
 # Sign of an event -> its side in words.
 _SIDES = {1: "above", -1: "below"}
-# Threshold and probability of one event, or probability of dry and heavy threshold of one precipitation channel.
+# (threshold, probability) of an event, or (probability of dry, threshold of heavy) of a precipitation channel.
 ThresholdPair = tuple[np.ndarray, np.ndarray]
 
 
 @dataclass(frozen=True)
 class Event:
-    """An event that is scored.
+    """Event that is scored: a channel is above or below a threshold.
 
     Attributes:
-        name: key in ``verification.events``.
+        name: key of the event in ``verification.events``.
         channel: index of the channel of the event among the scored channels.
-        sign: 1 for values above the threshold, -1 for values below it.
-        threshold: threshold in the units of the data, rounded to float32 as fields are, so that a field with this value
-            equals it; None if the threshold is a quantile.
-        quantile: threshold as a quantile of the climate (0 to 1); None if the threshold is a number.
-        definition: description of the event in words.
+        sign: 1 if the event is a value above the threshold, -1 if it is a value below it.
+        threshold: threshold in the units of the data; None if `quantile` defines it. It is rounded to float32 like the
+            fields, so that a field value that equals it is not taken for one above it.
+        quantile: quantile of the climate (0 to 1) that is the threshold; None if `threshold` defines it.
+        definition: definition of the event in words, such as "t2m above 300 K".
     """
 
     name: str
@@ -57,13 +60,13 @@ class Event:
 
     @classmethod
     def build(cls, name: str, config: EventConfig, channel: int, units: str) -> Event:
-        """Return the event of a config section.
+        """Return the event that a config section defines.
 
         Args:
-            name: key in ``verification.events``.
-            config: section of the event.
+            name: key of the event in ``verification.events``.
+            config: config section of the event.
             channel: index of the channel of the event among the scored channels.
-            units: units of the channel, for the description.
+            units: units of the channel, for the definition in words.
         """
         # The config has exactly one of the four keys.
         if config.above is None and config.above_quantile is None:
@@ -84,7 +87,7 @@ class Event:
 
 @dataclass(frozen=True)
 class Precipitation:
-    """A channel of accumulated precipitation.
+    """Channel of accumulated precipitation for which SEEPS is computed.
 
     Attributes:
         channel: index of the channel among the scored channels.
@@ -101,7 +104,7 @@ def build_events(
     """Return the events of ``verification.events``.
 
     Args:
-        events: name -> section of the event in the config.
+        events: event name -> its config section.
         channels: the scored channels.
         attributes: variable -> its attributes, of which ``units`` is used.
 
@@ -127,13 +130,14 @@ def find_precipitation_channels(
     """Return the channels for which SEEPS is computed.
 
     Args:
-        requested: channels of ``verification.seeps``; None takes all channels of accumulated precipitation, which are
-            found by their names, attributes and units.
+        requested: channel names of ``verification.seeps``. None takes all channels of accumulated precipitation, which
+            are recognised by their names, attributes and units.
         channels: the scored channels.
         attributes: variable -> its attributes ``units``, ``standard_name`` and ``temporal``.
 
     Raises:
-        ConfigError: if a requested channel is not scored, is not a sum over the step, or is not in units of depth.
+        ConfigError: if a requested channel is not scored, is not a sum over the time step, or has units that are not a
+            depth of water.
     """
     names = [channel.name for channel in channels]
     for name in requested or ():
@@ -172,17 +176,19 @@ def find_precipitation_channels(
 def has_climate(
     events: Sequence[Event], climate: ClimatologicalSample, valid_times: np.ndarray, period: str, calendar: Calendar
 ) -> bool:
-    """Return True if the training period has enough times for the climate of every valid time; else log a warning.
+    """Return whether the training period has enough times for the climate of every valid time.
+
+    If it has not, a warning is logged. Events with a fixed threshold are then scored without skill.
 
     Args:
         events: the scored events.
         climate: sample of the training period.
-        valid_times: (N,) valid times in minutes.
-        period: description of the training period.
+        valid_times: valid times in minutes, a one-dimensional array.
+        period: description of the training period, for messages.
         calendar: calendar of the times.
 
     Raises:
-        ConfigError: if it has not, and the threshold of an event is a quantile of the climate.
+        ConfigError: if there are too few times and the threshold of an event is a quantile of the climate.
     """
     num_times, minutes = climate.smallest_season(valid_times)
     if num_times >= MIN_TIMES:
@@ -205,16 +211,16 @@ def has_climate(
 
 
 class EventThresholds:
-    """Thresholds and climatological probabilities of events and of precipitation at a valid time.
+    """Thresholds and climatological probabilities of events and of precipitation at any valid time.
 
     Args:
         events: the scored events.
-        precipitation: channels of SEEPS.
-        climate: sample of the training period; None if it is too small.
-        climate_index: index of a channel among the scored channels -> its index among the channels of the climate.
+        precipitation: channels for which SEEPS is computed.
+        climate: sample of the training period; None if the period is too short.
+        climate_index: index of a channel among the scored channels -> its index among the channels of `climate`.
         cells: number P of cells.
-        cached_seasons: number of seasons whose thresholds are cached; forecasts that are scored side by side need
-            several.
+        cached_seasons: number of seasons whose thresholds are cached. It must cover the valid times of all forecasts
+            that are scored together as a group.
     """
 
     def __init__(
@@ -234,20 +240,21 @@ class EventThresholds:
         self._compute_cached = lru_cache(maxsize=cached_seasons)(self._compute)
 
     def thresholds_at(self, minutes: int) -> tuple[list[ThresholdPair], list[ThresholdPair]]:
-        """Return the thresholds at a valid time in minutes.
+        """Return the thresholds and climatological probabilities at a valid time in minutes.
 
         Returns:
-            Two lists: (threshold, climatological probability) of each event, and (probability of dry, threshold of
-            heavy precipitation in mm) of each channel of SEEPS. All arrays are (P,), or (1,) if the value is the same
-            everywhere. Thresholds of events "below" have the opposite sign, as values that are compared with them must
-            have. Probabilities and thresholds of SEEPS are NaN if the climate is not known.
+            Two lists. The first has (threshold, climatological probability) of each event. The second has (probability
+            of dry, threshold of heavy precipitation in mm) of each channel of SEEPS. All arrays are (P,), or (1,) if
+            the value is the same in all cells. The threshold of an event "below" is multiplied by -1; values must be
+            multiplied by -1 too before they are compared with it. Without a climate, all probabilities and the
+            thresholds of SEEPS are NaN.
         """
         if self._climate is None:
             return self._compute_cached(None)
         return self._compute_cached(self._climate.season_of(minutes))
 
     def _compute(self, season: Season | None) -> tuple[list[ThresholdPair], list[ThresholdPair]]:
-        """Return the thresholds of a season as `thresholds_at` does; None if the climate is not known."""
+        """Return the thresholds of a season in the form of `thresholds_at`; `season` is None without a climate."""
         # Without a climate events have thresholds in the units of the data only, and precipitation has none.
         if self._climate is None or season is None:
             unknown = np.full(self._cells, np.nan)
@@ -267,15 +274,16 @@ class EventThresholds:
 def compute_event_threshold(event: Event, values_KP: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return threshold and climatological probability of an event.
 
-    The probability is the frequency with which the climate exceeds the threshold. For a quantile q it is 1 - q, but
-    less where many values are equal, as in dry places.
+    The probability is the frequency of the event in the sample. For an event above the quantile q it is about 1 - q,
+    but less where many values are equal, as in dry places.
 
     Args:
         event: the event.
-        values_KP: sample of the climate of its channel, in the units of the data.
+        values_KP: sample of the climate of the event's channel, in the units of the data.
 
     Returns:
-        Threshold times the sign of the event, (P,) for a quantile and (1,) for a number; and probability, (P,).
+        Two arrays. The first is the threshold multiplied by the sign of the event, (P,) if it is a quantile of each
+        cell and (1,) if it is a fixed number. The second is the probability, (P,).
     """
     if event.quantile is not None:
         threshold = np.quantile(values_KP, event.quantile, axis=0)
@@ -286,12 +294,13 @@ def compute_event_threshold(event: Event, values_KP: np.ndarray) -> tuple[np.nda
 
 
 def seeps_thresholds(values_KP: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the probability of dry, and the threshold in mm that a third of the wet values exceed, (P,) each.
+    """Return the climatological probability of dry, and the threshold of heavy precipitation in mm, each (P,).
 
-    The threshold is the quantile 2/3 of the wet values, with linear interpolation; NaN where all values are dry.
+    The threshold is the quantile 2/3 of the wet values, linearly interpolated, so a third of them exceed it. It is NaN
+    where all values are dry.
 
     Args:
-        values_KP: sample of the climate of precipitation in mm.
+        values_KP: sample of the climate of precipitation, in mm.
     """
     # The wet values are the last ones of the sorted values.
     sorted_KP = np.sort(values_KP, axis=0)

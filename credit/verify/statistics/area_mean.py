@@ -1,11 +1,13 @@
-"""AreaMean: area-weighted means of fields over regions.
+"""Area-weighted means of fields over regions.
 
-Along a row of cells the weights of all regions change in a few places only. Fields are therefore summed over segments
-of cells with constant weights by compiled kernels (`credit.verify.statistics.kernels`), and only the sums are weighted.
+Along a row of cells the area weights change only where a region begins or ends. A segment is a run of cells of one row
+with constant weights. Compiled kernels (`credit.verify.statistics.kernels`) sum the fields over each segment, and only
+these few sums are multiplied by the weights.
 
-A channel group is one channel, or the two components of a wind vector. Its sums are computed together by one thread.
+A channel group is one channel, or the two components of a wind vector. One thread computes all sums of a group.
 
-Shapes: C channels, V wind vectors, X = C + V rows, R regions, H x W = P cells, S segments, K or L sums.
+Shapes: C channels, V wind vectors, X = C + V rows of the score table (channels, then wind vectors), R regions,
+H x W = P cells, S segments, K sums (such as error, squared error, ...) of each channel, L sums of each wind vector.
 """
 
 from __future__ import annotations
@@ -20,28 +22,30 @@ from credit.errors import DataError
 from credit.utils.threads import thread_map
 from credit.verify.statistics.kernels import field_sums, weighted_sums
 
-# Function of the index of a channel that writes its sums into an array (K, S).
+# Function of the index of a channel and of an array (K, S), into which it writes the sums of the channel.
 SumChannel = Callable[[int, np.ndarray], None]
-# Function of the indices of one channel, (1,), or of the two components of a wind vector, (2,). It writes their sums
-# into an array (1 or 2, K, S) and those of the vector into (L, S), which is (0, S) for one channel.
+# Function of the indices of the channels of a group, (1,) or (2,), and of two output arrays. It writes the sums of the
+# channels into the first, (1 or 2, K, S), and those of the wind vector into the second, (L, S). The second is (0, S)
+# for a group of one channel.
 SumChannelGroup = Callable[[np.ndarray, np.ndarray, np.ndarray], None]
 
 
 class AreaMean:
-    """Area-weighted means over regions. Masked cells are left out and the weights renormalised.
+    """Computation of area-weighted means over regions, without masked cells.
 
     Args:
         channels: the C channels of the fields.
         masks: variable -> (H, W) bool, True where the variable is always missing.
         weights: (R, H, W) area weights from `credit.verify.statistics.regions.region_weights`.
-        winds: (index of u, index of v) of V wind vectors among the channels, whose masks are equal.
+        winds: (index of u, index of v) of each of the V wind vectors. The indices refer to `channels`; both components
+            must have the same mask.
 
     Attributes:
         names: names of the channels.
-        valid_CP: bool, False where masked.
+        valid_CP: bool, True in cells that are not masked.
         is_masked: (C,) bool, True for a channel with masked cells.
-        segments: indices of the first cell of each segment and of the cell after its last one, (S,) each.
-        shape: (X, R): number of rows and of regions.
+        segments: two arrays (S,), the index of the first cell of each segment and that of the cell after its last one.
+        shape: (X, R), the numbers of rows of the score table and of regions.
     """
 
     def __init__(
@@ -76,11 +80,11 @@ class AreaMean:
         """Return fields (C, H, W) as (C, P) float64 with masked cells set to 0.
 
         Args:
-            fields_CHW: the fields.
+            fields_CHW: the fields; masked cells may hold any value.
             description: name of the fields in an error message.
 
         Raises:
-            DataError: as `require_finite`.
+            DataError: if a value is not finite in a cell that is not masked.
         """
         self.require_finite(fields_CHW, description)
         fields_CP = fields_CHW.reshape(self.valid_CP.shape).astype(np.float64)
@@ -90,14 +94,14 @@ class AreaMean:
     def require_finite(self, fields_CHW: np.ndarray, description: str) -> None:
         """Require a finite value in every cell that is not masked.
 
-        A forecast that became unstable must not be scored as one with fewer cells.
+        Otherwise a forecast that became unstable would be scored on the remaining cells only.
 
         Args:
             fields_CHW: the fields, (C, H, W) or (C, P).
-            description: name of the forecast and its time in the error.
+            description: name and time of the fields in the error message.
 
         Raises:
-            DataError: if a value outside the mask is missing.
+            DataError: if a value is not finite in a cell that is not masked.
         """
         fields_CP = fields_CHW.reshape(self.valid_CP.shape)
         for name, field_P, valid_P in zip(self.names, fields_CP, self.valid_CP, strict=True):
@@ -109,22 +113,23 @@ class AreaMean:
                 )
 
     def channel_values(self, fields: np.ndarray, channel: int) -> np.ndarray:
-        """Return the values of a channel of `fields` (C, H, W) or (C, P) as (P,), with 0 where it is masked."""
+        """Return one channel of `fields`, which are (C, H, W) or (C, P), as (P,) with 0 in masked cells."""
         values_P = fields[channel].reshape(-1)
         if self.is_masked[channel]:
             return np.where(self.valid_CP[channel], values_P, values_P.dtype.type(0))
         return values_P
 
     def reduce_channels(self, count: int, sum_channel: SumChannel, fields: Mapping[str, np.ndarray]) -> np.ndarray:
-        """Return K means over each region, (K, C, R) float64.
+        """Return K area means of each channel in each region, (K, C, R) float64, computed by several threads.
 
         Args:
-            count: number K of sums.
-            sum_channel: function that writes the K sums of one channel over each of `segments`.
-            fields: description -> (C, H, W) or (C, P), the fields that are summed; for the error message.
+            count: number K of quantities that are averaged, for example 2 for the error and its square.
+            sum_channel: function that writes the sums of the K quantities of one channel over each segment.
+            fields: description -> field (C, H, W) or (C, P) from which the sums are computed. If a sum is not finite,
+                these fields are searched for the reason, and the error message contains the description.
 
         Raises:
-            DataError: as `require_finite`.
+            DataError: if a value of `fields` is not finite in a cell that is not masked.
         """
         sums_KCR = np.empty((count, *self._norm_CR.shape))
 
@@ -139,17 +144,17 @@ class AreaMean:
     def reduce_channels_and_winds(
         self, counts: tuple[int, int], sum_group: SumChannelGroup, fields: Mapping[str, np.ndarray]
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return K means of each channel, (K, C, R), and L means of each wind vector, (L, V, R), float64.
+        """Return K area means of each channel, (K, C, R), and L of each wind vector, (L, V, R), both float64.
 
         A vector and its components are summed together, while they are in the processor's cache.
 
         Args:
-            counts: numbers K and L of sums.
-            sum_group: function that writes the sums of one channel group over each of `segments`.
-            fields: as in `reduce_channels`.
+            counts: (K, L), the numbers of quantities that are averaged.
+            sum_group: function that writes the sums of one channel group over each segment.
+            fields: fields from which the sums are computed, see `reduce_channels`.
 
         Raises:
-            DataError: as `require_finite`.
+            DataError: if a value of `fields` is not finite in a cell that is not masked.
         """
         channel_count, vector_count = counts
         channel_sums_KCR = np.empty((channel_count, len(self.names), self.shape[1]))
@@ -171,33 +176,42 @@ class AreaMean:
         return channel_means, vector_means
 
     def means_of_channel(self, values_KP: np.ndarray, channel: int) -> np.ndarray:
-        """Return the means over each region of K fields that belong to one channel, (K, R).
+        """Return the area means over each region of K fields that were derived from one channel, (K, R).
 
         Args:
-            values_KP: K fields, 0 in cells that do not count.
-            channel: index of the channel, whose mask gives the area of the mean.
+            values_KP: K fields, which must be 0 in masked cells.
+            channel: index of the channel; the means are over its cells that are not masked.
         """
         return _divide(self._weighted_sum(values_KP), self._norm_CR[channel])
 
     def append_vectors(self, means_CR: np.ndarray) -> np.ndarray:
-        """Return means of channels (C, R) as rows (X, R): then follows, for each vector, the sum of its components."""
+        """Return means of the channels, (C, R), and after them the sum over both components of each vector: (X, R)."""
         vector_means_VR = means_CR[self._u_index] + means_CR[self._v_index]
         return np.concatenate([means_CR, vector_means_VR])
 
     def _new_sums(self, *shape: int) -> np.ndarray:
-        """Return an uninitialised array of sums over segments, (*shape, S)."""
+        """Return an uninitialised float64 array (*shape, S) for sums over segments."""
         return np.empty((*shape, len(self._weights_SR)))
 
     def _divide_by_norm(self, sums: np.ndarray, norm: np.ndarray, fields: Mapping[str, np.ndarray]) -> np.ndarray:
-        """Return the means, given weighted sums and the weight of the valid cells; see `reduce_channels`."""
-        # Values that are not finite make the sums so; only then are all cells looked at, to name the field.
+        """Return weighted sums (..., R) divided by the weight of the valid cells.
+
+        Args:
+            sums: (K, C, R) or (L, V, R) weighted sums.
+            norm: (C, R) or (V, R) weight of the cells that are not masked.
+            fields: fields from which the sums were computed, see `reduce_channels`.
+
+        Raises:
+            DataError: if a sum is not finite because a value of `fields` is not.
+        """
+        # A value that is not finite makes its sum not finite. Only then are all cells searched, to name the field.
         if not np.isfinite(sums).all():
             for description, values in fields.items():
                 self.require_finite(np.asarray(values), description)
         return _divide(sums, norm)
 
     def _weighted_sum(self, values_KP: np.ndarray) -> np.ndarray:
-        """Return the weighted sums over each region, (K, R) float64."""
+        """Return the area-weighted sums of K fields over each region, (K, R) float64."""
         segment_sums = self._new_sums(len(values_KP), 1)
         for values_P, out in zip(values_KP, segment_sums, strict=True):
             field_sums(values_P, self.segments, out)
@@ -207,22 +221,22 @@ class AreaMean:
 
 
 def _divide(sums: np.ndarray, norm: np.ndarray) -> np.ndarray:
-    """Return the means; NaN of a region without a valid cell."""
+    """Return sums / norm; NaN for a region without valid cells, where both are 0."""
     with np.errstate(invalid="ignore"):
         return sums / norm
 
 
 def _find_segments(weights_RHW: np.ndarray) -> tuple[tuple[np.ndarray, np.ndarray], np.ndarray]:
-    """Return the segments of cells with constant weights, and their weights in each region.
+    """Return the segments, and the weight in each region of a cell of each segment.
 
-    A segment lies in one row of cells. Its weight is that of each of its cells. Cells outside all regions are in no
-    segment.
+    A segment lies in one row, and all its cells have the same weights. Cells outside all regions are in no segment.
 
     Args:
-        weights_RHW: area weights of the cells in each region.
+        weights_RHW: area weights of the cells in each region, 0 outside the region.
 
     Returns:
-        The pair (first cells, cells after the last), (S,) indices each; and the weights, (S, R).
+        Two items. The first is a pair of arrays (S,): the index of the first cell of each segment, and that of the cell
+        after its last one. The second is (S, R), the weight of one cell of the segment in each region.
     """
     width = weights_RHW.shape[2]
     starts = []

@@ -1,10 +1,10 @@
-"""Statistics that are kept for every case: all that scores need to know of the fields.
+"""Statistics of each case, from which all scores are computed.
 
-A score is a function of means over cases: the mean comes first, a root last. As every case keeps its own area means,
-partial results of several processes can be joined, and seasons, resampling and paired tests select among the cases
-without a second pass over the fields. All statistics are float64.
+A score is a function of means over cases; a root, as in RMSE, is taken last. Because area means are kept for each case,
+results of several processes can be joined, and seasons, bootstrap resamples and paired tests select cases without a
+second pass over the fields. All statistics are float64.
 
-Shapes: N cases, L lead times, C channels, V wind vectors, X = C + V rows, R regions, M members, P cells.
+Shapes: N cases, L lead times, C channels, V wind vectors, X = C + V rows, R regions, M members, H x W = P cells.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from credit.verify.statistics.error_moments import (
 
 @dataclass
 class CaseStatistics:
-    """Area means of each case of one forecast: float64 arrays whose first two dimensions are cases and lead times.
+    """Area means of one forecast for each case and lead time: float64 arrays (N, L, ...) in the fields of subclasses.
 
     Attributes:
         initial_times: (N,) initial times in minutes, increasing.
@@ -75,10 +75,10 @@ class CaseStatistics:
         return dataclasses.replace(self, initial_times=self.initial_times[is_selected], **arrays)
 
     def require_members(self, num_members: int) -> None:
-        """Require the number of members that all other cases have.
+        """Require that a forecast has the number of members for which these statistics were created.
 
         Raises:
-            DataError: if the two numbers differ, or there is no member.
+            DataError: if the numbers differ or are 0.
         """
         if self.num_members < 1 or num_members != self.num_members:
             raise DataError(
@@ -93,35 +93,35 @@ class CaseStatistics:
         return [name for name in names if name not in ("initial_times", "num_members")]
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """Return the statistics by name, each (N, L, ...)."""
+        """Return statistic name -> its values, (N, L, ...)."""
         return {name: getattr(self, name) for name in self.array_names()}
 
     def case_means(self) -> dict[str, np.ndarray]:
-        """Return the means over all cases of the `resampled` statistics, each (L, X, R)."""
+        """Return statistic name -> its mean over all cases, (L, X, R), for the statistics of `resampled`."""
         return {name: values.mean(axis=0) for name, values in self.resampled().items()}
 
     def resampled(self) -> dict[str, np.ndarray]:
-        """Return name -> (N, L, X, R), the statistics from which confidence intervals are computed."""
+        """Return statistic name -> (N, L, X, R), for the statistics that the bootstrap resamples."""
         return self.arrays()
 
     def metrics(self) -> dict[str, np.ndarray]:
-        """Return metric -> its values over all cases, (L, X, R)."""
+        """Return metric name -> its values over all cases, (L, X, R)."""
         return self.metrics_from_means(self.case_means())
 
     def metrics_from_means(self, means: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Return metric -> its values, from `resampled` statistic -> its means over cases, of any shape."""
+        """Return metric name -> values; `means` maps each statistic of `resampled` to its means, (...), over cases."""
         raise NotImplementedError
 
     def contributions(
         self, cases: Mapping[str, np.ndarray], means: Mapping[str, np.ndarray], metrics: Mapping[str, np.ndarray]
     ) -> dict[str, np.ndarray]:
-        """Return metric -> (N, X, R): the contribution of each case to the metric.
+        """Return metric name -> (N, X, R), the contribution of each case to the metric at one lead time.
 
-        It is exact to first order, up to a factor and a constant.
+        To first order, the metric is a linear function of the mean of the contributions over cases.
 
         Args:
-            cases: `resampled` statistic -> its values at one lead time, (N, X, R).
-            means: `resampled` statistic -> means of these values over cases, (X, R).
+            cases: name of each statistic of `resampled` -> its values at the lead time, (N, X, R).
+            means: name of each statistic of `resampled` -> means of these values over cases, (X, R).
             metrics: result of `metrics_from_means` for these means.
         """
         raise NotImplementedError
@@ -129,17 +129,17 @@ class CaseStatistics:
 
 @dataclass
 class DeterministicStatistics(CaseStatistics):
-    """Area means of each case of one forecast, of an ensemble of its mean; each (N, L, X, R).
+    """Area means of one forecast, or of an ensemble mean, for each case and lead time; each (N, L, X, R).
 
-    The rows are the channels, then the wind vectors, whose squares and products are sums over both components.
+    The X rows are the channels, then the wind vectors. Squares and products of vectors are sums over both components.
 
     Attributes:
-        error: forecast minus truth, in the units of the channel; for a vector that of its length.
+        error: forecast minus truth, in the units of the channel; for a vector the error of its length (wind speed).
         absolute_error: absolute error, in the units of the channel; for a vector the length of the vector error.
-        squared_error: squared error, in squared units, as all that follow.
-        forecast_variance: square of the forecast's anomaly, which is the difference from the climatology.
-        truth_variance: square of the truth's anomaly.
-        covariance: product of the two anomalies.
+        squared_error: squared error; this and all following statistics are in squared units.
+        forecast_variance: squared anomaly (difference from the climatology) of the forecast.
+        truth_variance: squared anomaly of the truth.
+        covariance: product of the anomalies of forecast and truth.
         forecast_activity: variance of the forecast's anomaly about its area mean.
         truth_activity: variance of the truth's anomaly about its area mean.
     """
@@ -155,7 +155,7 @@ class DeterministicStatistics(CaseStatistics):
 
     @classmethod
     def empty(cls, initial_times: np.ndarray, num_leads: int, area_mean: AreaMean, num_members: int = 1) -> Self:
-        """Return statistics of cases with `initial_times`, (N,) in minutes; they are NaN until cases are added."""
+        """Return statistics, filled with NaN, of the cases with these initial times, (N,) in minutes."""
         shape = len(initial_times), num_leads, *area_mean.shape
         arrays = {name: np.full(shape, np.nan) for name in cls.array_names()}
         return cls(np.asarray(initial_times, dtype=np.int64), **arrays, num_members=num_members)
@@ -170,12 +170,12 @@ class DeterministicStatistics(CaseStatistics):
             case: index of the case.
             lead: index of the lead time.
             area_mean: area means of the C channels.
-            forecast: (C, H, W) or (C, P), any value where masked.
+            forecast: (C, H, W) or (C, P) fields; masked cells may hold any value.
             reference: truth and climatology at the valid time, of the same shape.
             description: name of the forecast in error messages.
 
         Raises:
-            DataError: if a value outside the mask is missing.
+            DataError: if a value is not finite in a cell that is not masked.
         """
         moments = compute_error_moments(area_mean, reference, {description: forecast})
         self.add_moments(case, lead, area_mean, moments[description])
@@ -187,7 +187,7 @@ class DeterministicStatistics(CaseStatistics):
             case: index of the case.
             lead: index of the lead time.
             area_mean: area means of the C channels.
-            moments: area means of the errors.
+            moments: error moments of the forecast.
         """
         index = case, lead
         self.error[index] = np.concatenate([moments.error, moments.speed_error])
@@ -196,7 +196,7 @@ class DeterministicStatistics(CaseStatistics):
         self.forecast_variance[index] = area_mean.append_vectors(moments.forecast_variance)
         self.truth_variance[index] = area_mean.append_vectors(moments.truth_variance)
         self.covariance[index] = area_mean.append_vectors(moments.covariance)
-        # Rounding may leave a little less than zero.
+        # A variance about the area mean is the mean square minus the squared mean; rounding may make it negative.
         forecast_anomaly = moments.truth_anomaly + moments.error
         forecast_activity = np.maximum(moments.forecast_variance - forecast_anomaly**2, 0.0)
         truth_activity = np.maximum(moments.truth_variance - moments.truth_anomaly**2, 0.0)
@@ -204,11 +204,11 @@ class DeterministicStatistics(CaseStatistics):
         self.truth_activity[index] = area_mean.append_vectors(truth_activity)
 
     def metrics(self) -> dict[str, np.ndarray]:
-        """Return metric -> (L, X, R): those of `metrics_from_means`, ``acc_wb2`` and the activities.
+        """Return metric name -> (L, X, R): the metrics of `metrics_from_means`, ``acc_wb2`` and the activities.
 
         ``acc_wb2`` is the mean over cases of their anomaly correlations (WeatherBench 2, Rasp et al. 2024, eq. 6).
-        ``activity`` is the standard deviation in space of the forecast's anomaly, ``activity_truth`` that of the
-        truth's. Variances are averaged over cases before the root is taken.
+        ``activity`` and ``activity_truth`` are the spatial standard deviations of the anomalies of forecast and truth
+        (variances are averaged over cases before the root is taken). ``activity_ratio`` is their quotient.
         """
         means = self.case_means()
         correlation = _correlation(self.covariance, self.forecast_variance * self.truth_variance)
@@ -225,11 +225,11 @@ class DeterministicStatistics(CaseStatistics):
         }
 
     def metrics_from_means(self, means: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Return metric -> its values, for means over cases of any shape; see the base class.
+        """Return metric name -> values, of the shape of the means; see the base class.
 
         - ``rmse``, ``bias``, ``mae``: root of the mean squared error, mean error, mean absolute error.
         - ``acc``: anomaly correlation of all cases pooled, without subtracting the mean anomaly.
-        - ``crps``: for a single forecast the mean absolute error (for a vector the energy score).
+        - ``crps``: the CRPS of a single forecast, which is its mean absolute error; for a vector the energy score.
         """
         return {
             "rmse": np.sqrt(means["squared_error"]),
@@ -240,17 +240,17 @@ class DeterministicStatistics(CaseStatistics):
         }
 
     def crps_of_cases(self) -> np.ndarray:
-        """Return the CRPS of each case, (N, L, X, R): for a single forecast the absolute error."""
+        """Return the CRPS of each case, (N, L, X, R), which for a single forecast is the absolute error."""
         return self.absolute_error
 
     def crps_fair_of_cases(self) -> np.ndarray:
-        """Return the fair CRPS of each case, (N, L, X, R): NaN for a single forecast, which has none."""
+        """Return the fair CRPS of each case, (N, L, X, R), which is NaN because a single forecast has none."""
         return np.full_like(self.absolute_error, np.nan)
 
     def contributions(
         self, cases: Mapping[str, np.ndarray], means: Mapping[str, np.ndarray], metrics: Mapping[str, np.ndarray]
     ) -> dict[str, np.ndarray]:
-        """See `CaseStatistics.contributions`."""
+        """Return the contribution of each case to the metrics with intervals; see `CaseStatistics.contributions`."""
         with np.errstate(invalid="ignore", divide="ignore"):
             product = cases["covariance"] / np.sqrt(means["forecast_variance"] * means["truth_variance"])
             forecast_variance = cases["forecast_variance"] / means["forecast_variance"]
@@ -268,7 +268,7 @@ class DeterministicStatistics(CaseStatistics):
 
 @dataclass
 class EnsembleStatistics(DeterministicStatistics):
-    """Statistics of the mean of an ensemble, and area means of the scores of its members; (N, L, X, R) each.
+    """Statistics of an ensemble mean, and area means of the spread and CRPS of its members; each (N, L, X, R).
 
     Attributes:
         variance: unbiased variance over members, in squared units; for a vector the sum over both components.
@@ -291,23 +291,23 @@ class EnsembleStatistics(DeterministicStatistics):
     def add_members(
         self, case: int, lead: int, area_mean: AreaMean, members_MCP: np.ndarray, truth_CP: np.ndarray, description: str
     ) -> np.ndarray:
-        """Add the members of an ensemble for one case at one lead time; `add` takes their mean.
+        """Add spread and CRPS of the members for one case at one lead time; `add` adds those of the ensemble mean.
 
-        Members that are not contiguous in memory are copied, one channel or wind at a time in each thread.
+        If the members are not contiguous in memory, each thread copies one channel or wind vector at a time.
 
         Args:
             case: index of the case.
             lead: index of the lead time.
             area_mean: area means of the C channels.
-            members_MCP: fields of the members, any value where masked.
-            truth_CP: fields of the truth, any value where masked.
+            members_MCP: fields of the members; masked cells may hold any value.
+            truth_CP: fields of the truth; masked cells may hold any value.
             description: name of the forecast and its time in error messages.
 
         Returns:
-            The frequency of each rank of the truth among the members, (C, R, M + 1), for `RankHistogram`.
+            (C, R, M + 1) area fraction in which the truth has each rank among the members, for `RankHistogram`.
 
         Raises:
-            DataError: if a value outside the mask is missing, or if the number of members differs from other cases.
+            DataError: if a value is not finite in a cell that is not masked, or the number of members is another one.
         """
         num_members = len(members_MCP)
         if num_members != self.num_members:
@@ -346,15 +346,15 @@ class EnsembleStatistics(DeterministicStatistics):
         return np.moveaxis(channel_means[NUM_MEMBER_SUMS:], 0, -1)
 
     def metrics_from_means(self, means: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Return the metrics of `DeterministicStatistics.metrics_from_means` for the ensemble mean, and others.
+        """Return the metrics of the ensemble mean, see `DeterministicStatistics`, and those of the members.
 
         - ``crps``, ``crps_fair``: see `credit.verify.statistics.ensemble_kernels`.
         - ``spread``: root of the mean variance over members.
         - ``spread_skill``: sqrt((M + 1) / M) spread / rmse; 1 for an ensemble that is statistically consistent with the
           truth, below 1 for one with too little spread (Fortin et al. 2014, doi:10.1175/JHM-D-14-0008.1).
-        - ``rmse_member``: root of the mean squared error of single members.
+        - ``rmse_member``: root of the squared error of a member, averaged over members.
 
-        The factor of ``spread_skill``: let truth and members be independent draws of one distribution with variance V.
+        Derivation of ``spread_skill``: let truth and members be independent draws of one distribution with variance V.
         The squared error of the ensemble mean then has the expectation V (M + 1) / M, and the unbiased variance over
         members has V. Both are linear in V, so they hold for means over cells and cases, before the root is taken.
         The mean squared error of members is the squared error of the ensemble mean plus (M - 1) / M of this variance.
@@ -373,7 +373,7 @@ class EnsembleStatistics(DeterministicStatistics):
     def contributions(
         self, cases: Mapping[str, np.ndarray], means: Mapping[str, np.ndarray], metrics: Mapping[str, np.ndarray]
     ) -> dict[str, np.ndarray]:
-        """See `CaseStatistics.contributions`."""
+        """Return the contribution of each case to the metrics with intervals; see `CaseStatistics.contributions`."""
         with np.errstate(invalid="ignore", divide="ignore"):
             spread_skill = cases["variance"] / means["variance"] - cases["squared_error"] / means["squared_error"]
         return super().contributions(cases, means, metrics) | {
@@ -384,9 +384,9 @@ class EnsembleStatistics(DeterministicStatistics):
 
 
 def _make_contiguous(members_MCP: np.ndarray, channels: Sequence[int]) -> tuple[np.ndarray, tuple[int, ...]]:
-    """Return members that are contiguous in memory, and the indices of `channels` in them.
+    """Return members (M, channels, P) that are contiguous in memory, and the indices of `channels` in them.
 
-    Members that are contiguous are returned as they are; of others only `channels` are copied.
+    Contiguous members are returned unchanged, with all channels. Otherwise only `channels` are copied.
     """
     if members_MCP.flags.c_contiguous:
         return members_MCP, tuple(channels)
@@ -395,6 +395,6 @@ def _make_contiguous(members_MCP: np.ndarray, channels: Sequence[int]) -> tuple[
 
 
 def _correlation(covariance: np.ndarray, variance_product: np.ndarray) -> np.ndarray:
-    """Return covariance / sqrt(variance_product), NaN where there is no variance."""
+    """Return covariance / sqrt(variance_product); NaN where the variance is 0."""
     with np.errstate(invalid="ignore", divide="ignore"):
         return covariance / np.sqrt(variance_product)

@@ -5,15 +5,17 @@ doi:10.1198/016214506000001437) is::
 
     CRPS = mean |x_i - y| - D / M^2,          D = sum over pairs i < j of |x_i - x_j|
 
-This is the score of the ensemble's own empirical distribution. Its expectation depends on M: an ensemble drawn from
-the distribution F scores worse than F by 1 / (2 M) of the mean distance of two draws. The fair score (Ferro 2014,
-doi:10.1002/qj.2270) takes D / (M (M - 1)) instead, whose expectation is that of F for every M.
+This is the score of the empirical distribution of the ensemble. Its expectation depends on M: for members drawn from
+a distribution F, it exceeds the CRPS of F by the mean distance of two draws divided by 2 M. The fair score (Ferro 2014,
+doi:10.1002/qj.2270) subtracts D / (M (M - 1)) instead, so its expectation is the CRPS of F for every M.
 
-For sorted values, D = sum over k = 1 .. M of (2 k - M - 1) x_(k), so no pair is ever formed. The energy score of wind
-vectors is the same formula with lengths of vectors instead of absolute values. Vectors have no order, so its time is
-O(M^2).
+For sorted members x_(1) <= ... <= x_(M), D = sum over k = 1 .. M of (2 k - M - 1) x_(k), so that no pairs need to be
+formed. The energy score of wind vectors is the same formula with lengths of vectors instead of absolute values. Vectors
+cannot be sorted, so computing it takes O(M^2) time.
 
-Segments, options and outputs are those of `credit.verify.statistics.kernels`.
+`credit.verify.statistics.kernels` explains the segments, and how kernels are compiled and write their output.
+
+Shapes: M members, C channels, P cells, S segments.
 """
 
 from __future__ import annotations
@@ -33,17 +35,17 @@ _BLOCK_CELLS = 64
 def member_sums(
     members_MCP: np.ndarray, channel: int, truth_P: np.ndarray, valid_P: np.ndarray, segments: Segments, out: np.ndarray
 ) -> None:  # fmt: skip
-    """Write the sums of one channel's members, in time O(M log^2 M).
-
-    A truth that equals t members has t + 1 possible ranks, each of which gets 1 / (t + 1).
+    """Write the sums over each segment that CRPS, spread and rank histogram of one channel need.
 
     Args:
         members_MCP: fields of the members, contiguous in memory.
         channel: index of the channel.
-        truth_P: truth of that channel.
-        valid_P: bool; cells with False do not count, whatever their values.
+        truth_P: truth of this channel.
+        valid_P: bool, False in cells that are left out; they may hold any value.
         segments: the S segments.
-        out: (4 + M, S) output: sums of absolute errors of all members, D, unbiased variance, and each rank 0 to M.
+        out: (4 + M, S) output. Rows 0 to 2 are sums over cells: absolute errors of all members, D (see the module
+            docstring), unbiased variance over members. The other M + 1 rows count the cells in which 0 to M members lie
+            below the truth. A truth equal to t members has t + 1 possible ranks and adds 1 / (t + 1) to each.
     """
     segment_starts, segment_stops = segments
     num_members = members_MCP.shape[0]
@@ -72,7 +74,8 @@ def member_sums(
                     mean_error[i] += error / num_members
                     members_below[i] += 1.0 if error < 0.0 else 0.0
                     members_equal[i] += 1.0 if error == 0.0 else 0.0
-            # The errors are sorted instead of the members, which have the same order and distances.
+            # Errors are sorted instead of members: both have the same order and distances in a cell. Errors of masked
+            # cells are 0 and add nothing to the sums.
             _sort_columns(errors, cells)
             for m in range(num_members):
                 row = errors[m]
@@ -95,13 +98,14 @@ def member_sums(
 # compiled.
 @njit(**OPTIONS)
 def _sort_columns(values: np.ndarray, cells: int) -> None:
-    """Sort the first columns of `values` (M, N), by Batcher's merge exchange (Knuth, vol. 3, 5.2.2, algorithm M).
+    """Sort each of the first columns of `values` in place, by Batcher's merge exchange.
 
-    The rows that it compares do not depend on the values, so all columns are sorted by the same vector instructions.
+    Knuth, The Art of Computer Programming, vol. 3, section 5.2.2, algorithm M. The algorithm compares the same pairs of
+    rows whatever the values are, so all columns are sorted at once by vector instructions.
 
     Args:
-        values: (M, N) values, of which the columns are sorted in place.
-        cells: number of columns to sort.
+        values: (M, N) values, M members of N cells.
+        cells: number of columns to sort; later columns keep their order.
     """
     # The names of Knuth are t = top, p = width, q = reach, r = offset, d = distance; top is the largest power of two
     # below the number of rows.
@@ -137,16 +141,17 @@ def vector_member_sums(
     members_MCP: np.ndarray, pair: tuple[int, int], truth_u: np.ndarray, truth_v: np.ndarray, valid_P: np.ndarray,
     scale: np.float32, segments: Segments, out: np.ndarray,
 ) -> None:  # fmt: skip
-    """Write the sums of the lengths of the members' vector errors and of D.
+    """Write the sums over each segment that the energy score of one wind vector needs.
 
     Args:
-        members_MCP: fields of the members, contiguous in memory; lengths have their precision.
+        members_MCP: fields of the members, contiguous in memory; lengths of vectors are computed in their precision.
         pair: channel indices of the two components.
         truth_u, truth_v: (P,) components of the truth.
-        valid_P: bool; cells with False do not count, whatever their values.
-        scale: power of two as in `credit.verify.statistics.kernels.error_sums`.
+        valid_P: bool, False in cells that are left out; they may hold any value.
+        scale: power of two by which winds are multiplied before they are squared, so that float32 holds the squares.
         segments: the S segments.
-        out: (2, S) output: sums over cells of the lengths of the errors of all members, and of D.
+        out: (2, S) output, the sums over cells of the lengths of the vector errors of all members, and of D (see the
+            module docstring). Both are divided by `scale`, so they are in the units of the winds.
     """
     segment_starts, segment_stops = segments
     num_members = members_MCP.shape[0]
@@ -188,16 +193,16 @@ def vector_member_sums(
 
 
 def crps_from_sums(sums: np.ndarray, num_members: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the standard and the fair CRPS, for vectors the standard and the fair energy score.
+    """Return the standard and the fair CRPS of a channel, or energy score of a wind vector.
 
     Args:
-        sums: (2 or more, ...) from `member_sums` or `vector_member_sums`, or means of these. Only the first two are
-            used: the distances of the members from the truth, and D of this module's docstring.
+        sums: (2 or more, ...) sums from `member_sums` or `vector_member_sums`, or their area means. Only the first two
+            rows are used: the summed distances of the members from the truth, and D (see the module docstring).
         num_members: number of members M.
 
     Returns:
-        The standard and the fair score, (...) each. The fair score of one member is NaN. Both are in the units of the
-        field if `sums` are means over cells.
+        The standard and the fair score, each (...) and in the units of the field if `sums` are area means. The fair
+        score is NaN for M = 1.
     """
     error = sums[0] / num_members
     distances = sums[1]

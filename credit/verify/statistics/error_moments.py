@@ -1,6 +1,8 @@
 """Area means of the errors of several forecasts and of the baselines at one valid time, in one pass over the fields.
 
-Shapes: C channels, V wind vectors, R regions, P cells.
+An anomaly is the difference of a field from the climatology of its valid time.
+
+Shapes: C channels, V wind vectors, R regions, H x W = P cells.
 """
 
 from __future__ import annotations
@@ -28,11 +30,13 @@ _PERSISTENCE, _DAMPED_PERSISTENCE, _CLIMATOLOGY = BASELINES
 
 @dataclass(frozen=True)
 class ReferenceFields:
-    """Truth and climatology at one time, (C, H, W) or (C, P) in the units of the data, with any value where masked.
+    """Truth and climatology at one time.
+
+    All fields are (C, H, W) or (C, P), in the units of the data. Masked cells may hold any value.
 
     Attributes:
         truth: fields of the truth.
-        climatology: fields of the climatology, of the same type as `truth`.
+        climatology: fields of the climatology, of the same dtype and shape as `truth`.
         truth_description: name of the truth in error messages.
         climatology_description: name of the climatology in error messages.
     """
@@ -43,19 +47,19 @@ class ReferenceFields:
     climatology_description: str = "climatology"
 
     def by_description(self) -> dict[str, Fields]:
-        """Return description -> fields, for error messages."""
+        """Return {description: fields} of truth and climatology, the form that `AreaMean` needs for error messages."""
         return {self.truth_description: self.truth, self.climatology_description: self.climatology}
 
 
 @dataclass(frozen=True)
 class BaselineState:
-    """Truth and anomaly at the initial time of a case, from which the baselines of all lead times are computed.
+    """Truth and anomaly at the initial time of a case, from which the baselines at all lead times are computed.
 
     Attributes:
-        fields: (C, H, W) truth at the initial time, any value where masked.
-        anomaly: (C, H, W) difference of the truth from the climatology, 0 where masked.
-        mean: (C, R) area means of the anomaly.
-        variance: (C, R) area means of the squared anomaly.
+        fields: (C, H, W) truth at the initial time; masked cells may hold any value.
+        anomaly: (C, H, W) anomaly at the initial time, 0 in masked cells.
+        mean: (C, R) area mean of the anomaly.
+        variance: (C, R) area mean of the squared anomaly.
     """
 
     fields: np.ndarray
@@ -72,7 +76,7 @@ class BaselineState:
             initial: truth and climatology at the initial time, (C, H, W) each.
 
         Raises:
-            DataError: if a value outside the mask is missing.
+            DataError: if a value is not finite in a cell that is not masked.
         """
         truth = initial.truth
         anomaly = np.empty(truth.shape, truth.dtype)
@@ -91,18 +95,18 @@ class BaselineState:
 class ErrorMoments:
     """Area means of the errors of one forecast at one valid time, from which all its deterministic scores follow.
 
-    They are in the units of the channel; variances, covariance and squared error are in squared units.
+    All are in the units of the channel, or in squared units where they contain a square or a product.
 
     Attributes:
         error: (C, R) mean of forecast minus truth.
         absolute_error: (C, R) mean absolute error.
         squared_error: (C, R) mean squared error.
-        forecast_variance: (C, R) mean square of the forecast's anomaly.
+        forecast_variance: (C, R) mean square of the forecast's anomaly, whose area mean is not subtracted.
         covariance: (C, R) mean product of the anomalies of forecast and truth.
         truth_anomaly: (C, R) mean anomaly of the truth.
-        truth_variance: (C, R) mean square of the truth's anomaly.
-        speed_error: (V, R) mean error of the length of wind vectors.
-        vector_error_length: (V, R) mean length of the vector error.
+        truth_variance: (C, R) mean square of the truth's anomaly, whose area mean is not subtracted.
+        speed_error: (V, R) mean of the forecast wind speed minus the true wind speed.
+        vector_error_length: (V, R) mean length of the difference of the wind vectors of forecast and truth.
     """
 
     error: np.ndarray
@@ -123,23 +127,23 @@ def compute_error_moments(
     descriptions: Mapping[str, str] | None = None,
     baselines: tuple[BaselineState, np.ndarray] | None = None,
 ) -> dict[str, ErrorMoments]:
-    """Return the error moments of several forecasts at one valid time, and of the baselines if they are given.
+    """Return the error moments of several forecasts at one valid time and, if requested, of the three baselines.
 
-    A forecast is summed by its error, because a small error must not be the difference of large squares. Damped
-    persistence and climatology are summed by their anomalies, which may be small as well.
+    Errors are summed, and the moments of the forecast's anomaly follow from these sums. In the opposite order, a small
+    error would be the difference of two large sums and lose digits.
 
     Args:
         area_mean: area means of the C channels.
         reference: truth and climatology at the valid time.
-        forecasts: name -> (C, H, W) or (C, P), any value where masked; at least one if there are no baselines.
-        descriptions: name of a forecast -> its description in error messages; a forecast without one has its name.
-        baselines: state at the initial time, and (C,) damping factor of damped persistence; None for no baselines.
+        forecasts: forecast name -> (C, H, W) or (C, P) fields; masked cells may hold any value.
+        descriptions: forecast name -> its description in error messages; without a description the name is used.
+        baselines: (state at the initial time, (C,) factor of damped persistence); None computes no baselines.
 
     Returns:
-        Name of each forecast, and of the three baselines if they are given -> its moments.
+        Name of each forecast and, if requested, of each baseline -> its error moments.
 
     Raises:
-        DataError: if a value outside the mask is missing.
+        DataError: if a value is not finite in a cell that is not masked.
     """
     # Fields by their description in error messages, which name the one with a missing value.
     descriptions = descriptions or {}
@@ -182,13 +186,16 @@ def _build_moments(
     names: Sequence[str], channel_means: np.ndarray, vector_means: np.ndarray,
     baselines: tuple[BaselineState, np.ndarray] | None,
 ) -> dict[str, ErrorMoments]:  # fmt: skip
-    """Return the moments of forecasts and baselines from the means of the sums of `error_sums`.
+    """Return the moments of forecasts and baselines, given the area means that `error_sums` provides.
 
     Args:
         names: names of the forecasts in the order of their sums.
-        channel_means: (sums, C, R) area means of the sums of channels.
-        vector_means: (sums, V, R) area means of the sums of wind vectors.
-        baselines: as in `compute_error_moments`.
+        channel_means: (number of sums, C, R) area means of the sums that `error_sums` writes for channels.
+        vector_means: (number of sums, V, R) area means of the sums that `error_sums` writes for wind vectors.
+        baselines: state and damping factor, see `compute_error_moments`.
+
+    Returns:
+        Name of each forecast and baseline -> its error moments.
     """
     # With error e and the truth's anomaly a, the forecast's anomaly is a + e.
     truth_anomaly, truth_variance, truth_absolute = channel_means[:NUM_TRUTH_SUMS]
@@ -234,13 +241,23 @@ def _build_moments(
 
 
 def _vector_moments(vector_means: np.ndarray, number: int) -> dict[str, np.ndarray]:
-    """Return the moments of wind vectors, (V, R) each, of the forecast with an index in the order of the sums."""
+    """Return the moments of the wind vectors of one forecast: attribute of `ErrorMoments` -> (V, R).
+
+    Args:
+        vector_means: (number of sums, V, R) area means of the sums that `error_sums` writes for wind vectors.
+        number: index of the forecast in the order of the sums.
+    """
     error, absolute = vector_means[NUM_LENGTH_SUMS * number : NUM_LENGTH_SUMS * (number + 1)]
     return {"speed_error": error, "vector_error_length": absolute}
 
 
 def _convert_to_float64(inputs: ErrorInputs, channels: np.ndarray) -> ErrorInputs:
-    """Return the inputs of the channels with these indices, converted to float64."""
+    """Return the error inputs of some channels only, with all fields converted to float64.
+
+    Args:
+        inputs: error inputs of all channels.
+        channels: indices of the channels to keep.
+    """
 
     def convert(fields: np.ndarray) -> np.ndarray:
         return fields[channels].astype(np.float64)
@@ -266,7 +283,15 @@ def _build_error_inputs(
     area_mean: AreaMean, reference: ReferenceFields, forecasts: Sequence[np.ndarray], state: BaselineState | None,
     damping_C: np.ndarray,
 ) -> ErrorInputs:  # fmt: skip
-    """Return the inputs of `error_sums` for fields (C, H, W) or (C, P); arguments as of `compute_error_moments`."""
+    """Return the inputs of `error_sums`.
+
+    Args:
+        area_mean: area means of the C channels, for their masks.
+        reference: truth and climatology at the valid time.
+        forecasts: forecasts (C, H, W) or (C, P); masked cells may hold any value.
+        state: truth and anomaly at the initial time; None if the baselines are not scored.
+        damping_C: factor of damped persistence.
+    """
     # A climatology that is a weighted sum is passed on as its terms, which the kernel adds up.
     climatology = reference.climatology
     if isinstance(climatology, LazyWeightedSum):
@@ -293,9 +318,9 @@ def _build_error_inputs(
 
 
 def _flatten(fields: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
-    """Return fields as contiguous, read-only arrays (C, P) of one type.
+    """Return fields (C, H, W) or (C, P) as contiguous, read-only arrays (C, P) of one dtype.
 
-    Compiled code can only loop over a tuple if all its items have one type.
+    Compiled code can loop over a tuple only if all its items have the same type.
     """
     dtype = np.result_type(*fields)
     flat = []
@@ -308,12 +333,13 @@ def _flatten(fields: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
 
 
 def choose_wind_scale(components: Sequence[np.ndarray]) -> np.float32:
-    """Return a power of two that brings winds to a size of about 1, so that float32 holds their squares.
+    """Return a power of two by which winds are multiplied so that float32 can hold their squares.
 
-    It is judged by a sample of the values. If other values are much larger, lengths computed with it are infinite.
+    The largest scaled wind is about 1. It is estimated from a sample of the cells. If the wind in another cell is much
+    stronger, its scaled square overflows and its length becomes infinite; callers then repeat the sum in float64.
 
     Args:
-        components: components of a wind vector, (P,) each.
+        components: the two components of a wind vector, (P,) each.
     """
     # Every 101st cell is enough, as winds of one field are of one order of magnitude.
     largest_values = [np.abs(values[::101]).max() for values in components]

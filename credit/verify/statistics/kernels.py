@@ -1,18 +1,19 @@
-"""Compiled loops over cells in which scoring spends its time: sums of fields over segments of cells.
+"""Compiled loops that sum fields over segments of cells; scoring spends most of its time here.
 
 A segment is a run of cells that follow one another in memory. `Segments` holds the first cell of each segment and the
-cell after its last. Fields are native float32 or float64; differences, squares and sums are float64, in the units of
-the field, their square or their product. Each kernel writes its sums into an output array whose last dimension is the S
-segments. Values that are not finite make the sums not finite; no kernel raises an error.
+cell after its last. Fields are float32 or float64 in native byte order. Differences, squares and sums are float64, in
+the units of the field or in squared units. Each kernel writes its sums into an output array whose last dimension is the
+S segments. Values that are not finite make the sums not finite; no kernel raises an error.
 
-The kernels release the interpreter lock, so threads can share the channels. `credit.verify.statistics.area_mean` turns
-the sums of segments into area means; `credit.verify.statistics.ensemble_kernels` has the kernels of ensemble scores.
+The kernels release the global interpreter lock, so threads can work on different channels at the same time.
+`credit.verify.statistics.area_mean` turns the sums over segments into area means, and
+`credit.verify.statistics.ensemble_kernels` has the kernels of ensemble scores.
 
-The result must not depend on whether numba compiled a kernel in this process or loaded it from its cache. The order of
-an addition may change when a compiled function calls another one, so kernels call no other function that adds up,
-unless it is inlined.
+The result must not depend on whether numba compiled a kernel in this process or loaded it from its cache. If a compiled
+function calls another one, the compiler may change the order of additions. A kernel therefore calls other functions
+that add numbers only if they are inlined.
 
-Shapes: C channels, P cells, S segments, R regions, K sums.
+Shapes: C channels, P cells, S segments, R regions, F forecasts, K sums of each channel, L sums of each wind vector.
 """
 
 from __future__ import annotations
@@ -33,13 +34,13 @@ OPTIONS = {"nogil": True, "error_model": "numpy", "fastmath": {"reassoc", "contr
 # First cell of each segment and the cell after its last, (S,) integers each.
 Segments = tuple[np.ndarray, np.ndarray]
 
-# Sums that `error_sums` writes for each channel: of the truth, its anomaly, the square and the absolute value of that;
+# Numbers of sums that `error_sums` writes. For the truth: its anomaly, the squared and the absolute anomaly.
 NUM_TRUTH_SUMS = 3
-# of each forecast, its error, its squared error, the product of error and truth's anomaly, and the absolute error;
+# For each forecast: error, squared error, product of error and truth's anomaly, absolute error.
 NUM_FORECAST_SUMS = 4
-# of damped persistence, the product of `initial_anomaly` and the truth's anomaly, the squared and the absolute error.
+# For damped persistence: product of `initial_anomaly` and the truth's anomaly, squared error, absolute error.
 NUM_DAMPED_SUMS = 3
-# For each wind vector of a forecast: its length minus the truth's, and the length of the vector error.
+# For each wind vector of a forecast: its length minus the length of the true vector, and the length of the difference.
 NUM_LENGTH_SUMS = 2
 
 # Cells that go through the processor's cache together.
@@ -47,12 +48,12 @@ _BLOCK_CELLS = 1024
 
 
 def compiled(function: Callable) -> Callable:
-    """Decorator that compiles a kernel at its first call.
+    """Decorator that makes numba compile a kernel at its first call.
 
-    The compiled code is saved for later processes if a folder for it can be written.
+    The compiled code is cached on disk for later processes if the cache folder can be written.
 
     Args:
-        function: loop over cells that numba can compile; it returns nothing.
+        function: loop over cells that numba can compile and that returns None.
     """
     try:
         kernel = njit(cache=True, **OPTIONS)(function)
@@ -79,15 +80,15 @@ _inlined = njit(forceinline=True, **OPTIONS)
 
 @compiled
 def weighted_sums(sums_KS: np.ndarray, weights_SR: np.ndarray, out_KR: np.ndarray) -> None:
-    """Write the sums over all segments, each times its weight in each region, in the order of the segments.
+    """Write the sums over each region: each segment's sum times its weight, added in the order of the segments.
 
-    A segment outside a region does not count there, whatever its value. A matrix product of a library is not used,
-    because its last digits depend on K and on the number of threads.
+    A segment outside a region is left out there even if its sum is not finite. The matrix product of a library is not
+    used, because its last digits depend on K and on the number of threads.
 
     Args:
-        sums_KS: sums over segments.
-        weights_SR: weight of each segment in each region.
-        out_KR: output: weighted sums over each region.
+        sums_KS: sums of K quantities over segments.
+        weights_SR: weight of a cell of each segment in each region, 0 outside the region.
+        out_KR: output, the weighted sums over each region.
     """
     for k in range(len(sums_KS)):
         total_R = out_KR[k]
@@ -101,7 +102,7 @@ def weighted_sums(sums_KS: np.ndarray, weights_SR: np.ndarray, out_KR: np.ndarra
 
 @compiled
 def field_sums(values_P: np.ndarray, segments: Segments, out: np.ndarray) -> None:
-    """Write the sums of a field, numbers or bool, over the S segments into `out` (1, S)."""
+    """Write the sums of a float or bool field over the S segments into `out` (1, S)."""
     segment_starts, segment_stops = segments
     for s in range(len(segment_starts)):
         values = values_P[segment_starts[s] : segment_stops[s]]
@@ -126,7 +127,7 @@ def product_sums(x_P: np.ndarray, y_P: np.ndarray, segments: Segments, out: np.n
 
 @compiled
 def anomaly_sums(field_P: np.ndarray, climatology_P: np.ndarray, segments: Segments, out: np.ndarray) -> None:
-    """Write the sums of the anomaly of a field, and of its square, over the S segments into `out` (2, S)."""
+    """Write the sums of the anomaly of a field, and of the squared anomaly, over the S segments into `out` (2, S)."""
     segment_starts, segment_stops = segments
     for s in range(len(segment_starts)):
         field = field_P[segment_starts[s] : segment_stops[s]]
@@ -142,18 +143,20 @@ def anomaly_sums(field_P: np.ndarray, climatology_P: np.ndarray, segments: Segme
 
 
 class ErrorInputs(NamedTuple):
-    """Fields that `error_sums` reads, with any value where masked; all fields of one attribute have one float type.
+    """Fields that `error_sums` reads.
+
+    Masked cells may hold any value. Within an attribute, all fields have the same float dtype.
 
     Attributes:
         truth: (C, P) truth at the valid time.
-        climatology_weights: (K,) weights of `climatology_terms` in the climatology.
-        climatology_terms: K fields (C, P) whose weighted sum is the climatology.
+        climatology_weights: (T,) weight of each of the T `climatology_terms`.
+        climatology_terms: T fields (C, P), whose weighted sum is the climatology at the valid time.
         forecasts: F forecasts (C, P), at least one.
         initial_anomaly: (C, P) anomaly at the initial time; (0, P) if the baselines are not scored. Damped persistence
             is the climatology plus `damping` times this anomaly.
         damping: (C,) factor of damped persistence.
-        valid: (C, P) bool, False in cells that do not count.
-        is_masked: (C,) bool, True for a channel with cells that do not count.
+        valid: (C, P) bool, False in masked cells.
+        is_masked: (C,) bool, True for a channel with masked cells.
     """
 
     truth: np.ndarray
@@ -173,15 +176,16 @@ def error_sums(
 ) -> None:  # fmt: skip
     """Write the error sums of one channel, or of a wind vector and its two components.
 
-    Several forecasts and the baselines are summed together, so each field is read from memory once.
+    One loop sums all forecasts and baselines, so each field is read from memory once. The comments at NUM_TRUTH_SUMS,
+    NUM_FORECAST_SUMS, NUM_DAMPED_SUMS and NUM_LENGTH_SUMS list the sums.
 
     Args:
         inputs: the fields.
-        channels: (1,) index of a channel or (2,) indices of the components of a vector.
-        scale: power of two that brings winds to a size whose squares float32 holds; lengths beyond it are infinite.
+        channels: (1,) index of a channel, or (2,) indices of the two components of a wind vector.
+        scale: power of two by which winds are multiplied so that float32 holds their squares; overflow gives infinity.
         segments: the S segments.
-        out: (channels, K, S) output: sums of the truth, each forecast and, with the baselines, damped persistence.
-        lengths: (L, S) output: sums of lengths of each forecast and, with the baselines, of damped persistence and
+        out: (1 or 2, K, S) output of each channel: sums of truth, each forecast and, if scored, damped persistence.
+        lengths: (L, S) output of the wind vector: sums of each forecast and, if scored, damped persistence and
             climatology; (0, S) for a single channel.
     """
     truth, weights, terms, forecasts, initial_anomaly, damping, valid, is_masked = inputs
@@ -230,7 +234,7 @@ def error_sums(
 
 @_inlined
 def _load(field: np.ndarray, is_valid: np.ndarray, is_masked: bool, out: np.ndarray) -> None:
-    """Copy a field into `out`, with 0 where it is masked."""
+    """Copy a field into `out` and set masked cells to 0."""
     for i in range(len(out)):
         out[i] = field[i]
     if is_masked:
@@ -242,7 +246,10 @@ def _load_climatology(
     weights: np.ndarray, terms: tuple[np.ndarray, ...], c: int, start: int, is_valid: np.ndarray, is_masked: bool,
     out: np.ndarray,
 ) -> None:  # fmt: skip
-    """Write the weighted sum of the terms of channel `c` into `out`, with 0 where it is masked."""
+    """Write the climatology of channel `c`, the weighted sum of its terms from cell `start` on, into `out`.
+
+    Masked cells are set to 0.
+    """
     weight = weights[0]
     term = terms[0][c, start : start + len(out)]
     for i in range(len(out)):
@@ -258,7 +265,7 @@ def _load_climatology(
 
 @_inlined
 def _set_masked_to_zero(is_valid: np.ndarray, field: np.ndarray) -> None:
-    """Set the values of a field to 0 in cells that are not valid."""
+    """Set a field to 0 in place in cells that are not valid."""
     for i in range(len(field)):
         if not is_valid[i]:
             field[i] = 0.0
@@ -266,7 +273,7 @@ def _set_masked_to_zero(is_valid: np.ndarray, field: np.ndarray) -> None:
 
 @_inlined
 def _add_anomaly(truth: np.ndarray, climatology: np.ndarray, out: np.ndarray) -> None:
-    """Add the sums of the truth's anomaly, its square and its absolute value."""
+    """Add the sums of the truth's anomaly, of its square and of its absolute value to `out`."""
     total = square = absolute = 0.0
     for i in range(len(truth)):
         anomaly = np.float64(truth[i]) - np.float64(climatology[i])
@@ -280,7 +287,7 @@ def _add_anomaly(truth: np.ndarray, climatology: np.ndarray, out: np.ndarray) ->
 
 @_inlined
 def _add_error(forecast: np.ndarray, truth: np.ndarray, climatology: np.ndarray, out: np.ndarray) -> None:
-    """Add the sums of the error, its square, its product with the truth's anomaly and its absolute value."""
+    """Add sums to `out`: error, squared error, product of error and truth's anomaly, absolute error."""
     total = square = product = absolute = 0.0
     for i in range(len(forecast)):
         y = np.float64(truth[i])
@@ -300,7 +307,7 @@ def _add_damped(
     initial_anomaly: np.ndarray, damping: float, truth: np.ndarray, climatology: np.ndarray, damped: np.ndarray,
     out: np.ndarray,
 ) -> None:  # fmt: skip
-    """Add the error sums of damped persistence, and write its values into `damped`."""
+    """Add the sums of damped persistence (see NUM_DAMPED_SUMS) to `out`, and write its field into `damped`."""
     product = square = absolute = 0.0
     for i in range(len(initial_anomaly)):
         first_anomaly = np.float64(initial_anomaly[i])
@@ -318,7 +325,7 @@ def _add_damped(
 
 @_inlined
 def _set_length(u: np.ndarray, v: np.ndarray, scale: np.float32, length: np.ndarray) -> None:
-    """Write the lengths of the vectors times `scale` into `length`."""
+    """Write the lengths of the vectors (u, v), multiplied by `scale`, into `length`."""
     for i in range(len(length)):
         scaled_u = scale * u[i]
         scaled_v = scale * v[i]
@@ -330,9 +337,10 @@ def _add_lengths(
     u: np.ndarray, v: np.ndarray, truth_u: np.ndarray, truth_v: np.ndarray, truth_length: np.ndarray,
     scale: np.float32, out: np.ndarray,
 ) -> None:  # fmt: skip
-    """Add the sums of the length of forecast minus length of truth, and of the length of the vector error.
+    """Add two sums to `out`: forecast length minus true length, and length of the difference of the two vectors.
 
-    Roots are taken in the precision of the fields: in float64 they would take most of the time.
+    Lengths are multiplied by `scale`. Square roots are computed in the precision of the fields, because in float64 they
+    would take most of the time.
     """
     longer = error_length = 0.0
     for i in range(len(truth_length)):

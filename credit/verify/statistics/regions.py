@@ -12,12 +12,15 @@ from credit.grid import LatLonGrid
 
 # Coordinates in files are often float32.
 _TOLERANCE_DEGREES = 1e-3
-# Region of scores that have no other one, as spectra.
+# The only region of scores that are computed for the whole globe, such as spectra.
 GLOBE = {"global": REGIONS["global"]}
 
 
 def scored_regions(config: VerificationConfig) -> dict[str, tuple[RegionConfig, ...]]:
-    """Return name -> boxes of ``verification.regions`` and ``verification.boxes``, in their order."""
+    """Return region name -> its latitude-longitude boxes.
+
+    The named regions of ``verification.regions`` come first, then the regions of ``verification.boxes``.
+    """
     regions = {name: REGIONS[name] for name in config.regions}
     for name, box in config.boxes.items():
         regions[name] = (box,)
@@ -25,13 +28,13 @@ def scored_regions(config: VerificationConfig) -> dict[str, tuple[RegionConfig, 
 
 
 def region_weights(grid: LatLonGrid, regions: Mapping[str, Sequence[RegionConfig]]) -> np.ndarray:
-    """Return (R, H, W) area weights, float64, summing to 1 for each region.
+    """Return the area weights of R regions, (R, H, W) float64; those of each region add up to 1.
 
-    A cell belongs to a region if its centre lies in one of the boxes of the region.
+    A cell belongs to a region if its centre lies in one of the boxes of the region. Other cells have the weight 0.
 
     Args:
         grid: grid of H x W cells.
-        regions: name -> boxes that make up the region.
+        regions: region name -> boxes that make up the region.
 
     Raises:
         ConfigError: if a region has no cell on this grid.
@@ -50,7 +53,7 @@ def region_weights(grid: LatLonGrid, regions: Mapping[str, Sequence[RegionConfig
 
 
 def _cells_in_box(grid: LatLonGrid, box: RegionConfig) -> np.ndarray:
-    """Return (H, W) bool, True for cells whose centre lies in the box or on its edge."""
+    """Return a mask (H, W), True for cells whose centre lies in the box or on its edge."""
     south, north = box.lat
     west, east = box.lon
     rows = (grid.lat >= south - _TOLERANCE_DEGREES) & (grid.lat <= north + _TOLERANCE_DEGREES)
@@ -63,7 +66,11 @@ def _cells_in_box(grid: LatLonGrid, box: RegionConfig) -> np.ndarray:
 
 
 def describe_regions(regions: Mapping[str, Sequence[RegionConfig]]) -> str:
-    """Return names and bounds of regions (name -> boxes) as text, in degrees north and east."""
+    """Return the names and bounds of regions as text, in degrees north and degrees east.
+
+    Args:
+        regions: region name -> boxes that make up the region.
+    """
     descriptions = []
     for name, boxes in regions.items():
         bounds = []

@@ -1,4 +1,4 @@
-"""Seasons of scores, by the month of the initial time."""
+"""Assign cases to seasons (DJF, MAM, JJA, SON) by the month of their initial time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ _MONTHS = {"DJF": (12, 1, 2), "MAM": (3, 4, 5), "JJA": (6, 7, 8), "SON": (9, 10,
 
 
 def cases_by_season(initial_times: np.ndarray, calendar: Calendar) -> dict[str, np.ndarray]:
-    """Return season -> (N,) bool, True for its cases: `ALL_SEASONS`, then the seasons that have cases.
+    """Return season name -> (N,) bool, True for the cases of the season.
+
+    The first entry is `ALL_SEASONS` with all cases; then follow the seasons that have cases.
 
     Args:
         initial_times: (N,) initial times in minutes.

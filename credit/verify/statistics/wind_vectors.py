@@ -24,16 +24,17 @@ _NO_STANDARD_NAME = ("", "unknown")
 def wind_pairs(
     channels: Sequence[Channel], attributes: Mapping[str, Mapping[str, str]], masks: Mapping[str, np.ndarray]
 ) -> list[tuple[int, int, str]]:
-    """Return (index of u, index of v, name of the vector) of the horizontal winds among `channels`.
+    """Return (index of u, index of v, name of the vector) of each horizontal wind vector among `channels`.
 
-    Two components belong together if they have the same level and mask, and names that differ in one letter only, such
-    as u10 and v10. The name of the vector has ``wind`` in place of that letter. A component is recognised by its
-    standard_name or, without one, by a usual name (u10, 10u, 10m_u_component_of_wind).
+    A component is recognised by its ``standard_name`` or, without one, by a usual name such as u10, 10u or
+    10m_u_component_of_wind. Two components belong together if they have the same level and mask, and names that differ
+    in one letter only. In the name of the vector ``wind`` replaces this letter: u10 and v10 make wind10.
 
     Args:
         channels: the channels.
         attributes: variable -> its attributes, of which ``standard_name`` is used.
-        masks: variable -> (H, W) bool, True where it is always missing.
+        masks: variable -> (H, W) bool, True where the variable is always missing; variables without missing values have
+            no entry.
     """
     # Index of each northward component by the name and level of its vector.
     northward_index = {}
@@ -55,7 +56,7 @@ def wind_pairs(
 
 
 def _component(channel: Channel, attributes: Mapping[str, Mapping[str, str]]) -> str:
-    """Return ``u`` or ``v`` for a channel that is a wind component, and "" for any other channel."""
+    """Return "u" or "v" for a channel that is a wind component, and "" for any other channel."""
     name = attributes.get(channel.variable, {}).get("standard_name", "")
     if name in _NO_STANDARD_NAME:
         name = channel.variable
@@ -63,9 +64,9 @@ def _component(channel: Channel, attributes: Mapping[str, Mapping[str, str]]) ->
 
 
 def _vector_names(variable: str) -> list[str]:
-    """Return the names of vectors that a component may belong to.
+    """Return the names of all vectors to which a component may belong.
 
-    They have ``wind`` in place of each letter of the name of the component in turn.
+    In each of them ``wind`` replaces one letter of the variable name. For u10 they are wind10, uwind0 and u1wind.
     """
     names = []
     for letter in range(len(variable)):
