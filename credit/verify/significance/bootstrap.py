@@ -1,9 +1,9 @@
-"""Uncertainty of scores from blocks of contiguous initial times.
+"""Confidence intervals and paired tests of scores, from blocks of contiguous initial times.
 
-Errors of forecasts that start a day apart are much alike, so cases are not independent, but blocks of days nearly are.
+Errors of forecasts that start a day apart are similar, so cases are not independent. Blocks of several days nearly are.
 A block spans at least 5 days, and at least 2 days more than the lead time.
 
-Shapes: N cases, L lead times, X rows, R regions.
+Shapes: N cases, L lead times, X rows of the score table (channels and winds, or events), R regions.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _MINUTES_BEYOND_LEAD = 2 * 1440
 
 
 def interval_names(metrics: Iterable[str]) -> list[str]:
-    """Return the names of the lower and the upper end of each metric's interval: ``rmse_low``, ``rmse_high``, ..."""
+    """Return the names of the interval ends of each metric, such as ``rmse_low`` and ``rmse_high`` for ``rmse``."""
     names = []
     for metric in metrics:
         for suffix in INTERVAL_SUFFIXES:
@@ -55,10 +55,10 @@ def interval_names(metrics: Iterable[str]) -> list[str]:
 
 
 def cases_per_block(initial_times: np.ndarray, lead_minutes: int) -> int:
-    """Return the number of cases of a block.
+    """Return the number of consecutive cases that make a block at one lead time.
 
-    It is the smallest number for which any such number of cases in a row span at least 5 days, and at least 2 days more
-    than the lead time.
+    It is the largest number of cases that lie within 5 days, or within the lead time plus 2 days if this is longer. So
+    every block of this many cases spans at least that time.
 
     Args:
         initial_times: (N,) initial times in minutes, increasing.
@@ -70,17 +70,23 @@ def cases_per_block(initial_times: np.ndarray, lead_minutes: int) -> int:
 
 
 def count_blocks(initial_times: np.ndarray, lead_minutes: int) -> int:
-    """Return the number of whole blocks that the cases make up; arguments as of `cases_per_block`."""
+    """Return the number of whole blocks into which the cases can be divided.
+
+    Args:
+        initial_times: (N,) initial times in minutes, increasing.
+        lead_minutes: lead time in minutes.
+    """
     return len(initial_times) // cases_per_block(initial_times, lead_minutes)
 
 
 def confidence_intervals(statistics: CaseStatistics, lead: int, lead_minutes: int) -> dict[str, np.ndarray]:
     """Return the 95 % interval of each metric at one lead time, from a circular block bootstrap.
 
-    Blocks that start at any case are drawn with replacement; the last case is followed by the first one (Politis and
-    Romano 1992). The quantiles of the resampled scores are widened twice. Few blocks underestimate the spread, so the
-    quantiles lie further out by the ratio of Student's t to the normal distribution. The remaining correlation r of
-    neighbouring blocks widens the interval by the root of (1 + r) / (1 - r).
+    Each resample consists of blocks drawn with replacement. A block may start at any case, and after the last case it
+    continues with the first one (Politis and Romano 1992). The interval between the quantiles of the resampled scores
+    would be too narrow, so it is widened twice. Few blocks underestimate the variance, for which the quantiles are
+    moved outward by the ratio of Student's t to the normal distribution. Neighbouring blocks have a remaining
+    correlation r, for which the interval is widened by the square root of (1 + r) / (1 - r).
 
     Args:
         statistics: statistics of all cases.
@@ -88,14 +94,15 @@ def confidence_intervals(statistics: CaseStatistics, lead: int, lead_minutes: in
         lead_minutes: lead time in minutes.
 
     Returns:
-        Metric -> (2, X, R) lower and upper end, in the units of the metric; empty if there are fewer than 6 blocks.
+        Metric name -> (2, X, R) lower and upper end, in the units of the metric. The dict is empty if there are fewer
+        than 6 blocks.
     """
     num_cases = len(statistics.initial_times)
     length = cases_per_block(statistics.initial_times, lead_minutes)
     num_blocks = num_cases // length
     if num_blocks < MIN_BLOCKS_FOR_INTERVALS:
         return {}
-    # Means of the resamples: each is the sum over its blocks, of which a block may have been drawn several times.
+    # Mean of each statistic over each resample: the sums over all possible blocks, times how often each was drawn.
     draw_counts = _draw_counts(num_cases, num_blocks)
     cases = {}
     case_means = {}
@@ -128,20 +135,20 @@ def compute_seasonal_scores(
     leads: np.ndarray,
     seasons: Mapping[str, np.ndarray],
 ) -> dict[str, np.ndarray]:
-    """Return scores by season, with their intervals.
+    """Return the scores of all forecasts in each season, with their intervals.
 
     Args:
-        statistics: name of a forecast -> its statistics, and the indices of their rows in the table; all of the same
-            cases.
-        forecasts: names of the forecasts of the table, of which some may have no statistics.
-        metrics: names of the metrics.
+        statistics: forecast name -> (its statistics, indices of their rows among the X rows of the table). All are of
+            the same N cases, and ``model`` must be among them.
+        forecasts: names of all forecasts of the table; those without statistics get NaN.
+        metrics: names of the metrics to return.
         num_rows: number X of rows of the table.
         leads: (L,) lead times in minutes.
-        seasons: name of a season -> (N,) bool, True for its cases.
+        seasons: season name -> (N,) bool, True for the cases of the season.
 
     Returns:
-        Name of a metric -> (forecasts, seasons, X, L, R) values. The ends of its interval have the suffixes ``_low``
-        and ``_high``. Values are NaN where there is no score or no interval.
+        Metric name -> (forecasts, seasons, X, L, R) scores, NaN where there is no score. For metrics with an interval
+        the dict also has its ends, under the name of the metric with the suffix ``_low`` or ``_high``.
     """
     num_regions = next(iter(statistics["model"][0].resampled().values())).shape[-1]
     shape = len(forecasts), len(seasons), num_rows, len(leads), num_regions
@@ -168,11 +175,16 @@ def compute_seasonal_scores(
 
 @lru_cache(maxsize=4)
 def _draw_counts(num_cases: int, num_blocks: int) -> np.ndarray:
-    """Return the number of times that each resample draws the block that starts at a case, (resamples, N) float64.
+    """Return how often each bootstrap resample draws the block that starts at each case.
 
-    It is the same for every score of equally many cases and blocks.
+    Args:
+        num_cases: number N of cases.
+        num_blocks: number of blocks that a resample draws.
+
+    Returns:
+        (NUM_RESAMPLES, N) float64 counts; each row adds up to `num_blocks`.
     """
-    # The seed depends on the numbers alone, so scores of equal samples are resampled alike.
+    # The seed depends only on these two numbers, so all scores of the same cases use the same resamples.
     random = np.random.default_rng([num_cases, num_blocks])
     starts = random.integers(num_cases, size=(NUM_RESAMPLES, num_blocks))
     counts = np.zeros((NUM_RESAMPLES, num_cases))
@@ -181,7 +193,14 @@ def _draw_counts(num_cases: int, num_blocks: int) -> np.ndarray:
 
 
 def _circular_block_sums(values_NK: np.ndarray, length: int) -> np.ndarray:
-    """Return the sums of `length` rows from each row on, (N, K); the last row is followed by the first one."""
+    """Return, for each row, the sum of this row and the next `length` - 1 rows, (N, K).
+
+    After the last row, a sum continues with the first one.
+
+    Args:
+        values_NK: K values of each of N cases.
+        length: number of rows of a sum.
+    """
     # A sum of consecutive rows is the difference of two cumulative sums.
     extended = np.concatenate([np.zeros_like(values_NK[:1]), values_NK, values_NK[: length - 1]])
     cumulative = np.cumsum(extended, axis=0)
@@ -190,24 +209,30 @@ def _circular_block_sums(values_NK: np.ndarray, length: int) -> np.ndarray:
 
 @lru_cache
 def _tail_probability(num_blocks: int) -> float:
-    """Return the probability of the lower quantile of the resamples, for intervals as wide as by Student's t.
+    """Return the probability of the lower quantile of the resamples that gives a 95 % interval.
 
-    It is the probability of the normal distribution below the quantile of Student's t with `num_blocks` - 1 degrees of
-    freedom.
+    For a normal distribution of the scores it would be 2.5 %. It is smaller here, so that the interval is as wide as
+    one by Student's t with `num_blocks` - 1 degrees of freedom.
+
+    Args:
+        num_blocks: number of blocks, at least 2.
     """
-    # The bootstrap's variance is too small by (n - 1) / n of n blocks, which the root corrects.
+    # The bootstrap underestimates the variance by the factor (n - 1) / n for n blocks, which the root corrects.
     quantile = scipy.stats.t.ppf((1 + CONFIDENCE_LEVEL) / 2, num_blocks - 1)
     distance = float(quantile * np.sqrt(num_blocks / (num_blocks - 1)))
     return NormalDist().cdf(-distance)
 
 
 class PairedTest(NamedTuple):
-    """Result of `paired_test`: arrays (...) for differences (N, ...), NaN if there are fewer than 6 blocks.
+    """Result of `paired_test` for differences (N, ...).
+
+    All arrays have the shape (...) without the dimension of the cases. They are NaN if there are fewer than 6 blocks.
 
     Attributes:
         p_value: two-sided p-value of the mean difference.
-        n_eff: effective number of cases: the number of independent cases, at most N, whose mean would be as uncertain.
-        half_width: half of the width of the 95 % interval of the mean difference, in its units.
+        n_eff: effective number of cases, at most N: the number of independent cases whose mean difference would be
+            equally uncertain.
+        half_width: half of the width of the 95 % interval of the mean difference, in the units of the difference.
     """
 
     p_value: np.ndarray
@@ -216,12 +241,13 @@ class PairedTest(NamedTuple):
 
 
 def paired_test(difference: np.ndarray, length: int) -> PairedTest:
-    """Test if a mean difference is 0, by Student's t of the means over blocks.
+    """Test whether a mean difference is 0, by Student's t-test of the means over blocks.
 
-    Their variance is multiplied by (1 + r) / (1 - r), where r is the remaining correlation of neighbouring blocks.
+    The variance of the block means is multiplied by (1 + r) / (1 - r), where r is the remaining correlation of
+    neighbouring blocks.
 
     Args:
-        difference: (N, ...) difference of each case, in the order of the initial times.
+        difference: (N, ...) difference of two scores in each case, in the order of the initial times.
         length: number of cases of a block, from `cases_per_block`.
     """
     num_cases = len(difference)
@@ -250,7 +276,7 @@ def _block_means(values: np.ndarray, num_blocks: int) -> np.ndarray:
 
     Args:
         values: (N, ...) values of each case.
-        num_blocks: number of blocks, whose lengths differ by at most one case.
+        num_blocks: number of blocks into which the cases are divided; their lengths differ by at most one case.
     """
     num_cases = len(values)
     edges = np.arange(num_blocks) * num_cases // num_blocks
@@ -259,12 +285,12 @@ def _block_means(values: np.ndarray, num_blocks: int) -> np.ndarray:
 
 
 def _variance_inflation(block_means: np.ndarray) -> np.ndarray:
-    """Return the ratio of the variance of the mean of blocks to that of independent blocks, (...).
+    """Return the factor, (...), by which correlation of neighbouring blocks increases the variance of the total mean.
 
-    It is (1 + r) / (1 - r), where r is the correlation of neighbouring blocks, limited to 0 to 0.9.
+    It is (1 + r) / (1 - r), where r is the correlation of the means of neighbouring blocks, clipped to 0 to 0.9.
 
     Args:
-        block_means: (blocks, ...) means over blocks in the order of time.
+        block_means: (number of blocks, ...) means over blocks, in the order of time.
     """
     deviation = block_means - block_means.mean(axis=0)
     squares = (deviation**2).sum(axis=0)

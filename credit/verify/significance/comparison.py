@@ -1,9 +1,10 @@
 """Paired comparison of the model with baselines and other forecasts, case by case.
 
-A reference is a name of the scorecard: the best of the baselines, or another forecast. Its opponents are the forecasts
-that it stands for.
+A scorecard compares the model with a reference. The reference is another forecast, or the best of the three baselines.
+The opponents of a reference are the forecasts of which the best one is compared with the model: the three baselines, or
+only the other forecast.
 
-Shapes: N cases, L lead times, X rows, R regions.
+Shapes: N cases, L lead times, X rows of the score table (channels and winds, or events), R regions.
 """
 
 from __future__ import annotations
@@ -29,10 +30,10 @@ Statistics = TypeVar("Statistics", bound=CaseStatistics)
 
 
 def comparison_name(score: str, result: str) -> str:
-    """Return the name in scores.nc of a result of the comparison by a score.
+    """Return the name of the variable of scores.nc that holds a result of the comparison.
 
-    The name begins with that of the score. For RMSE this holds only for ``rmse_difference`` and the ends of its
-    interval; the other names are ``p_value``, ``n_eff`` and so on.
+    It is the name of the score followed by that of the result, such as ``brier_p_value``. For RMSE the prefix is
+    omitted except for the difference and its interval, so the names are ``rmse_difference``, ``p_value``, ``n_eff``.
 
     Args:
         score: name of the score, such as ``rmse`` or ``brier``.
@@ -44,7 +45,7 @@ def comparison_name(score: str, result: str) -> str:
 
 
 def opponents_by_reference(forecasts: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """Return name of a reference -> names of its opponents, the best of which is compared with the model.
+    """Return reference name -> names of its opponents, of which the best one is compared with the model.
 
     Args:
         forecasts: names of all forecasts and baselines of a table.
@@ -65,19 +66,21 @@ def compare_with_best_opponent(
 ) -> dict[str, np.ndarray]:
     """Compare a score of the model with that of its best opponent, case by case; smaller scores are better.
 
+    The score is the mean over cases of their contributions, raised to `power`. For each row, region and lead time the
+    best opponent is the one with the smallest score.
+
     Args:
         initial_times: (N,) initial times in minutes.
-        model: (N, L, X, R) contribution of each case to the score of the model. The score is the mean of the
-            contributions to the power of `power`.
-        opponents: for each opponent, its contributions (N, L, rows, R) in the same cases, and the indices of these rows
-            among the X rows of the model.
+        model: (N, L, X, R) contribution of each case to the score of the model.
+        opponents: for each opponent (contributions of the same cases (N, L, rows, R), indices of these rows among the X
+            rows of the model).
         leads: (L,) lead times in minutes.
-        power: 1/2 for a root-mean-square error, whose contributions are squared errors.
+        power: 1/2 for RMSE, whose contributions are squared errors; 1 for other scores.
 
     Returns:
-        Each of `COMPARISON_NAMES` -> (X, L, R), NaN where no opponent has a row. ``difference`` is the score of the
+        Each of `COMPARISON_NAMES` -> (X, L, R), NaN where no opponent has the row. ``difference`` is the score of the
         model divided by that of the opponent, minus 1. ``difference_low`` and ``difference_high`` are the ends of its
-        95 % interval, in which the score of the opponent is taken as exact. ``p_value`` and ``n_eff`` are those of
+        95 % interval, which takes the score of the opponent as exact. ``p_value`` and ``n_eff`` are those of
         `credit.verify.significance.bootstrap.paired_test`.
     """
     num_cases, _, num_rows, num_regions = model.shape
@@ -119,16 +122,17 @@ def compare_with_references(
     """Return the comparison of the model with every reference in every season.
 
     Args:
-        statistics: name of a forecast -> its statistics, and the indices of their rows among those of the model; all of
-            the same cases.
-        seasons: name of a season -> (N,) bool, True for its cases.
+        statistics: forecast name -> (its statistics, indices of their rows among the X rows of the model). All are of
+            the same N cases.
+        seasons: season name -> (N,) bool, True for the cases of the season.
         leads: (L,) lead times in minutes.
-        contribution: function of statistics and of the selected cases, (N,) bool, that returns the contributions of
-            these cases, see `compare_with_best_opponent`.
-        power: as in `compare_with_best_opponent`.
+        contribution: function of the statistics of a forecast and of a mask (N,) that selects cases. It returns the
+            contributions of these cases to the score, (cases, L, rows, R), see `compare_with_best_opponent`.
+        power: exponent of the mean contribution, see `compare_with_best_opponent`.
 
     Returns:
-        Each of `COMPARISON_NAMES` -> (references, seasons, X, L, R).
+        Each of `COMPARISON_NAMES` -> (references, seasons, X, L, R), in the order of `opponents_by_reference` and
+        `seasons`.
     """
     model, _ = statistics["model"]
     # The loop over seasons is the inner one, as the last step splits one dimension into references and seasons.
@@ -152,19 +156,19 @@ def compare_with_references(
 
 
 def adjust_scorecard(p_values: Sequence[np.ndarray], n_blocks: np.ndarray) -> list[dict[str, np.ndarray]]:
-    """Return adjusted p-values and significance of several sets of tests, which are adjusted together.
+    """Return adjusted p-values and significance of all tests of the scorecards.
 
-    The tests of one scorecard are adjusted together: those of all rows, and of all lead times with 20 blocks or more,
-    for one reference, season and region.
+    A scorecard consists of the tests of all scores, rows and lead times for one reference, season and region. Its tests
+    are adjusted together for the false discovery rate. Lead times with fewer than 20 blocks are left out.
 
     Args:
-        p_values: for each set its p-values (references, seasons, X, L, R), each with its own number X of rows; NaN
-            where nothing was tested.
+        p_values: for each score (such as RMSE, CRPS) its p-values (references, seasons, X, L, R), NaN where nothing was
+            tested. The number X of rows may differ between scores.
         n_blocks: (seasons, L) number of blocks.
 
     Returns:
-        For each set ``p_adjusted``, the p-values adjusted for the false discovery rate; and ``significant`` (bool),
-        True where these are at most 5 %.
+        For each score a dict with two arrays of the shape of its p-values: ``p_adjusted`` are the adjusted p-values,
+        and ``significant`` (bool) is True where these are at most 5 %.
     """
     # The tests of all sets are adjusted together, and separated again at the end.
     all_p_values = np.concatenate(p_values, axis=2)
@@ -183,10 +187,10 @@ def adjust_scorecard(p_values: Sequence[np.ndarray], n_blocks: np.ndarray) -> li
 
 
 def adjust_p_values(p_values: np.ndarray) -> np.ndarray:
-    """Return p-values of any shape, adjusted for the number of tests; NaN does not count and stays NaN.
+    """Return p-values of any shape, adjusted for the false discovery rate (Benjamini and Hochberg 1995).
 
-    Among the tests whose adjusted p-value is at most q, a fraction of at most q is expected to be significant by chance
-    (Benjamini and Hochberg 1995).
+    Among the tests whose adjusted p-value is at most q, at most a fraction q is expected to be significant only by
+    chance. NaN is not counted as a test and stays NaN.
     """
     adjusted = np.full(p_values.shape, np.nan)
     is_tested = ~np.isnan(p_values)

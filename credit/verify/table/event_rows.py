@@ -1,6 +1,7 @@
-"""Variables of the table of scores for events and SEEPS.
+"""Variables of the score table for events and SEEPS.
 
-Shapes: N cases, L lead times, E events, C channels, R regions, K probabilities, B points of a diagram.
+Shapes: N cases, L lead times, E events, C channels of the table, R regions, K forecast probabilities, B points of a
+reliability diagram.
 """
 
 from __future__ import annotations
@@ -25,13 +26,14 @@ Variables = dict[str, tuple[tuple[str, ...], np.ndarray]]
 
 @dataclass(frozen=True)
 class EventResults:
-    """Results of events and precipitation.
+    """Statistics of events and SEEPS, from which their scores are computed.
 
     Attributes:
         events: the scored events.
-        event_statistics: name of each forecast and baseline except the climatology -> its statistics of these events.
-        precipitation: the channels of SEEPS.
-        seeps_statistics: name of each forecast and baseline -> its statistics of these channels.
+        event_statistics: name of each forecast and baseline -> its statistics of these events. The climatology has no
+            entry; its statistics follow from those of the model.
+        precipitation: the channels for which SEEPS is computed.
+        seeps_statistics: name of each forecast and baseline -> its SEEPS statistics of these channels.
     """
 
     events: Sequence[Event] = ()
@@ -42,13 +44,16 @@ class EventResults:
     def variables(
         self, forecasts: Sequence[str], num_channels: int, leads: np.ndarray, seasons: Mapping[str, np.ndarray]
     ) -> Variables:
-        """Return the variables of scores.nc: `EVENT_METRICS` over event, ``seeps`` over channel, and the diagrams.
+        """Return the variables of scores.nc for events and SEEPS.
+
+        They are `EVENT_METRICS` with the dimension event, ``seeps`` with the dimension channel, their intervals, and
+        the reliability diagrams.
 
         Args:
-            forecasts: names of the forecasts of the table.
-            num_channels: number of channels of the table.
+            forecasts: names of the forecasts and baselines of the table.
+            num_channels: number C of channels of the table.
             leads: (L,) lead times in minutes.
-            seasons: name -> (N,) bool, True for its cases.
+            seasons: season name -> (N,) bool, True for the cases of the season.
         """
         variables: Variables = {}
         if self.events:
@@ -76,16 +81,21 @@ class EventResults:
     def compare(
         self, forecasts: Sequence[str], num_channels: int, leads: np.ndarray, seasons: Mapping[str, np.ndarray]
     ) -> dict[str, tuple[str, dict[str, np.ndarray]]]:
-        """Return name of a score -> (dimension of its rows, results of the comparison).
+        """Return the comparison of the model with every reference by the Brier score and by SEEPS.
 
-        The results are those of `credit.verify.significance.comparison.compare_with_references`. Arguments are those of
-        `variables`.
-
-        For events, the Brier score is compared. The Brier skill score needs no comparison of its own: it is measured
-        against the same climatology for all forecasts, so its differences have the same significance.
+        The Brier skill score is not compared. It is measured against the same climatology for all forecasts, so its
+        differences have the same significance as those of the Brier score.
 
         SEEPS is the mean penalty divided by the mean area. The area depends only on the climate and is the same for all
         forecasts, so the penalties of single cases can be compared instead of the scores.
+
+        Args:
+            forecasts, num_channels, leads, seasons: see `variables`.
+
+        Returns:
+            ``brier`` and ``seeps``, if they are scored -> (dimension of the rows, result of
+            `credit.verify.significance.comparison.compare_with_references`). The dimension is "event" for the Brier
+            score and "channel" for SEEPS.
         """
         comparisons = {}
         if self.events:
@@ -110,10 +120,14 @@ class EventResults:
     def compare_fair(
         self, forecasts: Sequence[str], leads: np.ndarray, seasons: Mapping[str, np.ndarray]
     ) -> dict[str, np.ndarray] | None:
-        """Return the comparison by the fair Brier score, with events as rows; arguments as of `variables`.
+        """Return the comparison of the model with every reference by the fair Brier score, with events as rows.
 
-        It is for ensembles of different size. For equal size it says the same as the Brier score, so it is not a row of
-        the scorecard. Single forecasts have no fair score, so the climatology is the only opponent among the baselines.
+        The fair score makes ensembles of different sizes comparable. For equal sizes it gives the same result as the
+        Brier score, so it is not a row of the scorecard. Single forecasts have no fair score, so the climatology is the
+        only opponent among the baselines.
+
+        Args:
+            forecasts, leads, seasons: see `variables`.
 
         Returns:
             The results of `credit.verify.significance.comparison.compare_with_references`; None if there are no events,
@@ -128,10 +142,10 @@ class EventResults:
         )
 
     def coordinates(self, channels: Sequence[Channel]) -> dict[str, tuple[str, list] | list[str]]:
-        """Return the coordinates of the dimension event, empty without events.
+        """Return coordinate name -> values, for the coordinates of the dimension event; empty without events.
 
         Args:
-            channels: the scored channels.
+            channels: the scored channels, to which the channel indices of the events refer.
         """
         if not self.events:
             return {}
@@ -146,7 +160,7 @@ class EventResults:
             definitions.append(event.definition)
             channel_names.append(channel.name)
             variables.append(channel.variable)
-            # A number array has NaN for a channel without a level.
+            # The level of a channel without a level is NaN, because the array holds numbers.
             levels.append(np.nan if channel.level is None else channel.level)
         return {
             "event": names,
@@ -158,20 +172,34 @@ class EventResults:
         }
 
     def _statistics_with_climatology(self) -> dict[str, tuple[EventStatistics, Sequence[int]]]:
-        """Return name of each forecast and baseline -> its statistics, and the indices of all events as their rows."""
-        # The climatology forecasts its probability. As a field of means it would never forecast a rare event.
+        """Return name of each forecast and baseline, climatology included -> (statistics, indices of all events)."""
+        # The climatology forecasts the climatological probability. Its mean field would never forecast a rare event.
         climatology = self.event_statistics["model"].of_climatology()
         statistics = {**self.event_statistics, "climatology": climatology}
         return {name: (events, range(len(self.events))) for name, events in statistics.items()}
 
     def _to_channels(self, values: np.ndarray, num_channels: int) -> np.ndarray:
-        """Return values by SEEPS channel as (references, seasons, C, L, R), NaN for all other channels."""
+        """Return values of the SEEPS channels as values of all C channels, NaN for channels without SEEPS.
+
+        Args:
+            values: (references, seasons, SEEPS channels, L, R) values.
+            num_channels: number C of channels of the table.
+
+        Returns:
+            (references, seasons, C, L, R) values.
+        """
         by_channel = np.full((*values.shape[:2], num_channels, *values.shape[3:]), np.nan)
         by_channel[:, :, [precipitation.channel for precipitation in self.precipitation]] = values
         return by_channel
 
     def _diagram(self, forecasts: Sequence[str]) -> Variables:
-        """Return the reliability diagrams of all cases; smaller ensembles have NaN at the last probabilities."""
+        """Return the variables ``forecast_frequency`` and ``observed_frequency`` of each forecast probability.
+
+        They are over all cases. Ensembles with fewer members than the largest one have NaN at the last probabilities.
+
+        Args:
+            forecasts: names of the forecasts and baselines of the table.
+        """
         most_members = max(events.num_members for events in self.event_statistics.values())
         num_probabilities = most_members + 1
         _, num_leads, num_events, num_regions = self.event_statistics["model"].brier.shape
@@ -193,9 +221,13 @@ class EventResults:
         }
 
     def _diagram_points(self, forecasts: Sequence[str], leads: np.ndarray) -> Variables:
-        """Return the points of the diagrams as they are drawn, with the intervals of the observed frequency.
+        """Return the points of the reliability diagrams as figures show them, with the intervals of the observations.
 
         Forecasts with fewer points than others have NaN at the last points.
+
+        Args:
+            forecasts: names of the forecasts and baselines of the table.
+            leads: (L,) lead times in minutes.
         """
         statistics = {}
         for name, events in self.event_statistics.items():
@@ -219,6 +251,16 @@ class EventResults:
 
 
 def _seeps_of_cases(statistics: SeepsStatistics, is_selected: np.ndarray) -> np.ndarray:
-    """Return the penalty of the selected cases divided by their mean area, (cases, L, C, R); the mean is SEEPS."""
+    """Return the penalty of each selected case divided by the mean area of these cases.
+
+    The mean over the cases is SEEPS.
+
+    Args:
+        statistics: SEEPS statistics of N cases.
+        is_selected: (N,) bool, True for the selected cases.
+
+    Returns:
+        (selected cases, L, SEEPS channels, R).
+    """
     with np.errstate(invalid="ignore"):
         return statistics.penalty[is_selected] / statistics.area[is_selected].mean(axis=0)

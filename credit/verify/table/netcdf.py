@@ -1,4 +1,4 @@
-"""Write the table of scores as netCDF with the attributes of the CF conventions, version 1.8."""
+"""Write the score table as netCDF with the attributes of the CF conventions, version 1.8."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ _LONG_NAMES = {
 
 
 def write_scores(dataset: xr.Dataset, path: Path) -> None:
-    """Write the dataset of a table as netCDF, with a long name for every variable that has none.
+    """Write the dataset of a score table as netCDF, and add a long name to every variable that has none.
 
     Args:
         dataset: the scores, see `credit.verify.table.table.ScoreTable`.
@@ -87,10 +87,10 @@ def write_scores(dataset: xr.Dataset, path: Path) -> None:
 
 
 def long_name(name: str) -> str:
-    """Return the long name of a variable of scores.nc.
+    """Return the long name of a variable of scores.nc, given its name.
 
-    It is the label of the score with the meaning of the suffix or prefix, such as "upper end of the 95 % interval of
-    the bias" for ``bias_high``.
+    It combines the label of the score with the meaning of a suffix or prefix: ``bias_high`` becomes "upper end of the
+    95 % interval of the bias".
     """
     for suffix, words in _SUFFIXES.items():
         if name.endswith(suffix):
@@ -113,7 +113,7 @@ def long_name(name: str) -> str:
 
 
 def _lower_first(words: str) -> str:
-    """Return words for the middle of a phrase; abbreviations and names keep their capitals."""
+    """Return text with a small first letter, for use inside a phrase; abbreviations and names stay unchanged."""
     if words[1:2].isupper() or words.startswith("Brier"):
         return words
     return words[:1].lower() + words[1:]

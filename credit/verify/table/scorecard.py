@@ -13,16 +13,17 @@ from credit.verify.table.table import SEEPS, ScoreTable
 
 @dataclass(frozen=True)
 class ScorecardRow:
-    """One score of a scorecard.
+    """Row of a scorecard: one score of one channel, wind vector or event.
+
+    Shapes: L lead times, R regions.
 
     Attributes:
         name: label of the row for readers, such as ``z500: CRPS``.
-        score: name of the score: ``rmse``, ``crps``, ``seeps`` or ``brier:EVENT``; the same for winds and channels.
-        row: index of the channel, or of the wind vector counted on after all channels.
-        index: index along the dimension channel, wind or event of the dataset.
-        is_wind: True if that dimension is wind.
-
-    Shapes: L lead times, R regions.
+        score: name of the score: ``rmse``, ``crps``, ``seeps`` or ``brier:EVENT``. Winds and channels have the same
+            names.
+        row: index in the list of all channels followed by all wind vectors; for an event that of its channel.
+        index: index in the dataset of the score table, along the dimension channel, wind or event.
+        is_wind: True if this dimension is wind.
     """
 
     name: str
@@ -32,11 +33,15 @@ class ScorecardRow:
     is_wind: bool = False
 
     def values(self, table: ScoreTable, result: str) -> np.ndarray:
-        """Return a result of the comparison by this score, (references, seasons, L, R).
+        """Return a result of the comparison of the model with the references by this score.
 
         Args:
             table: the scores.
-            result: ``difference``, ``significant`` or another result of the comparison.
+            result: name of the result, one of `COMPARISON_NAMES` or `SIGNIFICANCE_NAMES` of
+                `credit.verify.significance.comparison`.
+
+        Returns:
+            (references, seasons, L, R) values.
         """
         name = comparison_name(self.score.partition(":")[0], result)
         if self.is_wind:
@@ -45,7 +50,11 @@ class ScorecardRow:
 
 
 def scorecard_rows(table: ScoreTable) -> list[ScorecardRow]:
-    """Return the rows of the scorecard of a table; those of RMSE come first, in the order of channels and winds."""
+    """Return the rows of the scorecard of a table.
+
+    RMSE of all channels and winds comes first, then CRPS of all channels and winds if there is an ensemble, then SEEPS,
+    then the Brier scores.
+    """
     data = table.dataset
     channels = table.channels
     # Names of the winds, with the level if they have one.
@@ -76,5 +85,11 @@ def scorecard_rows(table: ScoreTable) -> list[ScorecardRow]:
 
 
 def scorecard_values(table: ScoreTable, rows: Sequence[ScorecardRow], result: str) -> np.ndarray:
-    """Return ``difference`` or ``significant`` of all rows, (references, seasons, rows, L, R) float64."""
+    """Return a result of the comparison for all rows, (references, seasons, rows, L, R) float64.
+
+    Args:
+        table: the scores.
+        rows: rows from `scorecard_rows`.
+        result: name of the result, such as ``difference`` or ``significant``, see `ScorecardRow.values`.
+    """
     return np.stack([row.values(table, result) for row in rows], axis=2).astype(np.float64)

@@ -1,6 +1,6 @@
-"""Power spectra in the table of scores.
+"""Power spectra in the score table.
 
-Shapes: F forecasts, C channels with spectra, L lead times of spectra, K total wavenumbers.
+Shapes: F forecasts and baselines, C channels with spectra, L lead times with spectra, K total wavenumbers.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from credit.verify.table.table import SHORT_WAVES, ScoreTable
 
 
 def add_spectra(table: ScoreTable, spectra: FieldsByChannelAndLead, forecasts: Sequence[str]) -> None:
-    """Add the power spectra to a table, if there are any, as these variables:
+    """Add the power spectra, if there are any, to the dataset of a score table in place, as these variables:
 
-    - ``power``: power in ``spectrum_units``, dimensions (forecast, spectrum_channel, spectrum_lead, wavenumber);
-    - ``power_truth``: power of the truth in the same units and dimensions, without forecast;
-    - ``power_ratio``: ``power`` divided by ``power_truth``, with the dimensions of ``power``;
-    - `SHORT_WAVES`: power of the shortest third of the waves divided by that of the truth. It has the dimensions of the
-      other scores, and is NaN where there is no spectrum. Its attribute ``wavenumbers`` states the range.
+    - ``power``: power in ``spectrum_units``, with dimensions (forecast, spectrum_channel, spectrum_lead, wavenumber).
+    - ``power_truth``: power of the truth in the same units, with the same dimensions except forecast.
+    - ``power_ratio``: ``power`` divided by ``power_truth``, with the dimensions of ``power``.
+    - ``short_wave_power``: power of the shortest third of the waves divided by that of the truth. It has the dimensions
+      of the other scores, and is NaN where there is no spectrum. Its attribute ``wavenumbers`` states which third.
 
     Args:
         table: the scores.
-        spectra: (channel, lead in minutes) -> powers by total wavenumber, (K,) each, of the truth and then of each of
-            `forecasts`, means over all cases; NaN of a forecast without the channel.
-        forecasts: names of the forecasts of the table that have spectra.
+        spectra: (channel, lead time in minutes) -> power spectra, each (K,) and averaged over the cases, of the truth
+            and then of each of `forecasts`. They are NaN for a forecast without the channel.
+        forecasts: names of the forecasts that have spectra, which are those that are not baselines.
     """
     if not spectra:
         return
@@ -37,7 +37,7 @@ def add_spectra(table: ScoreTable, spectra: FieldsByChannelAndLead, forecasts: S
     channels_with_spectra = {channel for channel, _ in spectra}
     channels = [name for name in table.channels if name in channels_with_spectra]
     leads = sorted({lead for _, lead in spectra})
-    # Channels, lead times, truth and forecasts, wavenumbers.
+    # The third dimension is the truth, then the forecasts.
     spectra_CLFK = np.array([[spectra[name, lead] for lead in leads] for name in channels])
     truth_CLK = spectra_CLFK[:, :, 0]
     wavenumbers = np.arange(spectra_CLFK.shape[-1], dtype=np.int32)
@@ -78,6 +78,10 @@ def add_spectra(table: ScoreTable, spectra: FieldsByChannelAndLead, forecasts: S
 
 
 def is_among_shortest_third(wavenumbers: np.ndarray) -> np.ndarray:
-    """Return a mask (K,) of the shortest third of the waves, for example 15 to 21 of the total wavenumbers 0 to 21."""
+    """Return a mask (K,), True for the shortest third of the waves: 15 to 21 of the total wavenumbers 0 to 21.
+
+    Args:
+        wavenumbers: (K,) total wavenumbers 0, 1, ..., K - 1; wavenumber 0, the global mean, is not a wave.
+    """
     num_waves = len(wavenumbers) - 1
     return wavenumbers > num_waves - num_waves // 3

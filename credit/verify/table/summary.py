@@ -1,4 +1,4 @@
-"""Summary of a table of scores for the terminal and for scripts: global RMSE by channel and lead time."""
+"""Summary of a score table for the terminal and for scripts: global RMSE by channel and lead time."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ class SummaryRow:
         channel: name of the channel.
         units: units of the channel and of its RMSE.
         lead_hours: lead time in hours.
-        rmse: name of each forecast -> its RMSE, NaN if it has none.
-        ratio: RMSE of the model divided by that of the reference, without unit; NaN if one of them has none.
-        significant: True if the difference is significant.
-        n_eff: effective number of cases: the number of independent cases whose mean would be as uncertain; NaN if it is
-            not known.
+        rmse: forecast name -> its RMSE, NaN if the forecast lacks the channel.
+        ratio: RMSE of the model divided by that of the reference, dimensionless; NaN if one of them has no RMSE.
+        significant: True if model and reference differ significantly.
+        n_eff: effective number of cases: the number of independent cases whose mean difference would be equally
+            uncertain; NaN if there are too few cases to estimate it.
     """
 
     channel: str
@@ -53,9 +53,10 @@ class SummaryRow:
 
 
 def headline_channels(table: ScoreTable) -> list[str]:
-    """Return the headline channels of a table, or its first six channels if it has no headline channel.
+    """Return the names of the headline channels of a table, or of its first six channels if it has none of them.
 
-    Headline channels are z500, t850, t2m, the 10 m wind, mean sea level pressure, q700 and precipitation.
+    Headline channels are z500, t850, t2m, both components of the 10 m wind, mean sea level pressure, q700 and
+    precipitation.
     """
     # In the order of the list rather than of the config, so that tables of different runs look alike.
     channels = []
@@ -65,7 +66,7 @@ def headline_channels(table: ScoreTable) -> list[str]:
 
 
 def summary_forecasts(reference: str | None) -> tuple[str, ...]:
-    """Return the forecasts of a summary: the model and its reference or, if that is None, the model and baselines."""
+    """Return the names of the forecasts of a summary: the model and its reference, or all baselines if it is None."""
     if reference is None:
         return ("model", *BASELINES)
     return ("model", reference)
@@ -74,16 +75,16 @@ def summary_forecasts(reference: str | None) -> tuple[str, ...]:
 def summarize(
     table: ScoreTable, channels: Sequence[str], leads: Sequence[float], reference: str | None = None
 ) -> list[SummaryRow]:
-    """Return the rows of a summary, channel by channel and each lead time after lead time.
+    """Return the rows of a summary: for each channel in turn, one row for each lead time.
 
     Args:
         table: the scores.
         channels: names of the channels.
         leads: lead times in hours.
-        reference: name of the forecast with which the model is compared; None for the best of the baselines.
+        reference: name of the other forecast with which the model is compared; None for the best of the baselines.
 
     Raises:
-        ValueError: if the table has no such channel, lead time or reference.
+        ValueError: if the table lacks one of the channels or lead times, or the reference.
     """
     # The comparison of a channel has a value for each lead time of the table, of which some are shown.
     opponent = reference or BEST_BASELINE
@@ -111,12 +112,12 @@ def summarize(
 
 
 def summary_document(table: ScoreTable, reference: str | None, files: dict[str, str]) -> dict[str, Any]:
-    """Return the summary of all channels and lead times as `credit verify --json` prints it.
+    """Return the summary of all channels and lead times in the form that `credit verify --json` prints.
 
     Args:
         table: the scores.
-        reference: see `summarize`.
-        files: kind -> path of the files that were written.
+        reference: name of the other forecast with which the model is compared; None for the best of the baselines.
+        files: kind of file, such as "report" -> path of the file that was written.
     """
     # JSON has no NaN, so scores that do not exist are null.
     rows = []

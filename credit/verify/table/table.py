@@ -1,4 +1,4 @@
-"""ScoreTable: scores by forecast, season, channel, lead time and region, and their files."""
+"""Score table: scores by forecast, season, channel, lead time and region, and the files that hold them."""
 
 from __future__ import annotations
 
@@ -69,28 +69,28 @@ _REGION_NAMES = {
 class ScoreTable:
     """Scores of a verification.
 
+    Most variables of the dataset have the dimensions (forecast, season, channel, lead, region). For scores of wind
+    vectors the dimension wind replaces channel, and for scores of events event replaces channel. These variables are:
+
+    - `METRICS` and, if a forecast is an ensemble, `ENSEMBLE_METRICS`, with the ends of their 95 % intervals, such as
+      ``rmse_low`` and ``rmse_high``.
+    - `SEEPS` for precipitation, `RANK_METRICS` for ensembles, and `EVENT_METRICS` for events.
+    - The results of the comparison with the references, with the dimension reference instead of forecast, such as
+      ``rmse_difference`` or ``brier_p_value``. See `credit.verify.significance.comparison.comparison_name`.
+
+    Further variables are ``ranks``, the rank histogram, with dimensions (forecast, channel, lead, region, rank);
+    ``forecast_frequency`` and ``observed_frequency``, the reliability diagram, with dimensions (forecast, event, lead,
+    region, members_beyond); and the attributes of the forecasts (`credit.verify.report.metadata.describe_forecasts`),
+    with the dimension forecast.
+
     Attributes:
-        dataset: the scores, in physical units, NaN where there is no score. See below for its variables.
+        dataset: the scores, in physical units, NaN where there is no score.
         forecasts: names of the forecasts and baselines.
         channels: names of the channels.
         lead_hours: lead times in hours, increasing.
         regions: names of the regions.
-        seasons: all, and the seasons that have cases.
-        events: names of the events.
-
-    Variables of the dataset over (forecast, season, channel, lead, region), those of wind vectors over wind instead of
-    channel and those of events over event instead of channel:
-
-    - `METRICS` and, if a forecast is an ensemble, `ENSEMBLE_METRICS`, with the ends of their 95 % intervals, as
-      ``rmse_low`` and ``rmse_high``.
-    - `SEEPS`, of the channels that are precipitation; `RANK_METRICS`, of ensembles; `EVENT_METRICS`, of events.
-    - The results of `credit.verify.significance.comparison.compare_with_best_opponent`, with reference instead of
-      forecast: of RMSE ``rmse_difference``, ``p_value``, ...; of other scores with their name in front, as
-      ``brier_p_value``.
-
-    Further variables: ``ranks``, the rank histogram, over (forecast, channel, lead, region, rank);
-    ``forecast_frequency`` and ``observed_frequency``, the reliability diagram, over (forecast, event, lead, region,
-    members_beyond); the attributes of `credit.verify.report.metadata.describe_forecasts`, over forecast.
+        seasons: ``all``, then the names of the seasons that have cases.
+        events: names of the events; empty if no event is scored.
     """
 
     def __init__(self, dataset: xr.Dataset) -> None:
@@ -106,13 +106,13 @@ class ScoreTable:
 
     @property
     def n_cases(self) -> int:
-        """Number of initial times, the same for every score of all seasons."""
+        """Number of initial times (cases) of the scores that cover all seasons."""
         # All seasons come first.
         return int(self.dataset["n_cases"][0])
 
     @property
     def n_blocks(self) -> list[int]:
-        """Number of blocks by lead time, of all seasons."""
+        """Number of blocks of days at each lead time, for the scores that cover all seasons."""
         return self.dataset["n_blocks"].values[0].tolist()
 
     @property
@@ -121,19 +121,23 @@ class ScoreTable:
         return [name for name in self.forecasts if name not in BASELINES]
 
     def forecast_attribute(self, attribute: str, forecast: str) -> str:
-        """Return an attribute of a forecast, see `credit.verify.report.metadata.describe_forecasts`.
+        """Return an attribute of a forecast as text, such as its ``members``.
+
+        Args:
+            attribute: name of the attribute, one of `credit.verify.report.metadata.describe_forecasts`.
+            forecast: name of the forecast.
 
         Raises:
             KeyError: if the table has no such attribute.
-            ValueError: if it has no such forecast.
+            ValueError: if the table has no such forecast.
         """
         return str(self.dataset[attribute].values[self.forecasts.index(forecast)])
 
     def display_name(self, name: str) -> str:
         """Return the name that figures and reports show for a forecast, a reference or a region.
 
-        For the forecasts of the run, ``model`` in the files, it is the name of their experiment. For other forecasts it
-        is the name that the user gave them, and for baselines and regions their name in words.
+        For ``model``, the forecasts of the run, it is the name of the experiment. For other forecasts it is the name
+        that the user gave them. For baselines and regions it is their name in words, such as "Damped persistence".
         """
         if name == "model":
             return self._model_name()
@@ -192,7 +196,7 @@ class ScoreTable:
         self, forecast: str, channel: str, lead_hours: float, metric: str = "rmse", region: str = "global",
         season: str = ALL_SEASONS,
     ) -> float:  # fmt: skip
-        """Return one score at one lead time in hours, NaN where there is none; see `scores_by_lead`."""
+        """Return a score at one lead time in hours, NaN if there is none; `scores_by_lead` describes the arguments."""
         scores_L = self.scores_by_lead(forecast, channel, metric, region, season)
         return float(scores_L[self.lead_hours.index(lead_hours)])
 
@@ -204,13 +208,13 @@ class ScoreTable:
         Args:
             forecast: name of the forecast.
             channel: name of the channel; ignored for the metric of an event.
-            metric: name of the metric, for an event with the name of the event: ``brier:EVENT``.
+            metric: name of the metric. A metric of events is followed by the name of the event: ``brier:EVENT``.
             region: name of the region.
             season: name of the season.
 
         Raises:
             KeyError: if the table has no such metric.
-            ValueError: if it has no such forecast, channel, event, region or season.
+            ValueError: if the table has no such forecast, channel, event, region or season.
         """
         metric, _, event = metric.partition(":")
         row = self._row_index(channel, event)
@@ -222,11 +226,12 @@ class ScoreTable:
     ) -> np.ndarray:
         """Return a result of the comparison of the model with a reference at every lead time, (L,).
 
-        Values are of all seasons, and NaN where nothing was compared.
+        The comparison covers all seasons. Values are NaN where nothing was compared.
 
         Args:
-            result: ``rmse_difference``, ``p_value``, ``n_eff`` or ``significant`` for RMSE. For CRPS, SEEPS and Brier
-                scores it is ``crps_p_value``, ``seeps_p_value``, ``brier_p_value:EVENT`` and so on.
+            result: name of the result: for RMSE ``rmse_difference``, ``p_value``, ``n_eff`` or ``significant``; for
+                other scores their name followed by that of the result, such as ``crps_p_value`` and
+                ``brier_p_value:EVENT``.
             channel: name of the channel; ignored for the result of an event.
             reference: name of the forecast with which the model is compared.
             region: name of the region.
@@ -242,7 +247,7 @@ class ScoreTable:
     ) -> float:
         """Return the RMSE of the model divided by that of the best baseline, NaN if the latter is 0.
 
-        Below 1 the model is better than all baselines. Arguments are those of `score`.
+        A value below 1 means that the model is better than all baselines. `scores_by_lead` describes the arguments.
         """
         baseline_scores = [self.score(name, channel, lead_hours, "rmse", region, season) for name in BASELINES]
         best = min(baseline_scores)
@@ -252,18 +257,22 @@ class ScoreTable:
         return model / best
 
     def _row_index(self, channel: str, event: str) -> int:
-        """Return the index of an event, or of a channel if `event` is empty."""
+        """Return the index of the event in `events` or, if `event` is "", the index of the channel in `channels`."""
         if event:
             return self.events.index(event)
         return self.channels.index(channel)
 
     def summary_leads(self) -> list[float]:
-        """Return the lead times of summaries: 6, 12, 24, 48, ... hours where they exist, else all."""
+        """Return the lead times of summaries: those of 6, 12, 24, 48, ... hours that are scored; if none is, all."""
         summary_leads = [hours for hours in self.lead_hours if hours in _SUMMARY_LEADS]
         return summary_leads or self.lead_hours
 
     def describe_significance(self, reference: str = BEST_BASELINE) -> str:
-        """Return sentences on the number of blocks, the meaning of stars or why there are none, and n_eff."""
+        """Return sentences that explain the significance of the comparison with a reference to readers of the report.
+
+        They state the number of blocks, what stars and hatching mean or why there are none, and the effective number of
+        cases (n_eff).
+        """
         # Blocks are longer at longer lead times, so there are fewer of them.
         fewest = min(self.n_blocks)
         most = max(self.n_blocks)
@@ -291,10 +300,10 @@ class ScoreTable:
         return text
 
     def write(self, folder: Path) -> None:
-        """Write ``scores.nc`` and ``scores.csv``, each atomically.
+        """Write ``scores.nc`` and ``scores.csv`` into a folder, each atomically.
 
         Raises:
-            CreditError: if they cannot be written.
+            CreditError: if a file cannot be written.
         """
         atomic_write(folder / "scores.nc", lambda path: write_scores(self.dataset, path))
         atomic_write(folder / "scores.csv", self._write_rows)
@@ -307,7 +316,7 @@ class ScoreTable:
             writer.writerows(self.csv_rows())
 
     def csv_rows(self) -> Iterator[tuple]:
-        """Yield the rows of scores.csv, as `CSV_COLUMNS`; scores that do not exist have none."""
+        """Yield the rows of scores.csv with the columns `CSV_COLUMNS`; a score that is NaN has no row."""
         for metric in (*METRICS, *ENSEMBLE_METRICS, *RANK_METRICS, SHORT_WAVES, SEEPS):
             yield from self._metric_rows(metric, metric, "")
         for metric in EVENT_METRICS:
@@ -316,12 +325,13 @@ class ScoreTable:
             yield from self._metric_rows(metric, variable, "wind_")
 
     def _metric_rows(self, metric: str, variable: str, prefix: str) -> Iterator[tuple]:
-        """Yield the rows of one metric.
+        """Yield the rows of scores.csv for one metric.
 
         Args:
-            metric: name of the metric.
-            variable: its name in the dataset.
-            prefix: of the coordinates of its rows: "", ``event_`` or ``wind_``.
+            metric: name of the metric for channels.
+            variable: name of the metric in the dataset, which differs for wind vectors.
+            prefix: prefix of the names of the coordinates that label the rows: "" for channels, ``event_`` or
+                ``wind_``.
         """
         data = self.dataset
         if variable not in data:
@@ -359,7 +369,12 @@ class ScoreTable:
             )  # fmt: skip
 
     def _row_labels(self, metric: str, prefix: str) -> list[tuple[tuple[str, str, str], str]]:
-        """Return ((variable, level, level units), units of the metric) of each channel, event or wind, as texts."""
+        """Return ((variable, level, level units), units of the metric) as text for each channel, event or wind.
+
+        Args:
+            metric: name of the metric, which determines whether it has the units of the channel or is dimensionless.
+            prefix: prefix of the names of the coordinates, see `_metric_rows`.
+        """
         data = self.dataset
         variables = data[f"{prefix}variable"].values.tolist()
         levels = data[f"{prefix}level"].values.tolist()
@@ -375,7 +390,7 @@ class ScoreTable:
 
 
 def _format_number(value: float) -> str:
-    """Return a number with eight digits as text, "" for NaN."""
+    """Return a number as text with eight significant digits, "" for NaN."""
     if np.isnan(value):
         return ""
     return f"{value:.8g}"

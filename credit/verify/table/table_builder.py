@@ -1,6 +1,6 @@
-"""Build the table of scores from the statistics of all cases.
+"""Build the score table from the statistics of all cases.
 
-Shapes: N cases, X rows (channels, then winds), L lead times, R regions.
+Shapes: N cases, C channels, X rows (channels, then wind vectors), L lead times, R regions.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class TableRows:
     Attributes:
         channels: the C channels.
         winds: (index of u, index of v, name) of each wind, from `credit.verify.statistics.wind_vectors.wind_pairs`.
-        attributes: variable -> attributes of the data, of which ``units`` are needed.
+        attributes: variable -> its attributes in the data, of which ``units`` is used.
     """
 
     channels: Sequence[Channel]
@@ -46,7 +46,10 @@ class TableRows:
     attributes: Mapping[str, Mapping[str, str]]
 
     def coordinates(self) -> dict[str, tuple[str, list] | list[str]]:
-        """Return the coordinates of the dimensions channel and wind; the level is NaN for a channel without one."""
+        """Return coordinate name -> values, for the coordinates of the dimensions channel and wind.
+
+        The level of a channel without a level is NaN.
+        """
         names = []
         variables = []
         levels = []
@@ -73,12 +76,13 @@ class TableRows:
 
 @dataclass(frozen=True)
 class TableAxes:
-    """Axes of a table of scores.
+    """Axes of a score table.
 
     Attributes:
-        rows: rows of the table, channels and winds.
+        rows: rows of the table, which are channels and winds.
         leads: (L,) lead times in minutes.
-        seasons: name -> (N,) bool, True for its cases, from `credit.verify.statistics.seasons.cases_by_season`.
+        seasons: season name -> (N,) bool, True for the cases of the season, from
+            `credit.verify.statistics.seasons.cases_by_season`.
         regions: names of the R regions.
     """
 
@@ -101,17 +105,17 @@ def build_table(
     events: EventResults | None = None,
     forecast_attributes: Mapping[str, Mapping[str, object]] | None = None,
 ) -> ScoreTable:
-    """Return the table of scores.
+    """Return the score table.
 
     Args:
-        statistics: name of a forecast or baseline -> its statistics, and the indices of their rows. All are of the same
-            cases, and ``model`` has every row.
-        axes: rows, lead times, seasons and regions.
-        attributes: global attributes: ``n_cases``, ``level_units`` and others that describe the scores.
-        histograms: name of an ensemble -> rank histograms of its channels; None without ensembles.
-        events: results of events and precipitation; None if there are none.
-        forecast_attributes: name of a forecast -> global attributes of its files, see
-            `credit.verify.report.metadata.describe_forecasts`.
+        statistics: name of a forecast or baseline -> (its statistics, indices of their rows in the table). All are of
+            the same N cases, and ``model`` has every row.
+        axes: rows, lead times, seasons and regions of the table.
+        attributes: global attributes of scores.nc, such as ``n_cases`` and ``level_units``, which describe the scores.
+        histograms: ensemble name -> rank histograms of its channels; None without ensembles.
+        events: statistics of events and SEEPS; None if there are none.
+        forecast_attributes: forecast name -> global attributes of its files, which
+            `credit.verify.report.metadata.describe_forecasts` puts into the table; None if they are not known.
     """
     events = events or EventResults()
     forecasts = list(statistics)
@@ -143,7 +147,7 @@ def build_table(
 
 
 def _count_blocks_by_season(initial_times: np.ndarray, axes: TableAxes) -> np.ndarray:
-    """Return the number of blocks of days by season and lead time, (seasons, L)."""
+    """Return the number of blocks for each season and lead time, (seasons, L), see `credit.verify.significance`."""
     # Blocks are longer at longer lead times, so there are fewer of them.
     n_blocks = []
     for is_in_season in axes.seasons.values():
@@ -153,7 +157,7 @@ def _count_blocks_by_season(initial_times: np.ndarray, axes: TableAxes) -> np.nd
 
 
 def _score_variables(statistics: StatisticsByForecast, axes: TableAxes) -> Variables:
-    """Return the scores of channels and winds, with the ends of their intervals."""
+    """Return the variables of scores.nc for the scores of channels and winds, with the ends of their intervals."""
     forecasts = list(statistics)
     metrics = METRICS
     if _has_ensemble(statistics):
@@ -182,15 +186,16 @@ def _has_ensemble(statistics: StatisticsByForecast) -> bool:
 def _comparisons(
     statistics: StatisticsByForecast, axes: TableAxes, events: EventResults, n_blocks: np.ndarray
 ) -> Variables:  # fmt: skip
-    """Return the results of the paired tests of the model against all references.
+    """Return the variables of scores.nc with the results of the paired tests of the model against all references.
 
-    The tests of RMSE, CRPS, SEEPS and Brier scores make the scorecard and are adjusted together. Those of each fair
-    score are adjusted on their own, because a fair score says the same as the plain one for ensembles of equal size.
+    The tests of RMSE, CRPS, SEEPS and Brier scores make up the scorecard, and their p-values are adjusted together.
+    Those of each fair score are adjusted separately, because for ensembles of equal size it only repeats the test of
+    the ordinary score.
 
     Args:
-        statistics: as in `build_table`.
-        axes: rows, lead times, seasons and regions.
-        events: results of events and precipitation.
+        statistics: see `build_table`.
+        axes: rows, lead times, seasons and regions of the table.
+        events: statistics of events and SEEPS.
         n_blocks: (seasons, L) number of blocks.
     """
 
@@ -228,11 +233,11 @@ def _comparisons(
 
 
 def _split_rows(name: str, dim: str, values: np.ndarray, num_channels: int) -> Variables:
-    """Return the variables of scores.nc that hold a result of the comparison.
+    """Return the variables of scores.nc that hold one result of the comparison.
 
     Args:
-        name: name of the variable for channels or events.
-        dim: dimension of the rows of `values`: ``channel``, ``event``, or ``row`` for channels followed by winds.
+        name: name of the variable for channels or events; that for winds has the prefix ``wind_``.
+        dim: meaning of the rows of `values`: ``channel``, ``event``, or ``row`` for channels followed by winds.
         values: (references, seasons, rows, L, R) values.
         num_channels: number of channels.
     """
@@ -253,7 +258,16 @@ def _split_rows(name: str, dim: str, values: np.ndarray, num_channels: int) -> V
 def _rank_variables(
     histograms: Mapping[str, RankHistogram], statistics: StatisticsByForecast, axes: TableAxes
 ) -> Variables:  # fmt: skip
-    """Return the rank histograms and their metrics, of all seasons; smaller ensembles have NaN at the last ranks."""
+    """Return the variables of scores.nc for the rank histograms and their metrics.
+
+    They cover all cases; single seasons have NaN. Ensembles with fewer members than the largest one have NaN at the
+    last ranks.
+
+    Args:
+        histograms: ensemble name -> its rank histograms.
+        statistics: see `build_table`.
+        axes: rows, lead times, seasons and regions of the table.
+    """
     num_forecasts = len(statistics)
     most_members = max(histogram.num_members for histogram in histograms.values())
     num_ranks = most_members + 1
