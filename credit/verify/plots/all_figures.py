@@ -1,4 +1,4 @@
-"""All figures of a verification, with their captions, in the order of the report."""
+"""Draw all figures of a verification, with their captions, in the order of the report."""
 
 from __future__ import annotations
 
@@ -75,7 +75,17 @@ def draw_all_figures(
 def _draw_calibration(
     table: ScoreTable, channels: list[str], lead_hours: list[float], folder: Path
 ) -> list[tuple[str, Path]]:  # fmt: skip
-    """Draw rank histograms and reliability diagrams of the model, which must be an ensemble; return (caption, path)."""
+    """Draw rank histograms and, if there are events, reliability diagrams of the model, which must be an ensemble.
+
+    Args:
+        table: the scores.
+        channels: names of the channels of the rank histograms.
+        lead_hours: lead times in hours, one line each.
+        folder: folder for the figures; it must exist.
+
+    Returns:
+        (caption, path) of each figure.
+    """
     caption = "Rank of the truth among the members. A U shape: too little spread; a slope: a bias."
     path = style.save_figure(folder / "ranks.png", ensemble.plot_rank_histograms, table, channels, lead_hours)
     figures = [(caption, path)]

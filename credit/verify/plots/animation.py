@@ -1,4 +1,4 @@
-"""Animations of truth and forecast side by side over the lead times, as GIF files written by Pillow."""
+"""Animated GIF files that show truth and forecast side by side at successive lead times."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from credit.verify.plots.style import STYLE, add_title, display_units, new_figur
 
 # Pixels per inch.
 _DPI = 110
-# Duration of a frame, and of the last one, at which a viewer should have time to stop.
+# Duration of a frame. The last one stays longer, so that the viewer sees where the animation ends.
 _FRAME_MILLISECONDS = 250
 _LAST_FRAME_MILLISECONDS = 1500
-# Numbers of colours of the field, and of greys of lines and letters. With one colour for missing cells they make 128
-# colours, for which 7 bits a pixel suffice.
+# Numbers of colours for the field, and of greys for lines and letters. With one colour for missing cells they make 128
+# colours, which need only 7 bits a pixel.
 _FIELD_COLORS = 96
 _GREYS = 31
 
@@ -40,17 +40,17 @@ def write_animation(
     path: Path, channel: str, units: str, frames: Mapping[int, Sequence[np.ndarray]], forecast_name: str,
     initial_time: int, calendar: Calendar, background: MapBackground,
 ) -> Path:  # fmt: skip
-    """Write an animated GIF with a frame for each lead time and one colour scale, and return its path.
+    """Write an animated GIF with one frame for each lead time, all in the same colour scale, and return its path.
 
     Args:
         path: path of the file.
         channel: name of the channel.
         units: units of the fields.
-        frames: lead time in minutes -> (truth, forecast), each (H, W).
+        frames: lead time in minutes -> (truth, forecast), each (H, W), in increasing order of the lead times.
         forecast_name: name of the forecast for the title.
         initial_time: initial time in minutes.
         calendar: calendar of the times.
-        background: grid and coastline of the frames.
+        background: grid and coastline of the maps.
 
     Raises:
         CreditError: if the file cannot be written.
@@ -80,7 +80,10 @@ def _draw_frames(
     channel: str, units: str, frames: Mapping[int, Sequence[np.ndarray]], forecast_name: str, initial_time: int,
     calendar: Calendar, background: MapBackground,
 ) -> Iterator[Image.Image]:  # fmt: skip
-    """Yield the frames, all with one palette, so that no colour changes between them."""
+    """Yield the images of the frames; `write_animation` describes the arguments.
+
+    All frames have the same palette, so that the colour of a value does not change from frame to frame.
+    """
     # One colour scale for all frames, in the units of figures.
     factor, units = display_units(units)
     scaled_frames = {}
@@ -110,9 +113,13 @@ def _draw_frames(
 
 
 def _quantize(pixels: np.ndarray, palette: np.ndarray) -> Image.Image:
-    """Return an image of pixels (H, W, 3) uint8, each in the nearest colour of the palette, (128, 3) uint8.
+    """Return a palette image in which each pixel has the nearest colour of the palette.
 
-    Distances are computed once for each colour of the frame, of which there are few.
+    Distances are computed once for each different colour of the pixels, of which there are few.
+
+    Args:
+        pixels: (height, width, 3) uint8 red, green and blue.
+        palette: (128, 3) uint8 red, green and blue.
     """
     # Each colour becomes one number, so that equal colours are found quickly.
     codes = pixels.astype(np.int32) @ np.array([65536, 256, 1], dtype=np.int32)
@@ -127,7 +134,7 @@ def _quantize(pixels: np.ndarray, palette: np.ndarray) -> Image.Image:
 
 
 def _build_palette() -> np.ndarray:
-    """Return the 128 colours of the animation, (128, 3) uint8."""
+    """Return the 128 colours of the animation, (128, 3) uint8: of the field, greys, and that of missing cells."""
     field = colormaps[FIELD_COLORMAP](np.linspace(0, 1, _FIELD_COLORS))[:, :3]
     greys = np.repeat(np.linspace(0, 1, _GREYS)[:, None], 3, axis=1)
     missing = [to_rgb(MISSING_COLOR)]

@@ -1,4 +1,4 @@
-"""Figures of ensembles: spread and skill, CRPS, rank histograms."""
+"""Figures of ensemble scores: CRPS, spread over error, rank histograms."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from credit.verify.table.table import ScoreTable
 
 
 def plot_spread_and_skill(table: ScoreTable, channels: Sequence[str]) -> Figure:
-    """Return the figure of CRPS (top) and spread over error (bottom) by lead time, one column for each channel.
+    """Return the figure of CRPS (top) and spread / error (bottom) by lead time, with a column for each channel.
+
+    The error is the RMSE of the ensemble mean.
 
     Args:
         table: the scores, which must contain ``crps``.
@@ -45,7 +47,7 @@ def plot_spread_and_skill(table: ScoreTable, channels: Sequence[str]) -> Figure:
 
 
 def plot_rank_histograms(table: ScoreTable, channels: Sequence[str], leads: Sequence[float]) -> Figure:
-    """Return the figure of the frequency of the truth's rank among the model's members.
+    """Return the figure of the model's rank histograms: how often each number of members lies below the truth.
 
     There is a column for each channel and a line for each lead time.
 

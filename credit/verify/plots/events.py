@@ -15,10 +15,11 @@ from credit.verify.table.table import ScoreTable
 
 
 def plot_reliability_diagrams(table: ScoreTable, leads: Sequence[float]) -> Figure:
-    """Return the figure of observed frequency (top) and frequency of forecasts (bottom) by forecast probability.
+    """Return the figure of the model's global reliability diagrams.
 
-    The scores are those of the model for the globe. There is a column for each event and a line for each lead time;
-    bars are the 95 % intervals of the observed frequency.
+    The upper panels show the observed frequency of the event by forecast probability, with bars for its 95 % intervals.
+    The lower panels show how often each probability was forecast. There is a column for each event and a line for each
+    lead time.
 
     Args:
         table: the scores.

@@ -1,4 +1,4 @@
-"""Figures of the example forecast: maps, Hovmoeller diagrams, animations."""
+"""Figures of the example, the one case of which whole fields are shown: maps, Hovmoeller diagrams, animations."""
 
 from __future__ import annotations
 
@@ -23,12 +23,15 @@ _MIN_LEADS = 2
 
 
 def draw_example(verification: Verification, reader: FieldReader, folder: Path) -> list[tuple[str, Path]]:
-    """Draw the example of a verification into a folder; return (caption, path) of the figures.
+    """Draw the figures of the example into a folder.
 
     Args:
-        verification: result of the verification with maps and evolution of the example.
+        verification: result of the verification, with the fields of the example.
         reader: reader of the data, for the coastline.
         folder: folder for the figures, which must exist.
+
+    Returns:
+        (caption, path) of each figure.
 
     Raises:
         CreditError: if a figure cannot be written.
@@ -37,7 +40,7 @@ def draw_example(verification: Verification, reader: FieldReader, folder: Path) 
     if verification.evolution.is_ensemble:
         forecast_name = f"ensemble mean of {forecast_name}"
     background = MapBackground.build(reader, verification.grid)
-    # Animations have their own grid.
+    # Animations have their own grid, which may be coarser.
     frame_background = MapBackground.build(reader, verification.evolution.frame_grid)
     return [
         *_draw_maps(verification, reader.calendar, background, forecast_name, folder),
@@ -49,7 +52,7 @@ def draw_example(verification: Verification, reader: FieldReader, folder: Path) 
 def _draw_maps(
     verification: Verification, calendar: Calendar, background: MapBackground, forecast_name: str, folder: Path
 ) -> list[tuple[str, Path]]:
-    """Draw maps of the example; return (caption, path) of the figures."""
+    """Draw a figure with maps of the example for each figure channel; return (caption, path) of each."""
     figures = []
     for name in verification.figure_channels:
         fields = _by_lead(verification.maps, name)
@@ -68,7 +71,7 @@ def _draw_maps(
 def _draw_time_diagrams(
     verification: Verification, calendar: Calendar, background: MapBackground, forecast_name: str, folder: Path
 ) -> list[tuple[str, Path]]:
-    """Draw Hovmoeller diagrams of the example by longitude and by latitude; return (caption, path) of the figures."""
+    """Draw Hovmoeller diagrams by longitude and by latitude for each figure channel; return (caption, path) of each."""
     evolution = verification.evolution
     south, north = evolution.band
     figures = []
@@ -102,7 +105,7 @@ def _draw_time_diagrams(
 def _draw_animations(
     verification: Verification, calendar: Calendar, background: MapBackground, forecast_name: str, folder: Path
 ) -> list[tuple[str, Path]]:
-    """Write animations of the example; return (caption, path) of the files."""
+    """Write an animation of the example for each animated channel; return (caption, path) of each."""
     all_frames = verification.evolution.animation_frames
     figures = []
     for name in dict.fromkeys(channel for channel, _ in all_frames):
@@ -115,11 +118,20 @@ def _draw_animations(
 
 
 def _can_be_drawn(fields: dict[int, tuple[np.ndarray, ...]]) -> bool:
-    """Return True if fields by lead time have at least two lead times, and a value that is not masked."""
+    """Return whether a diagram over time can be drawn: at least two lead times, and a value that is not NaN.
+
+    Args:
+        fields: lead time in minutes -> (truth, forecast).
+    """
     return len(fields) >= _MIN_LEADS and bool(np.isfinite(list(fields.values())).any())
 
 
 def _by_lead(fields: FieldsByChannelAndLead, name: str) -> dict[int, tuple[np.ndarray, ...]]:
-    """Return lead time in minutes, increasing -> fields of the channel with a name."""
+    """Return lead time in minutes -> fields of one channel, in increasing order of the lead times.
+
+    Args:
+        fields: (channel name, lead time in minutes) -> fields.
+        name: name of the channel.
+    """
     leads = sorted(lead for channel, lead in fields if channel == name)
     return {lead: fields[name, lead] for lead in leads}

@@ -1,6 +1,9 @@
-"""Hovmoeller diagrams: longitude and time of a mean over a band of latitudes, and time and latitude of a zonal mean.
+"""Hovmoeller diagrams of truth, forecast and error.
 
-Moving waves are slanted.
+One kind shows the mean over a latitude band by longitude and time, in which moving waves appear as slanted stripes. The
+other kind shows the zonal mean by time and latitude.
+
+Shapes: L lead times, H rows and W columns of the grid.
 """
 
 from __future__ import annotations
@@ -34,17 +37,17 @@ def plot_hovmoeller(
     channel: str, units: str, band_means: Mapping[int, Sequence[np.ndarray]], band: tuple[float, float],
     forecast_name: str, initial_time: int, calendar: Calendar, background: MapBackground,
 ) -> Figure:  # fmt: skip
-    """Return the figure of truth, forecast and error of one forecast by longitude; time runs downwards.
+    """Return the figure of the latitude-band mean of truth, forecast and error by longitude; time runs downwards.
 
     Args:
         channel: name of the channel.
-        units: units of the fields.
+        units: units of the means.
         band_means: lead time in minutes -> (truth, forecast), each (W,); at least two lead times, increasing.
-        band: southern and northern edge of the band of latitudes in degrees north.
+        band: (southern, northern) edge of the latitude band in degrees north.
         forecast_name: name of the forecast for the title.
         initial_time: initial time in minutes.
         calendar: calendar of the times.
-        background: grid of the means, and the order of columns in which maps show it.
+        background: grid of the W columns, and the order in which maps show them.
     """
     time_axis, unit = _time_edges(band_means)
     south, north = band
@@ -65,16 +68,16 @@ def plot_latitude_time(
     channel: str, units: str, zonal_means: Mapping[int, Sequence[np.ndarray]], forecast_name: str, initial_time: int,
     calendar: Calendar, grid: LatLonGrid,
 ) -> Figure:  # fmt: skip
-    """Return the figure of truth, forecast and error of the zonal mean by latitude; time runs to the right.
+    """Return the figure of the zonal mean of truth, forecast and error by latitude; time runs to the right.
 
     Args:
         channel: name of the channel.
-        units: units of the fields.
+        units: units of the means.
         zonal_means: lead time in minutes -> (truth, forecast), each (H,); at least two lead times, increasing.
         forecast_name: name of the forecast for the title.
         initial_time: initial time in minutes.
         calendar: calendar of the times.
-        grid: grid of the means.
+        grid: grid of the H rows.
     """
     time_axis, unit = _time_edges(zonal_means)
     title = f"{channel}, zonal mean: {forecast_name} from {calendar.format(initial_time).replace('T', ' ')} UTC"
@@ -88,7 +91,7 @@ def plot_latitude_time(
 
 
 def _format_latitude(value: float) -> str:
-    """Return a latitude in degrees north as text, ``30°S``."""
+    """Return a latitude in degrees north as text, for example 30°S for -30."""
     if value == 0:
         return "0°"
     side = "S" if value < 0 else "N"
@@ -96,19 +99,34 @@ def _format_latitude(value: float) -> str:
 
 
 def _time_edges(pairs: Mapping[int, Sequence[np.ndarray]]) -> tuple[np.ndarray, str]:
-    """Return the edges (L + 1,) between lead times (keys in minutes), and the unit that they are in: hours or days."""
+    """Return the edges of the time intervals around the lead times, and their unit.
+
+    Args:
+        pairs: lead time in minutes -> (truth, forecast); only the lead times are used.
+
+    Returns:
+        (L + 1,) edges in hours or days, and the name of the unit, "hours" or "days".
+    """
     unit, hours = choose_lead_unit(max(pairs) / 60)
     return time_edges(np.array(list(pairs)) / 60 / hours), unit
 
 
 def time_edges(times: np.ndarray) -> np.ndarray:
-    """Return (L + 1,) edges half way between increasing times (L,); the first and last intervals are centred."""
+    """Return the edges, (L + 1,), of intervals around L increasing times, L >= 2.
+
+    Inner edges lie half way between two times. The outer edges are such that the first and the last time lie in the
+    middle of their intervals.
+    """
     middles = (times[:-1] + times[1:]) / 2
     return np.concatenate([[2 * times[0] - middles[0]], middles, [2 * times[-1] - middles[-1]]])
 
 
 def _stack_truth_and_forecast(pairs: Mapping[int, Sequence[np.ndarray]]) -> np.ndarray:
-    """Return truth and forecast of N cells along a line at L lead times, (2, L, N)."""
+    """Return truth and forecast as one array (2, L, N).
+
+    Args:
+        pairs: lead time -> (truth, forecast), each (N,) values along a line of longitude or latitude.
+    """
     truth = np.stack([fields[0] for fields in pairs.values()])
     forecast = np.stack([fields[1] for fields in pairs.values()])
     return np.stack([truth, forecast])
@@ -117,13 +135,13 @@ def _stack_truth_and_forecast(pairs: Mapping[int, Sequence[np.ndarray]]) -> np.n
 def _draw_panels(
     channel: str, units: str, x_edges: np.ndarray, y_edges: np.ndarray, values: np.ndarray, title: str
 ) -> tuple[Figure, Sequence[Axes]]:
-    """Draw truth and forecast in the same colour scale, and the error, side by side.
+    """Draw three panels side by side: truth and forecast in the same colour scale, and the error in its own.
 
     Args:
         channel: name of the channel.
         units: units of the values.
-        x_edges: (X + 1,) edges of the columns.
-        y_edges: (Y + 1,) edges of the rows.
+        x_edges: (X + 1,) edges of the X cells along the horizontal axis.
+        y_edges: (Y + 1,) edges of the Y cells along the vertical axis.
         values: (2, Y, X) truth and forecast.
         title: title of the figure.
 

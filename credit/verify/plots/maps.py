@@ -1,7 +1,7 @@
 """Maps in the Equal Earth projection.
 
-The projection preserves areas, so an error takes as much of the picture as it weighs in a score. Nothing is downloaded:
-the coastline is the data's own land fraction at one half.
+The projection preserves areas, so the area of an error on the map is proportional to its weight in a score. The
+coastline is the line where the land fraction in the data is one half, so nothing needs to be downloaded.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ FIELD_COLORMAP = "viridis"
 ERROR_COLORMAP = "RdBu_r"
 SPREAD_COLORMAP = "magma_r"
 MISSING_COLOR = "#CCCCCC"
-# The spread is drawn in the scale of the error if its largest value is at least this fraction of the error's.
+# The spread is drawn in the colour scale of the error unless it is smaller than this fraction of the error.
 _COMMON_SCALE = 1 / 3
 # Colour bars of figures over the whole width, and below one of several panels.
 WIDE_COLORBAR = {"orientation": "horizontal", "shrink": 0.7, "aspect": 40, "pad": 0.02, "extend": "both"}
@@ -47,16 +47,16 @@ _LABEL = {"fontsize": 6.5, "color": "#444444", "textcoords": "offset points"}
 
 
 def equal_earth(lon: np.ndarray, lat: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return x and y on a sphere of radius 1 of the Equal Earth projection.
+    """Return the map coordinates of points in the Equal Earth projection.
 
     Savric, Patterson and Jenny (2018), doi:10.1080/13658816.2018.1504949.
 
     Args:
-        lon: degrees east of the middle of the map, -180 to 180.
-        lat: degrees north, of the same shape.
+        lon: longitudes in degrees east of the central meridian of the map, -180 to 180, of any shape.
+        lat: latitudes in degrees north, of the same shape.
 
     Returns:
-        x and y in radii of the sphere, of the shape of `lon`.
+        x and y in units of the Earth's radius, each of the shape of `lon`.
     """
     theta = np.arcsin(np.sqrt(3) / 2 * np.sin(np.deg2rad(lat)))
     # y is a polynomial of theta; x contains the derivative of this polynomial.
@@ -71,11 +71,11 @@ def equal_earth(lon: np.ndarray, lat: np.ndarray) -> tuple[np.ndarray, np.ndarra
 
 @dataclass(frozen=True)
 class MapBackground:
-    """Grid and coastline of maps, with the columns rotated so that Greenwich is in the middle.
+    """Grid and coastline of maps, whose columns are rotated so that Greenwich is in the middle.
 
     Attributes:
-        grid: grid of the fields on the maps.
-        land: (H, W) land fraction (0 to 1) for the coastline; None without a coastline.
+        grid: grid of H x W cells of the fields on the maps.
+        land: (H, W) land fraction (0 to 1) from which the coastline is drawn; None draws no coastline.
     """
 
     grid: LatLonGrid
@@ -83,7 +83,7 @@ class MapBackground:
 
     @classmethod
     def build(cls, reader: FieldReader, grid: LatLonGrid | None = None) -> MapBackground:
-        """Return the background from the land fraction of the data.
+        """Return the background with the coastline from the land fraction of the data, if the data have one.
 
         Args:
             reader: reader of the data.
@@ -96,12 +96,12 @@ class MapBackground:
 
     @cached_property
     def column_order(self) -> np.ndarray:
-        """(W,) indices of the columns of the grid, eastward from the dateline or from the column that lies on it."""
+        """(W,) indices of the columns of the grid from west to east on the map, starting at the dateline."""
         return np.roll(np.arange(len(self.grid.lon)), -int(self._is_beyond_dateline.argmax()))
 
     @cached_property
     def edges(self) -> np.ndarray:
-        """(W + 1,) edges of the columns in `column_order`, in degrees east; the last is 360 more than the first."""
+        """(W + 1,) edges of the columns in `column_order`, in degrees east from about -180 to 180."""
         first = self.column_order[0]
         width = 360.0 / len(self.grid.lon)
         west = self.grid.lon[first]
@@ -111,11 +111,11 @@ class MapBackground:
 
     @cached_property
     def _is_beyond_dateline(self) -> np.ndarray:
-        """(W,) bool, True for columns of the grid that reach beyond the dateline."""
+        """(W,) bool, True for columns whose eastern edge lies east of the dateline, so they are drawn on the left."""
         return self.grid.lon > 180.0 - 180.0 / len(self.grid.lon) + _DATELINE_TOLERANCE
 
     def project(self, lon: np.ndarray, lat: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return x and y on the map, see `equal_earth`.
+        """Return the coordinates x and y of points on the map, see `equal_earth`.
 
         Args:
             lon: longitudes in degrees east, between the first and the last of `edges`.
@@ -126,7 +126,7 @@ class MapBackground:
 
 
 def _land_fraction(reader: FieldReader) -> np.ndarray | None:
-    """Return the land fraction, (H, W) from 0 to 1, None if it is not among the static fields of the data."""
+    """Return the land fraction, (H, W) from 0 to 1; None if it is not among the static fields of the data."""
     for number, channel in enumerate(reader.channels.static_stored):
         if reader.attributes.get(channel.variable, {}).get("standard_name") in _LAND_STANDARD_NAMES:
             return reader.static()[number]
@@ -134,25 +134,25 @@ def _land_fraction(reader: FieldReader) -> np.ndarray | None:
 
 
 def create_map_axes(figure: Figure, rows: int, columns: int) -> np.ndarray:
-    """Return (rows, columns) axes for `draw_map`."""
+    """Return an array (rows, columns) of new axes for `draw_map`."""
     return figure.subplots(rows, columns, squeeze=False)
 
 
 def draw_map(
     axis: Axes, field: np.ndarray, background: MapBackground, colormap: str, low: float, high: float
 ) -> QuadMesh:  # fmt: skip
-    """Draw a field (H, W), each cell in its colour, with the coastline over it; NaN is grey.
+    """Draw a field as a map with coastline, meridians and parallels; cells with NaN are grey.
 
     Args:
         axis: axis from `create_map_axes`.
-        field: the field, in any units.
+        field: (H, W) field in any units.
         background: grid and coastline.
         colormap: name of a colour map of matplotlib.
         low: value of the first colour.
         high: value of the last colour.
 
     Returns:
-        The mesh of the cells, for a colour bar.
+        The drawn cells, from which a colour bar can be made.
     """
     colors = colormaps[colormap].with_extremes(bad=MISSING_COLOR)
     x, y = background.project(*np.meshgrid(background.edges, background.grid.lat_bounds))
@@ -166,7 +166,7 @@ def draw_map(
 
 
 def _draw_graticule(axis: Axes, background: MapBackground) -> None:
-    """Draw parallels, meridians and the edge of the map, and their degrees on the left and below."""
+    """Draw the outline of the map, and parallels and meridians with their degrees at the left and lower edge."""
     west = background.edges[0]
     east = background.edges[-1]
     longitudes = west + (east - west) * np.linspace(0, 1, 61)
@@ -190,14 +190,14 @@ def _draw_graticule(axis: Axes, background: MapBackground) -> None:
 
 
 def format_longitude_axis(axis: Axes, background: MapBackground) -> None:
-    """Make the horizontal axis a longitude axis in degrees, over the columns of a map, with a closed frame."""
+    """Format the horizontal axis as longitudes in degrees, over the same range as a map, and close the frame."""
     axis.set_xticks(_MERIDIANS, [_format_degrees(value, "W", "E") for value in _MERIDIANS])
     axis.set_xlim(background.edges[0], background.edges[-1])
     axis.spines[["top", "right"]].set_visible(True)
 
 
 def format_latitude_axis(axis: Axes) -> None:
-    """Make the vertical axis a latitude axis in degrees, from pole to pole, with a closed frame."""
+    """Format the vertical axis as latitudes in degrees, from pole to pole, and close the frame."""
     axis.set_yticks(_LATITUDE_TICKS, [_format_degrees(value, "S", "N") for value in _LATITUDE_TICKS])
     axis.set_ylim(-90, 90)
     axis.spines[["top", "right"]].set_visible(True)
@@ -216,7 +216,13 @@ def _draw_coastline(axis: Axes, background: MapBackground) -> None:
 
 
 def _format_degrees(value: int, negative: str, positive: str) -> str:
-    """Return degrees as text, ``60°W``; 0 and 180 have no side."""
+    """Return whole degrees as text, such as 60°W for -60; 0 and 180 have no letter.
+
+    Args:
+        value: degrees.
+        negative: letter for negative values, W or S.
+        positive: letter for positive values, E or N.
+    """
     if value % 180 == 0:
         return f"{abs(value)}°"
     side = negative if value < 0 else positive
@@ -227,18 +233,18 @@ def plot_maps(
     channel: str, units: str, fields: Mapping[int, Sequence[np.ndarray]], initial_time: int, calendar: Calendar,
     background: MapBackground, forecast_name: str = "Forecast",
 ) -> Figure:  # fmt: skip
-    """Return the figure of truth, forecast, error and, if it is given, spread at one initial time.
+    """Return the figure with maps of truth, forecast, error and, if it is given, spread of one case.
 
-    There is a row for each lead time. Truth and forecast have one colour scale; each error has its own, because errors
+    There is a row for each lead time. Truth and forecast share one colour scale. Each error has its own, because errors
     of the first day would be invisible in the scale of later ones.
 
     Args:
         channel: name of the channel.
-        units: units of the fields; see `credit.verify.plots.style.display_units` for those of the figure.
+        units: units of the fields, which `credit.verify.plots.style.display_units` converts to those of the figure.
         fields: lead time in minutes -> (truth, forecast) or (truth, ensemble mean, spread), each (H, W).
         initial_time: initial time in minutes.
         calendar: calendar of the times.
-        background: grid of the fields and coastline.
+        background: grid and coastline.
         forecast_name: name of the forecast for the title.
     """
     # Truth and forecast have one colour scale, in the units of figures.
@@ -278,9 +284,17 @@ def plot_maps(
 def _draw_spread(
     figure: Figure, axis: Axes, spread: np.ndarray, error_limit: float, background: MapBackground, units: str
 ) -> None:
-    """Draw the spread of an ensemble, (H, W), in the colour scale of its error, which ends at `error_limit`.
+    """Draw a map of the spread (standard deviation) of an ensemble in the colour scale of its error.
 
-    A spread far below the error would be invisible in that scale, and gets a scale of its own.
+    A spread far below the error would be invisible in that scale, so it gets its own.
+
+    Args:
+        figure: the figure.
+        axis: axis from `create_map_axes`.
+        spread: (H, W) spread in the units of the figure.
+        error_limit: largest value of the colour scale of the error, in the same units.
+        background: grid and coastline.
+        units: units of the figure as text.
     """
     spread_limit = symmetric_limit([spread])
     color_limit = error_limit
@@ -296,7 +310,7 @@ def _draw_spread(
 def _add_side_colorbar(
     figure: Figure, mesh: QuadMesh, axes: Axes | np.ndarray, label: str, extend: str = "both"
 ) -> None:
-    """Draw a colour bar to the right of one map or of rows of them."""
+    """Draw a colour bar to the right of one map, or of a two-dimensional array of maps."""
     # The bar is as thick beside several rows as beside one.
     aspect = 15
     if isinstance(axes, np.ndarray):
@@ -307,24 +321,24 @@ def _add_side_colorbar(
 
 
 def add_narrow_colorbar(figure: Figure, mesh: QuadMesh, axis: Axes, label: str) -> None:
-    """Draw a colour bar below one of several axes, with few ticks, so that their labels do not overlap."""
+    """Draw a colour bar below one of several panels; it has few ticks, so that their labels do not overlap."""
     figure.colorbar(mesh, ax=axis, label=label, ticks=MaxNLocator(5), **_NARROW_COLORBAR)
 
 
 def _root_mean_square(field: np.ndarray, area: np.ndarray) -> float:
-    """Return the area-weighted root mean square of the finite values of a field; both arrays are (H, W)."""
+    """Return the area-weighted root mean square of the finite values of a field; field and area are (H, W)."""
     is_valid = np.isfinite(field)
     return float(np.sqrt((field[is_valid] ** 2 * area[is_valid]).sum() / area[is_valid].sum()))
 
 
 def plot_map_and_histogram(field: np.ndarray, values: np.ndarray, background: MapBackground, units: str) -> Figure:
-    """Return the figure of a field as a map, and of the histogram of values with a logarithmic count.
+    """Return the figure with a map of a field, and with a histogram of values whose counts are logarithmic.
 
     Args:
-        field: (H, W).
-        values: values of the same channel, of any shape.
-        background: grid of the field and coastline.
-        units: units of field and values.
+        field: (H, W) field of a channel; NaN is missing.
+        values: values of the same channel for the histogram, of any shape; NaN is left out.
+        background: grid and coastline.
+        units: units of field and values, which `credit.verify.plots.style.display_units` converts for the figure.
     """
     factor, units = display_units(units)
     field = factor * field
@@ -340,9 +354,12 @@ def plot_map_and_histogram(field: np.ndarray, values: np.ndarray, background: Ma
 
 
 def robust_range(fields: Sequence[np.ndarray]) -> tuple[float, float]:
-    """Return the lowest and the highest value of fields without the lowest and highest half percent.
+    """Return the 0.5 % and the 99.5 % quantile of all values of the fields, as a range for a colour scale.
 
-    Missing values (NaN) do not count. All fields have one shape. A range of length 0 is extended to 1.
+    NaN is left out. A range of length 0 is extended to length 1.
+
+    Args:
+        fields: fields, all of the same shape.
     """
     low, high = np.nanpercentile(np.stack(fields), [0.5, 99.5])
     if high <= low:
@@ -351,9 +368,12 @@ def robust_range(fields: Sequence[np.ndarray]) -> tuple[float, float]:
 
 
 def symmetric_limit(errors: Sequence[np.ndarray]) -> float:
-    """Return the limit of a symmetric colour scale, 1 if all errors are 0.
+    """Return the largest value of a symmetric colour scale for errors; 1 if all errors are 0.
 
-    At most half a percent of the absolute errors of each field exceed it. Missing values (NaN) do not count.
+    In each field, at most half a percent of the absolute errors exceed it. NaN is left out.
+
+    Args:
+        errors: fields of errors, of any shape.
     """
     limits = [float(np.nanpercentile(np.abs(error), 99.5)) for error in errors]
     return max(limits) or 1.0

@@ -1,4 +1,9 @@
-"""Preview figures of a run that is still training: RMSE by lead time at each preview, and maps of one forecast."""
+"""Preview figures of a run that is still training: RMSE by lead time, and maps of one forecast.
+
+A preview scores a few forecasts with the weights at one optimizer step.
+
+Shapes: H x W cells, L lead times.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +19,12 @@ from credit.verify.plots.maps import MapBackground, plot_maps
 from credit.verify.plots.scores import choose_lead_unit, set_lead_ticks
 from credit.verify.plots.style import MIN_WIDTH, add_legend, add_title, format_units, new_figure, save_figure
 
-# Name of a score, as rmse/z500/24h -> value, None where it is not finite.
+# Name of a score, such as rmse/z500/24h -> value; None if it is not finite.
 Scores = Mapping[str, float | None]
-# More curves of earlier previews cannot be distinguished.
+# Largest number of earlier previews in a figure; more curves could not be distinguished.
 _MAX_EARLIER = 6
-# The axis ends between these multiples of persistence's largest RMSE. Errors of an untrained network would flatten all
-# other curves.
+# The RMSE axis ends between these multiples of the largest RMSE of persistence. Otherwise the errors of an untrained
+# network would flatten all other curves.
 _MIN_AXIS_FACTOR = 1.3
 _MAX_AXIS_FACTOR = 2.5
 
@@ -28,15 +33,17 @@ def draw_preview(
     folder: Path, reader: FieldReader, history: Mapping[int, Scores], fields: Mapping[str, Sequence[np.ndarray]],
     initial_times: Sequence[int], lead: int,
 ) -> list[Path]:  # fmt: skip
-    """Replace ``figures/early_rmse.png`` and ``figures/early_map_CHANNEL.png`` of a run, and return their paths.
+    """Write ``figures/early_rmse.png`` and ``figures/early_map_CHANNEL.png`` of a run, and return their paths.
+
+    Figures of an earlier preview are replaced.
 
     Args:
         folder: folder of the run.
         reader: reader of the data of the run.
-        history: optimizer step -> scores of the preview at this step by name (``rmse/z500/24h``,
-            ``persistence/z500/24h``); the current preview has the largest step.
-        fields: name of a channel -> (truth, forecast), each (H, W), at `lead` after the first initial time.
-        initial_times: initial times in minutes of the forecasts that are scored.
+        history: optimizer step -> scores of the preview at this step. The scores are a dict from names such as
+            ``rmse/z500/24h`` and ``persistence/z500/24h`` to values. The current preview has the largest step.
+        fields: channel name -> (truth, forecast), each (H, W), at the lead time `lead` from the first initial time.
+        initial_times: initial times in minutes of the forecasts that the preview scores.
         lead: lead time of the maps in minutes.
 
     Raises:
@@ -72,9 +79,9 @@ def plot_rmse_history(history: Mapping[int, Scores], units: Mapping[str, str], n
     The latest preview is bold, earlier ones are paler, persistence is dashed.
 
     Args:
-        history: optimizer step -> scores of the preview at this step by name, as in `draw_preview`.
-        units: name of a channel -> its units.
-        num_cases: number of forecasts of a preview.
+        history: optimizer step -> scores of the preview at this step, see `draw_preview`.
+        units: channel name -> units, for the channels to draw.
+        num_cases: number of forecasts that a preview scores.
     """
     # Of many earlier previews some are drawn, evenly spread.
     *earlier_steps, latest_step = sorted(history)
@@ -115,17 +122,17 @@ def plot_rmse_history(history: Mapping[int, Scores], units: Mapping[str, str], n
 
 
 def _curve(scores: Scores, name: str, channel: str, hours: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return the values of a score of a channel by lead time.
+    """Return the lead times and the values of a score of one channel.
 
     Args:
-        scores: scores of a preview by name.
+        scores: name such as ``rmse/z500/24h`` -> value; None if it is not finite.
         name: name of the score, ``rmse`` or ``persistence``.
         channel: name of the channel.
-        hours: unit of the lead times in hours.
+        hours: length in hours of the unit of the returned lead times: 1 for hours, 24 for days.
 
     Returns:
-        (L,) increasing lead times in this unit, and (L,) values, NaN for those that are not finite. Both are empty if
-        the channel has no such score.
+        (L,) lead times in this unit, increasing, and (L,) values, NaN where they are not finite. Both are empty if the
+        channel has no such score.
     """
     value_by_hour = {}
     for key, value in scores.items():

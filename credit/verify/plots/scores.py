@@ -1,4 +1,4 @@
-"""Figures of scores: skill by lead time with its intervals, and scorecards."""
+"""Figures of scores: RMSE and anomaly correlation by lead time with intervals, and scorecards."""
 
 from __future__ import annotations
 
@@ -44,7 +44,8 @@ _MISSING_COLOR = "#CCCCCC"
 _SCORECARD_COLORS = LinearSegmentedColormap.from_list(
     "scorecard", [_BETTER_COLOR, "white", _WORSE_COLOR]
 ).with_extremes(bad=_MISSING_COLOR)
-# Panels of a scorecard side by side, height of its figure in inches, letters in a line of a panel's title.
+# Largest number of panels side by side in a scorecard, largest height of its figure in inches, and largest number of
+# letters in a line of a panel's title.
 _MAX_PANEL_COLUMNS = 5
 _MAX_HEIGHT_INCHES = 20.0
 _PANEL_TITLE_LETTERS = 28
@@ -53,7 +54,8 @@ _PANEL_TITLE_LETTERS = 28
 def plot_skill(table: ScoreTable, channels: Sequence[str]) -> Figure:
     """Return the figure of RMSE (top) and anomaly correlation (bottom) by lead time, one column for each channel.
 
-    Shaded are 95 % intervals. All correlations have one axis, from 0, or the smallest value shown, to 1.
+    95 % intervals are shaded. All panels of correlations have the same axis. It starts at 0, or at the smallest value
+    if this is negative, and ends at 1.
 
     Args:
         table: the scores.
@@ -87,7 +89,7 @@ def plot_skill(table: ScoreTable, channels: Sequence[str]) -> Figure:
 
 
 def forecast_styles(table: ScoreTable) -> dict[str, dict]:
-    """Return name of a forecast or baseline -> arguments of matplotlib for its curves, the same in every figure."""
+    """Return name of a forecast or baseline -> keyword arguments of matplotlib for its curves in every figure."""
     other_styles = cycle(product(_OTHER_LINES, _OTHER_COLORS))
     styles = {}
     for name in table.forecasts:
@@ -100,24 +102,34 @@ def forecast_styles(table: ScoreTable) -> dict[str, dict]:
 
 
 def lead_times_and_unit(table: ScoreTable) -> tuple[np.ndarray, str]:
-    """Return the lead times of a table, (L,), and their unit: days if the last is above 48 h, else hours."""
+    """Return the lead times of a table, (L,), in the unit of figures, and this unit: "days" or "hours".
+
+    The unit is days if the longest lead time is above 48 h, else hours.
+    """
     unit, hours = choose_lead_unit(table.lead_hours[-1])
     return np.array(table.lead_hours) / hours, unit
 
 
 def choose_lead_unit(longest_hours: float) -> tuple[str, float]:
-    """Return the unit of lead times up to `longest_hours` (days above 48 h, else hours), and its length in hours."""
+    """Return the unit in which figures show lead times, and its length in hours.
+
+    Args:
+        longest_hours: longest lead time in hours.
+
+    Returns:
+        ("days", 24.0) if the longest lead time is above 48 h, else ("hours", 1.0).
+    """
     if longest_hours > 48:
         return "days", 24.0
     return "hours", 1.0
 
 
 def set_lead_ticks(axis: Axes, longest: float, unit: str) -> None:
-    """Set the ticks of a lead time axis in hours to multiples of 1, 2, 3 or 6 h; an axis in days does not change.
+    """Set the ticks of a lead time axis in hours to multiples of 1, 2, 3 or 6 h; leave an axis in days unchanged.
 
     Args:
         axis: axis of the panel.
-        longest: the longest lead time, in `unit`, at most 48 h if the unit is hours.
+        longest: the longest lead time in `unit`; at most 48 if the unit is hours.
         unit: ``hours`` or ``days``.
     """
     if unit == "hours":
@@ -128,16 +140,16 @@ def set_lead_ticks(axis: Axes, longest: float, unit: str) -> None:
 def draw_curve(
     axis: Axes, leads: np.ndarray, table: ScoreTable, forecast: str, channel: str, metric: str, style: dict
 ) -> None:
-    """Draw one score by lead time and, if there is one, its interval.
+    """Draw the curve of one score by lead time and, if there is one, its interval; draw nothing if all values are NaN.
 
     Args:
         axis: axis of the panel.
-        leads: (L,) lead times in the units of the axis.
+        leads: (L,) lead times in the unit of the axis, see `lead_times_and_unit`.
         table: the scores.
         forecast: name of the forecast.
         channel: name of the channel.
         metric: name of the score.
-        style: style of the curve, see `forecast_styles`.
+        style: keyword arguments of matplotlib for the curve, see `forecast_styles`.
     """
     curve = table.scores_by_lead(forecast, channel, metric)
     if not np.isfinite(curve).any():
@@ -150,11 +162,14 @@ def draw_curve(
 
 
 def draw_scorecards(table: ScoreTable, folder: Path) -> list[tuple[str, Path]]:
-    """Draw the model against each reference into a folder, in several files if one would be too tall.
+    """Draw a scorecard of the model against each reference into a folder.
+
+    A reference is the best baseline or another forecast. A scorecard that would be too tall is split into several
+    files.
 
     Returns:
-        (caption, path) of ``scorecard.png``, ``scorecard_page2.png``, ..., and ``scorecard_1.png``, ... of the second
-        reference.
+        (caption, path) of each file: ``scorecard.png``, ``scorecard_page2.png``, ... for the first reference,
+        ``scorecard_1.png``, ``scorecard_1_page2.png``, ... for the second reference, and so on.
 
     Raises:
         CreditError: if a figure cannot be written.
@@ -181,7 +196,7 @@ def draw_scorecards(table: ScoreTable, folder: Path) -> list[tuple[str, Path]]:
 
 
 def scorecard_pages(table: ScoreTable) -> list[list[str]]:
-    """Return the names of the regions that each figure of a scorecard shows, one list for each figure.
+    """Return a list of region names for each figure of a scorecard.
 
     All regions are in one figure unless it would be too tall.
     """
@@ -197,11 +212,11 @@ def scorecard_pages(table: ScoreTable) -> list[list[str]]:
 
 
 def plot_scorecard(table: ScoreTable, reference: str, regions: Sequence[str]) -> Figure:
-    """Return the figure of the relative difference of the model's RMSE to that of a reference.
+    """Return the figure of a scorecard: relative differences between the scores of the model and of a reference.
 
-    There is a panel for each region, a row for each channel or wind, a column for each lead time. Below are CRPS if a
-    forecast is an ensemble, SEEPS of precipitation and Brier scores of events, if there are any. Significant
-    differences are hatched. The colour scale covers all regions of the table.
+    There is a panel for each region, a row for each score of a channel, wind or event, and a column for each lead time.
+    The rows are RMSE, then CRPS, SEEPS and Brier scores if there are any. Significant differences are hatched. The
+    colour scale covers all regions of the table.
 
     Args:
         table: the scores.
@@ -259,7 +274,14 @@ def plot_scorecard(table: ScoreTable, reference: str, regions: Sequence[str]) ->
 
 
 def _scorecard_title(table: ScoreTable, reference: str, is_any_significant: bool, max_letters: int) -> str:
-    """Return the title of a scorecard, in several lines if it has more letters than fit into one."""
+    """Return the title of a scorecard, in several lines if it has more than `max_letters` letters.
+
+    Args:
+        table: the scores.
+        reference: name of the reference.
+        is_any_significant: True if the figure shows a significant difference.
+        max_letters: number of letters that fit into a line.
+    """
     opponent = "best baseline"
     if reference != BEST_BASELINE:
         opponent = table.display_name(reference)
@@ -272,12 +294,12 @@ def _scorecard_title(table: ScoreTable, reference: str, is_any_significant: bool
 
 
 def _panel_height(table: ScoreTable) -> float:
-    """Return the height in inches of a panel of a scorecard with its title and its lead times."""
+    """Return the height in inches of a panel of a scorecard, including its title and the labels of its lead times."""
     return 0.24 * len(scorecard_rows(table)) + 1.2
 
 
 def _label_leads(axis: Axes, lead_hours: Sequence[float]) -> None:
-    """Label the columns of a scorecard: whole days if there are several, else about six lead times."""
+    """Label at most about six columns of a scorecard: those of whole days if there are several, else any lead times."""
     columns = [column for column, hours in enumerate(lead_hours) if hours % 24 == 0]
     unit = "days"
     unit_hours = 24.0

@@ -1,4 +1,4 @@
-"""Figure of power spectra: those of the truth, the model and other forecasts."""
+"""Figure of the power spectra of the truth, the model and other forecasts."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _MAX_RATIO_LIMIT = 3.0
 
 
 def plot_spectra(table: ScoreTable, channels: Sequence[str]) -> Figure:
-    """Return the figure of power by total wavenumber (top), and of its ratio to the power of the truth (below).
+    """Return the figure of power by total wavenumber, and of its ratio to the power of the truth.
 
-    There is a column for each channel. The power is at the last lead time, and there is a row of ratios for each lead
-    time. Forecasts have the colours and lines of other figures.
+    There is a column for each channel. The top row shows the power at the last lead time with spectra. Each row below
+    shows the ratio at one lead time. Curves have the same styles as in other figures.
 
     Args:
-        table: the scores with their spectra.
-        channels: names of channels, of which those without a spectrum are left out.
+        table: the scores, including spectra.
+        channels: names of the channels; those without a spectrum are left out.
     """
     data = table.dataset
     channels = [name for name in channels if name in data["spectrum_channel"]]

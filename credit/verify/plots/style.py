@@ -1,7 +1,7 @@
-"""Style, units and files of all figures, and the loss curve.
+"""Common functions of all figures (style, units, legend, title, saving), and the figure of the loss.
 
-Colours are those of Okabe and Ito, which colour-blind readers can tell apart. Only this folder imports matplotlib, so
-commands that draw nothing start fast.
+The colours are those of Okabe and Ito, which colour-blind readers can distinguish. Only the modules of this folder
+import matplotlib, so commands that draw nothing start fast.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _DISPLAY_UNITS = {
 _DPI = 150
 # Smallest width of a figure in inches.
 MIN_WIDTH = 6.4
-# Letters of a line of a legend, and inches by which a further row of the legend makes a figure taller.
+# Largest number of letters in a line of a legend, and height in inches of each further row of the legend.
 _LEGEND_LETTERS = 44
 _LEGEND_ROW_INCHES = 0.2
 # Letters of the title of a figure that fit into an inch.
@@ -55,12 +55,12 @@ LETTERS_PER_INCH = 9
 
 
 def save_figure(path: Path, build_figure: Callable[..., Figure], *arguments: object) -> Path:
-    """Write the figure that ``build_figure(*arguments)`` returns as a PNG, and return its path.
+    """Write the figure that ``build_figure(*arguments)`` returns as a PNG file, and return its path.
 
     Args:
         path: path of the file.
-        build_figure: function that returns the figure, and is called with the style of all figures.
-        arguments: arguments of the function.
+        build_figure: function that returns the figure. The common style of all figures is active while it runs.
+        arguments: arguments of `build_figure`.
 
     Raises:
         CreditError: if the file cannot be written.
@@ -71,9 +71,13 @@ def save_figure(path: Path, build_figure: Callable[..., Figure], *arguments: obj
 
 
 def format_units(units: str, power: int = 1) -> str:
-    """Return units to a power, with raised exponents in the markup of matplotlib.
+    """Return units, raised to a power, with superscript exponents in the markup of matplotlib.
 
-    For example ``m2 s-2`` and ``m**2 s**-2`` become ``m$^{2}$ s$^{-2}$``.
+    For example, ``m2 s-2`` and ``m**2 s**-2`` become ``m$^{2}$ s$^{-2}$``.
+
+    Args:
+        units: units of a variable.
+        power: exponent of the units, such as 2 for the power of a spectrum.
     """
     units = normalise_units(units)
     factors = []
@@ -91,16 +95,22 @@ def format_units(units: str, power: int = 1) -> str:
 
 
 def display_units(units: str) -> tuple[float, str]:
-    """Return the factor from the units of a field to those of its figures, and the units of figures as text.
+    """Return the factor that converts a field to the units of figures, and these units as text.
 
-    Pressure is shown in hPa, specific humidity in g/kg, and energy in MJ per square metre; other units are unchanged.
+    Figures show pressure in hPa, specific humidity in g/kg, and energy in MJ per square metre. Other units are
+    unchanged, with the factor 1.
     """
     factor, name = _DISPLAY_UNITS.get(normalise_units(units), (1.0, units))
     return factor, format_units(name)
 
 
 def plot_loss(train: Sequence[tuple[int, float]], valid: Sequence[tuple[int, float]]) -> Figure:
-    """Return the figure of training and validation loss by optimizer step; each is a list of (step, loss)."""
+    """Return the figure of training and validation loss by optimizer step.
+
+    Args:
+        train: (optimizer step, training loss) of each logged step; at least one.
+        valid: (optimizer step, validation loss) of each validation; may be empty.
+    """
     figure = new_figure(6.4, 3.4)
     axis = figure.subplots()
     steps, losses = np.array(train, dtype=np.float64).T
@@ -139,7 +149,7 @@ def new_figure(width: float, height: float) -> Figure:
 
 
 def add_legend(figure: Figure, axes: Iterable[Axes]) -> None:
-    """Put one legend of the lines of all `axes` below the panels, in as many columns as fit."""
+    """Put one legend below all panels, with each label of the `axes` once and in as many columns as fit."""
     lines_by_name = {}
     for axis in axes:
         for line, name in zip(*axis.get_legend_handles_labels(), strict=True):
@@ -157,10 +167,10 @@ def add_legend(figure: Figure, axes: Iterable[Axes]) -> None:
 
 
 def add_title(figure: Figure, text: str) -> None:
-    """Put a title over all panels, wrapped to the width of the figure."""
+    """Put a title above all panels, wrapped to the width of the figure."""
     figure.suptitle(wrap_text(text, int(LETTERS_PER_INCH * figure.get_figwidth())))
 
 
 def wrap_text(text: str, max_letters: int) -> str:
-    """Return text in lines of at most so many letters, broken after spaces or underscores if there are any."""
+    """Return text wrapped to lines of at most `max_letters` letters, which end at spaces or underscores if possible."""
     return fill(text.replace("_", "_ "), max_letters).replace("_ ", "_")

@@ -1,4 +1,4 @@
-"""Self-contained HTML pages from the templates of this folder, with embedded figures."""
+"""Render self-contained HTML pages, with embedded figures, from the templates of this folder."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ from PIL import Image
 
 from credit.utils.atomic import atomic_write
 
-# CSS pixels for a pixel of a figure at least; at 150 dpi letters of 9.5 points are then 10 pixels high.
+# A pixel of a figure is shown as at least this many CSS pixels. Letters of 9.5 points in a figure of 150 dpi are then
+# 10 CSS pixels high.
 _MIN_SCALE = 0.5
 
 
 def render_template(template: str, **values: Any) -> str:
-    """Return a page as HTML.
+    """Return the HTML text of a page.
 
     Args:
-        template: name of a template of this folder.
-        values: variables of the template, which are escaped.
+        template: file name of a template in this folder.
+        values: variables of the template; the template escapes them for HTML.
 
     Raises:
         jinja2.TemplateNotFound: if there is no such template.
@@ -33,13 +34,13 @@ def render_template(template: str, **values: Any) -> str:
 
 
 def embed_figures(figures: Sequence[tuple[str, Path]]) -> list[tuple[str, str, int]]:
-    """Return figures in the form in which templates embed them.
+    """Return the figures as base64 text, which templates embed in the page.
 
     Args:
         figures: (caption, path of a PNG or GIF) of each figure.
 
     Returns:
-        (caption, base64 of the file, smallest readable width in CSS pixels) of each figure.
+        (caption, base64 text of the file, smallest width in CSS pixels at which it is readable) of each figure.
     """
     embedded = []
     for caption, path in figures:
@@ -50,7 +51,7 @@ def embed_figures(figures: Sequence[tuple[str, Path]]) -> list[tuple[str, str, i
 
 
 def write_page(path: Path, text: str) -> Path:
-    """Write a page atomically and return its path.
+    """Write the HTML text of a page atomically and return its path.
 
     Raises:
         CreditError: if the file cannot be written.

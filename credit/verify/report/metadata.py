@@ -1,4 +1,4 @@
-"""Metadata of a report: training log, data, attributes of the forecasts."""
+"""Metadata that reports and scores.nc contain: training log, data, grid and attributes of the forecasts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _DATA_ATTRIBUTES = ("title", "comment", "source", "institution")
 
 @dataclass(frozen=True)
 class TrainingLog:
-    """Losses of a training run, from metrics.jsonl.
+    """Losses of a training run, read from its ``metrics.jsonl``.
 
     Attributes:
         train: (optimizer step, training loss) of each row of the log with a finite training loss.
@@ -36,7 +36,12 @@ class TrainingLog:
 
 
 def read_training_log(path: Path) -> TrainingLog | None:
-    """Return the losses in ``metrics.jsonl``, None if there are none; an incomplete last line is ignored.
+    """Return the losses in a ``metrics.jsonl``; None if the file does not exist or has no finite training loss.
+
+    Incomplete lines are ignored, because a run that is still training may have written a part of its last line.
+
+    Args:
+        path: path of the file.
 
     Raises:
         OSError: if the file exists and cannot be read.
@@ -61,11 +66,11 @@ def read_training_log(path: Path) -> TrainingLog | None:
 
 
 def describe_data(config: DataConfig) -> list[str]:
-    """Return the titles, comments, sources and institutions of the source files, each once.
+    """Return the global attributes title, comment, source and institution of the source files, each text once.
 
-    Sources that cannot be read are skipped: where training reads a store they need not be present.
+    Sources that cannot be read are skipped, because they need not be present if training reads a store.
     """
-    # A dictionary keeps the order and drops what several sources have.
+    # A dict keeps the order, and drops texts that several sources have in common.
     texts: dict[str, None] = {}
     for number, source in enumerate(config.sources):
         try:
@@ -80,7 +85,7 @@ def describe_data(config: DataConfig) -> list[str]:
 
 
 def describe_truth(config: DataConfig) -> str:
-    """Return the paths of the sources as the config has them, and the types of sources of plugins, as text."""
+    """Return text that names the sources of the data: the path of each, or the type of a source from a plugin."""
     names = []
     for source in config.sources:
         name = source.type or source.path
@@ -92,7 +97,7 @@ def describe_truth(config: DataConfig) -> str:
 
 
 def describe_grid(grid: LatLonGrid) -> str:
-    """Return size, spacing and outermost rows of a grid in words, in degrees."""
+    """Return the shape of a grid, its spacing and the latitudes of its first and last row (in degrees) as text."""
     rows, columns = grid.shape
     return f"{rows} x {columns}, {360.0 / columns:.4g} degrees, rows from {grid.lat[0]:.6g} to {grid.lat[-1]:.6g}"
 
@@ -100,11 +105,17 @@ def describe_grid(grid: LatLonGrid) -> str:
 def describe_forecasts(
     members: Mapping[str, int], attributes: Mapping[str, Mapping[str, object]]
 ) -> dict[str, list[str] | list[int]]:
-    """Return name of a variable in scores.nc -> its value for each forecast, in the order of `members`.
+    """Return the variables of scores.nc that describe the forecasts.
 
     Args:
         members: name of every forecast and baseline -> number of members.
-        attributes: name of a forecast that is no baseline -> global attributes of its files.
+        attributes: name of each forecast, without the baselines -> global attributes of its files.
+
+    Returns:
+        Variable name -> one value for each forecast and baseline, in the order of `members`. The variables are
+        ``members``, ``forcing``, ``prescribed_forcing`` and the attributes ``ensemble``, ``experiment``,
+        ``checkpoint_step``, ``weights`` and ``seen_periods``. An attribute that the files do not have is "" or, for
+        the two forcing variables, "unknown".
     """
     forecasts = []
     for name in members:
@@ -123,19 +134,19 @@ def describe_forecasts(
 
 
 def is_prescribed(forcing: str) -> bool:
-    """Return True if a ``prescribed_forcing`` of `describe_forecasts` names any variable."""
+    """Return whether a value of ``prescribed_forcing`` (see `describe_forecasts`) names any variable."""
     return forcing not in (_NONE, _UNKNOWN)
 
 
 def _prescribed_forcing(forcing: object) -> str:
-    """Return the variables that a forecast read from the future, as text.
+    """Return the forcing variables whose observed future values a forecast used, as text.
 
     Args:
-        forcing: attribute ``forcing`` of the forecast, such as ``sst: observed; sin_year: computed``; None if the files
+        forcing: attribute ``forcing`` of the forecast, such as "sst: observed; sin_year: computed"; None if the files
             do not have it.
 
     Returns:
-        The names, such as ``sst``; ``none`` or ``unknown``.
+        The names, such as "sst". It is "none" if there are none, and "unknown" if `forcing` is None.
     """
     if forcing is None:
         return _UNKNOWN

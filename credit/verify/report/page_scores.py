@@ -1,7 +1,7 @@
-"""Scores as report.html holds them: rounded, compressed, and not more than a page can carry.
+"""Encode the scores for report.html: rounded, compressed, and reduced if they would make the page too large.
 
-A curve is a score by lead time, stored as ``[power, first, step, step, ...]``. The whole numbers, summed up to a lead
-time and multiplied by ten to the power, are the values. A missing value, and a curve without values, is null.
+A curve is a score at all lead times, stored as integers ``[power, first, step, step, ...]``. The value at a lead time
+is 10**power times the sum of ``first`` and the steps up to it. A missing value, and a curve without values, is null.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 @dataclass(frozen=True)
 class PageBudget:
-    """Part of a table that a page holds.
+    """Choice of the scores of a table that a page contains.
 
     Attributes:
-        lead_stride: step between the indices of the lead times that are kept; the first and the last are always kept.
-        seasons: True if the page has single seasons, False if it only has all of them together.
-        season_intervals: True if the page has the intervals of single seasons.
+        lead_stride: every `lead_stride`-th lead time is kept; the first and the last are always kept.
+        seasons: True if the page has scores of single seasons, False if it only has those of all seasons together.
+        season_intervals: True if the page has the confidence intervals of single seasons.
     """
 
     lead_stride: int = 1
@@ -58,19 +58,19 @@ class PageBudget:
     season_intervals: bool = True
 
     def leads(self, num_leads: int) -> list[int]:
-        """Return the indices of those of `num_leads` lead times that are kept, increasing."""
+        """Return the indices of the lead times that are kept, increasing, out of `num_leads`."""
         return sorted({0, *range(num_leads - 1, -1, -self.lead_stride)})
 
 
 @dataclass(frozen=True)
 class ReportScore:
-    """A score that can be selected in the page.
+    """Score that the reader can select in the page.
 
     Attributes:
         variable: name of the score in the dataset of the table.
         description: label, definition and other texts for readers.
         name: name of the score in the page and in scores.csv.
-        rows: indices of the rows (channels and winds) of the page that have the score; None for all.
+        rows: indices of the rows (channels, then winds) of the page that have the score; None if all rows have it.
         event: index of the event of the score; None for a score of channels.
     """
 
@@ -81,12 +81,12 @@ class ReportScore:
     event: int | None = None
 
     def curve_name(self, suffix: str = "") -> str:
-        """Return the name of the score or of an end of its interval: ``rmse_low``, ``brier_low:EVENT``."""
+        """Return the name of the score, with `suffix` that of an end of its interval, such as ``brier_low:EVENT``."""
         metric, colon, event = self.name.partition(":")
         return f"{metric}{suffix}{colon}{event}"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the entry in the list of scores of the page, ready for JSON."""
+        """Return the entry of the score in the page's list of scores, with values that JSON can hold."""
         return {"name": self.name, "rows": self.rows, **asdict(self.description)}
 
 
@@ -115,21 +115,21 @@ def list_report_scores(table: ScoreTable) -> list[ReportScore]:
 
 
 def encode_page_scores(scores: dict[str, Any]) -> str:
-    """Return the result of `build_page_scores` as base64 of deflated JSON, which is safe in any HTML."""
+    """Return the data from `build_page_scores` as base64 of deflated JSON, which needs no escaping in HTML."""
     text = json.dumps(scores, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     return base64.b64encode(zlib.compress(text.encode(), 9)).decode()
 
 
 def build_page_scores(table: ScoreTable, channel: str, max_values: int = MAX_VALUES) -> tuple[dict[str, Any], str]:
-    """Return the data of the page, for `encode_page_scores`, and a sentence on the scores that the page leaves out.
+    """Return the scores that the page contains, and a sentence on those that it leaves out.
 
     Args:
         table: the scores.
         channel: name of the channel that the page shows first.
-        max_values: approximate limit of the number of values.
+        max_values: approximate limit of the number of values in the page.
 
     Returns:
-        The data, whose entries the script of the page reads by their names, and the sentence.
+        The data for `encode_page_scores`, whose entries the page's script reads by their names; and the sentence.
 
     Raises:
         ValueError: if the table has no such channel.
@@ -175,16 +175,16 @@ def build_page_scores(table: ScoreTable, channel: str, max_values: int = MAX_VAL
 
 
 def _labelled_names(table: ScoreTable, names: Sequence[str]) -> list[dict[str, str]]:
-    """Return names of forecasts or regions with the labels that the page shows."""
+    """Return {"name": ..., "label": ...} of each reference or region; the page shows the label."""
     return [{"name": name, "label": table.display_name(name)} for name in names]
 
 
 def _pack_all_curves(
     table: ScoreTable, scores: Sequence[ReportScore], budget: PageBudget, season_index: Sequence[int]
 ) -> dict[str, list]:
-    """Return name of a score, of an end of its interval or of a result of the scorecard -> its curves.
+    """Return curve name -> curves, for the scores, the ends of their intervals and the results of the scorecard.
 
-    The curves are in nested lists by season, forecast (or reference), row and region.
+    The curves are in nested lists with the levels season, forecast (in the scorecard: reference), row and region.
     """
     leads = budget.leads(len(table.lead_hours))
     curves = {}
@@ -207,7 +207,7 @@ def _pack_all_curves(
 
 
 def _curve_sets(scores: Sequence[ReportScore], budget: PageBudget) -> Iterator[tuple[ReportScore, str, bool]]:
-    """Yield (score, suffix, True if single seasons lack it) of the scores, and of the ends of their intervals."""
+    """Yield (score, suffix, True if single seasons lack it); the suffix is "" or that of an end of the interval."""
     for score in scores:
         yield score, "", False
         if score.variable in _SCORES_WITH_INTERVAL:
@@ -216,7 +216,7 @@ def _curve_sets(scores: Sequence[ReportScore], budget: PageBudget) -> Iterator[t
 
 
 def _choose_budget(table: ScoreTable, max_values: int) -> PageBudget:
-    """Return the first small enough of these budgets: all, no intervals of seasons, fewer leads, no seasons."""
+    """Return the largest budget within the limit; intervals of seasons go first, then lead times, then seasons."""
     # Strides are powers of two; the largest leaves the first and the last lead time.
     num_leads = len(table.lead_hours)
     strides = [2**power for power in range(num_leads.bit_length())]
@@ -232,7 +232,7 @@ def _choose_budget(table: ScoreTable, max_values: int) -> PageBudget:
 
 
 def _count_values(table: ScoreTable, budget: PageBudget) -> int:
-    """Return the approximate number of values of a page."""
+    """Return the approximate number of values that a page with this budget contains."""
     # The first season is all seasons together. The scorecard has differences and their significance.
     all_seasons = len(table.seasons) if budget.seasons else 1
     num_curves = all_seasons * 2 * table.dataset.sizes["reference"] * len(scorecard_rows(table))
@@ -244,12 +244,12 @@ def _count_values(table: ScoreTable, budget: PageBudget) -> int:
 
 
 def _num_rows(table: ScoreTable) -> int:
-    """Return the number of rows of a page, which are the channels and the wind vectors."""
+    """Return the number of rows of a page; its rows are the channels and then the wind vectors."""
     return table.dataset.sizes["channel"] + table.dataset.sizes.get("wind", 0)
 
 
 def _pack_score(table: ScoreTable, score: ReportScore, suffix: str, season: int, leads: Sequence[int]) -> list:
-    """Return the curves of a score, or of an end of its interval, by forecast, row and region."""
+    """Return the curves of a score, or of the interval end `suffix`, in nested lists by forecast, row and region."""
     data = table.dataset
     variable = score.variable + suffix
     if score.rows is None:
@@ -271,7 +271,7 @@ def _pack_score(table: ScoreTable, score: ReportScore, suffix: str, season: int,
 
 
 def _pack_nested(values_FXLR: np.ndarray) -> list:
-    """Return packed curves in nested lists by forecast, row and region; X stands for rows (channels and winds)."""
+    """Return packed curves of L lead times in nested lists by forecast (F), row (X: channels, winds), region (R)."""
     values_FXRL = np.moveaxis(values_FXLR, 2, -1)
     num_forecasts, num_rows, num_regions, num_leads = values_FXRL.shape
     curves = iter(pack_curves(values_FXRL.reshape(-1, num_leads)))
@@ -285,14 +285,14 @@ def _pack_nested(values_FXLR: np.ndarray) -> list:
 
 
 def pack_curves(curves_NL: np.ndarray) -> list[list[int | None] | None]:
-    """Return N curves of L values, NaN for missing ones, in the format of the page (see the top of this file)."""
+    """Return N curves of L lead times, NaN for missing values, in the format that the module docstring describes."""
     # The power of ten keeps `_DIGITS` digits of the largest value of a curve.
     num_leads = curves_NL.shape[1]
     is_finite = np.isfinite(curves_NL)
     values = np.where(is_finite, curves_NL, 0.0)
     largest = np.abs(values).max(axis=1, initial=0.0)
     power = np.floor(np.log10(np.where(largest > 0, largest, 1.0))).astype(int) - _DIGITS + 1
-    # Curves of whole numbers need no digits after the point.
+    # Curves of whole numbers need no decimal places.
     power = np.where((values % 1.0).any(axis=1), power, np.maximum(power, 0))
     integers = np.rint(values * 10.0 ** -power[:, None]).astype(np.int64)
     # A missing value repeats the one before it, so that the step to the next value is right.
@@ -312,7 +312,7 @@ def pack_curves(curves_NL: np.ndarray) -> list[list[int | None] | None]:
 
 
 def _forecast_entries(table: ScoreTable) -> list[dict[str, Any]]:
-    """Return name, label and style of the curves of each forecast and baseline, ready for JSON."""
+    """Return name, label and line style of each forecast and baseline, with values that JSON can hold."""
     entries = []
     for name, style in forecast_styles(table).items():
         entry = {
@@ -328,7 +328,7 @@ def _forecast_entries(table: ScoreTable) -> list[dict[str, Any]]:
 
 
 def _row_entries(table: ScoreTable) -> Iterator[dict[str, Any]]:
-    """Yield names, levels and units of the rows of the page, which are the channels and then the wind vectors."""
+    """Yield name, variable, level and units, as text, of each row of the page: the channels, then the wind vectors."""
     data = table.dataset
     for prefix in ("", "wind_"):
         if f"{prefix}variable" not in data:
@@ -360,13 +360,13 @@ def _row_entries(table: ScoreTable) -> Iterator[dict[str, Any]]:
 
 
 def superscript_units(units: str) -> str:
-    """Return units with raised exponents: ``m2 s-2``, also ``m**2 s**-2``, becomes m² s⁻²."""
+    """Return units with superscript exponents: both ``m2 s-2`` and ``m**2 s**-2`` become m² s⁻²."""
     plain_units = normalise_units(units)
     return re.sub(r"(?<=[A-Za-z])(?<!\d[eE])-?\d+", lambda match: match[0].translate(_SUPERSCRIPTS), plain_units)
 
 
 def _describe_left_out(table: ScoreTable, budget: PageBudget, metrics: Sequence[str]) -> str:
-    """Return a sentence on the scores that only the files have."""
+    """Return a sentence on what only scores.nc and scores.csv contain; `metrics` are the variables of the page."""
     data = table.dataset
     page_variables = (*metrics, *WIND_NAMES.values(), SHORT_WAVES)
     left_out_scores = []

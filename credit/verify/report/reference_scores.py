@@ -1,4 +1,4 @@
-"""Published scores of other systems, for comparison with scores on the same grid and of the same whole years."""
+"""Published scores of other forecast systems, for comparison with scores on the same grid, truth and whole years."""
 
 from __future__ import annotations
 
@@ -15,23 +15,24 @@ from credit.verify.table.table import ScoreTable
 
 # Channels of the published scores -> their units.
 _UNITS = {"z500": "m2 s-2", "t850": "K", "t2m": "K"}
-# Relative difference of the spacing of two grids that count as one.
+# Two grids count as equal if their spacings differ by less than this fraction.
 _GRID_TOLERANCE = 0.01
-# Largest distance of initial times in minutes. Weather systems last about as long, so none of a year is missed.
+# Initial times cover a year if neighbouring ones are at most this many minutes apart. Weather systems last about as
+# long, so none of them is missed.
 _MAX_GAP = 5 * 1440
 
 
 @dataclass(frozen=True)
 class PublishedScores:
-    """Scores of one system.
+    """Published scores of one forecast system.
 
     Attributes:
-        system: name of the system.
+        system: name of the forecast system.
         source: publication with the scores.
         grid_degrees: spacing of the grid of the scores in degrees.
-        years: first and last year of the initial times; the publications do not name the hours of the day.
+        years: (first, last) year of the initial times; the publications do not state the hours of the day.
         truth: name of the reanalysis against which the system was scored.
-        rmse: channel -> lead time in hours -> RMSE, in the units of `_UNITS`.
+        rmse: channel name -> {lead time in hours: global RMSE}, in the units that `_UNITS` lists.
     """
 
     system: str
@@ -44,7 +45,7 @@ class PublishedScores:
 
 @cache
 def load_published_scores() -> tuple[PublishedScores, ...]:
-    """Return all scores in the YAML files of ``credit/verify/report/reference``."""
+    """Return all published scores, which are in the YAML files of ``credit/verify/report/reference``."""
     scores = []
     for path in (files("credit.verify.report") / "reference").iterdir():
         if not path.name.endswith(".yml"):
@@ -57,7 +58,7 @@ def load_published_scores() -> tuple[PublishedScores, ...]:
 def select_comparable_scores(
     table: ScoreTable, grid_degrees: float, cases: np.ndarray, calendar: Calendar
 ) -> list[PublishedScores]:
-    """Return the published scores on the grid, of the years and against the truth of a table.
+    """Return the published scores that have the same grid, years and truth as a score table.
 
     Args:
         table: the scores.
@@ -77,9 +78,17 @@ def select_comparable_scores(
 
 
 def _covers_years(cases: np.ndarray, first: int, last: int, lead: int, calendar: Calendar) -> bool:
-    """Return True if all initial times are in these years, without a gap longer than `_MAX_GAP`.
+    """Return whether all initial times lie in a period of whole years and have no gap longer than `_MAX_GAP`.
 
-    The gap at the end of the years may be longer by `lead` minutes, as forecasts from the last days end after them.
+    The gap at the end of the period may be longer by the longest lead time, because forecasts from the last days end
+    after the period and may not be scored.
+
+    Args:
+        cases: (N,) initial times in minutes, increasing.
+        first: first year.
+        last: last year.
+        lead: longest lead time in minutes.
+        calendar: calendar of the initial times.
     """
     start = calendar.parse(f"{first}-01-01")
     end = calendar.parse(f"{last + 1}-01-01")
@@ -92,9 +101,17 @@ def _covers_years(cases: np.ndarray, first: int, last: int, lead: int, calendar:
 def compare_with_published(
     comparable: list[PublishedScores], table: ScoreTable
 ) -> list[tuple[str, str, float, float, float, str]]:
-    """Return (system, channel, lead in hours, published RMSE, RMSE of the model, source) of the scores that both have.
+    """Return the published RMSE next to that of the model, for each channel and lead time that both have.
 
-    RMSE is in the units of the channel. Channels whose units differ from those of the publications are left out.
+    Channels whose units differ from those of the publications are left out.
+
+    Args:
+        comparable: published scores from `select_comparable_scores`.
+        table: the scores of the model.
+
+    Returns:
+        Rows (system, channel, lead time in hours, published RMSE, RMSE of the model, source), with RMSE in the units of
+        the channel.
     """
     rows = []
     for published in comparable:

@@ -55,7 +55,7 @@ def write_report(
         log: training log of the model; None if there is none.
         figures: (caption, path of a PNG or a GIF) of each figure.
         folder: folder for the report.
-        notice: a further remark for the readers; None for none.
+        notice: a further remark for the readers; None for no remark.
 
     Raises:
         CreditError: if the file cannot be written.
@@ -101,19 +101,30 @@ def write_report(
 def _compare_with_published(
     verification: Verification, archive: ForecastSource
 ) -> list[tuple[str, str, float, float, float, str]]:
-    """Return the result of `compare_with_published` for the grid and the years of a verification."""
+    """Return rows that compare the model with published scores, see `compare_with_published`.
+
+    The published scores are those on the grid and of the years of the verification.
+    """
     grid_degrees = 360.0 / verification.grid.shape[1]
     comparable = select_comparable_scores(verification.table, grid_degrees, verification.cases, archive.calendar)
     return compare_with_published(comparable, verification.table)
 
 
 def _is_embedded(path: Path) -> bool:
-    """Return True for the file of a figure that the page shows as an image, False if the page draws it itself."""
+    """Return whether the page shows the file of a figure as an image; it draws the other figures itself."""
     return path.suffix == ".png" and not path.stem.startswith(_INTERACTIVE_FIGURES)
 
 
 def _embed_animations(figures: Sequence[tuple[str, Path]]) -> list[tuple[str, str, str | None, int]]:
-    """Return (caption, name, base64, smallest width) of the animations; None for one that is too large to embed."""
+    """Return the animations among the figures in the form that the template needs.
+
+    Args:
+        figures: (caption, path) of all figures; those that are not GIF files are skipped.
+
+    Returns:
+        (caption, file name, base64 text of the file, smallest readable width in CSS pixels) of each animation. For an
+        animation that is too large to embed, the text is None and the width 0.
+    """
     animations = []
     for caption, path in figures:
         if path.suffix != ".gif":
@@ -142,7 +153,14 @@ def _list_notices(verification: Verification) -> list[str]:
 def _list_facts(
     config: Config, verification: Verification, archive: ForecastSource, log: TrainingLog | None
 ) -> list[tuple[str, str]]:
-    """Return the metadata of the scores as (name, value)."""
+    """Return the metadata that the report lists, as (name, value).
+
+    Args:
+        config: config of the run.
+        verification: result of the verification.
+        archive: forecasts of the model.
+        log: training log of the model; None if there is none.
+    """
     table = verification.table
     attributes = archive.attributes
     splits = config.data.splits
@@ -186,7 +204,11 @@ def _list_facts(
 
 
 def _list_terms(page: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return (term, explanation) of the scores of a page, of statistical terms and of the baselines."""
+    """Return the glossary of the report, as (term, explanation): scores, statistical terms and baselines.
+
+    Args:
+        page: data of the page from `credit.verify.report.page_scores.build_page_scores`.
+    """
     terms = []
     for score in page["metrics"]:
         explanation = f"{score['definition']} {score['good']}"
@@ -199,9 +221,10 @@ def _list_terms(page: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _tabulate_main_scores(table: ScoreTable) -> list[tuple[str, str, str, list[str], list[str]]]:
-    """Return the rows (channel, units, lead, RMSE by forecast, ACC by forecast) that the page shows without JavaScript.
+    """Return the rows of the table that the page shows without JavaScript.
 
-    All entries are texts.
+    Each row is (channel, units, lead time, RMSE of each forecast, anomaly correlation of each forecast). All entries
+    are texts.
     """
     rows = []
     for channel in table.channels:
@@ -213,14 +236,18 @@ def _tabulate_main_scores(table: ScoreTable) -> list[tuple[str, str, str, list[s
 
 
 def _tabulate_blurring(table: ScoreTable) -> dict[str, Any] | None:
-    """Return the table of RMSE and power in the shortest third of the waves, None if there are no spectra.
+    """Return the table that shows whether forecasts with a small RMSE are blurred; None if there are no spectra.
 
-    Its entries are the ``first`` and ``last`` wavenumber of this third, the labels of the ``forecasts``, and the
-    ``rows`` (channel, units, lead, [(RMSE, power over that of the truth) by forecast]).
+    A forecast is blurred if its short waves, the shortest third of the total wavenumbers, have less power than those of
+    the truth.
+
+    Returns:
+        ``first`` and ``last``: the range of these wavenumbers; ``forecasts``: labels of the forecasts; ``rows``:
+        (channel, units, lead time, [(RMSE, power of the short waves divided by that of the truth) of each forecast]).
     """
     if SHORT_WAVES not in table.dataset:
         return None
-    # Only figures' channels and lead times have spectra; a coarse grid may have no short waves.
+    # A very coarse grid has too few wavenumbers for a shortest third.
     wavenumbers = table.dataset["wavenumber"].values
     short_waves = wavenumbers[is_among_shortest_third(wavenumbers)]
     if not len(short_waves):
@@ -243,7 +270,7 @@ def _tabulate_blurring(table: ScoreTable) -> dict[str, Any] | None:
 
 
 def _format_number(value: float, format_spec: str = ".4g") -> str:
-    """Return a number as text, "" for NaN."""
+    """Return a number as text in a Python format, "" for NaN."""
     if math.isnan(value):
         return ""
     return format(value, format_spec)

@@ -1,4 +1,4 @@
-"""Short descriptions of the scores in report.html; the page on scores of the documentation has the details."""
+"""Short descriptions of the scores for readers of report.html; the documentation has a page with the details."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class ScoreDescription:
-    """Description of a score.
+    """Description of a score for readers.
 
-    The script of the page reads these fields by their names.
+    The JavaScript of the page reads these fields by their names.
 
     Attributes:
         label: name of the score in the page.
         definition: definition of the score in one or two sentences.
         good: sentences on good and bad values.
-        wind_label: name of the score of a wind vector; empty if it is `label`.
-        wind: sentence on the computation for wind vectors; empty if it is the same as for other variables.
-        has_units: True if the score has the units of the variable, False if it has none.
-        line: value at which charts have a line; None for no line.
+        wind_label: name of the score for wind vectors; "" if it is the same as `label`.
+        wind: sentence on the computation for wind vectors; "" if it is the same as for other variables.
+        has_units: True if the score has the units of the variable, False if it is dimensionless.
+        line: value at which charts show a horizontal line, such as that of a perfect score; None for no line.
     """
 
     label: str

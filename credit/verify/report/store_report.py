@@ -1,4 +1,4 @@
-"""Page on a training store with a map and a histogram of each channel, which make wrong units visible at once."""
+"""HTML page on a training store, with a map and a histogram of each channel, in which wrong units are easily seen."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from credit.verify.plots.maps import MapBackground, plot_map_and_histogram
 from credit.verify.plots.style import save_figure
 from credit.verify.report.html import embed_figures, render_template, write_page
 
-# Number of times whose values are counted, and about how many values of a channel.
+# Number of times that histograms count, and approximate number of values of each channel.
 _SAMPLED_TIMES = 12
 _SAMPLED_VALUES = 400_000
 
 
 def write_data_report(config: DataConfig) -> Path:
-    """Write ``NAME.report.html`` next to the store of a config and return its path.
+    """Write the page on the training store of a config next to it, as ``NAME.report.html``, and return its path.
 
     Args:
-        config: the data section.
+        config: data section of the config, with the path of the store.
 
     Raises:
-        CreditError: if the file cannot be written.
-        DataError: if the store is missing, incomplete or of another config.
+        CreditError: if the page cannot be written.
+        DataError: if the store is missing or incomplete, or was written for another config.
     """
     # Maps are of one time; histograms count the values of several times, spread evenly over the store.
     reader = open_configured_store(config)
@@ -63,7 +63,7 @@ def write_data_report(config: DataConfig) -> Path:
 
 
 def _list_facts(reader: StoreReader, description: dict, path: Path) -> list[tuple[str, str]]:
-    """Return the metadata of a store as (name, value).
+    """Return the metadata of a store that the page lists, as (name, value).
 
     Args:
         reader: reader of the store.
@@ -98,7 +98,11 @@ def _list_facts(reader: StoreReader, description: dict, path: Path) -> list[tupl
 
 
 def _statistics_rows(reader: StoreReader, config: DataConfig) -> list[list[str]]:
-    """Return the cells of the table of statistics, one row for each channel."""
+    """Return the rows of the table of statistics, one for each channel, with cells as text.
+
+    The cells are name, units, transform, mean, standard deviation, standard deviation of the tendency, minimum and
+    maximum.
+    """
     statistics = reader.statistics
     rows = []
     stored_channels = reader.channels.time_varying_stored + reader.channels.static_stored
@@ -118,12 +122,12 @@ def _statistics_rows(reader: StoreReader, config: DataConfig) -> list[list[str]]
 def _draw_figures(
     reader: StoreReader, field_CHW: np.ndarray, values_TCHW: np.ndarray, map_time: str
 ) -> list[tuple[str, str, int]]:
-    """Return the embedded figures of all channels, see `credit.verify.report.html.embed_figures`.
+    """Return the figure (map and histogram) of each channel, see `credit.verify.report.html.embed_figures`.
 
     Args:
         reader: reader of the store.
-        field_CHW: stored channels at the time of the maps, in physical units.
-        values_TCHW: stored channels at several times, for the histograms; may have fewer rows and columns.
+        field_CHW: time-varying channels at the time of the maps, (C, H, W) in physical units.
+        values_TCHW: the same channels at T times, for the histograms; may have fewer rows and columns.
         map_time: the time of the maps as text.
     """
     background = MapBackground.build(reader)
