@@ -239,7 +239,8 @@ class CaseScorer:
         # The truth at the initial time is read once for all lead times of a case.
         states = [BaselineState.build(self._area_mean, self._read_reference(initial)) for initial in group]
         for lead_index, lead in enumerate(self._leads.tolist()):
-            # Online forecasts of a group come side by side, so the loop over cases is inside that over lead times.
+            # A network that forecasts while it is scored steps all cases of a group at once. The loop over cases is
+            # therefore inside that over lead times.
             for case, initial, state in zip(cases, group, states, strict=True):
                 index = case, lead_index
                 reference = self._read_reference(initial + lead)

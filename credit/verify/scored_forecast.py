@@ -1,4 +1,8 @@
-"""Source of forecasts prepared for scoring: its scored channels, unit conversions and regridding."""
+"""Source of forecasts prepared for scoring: its scored channels, unit conversions and regridding.
+
+Shapes: M members, N cases, C scored channels that the forecast has, h x w cells of its grid, H x W cells of the grid of
+the scores.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +21,6 @@ from credit.verify.statistics.case_statistics import DeterministicStatistics, En
 @dataclass(frozen=True)
 class ScoredForecast:
     """Source of forecasts with everything that scoring needs to know about it.
-
-    Shapes: M members, N cases, C scored channels that the forecast has, h x w cells of its grid, H x W cells of the
-    grid of the scores.
 
     Attributes:
         archive: source of the forecasts.

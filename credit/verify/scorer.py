@@ -1,4 +1,8 @@
-"""Score every forecast and baseline on one set of cases."""
+"""Score every forecast and baseline on one set of cases.
+
+Shapes: N cases (initial times), L lead times, C scored channels, H x W cells of the grid of the scores, F forecasts
+(without baselines), K total wavenumbers.
+"""
 
 from __future__ import annotations
 
@@ -48,8 +52,6 @@ class Verification:
     """Result of a verification: the score table, and the fields that figures show.
 
     Lead times are in minutes, fields in the units of the data.
-
-    Shapes: N cases, L lead times, C scored channels, H x W cells of the grid of the scores, K total wavenumbers.
 
     Attributes:
         table: the scores.

@@ -1,4 +1,7 @@
-"""Animated GIF files that show truth and forecast side by side at successive lead times."""
+"""Animated GIF files that show truth and forecast side by side at successive lead times.
+
+Shapes: H x W cells of the grid of the frames.
+"""
 
 from __future__ import annotations
 

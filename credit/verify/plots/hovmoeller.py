@@ -81,6 +81,7 @@ def plot_latitude_time(
     """
     time_axis, unit = _time_edges(zonal_means)
     title = f"{channel}, zonal mean: {forecast_name} from {calendar.format(initial_time).replace('T', ' ')} UTC"
+    # (2, latitude, time), because time is on the horizontal axis here.
     values = _stack_truth_and_forecast(zonal_means).swapaxes(1, 2)
     figure, axes = _draw_panels(channel, units, time_axis, grid.lat_bounds, values, title)
     for axis in axes:

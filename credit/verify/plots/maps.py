@@ -2,6 +2,8 @@
 
 The projection preserves areas, so the area of an error on the map is proportional to its weight in a score. The
 coastline is the line where the land fraction in the data is one half, so nothing needs to be downloaded.
+
+Shapes: H x W cells of the grid of the maps; rows run from north to south, columns eastward.
 """
 
 from __future__ import annotations
@@ -105,6 +107,7 @@ class MapBackground:
         first = self.column_order[0]
         width = 360.0 / len(self.grid.lon)
         west = self.grid.lon[first]
+        # A column beyond the dateline is drawn at the left edge, at about -180 degrees.
         if self._is_beyond_dateline[first]:
             west -= 360.0
         return west + width * (np.arange(len(self.column_order) + 1) - 0.5)

@@ -1,4 +1,7 @@
-"""Figures of scores: RMSE and anomaly correlation by lead time with intervals, and scorecards."""
+"""Figures of scores: RMSE and anomaly correlation by lead time with intervals, and scorecards.
+
+Shapes: L lead times, R regions.
+"""
 
 from __future__ import annotations
 

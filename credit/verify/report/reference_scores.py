@@ -1,4 +1,7 @@
-"""Published scores of other forecast systems, for comparison with scores on the same grid, truth and whole years."""
+"""Published scores of other forecast systems, for comparison with scores on the same grid, truth and whole years.
+
+Shapes: N cases (initial times).
+"""
 
 from __future__ import annotations
 

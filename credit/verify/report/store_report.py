@@ -1,4 +1,7 @@
-"""HTML page on a training store, with a map and a histogram of each channel, in which wrong units are easily seen."""
+"""HTML page on a training store, with a map and a histogram of each channel, in which wrong units are easily seen.
+
+Shapes: T times, C time-varying channels of the store, H x W cells.
+"""
 
 from __future__ import annotations
 

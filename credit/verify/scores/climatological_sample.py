@@ -86,7 +86,7 @@ class ClimatologicalSample:
         return np.sort(np.concatenate(samples))
 
     def season_of(self, minutes: int) -> Season:
-        """Return the season of a valid time in minutes."""
+        """Return the season of a valid time in minutes: its index, and the minute of the day or None."""
         fraction = float(self._calendar.year_fraction(np.array(minutes)))
         minute_of_day = None
         if self._by_hour:

@@ -131,8 +131,8 @@ class EventStatistics(CaseStatistics):
 
         Returns:
             Two arrays (L, E, R, K). The first is the frequency with which each of `probabilities` was forecast, which
-            adds up to 1 over K. The second is the frequency of the event in these cases, NaN for a probability that was
-            never forecast.
+            adds up to 1 over K. The second is the frequency of the event where this probability was forecast, NaN if it
+            was never forecast.
         """
         forecast = self.forecasts.mean(axis=0)
         occurred = self.occurrences.mean(axis=0)
@@ -155,6 +155,8 @@ class EventStatistics(CaseStatistics):
         forecast = self.forecasts.mean(axis=0)
         occurred = self.occurrences.mean(axis=0)
         base_rate = occurred.sum(axis=-1)
+        # With f(p) = occurred / forecast, forecast * (p - f(p))^2 equals (forecast * p - occurred)^2 / forecast. A
+        # probability that was never forecast has no term.
         with np.errstate(invalid="ignore", divide="ignore"):
             weight = np.where(forecast == 0, 0.0, 1.0 / forecast)
         return {

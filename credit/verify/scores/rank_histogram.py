@@ -69,12 +69,12 @@ class RankHistogram:
         return RankHistogram(self.cases + other.cases, self.num_members, self.ranks + other.ranks)
 
     def frequencies(self) -> np.ndarray:
-        """Return the relative frequency of each rank, (L, C, R, K), adding up to 1 over K; NaN without a case."""
+        """Return the relative frequency of each rank, (L, C, R, K), adding up to 1 over K; NaN without cases."""
         with np.errstate(invalid="ignore"):
             return self.ranks / self.cases[:, None, None, None]
 
     def metrics(self) -> dict[str, np.ndarray]:
-        """Return metric name -> (L, C, R) float64, NaN without a case.
+        """Return metric name -> (L, C, R) float64, NaN at lead times without cases.
 
         - ``rank_deviation``: sum over ranks of the absolute difference between the frequency and 1 / (M + 1). It is 0
           for a flat histogram and 2 M / (M + 1) if the truth always has the same rank. With few cases it is positive

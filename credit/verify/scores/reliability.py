@@ -51,6 +51,7 @@ class ReliabilityStatistics(CaseStatistics):
         """
         num_probabilities = events.num_members + 1
         num_points = min(num_probabilities, MAX_POINTS)
+        # Index of the first probability of each point; the points have equal numbers of probabilities, up to one.
         edges = np.arange(num_points) * num_probabilities // num_points
 
         def pool(values_NLERK: np.ndarray) -> np.ndarray:

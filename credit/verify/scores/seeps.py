@@ -64,7 +64,7 @@ def compute_seeps_penalty(
 
 
 def _binary_penalty(forecast: np.ndarray, truth: np.ndarray, probability: np.ndarray) -> np.ndarray:
-    """Return the cost of the forecast that a category does or does not happen, (...) float64.
+    """Return the cost of a yes-or-no forecast of one category, (...) float64; see the module docstring.
 
     Args:
         forecast: (...) bool, True if the category is forecast.

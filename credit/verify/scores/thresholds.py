@@ -307,6 +307,7 @@ def seeps_thresholds(values_KP: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     num_times = len(sorted_KP)
     num_dry_P = (sorted_KP < DRY_BELOW_MM).sum(axis=0)
     num_wet_P = num_times - num_dry_P
+    # Fractional index, in the sorted values, of the quantile 2/3 of the wet values.
     position_P = np.minimum(num_dry_P, num_times - 1) + np.maximum(num_wet_P - 1, 0) * (2.0 / 3.0)
     lower_index_P = np.floor(position_P).astype(int)
     upper_index_P = np.minimum(lower_index_P + 1, num_times - 1)

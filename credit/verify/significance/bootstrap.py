@@ -65,6 +65,7 @@ def cases_per_block(initial_times: np.ndarray, lead_minutes: int) -> int:
         lead_minutes: lead time in minutes.
     """
     span = max(_MIN_BLOCK_MINUTES, lead_minutes + _MINUTES_BEYOND_LEAD)
+    # For each case, the number of cases from it on that start within the span.
     cases_within_span = np.searchsorted(initial_times, initial_times + span) - np.arange(len(initial_times))
     return int(cases_within_span.max())
 
@@ -262,6 +263,7 @@ def paired_test(difference: np.ndarray, length: int) -> PairedTest:
         variance_of_mean = variance / num_blocks * _variance_inflation(block_means)
         # Equal forecasts do not differ, although their variance is zero.
         t = np.where(mean == 0, 0.0, mean / np.sqrt(variance_of_mean))
+        # The mean of n independent cases has the variance of a single case divided by n, which gives n.
         n_eff = np.minimum(difference.var(axis=0, ddof=1) / variance_of_mean, num_cases)
     quantile = scipy.stats.t.ppf((1 + CONFIDENCE_LEVEL) / 2, num_blocks - 1)
     return PairedTest(

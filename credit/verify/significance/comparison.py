@@ -99,6 +99,7 @@ def compare_with_best_opponent(
         opponent_mean = opponent.mean(axis=0)
         mean_difference = (model_at_lead - opponent).mean(axis=0)
         test = paired_test(model_at_lead - opponent, cases_per_block(initial_times, minutes))
+        # Only the mean difference is uncertain here; the score of the opponent is taken as exact.
         ends = {"": 0.0, "_low": -test.half_width, "_high": test.half_width}
         for suffix, distance in ends.items():
             with np.errstate(invalid="ignore", divide="ignore"):

@@ -344,5 +344,6 @@ def choose_wind_scale(components: Sequence[np.ndarray]) -> np.float32:
     # Every 101st cell is enough, as winds of one field are of one order of magnitude.
     largest_values = [np.abs(values[::101]).max() for values in components]
     largest = max(largest_values)
+    # Limited so that the power of two itself is a normal float32 number.
     exponent = np.frexp(largest)[1]
     return np.float32(np.ldexp(1.0, -np.clip(exponent, -120, 120)))

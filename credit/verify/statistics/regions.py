@@ -1,4 +1,9 @@
-"""Area weights of the regions that are scored."""
+"""Area weights of the regions that are scored.
+
+A region consists of one or more latitude-longitude boxes.
+
+Shapes: R regions, H x W cells of the grid.
+"""
 
 from __future__ import annotations
 

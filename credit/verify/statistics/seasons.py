@@ -1,4 +1,4 @@
-"""Assign cases to seasons (DJF, MAM, JJA, SON) by the month of their initial time."""
+"""Assign N cases to seasons (DJF, MAM, JJA, SON) by the month of their initial time."""
 
 from __future__ import annotations
 

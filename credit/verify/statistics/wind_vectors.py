@@ -33,8 +33,8 @@ def wind_pairs(
     Args:
         channels: the channels.
         attributes: variable -> its attributes, of which ``standard_name`` is used.
-        masks: variable -> (H, W) bool, True where the variable is always missing; variables without missing values have
-            no entry.
+        masks: variable -> mask of its cells, (rows, columns) bool, True where the variable is always missing. Variables
+            without missing values have no entry.
     """
     # Index of each northward component by the name and level of its vector.
     northward_index = {}

@@ -43,6 +43,7 @@ class ScorecardRow:
         Returns:
             (references, seasons, L, R) values.
         """
+        # The name of an event, as in brier:EVENT, selects a row and is not part of the name of the variable.
         name = comparison_name(self.score.partition(":")[0], result)
         if self.is_wind:
             name = f"wind_{name}"

@@ -1,4 +1,4 @@
-"""Score table: scores by forecast, season, channel, lead time and region, and the files that hold them."""
+"""Score table: scores by forecast, season, channel, lead time (L of them) and region, and the files that hold them."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ CSV_COLUMNS = (
     "n_cases", "low", "high", "n_blocks", "event", *FORECAST_ATTRIBUTES, *COMMON_ATTRIBUTES,
 )  # fmt: skip
 
-# Metrics that the climatology, whose anomaly is zero, does not have.
+# Metrics that the climatology does not have, because its anomaly is zero everywhere.
 CORRELATIONS = ("acc", "acc_wb2", "acc_low", "acc_high")
-# Of every channel and wind.
+# Metrics of every channel and wind.
 METRICS = ("rmse", "bias", "mae", "acc", "acc_wb2", "activity", "activity_truth", "activity_ratio")
-# Of tables with an ensemble.
+# Further metrics of tables with an ensemble.
 ENSEMBLE_METRICS = ("crps", "crps_fair", "spread", "spread_skill", "rmse_member")
-# Of channels only, not of winds.
+# Metrics of ensembles that channels have, but not winds.
 RANK_METRICS = ("rank_deviation", "rank_outliers")
-# Of the channels and lead times that have spectra.
+# Metric of the channels and lead times that have spectra.
 SHORT_WAVES = "short_wave_power"
-# Of precipitation.
+# Metric of precipitation.
 SEEPS = "seeps"
 EVENT_METRICS = (
     "brier", "brier_fair", "brier_skill", "brier_skill_fair", "reliability", "resolution", "uncertainty",
 )  # fmt: skip
-# Of a wind vector the bias is that of its length, and the CRPS is the energy score.
+# For a wind vector, the bias is that of its length (wind speed), and the CRPS is the energy score.
 _SPECIAL_WIND_METRICS = {"bias": "wind_speed_bias", "crps": "wind_energy_score", "crps_fair": "wind_energy_score_fair"}
 WIND_METRICS = {name: _SPECIAL_WIND_METRICS.get(name, f"wind_vector_{name}") for name in METRICS + ENSEMBLE_METRICS}
 # Names of the wind variables of scores.nc, those of intervals included.
@@ -203,7 +203,7 @@ class ScoreTable:
     def scores_by_lead(
         self, forecast: str, channel: str, metric: str = "rmse", region: str = "global", season: str = ALL_SEASONS
     ) -> np.ndarray:
-        """Return a score at every lead time, (L,), in the units of the metric; NaN where there is none.
+        """Return a score at every lead time, (L,), in the units of the metric; NaN where there is no score.
 
         Args:
             forecast: name of the forecast.
