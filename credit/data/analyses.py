@@ -1,7 +1,7 @@
 """Initial states of forecasts, from the training store or from analyses that have only what a forecast reads.
 
-A forecast reads prognostic variables and dynamic forcing. Diagnostic variables are outputs, and static fields are those
-of the checkpoint, so an analysis needs neither.
+A forecast reads prognostic variables and dynamic forcing. Diagnostic variables are outputs, and static fields are
+stored in the checkpoint, so an analysis needs neither.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ logger = logging.getLogger(__name__)
 def open_analyses(conf: DataConfig, needs_truth: bool) -> FieldReader:
     """Open the data that forecasts start from.
 
-    The store is read if it was written from the sources of the config. Other sources, such as the newest analyses, are
-    read directly.
+    The training store is read if it was written from the sources of the config. Otherwise the source files, such as
+    the newest analyses, are read directly.
 
     Args:
-        conf: the data section of the run that forecasts.
-        needs_truth: True if the forecast will be scored, which needs all variables; False opens only the variables
-            that a forecast reads, unless the store is read.
+        conf: the ``data`` section of the config of the run that forecasts.
+        needs_truth: True if the forecast will be scored, which needs all variables. False opens only the variables
+            that a forecast reads. A training store is always opened with all variables.
 
     Returns:
         A reader of the store or of the sources.
@@ -56,11 +56,11 @@ def open_analyses(conf: DataConfig, needs_truth: bool) -> FieldReader:
 
 
 def select_forecast_inputs(conf: DataConfig, with_static: bool = False) -> DataConfig:
-    """Return the data section with only the variables that a forecast reads.
+    """Return a copy of the ``data`` section of a config with only the variables that a forecast reads.
 
     Args:
-        conf: the data section, which is not changed.
-        with_static: True keeps all static variables, False only those that are computed.
+        conf: the ``data`` section, which is not changed.
+        with_static: True keeps all static variables; False keeps only those that are computed, such as the latitude.
     """
     static = conf.variables.static
     if not with_static:
@@ -73,10 +73,12 @@ def select_forecast_inputs(conf: DataConfig, with_static: bool = False) -> DataC
 
 
 def read_static_fields(conf: DataConfig, channels: Sequence[Channel], grid: LatLonGrid) -> np.ndarray:
-    """Return the static fields of the sources, (C, H, W) float32 in physical units; NaN where a field is not there.
+    """Return the static fields of the sources, (C, H, W) float32 in physical units.
+
+    A field that the sources do not have, or that cannot be read, is NaN everywhere.
 
     Args:
-        conf: the data section.
+        conf: the ``data`` section of the config.
         channels: (C,) the static channels that are read from data.
         grid: grid of the fields.
     """

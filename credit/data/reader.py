@@ -22,7 +22,7 @@ class FieldReader(Protocol):
         grid: rows from north to south, columns eastward.
         calendar: calendar of the times.
         channels: the channels, of which ``time_varying_stored`` and ``static_stored`` are read.
-        times: (N,) int64 minutes, increasing; there may be gaps.
+        times: (N,) int64 minutes since 1900, increasing; there may be gaps.
         attributes: variable -> its attributes units, standard_name and long_name, and ``temporal`` if it is not
             instantaneous.
         masks: variable with declared missing values -> (H, W) bool, True where it is always missing.
@@ -87,7 +87,7 @@ def open_reader(conf: DataConfig) -> FieldReader:
     """Open the training store if the config names one, else the sources.
 
     Args:
-        conf: the data section.
+        conf: the ``data`` section of the config.
 
     Raises:
         DataError: if the store does not exist, is incomplete or of another config, or the sources do not match the

@@ -41,7 +41,7 @@ def build_splits(conf: DataConfig, calendar: Calendar) -> dict[str, Split]:
     """Return the three splits of the config by name.
 
     Args:
-        conf: the data section.
+        conf: the ``data`` section of the config.
         calendar: calendar of the data.
 
     Raises:
@@ -132,14 +132,14 @@ def find_initial_times(times: np.ndarray, split: Split, step: int, history_len: 
     in the data.
 
     Args:
-        times: (N,) int64 minutes that the data have, increasing.
+        times: (N,) int64 times that the data have, in minutes since 1900, increasing.
         split: the period.
         step: time step in minutes.
         history_len: number of input frames, the last of which is the initial time.
         forecast_len: number of forecast steps.
 
     Returns:
-        (M,) int64 minutes, increasing; M may be 0.
+        (M,) int64 minutes since 1900, increasing; M may be 0.
     """
     inside = times[(times >= split.first) & (times <= split.last)]
     # Offsets of the frames of a sample from its initial time, in minutes.
@@ -159,14 +159,14 @@ def require_samples(
     to the test period, whose initial times ``inference.initial_times`` selects elsewhere.
 
     Args:
-        times: (N,) int64 minutes that the data have, increasing.
+        times: (N,) int64 times that the data have, in minutes since 1900, increasing.
         split: the period.
         calendar: calendar of the times.
-        conf: the data section.
+        conf: the ``data`` section of the config.
         forecast_len: number of forecast steps of a sample.
 
     Returns:
-        (M,) int64 minutes, increasing; at least one.
+        (M,) int64 minutes since 1900, increasing; at least one.
 
     Raises:
         DataError: if there is none. The message says which times the data have in the split, their gaps, and which
@@ -249,7 +249,7 @@ def describe_coverage(times: np.ndarray, split: Split, calendar: Calendar, step:
     """Return a description of the part of a period that the data cover; empty if no step is missing at its ends.
 
     Args:
-        times: (N,) int64 minutes that the data have, increasing.
+        times: (N,) int64 times that the data have, in minutes since 1900, increasing.
         split: the period.
         calendar: calendar of the times.
         step: the time step in minutes.
@@ -266,7 +266,7 @@ def describe_gaps(times: np.ndarray, calendar: Calendar, step: int, max_shown: i
     """Return a description of the gaps in `times`, with the dates of the first few.
 
     Args:
-        times: (N,) int64 minutes, increasing.
+        times: (N,) int64 minutes since 1900, increasing.
         calendar: calendar of the times.
         step: the time step in minutes; a longer interval is a gap.
         max_shown: number of gaps whose dates are given.

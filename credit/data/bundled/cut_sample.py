@@ -1,9 +1,9 @@
-"""Script that extracts the sample of the package from the full simulation.
+"""Script that cuts the sample data that ship with the package out of the full simulation.
 
 Usage: ``python -m credit.data.bundled.cut_sample SOURCE_FOLDER``.
 
-Packed integers are copied without repacking. A chunk contains one latitude row of all times of a file: adjacent times
-of a cell are then next to each other, and the compressed size is 13 to 20 % smaller than with chunks of whole maps.
+Packed integers are copied without repacking. A chunk contains one latitude row at all times of a file. This makes the
+compressed files 13 to 20 % smaller than chunks of whole maps do.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import cftime
 import netCDF4
 import numpy as np
 
-# Variable -> its levels in hPa, None for 2-D variables.
+# Mapping from the name of a variable to its levels in hPa; None for 2-D variables.
 FIELDS: dict[str, list[float] | None] = {
     "z": [850, 500, 250],
     "t": [850],
@@ -26,7 +26,8 @@ FIELDS: dict[str, list[float] | None] = {
     "sst": None,
 }
 STATIC = ("geopotential_at_surface", "land_sea_mask")
-# File -> source file, first and last day: a year for training, then the periods of validation and test.
+# Mapping from a file of the sample to its source file, first day and last day. The files of 2000 are for training;
+# those of 2001 have the periods for validation and test.
 FILES = {
     "speedy_2000q1.nc": ("speedy_t31_5.625deg_6h_2000Q1.nc", (2000, 1, 1), (2000, 3, 31)),
     "speedy_2000q2.nc": ("speedy_t31_5.625deg_6h_2000Q2.nc", (2000, 4, 1), (2000, 6, 30)),
@@ -47,7 +48,8 @@ def cut_sample(source_folder: Path, target_folder: Path) -> Counter[str]:
         target_folder: folder to write to; files there are overwritten.
 
     Returns:
-        Bytes of each field in all files, and ``total`` for the whole files.
+        Compressed bytes in all files together, by name of the field (variable and level, such as ``z500``). The
+        additional key ``total`` has the size of the whole files.
     """
     target_folder.mkdir(parents=True, exist_ok=True)
     sizes: Counter[str] = Counter()
@@ -62,7 +64,7 @@ def cut_sample(source_folder: Path, target_folder: Path) -> Counter[str]:
 
 
 def _times_within(source: netCDF4.Dataset, first: tuple[int, int, int], last: tuple[int, int, int]) -> np.ndarray:
-    """Return the indices of the times from 0 h of the first day to 23 h of the last, both (year, month, day)."""
+    """Return the indices of the times from 0 h of day `first` to 23 h of day `last`, both (year, month, day)."""
     time = source["time"]
     begin = cftime.date2num(cftime.datetime(*first, calendar=time.calendar), time.units, time.calendar)
     end = cftime.date2num(cftime.datetime(*last, 23, calendar=time.calendar), time.units, time.calendar)
@@ -70,7 +72,13 @@ def _times_within(source: netCDF4.Dataset, first: tuple[int, int, int], last: tu
 
 
 def _copy(source: netCDF4.Dataset, target: netCDF4.Dataset, times: np.ndarray) -> None:
-    """Copy attributes, coordinates, `FIELDS` at some times (indices), and `STATIC`, into an empty file."""
+    """Copy the part of a source file that belongs to the sample into an empty file.
+
+    Args:
+        source: file of the full simulation.
+        target: empty file. It gets the global attributes, the coordinates, `FIELDS` and `STATIC`.
+        times: (N,) indices of the times to copy.
+    """
     target.setncatts({name: source.getncattr(name) for name in source.ncattrs()})
     target.comment = f"{source.comment} Cut to some of the fields, levels and times; packed values unchanged."
     for name in ("time", "latitude", "longitude"):
@@ -105,17 +113,17 @@ def _create(
     dimensions: tuple[str, ...],
     chunks: tuple[int, ...] | None = None,
 ) -> netCDF4.Variable:
-    """Create a compressed variable with the type and attributes of another one.
+    """Create a compressed variable with the type and attributes of an existing variable.
 
     Args:
-        target: file for the variable.
-        like: variable of the source with the type and the attributes.
+        target: file in which the variable is created.
+        like: variable of the source file, from which type and attributes are copied.
         name: name of the new variable.
-        dimensions: names of its dimensions.
-        chunks: its chunk shape; None leaves the choice to the library.
+        dimensions: names of the dimensions of the new variable.
+        chunks: chunk shape of the new variable; None leaves the choice to the netCDF library.
 
     Returns:
-        The new variable, which takes packed values.
+        The new variable. Values assigned to it must be packed already.
     """
     attributes = {key: like.getncattr(key) for key in like.ncattrs()}
     variable = target.createVariable(
@@ -135,7 +143,10 @@ def _create(
 
 
 def _bytes_by_field(path: Path) -> dict[str, int]:
-    """Return field (variable and level) -> bytes of its values, compressed row by row as in the file."""
+    """Return the compressed bytes of each field of a file, by its name (variable and level, such as ``z500``).
+
+    The values are compressed row by row, as in the chunks of the file.
+    """
     sizes = {}
     with netCDF4.Dataset(path) as file:
         file.set_auto_maskandscale(False)
@@ -148,14 +159,18 @@ def _bytes_by_field(path: Path) -> dict[str, int]:
 
 
 def _compressed_bytes(values: np.ndarray) -> int:
-    """Return the number of bytes of an array after the shuffle filter of HDF5 and zlib at level 9."""
+    """Return the size of an array in bytes after HDF5's shuffle filter and zlib compression at level 9."""
     # The shuffle filter of HDF5 stores the first bytes of all values, then the second bytes, and so on.
     shuffled = np.ascontiguousarray(values).view(np.uint8).reshape(-1, values.itemsize).T
     return len(zlib.compress(shuffled.tobytes(), 9))
 
 
 def main() -> int:
-    """Write the sample, print the bytes of each field, and return the exit status: 1 if the sample is too large."""
+    """Write the sample, print the compressed size of each field, and return the exit status.
+
+    Returns:
+        0 on success, 1 if the sample is larger than `LIMIT_BYTES`, 2 for wrong arguments on the command line.
+    """
     if len(sys.argv) != 2:
         print(__doc__, file=sys.stderr)
         return 2

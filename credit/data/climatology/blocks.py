@@ -1,4 +1,8 @@
-"""Blocks in which a climatology is fitted, and chunks in which a training store keeps it."""
+"""Blocks in which a climatology is fitted, and chunks in which a training store keeps it.
+
+Letters of shapes: T times of the day, K parts of the year (or harmonics), C channels, H latitude rows, W longitude
+columns. See `credit.data.climatology.climatology.Climatology` for times of the day and parts of the year.
+"""
 
 from __future__ import annotations
 
@@ -17,17 +21,18 @@ from credit.data.store.store_reader import READ_ERRORS
 BLOCK_BYTES = 4 * 2**30
 # Size in bytes of a chunk in the store before it is compressed.
 CHUNK_BYTES = 4 * 2**20
-# A float64 sum and the float32 field that it becomes.
+# A fitted value needs memory for its float64 sum and for the float32 result.
 _BYTES_PER_VALUE = 8 + 4
-# Indices of the times of the day, of the parts of the year and of the channels.
+# Slices of the times of the day, of the parts of the year and of the channels.
 Block = tuple[slice, slice, slice]
 
 
 def choose_block_shape(plan: ClimatologyPlan, num_channels: int, cells: int) -> tuple[int, int, int]:
-    """Return the numbers of times of the day, of parts of the year and of channels that are fitted at once.
+    """Return the shape of a block: its numbers of times of the day, parts of the year, and channels.
 
-    Neighbouring parts of the year need mostly the same times, and a read brings all channels. So a block has all
-    channels and as many parts as the memory allows, and fewer channels only where one part is too large.
+    A block is fitted at once. Neighbouring parts of the year are mostly averages over the same times, and reading a
+    time reads all its channels. So a block has all channels and as many parts of the year as fit into `BLOCK_BYTES`.
+    It has fewer channels only if one part of the year with all channels does not fit.
 
     Args:
         plan: the plan of the fit.
@@ -46,17 +51,26 @@ def choose_block_shape(plan: ClimatologyPlan, num_channels: int, cells: int) -> 
 
 
 def count_channels_per_chunk(num_channels: int, cells: int) -> int:
-    """Return the number of channels in a chunk of the store, for a grid with this number of cells."""
+    """Return the number of channels in a chunk of the stored climatology, at least 1.
+
+    Args:
+        num_channels: number of channels of the climatology.
+        cells: number of cells of the grid.
+    """
     return max(1, min(num_channels, CHUNK_BYTES // (4 * cells)))
 
 
 def estimate_bytes(plan: ClimatologyPlan, num_channels: int, grid_shape: tuple[int, int]) -> tuple[int, int]:
-    """Return the most bytes that a climatology takes in a store, and in the memory of a process that fits a block.
+    """Estimate the disk space and the memory that the fit of a climatology needs.
 
     Args:
         plan: the plan of the fit.
         num_channels: number of channels of the climatology.
-        grid_shape: (H, W).
+        grid_shape: (H, W), numbers of rows and columns of the grid.
+
+    Returns:
+        Two upper bounds in bytes: the size of the climatology in the store, and the memory of a process that fits a
+        block.
     """
     times_of_day, num_parts = plan.shape
     cells = math.prod(grid_shape)
@@ -83,12 +97,23 @@ def list_chunk_files(path: Path, fields: zarr.Array, block: Block) -> Iterator[P
 
 
 def is_block_written(path: Path, fields: zarr.Array, block: Block) -> bool:
-    """Return True if all chunk files of a block are there in full size; their values are not read."""
+    """Return True if all chunk files of a block exist in full size. Their values are not read.
+
+    Args:
+        path: folder of the training store.
+        fields: the array ``climatology/fields`` of the store, (T, K, C, H, W).
+        block: the block, which consists of whole chunks.
+    """
     return all(find_size_fault(str(file), None, True) is None for file in list_chunk_files(path, fields, block))
 
 
 def is_block_readable(fields: zarr.Array, block: Block) -> bool:
-    """Return True if the fields of a block can be read, which verifies the checksum of every chunk."""
+    """Return True if the fields of a block can be read; reading verifies the checksum of every chunk.
+
+    Args:
+        fields: the array ``climatology/fields`` of the store, (T, K, C, H, W).
+        block: the block.
+    """
     try:
         fields[block]
     except READ_ERRORS:

@@ -1,7 +1,10 @@
 """Climatology: the expected state for a time of the year.
 
-Whatever the method, a climatology consists of a few fields, and of their weights at any time: harmonics of the year, a
-table of equal parts of the year with linear interpolation between them, or single days of the year.
+The expected state at a time is a weighted sum of stored fields. The fields belong to harmonics of the year, to equal
+parts of the year between which is interpolated linearly, or to the single days of the year.
+
+Letters of shapes: T times of the day, K stored fields for each of them (harmonics, parts of the year or days of the
+year), C channels, H latitude rows, W longitude columns.
 """
 
 from __future__ import annotations
@@ -26,15 +29,16 @@ CACHE_BYTES = 2**30
 
 
 class LazyFields:
-    """Fields that are read when they are accessed; those of the last parts of the year are cached.
+    """Array-like climatology fields that are read when they are accessed; the most recently used ones are cached.
 
     Args:
-        shape: (T, K, C, H, W): times of the day, parts of the year, channels, rows, columns.
-        read_part: (time of the day, part of the year) -> (C, H, W) float32.
+        shape: (T, K, C, H, W): numbers of times of the day, parts of the year, channels, rows and columns.
+        read_part: function that takes the index of a time of the day and the index of a part of the year, and reads
+            their fields, (C, H, W) float32.
 
     Attributes:
-        shape: the shape, as that of an array.
-        ndim: 5, as that of an array.
+        shape: (T, K, C, H, W), like the shape of an array.
+        ndim: 5, the number of dimensions.
     """
 
     ndim = 5
@@ -45,23 +49,28 @@ class LazyFields:
         self._read_part = lru_cache(maxsize=max(2, CACHE_BYTES // bytes_per_part))(read_part)
 
     def __getitem__(self, key: int | tuple[int, int]) -> np.ndarray:
-        """Return the fields of one time of the day, (K, C, H, W), or those of one part of the year, (C, H, W)."""
+        """Return fields, float32.
+
+        Args:
+            key: index of a time of the day, for the fields of all parts of the year, (K, C, H, W); or indices of a
+                time of the day and a part of the year, for the fields of this part, (C, H, W).
+        """
         if isinstance(key, tuple):
             return self._read_part(*key)
         return np.stack([self._read_part(key, part) for part in range(self.shape[1])])
 
 
 class LazyWeightedSum:
-    """Weighted sum of fields that is evaluated when a channel, or the whole array, is accessed.
+    """Array-like weighted sum of K fields that is evaluated when a channel, or the whole array, is accessed.
 
     Scores use one channel after the other, so the sum of all channels need not be in memory at once.
 
     Attributes:
-        weights: (K,) float32.
-        parts: K arrays (C, H, W) float32.
-        shape: (C, H, W).
+        weights: (K,) float32 weights of the fields.
+        parts: K arrays (C, H, W) float32, the fields to be added.
+        shape: (C, H, W), the shape of the sum.
         dtype: float32.
-        ndim: 3.
+        ndim: 3, the number of dimensions.
     """
 
     def __init__(self, weights: np.ndarray, parts: Sequence[np.ndarray]) -> None:
@@ -72,8 +81,13 @@ class LazyWeightedSum:
         self.ndim = len(self.shape)
 
     def __getitem__(self, key: int | slice | list[int]) -> np.ndarray | LazyWeightedSum:
-        """Return the values of one channel, (H, W) float32, or the weighted sum of several, not yet evaluated."""
-        # Selecting channels costs nothing, as the sum of each is evaluated only when it is accessed.
+        """Return the values of one channel, or the sum of several channels that is not evaluated yet.
+
+        Args:
+            key: index of a channel, for its values (H, W) float32; or a slice or list of indices, for a
+                `LazyWeightedSum` of these channels.
+        """
+        # A selection of channels stays lazy: the sum of each channel is evaluated only when it is accessed.
         if isinstance(key, slice | list):
             return LazyWeightedSum(self.weights, [part[key] for part in self.parts])
         total = self.weights[0] * self.parts[0][key]
@@ -82,10 +96,14 @@ class LazyWeightedSum:
         return total
 
     def __array__(self, dtype: np.dtype | None = None, copy: bool | None = None) -> np.ndarray:
-        """Return the evaluated sum, a new array (C, H, W).
+        """Return the evaluated sum, a new array (C, H, W); numpy calls this in ``np.asarray``.
+
+        Args:
+            dtype: type of the values; None for float32.
+            copy: as in numpy; False is refused, because the sum is always a new array.
 
         Raises:
-            ValueError: for ``copy=False``, which is not possible.
+            ValueError: if `copy` is False.
         """
         if copy is False:
             raise ValueError("a weighted sum of fields is not evaluated yet, so copy=False is not possible")
@@ -108,17 +126,19 @@ class Climatology:
     """Expected fields by time of the year.
 
     Attributes:
-        names: (C,) the channels.
+        names: (C,) names of the channels.
         calendar: name of the CF calendar of the times.
-        kind: ``harmonic`` (1, cos, sin, cos 2, ... of the fraction of the year), ``table`` (K equal parts of the year)
-            or ``days`` (K days of the year from the first of January; K is at least the length of a year).
-        fields: (T, K, C, H, W) float32, in memory or read when they are accessed; T is the number of times of the day,
-            1 if the climatology does not depend on the time of the day.
-        day_minutes: (T,) minutes of the UTC day; empty if the climatology does not depend on the time of the day.
-        description: method and period, for reports.
+        kind: meaning of the K fields. ``harmonic``: coefficients of 1, cos, sin, cos 2, ... of the fraction of the
+            year. ``table``: means over K equal parts of the year. ``days``: K days of the year from the first of
+            January on; K is at least the length of the longest year.
+        fields: (T, K, C, H, W) float32, in memory or read when they are accessed; T is 1 if the climatology does not
+            depend on the time of the day.
+        day_minutes: (T,) times of the day in minutes after 0 UTC; empty if the climatology does not depend on the
+            time of the day.
+        description: method and period as text, for reports.
         years: length of the fitted period in years, NaN if unknown.
-        centres: (T,) fraction of the year at which the first part of a table is centred, with the others at equal
-            distances after it; None unless it is a table.
+        centres: (T,) fraction of the year at which the first part of a ``table`` is centred. The centres of the other
+            parts follow at equal distances. None for the other kinds.
     """
 
     names: tuple[str, ...]
@@ -137,18 +157,24 @@ class Climatology:
         object.__setattr__(self, "_calendar", Calendar(self.calendar))
 
     def evaluate(self, minutes: int) -> np.ndarray:
-        """Return the expected fields at a time in minutes, (C, H, W) float32 in physical units.
+        """Return the expected fields at a time, (C, H, W) float32 in physical units.
+
+        Args:
+            minutes: the time in minutes since 1900.
 
         Raises:
-            DataError: as `evaluate_lazily`.
+            DataError: if the climatology has fields for some times of the day, and not for this one.
         """
         return np.asarray(self.evaluate_lazily(minutes))
 
     def evaluate_lazily(self, minutes: int) -> Fields:
-        """Return the expected fields at a time in minutes, (C, H, W) float32, evaluated when a channel is accessed.
+        """Return the expected fields at a time like `evaluate`, but evaluated only when a channel is accessed.
+
+        Args:
+            minutes: the time in minutes since 1900.
 
         Raises:
-            DataError: if the climatology depends on the time of the day and does not have this one.
+            DataError: if the climatology has fields for some times of the day, and not for this one.
         """
         time_of_day = self._find_time_of_day(minutes)
         num_parts = self.fields.shape[1]
@@ -166,7 +192,10 @@ class Climatology:
         return LazyWeightedSum(np.array([1 - weight, weight]), neighbours)
 
     def _find_time_of_day(self, minutes: int) -> int:
-        """Return the index of the time of the day of `minutes`; 0 if the climatology does not depend on it.
+        """Return the index in `day_minutes` of the time of the day of a time; 0 if `day_minutes` is empty.
+
+        Args:
+            minutes: the time in minutes since 1900.
 
         Raises:
             DataError: if the climatology does not have this time of the day.
@@ -188,16 +217,18 @@ class Climatology:
 
     @property
     def short_period_warning(self) -> str | None:
-        """Warning for readers of scores if the period is short, else None."""
+        """Warning for readers of scores if the fitted period is shorter than 5 years, else None."""
         # Rounded as the warning shows it: 4.96 years are shown, and judged, as 5.0.
         if round(self.years, 1) < _SHORT_YEARS:
             return f"The climatology is from {self.years:.1f} years of data, less than {_SHORT_YEARS:g}."
         return None
 
     def to_dict(self) -> dict[str, np.ndarray]:
-        """Return the climatology as arrays, for checkpoints: ``fields``, ``day_minutes`` and ``attributes``.
+        """Return the climatology as arrays for a checkpoint.
 
-        ``attributes`` is JSON as (bytes,) uint8. Fields that are read when accessed stay so.
+        Returns:
+            ``fields`` and ``day_minutes`` as in this class, and ``attributes``: all other attributes as the bytes of
+            a JSON text, a 1-D uint8 array. Fields of the class `LazyFields` are not read by this call.
         """
         attributes = {key: getattr(self, key) for key in ("names", "calendar", "kind", "description", "years")}
         if self.centres is not None:
@@ -207,7 +238,7 @@ class Climatology:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, np.ndarray]) -> Climatology:
-        """Return the climatology of the arrays by `to_dict`."""
+        """Build a climatology from the arrays that `to_dict` returned."""
         attributes = json.loads(np.asarray(data["attributes"]).tobytes())
         # JSON has lists instead of tuples.
         for key in {"names", "centres"} & set(attributes):
@@ -216,11 +247,13 @@ class Climatology:
 
 
 def evaluate_harmonics(fraction: np.ndarray | float, count: int) -> np.ndarray:
-    """Return 1, cos, sin, cos 2, sin 2, ... of the fraction of the year, (..., count) float64.
+    """Return the harmonics 1, cos(a), sin(a), cos(2a), sin(2a), ... of the year, (..., count) float64.
+
+    The angle a is 2 pi times the fraction of the year.
 
     Args:
-        fraction: (...) fractions of the year, in [0, 1).
-        count: number of functions; odd, so that each wave has its cosine and its sine.
+        fraction: fractions of the year in [0, 1), of any shape (...).
+        count: number of functions; odd, because each wave has a cosine and a sine.
     """
     angle = 2.0 * np.pi * np.asarray(fraction, dtype=np.float64)
     columns = [np.ones_like(angle)]

@@ -1,9 +1,11 @@
 """Climatology in a file or a zarr store, in the layout in which WeatherBench 2 publishes climatologies.
 
 Each variable has the dimensions ``dayofyear`` (1, 2, ... to the end of the longest year), latitude and longitude, and
-may have ``hour`` and a level, in any order. Other variables, such as standard deviations, are ignored. A time has the
-values of its day of the year and hour, as in the evaluation of WeatherBench 2: nothing is interpolated, and the first
-of March is day 60 or, in a leap year, 61.
+may have ``hour`` and a level, in any order. Other variables, such as standard deviations, are ignored. The expected
+state at a time is the field of its day of the year and its hour, as in the evaluation of WeatherBench 2. Nothing is
+interpolated in time, and the first of March is day 60 or, in a leap year, 61.
+
+Letters of shapes: T hours of the day (1 if the file has no hours), C channels, H latitude rows, W longitude columns.
 """
 
 from __future__ import annotations
@@ -55,18 +57,20 @@ def load_climatology(
     """Open the climatology of ``verification.climatology.path``; its fields are read when they are accessed.
 
     Args:
-        conf: path, and names in the file if they differ from those of the data.
-        data: names in the sources, which the file may share; units of levels.
-        channels: the channels to load; the file must have exactly their levels.
-        calendar: calendar of the times.
-        attributes: variable -> attributes of the data, to whose units the fields are converted.
-        grid: the grid that it must be on, in any order of rows and columns; None if its fields will be regridded.
+        conf: section ``verification.climatology``, with the path and the names of variables in the file.
+        data: the ``data`` section of the config. The names of variables in its sources are tried in the file too, and
+            its units of levels are used.
+        channels: (C,) channels to load; the file must have the level of each of them.
+        calendar: calendar of the times at which the climatology is evaluated.
+        attributes: mapping from the name of a variable to its attributes in the data. The fields of the file are
+            converted to the units given there.
+        grid: grid that the file must have, its rows and columns in any order; None if the caller regrids the fields.
 
     Returns:
         The climatology and the grid of its fields.
 
     Raises:
-        DataError: naming the file and what is missing in it.
+        DataError: if the file lacks something or does not match; the message names the file and the problem.
     """
     paths = expand_path(conf.path, f"{_KEY}.path")
     if len(paths) > 1:
@@ -110,13 +114,13 @@ class _FileVariable:
     """A variable of the file.
 
     Attributes:
-        variable: its values, not read yet.
-        dims: names of its dimensions level (if it has one), latitude, longitude.
-        level_rows: increasing indices of the levels to read; None without levels.
-        channel_rows: index in the climatology of the channel of each of these levels.
+        variable: the variable with its values, which are not read yet.
+        dims: names of the dimensions for level (if the variable has levels), latitude and longitude, in this order.
+        level_rows: increasing indices in the file of the levels to read; None for a variable without levels.
+        channel_rows: for each level that is read, the index of its channel among the channels of the climatology.
         grid: grid of the file.
-        axis_order: brings its fields into the order of the grid.
-        conversion: to the units of the data; None if they are the same.
+        axis_order: reorders rows and columns of the file into the order of `grid`.
+        conversion: conversion to the units of the data; None if the file has these units, or units are unknown.
     """
 
     variable: xr.Variable
@@ -128,11 +132,14 @@ class _FileVariable:
     conversion: Conversion | None
 
     def read(self, hour: int, day: int | slice) -> np.ndarray:
-        """Return the fields of one hour and day, (levels, H, W) float32; of a slice of days, (days, levels, H, W).
+        """Read fields of this variable, float32 in the units of the data.
 
         Args:
-            hour: index of the hour in the file.
-            day: index, or slice of indices, of the day of the year.
+            hour: index of the hour of the day in the file; ignored if the variable has no hours.
+            day: index of the day of the year (0 is the first of January), or a slice of such indices.
+
+        Returns:
+            (levels, H, W) for one day or (days, levels, H, W) for a slice; a variable without levels has one level.
         """
         # xarray selects along all dimensions at once, so only the wanted chunks are read.
         index: dict[str, object] = {_DAY: day}
@@ -155,11 +162,11 @@ class _ClimatologyFile:
     """Access to the days, hours and variables of the file.
 
     Args:
-        dataset: the open file, not read yet.
-        path: its path, for messages.
-        conf: names in the file if they differ from those of the data.
-        data: names in the sources; units of levels.
-        attributes: variable -> attributes of the data, with the units to convert to.
+        dataset: the open file, whose values are not read yet.
+        path: path of the file, for error messages.
+        conf: see `load_climatology`.
+        data: see `load_climatology`.
+        attributes: see `load_climatology`.
     """
 
     def __init__(
@@ -180,8 +187,12 @@ class _ClimatologyFile:
     def count_days(self, calendar_name: str) -> int:
         """Return the number of days of the year in the file.
 
+        Args:
+            calendar_name: name of the CF calendar of the data.
+
         Raises:
-            DataError: if there is no coordinate with days 1, 2, ..., or if it ends before the calendar's longest year.
+            DataError: if there is no coordinate with days 1, 2, ..., if it ends before the calendar's longest year, or
+                if a calendar of 360 days meets a file with another number of days.
         """
         longest = _DAYS_IN_LONGEST_YEAR.get(calendar_name, 366)
         values = self._read_coordinate(_DAY)
@@ -205,22 +216,22 @@ class _ClimatologyFile:
         return len(values)
 
     def read_day_minutes(self) -> np.ndarray:
-        """Return the minutes of the day of the hours in the file, (T,) int64; empty if it has none."""
+        """Return the hours of the day in the file, (T,) int64 in minutes after 0 UTC; empty if the file has none."""
         hours = self._read_coordinate(_HOUR)
         if hours is None:
             return np.empty(0, dtype=np.int64)
         return np.rint(hours * 60.0).astype(np.int64)
 
     def find_variable(self, name: str, rows: list[int], channels: Sequence[Channel]) -> _FileVariable:
-        """Return the variable of the file with the levels that some channels need.
+        """Find a variable in the file, and the levels of it that the channels need.
 
         Args:
             name: name of the variable in the run.
-            rows: indices of its channels in `channels`.
+            rows: indices in `channels` of the channels of this variable.
             channels: all channels of the climatology.
 
         Raises:
-            DataError: if the file does not have it with the dimensions, levels or units that are needed.
+            DataError: if the file lacks the variable, or has it without the dimensions, levels or units needed.
         """
         name_in_file = self._name_in_file(name)
         variable = self._dataset.variables[name_in_file]
@@ -262,10 +273,11 @@ class _ClimatologyFile:
         )
 
     def _find_dims(self, name_in_file: str) -> dict[str, str]:
-        """Return role (lat, lon and perhaps level) -> dimension of a variable.
+        """Return the names of a variable's dimensions by role: ``lat``, ``lon`` and, if it has levels, ``level``.
 
         Raises:
-            DataError: if it lacks the day, latitude or longitude, or has a dimension without a role.
+            DataError: if the variable has no day of the year, latitude or longitude, or if the role of one of its
+                dimensions is unknown.
         """
         # Days and hours are known by their names, all other dimensions by their role.
         variable = self._dataset.variables[name_in_file]
@@ -293,10 +305,13 @@ class _ClimatologyFile:
         return np.asarray(variable.values, dtype=np.float64)
 
     def _name_in_file(self, name: str) -> str:
-        """Return the name of a variable in the file: that of the config, of the data, or of one of their sources.
+        """Return the name that a variable of the run has in the file.
+
+        It is the name in ``verification.climatology.rename`` if there is one. Otherwise the name in the run and then
+        the names in the files of the data sources are tried.
 
         Raises:
-            DataError: if the file has no variable of these names.
+            DataError: if the file has no variable with any of these names.
         """
         if name in self._conf.rename:
             candidates = [self._conf.rename[name]]
@@ -317,7 +332,8 @@ class _ClimatologyFile:
     def _find_conversion(self, name: str, name_in_file: str) -> Conversion | None:
         """Return the conversion of a variable from the units of the file to those of the data.
 
-        None means that they are the same, or that one of them is not known.
+        The result is None if the units are the same, or if the file or the data have none. A file without units is
+        reported by a warning.
 
         Raises:
             DataError: if the units cannot be converted.
@@ -335,12 +351,15 @@ class _ClimatologyFile:
 
 
 def _lazy_fields(shape: tuple[int, int, int, int, int], variables: Sequence[_FileVariable], path: str) -> LazyFields:
-    """Return the fields, which are read hour by hour if all of them fit into the cache, else day by day.
+    """Return the lazily read fields of the climatology.
+
+    The first access to an hour of the day reads all its days if the whole climatology fits into the cache. Otherwise
+    each day is read when it is accessed.
 
     Args:
-        shape: (T, days, C, H, W).
-        variables: variables of the file, which give all channels.
-        path: the file, for messages.
+        shape: (T, days, C, H, W), shape of the fields.
+        variables: variables of the file, which together give all channels.
+        path: path of the file, for error messages.
     """
     _, num_days, *shape_per_day = shape
 

@@ -1,7 +1,10 @@
-"""Fit of a climatology to the times of a period, at once or block by block with bitwise identical numbers.
+"""Fit of a climatology to the times of a period, at once or block by block with bitwise identical results.
 
-Every number is a sum over times in their order, followed by a division or a combination of such sums, cell by cell. So
-the result does not depend on which times of the day, parts of the year or channels are fitted together.
+Every value is computed from sums over the times in ascending order, cell by cell. So the result does not depend on
+which times of the day, parts of the year or channels are fitted together.
+
+Letters of shapes: N times of the period, T times of the day, K parts of the year (or harmonics), C channels, H latitude
+rows, W longitude columns.
 """
 
 from __future__ import annotations
@@ -21,9 +24,10 @@ from credit.utils.progress import ProgressBar
 if TYPE_CHECKING:
     from credit.data.reader import FieldReader
 
-# With fewer years the mean of a day contains so much weather that it is too weak a baseline.
+# With fewer years the mean of a single day still contains so much weather noise that it is a weak baseline.
 _MIN_UNSMOOTHED_YEARS = 10.0
-# Largest condition number of the normal equations; a whole year has 1, half a year about 60, a quarter 3000.
+# Largest accepted condition number of the normal equations. Times of a whole year give 1, of half a year about 60, of
+# a quarter of a year 3000.
 _MAX_CONDITION = 1000.0
 _ALL = slice(None)
 # Bytes of the float64 values that are added at once: those of a few channels stay in the processor's cache.
@@ -32,18 +36,25 @@ _BYTES_PER_ADDITION = 2**20
 
 @dataclass(frozen=True)
 class ClimatologyPlan:
-    """Everything that a fit needs besides the fields: the weights of the times in the sums, and the divisors.
+    """Plan of a fit: everything that the fit needs besides the fields.
+
+    For each time of the day and each part of the year (or harmonic), the fit adds up the fields of all times, each
+    multiplied by a weight. The sums are then turned into the fields of the climatology by `divisors`.
 
     Attributes:
         kind: ``harmonic`` or ``table``, see `Climatology`.
-        positions: (N,) indices of the times of the period in the reader.
-        fractions: (N,) fractions of the year.
-        day_time_index: (N,) index of each time's time of the day; 0 if the climatology does not depend on it.
-        day_minutes: (T,) minutes of the UTC day; empty if the climatology does not depend on the time of the day.
-        centres: (T,) fraction of the year at which the first part is centred; None unless it is a table.
-        width: width of the window, in parts (``table``).
-        divisors: (T, K, K) inverse normal equations (``harmonic``) or (T, K) numbers of times (``table``).
-        description: method and period, for reports.
+        positions: (N,) index in the reader of each time of the period.
+        fractions: (N,) fraction of the year of each time.
+        day_time_index: (N,) index in `day_minutes` of each time; 0 if the climatology does not depend on the time of
+            the day.
+        day_minutes: (T,) times of the day in minutes after 0 UTC; empty if the climatology does not depend on the
+            time of the day.
+        centres: (T,) fraction of the year at which the first part of a ``table`` is centred; None for ``harmonic``.
+        width: width of the averaging window of a ``table``, as a multiple of a part of the year; NaN for
+            ``harmonic``.
+        divisors: (T, K, K) inverse matrices of the normal equations (``harmonic``), or (T, K) numbers of times by
+            which the sums are divided (``table``).
+        description: method and period as text, for reports.
         years: length of the period in years.
     """
 
@@ -60,15 +71,15 @@ class ClimatologyPlan:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """T and K: numbers of times of the day, and of harmonics or parts of the year."""
+        """(T, K): number of times of the day (at least 1), and number of harmonics or parts of the year."""
         return self.divisors.shape[0], self.divisors.shape[1]
 
     def evaluate_weights(self, rows: np.ndarray, parts: slice = _ALL) -> np.ndarray:
-        """Return the weights of some of the times in some of the sums, (M, P) float64.
+        """Return the weights with which M times enter the sums of P parts of the year, (M, P) float64.
 
         Args:
-            rows: (M,) indices among the N times of the plan.
-            parts: selection of P of the K harmonics or parts of the year.
+            rows: (M,) indices of the times, among the N times of the plan.
+            parts: slice that selects P of the K harmonics or parts of the year.
         """
         count = self.shape[1]
         if self.kind == "harmonic":
@@ -87,16 +98,18 @@ def fit_climatology(
     """Fit a climatology in one pass over a period, in memory.
 
     Args:
-        reader: the data.
-        channel_names: (C,) stored channels to fit.
-        first_minutes: first time of the period in minutes.
-        last_minutes: last time of the period in minutes, included.
-        conf: ``harmonic``, a least-squares fit of the mean and a few waves of the year in every cell; or ``window``,
-            means over several days around each part of the year; by default one harmonic.
+        reader: reader of the fields.
+        channel_names: (C,) names of the stored channels to fit.
+        first_minutes: first time of the period in minutes since 1900.
+        last_minutes: last time of the period in minutes since 1900, inclusive.
+        conf: settings, among them the method. ``harmonic`` is a least-squares fit of the mean and of some waves of the
+            year in every cell. ``window`` gives means over a window of days around each part of the year. None means
+            ``harmonic`` with one wave.
 
     Returns:
-        The climatology. With ``window`` every time counts in equally many parts, within one if the window is not a
-        whole number of parts, and the times of a part lie evenly around its centre, whatever hours the data have.
+        The climatology. With ``window`` every time enters the means of equally many parts of the year (one more or
+        less if the window is not a whole number of parts). The times of a part lie evenly around its centre, whatever
+        times of the day the data have.
 
     Raises:
         ConfigError: if the period is too short for the method.
@@ -120,14 +133,14 @@ def plan_fit(
     """Return the plan of the fit of a climatology to the times of a period.
 
     Args:
-        times: (N,) minutes of the data, ascending.
-        calendar: their calendar.
-        first_minutes: first time of the period in minutes.
-        last_minutes: last time of the period in minutes, included.
-        conf: the climatology; its method is ``harmonic`` or ``window``.
+        times: all times of the data in minutes since 1900, ascending.
+        calendar: calendar of the times.
+        first_minutes: first time of the period in minutes since 1900.
+        last_minutes: last time of the period in minutes since 1900, inclusive.
+        conf: settings of the climatology; the method must be ``harmonic`` or ``window``.
 
     Raises:
-        ConfigError: if the period is too short for the method. Only the times decide this.
+        ConfigError: if the period is too short for the method. This depends on the times alone, not on the fields.
     """
     positions = np.flatnonzero((times >= first_minutes) & (times <= last_minutes))
     if not len(positions):
@@ -157,7 +170,8 @@ def plan_fit(
         kind = "table"
         _require_years(conf.window_days, years)
         days = calendar.days_per_year
-        # Parts a twelfth of the window long keep everything that the smoothing by the window leaves.
+        # The moving mean removes variations much shorter than the window, so parts of a twelfth of the window resolve
+        # all that is left.
         num_parts = round(days / max(1.0, conf.window_days / 12.0))
         width = conf.window_days * num_parts / days
         # A part is centred at the (mean) time of the day of the data. Its window then begins and ends midway between
@@ -184,18 +198,18 @@ def fit_fields(
     parts: slice = _ALL,
     progress: bool = True,
 ) -> np.ndarray:
-    """Return the fields of a climatology, or some of them; each time that they need is read once.
+    """Fit the fields of a climatology, or a block of them. Each time of the period is read at most once.
 
     Args:
-        plan: from `plan_fit` with the times of the reader.
-        reader: the data.
-        channel_names: (C,) stored channels.
-        times_of_day: selection of T times of the day.
-        parts: selection of K parts of the year; harmonics need all of them.
+        plan: plan returned by `plan_fit` for the times of the reader.
+        reader: reader of the fields.
+        channel_names: (C,) names of the stored channels to fit.
+        times_of_day: slice that selects times of the day.
+        parts: slice that selects parts of the year; harmonics cannot be selected and need ``slice(None)``.
         progress: True shows a progress bar on a terminal.
 
     Returns:
-        (T, K, C, H, W) float32 in physical units.
+        (T, K, C, H, W) float32 in physical units, with T and K the numbers of selected times of the day and parts.
     """
     assert plan.kind == "table" or parts == _ALL
     stored_names = [channel.name for channel in reader.channels.time_varying_stored]
@@ -247,7 +261,13 @@ def _describe_method(conf: ClimatologyConfig) -> str:
 
 
 def _add_weighted(sums_KCHW: np.ndarray, weights_K: np.ndarray, values_CHW: np.ndarray) -> None:
-    """Add the fields of a time, multiplied by their weights, to the sums that they count in."""
+    """Add the fields of one time to the weighted sums, in place.
+
+    Args:
+        sums_KCHW: float64 sums of K parts of the year (or harmonics).
+        weights_K: weight of the time in each sum; sums of weight 0 are skipped.
+        values_CHW: float32 fields of the time.
+    """
     channels_per_addition = max(1, _BYTES_PER_ADDITION // (8 * values_CHW[0].size))
     for start in range(0, len(values_CHW), channels_per_addition):
         channels = slice(start, start + channels_per_addition)
@@ -257,7 +277,14 @@ def _add_weighted(sums_KCHW: np.ndarray, weights_K: np.ndarray, values_CHW: np.n
 
 
 def _count_years(times: np.ndarray, calendar: Calendar) -> float:
-    """Return the length in years from the first time to a step after the last; every calendar year counts as one."""
+    """Return the length of a period in years, from the first time to one time step after the last.
+
+    Every calendar year counts as one year, whatever its number of days.
+
+    Args:
+        times: (N,) minutes since 1900, ascending.
+        calendar: calendar of the times.
+    """
     step = 0
     if len(times) > 1:
         step = np.diff(times).min()
@@ -268,7 +295,7 @@ def _count_years(times: np.ndarray, calendar: Calendar) -> float:
 
 
 def _require_years(window_days: int, years: float) -> None:
-    """Raise ConfigError for an unsmoothed climatology (a window of one day) of fewer than about ten years."""
+    """Raise ConfigError for an unsmoothed climatology (a window of one day) of less than about ten years."""
     if window_days == 1 and years < _MIN_UNSMOOTHED_YEARS - 0.1:
         raise ConfigError(
             f"verification.climatology.window_days: 1 (unsmoothed) needs at least {_MIN_UNSMOOTHED_YEARS:g} years of "
@@ -277,13 +304,13 @@ def _require_years(window_days: int, years: float) -> None:
 
 
 def _window_weights(since_centre: np.ndarray, parts: np.ndarray, num_parts: int, width: float) -> np.ndarray:
-    """Return 1 where a time lies in the window of a part of the year, else 0, (N, P) float64.
+    """Return (N, P) float64 weights: 1 where a time lies in the window around a part of the year, else 0.
 
     Args:
-        since_centre: (N,) fraction of the year since the centre of the first part.
-        parts: (P,) numbers of the parts.
-        num_parts: parts in a year.
-        width: width of the window, in parts; it contains its beginning but not its end.
+        since_centre: (N,) time elapsed since the centre of the first part, as a fraction of the year.
+        parts: (P,) indices of the parts, from 0.
+        num_parts: number of parts in a year.
+        width: width of the window as a multiple of a part. The window contains its beginning but not its end.
     """
     # Rounded, because a time on the edge of two windows would otherwise be in both or in none of them.
     distance = np.round(since_centre * num_parts, 9)[:, None] - parts
@@ -293,19 +320,19 @@ def _window_weights(since_centre: np.ndarray, parts: np.ndarray, num_parts: int,
 
 
 def _count_times(fractions: np.ndarray, centre: float, num_parts: int, width: float, days: int) -> np.ndarray:
-    """Return the number of times that each part of the year averages, (K,) float64.
+    """Return the number of times in the window around each part of the year, (K,) float64.
 
     Args:
         fractions: (N,) fractions of the year of the times.
         centre: fraction of the year at which the first part is centred.
-        num_parts: K, parts in a year.
-        width: width of the window, in parts.
-        days: days in a year, for the message.
+        num_parts: K, the number of parts in a year.
+        width: width of the window as a multiple of a part.
+        days: number of days in a year, for the error message.
 
     Raises:
-        ConfigError: if a part averages none.
+        ConfigError: if the window around a part contains no time.
     """
-    # Part by part, because the table of all times and parts may not fit into memory.
+    # The parts are counted one by one, because a table of all times and parts may not fit into memory.
     counts_K = np.empty(num_parts)
     for part in range(num_parts):
         counts_K[part] = _window_weights(fractions - centre, np.array([part]), num_parts, width).sum()
@@ -324,11 +351,11 @@ def _invert_normal_equations(fractions: np.ndarray, waves: int, period: str) -> 
 
     Args:
         fractions: (N,) fractions of the year of the times.
-        waves: number of harmonics.
-        period: text for the message.
+        waves: number of waves of the year; K functions are fitted, the mean and a cosine and a sine for each wave.
+        period: the period as text, for the error message.
 
     Raises:
-        ConfigError: if the times are too few, or in too small a part of the year.
+        ConfigError: if there are too few times, or if they cover too small a part of the year.
     """
     weights_NK = evaluate_harmonics(fractions, 2 * waves + 1)
     gram_KK = weights_NK.T @ weights_NK

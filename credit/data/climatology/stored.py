@@ -1,13 +1,13 @@
 """The climatology that a training store keeps, so that no verification and no new run has to fit it again.
 
-It is the array ``fields`` of the zarr group ``climatology`` in the store: (time_of_day, part, channel, latitude,
-longitude) float32, with the channels ``channels.time_varying_stored``. See `Climatology` for times of the day and
-parts.
+It is the array ``fields`` of the zarr group ``climatology`` in the store: (T, K, C, H, W) float32 for T times of the
+day, K parts of the year (or harmonics, see `Climatology`), the C channels ``channels.time_varying_stored``, H latitude
+rows and W longitude columns.
 
-A chunk is one part of the year and at most 4 MiB of channels. It ends with a CRC32C that zarr verifies at every read.
-The array is written block by block (see `credit.data.climatology.blocks`), each under a lock file beside the store.
-zarr renames each chunk to its place once it is written, so a block is written if all its chunk files are there. The
-group's attribute ``credit`` holds the settings, the period, and ``complete``, which is set when all blocks are written.
+A chunk has one part of the year and as many channels as fit into 4 MiB. zarr verifies its CRC32C at every read. The
+array is written block by block (see `credit.data.climatology.blocks`), each under a lock file beside the store. A chunk
+file gets its name only when it is complete, so a block is written once all its chunk files exist. The group's attribute
+``credit``, the description, holds settings, period, and ``complete``, which is set when all blocks are written.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 FORMAT = 2
-# Windows of format 1 averaged other times. Its harmonics are those of format 2.
+# Format 1 averaged other times in its windows. Its harmonics are the same as those of format 2.
 _FORMAT_OF_OTHER_WINDOWS = 1
 # What a user can do about a climatology that is not up to date.
 _ADVICE = "run credit preprocess again"
@@ -62,12 +62,12 @@ _ADVICE = "run credit preprocess again"
 
 @dataclass(frozen=True)
 class FitTask:
-    """Input of the processes that fit blocks; may be sent to another machine that sees the same files.
+    """Input of the processes that fit blocks. It can be pickled and sent to a machine that sees the same files.
 
     Attributes:
         path: folder of the store.
         conf: settings of the climatology.
-        period: first and last time of the training period in minutes, both included.
+        period: first and last time of the training period in minutes since 1900, both inclusive.
         progress: True shows a progress bar on a terminal.
     """
 
@@ -77,7 +77,7 @@ class FitTask:
     progress: bool
 
     def plan_fit(self, reader: StoreReader) -> ClimatologyPlan:
-        """Return the plan of the fit to the times of the store; errors are those of `credit.data.climatology.fit`."""
+        """Return the plan of the fit to the times of the store; see `credit.data.climatology.fit.plan_fit`."""
         return plan_fit(reader.times, reader.calendar, *self.period, self.conf)
 
 
@@ -90,15 +90,15 @@ def preprocess_climatology(
 ) -> None:
     """Fit a climatology of every stored channel to ``data.splits.train`` and write it to the complete store.
 
-    Several processes may do this at once. A climatology that was begun is continued; one with other settings or
-    another period is replaced. Blocks of a complete one that are lost or damaged are fitted again.
+    Several processes may call this at once and share the work. A climatology that was begun is continued. A stored
+    climatology with other settings or another period is replaced. Lost or damaged blocks are fitted again.
 
     Args:
-        conf: the data section.
-        settings: how the blocks are distributed among processes.
-        climatology: the climatology to fit.
+        conf: the ``data`` section of the config.
+        settings: numbers of processes or cluster jobs that fit the blocks.
+        climatology: settings of the climatology to fit.
         progress: True shows a progress bar on a terminal.
-        deep: True reads the fields of a complete climatology and compares their checksums.
+        deep: True looks for damage by reading the fields, which verifies their checksums; False checks file sizes only.
 
     Raises:
         ConfigError: if the training period is too short for the method.
@@ -143,10 +143,10 @@ def load_or_fit_climatology(
     """Return the climatology that the store has for the training period, or fit one if the store does not have it.
 
     Args:
-        reader: the fields; a store may hold a climatology, other readers have none.
-        channel_names: (C,) stored channels.
+        reader: reader of the fields; only the reader of a training store can have a stored climatology.
+        channel_names: (C,) names of the stored channels that the climatology shall have.
         train: the training period.
-        climatology: the climatology, with the method ``harmonic`` or ``window``.
+        climatology: settings of the climatology; the method must be ``harmonic`` or ``window``.
 
     Raises:
         ConfigError: if the training period is too short for the method.
@@ -166,12 +166,12 @@ def load_or_fit_climatology(
 
 
 def describe_mismatch(path: Path, climatology: ClimatologyConfig, train: Split) -> str | None:
-    """Return a description of why the climatology of a store is not the given one, None if it is.
+    """Return why the stored climatology cannot be used for a config, as text; None if it can be used.
 
     Args:
-        path: the store.
-        climatology: the climatology that the config describes.
-        train: the training period.
+        path: folder of the store.
+        climatology: settings of the climatology in the config.
+        train: the training period of the config.
     """
     description = _read_description(path)
     if description is None:
@@ -190,7 +190,7 @@ def describe_mismatch(path: Path, climatology: ClimatologyConfig, train: Split) 
 
 
 def describe_stored(path: Path) -> str:
-    """Return a description of a store's climatology for the user: method and period, or "none"."""
+    """Return a text for the user about a store's climatology: method and period, or "none" if there is none."""
     description = _read_description(path)
     if description is None:
         return "none"
@@ -201,14 +201,14 @@ def describe_stored(path: Path) -> str:
 
 
 def find_damaged_blocks(path: Path, deep: bool = False) -> list[int]:
-    """Return the numbers of the blocks of a complete climatology that are lost or damaged.
+    """Return the indices of the blocks of a complete climatology that are lost or damaged.
 
     Args:
-        path: the store.
+        path: folder of the store.
         deep: True reads the fields, which verifies their checksums; False only checks the sizes of the files.
 
     Returns:
-        Numbers of blocks, ascending; empty if the store has no climatology or an incomplete one.
+        Indices in `_list_blocks`, ascending; empty if the store has no climatology or an incomplete one.
     """
     description = _read_description(path)
     if description is None or not description["complete"]:
@@ -226,11 +226,11 @@ def fit_block(task: FitTask, number: int) -> int:
     """Fit and write a block, unless it is written already or another process is fitting it.
 
     Args:
-        task: what to fit, and where.
-        number: number of the block.
+        task: settings of the climatology, and the store.
+        number: index of the block in `_list_blocks`.
 
     Returns:
-        1 if the block was written, else 0.
+        1 if this call wrote the block, else 0.
     """
     with file_lock(_lock_folder(task.path) / f"{number:06d}.lock", wait=False) as is_held:
         fields = _open_fields(task.path, "r+")
@@ -249,17 +249,17 @@ def fit_block(task: FitTask, number: int) -> int:
 
 
 def _lock_folder(path: Path) -> Path:
-    """Return the folder of the locks of the blocks, beside the store."""
+    """Return the path of the folder with the lock files of the blocks, beside the store."""
     return path.with_name(f".{path.name}.climatology")
 
 
 def _open_fields(path: Path, mode: str = "r") -> zarr.Array:
-    """Return the array (time_of_day, part, channel, latitude, longitude) of a store's climatology."""
+    """Open the array of the fields of a store's climatology, (T, K, C, H, W) float32."""
     return zarr.open_group(path / "climatology", mode=mode)["fields"]
 
 
 def _read_description(path: Path) -> dict[str, Any] | None:
-    """Return the description of a store's climatology, complete or not; None if it has none."""
+    """Return the attribute ``credit`` of a store's climatology, complete or not; None if there is no climatology."""
     try:
         return dict(zarr.open_group(path / "climatology", mode="r").attrs)["credit"]
     except (FileNotFoundError, KeyError):
@@ -273,14 +273,14 @@ def _update_description(path: Path, complete: bool) -> None:
 
 
 def _is_current(description: dict[str, Any]) -> bool:
-    """Return True if this version of the package would fit the same numbers as those of the stored climatology."""
+    """Return True if a fit by this version of the package would give the values of the stored climatology."""
     if description["format"] == _FORMAT_OF_OTHER_WINDOWS:
         return description["kind"] == "harmonic"
     return description["format"] == FORMAT
 
 
 def _relevant_settings(conf: ClimatologyConfig) -> dict[str, Any]:
-    """Return the settings of a climatology that change its numbers, as they are stored."""
+    """Return the settings of a climatology on which its values depend, as they are kept in the description."""
     settings: dict[str, Any] = {"method": conf.method}
     if conf.method == "harmonic":
         settings["harmonics"] = conf.harmonics
@@ -291,7 +291,7 @@ def _relevant_settings(conf: ClimatologyConfig) -> dict[str, Any]:
 
 
 def _is_begun(task: FitTask) -> bool:
-    """Return True if the store has the climatology of a task, complete or not."""
+    """Return True if the store has a climatology, complete or not, with the settings and period of the task."""
     description = _read_description(task.path)
     if description is None or not _is_current(description):
         return False
@@ -300,7 +300,7 @@ def _is_begun(task: FitTask) -> bool:
 
 
 def _list_blocks(path: Path) -> list[Block]:
-    """Return the blocks of a store's climatology as slices of the first three axes of its fields."""
+    """Return the blocks of a store's climatology, each as slices of the first three axes (T, K, C) of the fields."""
     slices_of_axis = []
     for size, length in zip(_open_fields(path).shape[:3], _read_description(path)["block"], strict=True):
         starts = range(0, size, length)
@@ -309,13 +309,13 @@ def _list_blocks(path: Path) -> list[Block]:
 
 
 def _find_missing_blocks(path: Path) -> list[int]:
-    """Return the numbers of the blocks of which a chunk file is lost or cut."""
+    """Return the indices in `_list_blocks` of the blocks with a chunk file that is missing or too short."""
     fields = _open_fields(path)
     return [number for number, block in enumerate(_list_blocks(path)) if not is_block_written(path, fields, block)]
 
 
 def _discard_blocks(path: Path, numbers: Sequence[int]) -> None:
-    """Remove blocks of a climatology, which is incomplete from now on."""
+    """Mark a climatology as incomplete, and delete the chunk files of the blocks with the given indices."""
     _update_description(path, complete=False)
     fields = _open_fields(path)
     blocks = _list_blocks(path)
@@ -325,7 +325,7 @@ def _discard_blocks(path: Path, numbers: Sequence[int]) -> None:
 
 
 def _create_group(task: FitTask, plan: ClimatologyPlan, reader: StoreReader) -> None:
-    """Create the group without fields; it replaces one that is there."""
+    """Create the zarr group of the climatology with an empty array of fields; it replaces an existing group."""
     names = [channel.name for channel in reader.channels.time_varying_stored]
     grid_shape = reader.grid.shape
     cells = math.prod(grid_shape)
@@ -358,7 +358,7 @@ def _create_group(task: FitTask, plan: ClimatologyPlan, reader: StoreReader) -> 
 
 
 def _open_climatology(path: Path, channel_names: Sequence[str], calendar_name: str) -> Climatology:
-    """Return some channels of a store's climatology; fields other than harmonics for all hours are read lazily."""
+    """Return some channels of a store's climatology, with fields that are read when they are accessed."""
     description = _read_description(path)
     channel_index = [description["channels"].index(name) for name in channel_names]
     fields: np.ndarray | LazyFields = _lazy_fields(path, channel_index)
@@ -379,7 +379,7 @@ def _open_climatology(path: Path, channel_names: Sequence[str], calendar_name: s
 
 
 def _lazy_fields(path: Path, channel_index: list[int]) -> LazyFields:
-    """Return the fields (T, K, C, H, W) of C channels; accessing them raises DataError if a chunk is damaged."""
+    """Return the lazily read fields of some channels; accessing them raises DataError if a chunk is damaged."""
     array = _open_fields(path)
     times_of_day, num_parts, _, *grid_shape = array.shape
 

@@ -99,7 +99,7 @@ class Coordinates:
 
         Args:
             name: the variable.
-            origin: the file, for messages.
+            origin: name of the file, for error messages.
             level_units: ``data.level_units`` for a variable on levels, else None.
 
         Raises:
@@ -196,7 +196,7 @@ class Coordinates:
         Args:
             lat: dimension of latitude.
             lon: dimension of longitude.
-            origin: the file, for messages.
+            origin: name of the file, for error messages.
 
         Raises:
             DataError: as `LatLonGrid.from_coords`.
@@ -271,7 +271,7 @@ def read_level_values(coordinate: xr.Variable, name: str, level_units: str, orig
         coordinate: the coordinate, 1-D or a scalar.
         name: its name, for messages.
         level_units: ``data.level_units``: ``hPa``, ``Pa`` or ``model_level``.
-        origin: the file, for messages.
+        origin: name of the file, for error messages.
 
     Raises:
         DataError: if the file has pressures and `level_units` is ``model_level``, or the reverse.
@@ -305,7 +305,7 @@ def match_levels(
         requested: levels to find; they must agree within a relative difference of 1e-5.
         variable: the variable, for messages.
         units: units of the levels, for messages.
-        origin: the file, for messages.
+        origin: name of the file, for error messages.
 
     Raises:
         DataError: if levels are missing; the message lists them and those of the file.

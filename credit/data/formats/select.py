@@ -21,7 +21,7 @@ def select_positions(dataset: xr.Dataset, select: Mapping[str, Value], origin: s
     Args:
         dataset: the file, opened lazily.
         select: coordinate -> value to select (``data.sources.N.select``).
-        origin: the file, for messages.
+        origin: name of the file, for error messages.
 
     Raises:
         DataError: for a coordinate or a value that the file does not have.

@@ -303,7 +303,7 @@ def require_plausible_units(name: str, attributes: Mapping[str, str], origin: st
     Args:
         name: the variable.
         attributes: its units and standard_name in the file.
-        origin: the file, for messages.
+        origin: name of the file, for error messages.
 
     Raises:
         DataError: if it has them; the message lists the units that the variable can have.
@@ -319,7 +319,7 @@ def find_implausible_units(fields_CHW: np.ndarray, reader: FieldReader, conf: Da
     Args:
         fields_CHW: (C, H, W) the stored fields of one time, missing values as NaN.
         reader: reader of the store.
-        conf: the data section.
+        conf: the ``data`` section of the config.
         when: the time, for messages.
     """
     # Variable -> message about its units, or about the first of its levels with implausible values.

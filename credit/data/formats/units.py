@@ -121,7 +121,7 @@ def find_conversion(source_units: str, target_units: str, name: str, origin: str
         source_units: units in the file, empty if the file has none.
         target_units: units of the run.
         name: the variable, for messages.
-        origin: the file, for messages.
+        origin: name of the file, for error messages.
         key: config key that sets the target units, for messages; by default ``data.variable_options.NAME.units``.
 
     Raises:
@@ -194,7 +194,7 @@ def require_packing(name: str, attributes: Mapping[str, Any], origin: str) -> No
     Args:
         name: the variable.
         attributes: its attributes, with scale_factor and add_offset if it is packed.
-        origin: the file, for messages.
+        origin: name of the file, for error messages.
 
     Raises:
         DataError: if one of these two is not a number.

@@ -76,7 +76,7 @@ class VariableLayout:
         """Return the largest number of the given times that lie in one chunk of the file, at least 1.
 
         Args:
-            times: (M,) int64 minutes, increasing.
+            times: (M,) int64 minutes since 1900, increasing.
         """
         if self.times_per_chunk == 1 or self.times is None:
             return 1
@@ -93,7 +93,7 @@ class VariableLayout:
         """Return fields on the grid and in the units of the run, missing values as NaN.
 
         Args:
-            dataset: the file.
+            dataset: the open file.
             position: index of one time, for (L, H, W), or a slice of T times, for (T, L, H, W).
 
         Raises:

@@ -18,7 +18,7 @@ class ForecastDataset(Dataset):
 
     Args:
         frames: reader of the frames.
-        initial: (N,) int64 initial times in minutes; the data must have every frame that a sample needs.
+        initial: (N,) int64 initial times in minutes since 1900; the data must have every frame that a sample needs.
         step: time step in minutes.
         history_len: number of input frames of a sample.
         forecast_len: number of forecast steps of a sample.
@@ -27,7 +27,7 @@ class ForecastDataset(Dataset):
             from another one.
 
     Attributes:
-        initial: (N,) int64 initial times in minutes.
+        initial: (N,) int64 initial times in minutes since 1900.
     """
 
     def __init__(

@@ -179,8 +179,8 @@ def _integrate_interval(lat: np.ndarray, lon: np.ndarray, start: float, end: flo
     Args:
         lat: (H, 1) latitude in radians.
         lon: (1, W) longitude in radians.
-        start: start of the interval in minutes.
-        end: end of the interval in minutes.
+        start: start of the interval in minutes since 1900.
+        end: end of the interval in minutes since 1900.
         calendar: the calendar.
     """
     declination, equation_of_time, inverse_square = sun_position(0.5 * (start + end), calendar)

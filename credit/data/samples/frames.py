@@ -32,7 +32,7 @@ class FrameReader:
 
     Args:
         reader: reader of the fields.
-        conf: the data section.
+        conf: the ``data`` section of the config.
         climatology: climatology of the dynamic forcing that is read from data; None persists the value of this forcing
             instead of its anomaly.
         hidden: variable -> (H, W) bool, True where a forecast must treat the values as missing.
@@ -89,7 +89,7 @@ class FrameReader:
         """Return the dynamic forcing for an input frame valid at `minutes`, (C, H, W) float32 in physical units.
 
         Args:
-            minutes: time of the frame in minutes.
+            minutes: time of the frame in minutes since 1900.
             initial: initial time of a forecast in minutes, after which forcing is extrapolated unless it is observed;
                 None in training, where the values of the data are used.
 
@@ -121,7 +121,7 @@ class FrameReader:
         """Fill the arrays of one sample; each time is read once, and each field is read straight into its array.
 
         Args:
-            initial: initial time in minutes.
+            initial: initial time in minutes since 1900.
             history_CTHW: prognostic channels at the input frames, the last of which is the initial time.
             forcing_CTHW: dynamic forcing at the input frames and at every further input of the rollout.
             target_CTHW: output channels at every forecast step.
@@ -230,7 +230,7 @@ class FrameReader:
         Args:
             channel: channel of the forcing.
             label: time in minutes that the values would have in the data.
-            initial: initial time in minutes.
+            initial: initial time in minutes since 1900.
 
         Raises:
             DataError: if the config asks for the climatology and there is none.

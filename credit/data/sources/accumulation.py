@@ -30,7 +30,7 @@ class TimeAggregation:
     """Values of one variable over the time step, as weighted sums of the values in its files.
 
     Attributes:
-        times: (M,) int64 minutes, increasing, at which there is a value.
+        times: (M,) int64 minutes since 1900, increasing, at which there is a value.
         terms: terms of the sums. Each term is a pair: (M,) float64 weights, and (M,) int64 indices in the times of the
             series. Values of weight 0 are not read.
     """
@@ -59,7 +59,7 @@ def build_time_aggregation(name: str, series: VariableSeries, conf: DataConfig, 
     Args:
         name: the variable.
         series: its values in the files.
-        conf: the data section, of which ``variable_options.NAME.temporal`` decides.
+        conf: the ``data`` section of the config, of which ``variable_options.NAME.temporal`` decides.
         calendar: calendar of the times, for messages.
 
     Raises:
@@ -124,7 +124,7 @@ def _build_sums(
     Args:
         name: the variable.
         series: its values in the files.
-        conf: the data section.
+        conf: the ``data`` section of the config.
         interval_begins: (N,) minutes at which the intervals begin; None if they are not known, so that the spacing of
             the times is taken as their length.
 
@@ -200,7 +200,7 @@ def _build_differences(
     Args:
         name: the variable.
         series: its values in the files.
-        conf: the data section.
+        conf: the ``data`` section of the config.
         interval_begins: (N,) minutes at which the accumulations begin; None if the files do not tell.
 
     Raises:
@@ -250,7 +250,7 @@ def _find_last_restarts(times: np.ndarray, hours: Sequence[int]) -> np.ndarray:
     """Return the last restart before each time, (N,) minutes; a value at a restart belongs to the period before it.
 
     Args:
-        times: (N,) minutes.
+        times: (N,) minutes since 1900.
         hours: hours of the day (UTC) at which accumulations restart.
     """
     candidates = []

@@ -60,7 +60,7 @@ class Contribution:
         """Return a description in one line: key, address, files, times and variables.
 
         Args:
-            conf: the data section that the sources were opened with.
+            conf: the ``data`` section of the config that the sources were opened with.
             calendar: calendar of `times`.
         """
         files = "1 file" if self.num_files == 1 else f"{self.num_files} files"
@@ -88,7 +88,7 @@ def list_contributions(
     """Return the contribution of each source.
 
     Args:
-        conf: the data section.
+        conf: the ``data`` section of the config.
         source_index: contents of the files.
         series: variable -> its times and files, for time-varying variables; None if the sources have problems, so that
             it is not known which of two files with the same fields is read.

@@ -59,7 +59,7 @@ class DerivedSeries(VariableSeries):
         """Yield the fields at some times, each (levels or 1, H, W) float32 on the grid and levels of the run.
 
         Args:
-            files: opens the files.
+            files: cache that opens the files.
             indices: increasing indices in `times`.
 
         Raises:
@@ -103,7 +103,7 @@ def is_derived(name: str, file_variables: list[FileVariable], conf: DataConfig) 
     Args:
         name: the variable.
         file_variables: its files.
-        conf: the data section.
+        conf: the ``data`` section of the config.
     """
     has_level_mapping = any(file_variable.layout.level_mapping is not None for file_variable in file_variables)
     return conf.options_of(name).derive is not None or has_level_mapping
@@ -115,8 +115,8 @@ def build_variable_series(name: str, source_index: SourceIndex, conf: DataConfig
     Args:
         name: the variable.
         source_index: contents of the sources.
-        conf: the data section.
-        files: opens the files.
+        conf: the ``data`` section of the config.
+        files: cache that opens the files.
 
     Raises:
         SourceOverlapError: for a time in two sources.
@@ -140,8 +140,8 @@ def build_derived_series(
         name: the variable.
         main_variables: its main input in the files of one source.
         source_index: contents of the sources.
-        conf: the data section.
-        files: opens the files.
+        conf: the ``data`` section of the config.
+        files: cache that opens the files.
 
     Raises:
         DataError: if an input is missing at a time, or is on another grid or other levels.

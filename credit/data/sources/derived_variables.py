@@ -90,7 +90,7 @@ def find_si_conversion(
         role: role of the input in the formula, such as ``temperature`` or ``surface_pressure``.
         name: name of the input in the file.
         attributes: attributes of the input in the file; ``units`` and ``long_name`` are used.
-        origin: the file, for messages.
+        origin: name of the file, for error messages.
 
     Raises:
         DataError: for missing or unknown units.

@@ -69,7 +69,7 @@ class FileScanner:
         path: path of the file, or URL.
         dataset: the opened file.
         number: index of its source in ``data.sources``.
-        conf: the data section.
+        conf: the ``data`` section of the config.
         shared: grid and calendar that all files share; the first file that is inspected decides them.
         level_resolver: mapping from the levels of files to those of the run.
 

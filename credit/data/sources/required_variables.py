@@ -133,7 +133,7 @@ def find_unusable_variables(dataset: xr.Dataset, number: int) -> dict[str, str]:
     """Return variable -> why it cannot be read, for the variables of a file that cannot be read.
 
     Args:
-        dataset: the file.
+        dataset: the open file.
         number: index of its source in ``data.sources``.
     """
     left_out_reason = f"data.sources.{number}.select leaves it out: read it from another entry with the same path"
@@ -165,7 +165,7 @@ def report_missing_variables(
     """Report the variables that no file has, and those that a source should give but does not have.
 
     Args:
-        conf: the data section.
+        conf: the ``data`` section of the config.
         requests: the variables that the files must have.
         present: for each source, the names in its files of the variables that can be read.
         unusable: for each source, variable -> why it cannot be read.

@@ -44,7 +44,7 @@ class VariableSeries:
 
     Attributes:
         file_variables: the variable in each of its files.
-        times: (N,) int64 minutes, increasing.
+        times: (N,) int64 minutes since 1900, increasing.
         file_index: (N,) int64 index in `file_variables` of the file that has each time.
         position: (N,) int64 index of each time along the time axis of that file.
     """
@@ -67,7 +67,7 @@ class VariableSeries:
         """Yield the fields at some times, each (levels or 1, H, W) on the grid and in the units of the run.
 
         Args:
-            files: opens the files.
+            files: cache that opens the files.
             indices: increasing indices in `times`.
 
         Raises:
@@ -217,7 +217,7 @@ def read_file_variable(
     """Return the fields of a variable in a file, (levels or 1, H, W) at one time, (T, levels or 1, H, W) at several.
 
     Args:
-        files: opens the file.
+        files: cache that opens the file.
         file_variable: the variable in its file.
         position: index of the time in the file, or a slice of T times.
         on_file_grid: True returns fields (..., h, w) on the grid of the file and in SI units, as inputs of formulas;
@@ -277,7 +277,7 @@ def build_series(
     Args:
         name: name of the variable, for messages.
         file_variables: the variable in each of its files.
-        files: opens the files.
+        files: cache that opens the files.
         calendar: calendar of the times, for messages.
         on_file_grid: True compares fields on the grid of the files, False on that of the run.
 
@@ -323,7 +323,7 @@ def _require_equal_fields(
         name: the variable.
         series: its series, with repeated times.
         repeated: indices of the times that are equal to the one before.
-        files: opens the files.
+        files: cache that opens the files.
         calendar: calendar of the times, for messages.
         on_file_grid: compare fields on the grid of the files.
     """

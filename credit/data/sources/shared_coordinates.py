@@ -57,7 +57,7 @@ class SharedCoordinates:
             dims: role (``lat``, ``lon``) -> dimension of the variable.
             method: method of `Regridder`.
             vector: True if the variable is a component of a vector.
-            origin: the file, for messages.
+            origin: name of the file, for error messages.
 
         Raises:
             DataError: if the coordinates are not those of a global grid, or the grid differs and none is given.
@@ -106,7 +106,7 @@ class SharedCoordinates:
         Args:
             coordinate: time coordinate whose units and calendar the values have.
             values: encoded times, or their bounds.
-            origin: the file, for messages.
+            origin: name of the file, for error messages.
 
         Raises:
             DataError: if there are no times, some are missing or cannot be decoded, or the calendar differs from that

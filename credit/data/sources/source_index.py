@@ -68,8 +68,8 @@ def scan_sources(conf: DataConfig, files: OpenFiles, problems: ErrorCollector) -
     """Inspect all files of all sources.
 
     Args:
-        conf: the data section.
-        files: opens the files.
+        conf: the ``data`` section of the config.
+        files: cache that opens the files.
         problems: collector of the problems of each file; none of them is raised as an error here.
 
     Returns:
@@ -95,8 +95,8 @@ class _SourceScanner:
     """Inspection of the sources one by one, which collects the contents of the index.
 
     Args:
-        conf: the data section.
-        files: opens the files.
+        conf: the ``data`` section of the config.
+        files: cache that opens the files.
         problems: collector of the problems of each file.
         shared: grid and calendar that all files share.
         level_resolver: mapping from the levels of files to those of the run.

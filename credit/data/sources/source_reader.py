@@ -50,7 +50,7 @@ class SourceReader:
         aggregations: variable -> sums of the values in its files that give its values over a time step.
         policies: variable -> ``exact``, ``persist`` or ``cyclic``, see `credit.data.sources.time_axis`.
         attributes: variable -> its attributes, see `FieldReader`.
-        files: opens the files.
+        files: cache that opens the files.
         fillable: variables that may have missing values (``data.variable_options.NAME.missing: fill_mean``).
 
     Attributes:

@@ -84,7 +84,7 @@ def find_policy(name: str, source_index: SourceIndex, conf: DataConfig) -> tuple
     Args:
         name: the variable.
         source_index: contents of the sources.
-        conf: the data section.
+        conf: the ``data`` section of the config.
 
     Raises:
         DataError: if two sources differ.
@@ -105,7 +105,7 @@ def _find_persisting_values(source_times: np.ndarray, times: np.ndarray) -> np.n
 
     Args:
         source_times: (M,) minutes of the values, increasing.
-        times: (N,) minutes of the run.
+        times: (N,) minutes since 1900 of the times of the run.
 
     Returns:
         (N,) indices in `source_times`.
@@ -124,7 +124,7 @@ def _find_values_of_year(name: str, source_times: np.ndarray, times: np.ndarray,
     Args:
         name: the variable, for messages.
         source_times: (M,) minutes of the values, within a year.
-        times: (N,) minutes of the run.
+        times: (N,) minutes since 1900 of the times of the run.
         calendar: calendar of both.
 
     Raises:

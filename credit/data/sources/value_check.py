@@ -45,8 +45,8 @@ def check_sampled_values(reader: SourceReader, first_minutes: int, last_minutes:
 
     Args:
         reader: reader of the sources.
-        first_minutes: first time of the period in minutes.
-        last_minutes: last time of the period in minutes, included.
+        first_minutes: first time of the period in minutes since 1900.
+        last_minutes: last time of the period in minutes since 1900, inclusive.
     """
     period_indices = np.flatnonzero((reader.times >= first_minutes) & (reader.times <= last_minutes))
     # Every file is read, however many there are, because each may have other units.

@@ -69,7 +69,7 @@ class Damage:
         Args:
             path: folder of the store.
             meta: description of the store.
-            minutes: (N,) times of the store in minutes.
+            minutes: (N,) times of the store in minutes since 1900.
             part_length: number of times in a part.
         """
         # Arrays with the same damage are named together.

@@ -73,7 +73,7 @@ def find_outliers(
             `credit.data.store.statistics.Moments.to_rows`); a count of 0 where there is none.
         channels: the C channels.
         accepted: variables that are not judged, because the config declares their range.
-        transforms: variable -> its transform, for variables that have one; the moments are of transformed values.
+        transforms: mapping from the name of a variable to its transform, for variables that have one; the moments are of transformed values.
     """
     # Bad times have no values.
     present = np.flatnonzero(moments_T5C[:, 0].min(axis=1) > 0)

@@ -233,7 +233,7 @@ def _fit_statistics(
         group: the open store.
         reader: reader of the store.
         meta: description of the store.
-        conf: the data section, whose time step and transforms are used.
+        conf: the ``data`` section of the config, whose time step and transforms are used.
         train: the training period.
         progress: True shows a progress bar on a terminal.
 

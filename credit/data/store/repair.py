@@ -92,7 +92,7 @@ def find_source_changes(conf: DataConfig, meta: Mapping[str, Any]) -> SourceChan
     No field is read. Sources that cannot be found are left out.
 
     Args:
-        conf: the data section with the sources of today.
+        conf: the ``data`` section of the config with the sources of today.
         meta: description of the store.
     """
     files = OpenFiles(conf.sources)
@@ -124,7 +124,7 @@ def find_times_to_redo(
         path: folder of the store.
         meta: description of the store.
         sources: the sources of the store.
-        times: (N,) times of the store in minutes.
+        times: (N,) times of the store in minutes since 1900.
         redo_changed: True if such times may be written again.
 
     Returns:
@@ -173,7 +173,7 @@ def mark_for_writing(
     Args:
         path: folder of the store.
         sources: the sources of the store.
-        times: (N,) times of the store in minutes.
+        times: (N,) times of the store in minutes since 1900.
         damage: damage that was found in the store.
         changed_times: (K,) times in minutes whose fields come from changed files; None if no file has changed.
 
@@ -226,7 +226,7 @@ def mark_outliers(path: Path, group: zarr.Group, meta: Mapping[str, Any], conf: 
         path: folder of the store, in which all fields are written.
         group: the open store.
         meta: description of the store.
-        conf: the data section.
+        conf: the ``data`` section of the config.
 
     Raises:
         DataError: for such a value if bad times are not skipped.

@@ -174,13 +174,13 @@ def fit_statistics(
 
     Args:
         reader: reader of the fields.
-        first_minutes: first time of the period in minutes.
-        last_minutes: last time of the period in minutes, included.
+        first_minutes: first time of the period in minutes since 1900.
+        last_minutes: last time of the period in minutes since 1900, inclusive.
         step_minutes: time step in minutes; changes are taken over pairs of times that are exactly one step apart.
         packing_steps: variable -> step of its packed integers in units of the variable. A warning is logged if rounding
             is a large part of a change. None if no variable is packed.
         progress: True shows a progress bar on a terminal.
-        transforms: variable -> its transform, for variables that have one; None if none has.
+        transforms: mapping from the name of a variable to its transform, for variables that have one; None if none has.
         accepted: variables in which no outliers are searched, for example those whose range the config declares.
 
     Raises:
@@ -223,7 +223,7 @@ def _refuse_outliers(outliers: Mapping[int, Outlier], times: np.ndarray, calenda
 
     Args:
         outliers: index in `times` -> outlier.
-        times: (N,) minutes.
+        times: (N,) minutes since 1900.
         calendar: calendar of the times.
     """
     for row, outlier in outliers.items():
@@ -249,7 +249,7 @@ def statistics_from_moments(
         reader: reader of the static fields, masks and channels.
         state: moments of the time-varying fields.
         tendency: moments of their changes over one time step.
-        period: first and last time in minutes.
+        period: first and last time in minutes since 1900.
         step_minutes: time step in minutes.
         packing_steps: as in `fit_statistics`.
         transforms: as in `fit_statistics`.

@@ -35,7 +35,7 @@ def create_store(
 
     Args:
         path: folder of the store, which must not exist.
-        conf: the data section.
+        conf: the ``data`` section of the config.
         sources: the sources, which decide channels, grid, times and static fields.
         splits: the splits, which decide the period.
         settings: compression, and memory for a chunk of the sources.

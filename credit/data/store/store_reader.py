@@ -82,7 +82,7 @@ class StoreReader:
             ``channels.static_stored``.
         grid: grid of the fields, H rows and W columns.
         calendar: calendar of the times.
-        times: (N,) int64 minutes, ascending, without the bad times.
+        times: (N,) int64 minutes since 1900, ascending, without the bad times.
         masks: variable with declared missing values -> (H, W) bool, True where it is always missing.
         attributes: variable -> its CF attributes, among them ``units``.
         statistics: statistics of the training period; None in a store that is not complete.

@@ -174,11 +174,11 @@ def describe_statistics_changes(meta: Mapping[str, Any], required: Mapping[str, 
 
 
 def format_period(meta: Mapping[str, Any], period: Sequence[int]) -> str:
-    """Return a period (first and last time in minutes) as text ``FIRST..LAST``.
+    """Return a period (first and last time in minutes since 1900) as text ``FIRST..LAST``.
 
     Args:
         meta: description of a store, with the calendar of the times.
-        period: first and last time in minutes.
+        period: first and last time in minutes since 1900.
     """
     calendar = Calendar(meta["calendar"])
     return f"{calendar.format(period[0])}..{calendar.format(period[1])}"

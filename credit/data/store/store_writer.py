@@ -42,7 +42,7 @@ class WriteTask:
         path: folder of the store.
         sources: reader of the source files.
         step_minutes: time step in minutes, over which changes are taken.
-        transforms: variable -> its transform, for variables that have one; applied before moments are computed, not to
+        transforms: mapping from the name of a variable to its transform, for variables that have one; applied before moments are computed, not to
             the stored fields.
         skip_bad: True marks a time whose fields are bad and continues; False raises an error.
         held_bytes: memory in bytes for reading a chunk of the sources at once.
@@ -140,7 +140,7 @@ def mark_bad(path: Path, group: zarr.Group, number: int, index: int, minutes: in
         group: the store, open for writing.
         number: number of the part that contains the time.
         index: index of the time in the store.
-        minutes: the time in minutes.
+        minutes: the time in minutes since 1900.
         reason: description of the fault in its fields.
     """
     with file_lock(lock_folder(path) / f"{number:06d}.lock"):
@@ -174,10 +174,10 @@ def merge_moments(
 
     Args:
         moments: (N, 10, C) float64, of the state and of the change that ends at each time; array of the store.
-        times: (N,) times of the store in minutes.
+        times: (N,) times of the store in minutes since 1900.
         marks: (N,) marks of the times: `NOT_WRITTEN`, `WRITTEN` or `BAD`.
-        first_minutes: first time of the period in minutes.
-        last_minutes: last time of the period in minutes, included.
+        first_minutes: first time of the period in minutes since 1900.
+        last_minutes: last time of the period in minutes since 1900, inclusive.
     """
     state = change = Moments.empty(moments.shape[2])
     step = moments.attrs["step_minutes"]
@@ -206,7 +206,7 @@ class _PartReader:
     Args:
         task: store, sources and settings.
         group: the open store, from which earlier fields that a change needs are taken if they are written.
-        times: (N,) times of the store in minutes.
+        times: (N,) times of the store in minutes since 1900.
     """
 
     def __init__(self, task: WriteTask, group: zarr.Group, times: np.ndarray) -> None:
@@ -223,7 +223,7 @@ class _PartReader:
         """Yield the fields of the sources at each of some times, or the error where bad fields are to be skipped.
 
         Args:
-            times: (N,) minutes.
+            times: (N,) minutes since 1900.
 
         Raises:
             DataError: for bad fields that are not to be skipped.
@@ -253,7 +253,7 @@ class _PartReader:
         """Return the moments of the state of a time and of the change that ends at this time, (10, C) float64.
 
         Args:
-            minutes: the time in minutes.
+            minutes: the time in minutes since 1900.
             fields_CHW: fields of the time in physical units; None for bad fields, which have the moments of no values.
         """
         state = change = Moments.empty(len(self._channels))

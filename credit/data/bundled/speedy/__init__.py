@@ -1,1 +1,1 @@
-"""Half a dozen fields of a simulated atmosphere; see README.md."""
+"""Sample data: a few fields of an atmosphere simulated with the model SPEEDY; see README.md."""

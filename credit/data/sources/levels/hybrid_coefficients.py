@@ -37,11 +37,11 @@ def read_levels(dataset: xr.Dataset, coordinate: str, table: HybridLevels | None
     """Return the levels of a file, hybrid levels or pressure levels, in the order of its level coordinate.
 
     Args:
-        dataset: the file.
+        dataset: the open file.
         coordinate: name of its level coordinate.
         table: all levels of the model, from ``data.sources.N.vertical.coefficients``; None to take the coefficients
             that the file has.
-        origin: the file, for messages.
+        origin: name of the file, for error messages.
 
     Raises:
         DataError: if the file has no coefficients, or they do not fit the coordinate.
@@ -128,9 +128,9 @@ def _find_table(dataset: xr.Dataset, coordinate: str | None, origin: str) -> tup
     """Return the levels for which a file has coefficients.
 
     Args:
-        dataset: the file.
+        dataset: the open file.
         coordinate: name of its level coordinate; None if it has none.
-        origin: the file, for messages.
+        origin: name of the file, for error messages.
 
     Returns:
         The levels, None if the file has no coefficients; and True if these levels are those of the coordinate, in the
@@ -196,12 +196,12 @@ def _find_reference_pressure(
     """Return p0 in Pa if the coefficients a are fractions of it, None if they are pressures.
 
     Args:
-        dataset: the file.
+        dataset: the open file.
         a: coefficients a of full levels.
         b: coefficients b of full levels.
         name: variable with p0, if the file has one.
         values: (K,) values of the levels, None if they are not known.
-        origin: the file, for messages.
+        origin: name of the file, for error messages.
 
     Raises:
         DataError: if the coefficients are fractions, and p0 is not known.
@@ -279,7 +279,7 @@ def _read_bounds(
     """Return the coefficients a and b at the edges of the layers, (K, 2) float64 each, the upper edge first.
 
     Args:
-        dataset: the file.
+        dataset: the open file.
         level: level coordinate; None if the file has none.
         a: coefficients a of the full levels.
         b: coefficients b of the full levels.

@@ -24,7 +24,7 @@ class LevelResolver:
     """Levels of a run, and the mapping from the levels of its sources to these.
 
     Args:
-        conf: the data section.
+        conf: the ``data`` section of the config.
 
     Attributes:
         paths: files with coefficients of hybrid levels that the config names.
@@ -61,11 +61,11 @@ class LevelResolver:
         a formula needs it.
 
         Args:
-            dataset: the file.
+            dataset: the open file.
             coordinate: name of its level coordinate.
             request: the variable.
             number: index of the source in ``data.sources``.
-            origin: the file, for messages.
+            origin: name of the file, for error messages.
 
         Raises:
             DataError: for levels without coefficients, levels of the run above the uppermost level of the file, or too
@@ -145,7 +145,7 @@ def require_full_column(levels: HybridLevels, derived: str, source: str, origin:
         levels: the levels of the column, from the top down.
         derived: the variable that is derived from the column, for messages.
         source: the variable of the file that has these levels, for messages.
-        origin: the file, for messages.
+        origin: name of the file, for error messages.
 
     Raises:
         DataError: if a layer is missing, or the edges of the layers are not known.
