@@ -1,6 +1,6 @@
 """CF conventions: roles of coordinates, grid and bounds, and units of levels.
 
-A role is one of ``time``, ``level``, ``lat`` and ``lon``.
+The role of a coordinate is its physical meaning for this package: ``time``, ``level``, ``lat`` or ``lon``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from credit.data.formats.units import require_packing
 from credit.errors import DataError
 from credit.grid import AxisOrder, LatLonGrid
 
-# standard_name -> role.
+# Mapping from the standard_name of a coordinate to its role.
 _STANDARD_NAMES = {
     "time": "time",
     "latitude": "lat",
@@ -28,27 +28,28 @@ _STANDARD_NAMES = {
 }
 # Coordinates with the units of one of the roles, but another meaning.
 _OTHER_STANDARD_NAMES = ("forecast_reference_time", "forecast_period", "grid_latitude", "grid_longitude")
-# Role -> usual names of its coordinate, which decide if its attributes do not.
+# Usual names of the coordinates of each role. They decide the role if the attributes of a coordinate do not.
 _NAMES = {
     "time": ("time", "valid_time", "date"),
     "lat": ("lat", "latitude", "nav_lat"),
     "lon": ("lon", "longitude", "nav_lon"),
     "level": ("level", "plev", "lev", "pressure", "pressure_level", "isobaricinhpa", "isobaricinpa", "hybrid"),
 }
-# Units of latitude and longitude that CF allows, in the singular -> role.
+# Roles of the units of latitude and longitude that CF allows; the units are in the singular.
 _DEGREES = {
     **dict.fromkeys(("degree_north", "degree_n", "degreen"), "lat"),
     **dict.fromkeys(("degree_east", "degree_e", "degreee"), "lon"),
 }
-# Role -> its name in messages.
+# Names of the roles in error messages.
 _ROLE_WORDS = {"time": "time", "lat": "latitude", "lon": "longitude", "level": "level"}
-# Attribute axis -> role.
+# Mapping from the attribute axis of a coordinate to its role.
 _AXES = {"T": "time", "Y": "lat", "X": "lon", "Z": "level"}
-# Unit of pressure in lower case -> its value in hPa.
+# Mapping from a unit of pressure, in lower case, to the number of hPa in this unit.
 PRESSURE_IN_HPA = {"hpa": 1.0, "millibar": 1.0, "millibars": 1.0, "mbar": 1.0, "mb": 1.0, "pa": 0.01, "pascal": 0.01}
-# Relative tolerance for float32 and for Pa against hPa, far below the distance of any two levels.
+# Relative tolerance for levels that were rounded to float32 or converted between Pa and hPa. It is far below the
+# distance of any two levels.
 _LEVEL_TOLERANCE = 1e-5
-# Greater values without units are in Pa.
+# Pressures without units that exceed this value are taken to be in Pa.
 _HIGHEST_HPA = 1100.0
 # Files converted from GRIB have the initial time as dimension `time` and this coordinate; both claim to be time.
 _VALID_TIME = "valid_time"
@@ -58,11 +59,12 @@ class Coordinates:
     """Coordinates of a file by role (``time``, ``level``, ``lat`` or ``lon``).
 
     Args:
-        dataset: the file, with times not decoded.
+        dataset: the open file, with times not decoded.
 
     Attributes:
-        of_dim: dimension -> (role, name of the 1-D coordinate along it), for dimensions whose coordinate has a role.
-        scalar: role -> name of a scalar coordinate.
+        of_dim: mapping from the name of a dimension to the role and the name of the 1-D coordinate along it; without
+            the dimensions that have no coordinate with a role.
+        scalar: mapping from a role to the name of the scalar coordinate with this role.
     """
 
     def __init__(self, dataset: xr.Dataset) -> None:
@@ -86,25 +88,28 @@ class Coordinates:
                 self.of_dim[dim] = (role, name)
 
     def _is_better(self, name: str, dim: str) -> bool:
-        """Return True if coordinate `name` replaces the one that `dim` has so far.
+        """Return True if coordinate `name` is to be preferred to the one registered for dimension `dim` so far.
 
-        The valid time comes before the initial time, and a coordinate with the name of its dimension before others.
+        The valid time is preferred to the initial time. Apart from this, a coordinate with the name of its dimension
+        is preferred to all others.
         """
         if dim not in self.of_dim or name == _VALID_TIME:
             return True
         return name == dim and self.of_dim[dim][1] != _VALID_TIME
 
     def find_dims(self, name: str, origin: str, level_units: str | None = None) -> dict[str, str]:
-        """Return role -> dimension of a variable.
+        """Return the dimensions of a variable, as a mapping from the role to the name of the dimension.
+
+        Dimensions of length 1 without a role are left out.
 
         Args:
-            name: the variable.
+            name: name of the variable.
             origin: name of the file, for error messages.
             level_units: ``data.level_units`` for a variable on levels, else None.
 
         Raises:
-            DataError: if a dimension longer than 1 has no role, two have the same one, latitude or longitude is
-                missing, or packing attributes are not numbers.
+            DataError: if a dimension longer than 1 has no role, two such dimensions have the same role, latitude or
+                longitude is missing, or packing attributes are not numbers.
         """
         # A variable that GRIB cannot give, or a coordinate with wrong packing, has a message of its own.
         variable = self._dataset.variables[name]
@@ -138,13 +143,13 @@ class Coordinates:
         return dim_of_role
 
     def _choose_dim(self, name: str, role: str, dims: Sequence[str], origin: str) -> str:
-        """Return the dimension of a variable that has a role.
+        """Choose from the dimensions of a variable that have the same role.
 
-        If there are several, all but one must have length 1, for example the initial time of a forecast, which is a
-        dimension besides its valid times.
+        At most one of them may be longer than 1; it is returned. An example is a forecast with the dimensions initial
+        time (length 1) and valid time, which both have the role ``time``.
 
         Raises:
-            DataError: if several are longer.
+            DataError: if several of them are longer than 1.
         """
         sizes = self._dataset.variables[name].sizes
         longer_dims = [dim for dim in dims if sizes[dim] > 1]
@@ -157,7 +162,7 @@ class Coordinates:
         return (longer_dims or dims)[0]
 
     def _describe_unknown(self, dim: str) -> str:
-        """Return why a dimension has no role, and what to do, as a text that follows its name."""
+        """Return why a dimension has no role, and what to do, as a text that continues after the dimension's name."""
         coordinate = self._dataset.variables.get(dim)
         if coordinate is None:
             return (
@@ -180,32 +185,35 @@ class Coordinates:
         return f"is not time, level, latitude or longitude; {self._describe_choice(dim)}"
 
     def _describe_choice(self, dim: str) -> str:
-        """Return the advice to select one position of a dimension, with its values."""
+        """Return the advice to select one position of a dimension, as text that lists the positions."""
         values = self._dataset.variables[dim].values
         example = format_values(values[:1])
         return f"choose one with data.sources.N.select: {{{dim}: {example}}}; it has {format_values(values)}"
 
     def read_values(self, dim: str) -> np.ndarray:
-        """Return the values (N,) of the coordinate of a dimension, in its own units."""
+        """Return the values of the coordinate along a dimension, (N,) in the units of the file."""
         _, name = self.of_dim[dim]
         return self._dataset.variables[name].values
 
     def build_grid(self, lat: str, lon: str, origin: str) -> tuple[LatLonGrid, AxisOrder]:
-        """Return the grid of two dimensions and the order of rows and columns of its fields.
+        """Build the horizontal grid of fields with two given dimensions.
 
         Args:
-            lat: dimension of latitude.
-            lon: dimension of longitude.
+            lat: name of the dimension along latitude.
+            lon: name of the dimension along longitude.
             origin: name of the file, for error messages.
 
+        Returns:
+            The grid, and the order in which the file has its rows and columns.
+
         Raises:
-            DataError: as `LatLonGrid.from_coords`.
+            DataError: if the coordinates are not those of a global grid, see `LatLonGrid.from_coords`.
         """
         bounds = self.find_bounds(self.of_dim[lat][1])
         return LatLonGrid.from_coords(self.read_values(lat), self.read_values(lon), bounds, origin)
 
     def find_bounds(self, name: str) -> np.ndarray | None:
-        """Return the bounds (N, 2) of a coordinate in its units, None if the file has none."""
+        """Return the cell bounds (N, 2) of coordinate `name` in the units of the file, None if it has no bounds."""
         bounds_name = self._dataset.variables[name].attrs.get("bounds")
         if bounds_name not in self._dataset.variables:
             return None
@@ -215,11 +223,12 @@ class Coordinates:
 def find_role(name: str, variable: xr.Variable) -> str | None:
     """Return the role of a coordinate, None if it has none.
 
-    The standard_name decides. Without one, the units decide, then the attributes axis and positive, and last the name.
+    The standard_name decides. If there is none, the units decide, then the attributes axis and positive, and last the
+    name.
 
     Args:
         name: name of the coordinate.
-        variable: its values and attributes.
+        variable: values and attributes of the coordinate.
 
     Returns:
         ``time``, ``level``, ``lat``, ``lon`` or None.
@@ -254,8 +263,9 @@ def is_vector_component(choice: str, standard_name: str) -> bool:
     """Return True if a variable is a component of a vector, such as the eastward wind.
 
     Args:
-        choice: ``data.variable_options.NAME.vector``: ``yes``, ``no``, or ``auto`` for the standard name to decide.
-        standard_name: its standard name; empty if it has none.
+        choice: ``data.variable_options.NAME.vector``: ``yes``, ``no``, or ``auto``, which lets the standard name
+            decide.
+        standard_name: standard name of the variable; empty if it has none.
     """
     if choice == "auto":
         return "eastward" in standard_name or "northward" in standard_name
@@ -263,18 +273,19 @@ def is_vector_component(choice: str, standard_name: str) -> bool:
 
 
 def read_level_values(coordinate: xr.Variable, name: str, level_units: str, origin: str) -> np.ndarray:
-    """Return the K values of a level coordinate in the units of the config, (K,) float64.
+    """Return the values of a level coordinate in the units of the config, (K,) float64 for K levels.
 
-    Pressures without units are taken as hPa if none is greater than 1100, else as Pa.
+    Pressures without units are taken to be in hPa if none is greater than 1100, else in Pa.
 
     Args:
         coordinate: the coordinate, 1-D or a scalar.
-        name: its name, for messages.
+        name: name of the coordinate, for error messages.
         level_units: ``data.level_units``: ``hPa``, ``Pa`` or ``model_level``.
         origin: name of the file, for error messages.
 
     Raises:
-        DataError: if the file has pressures and `level_units` is ``model_level``, or the reverse.
+        DataError: if the file has pressure levels and `level_units` is ``model_level``, or if the file has other
+            levels and `level_units` is a unit of pressure.
     """
     values = np.atleast_1d(np.asarray(coordinate.values, dtype=np.float64))
     units = str(coordinate.attrs.get("units", "")).strip()
@@ -298,17 +309,19 @@ def read_level_values(coordinate: xr.Variable, name: str, level_units: str, orig
 def match_levels(
     available: np.ndarray, requested: Sequence[float], variable: str, units: str, origin: str
 ) -> tuple[int, ...]:
-    """Return the index in the file of each requested level; a level that is only near is not taken.
+    """Return the index in the file of each requested level.
+
+    A level matches if its relative difference is at most 1e-5. The nearest level is not used instead.
 
     Args:
         available: (K,) levels of the file, in the units of `requested`.
-        requested: levels to find; they must agree within a relative difference of 1e-5.
-        variable: the variable, for messages.
-        units: units of the levels, for messages.
+        requested: levels to find.
+        variable: name of the variable, for error messages.
+        units: units of the levels, for error messages.
         origin: name of the file, for error messages.
 
     Raises:
-        DataError: if levels are missing; the message lists them and those of the file.
+        DataError: if levels are missing; the message lists them and the levels of the file.
     """
     # All missing levels are collected for one message.
     rows = []

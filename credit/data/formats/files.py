@@ -37,9 +37,10 @@ _KINDS = {"netcdf": "netCDF file", "zarr": "zarr store"}
 
 
 def expand_paths(source: SourceConfig, key: str) -> list[Path | str]:
-    """Return the files and zarr stores of a source, each once; those that match a pattern are sorted by name.
+    """Return the files and zarr stores of a source, each once; the files that match a pattern are sorted by name.
 
-    A remote store is returned as its URL. A source of a plugin counts as one file, named by its key in the config.
+    A remote store is returned as its URL. For a source of a plugin, which has no files, one text stands for a file:
+    the key and the type of the source, such as ``data.sources.0 (mytype)``.
 
     Args:
         source: section of the source in the config.
@@ -65,8 +66,9 @@ def expand_path(pattern: str, key: str) -> list[Path | str]:
     """Return the files and zarr stores that match one path or pattern, at least one; see `expand_paths`.
 
     Args:
-        pattern: a path, a URL, a glob with date codes, or ``sample:NAME`` for a sample of the package.
-        key: its key in the config, for messages.
+        pattern: a path, a URL, a glob that may contain date codes such as %Y, or ``sample:NAME`` for sample data that
+            ship with the package.
+        key: config key of the pattern, for error messages.
 
     Raises:
         ConfigError: for a date code that is not supported.
@@ -95,11 +97,11 @@ def expand_path(pattern: str, key: str) -> list[Path | str]:
 
 
 def _build_regex(pattern: str, key: str) -> str:
-    """Return the regular expression of a glob with date codes, in which %Y stands for four digits.
+    """Translate a glob with date codes into a regular expression; %Y, for example, becomes four digits.
 
     Args:
         pattern: the glob.
-        key: its key in the config, for messages.
+        key: config key of the glob, for error messages.
 
     Raises:
         ConfigError: for a date code that is not supported.
@@ -120,7 +122,7 @@ def _build_regex(pattern: str, key: str) -> str:
 
 
 def _escape(text: str) -> str:
-    """Return a regular expression for literal text, in which character sets of a glob such as [0-9] keep a meaning."""
+    """Escape text for a regular expression, apart from character sets of a glob such as [0-9], which are kept."""
     pieces = []
     for piece in re.split(r"(\[[^\]]+\])", text):
         pieces.append(piece if piece.startswith("[") else re.escape(piece))
@@ -128,10 +130,10 @@ def _escape(text: str) -> str:
 
 
 def _find_sample_files(name: str, key: str) -> list[Path]:
-    """Return the files of a sample that the package contains.
+    """Return the netCDF files of the sample data `name` that ship with the package, sorted by name.
 
     Raises:
-        DataError: if it has no sample of this name.
+        DataError: if the package has no sample data of this name.
     """
     root = Path(str(resources.files("credit.data.bundled")))
     names = [item.name for item in root.iterdir() if item.is_dir() and any(item.glob("*.nc"))]
@@ -141,7 +143,10 @@ def _find_sample_files(name: str, key: str) -> list[Path]:
 
 
 def _describe_nearest_folder(path: Path) -> str:
-    """Return the end of a message about a missing file: names in its folder, or that the folder does not exist."""
+    """Return the end of an error message about a missing file.
+
+    The text lists some names in the folder of the file, or says that the folder does not exist.
+    """
     folder = path.parent
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
@@ -157,7 +162,7 @@ def _describe_nearest_folder(path: Path) -> str:
 
 
 def is_zarr(path: Path) -> bool:
-    """Return True if `path` is a zarr store, by its name or by the files in it."""
+    """Return True if `path` is a zarr store, judged by the ending of its name or by the files in it."""
     if path.suffix == ".zarr":
         return True
     return any((path / name).exists() for name in _ZARR_DESCRIPTIONS)
@@ -167,9 +172,9 @@ def detect_format(path: Path, configured: str) -> str:
     """Return the format of a file: ``netcdf``, ``zarr`` or ``grib``.
 
     Args:
-        path: the file, not remote.
-        configured: ``data.sources.N.format``. It is returned, unless it is ``auto``: then the name and the first bytes
-            of the file decide.
+        path: path of a file or zarr store on a disk.
+        configured: ``data.sources.N.format``. It is returned unless it is ``auto``. For ``auto``, the name and the
+            first bytes of the file decide.
     """
     if configured != "auto":
         return configured
@@ -186,17 +191,17 @@ def detect_format(path: Path, configured: str) -> str:
 
 
 def open_file(path: Path | str, source: SourceConfig) -> xr.Dataset:
-    """Open a file lazily, at the positions that its source selects.
+    """Open a file lazily, cut to the positions that ``select`` of its source names.
 
     Times stay encoded, and packed values are unpacked when they are read.
 
     Args:
-        path: the file, one of those of `expand_paths`.
-        source: section of its source in the config.
+        path: the file, one of those that `expand_paths` returned.
+        source: section of the source in the config.
 
     Raises:
-        DataError: if it is missing or unreadable, or does not have the selected positions.
-        ConfigError: if ``select`` of the source names a key that a GRIB file cannot have.
+        DataError: if the file is missing or unreadable, or does not have the selected positions.
+        ConfigError: if ``select`` names a key that a GRIB file cannot have.
     """
     if source.type is not None:
         return open_plugin_source(source, str(path))
@@ -228,7 +233,10 @@ def open_file(path: Path | str, source: SourceConfig) -> xr.Dataset:
 
 
 def _is_consolidated(path: Path) -> bool:
-    """Return True if a zarr store has consolidated metadata; xarray warns if it shall use them and there are none."""
+    """Return True if a zarr store has consolidated metadata.
+
+    xarray warns if it is told to use consolidated metadata and there are none.
+    """
     description = path / "zarr.json"
     if description.exists():
         return json.loads(description.read_text()).get("consolidated_metadata") is not None
@@ -236,7 +244,7 @@ def _is_consolidated(path: Path) -> bool:
 
 
 def _refuse_truncated(path: Path) -> None:
-    """Raise a DataError if a netCDF file is not complete, or cannot be read."""
+    """Raise DataError if a netCDF file is truncated, or cannot be read."""
     try:
         num_missing = count_missing_bytes(path)
     except PermissionError as error:
@@ -248,7 +256,7 @@ def _refuse_truncated(path: Path) -> None:
 
 
 def _build_unreadable_error(path: Path, file_format: str, error: Exception) -> DataError:
-    """Return the error for a file that cannot be read in its format."""
+    """Return the DataError for a file that cannot be read in the format `file_format`, ``netcdf`` or ``zarr``."""
     return DataError(
         f"{path}: cannot be read as a {_KINDS[file_format]} ({error}); it may be truncated, still being written, or of "
         "another format: copy it again, or set data.sources.N.format"
@@ -256,9 +264,10 @@ def _build_unreadable_error(path: Path, file_format: str, error: Exception) -> D
 
 
 def read_file_fingerprint(path: Path) -> list[int]:
-    """Return the size in bytes and the time of change in nanoseconds of a file.
+    """Return the size of a file in bytes, and the time of its last change in nanoseconds since 1970.
 
-    For a zarr store these are of the file that describes it, as the time of a folder does not change with its chunks.
+    For a zarr store, both are taken from its metadata file, because the modification time of a folder does not change
+    with the chunks in it.
 
     Raises:
         OSError: if the file does not exist or cannot be accessed.
@@ -272,24 +281,28 @@ def read_file_fingerprint(path: Path) -> list[int]:
 
 
 def file_key(path: Path | str) -> str:
-    """Return the name of a source file in a training store: absolute path, URL, or config key of a plugin's source."""
+    """Return the key under which a training store lists a source file.
+
+    It is the absolute path of a file, the URL of a remote store, or the text that `expand_paths` gives for a plugin.
+    """
     if isinstance(path, Path):
         path = path.absolute()
     return str(path)
 
 
 class OpenFiles:
-    """Cache of the datasets of the files that were used last; those of GRIB files and plugins are never dropped.
+    """Cache of opened source files, each as an xarray dataset; the files that were used last are kept open.
 
-    The dataset of a netCDF file takes about 100 kB. Its handle may be closed in the meantime: xarray keeps the handles
-    of 128 files and opens others again, which takes about half as long as creating the dataset.
+    Datasets of GRIB files and plugins are never dropped. The dataset of a netCDF file takes about 100 kB of memory.
+    xarray keeps the handles of at most 128 files open and reopens other files when they are read. This takes about half
+    as long as creating a dataset.
 
     After a fork, and after unpickling in a worker, files are opened again, because processes must not share handles.
-    GRIB files have no handles between reads, and sources of plugins manage their own.
+    GRIB files have no open handles between reads, and sources of plugins manage their own.
 
     Args:
         sources: the sources of the config.
-        max_files: number of datasets to keep, not counting GRIB files and plugins.
+        max_files: largest number of datasets to keep, not counting GRIB files and plugins.
     """
 
     def __init__(self, sources: Sequence[SourceConfig], max_files: int = 1024) -> None:
@@ -302,15 +315,15 @@ class OpenFiles:
         self._permanent_datasets: dict[tuple[Path | str, int], xr.Dataset] = {}
 
     def get(self, path: Path | str, number: int) -> xr.Dataset:
-        """Return the dataset of a file, which is opened if it is not open.
+        """Return the dataset of a file; the file is opened if it is not open yet.
 
         Args:
-            path: the file, one of those of `expand_paths`.
-            number: index of its source in the config.
+            path: the file, one of those that `expand_paths` returned.
+            number: index of the source of the file in ``data.sources``.
 
         Raises:
-            DataError: as `open_file`.
-            ConfigError: as `open_file`.
+            DataError: see `open_file`.
+            ConfigError: see `open_file`.
         """
         if self._owner != os.getpid():
             # After a fork the datasets of the parent stay referenced, so that its connections are not closed here.
@@ -338,14 +351,14 @@ class OpenFiles:
         return dataset
 
     def fingerprint(self, path: Path | str, number: int) -> list[int]:
-        """Return two numbers that change when a file changes.
+        """Return two integers that change when a file changes.
 
-        For a file on a disk these are its size and time of change. For a remote store or a plugin they are size and
-        checksum of its description.
+        For a file on a disk they are its size and its time of change, see `read_file_fingerprint`. For a remote store
+        or a plugin they are the size and the checksum of its metadata.
 
         Args:
-            path: the file, one of those of `expand_paths`.
-            number: index of its source in the config.
+            path: the file, one of those that `expand_paths` returned.
+            number: index of the source of the file in ``data.sources``.
 
         Raises:
             DataError: if a remote store or a plugin cannot be read.

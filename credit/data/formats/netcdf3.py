@@ -1,7 +1,7 @@
-"""Length that a classic netCDF file (CDF-1, 2, 5) must have, computed from its header.
+"""Detection of truncated classic netCDF files (CDF-1, 2, 5), by the file size that follows from the header.
 
 The netCDF library reads values beyond the end of a truncated classic file as zeros, without an error. Truncated HDF5
-files, on the other hand, cannot be opened. Layout: NetCDF Classic Format Specification, Unidata.
+files, on the other hand, cannot be opened. The layout is in Unidata's NetCDF Classic Format Specification.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ def count_missing_bytes(path: Path) -> int:
 
     Raises:
         EOFError: if the header itself is truncated.
-        KeyError: if the header is damaged: it has a type that does not exist.
-        IndexError: if the header is damaged: a variable has a dimension that does not exist.
+        KeyError: if the header is damaged and has the code of a type that does not exist.
+        IndexError: if the header is damaged and a variable refers to a dimension that does not exist.
         OSError: if the file cannot be read.
     """
     with open(path, "rb") as file:
@@ -33,10 +33,12 @@ def count_missing_bytes(path: Path) -> int:
 
 
 class _Header:
-    """Reader of the lists of a header, which follow each other in the file.
+    """Reader of the header of a classic netCDF file, from beginning to end.
+
+    Each method reads the next item of the header.
 
     Args:
-        file: the file, after its first 4 bytes.
+        file: the open file, positioned after its first 4 bytes.
         version: version of the format, 1, 2 or 5.
     """
 
@@ -46,7 +48,7 @@ class _Header:
         self._offset_bytes = 4 if version == 1 else 8
 
     def compute_expected_bytes(self) -> int:
-        """Return the end of the last value of the last variable, in bytes from the start of the file."""
+        """Return the size in bytes that the file must have: the position after the last value of any variable."""
         num_records = self._read_number(self._count_bytes)
         if num_records == 256**self._count_bytes - 1:
             # The file is still being written, and the number of records is not known.
@@ -75,10 +77,10 @@ class _Header:
         return max(ends)
 
     def _read_number(self, num_bytes: int) -> int:
-        """Return the next number of the header, which has 4 or 8 bytes.
+        """Return the next integer of the header, which has `num_bytes` (4 or 8) bytes.
 
         Raises:
-            EOFError: if the file ends before.
+            EOFError: if the file ends before the integer is complete.
         """
         data = self._file.read(num_bytes)
         if len(data) < num_bytes:
@@ -86,16 +88,16 @@ class _Header:
         return struct.unpack(">Q" if num_bytes == 8 else ">I", data)[0]
 
     def _read_list_length(self) -> int:
-        """Return the length of the list that follows; before it stands a tag of 4 bytes, which is not needed."""
+        """Return the number of items in the list that follows; a tag of 4 bytes before this number is skipped."""
         self._read_number(4)
         return self._read_number(self._count_bytes)
 
     def _skip(self, num_bytes: int) -> None:
-        """Skip values, which are padded to a multiple of four bytes."""
+        """Skip values of `num_bytes` bytes, and the padding after them to a multiple of four bytes."""
         self._file.seek(_pad(num_bytes), 1)
 
     def _skip_name(self) -> None:
-        """Skip a name, before which its length stands."""
+        """Skip a name, which is preceded by its length."""
         self._skip(self._read_number(self._count_bytes))
 
     def _read_dimension(self) -> int:
@@ -111,10 +113,13 @@ class _Header:
             self._skip(self._read_number(self._count_bytes) * _TYPE_BYTES[type_code])
 
     def _read_variable(self, dimensions: list[int]) -> tuple[list[int], int, int]:
-        """Return shape (0 for the record dimension), bytes of a value, and offset of the first value in the file.
+        """Read the entry of the next variable.
 
         Args:
-            dimensions: lengths of the dimensions of the file.
+            dimensions: lengths of the dimensions of the file; 0 for the record dimension.
+
+        Returns:
+            Shape (0 for the record dimension), bytes per value, and position of the first value in the file in bytes.
         """
         self._skip_name()
         rank = self._read_number(self._count_bytes)

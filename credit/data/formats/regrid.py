@@ -1,16 +1,17 @@
 """Regridding from one global latitude-longitude grid to another.
 
-Each method is a weighted mean over rows, followed by one over columns: two sparse matrices.
+Each method is a weighted mean over rows, followed by a weighted mean over columns. Both are products with sparse
+matrices.
 
 - ``bilinear``: linear in latitude and, periodically, in longitude. If the source has no row on a pole, one is computed
-  from its last row: the mean or, for a component of a vector, zonal wavenumber 1, because the components of one vector
-  at the pole along all meridians have this shape.
-- ``conservative``: the mean over the source cells that a target cell covers, by covered area (first order; P. W. Jones,
-  Mon. Wea. Rev. 127, 2204 (1999)); the global mean is preserved.
+  from the row next to it. For a scalar it is the mean of this row. For a component of a vector it is the part of zonal
+  wavenumber 1, because the components of one vector at the pole, seen from all meridians, have this shape.
+- ``conservative``: the mean over the source cells that a target cell covers, weighted by the covered area (first order;
+  P. W. Jones, Mon. Wea. Rev. 127, 2204 (1999)); the global mean is preserved.
 - ``nearest``: the value of the nearest row and column; of two equally near ones, the first in the order of the grid.
 
-Letters of shapes: h, w are rows and columns of the source, H, W those of the target; K is the greatest number of source
-rows (columns) that contribute to one target row (column).
+Letters of shapes: h and w are the rows and columns of the source grid, H and W those of the target grid. K is the
+largest number of source rows (or columns) that contribute to one target row (or column).
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ import numpy as np
 
 from credit.grid import LatLonGrid
 
-# Smaller weights are rounding errors of the edges.
+# Smaller weights come from rounding errors in the edges of cells, and are set to 0.
 _NEGLIGIBLE = 1e-9
-# One half less rounding errors: a cell of which exactly half is covered is not missing.
+# A target cell needs at least half of its weight from valid values. The tolerance keeps a cell with exactly one half.
 _LEAST_VALID = 0.5 - 1e-5
 # A row nearer to a pole than this lies on the pole.
 _AT_POLE_DEGREES = 1e-3
@@ -32,11 +33,12 @@ _AT_POLE_DEGREES = 1e-3
 
 @dataclass(frozen=True)
 class _SparseMatrix:
-    """Sparse matrix with at most K entries a row.
+    """Sparse matrix with at most K non-zero entries in each row.
 
     Attributes:
-        columns: (rows, K) int64 column of each entry.
-        weights: (rows, K) float32 values of the entries; each row adds up to 1.
+        columns: (rows, K) int64 column index of each entry.
+        weights: (rows, K) float32 value of each entry; rows with fewer entries are filled up with 0. Each row adds up
+            to 1.
     """
 
     columns: np.ndarray
@@ -44,7 +46,7 @@ class _SparseMatrix:
 
     @classmethod
     def from_dense(cls, matrix: np.ndarray) -> _SparseMatrix:
-        """Return a matrix (rows, columns) of weights of at least 0, with each row scaled to add up to 1."""
+        """Build the sparse matrix of a dense one, (rows, columns) with values >= 0; rows are scaled to add up to 1."""
         weights = matrix / matrix.sum(axis=1, keepdims=True)
         weights[weights < _NEGLIGIBLE] = 0.0
         max_entries = int((weights > 0).sum(axis=1).max())
@@ -53,11 +55,14 @@ class _SparseMatrix:
         return cls(columns, np.take_along_axis(weights, columns, axis=1).astype(np.float32))
 
     def multiply(self, fields: np.ndarray, axis: int) -> np.ndarray:
-        """Return the product with fields along one axis, which then has the length `rows`; float32.
+        """Multiply the matrix with fields along one axis.
 
         Args:
             fields: (..., h, w) float32.
-            axis: -2 or -1.
+            axis: axis that is replaced by the rows of the matrix; -2 gives (..., H, w), -1 gives (..., h, W).
+
+        Returns:
+            The product, float32.
         """
         weights_KN = self.weights.T
         if axis == -2:
@@ -70,16 +75,16 @@ class _SparseMatrix:
 
 
 class Regridder:
-    """Interpolation of fields from one grid to another.
+    """Interpolation of fields from a source grid to a target grid.
 
-    A missing value has the weight 0, and the remaining weights are scaled to add up to 1. A target cell is missing if
-    less than half of its weight remains.
+    A missing value gets the weight 0, and the other weights of the target cell are scaled to add up to 1. A target cell
+    is missing if less than half of the original weight belongs to valid values.
 
     Args:
         source: grid of the fields.
         target: grid to interpolate to.
-        method: ``bilinear``, ``conservative`` or ``nearest``, see the module.
-        vector: True if the fields are a component of a vector, which changes sign across a pole.
+        method: ``bilinear``, ``conservative`` or ``nearest``; see the docstring of this module.
+        vector: True if the fields are a component of a vector, which changes its sign across a pole.
     """
 
     def __init__(
@@ -122,7 +127,7 @@ class Regridder:
         self._pole_mean = np.full((1, len(angle)), len(angle) ** -0.5, dtype=np.float32)
 
     def apply(self, fields: np.ndarray) -> np.ndarray:
-        """Return fields (..., h, w) on the target grid, (..., H, W) float32; missing values are NaN in both."""
+        """Interpolate fields (..., h, w) to the target grid, (..., H, W) float32; missing values are NaN in both."""
         fields = np.asarray(fields, dtype=np.float32)
         missing = np.isnan(fields)
         if not missing.any():
@@ -133,11 +138,14 @@ class Regridder:
         return np.divide(total, valid, out=np.full_like(total, np.nan), where=valid >= _LEAST_VALID)
 
     def _average(self, fields: np.ndarray, pole_functions: np.ndarray) -> np.ndarray:
-        """Return the weighted means (..., H, W) of fields without missing values, with the rows on the poles added.
+        """Interpolate fields without missing values to the target grid, (..., H, W) float32.
+
+        For ``bilinear``, rows on the poles are added first if the source grid has none there.
 
         Args:
             fields: (..., h, w) float32.
-            pole_functions: (functions, w) orthonormal functions onto which the last row is projected.
+            pole_functions: (functions, w) orthonormal functions of longitude. A row on a pole is the projection of the
+                row next to it onto them.
         """
         rows = [fields]
         if self._add_north:
@@ -152,9 +160,11 @@ class Regridder:
 
 
 def _overlaps(target: np.ndarray, source: np.ndarray) -> np.ndarray:
-    """Return the length that each interval of `target` shares with each of `source`, (targets, sources).
+    """Return the overlap of each target interval with each source interval, (num_targets, num_sources).
 
-    Both are ascending edges of intervals that follow each other.
+    Args:
+        target: (num_targets + 1,) ascending edges of adjacent intervals.
+        source: (num_sources + 1,) ascending edges of adjacent intervals.
     """
     upper = np.minimum(target[1:, None], source[1:])
     lower = np.maximum(target[:-1, None], source[:-1])
@@ -162,16 +172,24 @@ def _overlaps(target: np.ndarray, source: np.ndarray) -> np.ndarray:
 
 
 def _edges(lon: np.ndarray) -> np.ndarray:
-    """Return (W + 1,) edges of columns in degrees, half way between their centres (W,), ascending over 360 degrees."""
+    """Return the (W + 1,) edges of the columns of a grid, in degrees and ascending; the last is the first plus 360.
+
+    Args:
+        lon: (W,) centres of the columns in degrees, ascending. Edges are half way between neighbouring centres.
+    """
     inner = 0.5 * (lon[1:] + lon[:-1])
     west = 0.5 * (lon[0] + lon[-1] - 360.0)
     return np.concatenate([[west], inner, [west + 360.0]])
 
 
 def _linear_matrix(target: np.ndarray, source: np.ndarray) -> np.ndarray:
-    """Return the matrix (targets, sources) of linear interpolation between ascending coordinates.
+    """Return the matrix of linear interpolation from source to target coordinates, (num_targets, num_sources).
 
-    Beyond the ends of the source the interpolation is constant.
+    Targets beyond the ends of the source get the value at the end.
+
+    Args:
+        target: (num_targets,) coordinates.
+        source: (num_sources,) ascending coordinates.
     """
     after = np.clip(np.searchsorted(source, target, side="right"), 1, len(source) - 1)
     before = after - 1
@@ -183,7 +201,12 @@ def _linear_matrix(target: np.ndarray, source: np.ndarray) -> np.ndarray:
 
 
 def _periodic_matrix(target: np.ndarray, source: np.ndarray) -> np.ndarray:
-    """Return the matrix (targets, sources) of linear interpolation along a circle; coordinates are degrees."""
+    """Return the matrix of linear interpolation along a circle of latitude, (num_targets, num_sources).
+
+    Args:
+        target: (num_targets,) longitudes in degrees.
+        source: (num_sources,) ascending longitudes in degrees.
+    """
     extended = np.concatenate([[source[-1] - 360.0], source, [source[0] + 360.0]])
     extended_matrix = _linear_matrix(target, extended)
     # The two added columns are the last and the first of the source.
@@ -194,10 +217,10 @@ def _periodic_matrix(target: np.ndarray, source: np.ndarray) -> np.ndarray:
 
 
 def _nearest_matrix(distance: np.ndarray) -> np.ndarray:
-    """Return the matrix (targets, sources) with 1 at the nearest source row or column of each target, else 0.
+    """Return a matrix with 1 at the nearest source row or column of each target and 0 elsewhere.
 
     Args:
-        distance: (targets, sources) distances in degrees.
+        distance: (num_targets, num_sources) distances in degrees; the result has the same shape.
     """
     matrix = np.zeros_like(distance)
     # Rounded distances make equally near ones equal, of which argmin takes the first.

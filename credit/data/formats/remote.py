@@ -47,11 +47,11 @@ def open_remote_store(url: str, storage_options: Mapping[str, object], **options
 
 
 def read_description(url: str, storage_options: Mapping[str, object]) -> tuple[str, bytes]:
-    """Return the name and the content of the file that describes a remote zarr store.
+    """Return the name and the content of the metadata file of a remote zarr store.
 
     Args:
         url: address of the store.
-        storage_options: options of the file system.
+        storage_options: options of the file system, such as ``{"anon": True}``.
 
     Raises:
         DataError: if there is no such file, or it cannot be read.
@@ -74,16 +74,16 @@ def read_description(url: str, storage_options: Mapping[str, object]) -> tuple[s
 
 
 def read_remote_fingerprint(url: str, storage_options: Mapping[str, object]) -> list[int]:
-    """Return size in bytes and CRC32 of the file that describes a remote store; they change when that file changes.
+    """Return the size in bytes and the CRC32 checksum of the metadata file of a remote zarr store.
 
-    Arguments and errors are those of `read_description`.
+    They change when this file changes. Arguments and errors are those of `read_description`.
     """
     _, description = read_description(url, storage_options)
     return [len(description), zlib.crc32(description)]
 
 
 def _build_unreadable_error(url: str, error: Exception) -> DataError:
-    """Return the error for a remote store that cannot be read."""
+    """Return the DataError for a remote store that cannot be read because of `error`."""
     return DataError(
         f"{url}: cannot be read as a zarr store ({type(error).__name__}: {error}); check the address, the network "
         "and the key storage_options next to its path (for public buckets {anon: true})"

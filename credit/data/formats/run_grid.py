@@ -1,4 +1,4 @@
-"""Grid of a run or of its scores, as the config describes it or as in a file."""
+"""Grid of a run or of its scores, as the config describes it or as an example file has it."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ def load_grid(conf: GridConfig, key: str = "data.grid") -> LatLonGrid:
     """Return the grid that `key` of the config describes.
 
     Args:
-        conf: section with either ``like`` (a file on the grid) or ``rows``, ``columns`` and ``poles``.
-        key: key of the section, for messages.
+        conf: section with either ``like`` (path of a file on the grid) or ``rows``, ``columns`` and ``poles``.
+        key: config key of the section, for error messages.
 
     Raises:
-        DataError: if the file of ``like`` does not have one latitude and one longitude of a global grid.
+        DataError: if the file of ``like`` does not have exactly one latitude and one longitude coordinate, or if they
+            are not those of a global grid.
     """
     if conf.like is None:
         return LatLonGrid.equiangular(conf.rows, conf.columns, conf.poles)

@@ -16,15 +16,17 @@ _MAX_LISTED = 40
 
 
 def select_positions(dataset: xr.Dataset, select: Mapping[str, Value], origin: str) -> xr.Dataset:
-    """Return the dataset at one value of each selected coordinate; variables without the coordinate do not change.
+    """Cut a dataset to one position along each selected coordinate.
+
+    Variables that do not depend on the coordinate are not changed.
 
     Args:
         dataset: the file, opened lazily.
-        select: coordinate -> value to select (``data.sources.N.select``).
+        select: ``data.sources.N.select``, mapping from the name of a coordinate to the value to select.
         origin: name of the file, for error messages.
 
     Raises:
-        DataError: for a coordinate or a value that the file does not have.
+        DataError: if the file does not have the coordinate, or does not have the value exactly once.
     """
     for name, selected in select.items():
         coordinate = dataset.variables.get(name)
@@ -49,7 +51,9 @@ def select_positions(dataset: xr.Dataset, select: Mapping[str, Value], origin: s
 
 
 def is_same_value(value: object, selected: Value) -> bool:
-    """Return True if two values are equal: as numbers (relative difference of 1e-6) if both are numbers, else as text.
+    """Return True if two values are equal.
+
+    Numbers are equal if their relative difference is at most 1e-6. Other values are compared as text.
 
     Args:
         value: value of a coordinate or a key in the file.
@@ -65,7 +69,7 @@ def is_same_value(value: object, selected: Value) -> bool:
 
 
 def format_values(values: Iterable[object]) -> str:
-    """Return values as text for a message; of more than 40 values those in the middle are left out."""
+    """Return values as text for a message; of more than 40 values only the first and last 20 are shown."""
     texts = []
     for value in values:
         if isinstance(value, float | np.floating):

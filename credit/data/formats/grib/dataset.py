@@ -1,9 +1,9 @@
 """GRIB files, editions 1 and 2, as datasets with CF coordinates, like any other file.
 
-Each variable of the dataset is (time, [level,] latitude, longitude); time is the valid time. A GRIB file can contain a
-variable several times (on levels of several types, as mean and as instantaneous value, for several members). The
-dataset has such a variable without values, with an `UnreadableReason` that explains it. This is an error only if the
-variable is read.
+Each variable of the dataset has the dimensions (time, [level,] latitude, longitude); time is the valid time. A GRIB
+file can contain a variable several times (on levels of several types, as mean and as instantaneous value, for several
+members). The dataset has a placeholder without values for such a variable. The placeholder's encoding has an
+`Unreadable` with the reason, which becomes an error only if the variable is read.
 """
 
 from __future__ import annotations
@@ -38,27 +38,28 @@ from credit.data.formats.grib.unreadable import (
 from credit.data.formats.select import Value, format_values
 from credit.errors import ConfigError, DataError, did_you_mean
 
-# Key of the encoding of a variable on levels: (times, levels) bool, True if there is no message.
+# Key in the encoding of a variable on levels. Its value is (times, levels) bool, True where there is no message.
 ABSENT = "absent"
-# Key of the encoding of the dataset: variables of the file that `select` leaves out.
+# Key in the encoding of the dataset. Its value lists the variables of the file that `select` leaves out.
 LEFT_OUT = "left_out"
 
 
 def open_grib(path: Path, select: Mapping[str, Value]) -> xr.Dataset:
-    """Return a GRIB file as a dataset; fields are read when they are needed.
+    """Open a GRIB file as a dataset whose fields are read when they are accessed.
 
     The dataset keeps no file open and can be pickled. Opening reads the whole file once.
 
     Args:
-        path: the file.
-        select: GRIB key -> the value of the messages to take; messages without the key are taken.
+        path: path of the file.
+        select: mapping from a GRIB key to the value that a message must have to be used. Messages that do not have the
+            key are used as well.
 
     Returns:
         Dataset with float32 variables in the units of the file, and times in minutes since 1900 (`TIME_UNITS`).
 
     Raises:
-        DataError: for a file that cannot be read, or a value that no message has.
-        ConfigError: for a key that cannot be selected.
+        DataError: if the file cannot be read, or no message has a selected value.
+        ConfigError: if `select` has a key by which messages cannot be selected.
     """
     # Messages of one parameter make up one variable.
     all_messages = read_messages(path)
@@ -84,7 +85,7 @@ def open_grib(path: Path, select: Mapping[str, Value]) -> xr.Dataset:
 
 
 def _list_names(messages: Sequence[Message]) -> set[str]:
-    """Return the names of all variables, aliases included."""
+    """Return the names of the variables of some messages, including their aliases."""
     names = set()
     for message in messages:
         names.add(message.parameter.name)
@@ -93,7 +94,7 @@ def _list_names(messages: Sequence[Message]) -> set[str]:
 
 
 def _select_messages(messages: list[Message], select: Mapping[str, Value], origin: str) -> list[Message]:
-    """Return the messages that a selection takes; arguments and errors as of `open_grib`."""
+    """Return the messages that match a selection; for `select` and the errors see `open_grib`."""
     for key, selected in select.items():
         values = {message.key_values[key] for message in messages if key in message.key_values}
         if not values:
@@ -117,27 +118,27 @@ def _select_messages(messages: list[Message], select: Mapping[str, Value], origi
 
 
 class _DatasetBuilder:
-    """Builder that combines messages to variables; variables with equal coordinates share them.
+    """Builder that combines messages into variables; variables with equal coordinates share one coordinate.
 
     Args:
-        path: the file.
+        path: path of the file.
 
     Attributes:
-        variables: name -> variable or coordinate.
+        variables: mapping from a name to the variable or coordinate, for those added so far.
     """
 
     def __init__(self, path: Path) -> None:
         self.variables: dict[str, xr.Variable] = {}
         self._path = path
-        # (kind of coordinate, its values, its bounds) -> its name in the dataset.
+        # Mapping from the kind, values and bounds of a coordinate to its name in the dataset.
         self._coordinate_names: dict[tuple[str, bytes, bytes], str] = {}
 
     def add_variable(self, name: str, messages_of: Mapping[str, Sequence[Message]]) -> None:
-        """Add one of the variables of the file.
+        """Add a variable of the file, and its coordinates if the dataset does not have them yet.
 
         Args:
-            name: the variable.
-            messages_of: variable -> its messages, for all variables of the file.
+            name: name of the variable.
+            messages_of: mapping from the name of each variable of the file to its messages.
         """
         messages = messages_of[name]
         first_message = messages[0]
@@ -176,7 +177,11 @@ class _DatasetBuilder:
         self.variables[name] = xr.Variable(dims, indexing.LazilyIndexedArray(fields), attributes, encoding)
 
     def add_coefficients(self, message: Message) -> None:
-        """Add the coefficients of the half levels of the model, under the names of the netCDF files of ECMWF."""
+        """Add the hybrid coefficients of the model's half levels, named ``hyai`` and ``hybi`` as ECMWF does in netCDF.
+
+        Args:
+            message: a message on model levels; nothing is added if it does not list the coefficients.
+        """
         coefficients = read_coefficients(self._path, message)
         if coefficients is not None:
             a, b = coefficients
@@ -184,12 +189,14 @@ class _DatasetBuilder:
             self.variables["hybi"] = xr.Variable(("half_level",), b, {"units": "1"})
 
     def _add_time(self, times: np.ndarray, messages: Sequence[Message], message_table: np.ndarray) -> str:
-        """Return the name of the time coordinate, which is added if needed; it has bounds if all times have a window.
+        """Add the time coordinate of a variable if the dataset does not have it yet, and return its name.
+
+        The coordinate has bounds if the values of all times are means or accumulations over a known window.
 
         Args:
             times: (times,) valid times in minutes since 1900.
             messages: messages of the variable.
-            message_table: (times, levels) index of the message of each; -1 if there is none.
+            message_table: (times, levels) index in `messages` of the field at each time and level; -1 for none.
         """
         attributes = {"units": TIME_UNITS, "calendar": "standard", "standard_name": "time"}
         # All levels of a time have the same window, so any message of it tells its length.
@@ -202,13 +209,14 @@ class _DatasetBuilder:
     def _add_coordinate(
         self, name: str, values: np.ndarray, attributes: Mapping[str, str], bounds: np.ndarray | None = None
     ) -> str:
-        """Return the name of the coordinate with these values and bounds, which is added if there is none.
+        """Add a coordinate if the dataset has none with these values and bounds, and return its name.
 
         Args:
-            name: kind of coordinate; further ones of a kind are called ``name_1``, ``name_2`` and so on.
-            values: (N,) values.
-            attributes: its attributes.
-            bounds: (N, 2) bounds; None without bounds.
+            name: kind of coordinate, which becomes its name. The second and third of a kind are called ``NAME_1`` and
+                ``NAME_2``.
+            values: (N,) values of the coordinate.
+            attributes: attributes of the coordinate.
+            bounds: (N, 2) bounds of the values; None without bounds.
         """
         # Arrays cannot be keys of a dictionary, so their bytes are.
         bounds_key = b"" if bounds is None else bounds.tobytes()
@@ -229,10 +237,10 @@ class _Fields(BackendArray):
     """Values of one variable, read message by message.
 
     Args:
-        path: the file.
-        name: the variable, for messages.
-        messages: its messages, all on one grid.
-        message_table: (times,) or (times, levels) index of the message of each; -1 if there is none.
+        path: path of the file.
+        name: name of the variable, for error messages.
+        messages: messages of the variable, all on one grid.
+        message_table: (times,) or (times, levels) index in `messages` of each field; -1 if there is no message.
     """
 
     def __init__(self, path: Path, name: str, messages: Sequence[Message], message_table: np.ndarray) -> None:
@@ -248,7 +256,11 @@ class _Fields(BackendArray):
         return indexing.explicit_indexing_adapter(key, self.shape, indexing.IndexingSupport.OUTER, self._read)
 
     def _read(self, key: tuple[int | slice | np.ndarray, ...]) -> np.ndarray:
-        """Return the values at the indices of times, levels, rows and columns (orthogonal indexing).
+        """Return float32 values, with missing values as NaN.
+
+        Args:
+            key: indices along times, levels (if there are any), rows and columns, each applied to its own axis
+                (orthogonal indexing).
 
         Raises:
             DataError: if there is no message for one of the times and levels.
@@ -260,7 +272,7 @@ class _Fields(BackendArray):
                 "times that are not complete"
             )
         points = read_values(self._path, [tuple(self._offsets[index]) for index in message_indices.ravel()])
-        # From the order of the points in the messages to rows and columns.
+        # The points of a message are brought into the order of rows and columns.
         if self._grid.order is not None:
             points = points[:, self._grid.order]
         fields = points.reshape(*message_indices.shape, *self.shape[-2:])
@@ -269,22 +281,24 @@ class _Fields(BackendArray):
 
 
 def _index_each_axis(array: np.ndarray, key: Sequence[int | slice | np.ndarray]) -> np.ndarray:
-    """Return an array with each axis indexed on its own (orthogonal indexing); integers drop their axis.
+    """Index each axis of an array independently (orthogonal indexing); an integer removes its axis.
 
     Args:
         array: array of any shape.
-        key: index, slice or indices of each of the leading axes.
+        key: for each of the leading axes an integer, a slice or an array of indices.
     """
-    # Integers drop an axis, so the last axis is indexed first: the numbers of the others do not change.
+    # An integer removes an axis, so the last axis is indexed first: the positions of earlier axes do not change.
     for axis, index in reversed(list(enumerate(key))):
         array = array[(*[slice(None)] * axis, index)]
     return array
 
 
 def _index_times(messages: Sequence[Message]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the valid times (T,) in int64 minutes, and the index among them of each message.
+    """Collect the valid times of some messages.
 
-    A time is there twice if two messages have it at one level; the reader of the sources then reports the duplicate.
+    Returns:
+        (T,) int64 valid times in minutes since 1900, ascending, and for each message the index of its time. A time
+        occurs twice if two messages have the same time and level; the reader of the sources reports such duplicates.
     """
     # Each message gets the number of earlier messages with its time and level, so that duplicates differ.
     num_seen: dict[tuple[int, float], int] = defaultdict(int)

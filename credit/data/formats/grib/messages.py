@@ -1,7 +1,7 @@
 """Messages of a GRIB file: parameter, level, time, grid and offset of each, and their values.
 
-A GRIB file is a sequence of messages without a table of contents; each is one horizontal field with its description. So
-a file is read once from end to end to list its contents. No index file is written.
+A GRIB file is a sequence of messages without a table of contents. Each message is a horizontal field with its
+description. To list the contents, a file is read once from beginning to end. No index file is written.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ import numpy as np
 from credit.errors import DataError
 from credit.utils.installation import install_command
 
-# Keys that distinguish messages of one variable besides time and level, and that ``data.sources.N.select`` may name.
+# Keys that, besides time and level, distinguish messages of a variable; ``data.sources.N.select`` may name them.
 SELECTION_KEYS = ("typeOfLevel", "stepType", "number", "grid", "step", "expver", "dataType", "stream")
-# Code of a unit of steps (GRIB code table 4.4) -> its length; months and longer units have no fixed one.
+# Length in minutes of each unit of steps, by its code in GRIB code table 4.4; months and longer have no fixed length.
 _MINUTES_PER_UNIT = {0: 1, 1: 60, 2: 1440, 10: 180, 11: 360, 12: 720}
-# stepType -> CF's cell_methods.
+# Mapping from GRIB's stepType to CF's cell_methods.
 _CELL_METHODS = {"avg": "time: mean", "accum": "time: sum", "max": "time: maximum", "min": "time: minimum"}
-# Origin of minutes, the same as `credit.calendar.TIME_UNITS`.
+# Epoch of times in minutes, the same as in `credit.calendar.TIME_UNITS`.
 _EPOCH = datetime(1900, 1, 1)
 _MINUTE = timedelta(minutes=1)
-# Stands for missing values while they are read. Fields can contain the default of ecCodes, 9999, but not this.
+# Value that ecCodes is told to return for missing values. Its default, 9999, may occur as a real value of a field.
 _MISSING = -1e100
 
-# Types of grids (gridType of ecCodes): those whose rows all have the same longitudes, and those whose rows differ.
+# Types of grids (gridType of ecCodes). On a regular grid all rows have the same longitudes, on a reduced one not.
 _REGULAR = ("regular_ll", "regular_gg")
 _REDUCED = ("reduced_gg", "reduced_ll")
 
@@ -40,12 +40,12 @@ class GribGrid:
     """Latitudes and longitudes of the values of a message.
 
     Attributes:
-        name: type and size, such as ``regular_ll 181x360``.
-        lat: (H,) degrees north, from north to south.
-        lon: (W,) degrees east, ascending.
-        order: (H * W,) index in the message of each point of (lat, lon); None if the message has them in this order.
-        problem: reason why the grid cannot be used, and what to do, as a text that follows the name of a variable;
-            None if it can be used.
+        name: type, and numbers of rows and columns, such as ``regular_ll 181x360``.
+        lat: (H,) latitudes of the rows in degrees north, from north to south.
+        lon: (W,) longitudes of the columns in degrees east, ascending.
+        order: (H * W,) index in the message of each grid point, row by row; None if the message is in this order.
+        problem: reason why the grid cannot be used, and what to do, as a text that continues after the name of a
+            variable; None if the grid can be used.
     """
 
     name: str
@@ -60,9 +60,9 @@ class Parameter:
     """Parameter (variable) of a message.
 
     Attributes:
-        name: shortName of ecCodes (``2t``), or the numbers of a parameter that ecCodes does not know.
-        aliases: the CF name (``t2m``) and the paramId (``167``).
-        attributes: units, standard_name, long_name.
+        name: shortName of ecCodes, such as ``2t``; for a parameter that ecCodes does not know, its code numbers.
+        aliases: further names: the CF name, such as ``t2m``, and the paramId, such as ``167``.
+        attributes: CF attributes ``units``, ``standard_name`` and ``long_name``, those that ecCodes knows.
     """
 
     name: str
@@ -75,16 +75,16 @@ class Message:
     """Description of one field.
 
     Attributes:
-        offset: first byte of the message in the file.
-        field_number: index among the fields of the message (GRIB 2 allows several).
-        parameter: its parameter.
-        grid: its grid.
-        minutes: valid time in minutes since 1900; the end of the window of a mean or an accumulation.
-        window: length of that window in minutes; None for an instantaneous field, or if the length is not fixed.
-        level: the level in units of its type.
-        key_values: GRIB key -> its value, for the `SELECTION_KEYS` that the message has; also its type of level -> its
-            level.
-        packing_step: step of the packed integers in units of the field; 0 if they are not packed linearly.
+        offset: position of the first byte of the message in the file.
+        field_number: index of the field within the message (GRIB 2 allows several fields in a message).
+        parameter: parameter (variable) of the field.
+        grid: grid of the field.
+        minutes: valid time in minutes since 1900; for a mean or an accumulation, the end of the averaging window.
+        window: length of this window in minutes; None for an instantaneous field, or if the length is not fixed.
+        level: the level, in the units of its type of level.
+        key_values: values of the `SELECTION_KEYS` that the message has, by key. In addition, the type of level is a
+            key whose value is `level`, such as ``heightAboveGround: 2``.
+        packing_step: difference of adjacent packed values in units of the field; 0 without linear packing.
     """
 
     offset: int
@@ -99,15 +99,15 @@ class Message:
 
     @property
     def cell_methods(self) -> str | None:
-        """CF's ``cell_methods`` of a mean, sum or extreme over the window; None for other fields."""
+        """CF attribute ``cell_methods`` of a mean, sum or extreme over the window; None for other fields."""
         return _CELL_METHODS.get(str(self.key_values.get("stepType")))
 
 
 def import_eccodes() -> object:
-    """Return the module eccodes.
+    """Import and return the Python module eccodes.
 
     Raises:
-        DataError: if it is not installed; the message says how to install it.
+        DataError: if ecCodes is not installed; the message says how to install it.
     """
     try:
         import eccodes
@@ -117,7 +117,7 @@ def import_eccodes() -> object:
 
 
 def read_messages(path: Path) -> list[Message]:
-    """Return the descriptions of all messages of a file, in its order; reads the whole file.
+    """Read a file from beginning to end and return the descriptions of all its fields, in the order of the file.
 
     Raises:
         DataError: if ecCodes is not installed, or the file is truncated or has no message.
@@ -151,15 +151,15 @@ def read_messages(path: Path) -> list[Message]:
 
 
 def read_values(path: Path, messages: list[tuple[int, int]]) -> np.ndarray:
-    """Return fields (N, points) float32 in the order of points of the file; missing values are NaN.
+    """Return the values of N fields, (N, points) float32 in the order of the file, with missing values as NaN.
 
     Args:
-        path: the file.
-        messages: (offset, field number) of each of the N fields, see `Message`.
+        path: path of the file.
+        messages: `Message.offset` and `Message.field_number` of each of the N fields.
 
     Raises:
         DataError: if ecCodes is not installed.
-        OSError: if the file cannot be read; ecCodes raises errors of its own for damaged messages.
+        OSError: if the file cannot be read. Damaged messages raise an error of ecCodes.
     """
     eccodes = import_eccodes()
     fields = []
@@ -182,14 +182,14 @@ def read_values(path: Path, messages: list[tuple[int, int]]) -> np.ndarray:
 
 
 def read_coefficients(path: Path, message: Message) -> np.ndarray | None:
-    """Return the coefficients of the half levels of the model, from the top down: pressure is a + b * surface pressure.
+    """Return the hybrid coefficients of the model's half levels, where pressure is a + b * surface pressure.
 
     Args:
-        path: the file.
+        path: path of the file.
         message: a message on model levels.
 
     Returns:
-        (2, levels + 1) float64: a in Pa, then b; None if the message does not list them.
+        (2, levels + 1) float64: a in Pa, then b, from the top down; None if the message does not list them.
 
     Raises:
         DataError: if ecCodes is not installed.
@@ -208,7 +208,7 @@ def read_coefficients(path: Path, message: Message) -> np.ndarray | None:
 
 @contextmanager
 def _split_multi_field_messages(file: BinaryIO) -> Iterator[None]:
-    """Context in which ecCodes returns each field of a message of a file as if it were a message of its own."""
+    """Context in which ecCodes returns each field of a multi-field message of `file` like a separate message."""
     eccodes = import_eccodes()
     eccodes.codes_grib_multi_support_on()
     try:
@@ -219,7 +219,7 @@ def _split_multi_field_messages(file: BinaryIO) -> Iterator[None]:
 
 
 def _get(handle: int, key: str, kind: type | None = None) -> object:
-    """Return the value of a key, None if the message does not have it or it is not known.
+    """Return the value of a GRIB key; None if the message does not have the key, or its value is unknown.
 
     Args:
         handle: handle of a message in ecCodes.
@@ -238,10 +238,10 @@ def _get(handle: int, key: str, kind: type | None = None) -> object:
 def _build_message(
     handle: int, offset: int, field_number: int, parameters: dict[object, Parameter], grids: dict[str, GribGrid]
 ) -> Message:
-    """Return the description of a field, see `Message`.
+    """Return the description of the field with an ecCodes handle, see `Message`.
 
-    Parameters and grids of earlier messages are reused, and new ones are added to the dictionaries. A message without a
-    date raises ValueError.
+    Parameters and grids of earlier messages are reused; new ones are added to `parameters` and `grids`. A message
+    without a date raises ValueError.
     """
     grid_key = f"{_get(handle, 'gridType')} {_get(handle, 'md5GridSection')}"
     if grid_key not in grids:
@@ -278,9 +278,9 @@ def _build_message(
 
 
 def _read_packing_step(handle: int) -> float:
-    """Return the step of packed integers in units of the field, 0 if they are not packed linearly.
+    """Return the difference of adjacent packed values in units of the field, 0 if the field is not packed linearly.
 
-    WMO, Manual on Codes (WMO-No. 306), volume I.2: a value is (R + X 2^E) 10^-D for the integer X.
+    A value is (R + X 2^E) 10^-D for a packed integer X; WMO, Manual on Codes (WMO-No. 306), volume I.2.
     """
     if not str(_get(handle, "packingType")).startswith("grid_"):
         return 0.0
@@ -292,7 +292,7 @@ def _read_packing_step(handle: int) -> float:
 
 
 def _read_parameter(handle: int, param_id: int | None) -> Parameter:
-    """Return the parameter of a message; `param_id` is its number in the tables of ECMWF, None or 0 if it has none."""
+    """Return the parameter of a message; `param_id` is its ecCodes paramId, None or 0 if it is unknown."""
     name = _get(handle, "shortName", str) or _build_unknown_name(handle)
     aliases = []
     cf_name = _get(handle, "cfVarName", str)
@@ -309,7 +309,7 @@ def _read_parameter(handle: int, param_id: int | None) -> Parameter:
 
 
 def _build_unknown_name(handle: int) -> str:
-    """Return a name made of the numbers of a parameter that ecCodes does not know, so that no two share a name."""
+    """Return a unique name for a parameter that ecCodes does not know, made of its code numbers in GRIB."""
     keys: tuple[str, ...] = ("discipline", "parameterCategory", "parameterNumber")
     if _get(handle, "edition", int) == 1:
         keys = ("indicatorOfParameter", "table2Version")
@@ -317,10 +317,10 @@ def _build_unknown_name(handle: int) -> str:
 
 
 def _to_minutes(date: int | None, time: int | None) -> int:
-    """Return minutes since 1900 of a date and a time, the decimal numbers YYYYMMDD and HHMM.
+    """Convert a date (integer YYYYMMDD) and a time of the day (integer HHMM) to minutes since 1900.
 
     Raises:
-        ValueError: if the message has no date.
+        ValueError: if `date` or `time` is None.
     """
     if date is None or time is None:
         raise ValueError("it has no date")
@@ -329,7 +329,7 @@ def _to_minutes(date: int | None, time: int | None) -> int:
 
 
 def _read_window(handle: int) -> int | None:
-    """Return the minutes that a mean or an accumulation covers; None if its unit of time has no fixed length."""
+    """Return the length in minutes of the window of a mean or sum; None if its unit of time has no fixed length."""
     minutes_per_unit = _MINUTES_PER_UNIT.get(_get(handle, "stepUnits", int))
     if minutes_per_unit is None:
         return None
@@ -337,9 +337,9 @@ def _read_window(handle: int) -> int | None:
 
 
 def _read_grid(handle: int) -> GribGrid:
-    """Return the grid of a message; `GribGrid.problem` says so if the grid cannot be used.
+    """Return the grid of a message; if it cannot be used, `GribGrid.problem` has the reason.
 
-    Rows and columns are derived from the coordinates of all points, so that the scanning directions do not matter.
+    Rows and columns are derived from the coordinates of all points, so the scanning directions do not matter.
     """
     eccodes = import_eccodes()
     grid_type = eccodes.codes_get(handle, "gridType", str)
@@ -368,13 +368,13 @@ def _read_grid(handle: int) -> GribGrid:
 
 
 def _get_flag(handle: int, key: str) -> bool:
-    """Return the value of a key that is 0 or 1, False if the message does not have it."""
+    """Return the value of a GRIB key that is 0 or 1, as bool; False if the message does not have the key."""
     eccodes = import_eccodes()
     return bool(eccodes.codes_is_defined(handle, key) and eccodes.codes_get(handle, key, int))
 
 
 def _describe_unsupported_grid(grid_type: str) -> str:
-    """Return why a grid of this type cannot be used, and what to do, as a text that follows the name of a variable."""
+    """Return why a type of grid cannot be used, and what to do, as a text that continues after a variable's name."""
     if grid_type in _REDUCED:
         return (
             f"is on a reduced grid ({grid_type}), whose rows have fewer points towards the poles; make them equally "

@@ -1,4 +1,4 @@
-"""Variables of GRIB files that cannot be read without a selection, and which messages make up one variable."""
+"""Variables of GRIB files that cannot be read, because their messages do not make up one variable."""
 
 from __future__ import annotations
 
@@ -30,11 +30,12 @@ class UnreadableReason:
     """Reason why a variable of a GRIB file cannot be read.
 
     Attributes:
-        problem: text that follows the name of the variable.
-        choices: key of ``data.sources.N.select`` -> its values in the messages of the variable; empty if no selection
-            helps.
-        others: other variable of the file -> the values of these keys, in their order, in each of its messages; None
-            for a key that a message does not have.
+        problem: the reason, as a text that continues after the name of the variable.
+        choices: mapping from a key of ``data.sources.N.select`` to the values of this key in the messages of the
+            variable, from which the user has to choose one. Empty if no selection helps.
+        others: mapping from the name of each other variable of the file to the combinations of values that its
+            messages have for the keys of `choices`, in the same order; None for a key that a message does not have.
+            It tells which other variables a selection would leave out.
     """
 
     problem: str
@@ -42,7 +43,7 @@ class UnreadableReason:
     others: Mapping[str, frozenset[tuple[Value | None, ...]]]
 
     def describe(self, level_units: str | None) -> str:
-        """Return the problem and what to do about it, as a text that follows the name of the variable.
+        """Return the problem and what to do about it, as a text that continues after the name of the variable.
 
         Args:
             level_units: ``data.level_units`` if the variable is in vars_3D, None if it is in vars_2D.
@@ -75,7 +76,16 @@ class UnreadableReason:
 
     @staticmethod
     def _choose_value(key: str, values: Sequence[Value], level_units: str | None) -> Value:
-        """Return the value that fits a variable on levels, or one without; the first if none fits."""
+        """Return the value to suggest for a key of ``data.sources.N.select``.
+
+        It is the first value, except for the type of level. There, pressure or model levels are suggested for a variable
+        on levels, and any other type for a 2-D variable.
+
+        Args:
+            key: GRIB key.
+            values: values of the key from which to choose.
+            level_units: ``data.level_units`` for a variable on levels, None for a 2-D variable.
+        """
         if key != "typeOfLevel":
             return values[0]
         if level_units is None:
@@ -97,14 +107,14 @@ class UnreadableReason:
 
 def build_unreadable(
     problem: str, keys: Sequence[str], name: str, messages_of: Mapping[str, Sequence[Message]]
-) -> UnreadableReason:
-    """Return the reason why a variable cannot be read.
+) -> Unreadable:
+    """Build the description of why a variable cannot be read.
 
     Args:
-        problem: text that follows the name of the variable.
-        keys: GRIB keys to select by; empty if no selection helps.
+        problem: the reason, as a text that continues after the name of the variable.
+        keys: GRIB keys by which to select; empty if no selection helps.
         name: name of the variable.
-        messages_of: variable -> its messages, for all variables of the file.
+        messages_of: mapping from the name of each variable of the file to its messages.
     """
     choices = {key: _list_values(key, messages_of[name]) for key in keys}
     others = {}
@@ -119,10 +129,11 @@ def build_unreadable(
 
 
 def find_problem(messages: Sequence[Message]) -> tuple[str | None, Sequence[str]]:
-    """Return the problem that prevents reading messages as one variable, and the GRIB keys to select by.
+    """Find out whether messages of one parameter can be read as one variable.
 
-    The problem is a text that follows the name of the variable; None if there is no problem. The keys are empty if no
-    selection helps.
+    Returns:
+        The problem, as a text that continues after the name of the variable, or None if there is no problem; and the
+        GRIB keys by which the user can select messages to solve it, empty if no selection helps.
     """
     # Messages of different levels or kinds are different variables.
     key_values = [message.key_values | {"typeOfLevel": find_level_type(message)} for message in messages]
@@ -148,7 +159,7 @@ def find_problem(messages: Sequence[Message]) -> tuple[str | None, Sequence[str]
 
 
 def _find_differing_keys(messages: Sequence[Message]) -> list[str]:
-    """Return the `SELECTION_KEYS` in which messages of one time and level differ."""
+    """Return the `SELECTION_KEYS` whose values differ between messages of the same time and level."""
     messages_of: dict[tuple[int, float], list[Message]] = defaultdict(list)
     for message in messages:
         messages_of[message.minutes, convert_level(message)].append(message)
@@ -162,16 +173,17 @@ def _find_differing_keys(messages: Sequence[Message]) -> list[str]:
 
 
 def _list_values(key: str, messages: Sequence[Message]) -> list[Value]:
-    """Return the values that a key has in some messages, sorted."""
+    """Return the distinct values that a GRIB key has in some messages, sorted."""
     return sorted({message.key_values[key] for message in messages if key in message.key_values})
 
 
 def _matches_selection(values: Sequence[Value | None], selection: Mapping[str, Value]) -> bool:
-    """Return True if a message passes a selection.
+    """Return True if a message matches a selection.
 
     Args:
-        values: its values of the selected keys; None for a key that it does not have, which excludes nothing.
-        selection: key -> selected value.
+        values: values that the message has for the keys of `selection`, in the same order; None for a key that it
+            does not have. Such a key does not exclude the message.
+        selection: mapping from a GRIB key to the selected value.
     """
     for value, (key, selected) in zip(values, selection.items(), strict=True):
         if value is not None and not is_selected(key, value, selected):
@@ -180,12 +192,12 @@ def _matches_selection(values: Sequence[Value | None], selection: Mapping[str, V
 
 
 def is_selected(key: str, value: Value, selected: Value) -> bool:
-    """Return True if a value is the selected one; pressure levels in hPa and in Pa are one type of level.
+    """Return True if a value is the selected one; pressure levels in hPa and in Pa count as the same type of level.
 
     Args:
         key: GRIB key.
-        value: its value in a message.
-        selected: its value in ``data.sources.N.select``.
+        value: value of the key in a message.
+        selected: value of the key in ``data.sources.N.select``.
     """
     if key == "typeOfLevel" and value in _HPA_PER_UNIT and selected in _HPA_PER_UNIT:
         return True
@@ -193,15 +205,15 @@ def is_selected(key: str, value: Value, selected: Value) -> bool:
 
 
 def find_level_type(message: Message) -> str:
-    """Return the type of level of a message: ``pressure`` for hPa and Pa alike, else ``typeOfLevel`` of ecCodes."""
+    """Return the type of level of a message: ``pressure`` for pressure levels, else ``typeOfLevel`` of ecCodes."""
     return str(_merge_pressure_types(message.key_values["typeOfLevel"]))
 
 
 def _merge_pressure_types(type_of_level: Value | None) -> Value | None:
-    """Return ``pressure`` for pressure levels in any unit, and any other type of level as it is."""
+    """Return ``pressure`` for the types of pressure levels in hPa and in Pa; return any other type unchanged."""
     return "pressure" if type_of_level in _HPA_PER_UNIT else type_of_level
 
 
 def convert_level(message: Message) -> float:
-    """Return the level of a message: a pressure in hPa, other levels in the units of their type."""
+    """Return the level of a message: for pressure levels in hPa, for other types in the units of the type."""
     return message.level * _HPA_PER_UNIT.get(str(message.key_values["typeOfLevel"]), 1.0)

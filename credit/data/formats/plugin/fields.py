@@ -16,18 +16,21 @@ if TYPE_CHECKING:
     from credit.data.formats.plugin.source import SourceFactory
 
 _MINUTE = np.timedelta64(1, "m")
-# Origin of minutes.
+# Epoch of times in minutes, the same as in `credit.calendar.TIME_UNITS`.
 _EPOCH = np.datetime64(TIME_UNITS.removeprefix("minutes since ").replace(" ", "T"), "us")
 
 
 def encode_times(times: np.ndarray) -> tuple[np.ndarray, str]:
-    """Return the minutes since 1900 of dates, (N,) float64, NaN for missing dates, and the name of their CF calendar.
+    """Convert dates to minutes since 1900.
 
     Args:
-        times: (N,) dates: datetime64, datetime or cftime.
+        times: (N,) dates, as datetime64, datetime or cftime objects.
+
+    Returns:
+        (N,) float64 minutes since 1900, with NaN for missing dates; and the name of the CF calendar of the dates.
 
     Raises:
-        TypeError: if they are not dates.
+        TypeError: if `times` are not dates.
     """
     if times.ndim == 1 and times.size and isinstance(times[0], cftime.datetime):
         return np.asarray(cftime.date2num(times, TIME_UNITS, times[0].calendar), dtype=np.float64), times[0].calendar
@@ -37,14 +40,15 @@ def encode_times(times: np.ndarray) -> tuple[np.ndarray, str]:
 
 
 class PluginFields(BackendArray):
-    """Lazily read values of one variable of a source, ([N,] [L,] rows, columns) float32.
+    """Lazily read values of one variable of a plugin's source, float32 of the shape ([N,] [L,] rows, columns).
 
+    N are the times, which a static variable does not have, and L the levels, which a 2-D variable does not have.
     Reading raises DataError if the plugin fails or returns values of another type or shape.
 
     Args:
-        factory: creates the source.
+        factory: factory that creates the source in the process that reads.
         name: name of the variable.
-        levels: its L levels, as the plugin names them; None without levels.
+        levels: (L,) levels, as the plugin names them; None for a variable without levels.
         times: (N,) dates as the source gives them; None for a static variable.
         grid_shape: numbers of rows and columns.
     """
@@ -70,7 +74,12 @@ class PluginFields(BackendArray):
         return indexing.explicit_indexing_adapter(key, self.shape, indexing.IndexingSupport.OUTER, self._read)
 
     def _read(self, key: tuple[int | slice | np.ndarray, ...]) -> np.ndarray:
-        """Return the values at indices of times, levels, rows and columns, each applied to its own axis."""
+        """Return float32 values, with missing values as NaN.
+
+        Args:
+            key: indices along times and levels (those that the variable has), rows and columns, each applied to its
+                own axis (orthogonal indexing).
+        """
         # The axes of times and levels come first, if the variable has them.
         *leading, rows, columns = key
         level_index = None
@@ -90,11 +99,14 @@ class PluginFields(BackendArray):
         return fields[..., rows, :][..., columns]
 
     def _read_time(self, time: Any, levels: tuple[float, ...] | None) -> np.ndarray:
-        """Return the checked field of one time, float32 ([levels,] rows, columns) with missing values as NaN.
+        """Ask the plugin for the fields of one time and check them.
 
         Args:
-            time: the time, as the plugin gives it; None for a static variable.
-            levels: the levels to read; None without levels.
+            time: the date, as the plugin gives it in ``times``; None for a static variable.
+            levels: the levels to read; None for a variable without levels.
+
+        Returns:
+            ([levels,] rows, columns) float32, with missing values as NaN.
 
         Raises:
             DataError: if the plugin fails, or returns anything but numbers of this shape.

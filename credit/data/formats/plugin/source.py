@@ -1,7 +1,7 @@
-"""Sources of plugins, which the rest of the package sees as the dataset of a file.
+"""Data sources that a plugin defines; the rest of the package sees each of them like the dataset of a file.
 
-The main process asks a source once for its description. Fields are read wherever they are needed, and each process that
-reads creates the source anew from the options of the config.
+The main process asks a source once for its description. Fields are read where they are needed: each process that reads
+creates its own instance of the source from the options in the config.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from credit.data.formats.plugin.fields import PluginFields, encode_times
 from credit.errors import ConfigError, DataError
 
 SourceClass = TypeVar("SourceClass", bound=type)
-# Name of a source (``data.sources.N.type``) -> its class.
+# Mapping from the name of a source (``data.sources.N.type``) to its class.
 _SOURCES: dict[str, type] = {}
 _REQUIRED_ATTRIBUTES = ("latitude", "longitude", "times", "variables")
 _OPTIONAL_ATTRIBUTES = ("latitude_bounds", "version", "attributes")
@@ -39,14 +39,15 @@ class SourceVariable:
     """Description of one variable of a plugin's source; only `units` must be given.
 
     Attributes:
-        units: as in CF, for example ``K``.
-        levels: the values of its levels, in any order; None without levels.
-        level_units: ``hPa`` or ``Pa``; ``1`` for numbers of model levels.
-        standard_name: CF standard name, which also tells components of vectors.
+        units: units as in CF, for example ``K``.
+        levels: values of the levels, in any order; None for a variable without levels.
+        level_units: units of `levels`: ``hPa`` or ``Pa``, or ``1`` for numbers of model levels.
+        standard_name: CF standard name. It also decides whether the variable is a component of a vector.
         long_name: description for people.
-        cell_methods: CF cell methods, for example ``time: mean``, if values are not instantaneous.
-        is_static: True if it does not vary in time.
-        packing_step: step in units of the variable to which its values were rounded, as by packing; 0 if they were not.
+        cell_methods: CF cell methods, for example ``time: mean``; empty for instantaneous values.
+        is_static: True if the variable does not vary in time.
+        packing_step: step to which the values were rounded, for example by packing, in units of the variable; 0 if
+            they were not rounded.
     """
 
     units: str
@@ -62,7 +63,7 @@ class SourceVariable:
 def register_source(name: str, options: type[StrictModel] | None = None) -> Callable[[SourceClass], SourceClass]:
     """Class decorator that makes a class available as ``data.sources.N.type: name``.
 
-    The class is called with ``data.sources.N.options`` as keyword arguments. Its objects have these attributes:
+    The class is instantiated with ``data.sources.N.options`` as keyword arguments. Instances have these attributes:
 
     - ``latitude`` (H,) and ``longitude`` (W,): degrees, in the order of the fields;
     - ``times``: dates in UTC (datetime64, datetime or cftime), whole minutes;
@@ -77,10 +78,11 @@ def register_source(name: str, options: type[StrictModel] | None = None) -> Call
 
     Args:
         name: name of the type in the config.
-        options: declaration of the options. With it, a wrong option is an error of the config before anything is read.
+        options: pydantic model of the options. If it is given, wrong options are found when the config is checked,
+            before anything is read.
 
     Raises:
-        ConfigError: if what is decorated is not a class with a method ``read``, or if another class has the name.
+        ConfigError: if the decorated object is not a class with a method ``read``, or if another class has the name.
     """
 
     def register(cls: SourceClass) -> SourceClass:
@@ -101,13 +103,13 @@ def register_source(name: str, options: type[StrictModel] | None = None) -> Call
 
 
 def open_plugin_source(source: SourceConfig, origin: str) -> xr.Dataset:
-    """Open a source of a plugin as a dataset with CF coordinates; fields are read when they are accessed.
+    """Open a plugin's source as a dataset with CF coordinates; fields are read when they are accessed.
 
-    The dataset can be pickled; its encoding has a ``fingerprint``, see `credit.data.formats.files.OpenFiles`.
+    The dataset can be pickled. Its encoding has the entry ``fingerprint``, see `credit.data.formats.files.OpenFiles`.
 
     Args:
         source: section of the source in the config.
-        origin: key of the section, for messages.
+        origin: config key and type of the source, for error messages.
 
     Raises:
         DataError: if the source cannot be created, or does not describe its contents.
@@ -150,7 +152,12 @@ def open_plugin_source(source: SourceConfig, origin: str) -> xr.Dataset:
 
 
 def _build_coordinates(metadata: _SourceMetadata) -> tuple[dict[str, xr.Variable], dict[tuple, str]]:
-    """Return name -> coordinate (or its bounds), and (levels, units) -> name of each level coordinate."""
+    """Build the coordinates of a plugin's dataset.
+
+    Returns:
+        Mapping from a name to the coordinate or its bounds; and mapping from levels and their units, as `_level_axis`
+        returns them, to the name of the level coordinate.
+    """
     variables = {
         "time": xr.Variable(
             "time",
@@ -176,7 +183,7 @@ def _build_coordinates(metadata: _SourceMetadata) -> tuple[dict[str, xr.Variable
 
 
 def _level_axis(variable: SourceVariable) -> tuple[tuple[float, ...], str]:
-    """Return the levels of a variable and their units; variables with equal ones share a coordinate."""
+    """Return the levels of a variable and their units; variables with equal levels and units share a coordinate."""
     return tuple(float(level) for level in variable.levels), variable.level_units
 
 
@@ -189,11 +196,11 @@ class _SourceMetadata:
         longitude: (W,) degrees east, in the order of the source.
         latitude_bounds: (H, 2) degrees north; None if the source has none.
         times: (N,) dates as the source gives them.
-        minutes: (N,) int64, the same in minutes since 1900 in `calendar`.
-        calendar: name of their calendar.
-        variables: name -> its description.
-        version: text that changes when the data do; empty if the source has none.
-        attributes: global attributes.
+        minutes: (N,) int64, the same dates in minutes since 1900 in `calendar`.
+        calendar: name of the CF calendar of the dates.
+        variables: mapping from the name of a variable to its description.
+        version: text that changes when the data change; empty if the source has none.
+        attributes: global attributes of the dataset, such as title.
     """
 
     latitude: np.ndarray
@@ -212,7 +219,7 @@ class _SourceMetadata:
         return len(self.latitude), len(self.longitude)
 
     def fingerprint(self) -> list[int]:
-        """Return length and checksum of the description, which change when the description changes."""
+        """Return the length and the checksum of this description as text; they change when the description changes."""
         # Order of times and class of numbers do not matter, so equal contents have one fingerprint.
         coordinates = [self.latitude.tolist(), self.longitude.tolist(), np.sort(self.minutes).tolist()]
         variables = {}
@@ -227,12 +234,12 @@ class _SourceMetadata:
 
 
 class SourceFactory:
-    """Factory of a source that creates it anew in each process, because open files must not be shared.
+    """Factory of a plugin's source that creates one instance in each process, because open files must not be shared.
 
     Args:
-        origin: config key and type of the source, for messages.
-        cls: the class of the plugin, which is pickled by its name, so that another process imports the plugin.
-        options: options of the config.
+        origin: config key and type of the source, for error messages.
+        cls: class of the source. It is pickled by its name, so that another process imports the plugin.
+        options: ``data.sources.N.options``, the keyword arguments of the class.
     """
 
     def __init__(self, origin: str, cls: type, options: Mapping[str, Any]) -> None:
@@ -245,10 +252,10 @@ class SourceFactory:
         self._owner = -1
 
     def require_importable(self) -> None:
-        """Require that another process imports the same class by its name.
+        """Require that other processes find the same class when they import it by its name.
 
         Raises:
-            DataError: if it would import a different class.
+            DataError: if the name stands for a different class, for example because of another decorator.
         """
         name = self._class.__qualname__
         module = sys.modules.get(self._class.__module__)
@@ -259,10 +266,10 @@ class SourceFactory:
             )
 
     def get(self) -> Any:
-        """Return the source of this process.
+        """Return this process's instance of the source, which is created at the first call.
 
         Raises:
-            DataError: if it cannot be created.
+            DataError: if the class raises an exception.
         """
         if self._owner != os.getpid():
             # After a fork the source of the parent stays referenced, so that its connections are not closed here.
@@ -274,10 +281,10 @@ class SourceFactory:
         return self._source
 
     def describe(self) -> _SourceMetadata:
-        """Return the checked description of the source.
+        """Read and check the attributes of the source that describe its contents.
 
         Raises:
-            DataError: if something is missing or wrong.
+            DataError: if an attribute is missing or wrong.
         """
         source = self.get()
         given: dict[str, Any] = {}
@@ -335,14 +342,14 @@ class SourceFactory:
                     raise self.error(f"the levels of {name} hold a value twice; is {variable.levels!r}")
 
     def _check_numbers(self, name: str, values: Any) -> np.ndarray:
-        """Return a list of finite numbers as (N,) float64.
+        """Return a non-empty list of finite numbers as (N,) float64.
 
         Args:
-            name: what the numbers are, for messages.
+            name: name of the attribute that has the list, for error messages.
             values: the list that the plugin gives.
 
         Raises:
-            DataError: if it is no such list, or is empty.
+            DataError: if `values` is not such a list.
         """
         with self.translating_errors(name):
             numbers = np.asarray(values, dtype=np.float64)
@@ -351,10 +358,10 @@ class SourceFactory:
         return numbers
 
     def error(self, message: str) -> DataError:
-        """Return an error about the source that names the class to correct; the caller raises it.
+        """Build an error about the source that names the class to correct; the caller raises it.
 
         Args:
-            message: what is wrong, and the rule.
+            message: text that says what is wrong, and what the rule is.
         """
         return DataError(f"{self.origin}: {message}; correct {self._class.__qualname__} in {self._class.__module__}")
 
@@ -363,7 +370,7 @@ class SourceFactory:
         """Context in which any exception of the plugin becomes a `DataError` with the call and the line that raised it.
 
         Args:
-            call: the attribute or the method with its arguments, for messages.
+            call: text of the call inside the context (attribute, or method with its arguments), for the message.
 
         Raises:
             DataError: if the block raises anything.
