@@ -17,17 +17,21 @@ from credit.data.transforms import apply_transform, invert_transform
 class Normalizer(nn.Module):
     """Scaling of channels to mean 0 and standard deviation 1 over the training period, in float32.
 
-    Variables with a transform are transformed first; their statistics are those of transformed values. Channels with
-    declared missing values have NaN there, which is filled with the mean, that is 0.
+    Variables with a transform are transformed first; their statistics are those of the transformed values. Missing
+    values, which are NaN in physical units, become 0, the normalised mean.
+
+    Letters of shapes: B samples of the batch, C channels of a group, R selected channels, H latitude rows, W longitude
+    columns; ``...`` are any further dimensions, such as time, latitude and longitude.
 
     Args:
-        channels: the channels of the model.
+        channels: the channels of the model. A group is ``prognostic``, ``diagnostic``, ``dynamic_forcing``, ``static``,
+            or ``output`` for prognostic and diagnostic channels together.
         statistics: statistics of every channel that is read from data.
-        fixed: name -> (mean, standard deviation) of the channels that `statistics` does not have.
-        transforms: variable -> its transform, for the variables that have one.
+        fixed: mapping from the name of each other channel to its mean and standard deviation.
+        transforms: mapping from the name of a variable to its transform, for the variables that have one.
 
     Attributes:
-        tendency_scale_C: (C,) float32, for the C prognostic channels: the standard deviation of the change in a step
+        tendency_scale_C: (C,) float32 for the prognostic channels: standard deviation of the change over a time step,
             divided by the standard deviation of the state.
 
     Raises:
@@ -42,7 +46,7 @@ class Normalizer(nn.Module):
         transforms: Mapping[str, TransformConfig],
     ) -> None:
         super().__init__()
-        # Group -> index of a channel in it -> the channel's transform.
+        # For each group a mapping from the index of a channel in the group to the channel's transform.
         self._transforms: dict[str, dict[int, TransformConfig]] = {
             "output": _transforms_by_index(channels.output, transforms)
         }
@@ -61,8 +65,8 @@ class Normalizer(nn.Module):
         """Return normalised values (B, C, ...) float32 of the channels of a group; missing values become 0.
 
         Args:
-            x: (B, C, ...) in physical units, missing values as NaN.
-            group: a group of channels, or ``output`` for prognostic and diagnostic channels together.
+            x: (B, C, ...) values in physical units, with missing values as NaN.
+            group: name of the group of channels.
         """
         mean, std = self._mean_and_std(group, x.dim())
         deviation = self._transform(apply_transform, x.float(), group) - mean
@@ -70,25 +74,26 @@ class Normalizer(nn.Module):
         return torch.nan_to_num(deviation.div_(std), nan=0.0, posinf=torch.inf, neginf=-torch.inf)
 
     def decode(self, x: torch.Tensor, group: str) -> torch.Tensor:
-        """Return physical values (B, C, ...) float32 of the channels of a group.
+        """Return values (B, C, ...) float32 in physical units of the channels of a group.
 
         Args:
             x: (B, C, ...) normalised values.
-            group: as in `encode`.
+            group: name of the group of channels.
         """
         mean, std = self._mean_and_std(group, x.dim())
         # A fused multiply-add rounds differently, and the normalised value of 0 must give exactly 0 again.
         return self._transform(invert_transform, (x.float() * std).add_(mean), group)
 
     def decode_differences(self, x: torch.Tensor, group: str) -> torch.Tensor:
-        """Return values (B, C, ...) float32 whose differences are those of physical values.
+        """Return values (B, C, ...) float32 that are to be subtracted from each other, such as truth and forecast.
 
-        They are physical values without the mean, because adding it would cost digits of the differences. Variables
-        with a transform include the mean, because the transform is not linear.
+        Their differences are differences in physical units. The mean of each channel is left out, because adding it
+        in float32 would cost digits of the differences. Only for variables with a transform is the mean included,
+        because the transform is not linear.
 
         Args:
             x: (B, C, ...) normalised values.
-            group: as in `encode`.
+            group: name of the group of channels.
         """
         mean, std = self._mean_and_std(group, x.dim())
         scaled = x.float() * std
@@ -97,24 +102,24 @@ class Normalizer(nn.Module):
         return self._transform(invert_transform, scaled, group)
 
     def encode_rows(self, x: torch.Tensor, group: str, rows: Sequence[int]) -> torch.Tensor:
-        """Return normalised values (B, R, H, W) of some channels of a group, computed in float64, as float32.
+        """Return normalised values of R channels of a group, (B, R, H, W) float32, computed in float64.
 
-        Unlike in `encode`, missing values stay missing.
+        Unlike in `encode`, missing values stay NaN.
 
         Args:
-            x: (B, R, H, W) in physical units, the R channels at `rows`.
-            group: as in `encode`.
+            x: (B, R, H, W) values in physical units of the channels at `rows`.
+            group: name of the group of channels.
             rows: (R,) indices of the channels in the group.
         """
         mean, std = self._mean_and_std_of_rows(group, rows)
         return ((self._transform_rows(apply_transform, x.double(), group, rows) - mean) / std).float()
 
     def decode_rows(self, x: torch.Tensor, group: str, rows: Sequence[int]) -> torch.Tensor:
-        """Return physical values of some channels of a group, (B, R, H, W) float64.
+        """Return values of R channels of a group in physical units, (B, R, H, W) float64.
 
         Args:
             x: (B, C, H, W) normalised values of all channels of the group.
-            group: as in `encode`.
+            group: name of the group of channels.
             rows: (R,) indices of the channels in the group.
         """
         mean, std = self._mean_and_std_of_rows(group, rows)
@@ -132,7 +137,14 @@ class Normalizer(nn.Module):
         return torch.stack(channels, dim=1)
 
     def _transform_rows(self, function: Callable, x: torch.Tensor, group: str, rows: Sequence[int]) -> torch.Tensor:
-        """Return `x` (B, R, ...), the channels of the group at `rows`, with `function` applied as in `_transform`."""
+        """Return `x` (B, R, ...) with `function` applied to the channels that have a transform.
+
+        Args:
+            function: `apply_transform` or `invert_transform`.
+            x: (B, R, ...) values of the channels at `rows`.
+            group: name of the group of channels.
+            rows: (R,) indices of the channels in the group.
+        """
         transforms = self._transforms[group]
         if not any(row in transforms for row in rows):
             return x
@@ -143,7 +155,7 @@ class Normalizer(nn.Module):
         return torch.stack(channels, dim=1)
 
     def _mean_and_std(self, group: str, num_dims: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return mean and standard deviation of a group's channels, (1, C, 1, ...) with `num_dims` dimensions."""
+        """Return mean and standard deviation of a group's channels, each (1, C, 1, ...) with `num_dims` dimensions."""
         shape = (1, -1) + (1,) * (num_dims - 2)
         groups = ("prognostic", "diagnostic") if group == "output" else (group,)
         mean = torch.cat([getattr(self, f"{name}_mean") for name in groups])
@@ -157,7 +169,7 @@ class Normalizer(nn.Module):
 
 
 def _take_channels(x: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
-    """Return the channels of `x` (B, C, ...) at the given indices, a view where they are adjacent."""
+    """Return the channels `rows` of `x` (B, C, ...); the result is a view if the channels are adjacent."""
     adjacent_rows = list(range(rows[0], rows[-1] + 1))
     if list(rows) == adjacent_rows:
         return x[:, rows[0] : rows[-1] + 1]
@@ -167,7 +179,7 @@ def _take_channels(x: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
 def _transforms_by_index(
     channels: Sequence[Channel], transforms: Mapping[str, TransformConfig]
 ) -> dict[int, TransformConfig]:
-    """Return index of a channel -> its transform, for the channels read from data that have one."""
+    """Return the transforms by index in `channels`, for the channels that are read from data and have a transform."""
     by_index = {}
     for index, channel in enumerate(channels):
         if channel.source == "data" and channel.variable in transforms:
@@ -183,10 +195,10 @@ def _mean_and_std(
     Args:
         channels: (C,) the channels.
         statistics: statistics of the channels that are read from data.
-        fixed: name of any other channel -> its mean and standard deviation.
+        fixed: mapping from the name of each other channel to its mean and standard deviation.
 
     Raises:
-        KeyError: for a channel that is in neither of them.
+        KeyError: for a channel that is neither in `statistics` nor in `fixed`.
     """
     pairs = []
     for channel in channels:

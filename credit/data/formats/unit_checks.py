@@ -1,9 +1,12 @@
 """Checks of values: fill values that the file does not declare, and values outside the limits of their units.
 
-Every value that is read from a source passes `ValueRules.apply` once, in the units of its file and before anything is
-computed from it. So every reader that uses `credit.data.sources.source_reader` is protected: check, preprocess,
-training, initial states of forecasts and the truth of scores. The limits are physical bounds that also hold in the
-stratosphere, in the soil and in the ocean. They detect wrong units and fill values, not unusual weather.
+Every value that is read from a source file is checked once by `ValueRules.apply`, in the units of the file and before
+anything is computed from it. This protects all uses of `credit.data.sources.source_reader`. The limits are physical
+bounds that also hold in the stratosphere, in the soil and in the ocean. They detect wrong units and fill values, not
+unusual weather.
+
+Letters of shapes: L levels, h and w rows and columns of the grid of the file, F fill values; ``...`` are leading
+dimensions such as time.
 """
 
 from __future__ import annotations
@@ -35,14 +38,14 @@ _PACKED_FILL_VALUES = (-32768.0, -32767.0, -9999.0, -999.0)
 
 @dataclass(frozen=True)
 class ImplausibleValues:
-    """Values of one field that cannot be right.
+    """Implausible values of one field.
 
     Attributes:
-        index: index of the field along the dimensions before the level.
-        row: index of its level among all levels of the variable.
-        cells: (h, w) bool, True for the implausible values.
-        value: the first of these values, in the units of the file.
-        is_fill: True for a fill value, False for values outside the limits.
+        index: indices of the field along the dimensions before the level, such as time; may be empty.
+        row: index of the field's level among all levels of the variable.
+        cells: (h, w) bool, True where a value is implausible.
+        value: the first implausible value, in the units of the file.
+        is_fill: True if the values are a fill value, False if they are outside the limits.
     """
 
     index: tuple[int, ...]
@@ -58,16 +61,17 @@ class ValueRules:
 
     Attributes:
         levels: (L,) levels of the run in ``data.level_units``; (None,) for a variable without levels.
-        limits: (L, 2) float64 least and greatest value on each of these levels, or (1, 2) on all; in the units of the
-            file.
-        description: quantity and units that have these limits, for messages.
-        fill_values: (F,) float64 values that are not data if they are isolated from all others.
-        tolerances: (F,) float64 greatest difference of a value from each fill value.
-        num_unpacked: number of leading fill values that can fill a whole field. The fill values after them are of
-            packed integers, and must be isolated from at least two different values.
+        limits: float64 least and greatest plausible value in the units of the file: (L, 2) for each level, or (1, 2)
+            for all levels.
+        description: quantity and units to which the limits belong, for error messages.
+        fill_values: (F,) float64 values that count as fill values if they are far from all other values of the field.
+        tolerances: (F,) float64 largest difference at which a value still counts as this fill value.
+        num_unpacked: number of entries at the beginning of `fill_values` that are recognised even if they fill a whole
+            field. The entries after them belong to packed integers. They are recognised only in a field with at least
+            two other values.
         valid_range: least and greatest value that the config declares, in the units of the file. Values in this range
             are accepted and all others are missing. None if the config declares no range; then the limits apply.
-        name: name of the variable, if the config can have options for it in ``data.variable_options``; else empty.
+        name: name of the variable if the config can have options for it in ``data.variable_options``, else empty.
     """
 
     levels: tuple[float | None, ...]
@@ -80,11 +84,15 @@ class ValueRules:
     name: str
 
     def apply(self, values: np.ndarray, levels: slice = slice(None)) -> tuple[np.ndarray, ImplausibleValues | None]:
-        """Return the values, NaN outside `valid_range`, and the first implausible field (None if there is none).
+        """Check values that were read from the file.
 
         Args:
             values: (..., L, h, w) in the units of the file; they are not changed.
-            levels: slice of the levels of the variable that the values are on.
+            levels: slice that selects, from all levels of the variable, the L levels of `values`.
+
+        Returns:
+            The values, with NaN outside `valid_range`; and the implausible values of the first field that has any, or
+            None if there is no such field.
         """
         lowest, highest = _find_extremes(values)
         # A range that the config declares replaces all other rules.
@@ -104,7 +112,7 @@ class ValueRules:
         for index in np.argwhere(is_suspect):
             field_index = tuple(int(number) for number in index)
             field = values[field_index]
-            # Limits are those of each level, or one pair for all.
+            # There is a pair of limits for each level, or one pair for all levels.
             cells, is_fill = self._find_implausible_cells(field, limits[field_index[-1] % len(limits)])
             if cells.any():
                 row = field_index[-1] + (levels.start or 0)
@@ -112,13 +120,13 @@ class ValueRules:
         return values, None
 
     def describe(self, implausible: ImplausibleValues, location: str = "") -> str:
-        """Return the problem with the values of a field, and what to do.
+        """Return a text for the user about the implausible values of a field, and what to do.
 
         Args:
-            implausible: the values, from `apply`.
-            location: location of the first of them; empty if it is not known.
+            implausible: the values that `apply` returned.
+            location: text with the latitude and longitude of the first of them; empty if it is not known.
         """
-        # Parts that the messages for fill values and for values outside the limits share.
+        # The messages for fill values and for values outside the limits share these pieces of text.
         value = f"{implausible.value:.6g}"
         suffix = f" at {location}" if location else ""
         count = f"{int(implausible.cells.sum())} of {implausible.cells.size} values are"
@@ -146,16 +154,20 @@ class ValueRules:
         return f"{problem}; {advice}"
 
     def _match_fill(self, values: np.ndarray) -> np.ndarray:
-        """Return (..., F) bool for values (...): True where a value agrees with a fill value within its tolerance."""
+        """Return (..., F) bool for values (...): True where a value equals a fill value within its tolerance."""
         distance = np.abs(np.asarray(values, dtype=np.float64)[..., None] - self.fill_values)
         return distance <= self.tolerances
 
     def _find_implausible_cells(self, field: np.ndarray, limits: np.ndarray) -> tuple[np.ndarray, bool]:
-        """Return the implausible cells of a field, (h, w) bool, and True if their value is a fill value.
+        """Find the implausible values of a field.
 
         Args:
             field: (h, w) values of one level.
             limits: (2,) least and greatest plausible value.
+
+        Returns:
+            (h, w) bool, True for the implausible values; and True if these are a fill value, False if they are outside
+            the limits.
         """
         # Infinite values are reported elsewhere, with a message of their own.
         is_finite = np.isfinite(field)
@@ -168,10 +180,17 @@ class ValueRules:
         return is_finite & is_outside, False
 
     def _find_isolated_fill(self, field: np.ndarray, is_finite: np.ndarray) -> np.ndarray:
-        """Return the cells (h, w) of the smallest or greatest value, if it is an isolated fill value.
+        """Find the cells of a field whose value is a fill value isolated from all other values.
 
-        It is isolated if it is farther from all other values than these are from each other. A wind of -99 m/s or a
-        height of -999 m among similar values is data.
+        Only the smallest and the greatest value are considered. One of them is isolated if its distance to the nearest
+        other value exceeds the range of all others. So a wind of -99 m/s among similar values counts as data.
+
+        Args:
+            field: (h, w) values of one level.
+            is_finite: (h, w) bool, False where `field` is NaN or infinite.
+
+        Returns:
+            (h, w) bool, True where the field has the isolated fill value; False everywhere if there is none.
         """
         no_cells = np.zeros(field.shape, dtype=bool)
         if not is_finite.any():
@@ -202,19 +221,22 @@ def build_value_rules(
     valid_range: Sequence[float] | None = None,
     has_options: bool = True,
 ) -> ValueRules:
-    """Return the rules for the values of a variable.
+    """Build the rules for the values of a variable.
 
     Args:
-        name: the variable.
-        attributes: its units and standard_name in the file.
-        levels: levels of the values; (None,) if they have none, or are on other levels than the run.
+        name: name of the variable.
+        attributes: attributes of the variable in the file; ``units`` and ``standard_name`` are used.
+        levels: levels of the values in `level_units`; (None,) if the values have no levels, or if the levels of the
+            file are not those of the run.
         level_units: ``data.level_units``.
-        packing: scale and offset of packed integers in a file that declares no fill value; else None.
-        file_range: range that the file declares, see `read_file_range`.
-        valid_range: range that the config declares, in the units of the file, see `convert_range_to_file_units`.
+        packing: scale and offset if the variable consists of packed integers and the file declares no fill value;
+            else None.
+        file_range: least and greatest value that the file declares, see `read_file_range`; None if there is none.
+        valid_range: least and greatest value that the config declares, in the units of the file, see
+            `convert_range_to_file_units`; None if there is none.
         has_options: True if the config can have options for the variable in ``data.variable_options``.
     """
-    # Limits of the quantity, or of its units, which the range in the file narrows.
+    # The limits follow from the quantity, or else from the units. A range in the file can only narrow them.
     units = normalise_units(attributes.get("units", ""))
     quantity = find_quantity(name, attributes)
     limits = np.array([find_limits(quantity, units, _convert_to_hpa(level, level_units)) for level in levels])
@@ -252,10 +274,10 @@ def build_value_rules(
 def read_file_range(
     attributes: Mapping[str, object], packing: tuple[float, float] | None
 ) -> tuple[float, float] | None:
-    """Return the range of values that a file declares (CF: valid_range, or valid_min and valid_max).
+    """Return the range of values that a file declares by the CF attributes valid_range, or valid_min and valid_max.
 
-    Integers that declare the range of a packed variable are packed as well, real numbers are not (netCDF User Guide).
-    With the attribute _Unsigned the bounds are signed numbers that stand for unsigned ones, and are not used.
+    For a packed variable, a range given as integers is in packed units, and a range given as real numbers is in
+    unpacked units (netCDF User Guide). Ranges of variables with the attribute _Unsigned are ignored.
 
     Args:
         attributes: attributes of the variable in the file.
@@ -301,12 +323,12 @@ def require_plausible_units(name: str, attributes: Mapping[str, str], origin: st
     """Require that a variable does not have the units of another quantity, such as a temperature in Pa.
 
     Args:
-        name: the variable.
-        attributes: its units and standard_name in the file.
+        name: name of the variable.
+        attributes: attributes of the variable in the file; ``units`` and ``standard_name`` are used.
         origin: name of the file, for error messages.
 
     Raises:
-        DataError: if it has them; the message lists the units that the variable can have.
+        DataError: if it has such units; the message lists the units that the variable can have.
     """
     message = describe_wrong_units(name, attributes)
     if message is not None:
@@ -317,12 +339,12 @@ def find_implausible_units(fields_CHW: np.ndarray, reader: FieldReader, conf: Da
     """Return a message for each variable of a store whose units or values are implausible.
 
     Args:
-        fields_CHW: (C, H, W) the stored fields of one time, missing values as NaN.
-        reader: reader of the store.
+        fields_CHW: (C, H, W) stored fields of one time, with missing values as NaN; C are the time-varying channels.
+        reader: reader of the store, which has channels, attributes and grid.
         conf: the ``data`` section of the config.
-        when: the time, for messages.
+        when: the time as text, for messages.
     """
-    # Variable -> message about its units, or about the first of its levels with implausible values.
+    # For each variable the message about its units, or about its first level with implausible values.
     messages: dict[str, str] = {}
     for field, channel in zip(fields_CHW, reader.channels.time_varying_stored, strict=True):
         if channel.variable in messages:
@@ -350,11 +372,14 @@ def find_implausible_units(fields_CHW: np.ndarray, reader: FieldReader, conf: Da
 
 
 def _convert_to_hpa(level: float | None, level_units: str) -> float | None:
-    """Return the pressure of a level in hPa; NaN for a model level, whose pressure is not known; None without a level.
+    """Return the pressure of a level in hPa.
 
     Args:
-        level: the level; None without levels.
-        level_units: ``data.level_units``.
+        level: the level; None for a variable without levels.
+        level_units: units of `level`, see ``data.level_units``.
+
+    Returns:
+        The pressure, NaN for a model level, whose pressure is not known, or None if `level` is None.
     """
     if level is None:
         return None
@@ -362,7 +387,10 @@ def _convert_to_hpa(level: float | None, level_units: str) -> float | None:
 
 
 def _find_extremes(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the least and the greatest value, (...) each, of fields (..., h, w); NaN if all values are missing."""
+    """Return the least and the greatest value of each field, (...) each for fields (..., h, w).
+
+    Missing values are ignored; the extremes of a field without any value are NaN.
+    """
     lowest = values.min(axis=(-2, -1))
     highest = values.max(axis=(-2, -1))
     if np.isnan(lowest).any():

@@ -1,4 +1,4 @@
-"""Physical limits of quantities, by their units."""
+"""Limits of physically plausible values for each quantity, by its units."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 
 from credit.data.formats.units import normalise_units
 
-# Quantity -> unit -> least and greatest value.
+# Least and greatest value of each quantity, by its units.
 _QUANTITY_LIMITS = {
     "temperature": {"K": (80.0, 400.0), "degC": (-193.0, 127.0)},
     "pressure at the surface or at sea level": {"Pa": (2e4, 1.2e5), "hPa": (200.0, 1200.0)},
@@ -17,7 +17,8 @@ _QUANTITY_LIMITS = {
     "geopotential": {"m2 s-2": (-1e5, 5e6)},
     "geopotential height": {"m": (-1e4, 5e5)},
 }
-# These detect fractions whose values are per cent. Other units of a fraction are accepted, unlike those above.
+# These limits detect fractions whose values are in per cent. A fraction may have units that are not listed here, but
+# a quantity of `_QUANTITY_LIMITS` may not have the units of another quantity.
 _FRACTION_LIMITS = {"area fraction": {"1": (-0.01, 1.01), "%": (-1.0, 101.0)}}
 # Names of each quantity: standard names, and usual short names for files without a standard name.
 _QUANTITIES = {
@@ -31,7 +32,7 @@ _QUANTITIES = {
     "geopotential height": ("geopotential_height", "gh"),
     "area fraction": ("land_area_fraction", "land_binary_mask", "sea_area_fraction", "sea_ice_area_fraction"),
 }  # fmt: skip
-# Name -> quantity.
+# Mapping from a standard name or short name to the quantity.
 _QUANTITY_OF: dict[str, str] = {}
 for _quantity, _names in _QUANTITIES.items():
     _QUANTITY_OF |= dict.fromkeys(_names, _quantity)
@@ -60,44 +61,49 @@ _UNIT_LIMITS = {
     "kg m-2 s-1": (-1e3, 1e3),
     "m3 m-3": (-10.0, 10.0),
 }
-# Limits on levels at most at this pressure, where the thermosphere begins, and on model levels.
+# Limits in the thermosphere, that is at pressures up to `_THERMOSPHERE_HPA`. They also hold for all model levels,
+# because the pressure of these is not known.
 _THERMOSPHERE_LIMITS = {
     "temperature": {"K": (80.0, 3000.0), "degC": (-193.0, 2700.0)},
     "wind": {"m s-1": (-2000.0, 2000.0)},
 }
 _THERMOSPHERE_HPA = 1e-3
-# Up to this pressure the height of a level is far from 0 and known within a factor of 2; at higher pressure it is known
-# within the tolerance, in m.
+# Up to this pressure the height of a pressure level is known within a factor of 2. At higher pressures heights are
+# close to 0, so a tolerance in m is used instead.
 _UNCERTAIN_HEIGHT_HPA = 700.0
 _HEIGHT_TOLERANCE = 2000.0
 
 
 def find_quantity(name: str, attributes: Mapping[str, str]) -> str:
-    """Return the quantity that a variable measures; empty if it is not known.
+    """Return the physical quantity of a variable, such as ``temperature``; empty if it is not known.
 
     Args:
-        name: name of the variable, which decides if it has no standard name.
-        attributes: its attributes, of which ``standard_name`` is used.
+        name: name of the variable; it decides only if there is no standard name.
+        attributes: attributes of the variable, of which ``standard_name`` is used.
     """
     return _QUANTITY_OF.get(attributes.get("standard_name") or name, "")
 
 
 def has_limits(quantity: str, units: str) -> bool:
-    """Return True if there are limits for this quantity in these units, not only for any quantity in these units.
+    """Return True if this quantity has limits of its own in these units.
+
+    The limits in `_UNIT_LIMITS`, which hold for any quantity in these units, do not count.
 
     Args:
-        quantity: the quantity, from `find_quantity`.
-        units: its units, from `normalise_units`.
+        quantity: the quantity, as `find_quantity` returns it.
+        units: units in the spelling of `normalise_units`.
     """
     return units in (_QUANTITY_LIMITS | _FRACTION_LIMITS).get(quantity, {})
 
 
 def describe_wrong_units(name: str, attributes: Mapping[str, str]) -> str | None:
-    """Return the message about wrong units of a variable; None if they are right, or units or quantity are unknown.
+    """Return an error message if a variable has the units of another quantity, else None.
+
+    The result is also None if the units or the quantity of the variable are unknown.
 
     Args:
-        name: the variable.
-        attributes: its attributes, of which ``units`` and ``standard_name`` are used.
+        name: name of the variable.
+        attributes: attributes of the variable, of which ``units`` and ``standard_name`` are used.
     """
     quantity = find_quantity(name, attributes)
     units = normalise_units(attributes.get("units", ""))
@@ -115,20 +121,21 @@ def describe_wrong_units(name: str, attributes: Mapping[str, str]) -> str | None
 
 
 def find_limits(quantity: str, units: str, pressure: float | None) -> tuple[float, float]:
-    """Return least and greatest value of a quantity in these units; infinite if it has no limits.
+    """Return the least and the greatest plausible value of a quantity; -inf and inf if there are no limits.
 
-    The height of a pressure level is about 7.5 km times ln(1013 hPa / p), in a standard atmosphere of about 256 K.
+    The limits of geopotential and geopotential height follow from the height of the pressure level, which is about
+    7.5 km times ln(1013 hPa / p) in an atmosphere of about 256 K.
 
     Args:
-        quantity: the quantity, from `find_quantity`; empty if it is not known.
-        units: units of the values, from `normalise_units`.
-        pressure: pressure of the level in hPa; NaN if it is not known, None without a level.
+        quantity: the quantity, as `find_quantity` returns it; empty if it is not known.
+        units: units of the values in the spelling of `normalise_units`.
+        pressure: pressure of the level in hPa; NaN if it is not known, None for a variable without levels.
     """
     # A comparison with NaN is false, so model levels have the limits of the thermosphere.
     may_be_thermosphere = pressure is not None and not pressure > _THERMOSPHERE_HPA
     if may_be_thermosphere and units in _THERMOSPHERE_LIMITS.get(quantity, {}):
         return _THERMOSPHERE_LIMITS[quantity][units]
-    # Geopotential per metre of height; heights themselves are in m.
+    # Factor from height in m to the quantity: gravity for geopotential, 1 for geopotential height.
     gravity = {"m2 s-2": 9.80665, "m": 1.0}.get(units)
     on_pressure_level = pressure is not None and np.isfinite(pressure)
     if quantity.startswith("geopotential") and on_pressure_level and gravity is not None:

@@ -12,8 +12,8 @@ import numpy as np
 from credit.errors import ConfigError, DataError
 from credit.utils.installation import install_command
 
-# Spelling in lower case -> usual one, for spellings that UDUNITS does not know or takes for another unit: C is coulomb,
-# mb millibarn.
+# Mapping from a spelling in lower case to the usual spelling. It has the spellings that UDUNITS does not know or takes
+# for another unit, such as C (coulomb) and mb (millibarn).
 _SPELLINGS = {
     "kelvin": "K", "k": "K", "celsius": "degC", "c": "degC", "degc": "degC", "deg_c": "degC", "degree_celsius": "degC",
     "degrees_celsius": "degC", "pascal": "Pa", "pa": "Pa", "hpa": "hPa", "millibar": "hPa", "mbar": "hPa", "mb": "hPa",
@@ -31,9 +31,9 @@ _PRODUCT_SIGN = re.compile(r"(?<![0-9])\.|\.(?![0-9])|\*")
 
 
 def normalise_units(units: str) -> str:
-    """Return one spelling of units; products and quotients of plain powers become ``kg m-2 s-1``.
+    """Return the standard spelling of units; ``kg/m^2/s``, for example, becomes ``kg m-2 s-1``.
 
-    Units with other numbers, such as ``1e-3 m``, keep their spelling.
+    Products and quotients of powers are rewritten. Units with other numbers, such as ``1e-3 m``, keep their spelling.
     """
     text = " ".join(_POWER_SIGN.sub("", units).split())
     if text.lower() in _SPELLINGS:
@@ -63,9 +63,9 @@ def normalise_units(units: str) -> str:
 
 
 def is_same_unit(first: str, second: str) -> bool:
-    """Return True if two spellings, such as ``m2 s-2`` and ``m^2/s^2``, are one unit.
+    """Return True if two spellings, such as ``m2 s-2`` and ``m^2/s^2``, stand for the same unit.
 
-    UDUNITS, if installed, decides about unusual spellings; without it these are different units.
+    Unusual spellings are compared by UDUNITS. If it is not installed, they count as different units.
     """
     if normalise_units(first) == normalise_units(second):
         return True
@@ -78,7 +78,7 @@ def is_same_unit(first: str, second: str) -> bool:
 def is_convertible(first: str, second: str) -> bool:
     """Return True if a unit, such as ``degC``, can be converted to another, such as ``K``.
 
-    Without UDUNITS this is not known, and the result is True.
+    The result is also True if it cannot be known, because UDUNITS is not installed.
     """
     try:
         find_conversion(first, second, "", "")
@@ -94,8 +94,8 @@ class Conversion:
     """Conversion from one unit to another: ``scale * value + offset``.
 
     Attributes:
-        scale: target units in one source unit.
-        offset: value in target units of 0 in source units.
+        scale: number of target units in one source unit.
+        offset: 0 of the source units, expressed in target units.
     """
 
     scale: float
@@ -110,23 +110,24 @@ class ExpConversion:
     """Conversion from the natural logarithm of pressure in Pa to pressure in Pa."""
 
     def apply(self, fields: np.ndarray) -> np.ndarray:
-        """Return the pressure in Pa, float64, of fields of ln(p / Pa) of any shape."""
+        """Return pressure in Pa, float64, for fields of ln(p / Pa) of any shape."""
         return np.exp(np.asarray(fields, dtype=np.float64))
 
 
 def find_conversion(source_units: str, target_units: str, name: str, origin: str, key: str = "") -> Conversion | None:
-    """Return the conversion of a variable to the units of the run, None if nothing changes.
+    """Return the conversion of a variable from the units of a file to the units of the run, None if they are equal.
 
     Args:
         source_units: units in the file, empty if the file has none.
         target_units: units of the run.
-        name: the variable, for messages.
+        name: name of the variable, for error messages.
         origin: name of the file, for error messages.
-        key: config key that sets the target units, for messages; by default ``data.variable_options.NAME.units``.
+        key: config key that sets the target units, for error messages; empty for
+            ``data.variable_options.NAME.units``.
 
     Raises:
-        ConfigError: if `target_units` is not a unit, or cf-units is needed and not installed.
-        DataError: if the file has no units, or units that cannot be converted or not by a linear formula.
+        ConfigError: if `target_units` is not a unit, or the package cf-units is needed and not installed.
+        DataError: if the file has no units, or units that cannot be converted to `target_units` by a linear formula.
     """
     key = key or f"data.variable_options.{name}.units"
     if not source_units.strip():
@@ -166,11 +167,11 @@ def find_conversion(source_units: str, target_units: str, name: str, origin: str
 
 
 def _parse_units(units: str, purpose: str) -> Any | None:
-    """Return a unit of cf-units, None if UDUNITS does not know it.
+    """Return units as an object of the package cf-units, None if UDUNITS does not know them.
 
     Args:
-        units: the unit.
-        purpose: what it is needed for, as the beginning of the message without cf-units.
+        units: the units as text.
+        purpose: beginning of the error message if cf-units is not installed; it says why units must be converted.
 
     Raises:
         ConfigError: if cf-units is not installed.
@@ -192,12 +193,12 @@ def require_packing(name: str, attributes: Mapping[str, Any], origin: str) -> No
     """Require that the packing attributes of a variable are numbers, so that its values can be unpacked.
 
     Args:
-        name: the variable.
-        attributes: its attributes, with scale_factor and add_offset if it is packed.
+        name: name of the variable.
+        attributes: attributes of the variable, with ``scale_factor`` and ``add_offset`` if it is packed.
         origin: name of the file, for error messages.
 
     Raises:
-        DataError: if one of these two is not a number.
+        DataError: if ``scale_factor`` or ``add_offset`` is not a single number.
     """
     for key in ("scale_factor", "add_offset"):
         value = attributes.get(key, 0.0)

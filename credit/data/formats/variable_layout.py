@@ -1,7 +1,7 @@
 """Layout of a variable in its file, and reading of its fields on the grid and in the units of the run.
 
-Letters of shapes: T times, L levels that are read (1 for a 2-D variable), h, w rows and columns of the grid of the
-file, H, W those of the grid of the run.
+Letters of shapes: T times, L levels that are read (1 for a 2-D variable), h and w rows and columns of the grid of the
+file, H and W those of the grid of the run.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from credit.errors import DataError
 from credit.grid import AxisOrder, LatLonGrid
 from credit.physics.vertical import LevelMapping
 
-# Fields that are unpacked at once. While they are unpacked, packed values are float64.
+# Number of fields that are unpacked at once. It limits memory, because packed values become float64 for a moment.
 _FIELDS_AT_ONCE = 16
 
 
@@ -29,24 +29,27 @@ class VariableLayout:
     """Layout of one variable in one file.
 
     Attributes:
-        name: the variable's name in the file.
-        dims: role (``time``, ``level``, ``lat``, ``lon``) -> dimension; other dimensions have length 1.
+        name: name of the variable in the file.
+        dims: mapping from a role (``time``, ``level``, ``lat``, ``lon``) to the name of the dimension; all other
+            dimensions have length 1.
         level_rows: (L,) index in the file of each level that is read; None for a 2-D variable.
-        level_mapping: mapping from these levels to those of the run; None if they are those of the run.
+        level_mapping: mapping from the levels that are read to the levels of the run; None if they are the same and no
+            formula needs their pressure.
         grid: grid of the file.
-        orientation: indices that bring the fields of the file into the order of the grid.
+        orientation: reordering of rows and columns of the file into the order of `grid`.
         regridder: interpolation to the grid of the run; None if the file is on that grid.
-        conversion: conversion to the units of the config; None if the fields have these units.
+        conversion: conversion from the units of the file to those of the run; None if they are the same.
         to_si: conversion from the units of the file to the SI units of formulas; None if the file has these units, or
             if no formula needs the variable.
-        times: (N,) int64 minutes along the time dimension; None if the file has no time.
-        window_bounds: (N, 2) int64 minutes of the time bounds; None if the file has none.
+        times: (N,) int64 minutes since 1900, all times of the file; None if the file has no time.
+        window_bounds: (N, 2) int64 minutes since 1900, the bounds of the times; None if the file has none.
         attributes: units (after the conversion), standard_name, long_name and cell_methods, if the file has them.
-        packing_step: step of packed integers in units of `attributes`, 0 if the variable is not packed.
-        times_per_chunk: number of times in a chunk of the file, which are unpacked together; 1 without chunks.
+        packing_step: difference of adjacent packed values in the units of `attributes`; 0 without packing.
+        times_per_chunk: number of times in a chunk of the file; a chunk is always decompressed as a whole. 1 if the
+            file has no chunks.
         rules: checks of the values.
-        origin: file and variable, for messages.
-        calendar: calendar of `times`, for messages; None if no file has had a time yet.
+        origin: names of file and variable, for error messages.
+        calendar: calendar of `times`, for error messages; None if no file with a time has been opened yet.
     """
 
     name: str
@@ -73,7 +76,7 @@ class VariableLayout:
         return len(self.level_rows or (0,)) * math.prod(self.grid.shape)
 
     def count_times_in_chunk(self, times: np.ndarray) -> int:
-        """Return the largest number of the given times that lie in one chunk of the file, at least 1.
+        """Return how many of the given times a chunk of the file contains at most, at least 1.
 
         Args:
             times: (M,) int64 minutes since 1900, increasing.
@@ -90,19 +93,22 @@ class VariableLayout:
         return max(1, int((stop - start).max()))
 
     def read(self, dataset: xr.Dataset, position: int | slice) -> np.ndarray:
-        """Return fields on the grid and in the units of the run, missing values as NaN.
+        """Read fields on the grid and in the units of the run, with missing values as NaN.
 
         Args:
             dataset: the open file.
-            position: index of one time, for (L, H, W), or a slice of T times, for (T, L, H, W).
+            position: index of a time in the file, or a slice of T times.
+
+        Returns:
+            (L, H, W) for one time, (T, L, H, W) for a slice.
 
         Raises:
-            DataError: for a value that is implausible, see `credit.data.formats.unit_checks`.
+            DataError: if a value is implausible, see `credit.data.formats.unit_checks`.
         """
         return self.convert_to_run(self.orientation.apply(self._read_checked(dataset, position)))
 
     def read_on_file_grid(self, dataset: xr.Dataset, position: int | slice) -> np.ndarray:
-        """Return fields for formulas, ([T,] L, h, w), on the grid of the file and in SI units.
+        """Read fields as inputs of formulas: on the grid of the file and in SI units, ([T,] L, h, w).
 
         Arguments and errors are those of `read`.
         """
@@ -114,8 +120,8 @@ class VariableLayout:
             time_shape = (position.stop - position.start,)
         chunks = dataset.variables[self.name].encoding.get("preferred_chunks", {})
         chunk_levels = chunks.get(self.dims["level"], 1)
-        # A few fields at once are unpacked in memory that is used again; unpacking all would need new memory. Chunks
-        # of the file are read as a whole.
+        # Only a few fields are unpacked at once, because their temporary memory is then reused from the processor's
+        # cache. A chunk of the file is never read twice.
         chunks_at_once = math.ceil(_FIELDS_AT_ONCE / (chunk_levels * math.prod(time_shape)))
         levels_at_once = chunks_at_once * chunk_levels
         fields = np.empty((*time_shape, len(rows), *self.grid.shape), dtype=np.float32)
@@ -125,25 +131,29 @@ class VariableLayout:
         return fields
 
     def _read_in_si(self, dataset: xr.Dataset, position: int | slice, levels: slice = slice(None)) -> np.ndarray:
-        """Return checked fields on some of the levels, in the order of the grid and in SI units."""
+        """Read and check the fields of some levels, ([T,] levels, h, w) in the order of `grid` and in SI units."""
         fields = self.orientation.apply(self._read_checked(dataset, position, levels))
         return fields if self.to_si is None else self.to_si.apply(fields)
 
     def convert_to_run(self, fields: np.ndarray) -> np.ndarray:
-        """Return fields on the grid of the file (..., h, w) on that of the run (..., H, W), in the units of the run."""
+        """Bring fields (..., h, w) of the file to the grid of the run, (..., H, W), and to the units of the run."""
         if self.regridder is not None:
             fields = self.regridder.apply(fields)
         return fields if self.conversion is None else self.conversion.apply(fields)
 
     def _read_checked(self, dataset: xr.Dataset, position: int | slice, levels: slice = slice(None)) -> np.ndarray:
-        """Return checked values on some of the levels, in the order and the units of the file."""
+        """Read and check the values of some levels, ([T,] levels, rows, columns) in order and units of the file.
+
+        Raises:
+            DataError: if a value is implausible.
+        """
         values, implausible = self.rules.apply(self._read_stored(dataset, position, levels), levels)
         if implausible is not None:
             raise DataError(self._describe(implausible, position))
         return values
 
     def _describe(self, implausible: ImplausibleValues, position: int | slice) -> str:
-        """Return a message about implausible values, with their level and time and the location of the first one."""
+        """Return an error message about implausible values, with their level, their time and the first location."""
         levels = self.rules.levels
         level_and_time = ""
         if levels[0] is not None or len(levels) > 1:
@@ -160,7 +170,13 @@ class VariableLayout:
         return f"{self.origin}{level_and_time}: {self.rules.describe(implausible, location)}"
 
     def _read_stored(self, dataset: xr.Dataset, position: int | slice, levels: slice) -> np.ndarray:
-        """Return unpacked values of the file on some of the levels, ([T,] L, rows, columns) in its order."""
+        """Read and unpack the values of some levels, ([T,] levels, rows, columns) in the order of the file.
+
+        Args:
+            dataset: the open file.
+            position: index of a time in the file, or a slice of T times.
+            levels: slice of `level_rows`; ignored for a 2-D variable, which gets one level.
+        """
         variable = dataset.variables[self.name]
         # Dimensions without a role have length 1.
         index: dict[str, object] = {dim: 0 for dim in variable.dims if dim not in self.dims.values()}

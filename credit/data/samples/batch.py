@@ -1,4 +1,4 @@
-"""Batch of samples in physical units, as it travels from the dataset to the device.
+"""Batch of samples in physical units, as it is passed from the dataset to the device.
 
 Shape suffixes: B batch, C channels, T time frames, H latitude rows, W longitude columns.
 """
@@ -13,12 +13,12 @@ import torch
 
 @dataclass(frozen=True)
 class Batch:
-    """Samples that have the same lengths of history and forecast; all fields are float32 in physical units.
+    """Samples with equal numbers of input frames and forecast steps; all fields are float32 in physical units.
 
     Attributes:
-        history_BCTHW: prognostic channels at the input frames, the last of which is the initial time.
-        forcing_BCTHW: dynamic forcing at the input frames and at every further input of the rollout.
-        target_BCTHW: output channels at every forecast step.
+        history_BCTHW: prognostic channels at the input frames, the last of which is at the initial time.
+        forcing_BCTHW: dynamic forcing at the input frames and at all later frames that are inputs of the rollout.
+        target_BCTHW: output (prognostic and diagnostic) channels at every forecast step.
         initial_minutes: (B,) initial time of each sample in minutes since 1900.
     """
 
@@ -35,7 +35,10 @@ class Batch:
         assert num_inputs >= num_frames, "a batch needs forcing for its whole history"
 
     def to(self, device: torch.device) -> Batch:
-        """Return the batch on `device`; pinned memory is copied in the background, meta tensors become empty ones."""
+        """Return the batch on `device`.
+
+        Pinned memory is copied asynchronously. Tensors on the meta device become uninitialised tensors on `device`.
+        """
 
         def move(tensor: torch.Tensor) -> torch.Tensor:
             if tensor.is_meta:
@@ -45,16 +48,16 @@ class Batch:
         return self._map(move)
 
     def pin_memory(self) -> Batch:
-        """Return the batch in pinned memory, which a GPU can read by itself; meta tensors are returned as they are."""
+        """Return the batch in pinned memory, which a GPU can read directly; meta tensors are returned unchanged."""
         return self._map(lambda tensor: tensor if tensor.is_meta else tensor.pin_memory())
 
     def record_stream(self, stream: torch.cuda.Stream) -> None:
-        """Tell the allocator that `stream` uses the batch, which was created on another stream."""
+        """Tell torch's allocator that `stream` uses the tensors, so that their memory is not reused too early."""
         for tensor in self.tensors():
             tensor.record_stream(stream)
 
     def tensors(self) -> list[torch.Tensor]:
-        """Return the tensors in the order of the attributes."""
+        """Return the tensors: history, forcing and target."""
         return [self.history_BCTHW, self.forcing_BCTHW, self.target_BCTHW]
 
     def _map(self, function: Callable[[torch.Tensor], torch.Tensor]) -> Batch:

@@ -1,4 +1,4 @@
-"""Pool of host memory for batches: the memory of a batch that is gone is used for the next one."""
+"""Pool of host memory for batches: the memory of a batch that is no longer used serves for a later batch."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ class BufferPool:
     """Pool of uninitialised float32 tensors.
 
     The operating system maps new memory page by page, which takes longer than reading a batch into memory that the
-    process already has. So the pool keeps memory, and returns it again once no tensor, view or array shares it any
-    more. Pinned memory is pooled by torch itself.
+    process already has. So the pool keeps the memory of its tensors. It hands memory out again once no tensor, view or
+    array uses it any more. Pinned memory is pooled by torch itself.
     """
 
     def __init__(self) -> None:
@@ -27,9 +27,10 @@ class BufferPool:
         return BufferPool, ()
 
     def take(self, *shape: int) -> torch.Tensor:
-        """Return an uninitialised float32 tensor of this shape.
+        """Return an uninitialised float32 tensor of the given shape.
 
-        In a loader process its memory is shared with the training process. Where torch uses a GPU it is pinned.
+        In a worker process of the loader, its memory is shared with the training process. In a process in which torch
+        uses a GPU, its memory is pinned.
         """
         size = math.prod(shape)
         if get_worker_info() is not None:

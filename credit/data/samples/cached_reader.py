@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
 
 class CachedReader:
-    """Cache around a `credit.data.reader.FieldReader` that reads every time only once.
+    """Cache around a `credit.data.reader.FieldReader` that reads the fields of each time only once.
 
-    Statistics, climatology, training and validation of a run then share what each of them reads.
+    Statistics, climatology, training and validation of a run then share the fields in memory.
 
     Args:
-        reader: the reader; every attribute that is not defined here is taken from it.
+        reader: reader whose fields are cached; attributes that are not defined here are taken from it.
     """
 
     def __init__(self, reader: FieldReader) -> None:
@@ -53,6 +53,6 @@ class CachedReader:
 
 
 def _read_only(fields_CHW: np.ndarray) -> np.ndarray:
-    """Protect fields that several callers share from being changed, and return them."""
+    """Make an array read-only, because several callers share it, and return it."""
     fields_CHW.flags.writeable = False
     return fields_CHW

@@ -14,7 +14,7 @@ from credit.data.samples.frames import FrameReader
 
 
 class ForecastDataset(Dataset):
-    """Samples of given initial times, in physical units and in the order of `ChannelMap`.
+    """Samples of given initial times, in physical units, with channels in the order of `ChannelMap`.
 
     Args:
         frames: reader of the frames.
@@ -23,8 +23,8 @@ class ForecastDataset(Dataset):
         history_len: number of input frames of a sample.
         forecast_len: number of forecast steps of a sample.
         as_forecast: True uses only forcing that a real forecast would have after its initial time (for validation).
-        placeholder: True reads nothing and returns tensors on the meta device, for a process that receives the fields
-            from another one.
+        placeholder: True reads nothing and returns tensors without values, on the meta device; for a process that
+            receives the fields from another process.
 
     Attributes:
         initial: (N,) int64 initial times in minutes since 1900.
@@ -56,7 +56,7 @@ class ForecastDataset(Dataset):
 
     @property
     def is_thread_safe(self) -> bool:
-        """True if several threads may take samples at once."""
+        """True if several threads may read samples at the same time."""
         return self._placeholder or self._frames.reader.is_thread_safe
 
     def __len__(self) -> int:

@@ -1,8 +1,9 @@
-"""Forcing that is computed from time and location: solar radiation at the top of the atmosphere, and encodings.
+"""Forcing that is computed from time and location: solar radiation, and encodings of time and location.
 
-The position of the Sun is from the low-precision formula of the Astronomical Almanac (accurate to about an arc minute
-for two centuries around 2000). Over a step the flux is integrated analytically between the hour angles of sunrise and
-sunset, so that short steps are as accurate as long ones and polar night is exactly 0.
+The solar radiation is that at the top of the atmosphere. The position of the Sun is from the low-precision formula of
+the Astronomical Almanac (accurate to about an arc minute for two centuries around 2000). Over a time step the flux is
+integrated analytically between the hour angles of sunrise and sunset. So the accuracy does not depend on the length of
+the step, and polar night is exactly 0.
 """
 
 from __future__ import annotations
@@ -43,8 +44,8 @@ _SECONDS_PER_RADIAN = 86400.0 / (2.0 * np.pi)
 # The declination of the Sun is constant in an interval of at most this length; it changes by at most 0.05 degrees.
 _MAX_INTERVAL_MINUTES = 180
 
-# Mean and standard deviation of the flux over all cells of a latitude-longitude grid and a year, W m-2, rounded. The
-# standard deviation of a step is that of steps of 6 h.
+# Mean and standard deviation of the flux over all cells of a latitude-longitude grid and a year, W m-2, rounded. Those
+# for ``step`` were computed with time steps of 6 h.
 _FLUX_STATISTICS = {"step": (297.0, 356.0), "daily": (297.0, 168.0)}
 
 
@@ -63,15 +64,18 @@ def toa_radiation(
     Args:
         lat_deg: (H,) degrees north.
         lon_deg: (W,) degrees east.
-        minutes: the time t at which the step starts, in minutes since 1900 UTC.
-        calendar: calendar of `minutes`; without leap days, the position of the Sun depends on the fraction of the year.
-        step_minutes: length dt of the step in minutes.
+        minutes: valid time t of the input frame, at which the time step starts, in minutes since 1900 UTC.
+        calendar: calendar of `minutes`. In the standard calendar the position of the Sun depends on the date and year,
+            in other calendars on the fraction of the year.
+        step_minutes: length dt of the time step in minutes.
         window: ``past`` integrates over (t - dt, t], as ERA5 labels its accumulations; ``next`` over (t, t + dt].
-        tsi: ``constant`` (1361 W m-2) or ``era5`` (yearly, linear between mid-years, held before 1940).
-        mean: ``step``, or ``daily``: the mean flux of the day at the middle of the window, times the step's length.
+        tsi: total solar irradiance: ``constant`` (1361 W m-2), or ``era5`` (yearly values of ERA5, interpolated
+            linearly between the middles of the years; see `era5_irradiance`).
+        mean: ``step`` integrates the flux over the window. ``daily`` takes the mean flux of the day in which the
+            middle of the window lies, times dt.
 
     Returns:
-        (H, W) J m-2, float32.
+        (H, W) float32, in J m-2.
     """
     assert window in ("past", "next")
     assert mean in ("step", "daily")
@@ -99,8 +103,8 @@ def era5_irradiance(minutes: float, calendar: Calendar) -> float:
     """Return the total solar irradiance of ERA5 in W m-2 at 1 au (the CMIP5 series times 0.9965).
 
     Args:
-        minutes: the time in minutes since 1900; yearly means are interpolated to it.
-        calendar: its calendar.
+        minutes: the time in minutes since 1900, to which the yearly means are interpolated.
+        calendar: calendar of `minutes`.
     """
     # Yearly means are valid in the middle of the year.
     year = calendar.datetime(int(minutes)).year + float(calendar.year_fraction(np.array(int(minutes)))) - 0.5
@@ -112,9 +116,9 @@ def era5_irradiance(minutes: float, calendar: Calendar) -> float:
 
 
 def _cmip5_irradiance(year: int) -> float:
-    """Return the mean irradiance of a year in W m-2.
+    """Return the mean total solar irradiance of a year in the CMIP5 series, in W m-2.
 
-    After the series its last solar cycle repeats; before the series the value of its first year is used.
+    After the end of the series its last solar cycle is repeated. Before its beginning the first value is used.
     """
     if year > _CMIP5_LAST_YEAR:
         year = _CMIP5_LAST_YEAR - _CYCLE_YEARS + 1 + (year - _CMIP5_LAST_YEAR - 1) % _CYCLE_YEARS
@@ -128,9 +132,9 @@ def sun_position(minutes: float, calendar: Calendar) -> tuple[float, float, floa
 
     Args:
         minutes: the time in minutes since 1900 UTC.
-        calendar: its calendar.
+        calendar: calendar of `minutes`.
     """
-    # Days since J2000, from which all angles are linear in time.
+    # The angles of the formula are linear in the number of days since J2000.
     if calendar.name in ("standard", "proleptic_gregorian"):
         days = minutes / 1440.0 - _DAYS_1900_TO_J2000
     else:
@@ -143,30 +147,40 @@ def sun_position(minutes: float, calendar: Calendar) -> tuple[float, float, floa
     obliquity = np.deg2rad(23.439 - 0.00000036 * days)
     declination = np.arcsin(np.sin(obliquity) * np.sin(longitude))
     right_ascension = np.arctan2(np.cos(obliquity) * np.sin(longitude), np.cos(longitude))
-    # The difference is small, but may be off by whole turns.
+    # The equation of time is a small angle, so whole turns in the difference are removed.
     equation_of_time = np.mod(mean_longitude - right_ascension + np.pi, 2.0 * np.pi) - np.pi
     return float(declination), float(equation_of_time), float(distance**-2)
 
 
 def _daylight(lat: np.ndarray, declination: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return a and b of the cosine of the zenith angle, a + b cos(hour angle), and the hour angle of sunset; (H, 1).
+    """Return the coefficients of the solar zenith angle and the hour angle of sunset.
 
-    All angles, also the latitudes (H, 1) and the declination, are in radians.
+    The cosine of the zenith angle is a + b cos(hour angle).
+
+    Args:
+        lat: (H, 1) latitude in radians.
+        declination: declination of the Sun in radians.
+
+    Returns:
+        (H, 1) each: a, b, and the hour angle of sunset in radians (0 in polar night, pi in polar day).
     """
     a = np.sin(lat) * np.sin(declination)
     b = np.cos(lat) * np.cos(declination)
-    # Clipping gives 0 in polar night and pi in polar day; b is 0 at the poles.
+    # Clipping covers polar night and polar day. At the poles b is 0, so a division by 0 is avoided.
     sunset = np.arccos(np.clip(-a / np.maximum(b, 1e-15), -1.0, 1.0))
     return a, b, sunset
 
 
 def _daily_mean(lat: np.ndarray, minutes: float, calendar: Calendar) -> np.ndarray:
-    """Return the daily mean of the positive cosine of the zenith angle, divided by distance squared, (H, 1) in au-2.
+    """Return the daily mean of max(cos(zenith angle), 0), divided by the squared distance of the Sun.
 
     Args:
         lat: (H, 1) latitude in radians.
-        minutes: a time of the day in minutes since 1900, for which the position of the Sun is computed.
+        minutes: a time in minutes since 1900, whose position of the Sun is used for the whole day.
         calendar: calendar of `minutes`.
+
+    Returns:
+        (H, 1) in au-2.
     """
     declination, _, inverse_square = sun_position(minutes, calendar)
     a, b, sunset = _daylight(lat, declination)
@@ -174,21 +188,27 @@ def _daily_mean(lat: np.ndarray, minutes: float, calendar: Calendar) -> np.ndarr
 
 
 def _integrate_interval(lat: np.ndarray, lon: np.ndarray, start: float, end: float, calendar: Calendar) -> np.ndarray:
-    """Return the integral of the positive cosine of the zenith angle over distance squared, (H, W) in s.
+    """Return the time integral of max(cos(zenith angle), 0), divided by the squared distance of the Sun.
 
     Args:
         lat: (H, 1) latitude in radians.
         lon: (1, W) longitude in radians.
         start: start of the interval in minutes since 1900.
         end: end of the interval in minutes since 1900.
-        calendar: the calendar.
+        calendar: calendar of `start` and `end`.
+
+    Returns:
+        (H, W) in s au-2.
     """
     declination, equation_of_time, inverse_square = sun_position(0.5 * (start + end), calendar)
     a, b, sunset = _daylight(lat, declination)
     half_day = a * sunset + b * np.sin(sunset)
 
     def integrate_from_noon(minutes: float) -> tuple[np.ndarray, np.ndarray]:
-        """Return whole turns since an arbitrary noon, (1, W), and the integral from the last noon on, (H, W)."""
+        """Return, at a time, the number of whole days since an arbitrary noon and the integral since the last noon.
+
+        Both refer to local solar time; a day is one turn of the hour angle. The shapes are (1, W) and (H, W).
+        """
         # Whole days are subtracted, so that the angle stays small and exact.
         day = (minutes - 1440.0 * np.floor(start / 1440.0)) / 1440.0
         hour_angle = 2.0 * np.pi * (day - 0.5) + equation_of_time + lon
@@ -206,17 +226,17 @@ def _integrate_interval(lat: np.ndarray, lon: np.ndarray, start: float, end: flo
 def compute_dynamic_forcing(
     name: str, minutes: int, calendar: Calendar, grid: LatLonGrid, step_minutes: int, solar: SolarConfig
 ) -> np.ndarray:
-    """Return one computed dynamic forcing of a step, (H, W) float32.
+    """Compute one dynamic forcing for a time step, (H, W) float32.
 
     Args:
         name: one of `credit.channels.COMPUTED_DYNAMIC`. ``sin_year`` and ``cos_year`` depend on the fraction of the
-            calendar year, ``sin_day`` and ``cos_day`` on local mean solar time (UTC plus one hour for 15 degrees east).
-            ``toa_incident_solar_radiation`` is in J m-2, see `toa_radiation`.
-        minutes: start of the step in minutes since 1900 UTC.
+            calendar year. ``sin_day`` and ``cos_day`` depend on local mean solar time (UTC plus one hour for each 15
+            degrees east). ``toa_incident_solar_radiation`` is in J m-2, see `toa_radiation`.
+        minutes: start of the time step in minutes since 1900 UTC.
         calendar: calendar of `minutes`.
-        grid: grid of the field.
-        step_minutes: length of the step in minutes.
-        solar: window, irradiance and averaging of the solar radiation.
+        grid: grid of the field, H rows and W columns.
+        step_minutes: length of the time step in minutes.
+        solar: settings of the solar radiation, see `toa_radiation`.
     """
     if name == "toa_incident_solar_radiation":
         return toa_radiation(grid.lat, grid.lon, minutes, calendar, step_minutes, solar.window, solar.tsi, solar.mean)
@@ -230,22 +250,23 @@ def compute_dynamic_forcing(
 
 
 def compute_static(name: str, grid: LatLonGrid) -> np.ndarray:
-    """Return one computed static input, (H, W) float32: ``sin_latitude``, ``sin_longitude`` or ``cos_longitude``."""
+    """Compute the static input ``sin_latitude``, ``sin_longitude`` or ``cos_longitude``, (H, W) float32."""
     wave = {"sin": np.sin, "cos": np.cos}[name[:3]]
     degrees = {"latitude": grid.lat[:, None], "longitude": grid.lon[None, :]}[name[4:]]
     return np.broadcast_to(wave(np.deg2rad(degrees)).astype(np.float32), grid.shape).copy()
 
 
 def fixed_statistics(name: str, step_minutes: int, solar: SolarConfig) -> tuple[float, float]:
-    """Return the mean and standard deviation that normalise a computed channel; they do not depend on the data.
+    """Return the mean and standard deviation by which a computed channel is normalised.
 
-    Encodings, which are of order 1, have (0, 1). Solar radiation has the statistics of the flux over a year on a
-    latitude-longitude grid, times the length of the step in seconds, in J m-2.
+    They do not depend on the data. Encodings of time and location are of order 1 already and have 0 and 1. For solar
+    radiation they are the statistics of the flux over a year and a latitude-longitude grid, times the length of the
+    time step in seconds, in J m-2.
 
     Args:
         name: name of a computed channel.
-        step_minutes: length of the step in minutes.
-        solar: ``mean`` decides between the flux of each step and its daily mean.
+        step_minutes: length of the time step in minutes.
+        solar: settings of the solar radiation; ``mean`` decides between the flux of each step and its daily mean.
     """
     if name != "toa_incident_solar_radiation":
         return 0.0, 1.0

@@ -78,8 +78,8 @@ class UnreadableReason:
     def _choose_value(key: str, values: Sequence[Value], level_units: str | None) -> Value:
         """Return the value to suggest for a key of ``data.sources.N.select``.
 
-        It is the first value, except for the type of level. There, pressure or model levels are suggested for a variable
-        on levels, and any other type for a 2-D variable.
+        It is the first value, except for the key ``typeOfLevel``. There, pressure or model levels are suggested for a
+        variable on levels, and any other type for a 2-D variable.
 
         Args:
             key: GRIB key.

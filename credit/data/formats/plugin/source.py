@@ -90,7 +90,7 @@ def register_source(name: str, options: type[StrictModel] | None = None) -> Call
         if not (isinstance(cls, type) and callable(getattr(cls, "read", None))):
             raise ConfigError(f"source {name!r} must be a class with a method read(variable, time, levels); is {cls!r}")
         other = _SOURCES.get(name, cls)
-        # A plugin that is loaded again brings its class anew.
+        # Loading a plugin a second time creates its class again, which is no conflict.
         if (other.__module__, other.__qualname__) != (cls.__module__, cls.__qualname__):
             raise ConfigError(
                 f"source name {name!r} of {cls.__module__} is taken by {other.__module__}; choose another name"
