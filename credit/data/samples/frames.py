@@ -1,8 +1,10 @@
-"""Input and target frames in physical units at any time: fields that are read, forcing that is computed.
+"""Input and target frames in physical units at any time: fields that are read, and forcing that is computed.
 
-A forecast must not be given the analysed future. After its initial time, forcing from data keeps the anomaly of the
-initial time (or is the climatology, or is read where the config says ``observed``). Computed forcing is exact at any
-time.
+A frame is the set of fields valid at one time. A forecast must not be given analyses of its future. So after its
+initial time, forcing from data is the climatology plus the anomaly of the initial time, or the climatology alone, or,
+only where the config says ``observed``, read from the data. Computed forcing is exact at any time.
+
+Shape suffixes: C channels, T frames, H latitude rows, W longitude columns.
 """
 
 from __future__ import annotations
@@ -28,14 +30,15 @@ _CACHE_BYTES = 2**30
 
 
 class FrameReader:
-    """Input and target frames from one reader of fields, in the order of `ChannelMap`.
+    """Reader of input and target frames, with channels in the order of `ChannelMap`.
 
     Args:
         reader: reader of the fields.
         conf: the ``data`` section of the config.
-        climatology: climatology of the dynamic forcing that is read from data; None persists the value of this forcing
-            instead of its anomaly.
-        hidden: variable -> (H, W) bool, True where a forecast must treat the values as missing.
+        climatology: climatology of the dynamic forcing that is read from data. If it is None, a forecast persists the
+            value of this forcing instead of its anomaly.
+        hidden: mapping from the name of a variable to (H, W) bool, True in cells whose values are treated as missing.
+            None hides nothing.
 
     Attributes:
         reader: reader of the fields.
@@ -65,7 +68,7 @@ class FrameReader:
         for index, channel in enumerate(stored):
             if hidden and channel.variable in hidden:
                 self._hidden_cells[index] = hidden[channel.variable]
-        # The cache of fields has a limited size. Forcing is computed for the same times of the day again and again.
+        # The cache of fields has a limited size. Computed forcing is cached too, as epochs and forecasts repeat times.
         bytes_per_time = 4 * self._num_stored * math.prod(self._grid_shape)
         cached_times = min(_MAX_CACHED_TIMES, max(_MIN_CACHED_TIMES, _CACHE_BYTES // bytes_per_time))
         read = self._read_masked if self._hidden_cells else reader.read
@@ -82,7 +85,7 @@ class FrameReader:
         return self._stored(minutes)[: len(self.reader.channels.output)]
 
     def prognostic(self, minutes: int) -> np.ndarray:
-        """Return the prognostic channels valid at `minutes`, (C, H, W) float32; units and errors as of `state`."""
+        """Return the prognostic channels valid at `minutes`, (C, H, W) float32; for units and errors see `state`."""
         return self._stored(minutes)[: len(self.reader.channels.group("prognostic"))]
 
     def forcing(self, minutes: int, initial: int | None = None) -> np.ndarray:
@@ -90,8 +93,8 @@ class FrameReader:
 
         Args:
             minutes: time of the frame in minutes since 1900.
-            initial: initial time of a forecast in minutes, after which forcing is extrapolated unless it is observed;
-                None in training, where the values of the data are used.
+            initial: initial time of a forecast in minutes since 1900. Later forcing is not read from the data, unless
+                the config says ``observed``. None in training, where the values of the data are used.
 
         Raises:
             DataError: if the data do not have a time that is needed, or it cannot be read.
@@ -118,31 +121,32 @@ class FrameReader:
         target_CTHW: np.ndarray,
         as_forecast: bool,
     ) -> None:
-        """Fill the arrays of one sample; each time is read once, and each field is read straight into its array.
+        """Fill the arrays of one sample. Each time is read once, and each field is read directly into its array.
 
         Args:
             initial: initial time in minutes since 1900.
-            history_CTHW: prognostic channels at the input frames, the last of which is the initial time.
-            forcing_CTHW: dynamic forcing at the input frames and at every further input of the rollout.
-            target_CTHW: output channels at every forecast step.
+            history_CTHW: array for the prognostic channels at the input frames, the last of which is at `initial`.
+            forcing_CTHW: array for the dynamic forcing at the input frames and at all later inputs of the rollout.
+            target_CTHW: array for the output channels at every forecast step.
             as_forecast: True uses, after the initial time, only forcing that a real forecast would have.
 
         Raises:
-            DataError: as `forcing`.
+            DataError: if the data do not have a time that is needed, or it cannot be read.
         """
         num_inputs = forcing_CTHW.shape[1]
         history_len = history_CTHW.shape[1]
         first_minutes = initial - (history_len - 1) * self._step
         forecast_initial = initial if as_forecast else None
 
-        # First everything that is read: for each time, the target array of every stored channel.
+        # First all fields that are read are assigned, for each time, to the array that shall receive them.
         for number in range(history_len + target_CTHW.shape[1]):
             minutes = first_minutes + number * self._step
             is_history = number < history_len
             fields_CHW = history_CTHW[:, number] if is_history else target_CTHW[:, number - history_len]
             targets: list[np.ndarray | None] = [None] * self._num_stored
             targets[: len(fields_CHW)] = fields_CHW
-            # The value at this time is the forcing of this frame or, for windows that follow, of the frame before.
+            # The value with this time label is the forcing of this frame. For means over the following step
+            # (window: next) it is the forcing of the frame before.
             for row, channel in enumerate(self._forcing_channels):
                 frame = number - self._label_offsets[channel.name] // self._step
                 if not 0 <= frame < num_inputs or channel.source != "data":
@@ -166,7 +170,7 @@ class FrameReader:
                     forcing_CTHW[row, frame] = self._extrapolate(channel, label, initial)
 
     def static(self) -> np.ndarray:
-        """Return the static channels, (C, H, W) float32: fields in physical units, computed fields, and masks."""
+        """Return the static channels, (C, H, W) float32: fields in physical units, computed fields, and masks (0, 1)."""
         stored_fields = iter(self.reader.static())
         fields = []
         for channel in self.reader.channels.group("static"):
@@ -192,32 +196,39 @@ class FrameReader:
         return index
 
     def _read_masked(self, index: int) -> np.ndarray:
-        """Return the stored fields at an index, (C, H, W), with hidden cells missing."""
+        """Read the stored fields at an index of the reader, (C, H, W), with NaN in hidden cells."""
         fields_CHW = self.reader.read(index).copy()
         for row, hidden_cells in self._hidden_cells.items():
             fields_CHW[row, hidden_cells] = np.nan
         return fields_CHW
 
     def _stored(self, minutes: int) -> np.ndarray:
-        """Return the stored fields at a time, (C, H, W) in the order of ``time_varying_stored``; they are cached."""
+        """Return the stored fields at a time, (C, H, W) in the order of ``time_varying_stored``, from a cache."""
         return self._read(self._index(minutes))
 
     def _compute(self, name: str, minutes: int) -> np.ndarray:
-        """Return one computed forcing of the step that starts at `minutes`, (H, W)."""
+        """Compute one dynamic forcing for the time step that starts at `minutes`, (H, W) float32."""
         return compute_dynamic_forcing(
             name, minutes, self.reader.calendar, self.reader.grid, self._step, self._conf.solar
         )
 
     def _is_available(self, channel: Channel, label: int, initial: int | None) -> bool:
-        """Return True if a forecast from `initial` (None in training) may use the value of the data at `label`."""
+        """Return True if a forecast may use the forcing that the data have at time `label`.
+
+        Args:
+            channel: channel of the forcing.
+            label: time label of the values in the data, in minutes since 1900.
+            initial: initial time of the forecast in minutes since 1900; None in training, which may use all values.
+        """
         if initial is None or label <= initial:
             return True
         return self._conf.options_of(channel.variable).in_forecast == "observed"
 
     def _label_offset(self, channel: Channel) -> int:
-        """Return the minutes from the time of an input frame to the time that its forcing has in the data.
+        """Return the time difference between the time label of a forcing in the data and its input frame, in minutes.
 
-        A mean or sum over the window that follows a time is labelled with the end of the window.
+        It is 0, or one time step for a mean or sum over the step that follows the frame (``window: next``): in the
+        data, such a value is labelled with the end of the step.
         """
         options = self._conf.options_of(channel.variable)
         if options.temporal != "instant" and options.window == "next":
@@ -225,12 +236,12 @@ class FrameReader:
         return 0
 
     def _extrapolate(self, channel: Channel, label: int, initial: int) -> np.ndarray:
-        """Return the forcing at `label` that a forecast from `initial` uses, (H, W): persisted, or the climatology.
+        """Return a substitute for future forcing, (H, W): the climatology, or the persisted anomaly or value.
 
         Args:
             channel: channel of the forcing.
-            label: time in minutes that the values would have in the data.
-            initial: initial time in minutes since 1900.
+            label: time label that the values would have in the data, in minutes since 1900.
+            initial: initial time of the forecast in minutes since 1900.
 
         Raises:
             DataError: if the config asks for the climatology and there is none.
@@ -254,7 +265,7 @@ class FrameReader:
 
 
 def _clip(options: VariableOptions, values: np.ndarray) -> np.ndarray:
-    """Return values within the bounds of their variable, which persisted anomalies and harmonics may exceed."""
+    """Clip values to the bounds of their variable in the config, which extrapolated values may exceed."""
     if options.minimum is None and options.maximum is None:
         return values
     return np.clip(values, options.minimum, options.maximum)

@@ -1,6 +1,7 @@
-"""Order of the samples: a pure function of seed, epoch and position, divided among data-parallel ranks.
+"""Order in which training reads the samples, and its division among data-parallel ranks.
 
-Only the position is saved, so a run that restarts anywhere continues with the very next batch.
+The order is a function of seed, epoch and position only. So a checkpoint needs only the position, and a run that
+restarts continues with exactly the next batch.
 """
 
 from __future__ import annotations
@@ -18,14 +19,21 @@ from credit.errors import ConfigError
 
 
 def epoch_order(num_samples: int, seed: int, epoch: int) -> np.ndarray:
-    """Return the order of the samples in an epoch (from 0), (num_samples,) indices; equal seeds give equal orders."""
+    """Return the order of the samples in an epoch, a permutation (num_samples,) of their indices.
+
+    Args:
+        num_samples: number of samples of the dataset.
+        seed: seed of the permutation; equal seeds give equal orders.
+        epoch: number of the epoch, from 0.
+    """
     return np.random.default_rng([seed, epoch]).permutation(num_samples)
 
 
 def block_of_step(step: int, skipped_blocks: Collection[int]) -> int:
-    """Return the number of the block of samples that an optimizer step (from 0) takes.
+    """Return the index of the block of samples that an optimizer step uses.
 
-    Step s takes the s-th of the blocks that are not in `skipped_blocks`; see `ResumableSampler`.
+    Step s uses the s-th block among those that are not in `skipped_blocks`; see `ResumableSampler`. Steps and blocks
+    are counted from 0.
     """
     block = step
     for skipped_block in sorted(skipped_blocks):
@@ -37,22 +45,22 @@ def block_of_step(step: int, skipped_blocks: Collection[int]) -> int:
 class ResumableSampler(Sampler[list[int]]):
     """Iterator over the micro-batches of this rank, each a list of sample indices.
 
-    The epochs follow each other and are divided into blocks of ``batch_size * num_data_ranks * accumulation`` samples.
-    A block never spans two epochs; the rest of an epoch is dropped. Optimizer step s (from 0) takes the s-th block that
-    is not skipped. In a block, micro-step m gives data rank r the `batch_size` samples from
-    ``(m * num_data_ranks + r) * batch_size`` on. So the samples of a step are the same for every number of ranks with
-    the same global batch.
+    Each epoch is a permutation of all samples, divided into blocks of ``batch_size * num_data_ranks * accumulation``
+    samples. Samples that do not fill a block are dropped at the end of the epoch. Blocks are counted from 0 over all
+    epochs. Optimizer step s (from 0) uses the s-th block that is not skipped. In a block, micro-step m gives data rank
+    r the `batch_size` samples from position ``(m * num_data_ranks + r) * batch_size`` on. So a step uses the same
+    samples for every number of ranks with the same global batch size.
 
     Args:
         num_samples: number of samples of the dataset.
         batch_size: number of samples for each rank and micro-step.
-        accumulation: number of micro-steps of an optimizer step.
+        accumulation: number of micro-steps (for gradient accumulation) of an optimizer step.
         seed: seed of the order.
         first_step: first optimizer step, from 0.
-        last_step: optimizer step before which the iterator ends.
+        last_step: end of the optimizer steps, exclusive.
         data_rank: data-parallel rank of this process.
         num_data_ranks: number of data-parallel ranks.
-        skipped_blocks: numbers of blocks that no step takes.
+        skipped_blocks: indices of the blocks that no step uses.
 
     Attributes:
         block_size: number of samples of an optimizer step over all ranks.
@@ -120,7 +128,7 @@ class ResumableSampler(Sampler[list[int]]):
 
 
 class SampleSchedule:
-    """Samples of every optimizer step of a run, and the loaders that read those of this rank.
+    """Schedule of the samples of every optimizer step of a run, which builds the loaders of this rank.
 
     Args:
         dataset: the samples.
@@ -170,11 +178,11 @@ class SampleSchedule:
         return Loader(self._dataset, sampler, self._workers)
 
     def epoch(self, step: int, skipped_blocks: Collection[int] = ()) -> int:
-        """Return the epoch (from 0) of optimizer step `step` (from 0)."""
+        """Return the epoch to which optimizer step `step` belongs; both are counted from 0."""
         return block_of_step(step, skipped_blocks) // self.steps_per_epoch
 
     def initial_times(self, step: int, skipped_blocks: Collection[int] = ()) -> list[int]:
-        """Return the initial times of all samples of optimizer step `step`, in minutes."""
+        """Return the initial times of the samples of optimizer step `step` on all ranks, in minutes since 1900."""
         sampler = self._build_sampler(first_step=step, last_step=step + 1, skipped_blocks=skipped_blocks)
         return self._dataset.initial[sampler.samples(step)].tolist()
 
@@ -182,13 +190,13 @@ class SampleSchedule:
 class Loader:
     """Loader of batches in a given order.
 
-    Threads read a training store. Source files must not be read by two threads at once, so either processes read them,
-    or the caller does when it needs a batch.
+    A training store is read by threads. Source files must not be read by two threads at once. They are read by worker
+    processes or, without workers, by the caller when it needs a batch.
 
     Args:
         dataset: the samples.
-        order: indices of the samples of each batch.
-        workers: number of threads or processes; a store is read by at least one thread.
+        order: for each batch the indices of its samples.
+        workers: number of threads or processes. With 0, a training store is still read by one thread.
     """
 
     def __init__(self, dataset: ForecastDataset, order: Sampler[list[int]] | list[list[int]], workers: int) -> None:
@@ -197,18 +205,21 @@ class Loader:
         self._workers = workers
 
     def jobs(self) -> tuple[Iterator[Callable[[], Batch]], int, Callable[[], None]]:
-        """Return functions that load the batches, the number of threads to call them in, and a function that ends them.
+        """Return what a prefetcher needs to load the batches.
 
-        With 0 threads the caller loads each batch when it needs it. The last function must be called in any case:
-        worker processes ignore signals, and would keep the interpreter from ending.
+        Returns:
+            An iterator over functions without arguments, each of which returns the next batch; the number of threads
+            in which to call them, 0 if the caller shall call each when it needs the batch; and a function that ends
+            the loading. The last one must always be called: worker processes ignore signals, and would otherwise keep
+            the interpreter from exiting.
         """
-        # The calls are made one by one, because the order of a whole run may be long.
+        # A generator makes the calls one by one, because the order of a whole run may be long.
         calls = (functools.partial(self._dataset.__getitems__, indices) for indices in self._order)
         if self._dataset.is_thread_safe:
             return calls, max(1, self._workers), calls.close
         if not self._workers:
             return calls, 0, calls.close
-        # Processes read source files and pass on whole batches, for which one thread waits.
+        # Worker processes read the source files and pass on whole batches; a single thread waits for them.
         batches = iter(
             DataLoader(
                 self._dataset,
@@ -223,7 +234,7 @@ class Loader:
 
 
 def _keep_batch(batch: Batch) -> Batch:
-    """Return the batch as the dataset built it, in place of torch's collation."""
+    """Return the batch unchanged; used as ``collate_fn``, because the dataset builds whole batches itself."""
     return batch
 
 

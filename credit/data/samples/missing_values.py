@@ -12,15 +12,15 @@ from credit.grid import LatLonGrid
 
 
 def find_masks(fields: np.ndarray, channels: Sequence[Channel], declared: Sequence[str]) -> dict[str, np.ndarray]:
-    """Return declared variable -> (H, W) bool, True in the cells that are missing in these fields.
+    """Return the mask of each declared variable, by name: (H, W) bool, True in cells that are missing.
 
     Args:
-        fields: (C, H, W) of one time, missing values as NaN.
-        channels: the C channels.
-        declared: variables whose values may be missing.
+        fields: (C, H, W) fields of one time, with missing values as NaN.
+        channels: (C,) the channel of each field.
+        declared: names of the variables that may have missing values.
 
     Raises:
-        DataError: if different cells are missing on two levels of a variable, or all cells of a level.
+        DataError: if different cells are missing on two levels of a variable, or all cells of a level are missing.
     """
     masks: dict[str, np.ndarray] = {}
     for field, channel in zip(fields, channels, strict=True):
@@ -48,14 +48,15 @@ def check_values(
     """Require that all values are finite, except those of masked cells, which must be missing.
 
     Args:
-        fields: (C, H, W) float32 of one time, missing values as NaN.
-        channels: the C channels.
-        masks: variable -> (H, W) bool, True in cells that are always missing.
-        grid: grid of the fields, for the location in the message.
-        when: time and file, for the message.
+        fields: (C, H, W) float32 fields of one time, with missing values as NaN.
+        channels: (C,) the channel of each field.
+        masks: mapping from the name of a variable to its mask, (H, W) bool, True in cells that are always missing.
+        grid: grid of the fields, for the location in the error message.
+        when: time and file as text, for the error message.
 
     Raises:
-        DataError: naming the first channel with wrong values, their number and the location of the first one.
+        DataError: if there are wrong values. The message names the first channel that has any, their number and the
+            location of the first one.
     """
     finite = np.isfinite(fields)
     # Nearly always all values are finite, and this single check suffices.
@@ -83,15 +84,15 @@ def check_values(
 
 
 def _describe(field: np.ndarray, wrong: np.ndarray, channel: Channel, grid: LatLonGrid, when: str, nans: int) -> str:
-    """Return the message about wrong values of a field.
+    """Return the error message about wrong values of a field.
 
     Args:
         field: (H, W) values.
         wrong: (H, W) bool, True for the wrong values.
         channel: channel of the field.
         grid: grid of the field.
-        when: time and file.
-        nans: number of missing values; 0 if the wrong ones are infinite.
+        when: time and file as text.
+        nans: number of missing values in the field. If it is not 0, the message advises to declare them.
     """
     row, column = np.argwhere(wrong)[0]
     kind = "missing (NaN)" if np.isnan(field[row, column]) else "infinite"

@@ -1,8 +1,10 @@
 """Values of a variable over the time step of a run, computed from the values in its files.
 
-Values are instantaneous, or means or accumulations over a window. A value at time t stands for the window (t - dt, t]
-that ends there (the label of ERA5 and CF). Files may contain these values, values over shorter intervals, or values
-accumulated since the start of a forecast, as the precipitation of ERA-Interim.
+Values are instantaneous, or means or accumulations over a window. For a run with the time step dt, a value at time t
+stands for the window (t - dt, t], which is labelled with its end as in ERA5 and CF. Files may contain these values,
+values over shorter intervals, or values accumulated since the start of a forecast, as the precipitation of ERA-Interim.
+
+Letters of shapes: N times in the files, M times at which the run has a value.
 """
 
 from __future__ import annotations
@@ -27,19 +29,19 @@ _NEVER = -(10**12)
 
 @dataclass(frozen=True)
 class TimeAggregation:
-    """Values of one variable over the time step, as weighted sums of the values in its files.
+    """Description of the values of one variable over the time step, as weighted sums of the values in its files.
 
     Attributes:
-        times: (M,) int64 minutes since 1900, increasing, at which there is a value.
-        terms: terms of the sums. Each term is a pair: (M,) float64 weights, and (M,) int64 indices in the times of the
-            series. Values of weight 0 are not read.
+        times: (M,) int64 minutes since 1900, increasing: the times at which the variable has a value.
+        terms: terms of the sums. A term is a pair of (M,) float64 weights, and (M,) int64 indices among the times of
+            the variable's `VariableSeries`. Values of weight 0 are not read.
     """
 
     times: np.ndarray
     terms: Sequence[tuple[np.ndarray, np.ndarray]]
 
     def terms_at(self, index: int) -> tuple[list[float], list[int]]:
-        """Return the weights, and the indices in the series, of the values that are added up at one time.
+        """Return the weights, and the indices in the series, of the values whose sum is the value at one time.
 
         Args:
             index: index of the time in `times`.
@@ -57,10 +59,10 @@ def build_time_aggregation(name: str, series: VariableSeries, conf: DataConfig, 
     """Return the weighted sums that give the values of a variable over ``data.timestep`` from those in its files.
 
     Args:
-        name: the variable.
-        series: its values in the files.
-        conf: the ``data`` section of the config, of which ``variable_options.NAME.temporal`` decides.
-        calendar: calendar of the times, for messages.
+        name: name of the variable.
+        series: values of the variable in its files.
+        conf: the ``data`` section of the config; ``variable_options.NAME.temporal`` tells what the values stand for.
+        calendar: calendar of the times, for error messages.
 
     Raises:
         DataError: if the intervals in the files do not add up to the time step, or it is not known where an
@@ -90,10 +92,10 @@ def _warn_of_cell_methods(name: str, series: VariableSeries) -> None:
 
 
 def _find_interval_begins(name: str, series: VariableSeries, calendar: Calendar) -> np.ndarray | None:
-    """Return (N,) minutes at which the intervals of the values begin, None if the files have no time bounds.
+    """Return the beginning of the interval of each value, (N,) minutes since 1900; None without time bounds.
 
     Raises:
-        DataError: for an interval that does not end at its label.
+        DataError: if the interval of a value does not end at the time of the value.
     """
     bounds_of_file = [file_variable.layout.window_bounds for file_variable in series.file_variables]
     if any(bounds is None for bounds in bounds_of_file):
@@ -119,14 +121,14 @@ def _find_interval_begins(name: str, series: VariableSeries, calendar: Calendar)
 def _build_sums(
     name: str, series: VariableSeries, conf: DataConfig, interval_begins: np.ndarray | None
 ) -> TimeAggregation:
-    """Return the windows of a time step as sums or means of one or more intervals of equal length.
+    """Compose the windows of one time step as sums or means of one or more intervals of equal length.
 
     Args:
-        name: the variable.
-        series: its values in the files.
+        name: name of the variable.
+        series: values of the variable in its files, at N times.
         conf: the ``data`` section of the config.
-        interval_begins: (N,) minutes at which the intervals begin; None if they are not known, so that the spacing of
-            the times is taken as their length.
+        interval_begins: (N,) beginning of the interval of each value in minutes since 1900. If it is None, the spacing
+            of the times is taken as the length of the intervals.
 
     Raises:
         DataError: if the intervals have different lengths, or their length does not divide the time step.
@@ -162,22 +164,22 @@ def _build_sums(
     if temporal == "mean":
         weight = 1.0 / num_intervals
     weights = np.full(len(times), weight)
-    # The intervals of a window, from its end backwards.
+    # A window consists of this many intervals, listed from its end backwards.
     terms = [(weights, times - number * interval_length) for number in range(num_intervals)]
     return _select_complete_windows(name, series, terms)
 
 
 def _require_one_spacing(name: str, series: VariableSeries) -> None:
-    """Require that the times of all sources have the same spacing, for values without time bounds.
+    """Require that the times of all sources have the same spacing.
 
-    The spacing is then the only hint at the interval that a value covers.
+    This is needed for values without time bounds, because the spacing is the only hint at the intervals they cover.
 
     Raises:
-        DataError: naming the sources and their spacings.
+        DataError: if the spacings differ; the message names the sources and their spacings.
     """
     source_of_file = np.array([file_variable.source_number for file_variable in series.file_variables])
     source_of_time = source_of_file[series.file_index]
-    # Number of a source -> least distance of its times in minutes.
+    # Mapping from the index of a source to the least distance of its times in minutes.
     spacings: dict[int, int] = {}
     for number in np.unique(source_of_time).tolist():
         times = series.times[source_of_time == number]
@@ -195,13 +197,14 @@ def _require_one_spacing(name: str, series: VariableSeries) -> None:
 def _build_differences(
     name: str, series: VariableSeries, conf: DataConfig, interval_begins: np.ndarray | None
 ) -> TimeAggregation:
-    """Return the windows of a time step as differences of values accumulated since the start of a forecast.
+    """Compose the windows of one time step as differences of values accumulated since the start of a forecast.
 
     Args:
-        name: the variable.
-        series: its values in the files.
+        name: name of the variable.
+        series: values of the variable in its files, at N times.
         conf: the ``data`` section of the config.
-        interval_begins: (N,) minutes at which the accumulations begin; None if the files do not tell.
+        interval_begins: (N,) beginning of the accumulation of each value in minutes since 1900; None if the files have
+            no time bounds, so that the config must name the hours at which accumulations restart.
 
     Raises:
         DataError: if neither the files nor the config tell where an accumulation begins, or no window is complete.
@@ -247,7 +250,9 @@ def _build_differences(
 
 
 def _find_last_restarts(times: np.ndarray, hours: Sequence[int]) -> np.ndarray:
-    """Return the last restart before each time, (N,) minutes; a value at a restart belongs to the period before it.
+    """Return the last restart of the accumulation before each time, (N,) minutes since 1900.
+
+    A restart at the time itself does not count: a value at a restart belongs to the period that ends there.
 
     Args:
         times: (N,) minutes since 1900.
@@ -263,15 +268,16 @@ def _find_last_restarts(times: np.ndarray, hours: Sequence[int]) -> np.ndarray:
 def _select_complete_windows(
     name: str, series: VariableSeries, terms: Sequence[tuple[np.ndarray, np.ndarray]]
 ) -> TimeAggregation:
-    """Return the windows for which the files have the value of every term.
+    """Keep the windows whose terms are all in the files.
 
     Args:
-        name: the variable.
-        series: its values in the files, at N times.
-        terms: pairs of (N,) weights and (N,) times in minutes.
+        name: name of the variable.
+        series: values of the variable in its files, at N times.
+        terms: terms of the sums for a window that ends at each of the N times. A term is a pair of (N,) weights and
+            (N,) times in minutes since 1900.
 
     Raises:
-        DataError: if there is no such window.
+        DataError: if no window is complete.
     """
     times = series.times
     is_complete = np.all([np.isin(term_times, times) for _, term_times in terms], axis=0)

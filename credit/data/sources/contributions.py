@@ -1,4 +1,4 @@
-"""Contributions of the sources and their files to a run, so that files without effect are reported."""
+"""Contributions of the sources to a run, from which the files without effect are found and reported."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from credit.data.sources.source_index import SourceIndex
 
 logger = logging.getLogger(__name__)
 
-# A pattern that is too wide may match thousands of files. So many of them are named, and the others are counted.
+# A pattern that is too wide may match thousands of files. Up to this number are named; the others are only counted.
 _MAX_NAMED_FILES = 5
 
 
@@ -30,8 +30,8 @@ class _VariableLabel:
 
     Attributes:
         name: name of the variable.
-        purpose: text such as ``derived (wind_speed)`` or ``for relative_humidity``; empty for a variable that is read
-            as it is.
+        purpose: use of the variable, such as ``derived (wind_speed)`` or ``for relative_humidity``; empty for a
+            variable that is read as it is.
     """
 
     name: str
@@ -40,14 +40,14 @@ class _VariableLabel:
 
 @dataclass(frozen=True)
 class Contribution:
-    """Contribution of one source.
+    """Contribution of one source to the run.
 
     Attributes:
         source: index of the source in ``data.sources``.
-        num_files: number of its files.
-        variables: description of each variable that the source gives, with its name in the files if that differs.
-        times: (N,) int64 distinct minutes of its time-varying variables, increasing.
-        unused_files: file -> reason why nothing is read from it.
+        num_files: number of files of the source.
+        variables: one text for each variable that the source gives, with its name in the files if the name differs.
+        times: (N,) int64 minutes since 1900, increasing: all times at which a time-varying variable has values.
+        unused_files: mapping from a file to the reason why nothing is read from it.
     """
 
     source: int
@@ -57,7 +57,7 @@ class Contribution:
     unused_files: dict[Path | str, str]
 
     def describe(self, conf: DataConfig, calendar: Calendar) -> str:
-        """Return a description in one line: key, address, files, times and variables.
+        """Return a description in one line: config key, path, number of files, times and variables.
 
         Args:
             conf: the ``data`` section of the config that the sources were opened with.
@@ -74,7 +74,7 @@ class Contribution:
         return f"data.sources.{self.source} ({address}): {files}; {span}; {variables}"
 
     def describe_unused(self) -> list[str]:
-        """Return a line for each file that gives nothing, or for the first ones if there are many."""
+        """Return a line for each file from which nothing is read; of many files only the first ones are named."""
         lines = [f"{path} gives nothing: {reason}" for path, reason in self.unused_files.items()]
         num_more = len(lines) - _MAX_NAMED_FILES
         if num_more > 0:
@@ -89,9 +89,9 @@ def list_contributions(
 
     Args:
         conf: the ``data`` section of the config.
-        source_index: contents of the files.
-        series: variable -> its times and files, for time-varying variables; None if the sources have problems, so that
-            it is not known which of two files with the same fields is read.
+        source_index: contents of the source files.
+        series: mapping from the name of each time-varying variable to its times and files. None if the sources have
+            problems; then it is not known which of two files with the same fields is read.
 
     Returns:
         One contribution for each source, in the order of the config.
@@ -132,14 +132,14 @@ def list_contributions(
 
 
 def warn_of_unused_files(contributions: Sequence[Contribution]) -> None:
-    """Log a warning for each file that gives nothing."""
+    """Log a warning for each file from which nothing is read."""
     for contribution in contributions:
         for line in contribution.describe_unused():
             logger.warning("%s", line)
 
 
 def _label_variables(conf: DataConfig, source_index: SourceIndex) -> list[tuple[_VariableLabel, list[FileVariable]]]:
-    """Return (label, files) of every variable that is read, also of those from which others are derived."""
+    """Return the label and the files of every variable that is read, including the inputs of derived variables."""
     labelled_variables = []
     for name, file_variables in source_index.file_variables.items():
         kind = conf.options_of(name).derive
@@ -154,12 +154,12 @@ def _label_variables(conf: DataConfig, source_index: SourceIndex) -> list[tuple[
 
 
 def _describe_variable(label: _VariableLabel, file_variables: list[FileVariable], num_files: int) -> str:
-    """Return a description of a variable: its names in the files, if they differ, and how many files have it.
+    """Describe a variable in a source: its names in the files, if they differ, and how many files have it.
 
     Args:
-        label: its name and purpose.
-        file_variables: its files.
-        num_files: number of files that have any variable.
+        label: name and purpose of the variable.
+        file_variables: the variable in each file of the source that has it.
+        num_files: number of files of the source that have any required variable.
     """
     notes = []
     if label.purpose:
@@ -173,11 +173,11 @@ def _describe_variable(label: _VariableLabel, file_variables: list[FileVariable]
 
 
 def _find_used_paths(source_index: SourceIndex, series: Mapping[str, VariableSeries]) -> set[tuple[int, Path | str]]:
-    """Return (number of the source, path) of every file that some field is read from."""
+    """Return index of the source and path of every file from which at least one field is read."""
     used_variables: list[FileVariable] = []
     for file_variables in source_index.inputs.values():
         used_variables += file_variables
-    # Joined and derived series are made of others, which are visited in turn.
+    # Joined and derived series consist of other series, which are visited in turn.
     remaining_series = list(series.values())
     while remaining_series:
         variable_series = remaining_series.pop()
@@ -198,7 +198,12 @@ def _find_used_paths(source_index: SourceIndex, series: Mapping[str, VariableSer
 
 
 def _describe_unused_file(file_variables: list[FileVariable], number: int) -> str:
-    """Return why no field is read from a file of source `number` that has these variables."""
+    """Return why no field is read from a file, as text.
+
+    Args:
+        file_variables: the variables of the file that the run could read.
+        number: index of the source of the file.
+    """
     counts = [len(file_variable.positions) for file_variable in file_variables if file_variable.positions is not None]
     if counts and not any(counts):
         return f"its times lie outside of data.sources.{number}.period"

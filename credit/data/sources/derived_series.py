@@ -1,4 +1,4 @@
-"""Variables along time that are computed from others: interpolated from the levels of a file, or derived."""
+"""Time series of variables that are computed when they are read: interpolated to other levels, or derived."""
 
 from __future__ import annotations
 
@@ -25,14 +25,18 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class DerivedSeries(VariableSeries):
-    """Variable whose fields are computed when they are read.
+    """Time series of a variable that is interpolated vertically or derived from several inputs when it is read.
+
+    The attributes of the base class are those of the main input: the variable to be interpolated, or the first input of
+    the formula. Letters of shapes: N times, K levels of the file, h and w rows and columns of the grid of the file.
 
     Attributes:
-        name: name of the variable.
+        name: name of the variable in the run.
         kind: the derived quantity (``data.variable_options.NAME.derive``); None for an interpolated variable.
-        inputs: role -> pair of the series of another input, and the (N,) index in that series of each time.
-        ground: (h, w) float64 geopotential of the ground in m2 s-2; None if it is not known.
-        ground_file: file from which `ground` is read; None if `ground` is None.
+        inputs: for each input besides the main one, by its role in the formula: its series, and the (N,) indices in
+            this series of the times of the main input.
+        ground: (h, w) float64 surface geopotential in m2 s-2; None if it is not known.
+        ground_file: file from which `ground` was read; None if `ground` is None.
     """
 
     name: str
@@ -42,7 +46,7 @@ class DerivedSeries(VariableSeries):
     ground_file: FileVariable | None
 
     def is_from_files(self, keys: Collection[str]) -> np.ndarray:
-        """Return (N,) bool, True at the times at which an input comes from one of the given files.
+        """Return (N,) bool, True at the times at which any input comes from one of the given files.
 
         Args:
             keys: keys of the files, see `credit.data.formats.files.file_key`.
@@ -56,7 +60,7 @@ class DerivedSeries(VariableSeries):
         return is_affected
 
     def read(self, files: OpenFiles, indices: np.ndarray) -> Iterator[np.ndarray]:
-        """Yield the fields at some times, each (levels or 1, H, W) float32 on the grid and levels of the run.
+        """Yield the computed fields at some times, each (levels or 1, H, W) float32 on grid and levels of the run.
 
         Args:
             files: cache that opens the files.
@@ -65,7 +69,7 @@ class DerivedSeries(VariableSeries):
         Raises:
             DataError: see `credit.data.sources.derived_variables.compute_derived`.
         """
-        # Role -> iterator over the fields of this input; all of them advance by one time together.
+        # There is an iterator over the fields of each input; they advance together, one time after the other.
         fields_of_role = {FIELD: self.read_on_file_grid(files, indices)}
         for role, (series, input_index) in self.inputs.items():
             fields_of_role[role] = series.read_on_file_grid(files, input_index[indices])
@@ -74,18 +78,18 @@ class DerivedSeries(VariableSeries):
             yield self._compute(file_variable, dict(zip(fields_of_role, fields, strict=True)))
 
     def _compute(self, file_variable: FileVariable, fields: dict[str, np.ndarray]) -> np.ndarray:
-        """Return the fields of one time, (levels or 1, H, W) float32.
+        """Compute the fields of one time, (levels or 1, H, W) float32 on the grid and levels of the run.
 
         Args:
             file_variable: the main input in its file.
-            fields: role -> fields (K, h, w) of this input in SI units on the grid of the file.
+            fields: mapping from the role of each input to its fields, (K, h, w) in SI units on the grid of the file.
         """
         layout = file_variable.layout
         if SURFACE_PRESSURE in fields:
             fields[SURFACE_PRESSURE] = fields[SURFACE_PRESSURE][0].astype(np.float64)
         if self.ground is not None:
             fields[SURFACE_GEOPOTENTIAL] = self.ground
-        # An interpolated variable returns to the units of its file, from which `convert_to_run` converts.
+        # An interpolated variable is converted back to the units of its file, because `convert_to_run` expects these.
         si_conversion = None
         if self.kind is None and isinstance(layout.to_si, Conversion):
             si_conversion = layout.to_si
@@ -101,8 +105,8 @@ def is_derived(name: str, file_variables: list[FileVariable], conf: DataConfig) 
     """Return True if a variable is derived or interpolated, False if it is read as it is in the files.
 
     Args:
-        name: the variable.
-        file_variables: its files.
+        name: name of the variable.
+        file_variables: the variable (or its main input) in each of its files.
         conf: the ``data`` section of the config.
     """
     has_level_mapping = any(file_variable.layout.level_mapping is not None for file_variable in file_variables)
@@ -110,16 +114,16 @@ def is_derived(name: str, file_variables: list[FileVariable], conf: DataConfig) 
 
 
 def build_variable_series(name: str, source_index: SourceIndex, conf: DataConfig, files: OpenFiles) -> VariableSeries:
-    """Build the series of a variable, which may come from several sources that follow each other in time.
+    """Build the time series of a variable, which may come from several sources that follow each other in time.
 
     Args:
-        name: the variable.
+        name: name of the variable.
         source_index: contents of the sources.
         conf: the ``data`` section of the config.
         files: cache that opens the files.
 
     Raises:
-        SourceOverlapError: for a time in two sources.
+        SourceOverlapError: if two sources have the variable at the same time.
         DataError: see `build_series` and `build_derived_series`.
     """
     parts: list[VariableSeries] = []
@@ -134,11 +138,11 @@ def build_variable_series(name: str, source_index: SourceIndex, conf: DataConfig
 def build_derived_series(
     name: str, main_variables: list[FileVariable], source_index: SourceIndex, conf: DataConfig, files: OpenFiles
 ) -> DerivedSeries:
-    """Build the series of an interpolated or derived variable; its times are those of its main input.
+    """Build the time series of an interpolated or derived variable; its times are those of its main input.
 
     Args:
-        name: the variable.
-        main_variables: its main input in the files of one source.
+        name: name of the variable.
+        main_variables: the main input in each of its files, all of one source.
         source_index: contents of the sources.
         conf: the ``data`` section of the config.
         files: cache that opens the files.
@@ -151,7 +155,7 @@ def build_derived_series(
     main = build_series(name, main_variables, files, calendar, on_file_grid=True)
     number = main.file_variables[0].source_number
     first_layout = main.file_variables[0].layout
-    # Role -> variable, for all inputs but the first, which is the main one.
+    # Mapping from the role to the name of each input, without the first input, which is the main one.
     roles = dict(list(conf.options_of(name).derived_from.items())[1:])
     variables_of_role = {role: source_index.inputs[name, variable] for role, variable in roles.items()}
     # On hybrid levels surface pressure is a further input, and the height of the ground is read once.
@@ -167,7 +171,7 @@ def build_derived_series(
             _require_grid(name, main.file_variables, [ground_file])
             ground_fields = read_static_variable(files, ground_name, ground_file, on_file_grid=True)
             ground = ground_fields[0].astype(np.float64)
-    # Every other input has a series of its own, of which the times of the main input are used.
+    # Every other input has its own series, which must have all times of the main input.
     inputs = {}
     for role, input_variables in variables_of_role.items():
         parts = []
@@ -184,7 +188,7 @@ def build_derived_series(
 
 
 def _log_interpolation(name: str, kind: str | None, layout: VariableLayout) -> None:
-    """Log how a variable is interpolated, and how it continues below the ground."""
+    """Log how a variable is interpolated vertically, and how it is extrapolated below the surface."""
     mapping = layout.level_mapping
     if mapping is None or mapping.target_levels is None:
         return
@@ -195,18 +199,18 @@ def _log_interpolation(name: str, kind: str | None, layout: VariableLayout) -> N
 
 
 def _prefer_source(file_variables: list[FileVariable], number: int) -> list[FileVariable]:
-    """Return the files of an input that are in source `number`, that of the main input; all files if none is."""
+    """Return the files of an input that belong to source `number`, the source of the main input, or else all files."""
     in_source = [file_variable for file_variable in file_variables if file_variable.source_number == number]
     return in_source or file_variables
 
 
 def _require_grid(name: str, main: list[FileVariable], others: list[FileVariable]) -> None:
-    """Raise a DataError if the files of the inputs of a variable are not all on one grid.
+    """Raise DataError if the files of the inputs of a variable are not all on the same grid.
 
     Args:
-        name: the variable.
-        main: files of its main input.
-        others: files of another input.
+        name: name of the variable.
+        main: the main input in each of its files.
+        others: another input in each of its files.
     """
     for file_variable in (*main, *others):
         difference = main[0].layout.grid.describe_mismatch(file_variable.layout.grid)
@@ -218,7 +222,7 @@ def _require_grid(name: str, main: list[FileVariable], others: list[FileVariable
 
 
 def _require_levels(name: str, main: list[FileVariable], others: list[FileVariable]) -> None:
-    """Raise a DataError if two inputs of one formula are not on the same levels; arguments as of `_require_grid`."""
+    """Raise DataError if two inputs of a formula are not on the same levels; for arguments see `_require_grid`."""
     # An input at the ground has no levels.
     if any(file_variable.layout.level_mapping is None for file_variable in others):
         return
@@ -235,14 +239,14 @@ def _require_levels(name: str, main: list[FileVariable], others: list[FileVariab
 def _match_times(
     name: str, main: VariableSeries, input_name: str, series: VariableSeries, calendar: Calendar
 ) -> np.ndarray:
-    """Return the index in another input of each time of the main input, (N,) int64.
+    """Return, for each time of the main input, the index of this time in the series of another input, (N,) int64.
 
     Args:
-        name: the derived variable.
-        main: series of its main input.
-        input_name: the other input.
+        name: name of the derived variable.
+        main: series of the main input.
+        input_name: name of the other input.
         series: series of the other input.
-        calendar: calendar of the times, for messages.
+        calendar: calendar of the times, for error messages.
 
     Raises:
         DataError: if the other input does not have all times of the main input.

@@ -1,16 +1,17 @@
 """Vertical interpolation of fields from the levels of a file to those of the run, and derived variables.
 
-Interpolation is linear in ln p. Between the lowest level and the ground, and below it:
+Interpolation is linear in ln p (p is pressure). Between the lowest model level and the surface, and below the surface:
 
-- temperature is linear in pressure down to the ground and then follows a lapse rate, after Trenberth et al. (1993);
+- temperature is linear in pressure down to the surface and then follows a lapse rate, after Trenberth et al. (1993);
 - derived geopotential continues hydrostatically with this temperature;
 - all other variables (winds, humidity) keep the value of the lowest level, as in the method of ECMWF.
 
 Below the lowest pressure level of a source, temperature follows the standard lapse rate, and geopotential continues
 linearly in ln p.
 
-Letters of shapes: K are the levels of a file, L those of the run, both from the top down; h, w are rows and columns of
-the grid of the file; N stands for the cells of a block. Fields at the ground have no axis of levels.
+Letters of shapes: K are the levels of a file, L those of the run, both from the top down; h and w are rows and columns
+of the grid of the file. ``N...`` stands for the dimensions (rows of the block, w) of a block of rows. Surface fields
+have no dimension for levels.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ _SATURATION = {
     "relative_humidity": thermodynamics.saturation_pressure_mixed,
     "relative_humidity_water": thermodynamics.saturation_pressure_water,
 }
-# Units of the inputs of formulas: role -> unit -> scale and offset to SI units.
+# Scale and offset to SI units of each input of a formula, by the role of the input and its units.
 _UNITS = {
     "temperature": {"K": (1.0, 0.0), "degC": (1.0, 273.15)},
     "specific_humidity": {"kg kg-1": (1.0, 0.0), "1": (1.0, 0.0), "g kg-1": (1e-3, 0.0)},
@@ -69,11 +70,14 @@ def build_derived_attributes(kind: str) -> dict[str, str]:
 
 
 def find_extrapolated_quantity(name: str, standard_name: str) -> str:
-    """Return ``temperature`` or ``geopotential`` for a variable that is extrapolated below the ground, else "".
+    """Return the quantity by which a variable is extrapolated below the surface.
 
     Args:
-        name: the variable; its name decides if it has no standard name.
-        standard_name: its standard name; empty if it has none.
+        name: name of the variable; it decides only if there is no standard name.
+        standard_name: standard name of the variable; empty if it has none.
+
+    Returns:
+        ``temperature``, ``geopotential``, or "" for a variable that keeps the value of the lowest level.
     """
     for quantity, names in _EXTRAPOLATED.items():
         if (standard_name or name.lower()) in names:
@@ -93,7 +97,7 @@ def find_si_conversion(
         origin: name of the file, for error messages.
 
     Raises:
-        DataError: for missing or unknown units.
+        DataError: if the units are missing or not known for this role.
     """
     units = normalise_units(attributes.get("units", ""))
     name_and_description = f"{name} {attributes.get('long_name', '')}".lower()
@@ -121,19 +125,22 @@ def compute_derived(
 ) -> np.ndarray:
     """Compute a derived or interpolated variable at one time, (L, h, w) float32 on the grid of the file.
 
-    It is computed in blocks of rows, which stay in the processor's cache.
+    It is computed in blocks of rows that fit into the processor's cache.
 
     Args:
         kind: the derived quantity (``data.variable_options.NAME.derive``); None for a variable that is interpolated.
-        quantity: quantity by which an interpolated variable is extrapolated below the ground, see
+        quantity: quantity by which an interpolated variable is extrapolated below the surface, see
             `find_extrapolated_quantity`.
-        level_mapping: mapping from the levels of the file to those of the run; None if these are the same, or if there
+        level_mapping: mapping from the levels of the file to those of the run; None if they are the same, or if there
             are no levels.
-        inputs: role -> (K, h, w) or, for the ground, (h, w); in SI units if a formula uses them.
-        si_conversion: conversion to SI units that was applied to an interpolated variable and is inverted here.
+        inputs: mapping from the role of each input to its field: (K, h, w), or (h, w) for a surface field. Inputs of
+            formulas are in SI units.
+        si_conversion: conversion to SI units that was applied to an interpolated variable and is undone in the result;
+            None if there was none.
 
     Raises:
-        DataError: for levels above the top, an impossible surface pressure, or a missing input of an extrapolation.
+        DataError: if a level of the run is above the uppermost level of the file, surface pressure has impossible
+            values, or an extrapolation needs an input that is missing.
     """
     num_levels, height, width = inputs[FIELD].shape
     pressure = inputs.get(SURFACE_PRESSURE)
@@ -162,15 +169,15 @@ def compute_derived(
 
 
 def _interpolate_block(quantity: str, level_mapping: LevelMapping, block: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Return a variable of the source on the levels of the run, (L, N...).
+    """Interpolate a variable of the file to the levels of the run in a block of rows, (L, N...).
 
     Args:
-        quantity: quantity by which it is extrapolated below the ground, see `find_extrapolated_quantity`.
+        quantity: quantity by which it is extrapolated below the surface, see `find_extrapolated_quantity`.
         level_mapping: mapping from the levels of the file to those of the run.
-        block: role -> field of the input in a block of cells, (K, N...) or (N...).
+        block: mapping from the role of each input to its values in the block, (K, N...), or (N...) for surface fields.
 
     Raises:
-        DataError: if an extrapolation below the ground needs an input that is not there.
+        DataError: if an extrapolation below the surface needs an input that is missing.
     """
     interpolator = build_interpolator(level_mapping.levels, level_mapping.target_levels, _surface_pressure_or_0(block))
     if not quantity or not interpolator.is_below_source.any():
@@ -188,7 +195,13 @@ def _interpolate_block(quantity: str, level_mapping: LevelMapping, block: Mappin
 
 
 def _derive_block(kind: str, level_mapping: LevelMapping | None, block: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Return a derived variable on the levels of the run, (L, N...); arguments as of `compute_derived`."""
+    """Compute a derived variable on the levels of the run in a block of rows, (L, N...).
+
+    Args:
+        kind: the derived quantity.
+        level_mapping: see `compute_derived`.
+        block: mapping from the role of each input to its values in the block, (K, N...), or (N...) for surface fields.
+    """
     # These two formulas interpolate themselves, or need the lowest level only.
     if kind == "mean_sea_level_pressure":
         surface_pressure = block[SURFACE_PRESSURE]
@@ -214,14 +227,16 @@ def _derive_block(kind: str, level_mapping: LevelMapping | None, block: Mapping[
 
 
 def _derive_geopotential(level_mapping: LevelMapping, block: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Return geopotential (m2 s-2) on the levels of the run, (L, N...).
+    """Compute geopotential in m2 s-2 on the levels of the run in a block of rows, (L, N...).
 
-    To pressure levels it is interpolated from the edges of the layers, where it is exact for the temperatures of the
-    layers, with a temperature that is linear in ln p from edge to edge.
+    It is integrated hydrostatically on the levels of the file. To get it on pressure levels, it is interpolated from
+    the edges of the layers, because there it is exact for the given layer temperatures. Between two edges, temperature
+    is taken to be linear in ln p.
 
     Args:
-        level_mapping: from the levels of the file to those of the run.
-        block: role -> field of temperature, specific humidity, surface pressure and surface geopotential.
+        level_mapping: mapping from the levels of the file to those of the run.
+        block: mapping from the role to the values of temperature (role `FIELD`), specific humidity, surface pressure
+            and surface geopotential, (K, N...), or (N...) for surface fields.
     """
     # Hydrostatic integration on the levels of the file.
     levels = level_mapping.levels
@@ -255,15 +270,18 @@ def _derive_geopotential(level_mapping: LevelMapping, block: Mapping[str, np.nda
 def _interpolate_temperature(
     level_mapping: LevelMapping, interpolator: VerticalInterpolator, block: Mapping[str, np.ndarray]
 ) -> np.ndarray:
-    """Return temperature (K) on the levels of the run, (L, N...), extrapolated below the lowest level of the source.
+    """Interpolate temperature in K to the levels of the run in a block of rows, (L, N...).
+
+    Below the lowest level of the file it is extrapolated.
 
     Args:
         level_mapping: mapping from the levels of the file to those of the run.
-        interpolator: interpolator of this mapping for the surface pressure of the block.
-        block: role -> field of temperature and, on hybrid levels, of surface pressure and surface geopotential.
+        interpolator: interpolator built from `level_mapping` and the surface pressure of the block.
+        block: mapping from the role to the values of temperature (role `FIELD`) and, on hybrid levels, of surface
+            pressure and surface geopotential; (K, N...), or (N...) for surface fields.
 
     Raises:
-        DataError: if a level lies below the ground and the surface geopotential is not there.
+        DataError: if a level lies below the surface and `block` has no surface geopotential.
     """
     temperature = interpolator.interpolate_constant(block[FIELD])
     surface_pressure = _surface_pressure_or_0(block)
@@ -292,12 +310,17 @@ def _interpolate_temperature(
 
 
 def _surface_pressure_or_0(block: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Return surface pressure (N...) in Pa, or zeros of its shape for pressure levels, which do not need it."""
+    """Return surface pressure (N...) in Pa, or zeros if `block` has none, because pressure levels do not need it."""
     return block.get(SURFACE_PRESSURE, np.zeros(block[FIELD].shape[1:]))
 
 
 def _describe_levels(level_mapping: LevelMapping, mask_LN: np.ndarray) -> str:
-    """Return the text ``level 1000, 925``: the levels of the run for which a mask (L, N...) is true in some cell."""
+    """Return a text such as ``level 1000, 925`` with the levels of the run for which a mask is true in any cell.
+
+    Args:
+        level_mapping: mapping whose target levels are those of the run.
+        mask_LN: (L, N...) bool.
+    """
     rows = np.flatnonzero(mask_LN.reshape(len(mask_LN), -1).any(axis=1))
     values = level_mapping.target_levels.values[rows]
     return f"level {', '.join(f'{value:g}' for value in values)}"
