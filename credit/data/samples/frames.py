@@ -170,7 +170,7 @@ class FrameReader:
                     forcing_CTHW[row, frame] = self._extrapolate(channel, label, initial)
 
     def static(self) -> np.ndarray:
-        """Return the static channels, (C, H, W) float32: fields in physical units, computed fields, and masks (0, 1)."""
+        """Return the static channels, (C, H, W) float32: fields in physical units, computed fields, and 0-1 masks."""
         stored_fields = iter(self.reader.static())
         fields = []
         for channel in self.reader.channels.group("static"):

@@ -43,10 +43,10 @@ class FileVariable:
 
     Attributes:
         path: path of the file, or URL.
-        source_number: index of its source in ``data.sources``.
+        source_number: index of the source of the file in ``data.sources``.
         layout: layout of the variable in the file.
-        positions: (M,) int64 indices in the file of the times in the period of the source; None if the file has no
-            time.
+        positions: (M,) int64 indices in the file of the times that are used: those in ``data.sources.N.period`` at
+            which all levels are present. None if the file has no time.
     """
 
     path: Path | str
@@ -56,7 +56,7 @@ class FileVariable:
 
     @property
     def times(self) -> np.ndarray | None:
-        """Minutes (M,) int64 of the times in the period of the source; None if the file has no time."""
+        """(M,) int64 used times in minutes since 1900; None if the file has no time."""
         if self.positions is None:
             return None
         return self.layout.times[self.positions]
@@ -67,15 +67,15 @@ class FileScanner:
 
     Args:
         path: path of the file, or URL.
-        dataset: the opened file.
-        number: index of its source in ``data.sources``.
+        dataset: the open file.
+        number: index of the source of the file in ``data.sources``.
         conf: the ``data`` section of the config.
         shared: grid and calendar that all files share; the first file that is inspected decides them.
         level_resolver: mapping from the levels of files to those of the run.
 
     Attributes:
-        names: names in the file of the variables of at least two dimensions.
-        unusable: variable -> why it cannot be read, for variables that cannot be read.
+        names: names in the file of all variables with at least two dimensions.
+        unusable: mapping from the name of each variable that cannot be read to the reason.
     """
 
     def __init__(
@@ -97,19 +97,19 @@ class FileScanner:
         self._shared = shared
         self._level_resolver = level_resolver
         self._coordinates = Coordinates(dataset)
-        # Name of a time coordinate -> minutes of its times and of their bounds.
+        # Mapping from the name of a time coordinate to its times and their bounds, in minutes.
         self._decoded_times: dict[str, tuple[np.ndarray, np.ndarray | None]] = {}
 
     def build_file_variable(self, request: VariableRequest, name_in_file: str) -> FileVariable:
-        """Return a variable of the file, with its times in the period of the source at which it has all levels.
+        """Describe a variable of the file: its layout, and the times that are used.
 
         Args:
             request: the variable that the run needs.
-            name_in_file: its name in the file.
+            name_in_file: name of this variable in the file.
 
         Raises:
-            DataError: as `build_layout`.
-            ConfigError: for a period that ends before it begins.
+            DataError: see `build_layout`.
+            ConfigError: if ``data.sources.N.period`` ends before it begins; see also `build_layout`.
         """
         layout = self.build_layout(request, name_in_file)
         if layout.times is None:
@@ -142,12 +142,12 @@ class FileScanner:
 
         Args:
             request: the variable that the run needs.
-            name_in_file: its name in the file.
+            name_in_file: name of this variable in the file.
 
         Raises:
-            DataError: for values that are not numbers, unknown dimensions, missing levels or coefficients, or a grid, a
-                calendar or units that do not fit.
-            ConfigError: for ``units`` in the config that are not known, or if cf-units is needed and not installed.
+            DataError: if values are not numbers, dimensions are unknown, levels or coefficients are missing, or grid,
+                calendar or units do not match those of the run.
+            ConfigError: if ``units`` in the config are not known, or cf-units is needed and not installed.
         """
         variable = self._dataset.variables[name_in_file]
         self._require_numbers(request, name_in_file)
@@ -199,7 +199,7 @@ class FileScanner:
         )
 
     def _require_numbers(self, request: VariableRequest, name_in_file: str) -> None:
-        """Raise a DataError if the values of a variable are not numbers."""
+        """Raise DataError if the values of a variable are not numbers."""
         dtype = self._dataset.variables[name_in_file].dtype
         if dtype.kind not in "biuf":
             raise DataError(
@@ -208,7 +208,10 @@ class FileScanner:
             )
 
     def _options_of(self, request: VariableRequest) -> VariableOptions:
-        """Return the options of the requested variable; further inputs of a derived variable have the defaults."""
+        """Return the options in the config for a requested variable.
+
+        They are those of the target variable. For inputs of a formula other than the first, defaults are returned.
+        """
         if request.role == FIELD:
             return self._conf.options_of(request.target_variable)
         return VariableOptions()
@@ -222,10 +225,10 @@ class FileScanner:
     ) -> Conversion | ExpConversion | None:
         """Return the conversion of a variable to the SI units of formulas.
 
-        None means that the variable is in SI units, or that no formula needs it.
+        The result is None if the variable is in SI units, or if no formula needs it.
 
         Raises:
-            DataError: for units that a formula needs and that are missing or not known.
+            DataError: if a formula needs the variable and its units are missing or not known.
         """
         is_main_input = request.role == FIELD
         role: str | None = request.role
@@ -248,7 +251,7 @@ class FileScanner:
         level_mapping: LevelMapping | None,
         conversion: Conversion | None,
     ) -> ValueRules:
-        """Return the checks of the values of a variable, in the units of the file.
+        """Build the checks of the values of a variable, in the units of the file.
 
         Raises:
             DataError: if the variable has the units of another quantity.
@@ -290,12 +293,14 @@ class FileScanner:
     def _find_rows(
         self, request: VariableRequest, dims: dict[str, str]
     ) -> tuple[tuple[int, ...] | None, LevelMapping | None]:
-        """Return the indices in the file of the levels to read, and their mapping to the levels of the run.
+        """Find the levels to read in the file, and their relation to the levels of the run.
 
-        The indices are None for a variable without levels, and the mapping is None if the levels are those of the run.
+        Returns:
+            The indices of the levels in the file, None for a variable without levels; and the mapping from these
+            levels to those of the run, None if they are the same and no formula needs their pressure.
 
         Raises:
-            DataError: if levels are missing, or a variable has levels and should not, or the reverse.
+            DataError: if levels are missing, a 2-D variable has several levels, or a 3-D variable has none.
         """
         kind = self._conf.options_of(request.target_variable).derive
         # Mean sea level pressure has no levels itself, but its input is on levels.
@@ -319,10 +324,16 @@ class FileScanner:
         return rows, level_mapping
 
     def _find_single_row(self, name: str, dims: dict[str, str], is_field: bool) -> tuple[int, ...] | None:
-        """Return (0,), the index on a level dimension of length 1; None if the 2-D variable has no such dimension.
+        """Return the index of the only level of a 2-D variable, (0,); None if it has no dimension for levels.
+
+        Args:
+            name: name of the variable.
+            dims: mapping from a role to the name of the dimension.
+            is_field: True if the variable is listed in the config, False for a further input of a formula; this
+                decides the advice of the error message.
 
         Raises:
-            DataError: if the variable has several levels; `is_field` chooses the advice of the message.
+            DataError: if the variable has several levels.
         """
         if "level" not in dims:
             return None
@@ -336,12 +347,12 @@ class FileScanner:
         return (0,) if num_levels else None
 
     def _read_times(self, dims: dict[str, str]) -> tuple[np.ndarray | None, np.ndarray | None]:
-        """Return the times (N,) and their bounds (N, 2) in int64 minutes; None for what the file does not have.
+        """Return the times (N,) and their bounds (N, 2), in int64 minutes since 1900.
 
-        A scalar time is the time of a single field.
+        Each is None if the file does not have it. A scalar time coordinate counts as one time.
 
         Raises:
-            DataError: if the times cannot be decoded, or the calendar is another one than that of the other files.
+            DataError: if the times cannot be decoded, or the calendar differs from that of the other files.
         """
         coordinates = self._coordinates
         if "time" in dims:
@@ -362,7 +373,7 @@ class FileScanner:
 
 
 def _read_packing_step(variable: xr.Variable) -> float:
-    """Return the step of packed integers in the units of the file, 0 if the variable is not packed."""
+    """Return the difference of adjacent packed values in the units of the file, 0 if the variable is not packed."""
     is_packed = np.dtype(variable.encoding.get("dtype", float)).kind in "iu"
     if not is_packed:
         return 0.0

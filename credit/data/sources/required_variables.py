@@ -1,6 +1,6 @@
-"""Variables required from the files: those of the channels, the inputs of derived ones, and fields of the ground.
+"""Variables required from the files: those of the channels, the inputs of derived variables, and surface fields.
 
-A field of the ground is surface pressure or surface geopotential, which vertical interpolation needs.
+A surface field here is surface pressure or surface geopotential, which vertical interpolation needs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from credit.data.formats.grib.dataset import LEFT_OUT
 from credit.data.formats.select import format_values
 from credit.errors import did_you_mean
 
-# Roles of variables in formulas; further inputs of a derived variable have roles of their own.
+# Roles of variables in formulas. The other inputs of a derived variable have roles that depend on the formula.
 FIELD = "field"
 SURFACE_PRESSURE = "surface_pressure"
 SURFACE_GEOPOTENTIAL = "surface_geopotential"
@@ -33,11 +33,11 @@ class VariableRequest:
     Attributes:
         name: name of the variable in the run.
         role: `FIELD` for a variable that is read as it is, and for the first input of a derived variable, which decides
-            files and times. Other inputs have their role in the formula, such as ``northward_wind``. Fields of the
-            ground have `SURFACE_PRESSURE` or `SURFACE_GEOPOTENTIAL`.
-        target_variable: the variable of the channels that needs this one; empty for a field of the ground.
-        levels: levels of the run, in ``data.level_units``; None without levels.
-        key: config key that requires the variable, for messages.
+            files and times. For the other inputs it is their role in the formula, such as ``northward_wind``. For
+            surface fields it is `SURFACE_PRESSURE` or `SURFACE_GEOPOTENTIAL`.
+        target_variable: name of the model variable for which this variable is needed; empty for a surface field.
+        levels: levels of the run, in ``data.level_units``; None for a variable without levels.
+        key: config key that requires the variable, for error messages.
     """
 
     name: str
@@ -48,7 +48,7 @@ class VariableRequest:
 
 
 def find_required_levels(channels: ChannelMap) -> dict[str, Levels]:
-    """Return variable -> its levels (None for a 2-D variable), for everything that is read from data."""
+    """Return the levels of each variable that is read from data, by name of the variable; None for a 2-D variable."""
     levels: dict[str, Levels] = {}
     for channel in channels.time_varying_stored + channels.static_stored:
         if channel.level is None:
@@ -59,7 +59,7 @@ def find_required_levels(channels: ChannelMap) -> dict[str, Levels]:
 
 
 def list_variable_requests(conf: DataConfig) -> list[VariableRequest]:
-    """Return the variables that the files must have, in the order of the channels, then the fields of the ground."""
+    """Return the variables that the files must have, in the order of the channels, followed by the surface fields."""
     requests = []
     for variable, levels in find_required_levels(conf.channel_map()).items():
         options = conf.options_of(variable)
@@ -84,7 +84,7 @@ def list_variable_requests(conf: DataConfig) -> list[VariableRequest]:
 def find_source_requests(
     source: SourceConfig, requests: Sequence[VariableRequest]
 ) -> Iterator[tuple[VariableRequest, list[str]]]:
-    """Yield each variable that a source may give, with the names that the variable may have in the files.
+    """Yield each request that a source may serve, with the names that the variable may have in the files.
 
     Args:
         source: section of the source in the config.
@@ -101,11 +101,14 @@ def find_source_requests(
 def match_requests(
     source_requests: Sequence[tuple[VariableRequest, list[str]]], names: set[str]
 ) -> dict[VariableRequest, str]:
-    """Return request -> name in the file, for the requests that a file can serve.
+    """Find the requests that a file can serve.
 
     Args:
-        source_requests: the requests to its source, see `find_source_requests`; the first name that is present counts.
+        source_requests: the requests to the source of the file and their possible names, see `find_source_requests`.
         names: names of the variables in the file.
+
+    Returns:
+        Mapping from a request to the first of its possible names that the file has; requests without one are left out.
     """
     name_of_request = {}
     for request, names_in_file in source_requests:
@@ -116,7 +119,7 @@ def match_requests(
 
 
 def describe_no_match(source_requests: Sequence[tuple[VariableRequest, list[str]]], names: set[str]) -> str:
-    """Return a message on a file that serves no request: the names that it should and does have.
+    """Return a message about a file that can serve no request, with the possible names and the names in the file.
 
     Arguments are those of `match_requests`.
     """
@@ -130,11 +133,11 @@ def describe_no_match(source_requests: Sequence[tuple[VariableRequest, list[str]
 
 
 def find_unusable_variables(dataset: xr.Dataset, number: int) -> dict[str, str]:
-    """Return variable -> why it cannot be read, for the variables of a file that cannot be read.
+    """Return the reason for each variable of a file that cannot be read, by name of the variable.
 
     Args:
         dataset: the open file.
-        number: index of its source in ``data.sources``.
+        number: index of the source of the file in ``data.sources``.
     """
     left_out_reason = f"data.sources.{number}.select leaves it out: read it from another entry with the same path"
     unusable = dict.fromkeys(dataset.encoding.get(LEFT_OUT, ()), left_out_reason)
@@ -146,7 +149,7 @@ def find_unusable_variables(dataset: xr.Dataset, number: int) -> dict[str, str]:
 
 
 def _find_ground_variables(source: SourceConfig) -> dict[str, str]:
-    """Return role -> variable, for the fields of the ground that a source names."""
+    """Return the names of the surface fields in the section of a source, by role; empty if it has none."""
     if source.vertical is None:
         return {}
     names = {SURFACE_PRESSURE: source.vertical.surface_pressure}
@@ -162,14 +165,14 @@ def report_missing_variables(
     unusable: Sequence[Mapping[str, str]],
     problems: ErrorCollector,
 ) -> None:
-    """Report the variables that no file has, and those that a source should give but does not have.
+    """Report the variables that no file has, and those that ``data.sources.N.variables`` lists but the source lacks.
 
     Args:
         conf: the ``data`` section of the config.
         requests: the variables that the files must have.
-        present: for each source, the names in its files of the variables that can be read.
-        unusable: for each source, variable -> why it cannot be read.
-        problems: collector, to which a message for each missing variable is added.
+        present: for each source, the names of the variables in its files that can be read.
+        unusable: for each source, a mapping from the name of a variable that cannot be read to the reason.
+        problems: collector to which a message for each missing variable is added.
     """
     reported_or_present: set[str] = set()
     for number, source in enumerate(conf.sources):
@@ -189,7 +192,14 @@ def report_missing_variables(
 def _describe_lack_in_source(
     number: int, names: Sequence[str], present: Sequence[set[str]], unusable: Sequence[Mapping[str, str]]
 ) -> str:
-    """Return why source `number` does not give a variable that it should, under any of its names in the files."""
+    """Return why source `number` does not have a variable that its section lists, as text.
+
+    Args:
+        number: index of the source in ``data.sources``.
+        names: names that the variable may have in the files.
+        present: see `report_missing_variables`.
+        unusable: see `report_missing_variables`.
+    """
     for name in names:
         if name in unusable[number]:
             return f'"{name}" is in its files, but {unusable[number][name]}'
@@ -199,7 +209,7 @@ def _describe_lack_in_source(
 def _describe_missing(
     conf: DataConfig, request: VariableRequest, present: Sequence[set[str]], unusable: Sequence[Mapping[str, str]]
 ) -> str:
-    """Return the reason why no source gives a variable, and what to do; arguments as of `report_missing_variables`."""
+    """Return why no source has a variable, and what to do, as text; for arguments see `report_missing_variables`."""
     # The files may have the variable, although it is not read from them.
     for number, source in enumerate(conf.sources):
         for name in source.names_in_files(request.name):

@@ -1,4 +1,4 @@
-"""Variables along time over several files."""
+"""Time series of variables over several files."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ logger = logging.getLogger(__name__)
 
 # Standard name that netCDF files of ECMWF have if CF defines none.
 _NO_STANDARD_NAME = "unknown"
-# Number of the times in two files at which their fields are compared.
+# Largest number of times at which the fields of two files are compared, if both files have these times.
 _MAX_COMPARED = 8
 
 
 class SourceOverlapError(DataError):
-    """Error for times that two sources have, mostly of many variables at once.
+    """Error if two sources have variables at the same times; it mostly concerns many variables at once.
 
     Attributes:
         names: names of the variables.
-        message_end: text of the message that follows the names and "is" or "are".
+        message_end: rest of the message, after the names and "is" or "are".
     """
 
     def __init__(self, names: list[str], message_end: str) -> None:
@@ -40,13 +40,13 @@ class SourceOverlapError(DataError):
 
 @dataclass(frozen=True)
 class VariableSeries:
-    """One variable along time, over all its files.
+    """Time series of one variable over all its files.
 
     Attributes:
         file_variables: the variable in each of its files.
         times: (N,) int64 minutes since 1900, increasing.
-        file_index: (N,) int64 index in `file_variables` of the file that has each time.
-        position: (N,) int64 index of each time along the time axis of that file.
+        file_index: (N,) int64, for each time the index in `file_variables` of the file that has it.
+        position: (N,) int64, for each time its index along the time axis of this file.
     """
 
     file_variables: list[FileVariable]
@@ -76,17 +76,17 @@ class VariableSeries:
         return self._read(files, indices, on_file_grid=False)
 
     def read_on_file_grid(self, files: OpenFiles, indices: np.ndarray) -> Iterator[np.ndarray]:
-        """Yield the fields at some times as inputs of formulas, each (levels or 1, h, w) on the grid of the file.
+        """Yield the fields at some times as inputs of formulas: in SI units, (levels or 1, h, w) on the file's grid.
 
         Arguments and errors are those of `read`.
         """
         return self._read(files, indices, on_file_grid=True)
 
     def _read(self, files: OpenFiles, indices: np.ndarray, on_file_grid: bool) -> Iterator[np.ndarray]:
-        """Yield the fields at each index of `times`, on the grid of the file and in SI units if `on_file_grid`.
+        """Yield the fields at some times, as `read_on_file_grid` does if `on_file_grid` is True, else as `read` does.
 
-        Adjacent times are read at once. So are times in one chunk of a file, together with the times between them,
-        because the library decompresses the whole chunk anyway.
+        Adjacent times are read at once. So are times in the same chunk of a file, together with the times between
+        them, because the library decompresses the whole chunk anyway.
         """
         file_index = self.file_index[indices]
         position = self.position[indices]
@@ -108,12 +108,12 @@ class VariableSeries:
 
 @dataclass(frozen=True)
 class JoinedSeries(VariableSeries):
-    """One variable that several sources give, each at times of its own.
+    """Time series of one variable from several sources, each of which has other times.
 
     Attributes:
         parts: the series of each source.
-        part_index: (N,) int64 index in `parts` of the series of each time.
-        index_in_part: (N,) int64 index of each time in that series.
+        part_index: (N,) int64, for each time the index in `parts` of the series that has it.
+        index_in_part: (N,) int64, for each time its index in this series.
     """
 
     parts: list[VariableSeries]
@@ -121,7 +121,7 @@ class JoinedSeries(VariableSeries):
     index_in_part: np.ndarray
 
     def is_from_files(self, keys: Collection[str]) -> np.ndarray:
-        """Return (N,) bool, True at the times that come from one of the given files, as `VariableSeries` does."""
+        """Return (N,) bool, True at times that come from one of the given files; see `VariableSeries`."""
         is_from_files = np.zeros(len(self.times), dtype=bool)
         for number, series in enumerate(self.parts):
             is_in_series = self.part_index == number
@@ -129,7 +129,7 @@ class JoinedSeries(VariableSeries):
         return is_from_files
 
     def _read(self, files: OpenFiles, indices: np.ndarray, on_file_grid: bool) -> Iterator[np.ndarray]:
-        """Yield the fields at each index, read by the series that has it."""
+        """Yield the fields at some times, each read by the series that has the time; see `VariableSeries._read`."""
         part_index = self.part_index[indices]
         index_in_part = self.index_in_part[indices]
         # Adjacent times of one series are read together.
@@ -143,7 +143,7 @@ class JoinedSeries(VariableSeries):
 
 
 def group_by_source(file_variables: list[FileVariable]) -> list[list[FileVariable]]:
-    """Return the files of each source, in the order of the config."""
+    """Group the files of a variable by source; the sources are in the order of the config."""
     variables_of_source: dict[int, list[FileVariable]] = {}
     for file_variable in file_variables:
         variables_of_source.setdefault(file_variable.source_number, []).append(file_variable)
@@ -151,7 +151,7 @@ def group_by_source(file_variables: list[FileVariable]) -> list[list[FileVariabl
 
 
 def join_series(name: str, parts: list[VariableSeries], calendar: Calendar) -> VariableSeries:
-    """Join the series of a variable from several sources along time; a single series is returned as it is.
+    """Join the time series of a variable from several sources; a single series is returned unchanged.
 
     Args:
         name: name of the variable, for messages.
@@ -159,11 +159,11 @@ def join_series(name: str, parts: list[VariableSeries], calendar: Calendar) -> V
         calendar: calendar of the times, for messages.
 
     Raises:
-        SourceOverlapError: for a time that two sources have.
+        SourceOverlapError: if two sources have the variable at the same time.
     """
     if len(parts) == 1:
         return parts[0]
-    # All times one after the other, and for each the series that it comes from; then sorted by time.
+    # The times of all series are concatenated, together with the series that each comes from, and sorted.
     times = np.concatenate([series.times for series in parts])
     order = np.argsort(times, kind="stable")
     lengths = [len(series.times) for series in parts]
@@ -176,7 +176,7 @@ def join_series(name: str, parts: list[VariableSeries], calendar: Calendar) -> V
         first_series = parts[part_index[first_repeated]]
         second_series = parts[part_index[first_repeated + 1]]
         raise _build_overlap_error(name, first_series, second_series, calendar)
-    # The files of all series are numbered through.
+    # The files of all series get consecutive indices.
     file_variables: list[FileVariable] = []
     file_indices = []
     for series in parts:
@@ -190,7 +190,7 @@ def join_series(name: str, parts: list[VariableSeries], calendar: Calendar) -> V
 def _build_overlap_error(
     name: str, first_series: VariableSeries, second_series: VariableSeries, calendar: Calendar
 ) -> SourceOverlapError:
-    """Return the error for two sources that have a time in common, with the period that would cut them apart."""
+    """Return the error for two sources with common times; it proposes a period without overlap."""
     # The source that ends later could begin where the other one ends.
     shared_times = np.intersect1d(first_series.times, second_series.times)
     early, late = sorted((first_series, second_series), key=lambda series: int(series.times[-1]))
@@ -214,12 +214,12 @@ def _build_overlap_error(
 def read_file_variable(
     files: OpenFiles, file_variable: FileVariable, position: int | slice, on_file_grid: bool = False
 ) -> np.ndarray:
-    """Return the fields of a variable in a file, (levels or 1, H, W) at one time, (T, levels or 1, H, W) at several.
+    """Read a variable from a file: (levels or 1, H, W) for one time, (T, levels or 1, H, W) for T times.
 
     Args:
         files: cache that opens the file.
         file_variable: the variable in its file.
-        position: index of the time in the file, or a slice of T times.
+        position: index of a time in the file, or a slice of T times.
         on_file_grid: True returns fields (..., h, w) on the grid of the file and in SI units, as inputs of formulas;
             False returns fields on the grid and in the units of the run.
 
@@ -248,9 +248,9 @@ def read_file_variable(
 def read_static_variable(
     files: OpenFiles, name: str, file_variable: FileVariable, on_file_grid: bool = False
 ) -> np.ndarray:
-    """Return the fields (levels or 1, H, W) of a static variable; arguments as of `read_file_variable`.
+    """Read a static variable from a file, (levels or 1, H, W); for arguments see `read_file_variable`.
 
-    If its file has several times, the fields of the first, the middle and the last one are compared.
+    If the file has several times, the fields of the first, the middle and the last time must be equal.
 
     Raises:
         DataError: if these fields differ, or cannot be read.
@@ -272,17 +272,19 @@ def read_static_variable(
 def build_series(
     name: str, file_variables: list[FileVariable], files: OpenFiles, calendar: Calendar, on_file_grid: bool = False
 ) -> VariableSeries:
-    """Order the files of a variable in one source by time; a time in two files must have equal fields in both.
+    """Build the time series of a variable from its files in one source.
+
+    If two files have the same time, they must have equal fields; the first file is used.
 
     Args:
         name: name of the variable, for messages.
         file_variables: the variable in each of its files.
         files: cache that opens the files.
         calendar: calendar of the times, for messages.
-        on_file_grid: True compares fields on the grid of the files, False on that of the run.
+        on_file_grid: True compares fields on the grid of the files, False on the grid of the run.
 
     Raises:
-        DataError: for files without time, a time twice in a file, or fields that differ.
+        DataError: if a file has no time, has a time twice, or differs from another file with the same time.
     """
     # Concatenate the times of all files, then sort them.
     for file_variable in file_variables:
@@ -307,7 +309,7 @@ def build_series(
 
 
 def _describe_span(file_variables: list[FileVariable], calendar: Calendar) -> str:
-    """Return a description of the period that files cover, whatever the period of their source."""
+    """Return a text with the first and last time in files, not restricted to ``data.sources.N.period``."""
     times = np.concatenate([file_variable.layout.times for file_variable in file_variables])
     return f"its files have {calendar.format(times.min())} to {calendar.format(times.max())}"
 
@@ -315,17 +317,17 @@ def _describe_span(file_variables: list[FileVariable], calendar: Calendar) -> st
 def _require_equal_fields(
     name: str, series: VariableSeries, repeated: np.ndarray, files: OpenFiles, calendar: Calendar, on_file_grid: bool
 ) -> None:
-    """Raise a DataError if a time is twice in a file, or two files have different fields for it.
+    """Raise DataError if a file has a time twice, or two files have different fields at the same time.
 
-    Of the repeated times a few are compared.
+    The fields are compared at a few of the repeated times.
 
     Args:
-        name: the variable.
-        series: its series, with repeated times.
-        repeated: indices of the times that are equal to the one before.
+        name: name of the variable.
+        series: series of the variable, in which times may be repeated.
+        repeated: indices of the times that are equal to the time before.
         files: cache that opens the files.
         calendar: calendar of the times, for messages.
-        on_file_grid: compare fields on the grid of the files.
+        on_file_grid: see `build_series`.
     """
     if len(repeated) == 0:
         return
@@ -349,7 +351,7 @@ def _require_equal_fields(
 
 
 def merge_attributes(name: str, file_variables: list[FileVariable], temporal: str) -> dict[str, str]:
-    """Return the attributes of a variable that the run uses: those of its first file.
+    """Return the attributes of a variable for the run, which are those in its first file.
 
     Args:
         name: name of the variable, for messages.
@@ -360,7 +362,7 @@ def merge_attributes(name: str, file_variables: list[FileVariable], temporal: st
         ``units``, ``standard_name``, ``long_name`` and, unless the variable is instantaneous, ``temporal``.
 
     Raises:
-        DataError: naming two files whose units differ.
+        DataError: if the units in two files differ; the message names both.
     """
     first = file_variables[0].layout.attributes
     for file_variable in file_variables[1:]:
@@ -385,8 +387,8 @@ def merge_attributes(name: str, file_variables: list[FileVariable], temporal: st
     return attributes
 
 
-def _warn_of_different_standard_names(name: str, file_variables: list[FileVariable]) -> None:
-    """Warn if a variable has different standard names in two files: one of them may be another variable."""
+def _warn_of_other_quantity(name: str, file_variables: list[FileVariable]) -> None:
+    """Warn if a variable has different standard names in two files; one file may have a different variable."""
     first_file_of_name: dict[str, FileVariable] = {}
     for file_variable in file_variables:
         standard_name = file_variable.layout.attributes.get("standard_name", _NO_STANDARD_NAME)

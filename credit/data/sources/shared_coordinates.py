@@ -26,41 +26,46 @@ class SharedCoordinates:
     The first file with a time decides the calendar. The first file also decides the grid, unless `grid` is given.
 
     Args:
-        grid: grid to which all files are regridded; None if all files must be on one grid.
+        grid: grid to which all files are regridded; None if all files must be on the same grid.
 
     Attributes:
-        grid: grid of the run; None before the first file if none is given.
-        calendar: calendar of the run; None before the first file with a time.
+        grid: grid of the run; None until the first file has been inspected, unless a grid was given.
+        calendar: calendar of the run; None until the first file with a time has been inspected.
     """
 
     def __init__(self, grid: LatLonGrid | None = None) -> None:
         self.grid = grid
         self.calendar: Calendar | None = None
         self._has_target_grid = grid is not None
-        # The files that have decided grid and calendar, for messages.
+        # Names of the files that have decided grid and calendar, for error messages.
         self._grid_origin = ""
         self._calendar_origin = ""
-        # Coordinates as bytes -> grid, axis order, and whether it is the grid of the run.
+        # For coordinates as bytes: the grid, the axis order, and whether it is the grid of the run.
         self._grids: dict[tuple[bytes, ...], tuple[LatLonGrid, AxisOrder, bool]] = {}
-        # (coordinates as bytes, method, vector) -> regridder.
+        # For coordinates as bytes, method and vector: the regridder.
         self._regridders: dict[tuple, Regridder] = {}
 
     def find_regridder(
         self, coordinates: Coordinates, dims: dict[str, str], method: str, vector: bool, origin: str
     ) -> tuple[LatLonGrid, AxisOrder, Regridder | None]:
-        """Return the grid of a file, its axis order, and the regridder to the grid of the run (None if not needed).
+        """Return the grid of a variable in a file, and how its fields are brought to the grid of the run.
 
         Equal coordinates of several files are processed once.
 
         Args:
             coordinates: coordinates of the file.
-            dims: role (``lat``, ``lon``) -> dimension of the variable.
-            method: method of `Regridder`.
+            dims: mapping from the roles ``lat`` and ``lon`` to the names of the dimensions of the variable.
+            method: interpolation method, see `Regridder`.
             vector: True if the variable is a component of a vector.
             origin: name of the file, for error messages.
 
+        Returns:
+            The grid, the order in which the file has its rows and columns, and the regridder to the grid of the run,
+            None if the file is on that grid.
+
         Raises:
-            DataError: if the coordinates are not those of a global grid, or the grid differs and none is given.
+            DataError: if the coordinates are not those of a global grid, or if no grid was given and the grid differs
+                from that of the first file.
         """
         lat = dims["lat"]
         lon = dims["lon"]
@@ -82,10 +87,10 @@ class SharedCoordinates:
         return grid, orientation, self._regridders[key, method, vector]
 
     def _is_grid_of_run(self, grid: LatLonGrid, origin: str) -> bool:
-        """Return True if a grid is that of the run; the first grid becomes that of the run if none is given.
+        """Return True if a grid is that of the run. If no grid was given, the first grid becomes that of the run.
 
         Raises:
-            DataError: if the grid differs and none is given.
+            DataError: if no grid was given and the grid differs from that of the first file.
         """
         if self.grid is None:
             self.grid = grid
@@ -101,15 +106,17 @@ class SharedCoordinates:
         return difference is None
 
     def decode_times(self, coordinate: xr.Variable, values: np.ndarray, origin: str) -> np.ndarray:
-        """Return times as int64 minutes, in the shape of `values`; the first calendar becomes that of the run.
+        """Decode times to int64 minutes since 1900, in the shape of `values`.
+
+        The calendar of the first file becomes that of the run.
 
         Args:
-            coordinate: time coordinate whose units and calendar the values have.
-            values: encoded times, or their bounds.
+            coordinate: time coordinate of the file, which has the units and the calendar of `values`.
+            values: encoded times, or encoded bounds of times.
             origin: name of the file, for error messages.
 
         Raises:
-            DataError: if there are no times, some are missing or cannot be decoded, or the calendar differs from that
+            DataError: if there are no times, times are missing or cannot be decoded, or the calendar differs from that
                 of other files.
         """
         if values.size == 0:

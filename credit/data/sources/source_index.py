@@ -37,13 +37,14 @@ class SourceIndex:
     Attributes:
         grid: grid of the run.
         calendar: calendar that all files share.
-        file_variables: variable -> the variable in each of its files, in the order of the config; for a derived
-            variable, the files of its first input.
-        inputs: (variable, input) -> files of the other inputs; the variable is empty for fields of the ground.
-        files: for each source, its files.
+        file_variables: mapping from the name of each variable of the run to the variable in each of its files, in the
+            order of the config. For a derived variable it is the first input in each of its files.
+        inputs: mapping from the pair (derived variable, input) to the input in each of its files, for all inputs but
+            the first. Surface fields have an empty name as the derived variable.
+        files: for each source, the list of its files.
         coefficient_files: files with the coefficients of hybrid levels.
-        unused_files: (index of the source, file) -> reason why the file gives nothing, for files that have none of the
-            required variables.
+        unused_files: for the files that have none of the required variables, a mapping from the pair (index of the
+            source, file) to the reason why nothing is read from the file.
     """
 
     grid: LatLonGrid
@@ -56,7 +57,7 @@ class SourceIndex:
 
     @property
     def paths(self) -> dict[Path | str, int]:
-        """All files, each with the index of the first source that has it."""
+        """Mapping from each file to the index of the first source that has it."""
         first_source: dict[Path | str, int] = {}
         for number, files in enumerate(self.files):
             for path in files:
@@ -70,10 +71,10 @@ def scan_sources(conf: DataConfig, files: OpenFiles, problems: ErrorCollector) -
     Args:
         conf: the ``data`` section of the config.
         files: cache that opens the files.
-        problems: collector of the problems of each file; none of them is raised as an error here.
+        problems: collector to which the problems of all files are added; none of them is raised as an error here.
 
     Returns:
-        The index, which may be incomplete if there are problems; None if no file has a grid or a time.
+        The index, which may be incomplete if there are problems; None if no file has a grid, or no file has a time.
     """
     # Without the levels of the run, no file can be inspected.
     grid = None
@@ -92,14 +93,14 @@ def scan_sources(conf: DataConfig, files: OpenFiles, problems: ErrorCollector) -
 
 
 class _SourceScanner:
-    """Inspection of the sources one by one, which collects the contents of the index.
+    """Scanner that inspects the sources one by one and collects the contents of the index.
 
     Args:
         conf: the ``data`` section of the config.
         files: cache that opens the files.
-        problems: collector of the problems of each file.
+        problems: collector to which the problems of all files are added.
         shared: grid and calendar that all files share.
-        level_resolver: mapping from the levels of files to those of the run.
+        level_resolver: finder of the mapping from the levels of files to those of the run.
     """
 
     def __init__(
@@ -133,7 +134,7 @@ class _SourceScanner:
         self._num_unread = 0
 
     def scan_source(self, number: int) -> None:
-        """Inspect the files of the source with an index; errors are collected."""
+        """Inspect the files of ``data.sources[number]``. Errors are collected, not raised."""
         source = self._conf.sources[number]
         with self._problems.collect():
             self._files[number] = expand_paths(source, f"data.sources.{number}")
@@ -147,12 +148,12 @@ class _SourceScanner:
     def _scan_file(
         self, path: Path | str, number: int, source_requests: Sequence[tuple[VariableRequest, list[str]]]
     ) -> None:
-        """Inspect one file of a source; errors are collected.
+        """Inspect one file of a source. Errors are collected, not raised.
 
         Args:
             path: the file.
-            number: index of its source.
-            source_requests: variables that the source may give, with their names in the files.
+            number: index of the source of the file in ``data.sources``.
+            source_requests: requests that the source may serve, with the possible names of the variables.
         """
         scanner = None
         with self._problems.collect():
@@ -167,7 +168,7 @@ class _SourceScanner:
         if not name_of_request:
             self._unused_files[number, path] = describe_no_match(source_requests, scanner.names)
         for request, name_in_file in name_of_request.items():
-            # A problem in one file mostly is in all of them, so it is reported once.
+            # A problem in one file is mostly in all files, so it is reported once.
             if request in self._faulty_requests:
                 continue
             self._faulty_requests.add(request)
@@ -181,7 +182,7 @@ class _SourceScanner:
                 self._faulty_requests.discard(request)
 
     def report_missing(self) -> None:
-        """Report the variables that no file has, and a time axis that no file has."""
+        """Collect problems about variables that no file has, and about a time axis if no file has one."""
         # A file that could not be read may have the variables that are missing.
         if not self._num_unread:
             report_missing_variables(self._conf, self._requests, self._names, self._unusable, self._problems)
@@ -192,7 +193,7 @@ class _SourceScanner:
             )
 
     def build_index(self) -> SourceIndex | None:
-        """Return the index of the files inspected so far; None if none of them had a grid or a time."""
+        """Return the index of the files inspected so far; None if no file had a grid, or no file had a time."""
         if self._shared.grid is None or self._shared.calendar is None:
             return None
         return SourceIndex(
